@@ -1,0 +1,79 @@
+# The project's commands. `make quickstart` trains a small model; `make test` runs every check; `make help` lists the rest.
+
+VENV ?= .venv
+PEERS_VENV ?= .venv-peers
+WORKERS ?= 2
+PIP_FLAGS ?=
+
+# The first interpreter on the path that is new enough; `make test PYTHON=python3.12` chooses another.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
+	$$p -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $$p && break; done || echo python3)
+
+BIN := $(VENV)/bin
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
+
+.PHONY: help quickstart install install-dev test lint style types layers unit format peers clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+quickstart: install ## set up .venv and train a 4M-parameter model on this CPU
+	$(BIN)/genesis train configs/quickstart.yaml
+
+test: install-dev ## set up .venv and run every check: lint, types, layers, tests
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory unit
+
+lint: style types layers ## ruff, mypy and the import layers
+
+style: install-dev ## ruff alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Type checkers do not see the renaming that pyproject.toml gives cli/, models/ and configs/: show them links.
+types: install-dev ## mypy alone
+	@mkdir -p build/typing
+	@for name in cli configs models; do ln -sfn "../../$$name" "build/typing/genesis_$$name"; done
+	$(BIN)/mypy
+
+layers: install-dev ## import-linter alone
+	$(BIN)/lint-imports --no-logo
+
+unit: install-dev ## the tests alone
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+format: install-dev ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(VENV)/.installed ## set up .venv with Genesis in it
+install-dev: $(VENV)/.installed-dev ## the same with the developers' tools
+
+# A stamp is written after a finished installation and is older than pyproject.toml when that changed.
+$(VENV)/.installed: pyproject.toml | $(VENV)/.created
+	@echo "Installing Genesis into $(VENV). The first time on Linux this downloads about 350 MB, most of it Triton."
+	@$(BIN)/python $(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.created
+	@echo "Installing Genesis and the developers' tools into $(VENV). The first time on Linux: about 400 MB to download."
+	@$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.created $(PEERS_VENV)/.created:
+	@$(PYTHON) -c '$(NEW_ENOUGH)' || { \
+		echo "Genesis needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | head -n 1)."; \
+		echo "Name another interpreter: make $(or $(MAKECMDGOALS),quickstart) PYTHON=/path/to/python3.12"; \
+		exit 1; } >&2
+	$(PYTHON) -m venv $(@D)
+	@touch $@
+
+peers: $(PEERS_VENV)/.installed ## .venv-peers: Genesis beside torch, transformers and peft, for comparisons
+$(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench]' transformers peft
+	@touch $@
+
+clean: ## remove what the commands above made, the virtual environments included; runs/ stays
+	rm -rf $(VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

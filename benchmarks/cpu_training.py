@@ -1,0 +1,159 @@
+"""Training speed and memory on the CPU: the quickstart's model in Genesis and in torch eager, interleaved in one run.
+
+    python benchmarks/cpu_training.py --torch-python .venv-peers/bin/python
+
+Each side runs in processes of its own, by turns, on the same tokens, with the same number of threads. Reported are the
+median step over all rounds, tokens a second, the peak resident memory of the process, and the ratio torch / Genesis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
+    """Train with the product's own loop parts; one process."""
+    import resource
+    import time
+
+    import numpy as np
+
+    import genesis
+    import genesis_models
+    from genesis.backend import CPU
+    from genesis.backend.cpu import set_threads
+    from genesis.data.loader import PackedLoader
+    from genesis.data.pipeline import prepare
+    from genesis.train.optimizer import make_optimizer, make_schedule
+    from genesis.train.state import TrainState
+    from genesis.train.step import take_step
+    from genesis_cli import recipes
+
+    config = recipes.load("quickstart", [])
+    set_threads(job["threads"])
+    data = prepare(
+        train_sources=config.data.train,
+        eval_sources=None,
+        eval_fraction=config.data.eval_fraction,
+        tokenizer_path=None,
+        vocab_size=job["model"]["vocab_size"],
+        cache_dir=job["cache"],
+        seed=config.train.seed,
+        on_error="fail",
+        text_field="text",
+        max_line_bytes=config.data.max_line_bytes,
+        progress=lambda stage, done, total: None,
+    )
+    if job.get("export"):
+        np.save(job["export"], np.asarray(data.train.stream))
+        return {}
+    loader = PackedLoader(data.train, batch_size=job["batch_size"], seq_len=job["seq_len"], seed=0)
+    model = genesis_models.build(job["model"], seed=0)
+    state = TrainState(model, make_optimizer(config.optim, model), loader)
+    lr_at = make_schedule(config.optim, 250)
+    times, losses = [], []
+    for step in range(job["warmup"] + job["steps"]):
+        begun = time.perf_counter()
+        result = take_step(state, [next(loader)], lr_at(step), config.train.max_grad_norm, CPU)
+        times.append(time.perf_counter() - begun)
+        losses.append(result.loss_sum / result.targets)
+    assert losses[-1] < losses[0], "Genesis does not train"
+    return {
+        "step_ms": [1000 * x for x in times[job["warmup"] :]],
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "last_loss": losses[-1],
+        "version": f"genesis {genesis.__version__}, numpy {np.__version__}",
+    }
+
+
+def run(command: list[str], job: dict[str, Any]) -> dict[str, Any]:
+    done = subprocess.run([*command, json.dumps(job)], check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def summary(rounds: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
+    steps = [ms for r in rounds for ms in r["step_ms"]]
+    median = statistics.median(steps)
+    return {
+        "version": rounds[0]["version"],
+        "parameters": rounds[0]["parameters"],
+        "step_ms": {"median": median, "min": min(steps), "max": max(steps)},
+        "tokens_per_second": 1000 * tokens / median,
+        "peak_mib": max(r["peak_bytes"] for r in rounds) / 2**20,
+        "last_loss": rounds[-1]["last_loss"],
+    }
+
+
+def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+    from genesis_cli import recipes
+
+    config = recipes.load("quickstart", [])
+    with tempfile.TemporaryDirectory() as folder:
+        job = {
+            "model": config.model.config,
+            "batch_size": config.train.batch_size,
+            "seq_len": config.data.seq_len,
+            "threads": arguments.threads,
+            "warmup": 3,
+            "steps": arguments.steps,
+            "cache": str(Path(folder) / "cache"),
+            "tokens": str(Path(folder) / "tokens.npy"),
+        }
+        ours = [sys.executable, str(HERE / "cpu_training.py"), "--side"]
+        theirs = [arguments.torch_python, str(HERE / "cpu_training_torch.py")]
+        run(ours, {**job, "export": job["tokens"]})
+        rounds: dict[str, list[dict[str, Any]]] = {"genesis": [], "torch": []}
+        for _ in range(arguments.rounds):
+            rounds["genesis"].append(run(ours, job))
+            rounds["torch"].append(run(theirs, job))
+    tokens = config.train.batch_size * config.data.seq_len
+    sides = {name: summary(found, tokens) for name, found in rounds.items()}
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": {"processor": platform.processor() or platform.machine(), "threads": arguments.threads},
+        "command": "python benchmarks/cpu_training.py --torch-python <python with torch>",
+        "shape": {"batch_size": config.train.batch_size, "seq_len": config.data.seq_len},
+        **sides,
+        "speed_ratio": sides["torch"]["step_ms"]["median"] / sides["genesis"]["step_ms"]["median"],
+        "memory_ratio": sides["torch"]["peak_mib"] / sides["genesis"]["peak_mib"],
+    }
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--side"]:
+        print(json.dumps(genesis_side(json.loads(sys.argv[2]))))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch-python", required=True, help="the python of an environment with torch")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20, help="steps measured in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="where the JSON result goes")
+    arguments = parser.parse_args()
+    found = compare(arguments)
+    for name in ("genesis", "torch"):
+        side = found[name]
+        print(
+            f"{name:8} {side['step_ms']['median']:7.1f} ms a step  {side['tokens_per_second']:7,.0f} tokens/s "
+            f" peak {side['peak_mib']:6.0f} MiB  ({side['version']})"
+        )
+    print(f"torch / genesis: time {found['speed_ratio']:.2f}, memory {found['memory_ratio']:.2f}")
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Facts about machine and installation that decide what Genesis can do here. No values of environment variables."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from genesis_cli import cuda_probe
+
+__all__ = ["facts", "missing_for_cuda", "packages"]
+
+PROBE_SECONDS = 20
+MIN_CAPABILITY = (8, 0)
+MIN_CUDA = (12, 0)
+# Extras for people who change Genesis itself.
+_HIDDEN_EXTRAS = frozenset(("dev",))
+_CUDA_PACKAGES = ("cuda-core", "cuda-python", "triton")
+
+
+def facts() -> dict[str, Any]:
+    """Everything, as plain data: versions, processor, memory, packages, GPU, and what is missing for CUDA."""
+    installed = packages()
+    cuda = _probe_cuda()
+    return {
+        "genesis": metadata.version("genesis-lm"),
+        "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
+        "system": {"name": platform.system(), "release": platform.release(), "machine": platform.machine()},
+        "cpu": _cpu(),
+        "memory": _memory(),
+        "numpy_blas": _blas(),
+        "packages": installed,
+        "cuda": cuda,
+        "missing_for_cuda": missing_for_cuda(cuda, installed, compiler=_compiler() is not None),
+    }
+
+
+def packages() -> list[dict[str, Any]]:
+    """Each package that Genesis needs or can use: name, extra, version found or None, and the command that adds it."""
+    rows = []
+    for text in metadata.requires("genesis-lm") or []:
+        requirement, _, marker = text.partition(";")
+        name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
+        linux_only = re.search(r"sys_platform\s*==\s*['\"]linux['\"]", marker) is not None
+        elsewhere = linux_only and not sys.platform.startswith("linux")
+        if name is None or elsewhere or (extra and extra[1] in _HIDDEN_EXTRAS) or name[0] == "genesis-lm":
+            continue
+        group = extra[1] if extra else ""
+        wanted = requirement.strip()[len(name[0]) :].strip()
+        version = _version(name[0])
+        fits = version is not None and _new_enough(version, wanted)
+        target = f"genesis-lm[{group}]" if group else f"{name[0]}{wanted}"
+        add = "" if fits else f"pip install --upgrade '{target}'"
+        rows.append({"name": name[0], "extra": group, "wanted": wanted, "version": version, "fits": fits, "add": add})
+    return rows
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _new_enough(version: str, wanted: str) -> bool:
+    """Whether `version` meets the `>=` in `wanted`; other conditions are pip's to judge."""
+    least = re.search(r">=\s*([0-9.]+)", wanted)
+    return least is None or _numbers(version) >= _numbers(least[1])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    release = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    numbers = [int(part) for part in release[0].split(".")] if release else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def _cpu() -> dict[str, Any]:
+    affinity = getattr(os, "sched_getaffinity", None)
+    name = platform.processor()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        name = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), name)
+    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return {"name": name, "cores": os.cpu_count(), "usable_cores": usable, "quota_cores": _cgroup_cores()}
+
+
+def _cgroup(name: str) -> str:
+    """The first line of a control-group file; empty where there is none."""
+    try:
+        return Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _cgroup_cores() -> float | None:
+    quota, _, period = _cgroup("cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+
+
+def _memory() -> dict[str, int | None]:
+    sizes: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            key, _, rest = line.partition(":")
+            sizes[key] = int(rest.split()[0]) * 1024
+    limit = _cgroup("memory.max")
+    return {
+        "total_bytes": sizes.get("MemTotal"),
+        "available_bytes": sizes.get("MemAvailable"),
+        "limit_bytes": int(limit) if limit.isdigit() else None,
+    }
+
+
+def _blas() -> str:
+    """Name and version of the BLAS that numpy was built with."""
+    try:
+        import numpy as np
+
+        found: Any = np.show_config(mode="dicts")
+        blas = found["Build Dependencies"]["blas"]
+        return f"{blas.get('name', '?')} {blas.get('version', '')}".strip()
+    except (ImportError, KeyError, TypeError):
+        return "unknown"
+
+
+def _compiler() -> str | None:
+    """The C compiler that Triton builds its launchers with."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def _probe_cuda() -> dict[str, Any]:
+    if not sys.platform.startswith("linux"):
+        return {"device_nodes": [], "devices": [], "problem": "CUDA is supported on Linux only"}
+    command = [sys.executable, "-I", cuda_probe.__file__]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL, check=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+    except subprocess.TimeoutExpired:
+        problem = f"the CUDA driver did not answer within {PROBE_SECONDS} s"
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        problem = f"asking the CUDA driver failed: {type(error).__name__}"
+    return {"device_nodes": [], "devices": [], "problem": problem}
+
+
+def missing_for_cuda(cuda: dict[str, Any], installed: list[dict[str, Any]], *, compiler: bool) -> list[str]:
+    """What stands between this machine and training on a GPU, one sentence each; empty when nothing does."""
+    missing = []
+    if cuda["problem"]:
+        missing.append(f"a working NVIDIA driver: {cuda['problem']}")
+    elif not cuda["devices"]:
+        missing.append("a GPU: the driver sees none")
+    version = _numbers(cuda.get("cuda", ""))
+    if version and version < MIN_CUDA:
+        missing.append(
+            f"a newer NVIDIA driver: this one speaks CUDA {cuda['cuda']}, {MIN_CUDA[0]}.{MIN_CUDA[1]} is the least"
+        )
+    capable = [device for device in cuda["devices"] if _capability(device) >= MIN_CAPABILITY]
+    if cuda["devices"] and not capable:
+        seen = ", ".join(f"{device['name']} has {device['capability']}" for device in cuda["devices"])
+        missing.append(f"a GPU of compute capability 8.0 or above: {seen}")
+    missing += [
+        f"{row['name']}: {row['add']}" for row in installed if row["name"] in _CUDA_PACKAGES and not row["fits"]
+    ]
+    if not compiler:
+        missing.append("a C compiler (cc, gcc or clang), which Triton calls")
+    return missing
+
+
+def _capability(device: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(int(part) for part in device["capability"].split("."))

@@ -1,0 +1,118 @@
+"""The frame around every command: an exception becomes one block on stderr and an exit code. Commands only raise."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import sys
+import traceback
+from typing import Any
+
+import typer
+
+from genesis.errors import DiskError, GenesisError, InterruptedRun, UsageError, escape
+from genesis.errors import OutOfMemoryError as GenesisOutOfMemoryError
+
+__all__ = ["EXIT_BUG", "EXIT_INTERRUPTED", "block", "exit_code", "hold_standard_streams", "settle_stdout"]
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+_DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
+
+
+def exit_code(error: BaseException, *, debug: bool) -> int:
+    """The exit code of what ended a command, after the reader was told on stderr what happened.
+
+    Args:
+        debug: print the traceback too.
+    """
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, BrokenPipeError) and _stdout_has_no_reader():
+        # The reader (`| head`) has what it wanted.
+        return 0
+    if debug:
+        _tell("".join(traceback.format_exception(error)))
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        _tell("interrupted\n")
+        return EXIT_INTERRUPTED
+    known = _as_genesis_error(error)
+    if known is not None:
+        _tell(block(known.what, known.where, known.next, "stopped" if isinstance(known, InterruptedRun) else "error"))
+        return known.exit_code
+    what = f"this is a bug in Genesis: {type(error).__name__}: {error}"
+    again = "" if debug else "run the command again with --debug, and "
+    _tell(block(what, "", again + "report it with the traceback"))
+    return EXIT_BUG
+
+
+def _as_genesis_error(error: BaseException) -> GenesisError | None:
+    """The error itself, or what it means when a library raised it; None for a bug."""
+    if isinstance(error, GenesisError):
+        return error
+    if isinstance(error, MemoryError):
+        next = "lower train.batch_size or data.seq_len, or set train.activation_checkpointing=full"
+        return GenesisOutOfMemoryError(f"the host has no memory for a request: {error}", next=next)
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        return DiskError(f"writing failed: {error.strerror}", where=escape(error.filename or ""), next="free space")
+    # Typer's own errors have no public class; this is how all of them look.
+    message = getattr(error, "format_message", None)
+    if callable(message):
+        context: Any = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "genesis"
+        return UsageError(str(message()), where="command line", next=f"`{command} --help` shows how to call it")
+    return None
+
+
+def block(what: str, where: str, next: str, label: str = "error") -> str:
+    """The text of an error; lines after the first of a part are indented, control characters escaped."""
+    text = ""
+    for title, part in ((f"{label}: ", what), ("  where: ", where), ("  next: ", next)):
+        if part:
+            text += title + ("\n" + " " * len("  next: ")).join(escape(line) for line in part.split("\n")) + "\n"
+    return text
+
+
+def _tell(text: str) -> None:
+    """Writes to stderr, or gives up quietly: there is nowhere else to complain."""
+    if sys.stderr is not None:
+        safe = "\n".join(escape(line) for line in text.split("\n"))
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(safe)
+            sys.stderr.flush()
+
+
+def _stdout_has_no_reader() -> bool:
+    try:
+        poll = select.poll()
+        poll.register(1, 0)
+        return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
+    except (OSError, AttributeError):
+        # Where there is no poll, a broken pipe is taken for stdout's.
+        return True
+
+
+def settle_stdout() -> None:
+    """Empties stdout's buffer, if need be into nothing: the interpreter's last flush must not change the exit code."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
+
+
+def hold_standard_streams() -> None:
+    """Opens closed descriptors 0 to 2 on nothing: else the next file opened, a checkpoint say, would become stdout."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

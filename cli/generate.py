@@ -1,0 +1,54 @@
+"""`genesis generate`: continues a prompt with a trained model."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from genesis_cli.options import Device, Dtype, Folder, settings
+
+__all__ = ["generate"]
+
+
+def generate(
+    folder: Folder,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest continuation, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T", help="0 takes the likeliest token.")] = None,
+    top_k: Annotated[int | None, typer.Option(metavar="K", help="Sample among the K likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="P", help="Sample among the likeliest tokens of probability P.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same text.")] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")] = False,
+) -> None:
+    """Continue a prompt with the model in FOLDER.
+
+    What is left out has the default that `genesis schema` shows for the eval section.
+    """
+    from genesis.train.config import EvalConfig, ModelConfig, TrainConfig
+    from genesis.train.output import Output, printable
+
+    sampling = settings(
+        EvalConfig,
+        sample_tokens=("--max-tokens", max_tokens),
+        temperature=("--temperature", temperature),
+        top_k=("--top-k", top_k),
+        top_p=("--top-p", top_p),
+    )
+    run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
+    model = settings(ModelConfig, dtype=("--dtype", dtype))
+    from genesis_models import session
+
+    pieces = session.generate(folder, prompt, max_tokens=sampling.pop("sample_tokens"), **sampling, **run, **model)
+    output = Output(sys.stdout)
+    for piece in ["".join(pieces)] if no_stream else pieces:
+        output.write(printable(piece))
+        output.flush()
+        if output.lost:
+            return
+    output.line()

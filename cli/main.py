@@ -1,0 +1,80 @@
+"""The command `genesis`: its sub-commands, and the one place where their exceptions end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from genesis_cli.env import env
+from genesis_cli.errors import exit_code, hold_standard_streams, settle_stdout
+from genesis_cli.eval import evaluate
+from genesis_cli.generate import generate
+from genesis_cli.schema import schema
+from genesis_cli.train import train
+from genesis_cli.validate import validate
+
+__all__ = ["app", "main"]
+
+DEBUG = "--debug"
+EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
+
+app = typer.Typer(
+    name="genesis",
+    help="Train small language models.",
+    epilog=EPILOG,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train", epilog=EPILOG)(train)
+app.command("generate", epilog=EPILOG)(generate)
+app.command("eval", epilog=EPILOG)(evaluate)
+app.command("validate", epilog=EPILOG)(validate)
+app.command("schema", epilog=EPILOG)(schema)
+app.command("env", epilog=EPILOG)(env)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print("genesis", version("genesis-lm"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train small language models."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; no exception leaves."""
+    hold_standard_streams()
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    options = words[: words.index("--")] if "--" in words else words
+    debug = DEBUG in options
+    words = [word for word in options if word != DEBUG] + words[len(options) :]
+    try:
+        # Typer's own `main` would turn exceptions into exit codes of its own before we see them.
+        command = typer.main.get_command(app)
+        with command.make_context("genesis", words) as context:
+            command.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BaseException as error:
+        return exit_code(error, debug=debug)
+    finally:
+        settle_stdout()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""The configuration that a command names: a file, or by its bare name a recipe shipped with Genesis."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from genesis.errors import ConfigError, escape
+
+if TYPE_CHECKING:
+    from genesis.train.config import Config
+
+__all__ = ["load", "names"]
+
+
+def names() -> list[str]:
+    """Names of the shipped recipes."""
+    return sorted(
+        file.name.removesuffix(".yaml") for file in files("genesis_configs").iterdir() if file.name.endswith(".yaml")
+    )
+
+
+def load(name: str, overrides: Sequence[str]) -> Config:
+    """The configuration called `name`; a file of that name goes before a recipe.
+
+    Raises:
+        ConfigError: there is no such file or recipe, or it is invalid.
+        UsageError: an override is malformed.
+    """
+    from genesis.train.config_file import load_config, parse_config
+
+    if "\0" not in name and not Path(name).exists():
+        if name in names():
+            source = (files("genesis_configs") / f"{name}.yaml").read_bytes()
+            return parse_config(source, f"{name}.yaml (shipped with Genesis)", overrides)
+        close = difflib.get_close_matches(Path(name).stem, names(), n=1)
+        next = f"did you mean the recipe {close[0]}?" if close else f"the shipped recipes are: {', '.join(names())}"
+        raise ConfigError("there is no such file or recipe", where=escape(name), next=next)
+    return load_config(name, overrides)

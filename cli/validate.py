@@ -1,0 +1,23 @@
+"""`genesis validate`: checks configuration, data and model without training."""
+
+from __future__ import annotations
+
+import sys
+
+from genesis_cli.options import ConfigName, Overrides
+
+__all__ = ["validate"]
+
+
+def validate(config: ConfigName, overrides: Overrides = None) -> None:
+    """Check CONFIG, its data and its model.
+
+    Nothing is trained and nothing is written.
+    """
+    from genesis.train.output import Output
+    from genesis_cli import recipes
+
+    loaded = recipes.load(config, overrides or [])
+    from genesis_models import session
+
+    session.validate(loaded, console=Output(sys.stdout))

@@ -1,0 +1,121 @@
+"""Array: storage, shape, strides, dtype and device. It knows no gradients and no ops; those stand above it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis.backend import CPU, Device, Storage, backend_for
+from genesis.backend.cpu import CpuStorage
+from genesis.dtypes import DType, as_dtype
+from genesis.shapes import Shape, contiguous_strides, is_contiguous, numel
+
+__all__ = ["Array", "empty", "from_numpy"]
+
+
+class Array:
+    """A strided window on a storage.
+
+    Attributes:
+        storage: the bytes, shared by all views of them.
+        shape, strides: sizes and steps; strides and `offset` count elements.
+        dtype, device: element type and place.
+    """
+
+    __slots__ = ("__weakref__", "_np", "device", "dtype", "offset", "shape", "storage", "strides")
+
+    def __init__(
+        self, storage: Storage, shape: Shape, strides: Shape, dtype: DType, device: Device = CPU, offset: int = 0
+    ) -> None:
+        self.storage, self.shape, self.strides, self.dtype = storage, shape, strides, dtype
+        self.device, self.offset = device, offset
+        self._np: np.ndarray | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return numel(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return numel(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        return is_contiguous(self.shape, self.strides)
+
+    def data_ptr(self) -> int:
+        """Address of the first element."""
+        return self.storage.pointer + self.offset * self.dtype.itemsize
+
+    def view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:
+        """Another window on the same storage; `offset` is absolute, in elements."""
+        offset = self.offset if offset is None else offset
+        return Array(self.storage, shape, strides, self.dtype, self.device, offset)
+
+    def view_np(self) -> np.ndarray:
+        """The elements as a numpy array over the same memory (CPU only)."""
+        if self._np is None:
+            assert isinstance(self.storage, CpuStorage), "view_np of device memory"
+            item = self.dtype.itemsize
+            strides = tuple(s * item for s in self.strides)
+            self._np = np.ndarray(self.shape, self.dtype.numpy, self.storage.block, self.offset * item, strides)
+        return self._np
+
+    def numpy(self) -> np.ndarray:
+        """The elements on the host; on the CPU this shares memory, from a device it is a copy and waits for it."""
+        return backend_for(self.device).to_numpy(self)
+
+    def item(self) -> Any:
+        """The one element as a Python number (waits for the device)."""
+        return self.numpy().item()
+
+    def overlaps_itself(self) -> bool:
+        """Whether two indices may reach one element (an expanded view): such an array must not be written."""
+        order = sorted((st, s) for s, st in zip(self.shape, self.strides, strict=True) if s > 1)
+        reach = 0
+        for stride, size in order:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+        return False
+
+    def __repr__(self) -> str:
+        return f"Array(shape={self.shape}, strides={self.strides}, dtype={self.dtype}, device={self.device})"
+
+
+def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
+    """A contiguous array with undefined contents."""
+    shape = tuple(shape)
+    storage = backend_for(device).allocate(numel(shape) * dtype.itemsize)
+    return Array(storage, shape, contiguous_strides(shape), dtype, device)
+
+
+def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
+    """An array over numpy's memory, or over a copy of it.
+
+    Memory is shared when `share` is set, the values are writable, aligned and their strides are non-negative multiples
+    of the element size; a copy is made otherwise.
+    """
+    values = np.asarray(values)
+    dtype = as_dtype(values.dtype)
+    item = dtype.itemsize
+    usable = values.flags.writeable and values.flags.aligned and all(s >= 0 and s % item == 0 for s in values.strides)
+    if not share or not usable:
+        out = empty(values.shape, dtype)
+        np.copyto(out.view_np(), values)
+        return out
+    strides = tuple(s // item for s in values.strides)
+    extent = 1 + sum(st * (s - 1) for s, st in zip(values.shape, strides, strict=True)) if values.size else 0
+    # All bytes from the first element to the last, gaps included; every view of them keeps `values` alive.
+    run = np.lib.stride_tricks.as_strided(values, (extent,), (item,))
+    block = run.view(np.uint8) if extent else np.empty(0, np.uint8)
+    array = Array(CpuStorage(block, extent * item, owner=values), values.shape, strides, dtype)
+    array._np = values
+    return array

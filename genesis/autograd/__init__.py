@@ -1,0 +1,34 @@
+"""Automatic differentiation in reverse: the tape, the walk backward, and what users do with them."""
+
+from genesis.autograd.backward import backward, grad
+from genesis.autograd.checkpoint import checkpoint
+from genesis.autograd.function import Function, FunctionContext
+from genesis.autograd.gradcheck import gradcheck, jacobians
+from genesis.autograd.modes import (
+    detect_anomaly,
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    no_grad,
+    set_grad_enabled,
+)
+from genesis.autograd.record import TensorBase, apply, apply_
+
+__all__ = [
+    "Function",
+    "FunctionContext",
+    "TensorBase",
+    "apply",
+    "apply_",
+    "backward",
+    "checkpoint",
+    "detect_anomaly",
+    "enable_grad",
+    "grad",
+    "gradcheck",
+    "inference_mode",
+    "is_grad_enabled",
+    "jacobians",
+    "no_grad",
+    "set_grad_enabled",
+]

@@ -1,0 +1,102 @@
+"""backward() and grad(): start the walk at tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from genesis.array import Array, empty
+from genesis.autograd.engine import Edge, run_backward
+from genesis.autograd.modes import no_grad
+from genesis.autograd.record import TensorBase
+from genesis.errors import GradientError, ShapeError
+from genesis.op import registry
+
+__all__ = ["backward", "grad"]
+
+
+def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]:
+    """The edge of an output with the gradient that enters there."""
+    edge = tensor.edge()
+    array = tensor.array
+    if edge is None:
+        raise GradientError(
+            "backward() of a tensor that requires no gradient", next="set requires_grad on a leaf it uses"
+        )
+    if gradient is None:
+        if array.size != 1:
+            raise GradientError(
+                f"backward() without a gradient needs a tensor of one element, this one has shape {array.shape}",
+                next="reduce it with .sum() or .mean(), or pass gradient=",
+            )
+        ones = empty(array.shape, array.dtype, array.device)
+        registry["fill"](out=ones, value=1, shape=array.shape, dtype=array.dtype)
+        return edge, ones
+    if gradient.array.shape != array.shape:
+        raise ShapeError(f"the gradient has shape {gradient.array.shape}, the tensor has {array.shape}")
+    given = gradient.array
+    return edge, given if given.dtype is array.dtype else registry["cast"](given, dtype=array.dtype)
+
+
+def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_graph: bool) -> list[tuple[Edge, Array]]:
+    if create_graph:
+        raise GradientError("create_graph is not supported: gradients are not themselves differentiable")
+    outputs = [tensors] if isinstance(tensors, TensorBase) else list(tensors)
+    given = [gradients] if gradients is None or isinstance(gradients, TensorBase) else list(gradients)
+    if len(given) == 1 and given[0] is None:
+        given *= len(outputs)
+    if len(given) != len(outputs):
+        raise GradientError(f"{len(outputs)} tensors with {len(given)} gradients")
+    return [_seed(t, g) for t, g in zip(outputs, given, strict=True)]
+
+
+def backward(
+    tensors: TensorBase | Sequence[TensorBase],
+    gradient: TensorBase | Sequence[TensorBase | None] | None = None,
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+) -> None:
+    """Accumulate the gradient of `tensors` into `.grad` of the leaves they depend on.
+
+    Args:
+        tensors: one tensor or several.
+        gradient: the gradient of the final value with respect to each; may be left out for one-element tensors.
+        retain_graph: keep the recorded graph for another call.
+        create_graph: not supported.
+
+    Raises:
+        GradientError: for a tensor that requires no gradient, a second walk over a released graph, create_graph.
+    """
+    roots = _roots(tensors, gradient, create_graph)
+    with no_grad():
+        run_backward(roots, retain_graph=retain_graph)
+
+
+def grad(
+    outputs: TensorBase | Sequence[TensorBase],
+    inputs: TensorBase | Sequence[TensorBase],
+    grad_outputs: TensorBase | Sequence[TensorBase | None] | None = None,
+    *,
+    retain_graph: bool = False,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Any, ...]:
+    """The gradients of `outputs` with respect to `inputs`, without touching any `.grad`.
+
+    Raises:
+        GradientError: if an input requires no gradient, or is unused and `allow_unused` is not set.
+    """
+    wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
+    edges = [t.edge() for t in wanted]
+    present = [e for e in edges if e is not None]
+    if len(present) != len(edges):
+        raise GradientError("grad() of an input that requires no gradient", next="set requires_grad_() on it first")
+    roots = _roots(outputs, grad_outputs, create_graph)
+    unique = list(dict.fromkeys(present))
+    with no_grad():
+        found = dict(zip(unique, run_backward(roots, retain_graph=retain_graph, capture=unique), strict=True))
+    result = tuple(found[e] for e in present)
+    if not allow_unused and any(g is None for g in result):
+        raise GradientError("an input of grad() is not used by the outputs", next="pass allow_unused=True")
+    return tuple(None if g is None else TensorBase.wrap(g) for g in result)

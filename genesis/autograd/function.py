@@ -1,0 +1,117 @@
+"""Custom differentiable functions: a class with `forward` and `backward`, as in torch.autograd.Function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from genesis.array import Array
+from genesis.autograd.engine import BaseNode, Edge
+from genesis.autograd.modes import is_grad_enabled, no_grad
+from genesis.autograd.record import TensorBase
+from genesis.errors import GradientError
+from genesis.op import Spec, registry
+
+__all__ = ["Function", "FunctionContext"]
+
+
+class FunctionContext:
+    """What `forward` leaves for `backward`; other attributes may be set freely.
+
+    Attributes:
+        needs_input_grad: per argument of forward, whether its gradient will be used.
+    """
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self._saved: tuple[tuple[TensorBase | None, int], ...] = ()
+
+    def save_for_backward(self, *tensors: TensorBase | None) -> None:
+        """Keep tensors; an in-place change of one of them before backward is an error."""
+        self._saved = tuple((t, 0 if t is None else t.array.storage.version) for t in tensors)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        for t, version in self._saved:
+            if t is not None and t.array.storage.version != version:
+                raise GradientError(
+                    f"a saved tensor of shape {t.array.shape} was changed in place", next="clone() it first"
+                )
+        return tuple(t for t, _ in self._saved)
+
+
+class _FunctionNode(BaseNode):
+    __slots__ = ("context", "function", "input_specs")
+
+    def __init__(
+        self,
+        function: type[Function],
+        context: FunctionContext,
+        edges: tuple[Edge | None, ...],
+        specs: tuple[Spec | None, ...],
+        input_specs: tuple[Spec | None, ...],
+    ) -> None:
+        super().__init__(function.__name__, edges, specs)
+        self.function, self.input_specs = function, input_specs
+        self.context: FunctionContext | None = context
+
+    def apply(self, grads: list[Array | None]) -> Sequence[Array | None]:
+        if self.context is None:
+            raise self.released()
+        given = [None if g is None else TensorBase.wrap(g) for g in grads]
+        found = self.function.backward(self.context, *given)
+        found = found if isinstance(found, tuple) else (found,)
+        if len(found) != len(self.edges):
+            raise GradientError(f"{self.name}.backward returned {len(found)} gradients for {len(self.edges)} arguments")
+        return [self._fit(i, g) for i, g in enumerate(found)]
+
+    def _fit(self, i: int, grad: Any) -> Array | None:
+        spec = self.input_specs[i]
+        if grad is None or spec is None or self.edges[i] is None:
+            return None
+        if not isinstance(grad, TensorBase) or grad.array.shape != spec.shape:
+            found = grad.array.shape if isinstance(grad, TensorBase) else type(grad).__name__
+            raise GradientError(f"{self.name}.backward returned {found} for argument {i} of shape {spec.shape}")
+        array = grad.array
+        return array if array.dtype is spec.dtype else registry["cast"](array, dtype=spec.dtype)
+
+    def release(self) -> None:
+        self.context = None
+
+
+def _specs(values: tuple[Any, ...]) -> tuple[Spec | None, ...]:
+    return tuple(Spec(v.array.shape, v.array.dtype) if isinstance(v, TensorBase) else None for v in values)
+
+
+class Function:
+    """Subclass with static `forward(ctx, *args)` and `backward(ctx, *grads)`; call `apply(*args)`."""
+
+    @staticmethod
+    def forward(ctx: FunctionContext, *args: Any) -> Any:
+        """Compute the result; runs without recording."""
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(ctx: FunctionContext, *grads: Any) -> Any:
+        """One gradient (or None) per argument of forward."""
+        raise NotImplementedError
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Run forward and record this function as one node.
+
+        Inside a checkpoint what it saves is kept, unlike what ops save.
+        """
+        edges = tuple(a.edge() if isinstance(a, TensorBase) and is_grad_enabled() else None for a in args)
+        ctx = FunctionContext(tuple(e is not None for e in edges))
+        with no_grad():
+            result = cls.forward(ctx, *args)
+        if not any(ctx.needs_input_grad):
+            return result
+        outs = result if isinstance(result, tuple) else (result,)
+        node = _FunctionNode(cls, ctx, edges, _specs(outs), _specs(args))
+        taped = tuple(
+            TensorBase.wrap(o.array, node, i) if isinstance(o, TensorBase) and o.array.dtype.is_floating_point else o
+            for i, o in enumerate(outs)
+        )
+        return taped if isinstance(result, tuple) else taped[0]

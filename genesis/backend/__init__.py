@@ -1,0 +1,81 @@
+"""Devices and the contract of a backend: memory, copies to and from the host, and running one op.
+
+`cpu.py` is the numpy backend. A backend is loaded at the first use of its device.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from genesis.errors import DeviceError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["CPU", "Backend", "Device", "Storage", "as_device", "backend_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where memory lives: `type` is "cpu" or "cuda"."""
+
+    type: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return self.type if self.type == "cpu" else f"{self.type}:{self.index}"
+
+
+CPU = Device("cpu")
+
+
+def as_device(value: Device | str | None) -> Device:
+    """The device meant by "cpu", "cuda", "cuda:1", a `Device`, or None (the CPU)."""
+    if isinstance(value, Device):
+        return value
+    if value is None or value == "cpu":
+        return CPU
+    kind, _, index = str(value).partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise DeviceError(f"{value!r} is not a device", next='use "cpu", "cuda" or "cuda:<index>"')
+    return Device(kind, int(index or 0)) if kind == "cuda" else CPU
+
+
+class Storage(Protocol):
+    """A run of bytes on a device, shared by every view of it."""
+
+    nbytes: int
+    version: int  # counts in-place changes; autograd compares it
+
+    @property
+    def pointer(self) -> int: ...
+
+
+class Backend(Protocol):
+    """What a device must provide. `op` is a `genesis.op.Op`; arrays are `genesis.array.Array`."""
+
+    def allocate(self, nbytes: int) -> Storage: ...
+
+    def run(self, op: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None: ...
+
+    def to_numpy(self, array: Any) -> np.ndarray: ...
+
+    def from_numpy(self, values: np.ndarray, array: Any) -> None: ...
+
+
+@functools.cache
+def backend_for(device: Device) -> Backend:
+    """The backend of `device`.
+
+    Raises:
+        DeviceError: if this build has no backend for it.
+    """
+    if device.type == "cpu":
+        return importlib.import_module("genesis.backend.cpu").backend  # type: ignore[no-any-return]
+    raise DeviceError(
+        f"device {device} was asked for and this version of Genesis runs on the CPU only",
+        next='set train.device to "cpu" (or "auto")',
+    )

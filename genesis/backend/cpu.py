@@ -1,0 +1,236 @@
+"""The numpy backend: pooled host memory and running an op's reference on it.
+
+Fresh pages cost more than arithmetic here, so blocks of 64 KiB and more are kept and reused by size. A block goes back
+to the pool when its last `Storage` user is gone, unless numpy views of it were handed out and still live.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from genesis.errors import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+    from genesis.array import Array
+    from genesis.op import Op
+
+__all__ = ["CpuBackend", "CpuStorage", "backend", "one_blas_thread", "parallel", "pool", "scratch", "set_threads"]
+
+_POOLED_FROM = 64 << 10  # bytes; smaller blocks are malloc's business
+_PAGE = 4096
+
+
+class Pool:
+    """Blocks of host memory by size, with counters in bytes. `poison` fills fresh float memory with NaN patterns."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, list[np.ndarray]] = {}
+        self.allocated = self.max_allocated = self.cached = 0
+        self.poison = False
+        self._lock = threading.RLock()  # a finalizer may run in the middle of take() of the same thread
+
+    def take(self, nbytes: int) -> np.ndarray:
+        """A block of at least `nbytes`, contents undefined."""
+        size = max(nbytes, 1) if nbytes < _POOLED_FROM else -(-nbytes // _PAGE) * _PAGE
+        with self._lock:
+            blocks = self.free.get(size)
+            block = blocks.pop() if blocks else None
+            if block is not None:
+                self.cached -= size
+        if block is None:
+            block = self._fresh(size)
+        with self._lock:
+            self.allocated += size
+            self.max_allocated = max(self.max_allocated, self.allocated)
+        if self.poison:
+            block.fill(0xFF)  # NaN in every float type
+        return block
+
+    def _fresh(self, size: int) -> np.ndarray:
+        # Sizes change between phases (training, evaluation): old sizes may hold at most a quarter of what is in use.
+        if self.cached > max(self.allocated // 4, 64 << 20):
+            self.trim()
+        try:
+            return np.empty(size, np.uint8)
+        except (MemoryError, ValueError):
+            self.trim()
+        try:
+            return np.empty(size, np.uint8)
+        except (MemoryError, ValueError) as error:  # ValueError: more than an address can hold
+            raise OutOfMemoryError(
+                f"the host has no room for {size:,} bytes; Genesis holds {self.allocated:,}",
+                next="lower train.batch_size or data.seq_len",
+            ) from error
+
+    def give(self, block: np.ndarray, reusable: bool) -> None:
+        """Take a block back; `reusable` is False while numpy views of it live elsewhere."""
+        size = block.nbytes
+        with self._lock:
+            self.allocated -= size
+            if reusable and size >= _POOLED_FROM:
+                self.free.setdefault(size, []).append(block)
+                self.cached += size
+
+    def trim(self) -> None:
+        """Give all unused blocks back to the operating system."""
+        with self._lock:
+            self.free.clear()
+            self.cached = 0
+
+
+pool = Pool()
+
+
+class CpuStorage:
+    """Host bytes: a pooled block, or memory that belongs to `owner` (an outside numpy array)."""
+
+    __slots__ = ("block", "nbytes", "owner", "version")
+
+    def __init__(self, block: np.ndarray, nbytes: int, owner: object = None) -> None:
+        self.block, self.nbytes, self.owner = block, nbytes, owner
+        self.version = 0
+
+    @property
+    def pointer(self) -> int:
+        return int(self.block.ctypes.data)
+
+    # Bound now: at the interpreter's end the module's names may be gone before the last storage is.
+    def __del__(
+        self, give: Callable[[np.ndarray, bool], None] = pool.give, users: Callable[[object], int] = sys.getrefcount
+    ) -> None:
+        if self.owner is None:
+            give(self.block, users(self.block) <= 2)  # this attribute and the argument
+
+
+class CpuBackend:
+    """Memory and execution on the host."""
+
+    def allocate(self, nbytes: int) -> CpuStorage:
+        return CpuStorage(pool.take(nbytes), nbytes)
+
+    def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
+        out = outputs[0].view_np() if len(outputs) == 1 else tuple(o.view_np() for o in outputs)
+        values = [x.view_np() if hasattr(x, "view_np") else x for x in inputs]
+        with np.errstate(all="ignore"):
+            op.reference(out, *values, **attrs)
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        return array.view_np()
+
+    def from_numpy(self, values: np.ndarray, array: Array) -> None:
+        np.copyto(array.view_np(), values, casting="unsafe")
+
+
+backend = CpuBackend()
+
+
+@contextmanager
+def scratch(shape: tuple[int, ...], dtype: np.dtype | type) -> Iterator[np.ndarray]:
+    """Pooled temporary memory for the inside of a reference; contents undefined, gone at the end of the block."""
+    dtype = np.dtype(dtype)
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    block = pool.take(nbytes)
+    try:
+        yield np.ndarray(shape, dtype, block)
+    finally:
+        # The caller's own name still holds one view; it must not be used after the block.
+        pool.give(block, True)
+
+
+_PARALLEL_FROM = 1 << 17  # elements; below, handing work to a thread costs more than it saves
+
+
+class _Inside(threading.local):
+    """Whether this thread is already running a piece: a worker that waits for other workers could wait for ever."""
+
+    piece = False
+
+
+class _Workers:
+    """The threads that `parallel` uses, started at the first piece of work."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.inside = _Inside()
+        self.forget()
+        os.register_at_fork(after_in_child=self.forget)
+
+    def forget(self) -> None:
+        """A forked child has none of its parent's threads, and perhaps a lock that one of them held."""
+        self._executor: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        pool._lock = threading.RLock()
+
+    def resize(self, count: int) -> None:
+        with self._lock:
+            if self._executor is not None:
+                self._executor.shutdown()
+            self.count, self._executor = max(1, count), None
+
+    def start(self, work: Callable[[int, int], None], start: int, stop: int) -> Future[None]:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(self.count, thread_name_prefix="genesis-cpu")
+            return self._executor.submit(self.run, work, start, stop)
+
+    def run(self, work: Callable[[int, int], None], start: int, stop: int) -> None:
+        self.inside.piece = True
+        try:
+            with np.errstate(all="ignore"):  # the setting is per thread
+                work(start, stop)
+        finally:
+            self.inside.piece = False
+
+
+_workers = _Workers(os.cpu_count() or 1)
+
+
+def set_threads(count: int) -> None:
+    """How many threads elementwise work may use (matmuls follow the BLAS library's own setting)."""
+    _workers.resize(count)
+
+
+def parallel(work: Callable[[int, int], None], rows: int, elements: int) -> None:
+    """Run `work(start, stop)` over [0, rows), split between threads when `elements` is worth it.
+
+    Pieces do not touch each other's output and a row's result depends on that row only, so results depend neither on
+    the split nor on timing. Work inside a piece is not split again.
+    """
+    parts = min(_workers.count, rows) if elements >= _PARALLEL_FROM and not _workers.inside.piece else 1
+    if parts <= 1:
+        work(0, rows)
+        return
+    bounds = list(itertools.pairwise(rows * i // parts for i in range(parts + 1)))
+    jobs = [_workers.start(work, start, stop) for start, stop in bounds[1:]]
+    try:
+        _workers.run(work, *bounds[0])
+    finally:
+        wait(jobs)  # also after an error here: the pieces write memory that the caller is about to let go
+    for job in jobs:
+        job.result()
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Matmuls inside the block use one thread each, for work that is itself split by `parallel`."""
+    with _blas().limit(limits=1, user_api="blas"):
+        yield

@@ -1,0 +1,233 @@
+"""From source strings to what a run trains and evaluates on: index, split, tokenizer, tokens. Batches are `loader`'s.
+
+Each step is cached by content, so a second start reads the texts once and makes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from genesis.data.baseline import gzip_bits_per_byte
+from genesis.data.cache import Cache, State
+from genesis.data.documents import DocumentIndex, Progress, TokenSet, index_documents
+from genesis.data.records import Corpus, Defects, Document
+from genesis.data.split import holdout_points, split
+from genesis.data.tokenize import reread, tokenize
+from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
+from genesis.data.tokenizer_files import TOKENIZER_NAME
+from genesis.errors import DataError
+from genesis.io.files import FolderWriter
+from genesis.io.strict_json import canonical_bytes
+
+__all__ = ["HeldOut", "Prepared", "Report", "StageProgress", "prepare", "prepare_held_out"]
+
+# Called with the stage ("train a tokenizer", "tokenize"), the bytes of text done, and their total.
+StageProgress = Callable[[str, int, int], None]
+
+TOKENIZER_FORMAT = 1
+# More text changes a vocabulary little; a larger corpus gives a sample of its documents.
+MAX_BPE_BYTES = 256 << 20
+_SAMPLE_SEED = -1
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Documents to evaluate on.
+
+    Attributes:
+        tokens: the documents; `tokens.total_bytes` is the exact number of their bytes.
+        gzip_bits_per_byte: what `gzip -9` gets on them, each alone.
+        defects: documents left out of held-out sources, where that was asked for.
+    """
+
+    tokens: TokenSet
+    gzip_bits_per_byte: float
+    defects: Defects
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the user should know of the preparation.
+
+    Attributes:
+        defects: training documents left out, where that was asked for.
+        tokenizer: given, or trained on the data now or before ("made", "found"; "made again": the cache was damaged).
+        tokens: the same for the tokenized training documents.
+        shared_documents: training documents whose text is also in the held-out sources that the user named.
+    """
+
+    defects: Defects
+    tokenizer: Literal["given"] | State
+    tokens: State
+    shared_documents: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A tokenizer, what to train on, what to evaluate on (None: nothing), and the report."""
+
+    tokenizer: Tokenizer
+    train: TokenSet
+    held_out: HeldOut | None
+    report: Report
+
+
+def prepare(
+    *,
+    train_sources: Sequence[str],
+    eval_sources: Sequence[str] | None,
+    eval_fraction: float | None,
+    tokenizer_path: str | os.PathLike[str] | None,
+    vocab_size: int,
+    cache_dir: str | os.PathLike[str],
+    seed: int,
+    on_error: Literal["fail", "skip"],
+    text_field: str,
+    max_line_bytes: int,
+    progress: StageProgress,
+) -> Prepared:
+    """Read, split and tokenize the data of a run.
+
+    Args:
+        train_sources, eval_sources: see `genesis.data.sources`. eval_fraction: used where `eval_sources` is None.
+        tokenizer_path: a folder or tokenizer.json; None trains one of `vocab_size` tokens on the training documents.
+        cache_dir: where tokens and a trained tokenizer are kept.
+        seed: of the split.
+        on_error, text_field, max_line_bytes: see `genesis.data.records.Corpus`.
+        progress: called with a stage, the bytes done and their total, while a stage works.
+
+    Raises:
+        DataError: the data cannot be used. ModelError: the tokenizer cannot. ConfigError: `vocab_size` is too small.
+        DiskError: the cache cannot be written.
+    """
+    cache = Cache(cache_dir)
+    corpus = Corpus(train_sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
+    index, defects = _indexed(corpus, "data.train")
+    fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
+    is_held_out = split(index.digests, seed=seed, fraction=fraction)
+    tokenizer, tokenizer_state = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, cache, progress)
+    tokens, tokens_state = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize"))
+
+    held_out = None
+    if eval_sources is not None:
+        held_out = prepare_held_out(
+            sources=eval_sources,
+            tokenizer=tokenizer,
+            cache_dir=cache_dir,
+            on_error=on_error,
+            text_field=text_field,
+            max_line_bytes=max_line_bytes,
+            progress=progress,
+        )
+    elif is_held_out.any():
+        baseline = gzip_bits_per_byte(_chosen(corpus, index, is_held_out), index.select(is_held_out), cache)
+        held_out = HeldOut(tokens.select(is_held_out), baseline, Defects())
+    train, held_out = _with_fingerprint(tokens.select(~is_held_out), held_out)
+    shared = _shared(train.index, held_out.tokens.index) if held_out else 0
+    return Prepared(tokenizer, train, held_out, Report(defects, tokenizer_state, tokens_state, shared))
+
+
+def prepare_held_out(
+    *,
+    sources: Sequence[str],
+    tokenizer: Tokenizer,
+    cache_dir: str | os.PathLike[str],
+    on_error: Literal["fail", "skip"],
+    text_field: str,
+    max_line_bytes: int,
+    progress: StageProgress,
+) -> HeldOut:
+    """Read and tokenize documents only to evaluate on; arguments and errors as in `prepare`."""
+    cache = Cache(cache_dir)
+    corpus = Corpus(sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
+    index, defects = _indexed(corpus, "data.eval")
+    tokens, _ = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize held-out data"))
+    return HeldOut(tokens, gzip_bits_per_byte(reread(corpus, index), index, cache), defects)
+
+
+def _indexed(corpus: Corpus, key: str) -> tuple[DocumentIndex, Defects]:
+    """What the corpus holds, and what was left out. Raises: DataError if nothing is left."""
+    defects = Defects()
+    index = index_documents(corpus.documents(defects))
+    if not len(index):
+        example = next(iter(defects.examples.values()), "")
+        what = f"the sources of {key} hold no usable document; {defects.total:,} were left out"
+        raise DataError(what, where=example, next="repair the data or name other sources")
+    return index, defects
+
+
+def _tokenizer(
+    path: str | os.PathLike[str] | None,
+    vocab_size: int,
+    corpus: Corpus,
+    index: DocumentIndex,
+    is_training: npt.NDArray[np.bool_],
+    cache: Cache,
+    progress: StageProgress,
+) -> tuple[Tokenizer, Literal["given"] | State]:
+    """The tokenizer at `path`, or one trained on the training documents, now or at an earlier start."""
+    if path is not None:
+        return Tokenizer.load(path), "given"
+    chosen = _sample(index, is_training)
+    key = {
+        "format": TOKENIZER_FORMAT,
+        "documents": index.select(chosen).fingerprint(),
+        "vocab_size": vocab_size,
+        "pattern": PATTERN,
+        "library": library_version(),
+    }
+
+    def texts() -> Iterator[str]:
+        done, total = 0, int(index.text_bytes[chosen].sum())
+        for document in _chosen(corpus, index, chosen):
+            yield document.text
+            done += len(document.text.encode("utf-8"))
+            progress("train a tokenizer", done, total)
+
+    def make(folder: FolderWriter) -> None:
+        folder.write(TOKENIZER_NAME, train_bpe(texts(), vocab_size=vocab_size).files()[TOKENIZER_NAME])
+
+    cached = cache.get("tokenizer", key, make)
+    return Tokenizer(trained_files((cached.folder / TOKENIZER_NAME).read_bytes())), cached.state
+
+
+def _sample(index: DocumentIndex, is_training: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The documents to train a tokenizer on: all, or by a hash of their content about `MAX_BPE_BYTES` of them."""
+    fraction = MAX_BPE_BYTES / int(index.text_bytes[is_training].sum())
+    if fraction >= 1:
+        return is_training
+    points = np.where(is_training, holdout_points(index.digests, _SAMPLE_SEED), 1.0)
+    chosen: npt.NDArray[np.bool_] = points <= max(fraction, points.min())
+    return chosen
+
+
+def _chosen(corpus: Corpus, index: DocumentIndex, mask: npt.NDArray[np.bool_]) -> Iterator[Document]:
+    for document, is_chosen in zip(reread(corpus, index), mask.tolist(), strict=True):
+        if is_chosen:
+            yield document
+
+
+def _with_fingerprint(train: TokenSet, held_out: HeldOut | None) -> tuple[TokenSet, HeldOut | None]:
+    """Both with a fingerprint of what is trained on and what is held out: a resumed run must find both as they were."""
+    parts = [train.index.fingerprint(), held_out.tokens.index.fingerprint() if held_out else None]
+    fingerprint = hashlib.sha256(canonical_bytes(parts)).hexdigest()
+    if held_out:
+        held_out = replace(held_out, tokens=replace(held_out.tokens, data_fingerprint=fingerprint))
+    return replace(train, data_fingerprint=fingerprint), held_out
+
+
+def _shared(train: DocumentIndex, held_out: DocumentIndex) -> int:
+    """The number of training documents whose text is also held out."""
+    known = {row.tobytes() for row in held_out.digests}
+    return sum(row.tobytes() in known for row in train.digests)
+
+
+def _staged(progress: StageProgress, stage: str) -> Progress:
+    return lambda done, total: progress(stage, done, total)

@@ -1,0 +1,221 @@
+"""The files of a tokenizer folder, read strictly: what passes here is a BPE that the tokenizers library can run.
+
+The library ends in a panic on some malformed files, and obeys others that would drop text, pad it or encode it by
+chance. So the parts that it may see are listed here; truncation, padding, dropout and post-processors never reach it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from genesis.errors import ModelError, escape
+from genesis.io.paths import quote, safe_join
+from genesis.io.strict_json import parse_object, read_limited
+
+__all__ = ["CONFIG_NAME", "MAX_VOCAB", "TEMPLATE_NAME", "TOKENIZER_NAME", "TokenizerFiles", "read_tokenizer"]
+
+TOKENIZER_NAME = "tokenizer.json"
+CONFIG_NAME = "tokenizer_config.json"
+TEMPLATE_NAME = "chat_template.jinja"
+MAPPING_NAME = "special_tokens_map.json"
+
+MAX_TOKENIZER_BYTES = 64 << 20
+MAX_COMPANION_BYTES = 4 << 20
+MAX_VOCAB = 1 << 22
+MAX_TOKEN_CHARS = 1 << 16
+
+ROLES = ("bos", "eos", "pad")
+# Names under which tokenizers that say nothing else keep their end of text, the likeliest first.
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+
+# Part of a tokenizer.json -> where a Sequence keeps its members, and the types that BPEs of supported models use.
+_TYPES: Mapping[str, tuple[str, frozenset[str]]] = {
+    "normalizer": (
+        "normalizers",
+        frozenset(["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "Strip", "StripAccents"]),
+    ),
+    "pre_tokenizer": (
+        "pretokenizers",
+        frozenset(["ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"]),
+    ),
+    "decoder": ("decoders", frozenset(["ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"])),
+}
+_NEXT = "take the tokenizer again from its source, or leave data.tokenizer out to train one on the data"
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """A checked tokenizer.
+
+    Attributes:
+        content: tokenizer.json, parsed.
+        specials: bos, eos and pad -> the token's text; None where the tokenizer has none.
+        files: name -> bytes of every file to write back, as they were found.
+        where: how errors name the tokenizer.
+        vocab_size: the largest id + 1.
+    """
+
+    content: Mapping[str, Any]
+    specials: Mapping[str, str | None]
+    files: Mapping[str, bytes]
+    where: str
+    ids: Mapping[str, int] = field(repr=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest id + 1: the rows that an embedding needs."""
+        return max(self.ids.values()) + 1
+
+    def runnable(self) -> dict[str, Any]:
+        """The tokenizer.json for the library: what encodes and decodes plain text, and nothing that changes it."""
+        model = {"type": "BPE", **self.content["model"], "dropout": None}
+        kept = {name: self.content.get(name) for name in ("version", "added_tokens", *_TYPES)}
+        return {**kept, "model": model, "truncation": None, "padding": None, "post_processor": None}
+
+
+def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
+    """The tokenizer in the folder `path`, or of the tokenizer.json at `path` with the files beside it.
+
+    Raises:
+        ModelError: missing, too large, malformed, of a kind that is not supported, or without an end-of-text token.
+    """
+    path = Path(path)
+    folder, name = (path.parent, path.name) if path.is_file() else (path, TOKENIZER_NAME)
+    where = escape(folder / name)
+    if not folder.is_dir():
+        raise ModelError(f"there is no tokenizer at {quote(os.fspath(path), 400)}", next="check data.tokenizer")
+    raw = read_limited(safe_join(folder, name, where=where), MAX_TOKENIZER_BYTES)
+    content = parse_object(raw, where=where)
+    ids = _checked_ids(content, where)
+    _check_parts(content, where)
+    files = {TOKENIZER_NAME: raw}
+    for companion in (CONFIG_NAME, MAPPING_NAME, TEMPLATE_NAME):
+        if (data := _companion(folder, companion)) is not None:
+            files[companion] = data
+    specials = _specials(folder, content, files, ids)
+    return TokenizerFiles(content, specials, files, where, ids)
+
+
+def _companion(folder: Path, name: str) -> bytes | None:
+    if not os.path.lexists(folder / name):
+        return None
+    return read_limited(safe_join(folder, name, where=escape(folder)), MAX_COMPANION_BYTES)
+
+
+def _checked_ids(content: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Token -> id of the vocabulary and the added tokens; every id is used once."""
+    model = content.get("model")
+    if not isinstance(model, dict):
+        raise _malformed("there is no `model`", where)
+    if model.get("type", "BPE") != "BPE":
+        raise _malformed(f"the model type is {quote(model['type'])}; Genesis reads BPE tokenizers", where)
+    for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(affix):
+            raise _malformed(f"`model.{affix}` is set, which no supported model uses", where)
+    vocab, merges = model.get("vocab"), model.get("merges")
+    if not isinstance(vocab, dict) or not isinstance(merges, list) or not vocab:
+        raise _malformed("`model.vocab` or `model.merges` is missing", where)
+    ids = dict(vocab)
+    for token in _added(content, where):
+        if ids.setdefault(token["content"], token["id"]) != token["id"]:
+            raise _malformed(f"the added token {quote(token['content'])} has two ids", where)
+    for token, number in ids.items():
+        if type(number) is not int or not 0 <= number < MAX_VOCAB:
+            raise _malformed(f"the id of the token {quote(token)} is {quote(number)}, not below {MAX_VOCAB:,}", where)
+        if len(token) > MAX_TOKEN_CHARS:
+            raise _malformed(f"the token {quote(token)} has more than {MAX_TOKEN_CHARS:,} characters", where)
+    if len(set(ids.values())) < len(ids):
+        raise _malformed("two tokens have the same id", where)
+    return ids
+
+
+def _added(content: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    added = content.get("added_tokens")
+    for token in added if isinstance(added, list) else []:
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str) or not token["content"]:
+            raise _malformed("an entry of `added_tokens` has no text", where)
+        if type(token.get("id")) is not int:
+            raise _malformed(f"the added token {quote(token['content'])} has no id", where)
+    return list(added) if isinstance(added, list) else []
+
+
+def _check_parts(content: Mapping[str, Any], where: str) -> None:
+    """Refuse normalizers, pre-tokenizers and decoders that are not listed, and patterns that match nothing at all."""
+    for name, (members, types) in _TYPES.items():
+        for part in _members(content.get(name), members):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if not isinstance(kind, str) or kind not in types:
+                raise _malformed(f"the {name} has a part of the type {quote(kind)}, which is not supported", where)
+            pattern = part.get("pattern")
+            if isinstance(pattern, dict) and "" in pattern.values():
+                raise _malformed(f"the {name} has an empty pattern", where)
+
+
+def _members(part: Any, key: str) -> Iterator[Any]:
+    """The parts below `part`, with sequences opened; their depth is limited by the JSON's."""
+    if isinstance(part, dict) and part.get("type") == "Sequence" and isinstance(part.get(key), list):
+        for member in part[key]:
+            yield from _members(member, key)
+    elif part is not None:
+        yield part
+
+
+def _specials(
+    folder: Path, content: Mapping[str, Any], files: Mapping[str, bytes], ids: Mapping[str, int]
+) -> dict[str, str | None]:
+    """The texts of bos, eos and pad: by the tokenizer's own files, else by the model's, else by the usual names."""
+    named = [parse_object(files[n], where=escape(folder / n)) for n in (CONFIG_NAME, MAPPING_NAME) if n in files]
+    models = [_model_config(folder, name) for name in ("generation_config.json", "config.json")]
+    by_id = {number: token for token, number in ids.items()}
+    found: dict[str, str | None] = {}
+    for role in ROLES:
+        token = _named_token(named, f"{role}_token", ids, escape(folder))
+        if token is _ABSENT:
+            token = next((by_id[i] for config in models if (i := _id_of(config, role)) in by_id), None)
+        found[role] = token
+    if found["eos"] is None:
+        texts = {token["content"] for token in _added(content, escape(folder))}
+        found["eos"] = next((token for token in END_TOKENS if token in texts), None)
+    if found["eos"] is None:
+        what = "the tokenizer names no end-of-text token, which training needs after each document"
+        raise ModelError(what, where=escape(folder), next=f"name it as eos_token in {CONFIG_NAME}")
+    return found
+
+
+_ABSENT: Any = object()
+
+
+def _named_token(configs: list[dict[str, Any]], key: str, ids: Mapping[str, int], where: str) -> Any:
+    """The token text under `key` of the first config that has the key; `_ABSENT` where none has."""
+    for config in configs:
+        if key not in config:
+            continue
+        value = config[key]
+        text = value.get("content") if isinstance(value, dict) else value
+        if text is None:
+            return None
+        if not isinstance(text, str) or text not in ids:
+            raise ModelError(f"`{key}` is {quote(text)}, which is not in the vocabulary", where=where, next=_NEXT)
+        return text
+    return _ABSENT
+
+
+def _model_config(folder: Path, name: str) -> dict[str, Any]:
+    data = _companion(folder, name)
+    return {} if data is None else parse_object(data, where=escape(folder / name))
+
+
+def _id_of(config: Mapping[str, Any], role: str) -> int:
+    """The id of `role` in a model's config, of a list the first; -1 where there is none."""
+    value = config.get(f"{role}_token_id")
+    if isinstance(value, list) and value:
+        value = value[0]
+    return value if type(value) is int else -1
+
+
+def _malformed(what: str, where: str) -> ModelError:
+    return ModelError(f"the tokenizer cannot be used: {what}", where=where, next=_NEXT)

@@ -1,0 +1,147 @@
+"""Element types and torch's category rule of promotion.
+
+A `DType` is a singleton; its `str()` ends in `.float32`, `.bfloat16` and so on, which is what Triton looks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import ml_dtypes
+import numpy as np
+
+from genesis.errors import DTypeError
+
+__all__ = [
+    "DType",
+    "as_dtype",
+    "bfloat16",
+    "bool_",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "promote_types",
+    "result_type",
+    "uint8",
+]
+
+BOOL, INTEGER, FLOAT = 0, 1, 2  # categories, in the order in which they win
+
+
+class DType:
+    """One element type: its name, numpy's type for it, its size in bytes and its category."""
+
+    __slots__ = ("category", "itemsize", "name", "numpy")
+
+    def __init__(self, name: str, numpy_type: type, category: int) -> None:
+        self.name = name
+        self.numpy: np.dtype = np.dtype(numpy_type)
+        self.itemsize = self.numpy.itemsize
+        self.category = category
+
+    @property
+    def is_floating_point(self) -> bool:
+        return self.category == FLOAT
+
+    def __repr__(self) -> str:
+        return f"genesis.{self.name}"
+
+    def __reduce__(self) -> str:  # copies stay the singleton
+        return "bool_" if self.name == "bool" else self.name
+
+
+float64 = DType("float64", np.float64, FLOAT)
+float32 = DType("float32", np.float32, FLOAT)
+float16 = DType("float16", np.float16, FLOAT)
+bfloat16 = DType("bfloat16", ml_dtypes.bfloat16, FLOAT)
+int64 = DType("int64", np.int64, INTEGER)
+int32 = DType("int32", np.int32, INTEGER)
+int16 = DType("int16", np.int16, INTEGER)
+int8 = DType("int8", np.int8, INTEGER)
+uint8 = DType("uint8", np.uint8, INTEGER)
+bool_ = DType("bool", np.bool_, BOOL)
+
+ALL = (float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool_)
+_BY_NAME = {d.name: d for d in ALL} | {
+    "double": float64,
+    "float": float32,
+    "half": float16,
+    "long": int64,
+    "int": int32,
+}
+_BY_NUMPY = {d.numpy: d for d in ALL}
+_BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}
+
+
+def as_dtype(value: object) -> DType:
+    """The `DType` meant by a DType, a name ("bfloat16"), a numpy dtype or a Python type.
+
+    Raises:
+        DTypeError: if Genesis has no such type.
+    """
+    if isinstance(value, DType):
+        return value
+    found = None
+    if isinstance(value, str):
+        found = _BY_NAME.get(value.removeprefix("genesis.").removeprefix("torch."))
+    elif isinstance(value, type) and value in _BY_PYTHON:
+        found = _BY_PYTHON[value]
+    elif value is not None:  # numpy reads None as float64
+        try:
+            found = _BY_NUMPY.get(np.dtype(value))  # type: ignore[call-overload]
+        except TypeError:
+            found = None
+    if found is None:
+        raise DTypeError(f"{value!r} is not a dtype Genesis has", next=f"use one of {', '.join(d.name for d in ALL)}")
+    return found
+
+
+_SIGNED_BY_SIZE = {1: int8, 2: int16, 4: int32, 8: int64}
+
+
+def promote_types(a: DType, b: DType) -> DType:
+    """The smallest type that both convert to without changing category (torch.promote_types)."""
+    if a is b:
+        return a
+    if a.category != b.category:
+        return a if a.category > b.category else b
+    if a.category == FLOAT:
+        if a.itemsize != b.itemsize:
+            return a if a.itemsize > b.itemsize else b
+        return float32  # float16 with bfloat16
+    if uint8 in (a, b):  # unsigned with signed: one size up from int8, else the signed type
+        signed = b if a is uint8 else a
+        return int16 if signed is int8 else signed
+    return _SIGNED_BY_SIZE[max(a.itemsize, b.itemsize)]
+
+
+def result_type(operands: Iterable[object]) -> DType:
+    """The type an arithmetic op computes in: torch.result_type.
+
+    Operands with dimensions outrank zero-dimensional ones, which outrank Python numbers; a lower rank changes the result
+    only when its category (bool < integer < float) is higher.
+
+    Args:
+        operands: objects with `.dtype` and `.shape`, or Python numbers.
+    """
+    ranks: list[DType | None] = [None, None, None]  # dimensioned, zero-dimensional, Python number
+    for x in operands:
+        dtype = getattr(x, "dtype", None)
+        if isinstance(dtype, DType):
+            rank = 0 if x.shape else 1  # type: ignore[attr-defined]
+        else:
+            rank, dtype = 2, _BY_PYTHON.get(type(x))
+            if dtype is None:
+                raise DTypeError(f"an operand of type {type(x).__name__} is no tensor and no number")
+        known = ranks[rank]
+        ranks[rank] = dtype if known is None else promote_types(known, dtype)
+    result: DType | None = None
+    for dtype in ranks:
+        if dtype is not None and (result is None or dtype.category > result.category):
+            result = dtype
+    assert result is not None, "result_type of no operands"
+    return result

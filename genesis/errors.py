@@ -1,0 +1,132 @@
+"""Every error Genesis raises on purpose, with the exit code of its class.
+
+An error states three things: *what* happened, *where* (file:line, step, op), and what to do *next*. The command line prints
+them as one block on stderr; a library user catches `GenesisError` or the built-in class that each subclass also is.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BusyError",
+    "ConfigError",
+    "DTypeError",
+    "DataError",
+    "DeviceError",
+    "DiskError",
+    "DistributedError",
+    "GenesisError",
+    "GradientError",
+    "IndexRangeError",
+    "InterruptedRun",
+    "ModelError",
+    "NumericError",
+    "OutOfMemoryError",
+    "ShapeError",
+    "UsageError",
+    "escape",
+]
+
+
+def escape(text: object) -> str:
+    """`text` with control characters written as escapes, so that names from files cannot drive a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+class GenesisError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        what: one sentence that names the value found and the value expected.
+        where: file:line, step, op or tensor name; empty where the caller's own line says it.
+        next: what the reader can do now.
+    """
+
+    exit_code = 70
+
+    def __init__(self, what: str, *, where: str = "", next: str = "") -> None:
+        self.what, self.where, self.next = what, where, next
+        super().__init__(" | ".join(part for part in (what, where, next) if part))
+
+
+class UsageError(GenesisError):
+    """The command line itself is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(GenesisError, ValueError):
+    """A configuration file or override is invalid, or differs from the run being resumed."""
+
+    exit_code = 3
+
+
+class DataError(GenesisError, ValueError):
+    """Training or evaluation data cannot be used."""
+
+    exit_code = 4
+
+
+class ModelError(GenesisError, ValueError):
+    """A model folder, a tokenizer or a checkpoint cannot be used."""
+
+    exit_code = 5
+
+
+class DeviceError(GenesisError, RuntimeError):
+    """The machine lacks what was asked for: GPU, driver, architecture, package."""
+
+    exit_code = 6
+
+
+class OutOfMemoryError(GenesisError, MemoryError):
+    """A device or the host has no room for a request."""
+
+    exit_code = 7
+
+
+class DiskError(GenesisError, OSError):
+    """Writing failed: disk full, I/O error, no permission."""
+
+    exit_code = 8
+
+
+class NumericError(GenesisError, ArithmeticError):
+    """A NaN or an infinity where there must be none."""
+
+    exit_code = 9
+
+
+class DistributedError(GenesisError, RuntimeError):
+    """A rank failed or did not answer in time."""
+
+    exit_code = 10
+
+
+class BusyError(GenesisError, RuntimeError):
+    """Another run holds the output folder."""
+
+    exit_code = 11
+
+
+class ShapeError(GenesisError, ValueError):
+    """Shapes that an op cannot combine."""
+
+
+class DTypeError(GenesisError, TypeError):
+    """A dtype that an op does not take."""
+
+
+class IndexRangeError(GenesisError, IndexError):
+    """An index outside its dimension."""
+
+
+class GradientError(GenesisError, RuntimeError):
+    """backward() was asked for something the recorded graph cannot give."""
+
+
+class InterruptedRun(GenesisError):
+    """A signal stopped the run after its state was saved; the exit code is 128 + signal."""
+
+    def __init__(self, what: str, *, signal: int, where: str = "", next: str = "") -> None:
+        super().__init__(what, where=where, next=next)
+        self.exit_code = 128 + signal

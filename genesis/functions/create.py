@@ -1,0 +1,335 @@
+"""Making tensors: from Python and numpy data, filled, counted, like others; and changing their type and device.
+
+Everything takes `dtype` (a DType or its name), `device` (a Device or "cpu", "cuda", "cuda:1") and `requires_grad`.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from genesis import array as arrays
+from genesis.array import Array
+from genesis.autograd.record import TensorBase, apply
+from genesis.backend import Device, as_device, backend_for
+from genesis.dtypes import DType, as_dtype, float32, int64, result_type
+from genesis.errors import DeviceError, DTypeError, ShapeError
+from genesis.functions.elementwise import to_dtype
+from genesis.functions.shape import array_of, sizes_of
+from genesis.ops import create as ops
+from genesis.ops import elementwise
+from genesis.shapes import Shape
+
+METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+__all__ = [
+    "arange",
+    "as_tensor",
+    "empty",
+    "empty_like",
+    "eye",
+    "from_dlpack",
+    "from_numpy",
+    "full",
+    "full_like",
+    "linspace",
+    "ones",
+    "ones_like",
+    "tensor",
+    "to",
+    "zeros",
+    "zeros_like",
+]
+
+
+# --- From data --------------------------------------------------------------------------------------------------------
+
+
+def _wrap(array: Array, requires_grad: bool = False) -> Any:
+    made = TensorBase.wrap(array)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _first_number(data: Any) -> Any:
+    """The first leaf of nested lists."""
+    while isinstance(data, (list, tuple)):
+        if not data:
+            return None
+        data = data[0]
+    return data
+
+
+def _values(data: Any) -> tuple[np.ndarray, DType]:
+    """`data` as numpy, and the dtype torch gives it: Python floats become float32, ints int64; numpy's types stay.
+
+    Raises:
+        ShapeError: for ragged lists.
+        DTypeError: for what holds no numbers.
+    """
+    if isinstance(data, TensorBase):
+        return data.array.numpy(), data.array.dtype
+    try:
+        values = np.asarray(data)
+    except ValueError as error:
+        raise ShapeError("nested lists must have equal lengths at each level") from error
+    if values.dtype.kind in "OUSVcMm" and values.dtype != np.dtype(as_dtype("bfloat16").numpy):
+        first = _first_number(data)
+        raise DTypeError(
+            f"a tensor cannot be made from {type(first if first is not None else data).__name__} values",
+            next="give numbers, bools, numpy arrays or nested lists of them",
+        )
+    typed = isinstance(data, (np.ndarray, np.generic)) or isinstance(
+        _first_number(data), (np.ndarray, np.generic, TensorBase)
+    )
+    if not typed and values.dtype.kind == "f":
+        return values, float32
+    return values, as_dtype(values.dtype)
+
+
+def _placed(values: np.ndarray, dtype: DType, device: Device) -> Array:
+    """A copy of numpy values on a device."""
+    made = arrays.empty(values.shape, dtype, device)
+    with np.errstate(all="ignore"):  # a cast may overflow to inf, as in torch
+        backend_for(device).from_numpy(values, made)
+    return made
+
+
+def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """A tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array.
+
+    Without `dtype`, Python floats become float32, ints int64, bools bool, and numpy's types stay.
+
+    Raises:
+        ShapeError: for ragged lists.
+        DTypeError: for what holds no numbers.
+    """
+    values, found = _values(data)
+    return _wrap(_placed(values, found if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
+
+
+def as_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
+    """`data` as a tensor, without a copy where it is one, or a numpy array, of that type and device."""
+    if isinstance(data, TensorBase):
+        return to(data, dtype=dtype, device=device)
+    if isinstance(data, np.ndarray) and as_device(device).type == "cpu":
+        return to(from_numpy(data), dtype=dtype)
+    return tensor(data, dtype=dtype, device=device)
+
+
+def from_numpy(values: np.ndarray) -> Any:
+    """A tensor over numpy's memory; read-only arrays and negative strides are copied.
+
+    Raises:
+        DTypeError: for what is no numpy array, or of a type Genesis lacks.
+    """
+    if not isinstance(values, np.ndarray):
+        raise DTypeError(f"from_numpy takes a numpy array, got {type(values).__name__}", next="use genesis.tensor()")
+    return _wrap(arrays.from_numpy(values))
+
+
+def from_dlpack(source: Any) -> Any:
+    """A tensor over the memory of any object with `__dlpack__`, on the host.
+
+    Raises:
+        DTypeError: for types that numpy cannot exchange, such as bfloat16.
+    """
+    try:
+        return from_numpy(np.from_dlpack(source))
+    except (BufferError, AttributeError, RuntimeError) as error:
+        raise DTypeError(f"from_dlpack: {type(source).__name__} cannot be taken over: {error}") from error
+
+
+# --- Filled -----------------------------------------------------------------------------------------------------------
+
+
+def _filled(shape: Shape, value: Any, dtype: Any, device: Any, requires_grad: bool) -> Any:
+    if any(s < 0 for s in shape):
+        raise ShapeError(f"a tensor of shape {shape}: sizes are at least 0")
+    chosen = float32 if dtype is None else as_dtype(dtype)
+    array = elementwise.fill(value=value, shape=shape, dtype=chosen, device=as_device(device))
+    return _wrap(array, requires_grad)
+
+
+def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Zeros (float32 unless `dtype` says otherwise)."""
+    return _filled(sizes_of(size), 0, dtype, device, requires_grad)
+
+
+def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Ones (float32 unless `dtype` says otherwise)."""
+    return _filled(sizes_of(size), 1, dtype, device, requires_grad)
+
+
+def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """`fill_value` everywhere; its own type gives the dtype: float32, int64 or bool."""
+    shape = sizes_of((size,)) if not isinstance(size, int) else (size,)
+    value = fill_value.item() if hasattr(fill_value, "item") else fill_value
+    return _filled(shape, value, result_type((value,)) if dtype is None else dtype, device, requires_grad)
+
+
+def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Undefined contents (float32 unless `dtype` says otherwise)."""
+    shape = sizes_of(size)
+    if any(s < 0 for s in shape):
+        raise ShapeError(f"a tensor of shape {shape}: sizes are at least 0")
+    return _wrap(arrays.empty(shape, float32 if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
+
+
+def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """`[n, m]` (square unless m is given) with ones on the diagonal."""
+    made = zeros(n, n if m is None else m, dtype=dtype, device=device)
+    a = made.array
+    diagonal = a.view((min(a.shape),), (a.strides[0] + 1,))
+    if diagonal.size:
+        elementwise.fill(out=diagonal, value=1, shape=diagonal.shape, dtype=a.dtype)
+    return _wrap(a, requires_grad)
+
+
+# --- Counted ----------------------------------------------------------------------------------------------------------
+
+
+def arange(
+    *bounds: Any, step: Any = 1, dtype: Any = None, device: Any = None, requires_grad: bool = False, **named: Any
+) -> Any:
+    """arange(end), arange(start, end) or arange(start, end, step): end is not included.
+
+    Integers give int64, any float float32, unless `dtype` says otherwise.
+
+    Raises:
+        ShapeError: for a step of 0 or one that leads away from the end.
+    """
+    start, end, step = _bounds(bounds, step, named)
+    if not step or (end - start) / step < 0:
+        raise ShapeError(f"arange: from {start} to {end} in steps of {step}")
+    whole = all(isinstance(v, int) for v in (start, end, step))
+    count = -(-(end - start) // step) if whole else math.ceil((end - start) / step)
+    chosen = as_dtype(dtype) if dtype is not None else int64 if whole else float32
+    array = ops.arange(start=start, step=step, count=count, dtype=chosen, device=as_device(device))
+    return _wrap(array, requires_grad)
+
+
+def _bounds(bounds: tuple[Any, ...], step: Any, named: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """(start, end, step) as Python numbers, from the forms arange takes."""
+    unknown = set(named) - {"start", "end"}
+    if unknown or len(bounds) > 3 or (not bounds and "end" not in named):
+        raise ShapeError(f"arange takes end, (start, end) or (start, end, step), got {bounds} {named}")
+    given = list(bounds)
+    if len(given) == 1 and "end" not in named:
+        given.insert(0, named.get("start", 0))
+    start = given[0] if given else named.get("start", 0)
+    end = given[1] if len(given) > 1 else named["end"]
+    step = given[2] if len(given) > 2 else step
+    found = tuple(v.item() if hasattr(v, "item") else v for v in (start, end, step))
+    if not all(isinstance(v, numbers.Real) for v in found):
+        raise DTypeError(f"arange takes numbers, got {found}")
+    return found[0], found[1], found[2]
+
+
+def linspace(
+    start: float, end: float, steps: int, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    """`steps` values from start to end, both included, evenly spaced."""
+    chosen = float32 if dtype is None else as_dtype(dtype)
+    array = ops.linspace(start=start, end=end, count=steps, dtype=chosen, device=as_device(device))
+    return _wrap(array, requires_grad)
+
+
+# --- Like another tensor ----------------------------------------------------------------------------------------------
+
+
+def _as(x: Any, name: str, dtype: Any, device: Any) -> tuple[DType, Device]:
+    a = array_of(x, name)
+    return a.dtype if dtype is None else as_dtype(dtype), a.device if device is None else as_device(device)
+
+
+def full_like(x: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """`fill_value` in x's shape, dtype and device, unless given."""
+    kind, place = _as(x, "full_like", dtype, device)
+    return full(x.array.shape, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
+
+
+def zeros_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Zeros in x's shape, dtype and device, unless given."""
+    return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def ones_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Ones in x's shape, dtype and device, unless given."""
+    return full_like(x, 1, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def empty_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Undefined contents in x's shape, dtype and device, unless given."""
+    kind, place = _as(x, "empty_like", dtype, device)
+    return empty(x.array.shape, dtype=kind, device=place, requires_grad=requires_grad)
+
+
+def new_zeros(x: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Zeros of another shape in x's dtype and on its device."""
+    kind, place = _as(x, "new_zeros", dtype, device)
+    return zeros(*size, dtype=kind, device=place, requires_grad=requires_grad)
+
+
+def new_ones(x: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Ones of another shape in x's dtype and on its device."""
+    kind, place = _as(x, "new_ones", dtype, device)
+    return ones(*size, dtype=kind, device=place, requires_grad=requires_grad)
+
+
+def new_empty(x: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """Undefined contents of another shape in x's dtype and on its device."""
+    kind, place = _as(x, "new_empty", dtype, device)
+    return empty(*size, dtype=kind, device=place, requires_grad=requires_grad)
+
+
+def new_full(
+    x: Any, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    """`fill_value` of another shape in x's dtype and on its device."""
+    kind, place = _as(x, "new_full", dtype, device)
+    return full(size, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
+
+
+def new_tensor(x: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """A tensor of `data` in x's dtype and on its device."""
+    kind, place = _as(x, "new_tensor", dtype, device)
+    return tensor(data, dtype=kind, device=place, requires_grad=requires_grad)
+
+
+# --- Type and device --------------------------------------------------------------------------------------------------
+
+
+def _targets(args: Iterable[Any], dtype: Any, device: Any) -> tuple[Any, Any]:
+    """(dtype, device) from the positional forms of `to`: a dtype, a device, both, or another tensor."""
+    for value in args:
+        if isinstance(value, TensorBase):
+            dtype, device = value.array.dtype, value.array.device
+        elif isinstance(value, Device) or (isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda")):
+            device = value
+        elif value is not None:
+            dtype = value
+    return dtype, device
+
+
+def to(x: Any, *args: Any, dtype: Any = None, device: Any = None, copy: bool = False) -> Any:
+    """x in another dtype, on another device, or both: to(dtype), to(device), to(device, dtype), to(other).
+
+    Returns:
+        x itself where nothing changes, unless `copy`.
+
+    Raises:
+        DeviceError: for a device that this build has no backend for.
+        DTypeError: for what is neither a dtype nor a device.
+    """
+    a = array_of(x, "to")
+    dtype, device = _targets(args, dtype, device)
+    place = a.device if device is None else as_device(device)
+    if place != a.device:
+        backend_for(place)  # raises where there is none
+        raise DeviceError(f"tensors cannot be moved from {a.device} to {place}", next="make them on that device")
+    made = x if dtype is None else to_dtype(x, as_dtype(dtype))
+    return apply(elementwise.copy, x) if copy and made is x else made

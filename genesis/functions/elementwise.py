@@ -1,0 +1,163 @@
+"""Elementwise functions on tensors, named and behaving as torch's; each is a method, too. Names in _ work in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genesis.autograd.record import TensorBase, apply, apply_
+from genesis.dtypes import as_dtype, result_type
+from genesis.errors import DTypeError, ShapeError
+from genesis.functions.make import as_operand, binary, check_operands, inplace, unary
+from genesis.ops import elementwise as ops
+
+METHODS = (
+    "abs", "abs_", "add", "add_", "bitwise_and", "bitwise_and_", "bitwise_not", "bitwise_or", "bitwise_or_",
+    "bitwise_xor", "bitwise_xor_", "ceil", "ceil_", "clamp", "clamp_", "clone", "copy_", "cos", "cos_", "div", "div_",
+    "eq", "erf", "erf_", "exp", "exp2", "exp2_", "exp_", "expm1", "expm1_", "fill_", "floor", "floor_",
+    "floor_divide", "floor_divide_", "ge", "gt", "isfinite", "isinf", "isnan", "le", "left_shift", "lerp", "lerp_",
+    "log", "log10", "log10_", "log1p", "log1p_", "log2", "log2_", "log_", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "lt", "masked_fill", "masked_fill_", "maximum", "minimum", "mul", "mul_", "ne", "neg", "neg_",
+    "pow", "pow_", "reciprocal", "reciprocal_", "remainder", "remainder_", "right_shift", "round", "round_", "rsqrt",
+    "rsqrt_", "sigmoid", "sigmoid_", "sign", "sign_", "sin", "sin_", "sqrt", "sqrt_", "square", "square_", "sub",
+    "sub_", "tan", "tan_", "tanh", "tanh_", "trunc", "trunc_", "zero_",
+)  # fmt: skip
+
+__all__ = [*METHODS, "rsub", "to_dtype", "where"]  # noqa: PLE0604  METHODS holds names
+
+neg, abs, sign, square, reciprocal = (unary(o) for o in (ops.neg, ops.abs, ops.sign, ops.square, ops.reciprocal))
+exp, exp2, expm1 = (unary(o) for o in (ops.exp, ops.exp2, ops.expm1))
+log, log2, log10, log1p = (unary(o) for o in (ops.log, ops.log2, ops.log10, ops.log1p))
+sqrt, rsqrt = unary(ops.sqrt), unary(ops.rsqrt)
+sin, cos, tan, tanh = (unary(o) for o in (ops.sin, ops.cos, ops.tan, ops.tanh))
+sigmoid, erf = unary(ops.sigmoid), unary(ops.erf)
+floor, ceil, trunc, round = (unary(o) for o in (ops.floor, ops.ceil, ops.trunc, ops.round))
+isnan, isinf, isfinite = unary(ops.isnan), unary(ops.isinf), unary(ops.isfinite)
+logical_not, bitwise_not = unary(ops.logical_not), unary(ops.bitwise_not)
+
+mul, pow, remainder = binary(ops.mul), binary(ops.pow), binary(ops.remainder)
+floor_divide = binary(ops.floor_divide)
+maximum, minimum = binary(ops.maximum), binary(ops.minimum)
+eq, ne, lt, le, gt, ge = (binary(o) for o in (ops.eq, ops.ne, ops.lt, ops.le, ops.gt, ops.ge))
+logical_and, logical_or, logical_xor = (binary(o) for o in (ops.logical_and, ops.logical_or, ops.logical_xor))
+bitwise_and, bitwise_or, bitwise_xor = (binary(o) for o in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor))
+left_shift, right_shift = binary(ops.left_shift), binary(ops.right_shift)
+
+neg_, abs_, sign_, square_, reciprocal_ = (inplace(o) for o in (ops.neg, ops.abs, ops.sign, ops.square, ops.reciprocal))
+exp_, exp2_, expm1_ = (inplace(o) for o in (ops.exp, ops.exp2, ops.expm1))
+log_, log2_, log10_, log1p_ = (inplace(o) for o in (ops.log, ops.log2, ops.log10, ops.log1p))
+sqrt_, rsqrt_ = inplace(ops.sqrt), inplace(ops.rsqrt)
+sin_, cos_, tan_, tanh_ = (inplace(o) for o in (ops.sin, ops.cos, ops.tan, ops.tanh))
+sigmoid_, erf_ = inplace(ops.sigmoid), inplace(ops.erf)
+floor_, ceil_, trunc_, round_ = (inplace(o) for o in (ops.floor, ops.ceil, ops.trunc, ops.round))
+mul_, pow_, remainder_ = inplace(ops.mul), inplace(ops.pow), inplace(ops.remainder)
+floor_divide_ = inplace(ops.floor_divide)
+bitwise_and_, bitwise_or_, bitwise_xor_ = (inplace(o) for o in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor))
+div_ = inplace(ops.div)
+lerp_ = inplace(ops.lerp)
+
+
+def _scaled(y: Any, alpha: float) -> Any:
+    """`alpha`·y, as add and sub take it."""
+    if alpha == 1:
+        return y
+    return apply(ops.mul, y, alpha) if isinstance(y, TensorBase) else y * alpha
+
+
+def add(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
+    """x + alpha·y."""
+    x, y = check_operands("add", x, y)
+    return apply(ops.add, x, _scaled(y, alpha), out=out)
+
+
+def sub(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
+    """x - alpha·y."""
+    x, y = check_operands("sub", x, y)
+    return apply(ops.sub, x, _scaled(y, alpha), out=out)
+
+
+def add_(x: Any, y: Any, *, alpha: float = 1) -> Any:
+    """x += alpha·y, in place."""
+    return apply_(ops.add, x, x, _scaled(as_operand(y, "add_"), alpha))
+
+
+def sub_(x: Any, y: Any, *, alpha: float = 1) -> Any:
+    """x -= alpha·y, in place."""
+    return apply_(ops.sub, x, x, _scaled(as_operand(y, "sub_"), alpha))
+
+
+def rsub(x: Any, y: Any) -> Any:
+    """y - x."""
+    return apply(ops.sub, *check_operands("sub", y, x))
+
+
+def div(x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None) -> Any:
+    """x / y; `rounding_mode` "floor" or "trunc" keeps the operands' type."""
+    x, y = check_operands("div", x, y)
+    if rounding_mode == "floor":
+        return apply(ops.floor_divide, x, y, out=out)
+    if rounding_mode == "trunc":
+        array = [v.array if isinstance(v, TensorBase) else v for v in (x, y)]
+        return apply(ops.cast, apply(ops.trunc, apply(ops.div, x, y)), dtype=result_type(array), out=out)
+    if rounding_mode is not None:
+        raise DTypeError(f"rounding_mode {rounding_mode!r} is not None, 'floor' or 'trunc'")
+    return apply(ops.div, x, y, out=out)
+
+
+def clamp(x: Any, min: float | None = None, max: float | None = None, *, out: Any = None) -> Any:
+    """x limited to [min, max]; None leaves a side open."""
+    return apply(ops.clamp, as_operand(x, "clamp"), min=min, max=max, out=out)
+
+
+def clamp_(x: Any, min: float | None = None, max: float | None = None) -> Any:
+    """`clamp` in place."""
+    return apply_(ops.clamp, x, x, min=min, max=max)
+
+
+def lerp(x: Any, end: Any, weight: Any, *, out: Any = None) -> Any:
+    """x + weight·(end - x)."""
+    return apply(ops.lerp, *check_operands("lerp", x, end, weight), out=out)
+
+
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """x where `condition` (bool) holds, else y."""
+    return apply(ops.where, *check_operands("where", condition, x, y))
+
+
+def masked_fill(x: Any, mask: Any, value: Any) -> Any:
+    """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
+    filled = apply(ops.where, *check_operands("masked_fill", mask, value, x))
+    return filled if filled.array.dtype is x.array.dtype else apply(ops.cast, filled, dtype=x.array.dtype)
+
+
+def masked_fill_(x: Any, mask: Any, value: Any) -> Any:
+    """`masked_fill` in place."""
+    return apply_(ops.where, x, *check_operands("masked_fill_", mask, value, x))
+
+
+def to_dtype(x: Any, dtype: Any) -> Any:
+    """x in another dtype; x itself where it has it already."""
+    dtype = as_dtype(dtype)
+    return x if x.array.dtype is dtype else apply(ops.cast, x, dtype=dtype)
+
+
+def clone(x: Any) -> Any:
+    """A copy in fresh contiguous memory, on the tape."""
+    return apply(ops.copy, x)
+
+
+def copy_(x: Any, source: Any) -> Any:
+    """Overwrite x with `source` (broadcast, cast to x's dtype)."""
+    return apply_(ops.overwrite, x, x, as_operand(source, "copy_"))
+
+
+def fill_(x: Any, value: Any) -> Any:
+    """Every element becomes `value`, a number or a tensor without dimensions."""
+    value = as_operand(value, "fill_")
+    if isinstance(value, TensorBase) and value.array.shape:
+        raise ShapeError(f"fill_ takes a number or a tensor without dimensions, got shape {value.array.shape}")
+    return apply_(ops.overwrite, x, x, value)
+
+
+def zero_(x: Any) -> Any:
+    """Every element becomes 0."""
+    return fill_(x, 0)

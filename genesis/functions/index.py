@@ -1,0 +1,389 @@
+"""Indexing functions on tensors: `x[index]`, `x[index] = value`, and torch's gather, scatter, select and put families.
+
+`genesis.indexing` decides what an index does; here it is run and recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.autograd.modes import is_grad_enabled
+from genesis.autograd.record import TensorBase, apply, apply_
+from genesis.dtypes import INTEGER, bool_, int64
+from genesis.errors import DTypeError, ShapeError
+from genesis.functions.elementwise import copy_, fill_, to_dtype
+from genesis.functions.shape import array_of, expand, flatten, reshape
+from genesis.indexing import Kind, plan_get, plan_set
+from genesis.ops import elementwise
+from genesis.ops import index as ops
+from genesis.ops import shape as views
+from genesis.ops.create import arange
+from genesis.shapes import Shape, broadcast_shapes, normalize_axis
+
+METHODS = (
+    "gather",
+    "index_add",
+    "index_add_",
+    "index_copy",
+    "index_copy_",
+    "index_fill",
+    "index_fill_",
+    "index_put",
+    "index_put_",
+    "index_select",
+    "masked_scatter",
+    "masked_scatter_",
+    "masked_select",
+    "scatter",
+    "scatter_",
+    "scatter_add",
+    "scatter_add_",
+    "take_along_dim",
+)
+
+__all__ = [*METHODS, "getitem", "setitem"]  # noqa: PLE0604  METHODS holds names
+
+
+# --- x[index] ---------------------------------------------------------------------------------------------------------
+
+
+def _arrays_in(index: Any) -> Any:
+    """The index with its tensors replaced by their arrays."""
+    if isinstance(index, tuple):
+        return tuple(_arrays_in(e) for e in index)
+    if isinstance(index, list) and any(isinstance(e, TensorBase) for e in index):
+        return np.asarray([e.array.numpy() if isinstance(e, TensorBase) else e for e in index])
+    return index.array if isinstance(index, TensorBase) else index
+
+
+def getitem(x: Any, index: Any) -> Any:
+    """`x[index]`: a view for ints, slices, None and Ellipsis; a copy where integer arrays or masks take part.
+
+    Raises:
+        IndexRangeError: naming dimension, size and index.
+        DTypeError: for index tensors that are neither integers nor bools.
+    """
+    plan = plan_get(x.array, _arrays_in(index))
+    if plan.kind is Kind.VIEW:
+        return apply(views.slice, x, items=plan.items or ())
+    part = x if plan.items is None else apply(views.slice, x, items=plan.items)
+    return apply(ops.index_get, part, *plan.indices, dims=plan.dims, named=plan.named)
+
+
+def setitem(x: Any, index: Any, value: Any) -> None:
+    """`x[index] = value`: changes x's memory; the value broadcasts and is cast to x's dtype.
+
+    Where integer arrays repeat an index, the last value stays.
+
+    Raises:
+        IndexRangeError, DTypeError: as `getitem`.
+        ShapeError: if the value does not broadcast to what is indexed.
+    """
+    value = _as_value(value, x.array)
+    number = not isinstance(value, TensorBase)
+    plan = plan_set(x.array, _arrays_in(index), number or not value.array.shape)
+    part = x if plan.items is None else apply(views.slice, x, items=plan.items)
+    if not number:
+        value = _fitting(value, plan.shape)
+    if plan.mask is not None:
+        # written under the mask, so that nothing has to be counted
+        apply_(elementwise.where, part, plan.mask, value if number else to_dtype(value, x.array.dtype), part)
+    elif plan.kind is Kind.SCATTER:
+        _write(part, value, plan.indices, plan.dims, named=plan.named)
+    elif number:
+        fill_(part, value)
+    elif not _same_memory(part.array, value.array):  # after x[i] += 1 the value is the part itself
+        copy_(part, value)
+
+
+def _as_value(value: Any, x: Array) -> Any:
+    """What is assigned: a tensor, or a number that x's dtype can hold."""
+    if isinstance(value, TensorBase):
+        return value
+    if isinstance(value, (list, tuple, np.ndarray)) and np.ndim(value):
+        from genesis.functions.create import as_tensor
+
+        return as_tensor(np.asarray(value))
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.item()
+    if not isinstance(value, (bool, int, float)):
+        raise DTypeError(f"a value of type {type(value).__name__} cannot be assigned to elements")
+    if x.dtype is bool_:
+        return bool(value)
+    if x.dtype.category != INTEGER:
+        return value
+    limits = np.iinfo(x.dtype.numpy)
+    if not limits.min <= value <= limits.max:  # also for NaN
+        raise DTypeError(f"{value} does not fit into {x.dtype}, which holds {limits.min} to {limits.max}")
+    return int(value)
+
+
+def _fitting(value: Any, shape: Shape) -> Any:
+    """`value` without leading dimensions of size 1 that `shape` has no place for."""
+    given = value.array.shape
+    extra = len(given) - len(shape)
+    if extra > 0 and all(s == 1 for s in given[:extra]):
+        value = apply(views.reshape, value, shape=given[extra:])
+    given = value.array.shape
+    if len(given) > len(shape) or any(v not in (1, s) for v, s in zip(given[::-1], shape[::-1], strict=False)):
+        raise ShapeError(f"a value of shape {given} cannot be assigned to an index of shape {shape}")
+    return value
+
+
+def _same_memory(a: Array, b: Array) -> bool:
+    return a.storage is b.storage and (a.offset, a.shape, a.strides) == (b.offset, b.shape, b.strides)
+
+
+def _write(
+    x: Any, values: Any, indices: tuple[Any, ...], dims: Shape, *, accumulate: bool = False, named: Shape | None = None
+) -> Any:
+    """Values written (or added) at index arrays of x, in place."""
+    if is_grad_enabled() and any(isinstance(v, TensorBase) and v.requires_grad for v in (x, values)):
+        return apply_(ops.index_put, x, x, values, *indices, dims=dims, accumulate=accumulate, named=named)
+    # nothing to record: only the indexed elements are touched
+    given = (v.array if isinstance(v, TensorBase) else v for v in (x, values, *indices))
+    ops.index_put_(*given, dims=dims, accumulate=accumulate, named=named)
+    return x
+
+
+# --- Whole slices by an index vector ----------------------------------------------------------------------------------
+
+
+def _vector(name: str, x: Any, dim: int, index: Any) -> int:
+    """The dimension, for an index of at most one dimension that suits x."""
+    shape, given = array_of(x, name).shape, array_of(index, name)
+    if given.ndim > 1 or given.dtype.category != INTEGER:
+        raise ShapeError(f"{name}: the index must be a vector of integers, got shape {given.shape}, {given.dtype}")
+    if not shape:
+        raise ShapeError(f"{name}: the tensor has no dimensions")
+    return normalize_axis(dim, len(shape))
+
+
+def _slices(name: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, Any]:
+    """(dimension, index as a vector) for a source that has one slice for each index.
+
+    Raises:
+        ShapeError: if it has not.
+    """
+    dim = _vector(name, x, dim, index)
+    index = reshape(index, -1) if index.array.size else index
+    shape = x.array.shape
+    expected = (*shape[:dim], index.array.size, *shape[dim + 1 :])
+    if array_of(source, name).shape != expected:
+        raise ShapeError(f"{name}: the source has shape {source.array.shape}, expected {expected}")
+    return dim, index
+
+
+def index_select(x: Any, dim: int, index: Any) -> Any:
+    """The slices `index` (a vector) of dimension `dim`, copied."""
+    dim = _vector("index_select", x, dim, index)
+    return apply(ops.index_get, x, reshape(index, -1) if not index.array.shape else index, dims=(dim,))
+
+
+def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Any:
+    """x with alpha·source added to the slices `index` of dimension `dim`; repeated indices add up."""
+    dim, index = _slices("index_add", x, dim, index, source)
+    return apply(ops.index_put, x, _times(source, alpha), index, dims=(dim,), accumulate=True)
+
+
+def index_add_(x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Any:
+    """`index_add` in place."""
+    dim, index = _slices("index_add_", x, dim, index, source)
+    return _write(x, _times(source, alpha), (index,), (dim,), accumulate=True)
+
+
+def _times(source: Any, alpha: float) -> Any:
+    return source if alpha == 1 else apply(elementwise.mul, source, alpha)
+
+
+def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
+    """x with the slices `index` of dimension `dim` replaced by those of `source`; the last of repeated ones stays."""
+    dim, index = _slices("index_copy", x, dim, index, source)
+    return apply(ops.index_put, x, source, index, dims=(dim,))
+
+
+def index_copy_(x: Any, dim: int, index: Any, source: Any) -> Any:
+    """`index_copy` in place."""
+    dim, index = _slices("index_copy_", x, dim, index, source)
+    return _write(x, source, (index,), (dim,))
+
+
+def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
+    """x with `value` (a number or a tensor of one element) in the slices `index` of dimension `dim`."""
+    dim = _vector("index_fill", x, dim, index)
+    return apply(ops.index_put, x, _as_value(value, x.array), index, dims=(dim,))
+
+
+def index_fill_(x: Any, dim: int, index: Any, value: Any) -> Any:
+    """`index_fill` in place."""
+    dim = _vector("index_fill_", x, dim, index)
+    return _write(x, _as_value(value, x.array), (index,), (dim,))
+
+
+# --- Put at several indices -------------------------------------------------------------------------------------------
+
+
+def _put_plan(name: str, x: Any, indices: Any, values: Any) -> tuple[Any, tuple[Array, ...], Shape]:
+    """(value, index arrays, dims) for a tuple of index tensors over the leading dimensions."""
+    given = [array_of(i, name) for i in indices]
+    # without dimensions an index would count as basic indexing and take its dimension away
+    vectors = [i.view((1,), (1,)) if not i.shape else i for i in given]
+    plan = plan_get(array_of(x, name), tuple(vectors))
+    if not plan.indices:
+        raise ShapeError(f"{name}: needs at least one index tensor", next="use x[...] = value")
+    value = _as_value(values, x.array)
+    return _fitting(value, plan.shape) if isinstance(value, TensorBase) else value, plan.indices, plan.dims
+
+
+def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """x with `values` written at the index tensors `indices` (a tuple, over the leading dimensions), or added there.
+
+    Raises:
+        IndexRangeError: naming dimension, size and index.
+    """
+    value, arrays, dims = _put_plan("index_put", x, indices, values)
+    return apply(ops.index_put, x, value, *arrays, dims=dims, accumulate=accumulate)
+
+
+def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """`index_put` in place."""
+    value, arrays, dims = _put_plan("index_put_", x, indices, values)
+    return _write(x, value, arrays, dims, accumulate=accumulate)
+
+
+# --- Element by element along one dimension ---------------------------------------------------------------------------
+
+
+def _grid(name: str, x: Any, dim: int, index: Any) -> tuple[int, tuple[Any, ...]]:
+    """(dimension, an index for every dimension): `index` along `dim`, each element's own position along the others."""
+    shape, given = array_of(x, name).shape, array_of(index, name)
+    if given.dtype.category != INTEGER:
+        raise DTypeError(f"{name}: the index is {given.dtype}, expected integers")
+    dim = normalize_axis(dim, len(shape))
+    if given.ndim != len(shape) or any(
+        g > s for d, (g, s) in enumerate(zip(given.shape, shape, strict=True)) if d != dim
+    ):
+        raise ShapeError(f"{name}: an index of shape {given.shape} does not suit a tensor of shape {shape}, dim {dim}")
+    places = [
+        index
+        if d == dim
+        else arange(start=0, step=1, count=n, dtype=int64, device=given.device).view(
+            tuple(n if i == d else 1 for i in range(len(shape))), (0,) * d + (1,) + (0,) * (len(shape) - d - 1)
+        )
+        for d, n in enumerate(given.shape)
+    ]
+    return dim, tuple(places)
+
+
+def _along(name: str, x: Any, dim: int, index: Any) -> tuple[Any, tuple[Any, ...], Shape]:
+    """(x with at least one dimension, its indices, all its dimensions)."""
+    if not array_of(x, name).shape:
+        x = apply(views.reshape, x, shape=(1,))
+        index = reshape(index, -1)
+    _, places = _grid(name, x, dim, index)
+    return x, places, tuple(range(x.array.ndim))
+
+
+def gather(x: Any, dim: int, index: Any) -> Any:
+    """y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; the result has the shape of `index`."""
+    source, places, dims = _along("gather", x, dim, index)
+    found = apply(ops.index_get, source, *places, dims=dims)
+    return found if found.array.shape == index.array.shape else reshape(found, index.array.shape)
+
+
+def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Any:
+    """`gather` whose index and tensor broadcast against each other outside `dim`; without dim over the flat tensor."""
+    if dim is None:
+        return gather(flatten(x), 0, flatten(indices))
+    shape, given = array_of(x, "take_along_dim").shape, array_of(indices, "take_along_dim").shape
+    dim = normalize_axis(dim, len(shape))
+    if len(shape) != len(given):
+        raise ShapeError(f"take_along_dim: indices of shape {given} for a tensor of shape {shape}")
+    common = broadcast_shapes(
+        (*shape[:dim], 1, *shape[dim + 1 :]),
+        (*given[:dim], 1, *given[dim + 1 :]),
+    )
+    wide = (*common[:dim], shape[dim], *common[dim + 1 :])
+    index = (*common[:dim], given[dim], *common[dim + 1 :])
+    return gather(expand(x, wide), dim, expand(indices, index))
+
+
+def _source(name: str, x: Any, index: Any, src: Any) -> Any:
+    """What scatter writes: a number, or the part of `src` that `index` covers."""
+    if not isinstance(src, TensorBase):
+        return _as_value(src, x.array)
+    given, shape = src.array.shape, index.array.shape
+    if len(given) != len(shape) or any(g < s for g, s in zip(given, shape, strict=True)):
+        raise ShapeError(f"{name}: a source of shape {given} for an index of shape {shape}")
+    if given != shape:
+        src = apply(views.slice, src, items=tuple((0, n, 1) for n in shape))
+    return to_dtype(src, x.array.dtype)
+
+
+def _scatter(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool) -> Any:
+    value = _source(name, x, index, src)
+    target, places, dims = _along(name, x, dim, index)
+    found = apply(ops.index_put, target, value, *places, dims=dims, accumulate=accumulate)
+    return found if found.array.shape == x.array.shape else reshape(found, x.array.shape)
+
+
+def _scatter_(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool) -> Any:
+    value = _source(name, x, index, src)
+    target, places, dims = _along(name, x, dim, index)
+    _write(target, value, places, dims, accumulate=accumulate)
+    return x
+
+
+def scatter(x: Any, dim: int, index: Any, src: Any) -> Any:
+    """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
+    return _scatter("scatter", x, dim, index, src, False)
+
+
+def scatter_(x: Any, dim: int, index: Any, src: Any) -> Any:
+    """`scatter` in place."""
+    return _scatter_("scatter_", x, dim, index, src, False)
+
+
+def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
+    """x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes add up in order."""
+    return _scatter("scatter_add", x, dim, index, src, True)
+
+
+def scatter_add_(x: Any, dim: int, index: Any, src: Any) -> Any:
+    """`scatter_add` in place."""
+    return _scatter_("scatter_add_", x, dim, index, src, True)
+
+
+# --- Masks ------------------------------------------------------------------------------------------------------------
+
+
+def masked_select(x: Any, mask: Any) -> Any:
+    """The elements where `mask` holds (both broadcast), in row-major order, as a vector."""
+    shape = broadcast_shapes(array_of(x, "masked_select").shape, array_of(mask, "masked_select").shape)
+    return getitem(expand(x, shape), expand(mask, shape))
+
+
+def masked_scatter_(x: Any, mask: Any, source: Any) -> Any:
+    """The elements of x where `mask` (which broadcasts to x) holds become those of `source`, in order, in place.
+
+    Raises:
+        ShapeError: if the source has fewer elements than the mask selects.
+    """
+    shape = array_of(x, "masked_scatter").shape
+    plan = plan_get(x.array, expand(mask, shape).array)
+    count = plan.shape[0]
+    if array_of(source, "masked_scatter").size < count:
+        raise ShapeError(f"masked_scatter: the mask selects {count} elements, the source has {source.array.size}")
+    values = apply(views.slice, reshape(source, -1) if source.array.size else flatten(source), items=((0, count, 1),))
+    part = x if plan.items is None else apply(views.slice, x, items=plan.items)
+    _write(part, to_dtype(values, x.array.dtype), plan.indices, plan.dims)
+    return x
+
+
+def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    """`masked_scatter_` on a copy of x, broadcast to the mask's shape."""
+    shape = broadcast_shapes(array_of(x, "masked_scatter").shape, array_of(mask, "masked_scatter").shape)
+    return masked_scatter_(apply(elementwise.copy, expand(x, shape)), mask, source)

@@ -1,0 +1,241 @@
+"""Linear algebra on tensors, named and behaving as torch's: products of matrices and vectors, and einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from genesis.autograd.record import apply
+from genesis.errors import ShapeError
+from genesis.functions import elementwise
+from genesis.functions.shape import array_of, diagonal, expand, permute, reshape, unsqueeze
+from genesis.ops import linalg as ops
+from genesis.ops.reduce import sum_to_shape
+from genesis.shapes import Shape, broadcast_shapes, numel
+
+METHODS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "outer")
+
+__all__ = [*METHODS, "einsum", "linear"]  # noqa: PLE0604  METHODS holds names
+
+
+def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
+    """Check the number of dimensions of each operand."""
+    shapes = [array_of(t, name).shape for t in tensors]
+    if any(len(s) != n for s, n in zip(shapes, ndims, strict=True)):
+        listed = " and ".join(str(s) for s in shapes)
+        wanted = " and ".join(str(n) for n in ndims)
+        raise ShapeError(f"{name}: shapes {listed}, expected {wanted} dimensions", next="use matmul, which broadcasts")
+
+
+def matmul(x: Any, y: Any, *, out: Any = None) -> Any:
+    """x @ y: matrices in the last two dimensions, batches broadcast, a vector is a row (left) or a column (right)."""
+    array_of(x, "matmul"), array_of(y, "matmul")
+    return apply(ops.matmul, x, y, out=out)
+
+
+def rmatmul(x: Any, y: Any) -> Any:
+    """y @ x, for the reflected operator."""
+    return matmul(y, x)
+
+
+def mm(x: Any, y: Any, *, out: Any = None) -> Any:
+    """`[n, k]` @ `[k, m]`."""
+    _need("mm", (2, 2), x, y)
+    return apply(ops.matmul, x, y, out=out)
+
+
+def bmm(x: Any, y: Any, *, out: Any = None) -> Any:
+    """`[b, n, k]` @ `[b, k, m]`, without broadcasting."""
+    _need("bmm", (3, 3), x, y)
+    if x.array.shape[0] != y.array.shape[0]:
+        raise ShapeError(f"bmm: {x.array.shape[0]} and {y.array.shape[0]} matrices", next="use matmul to broadcast")
+    return apply(ops.matmul, x, y, out=out)
+
+
+def mv(x: Any, y: Any, *, out: Any = None) -> Any:
+    """`[n, k]` @ `[k]`."""
+    _need("mv", (2, 1), x, y)
+    return apply(ops.matmul, x, y, out=out)
+
+
+def dot(x: Any, y: Any, *, out: Any = None) -> Any:
+    """The sum of products of two vectors."""
+    _need("dot", (1, 1), x, y)
+    return apply(ops.matmul, x, y, out=out)
+
+
+def outer(x: Any, y: Any, *, out: Any = None) -> Any:
+    """`[n]` and `[m]` to the `[n, m]` products of their elements."""
+    _need("outer", (1, 1), x, y)
+    return elementwise.mul(unsqueeze(x, 1), y, out=out)
+
+
+def _scaled_sum(x: Any, product: Any, beta: float, alpha: float) -> Any:
+    """beta·x + alpha·product; with beta = 0, x is not read (it may hold NaN)."""
+    product = product if alpha == 1 else elementwise.mul(product, alpha)
+    if beta == 0:
+        return product
+    return elementwise.add(product, x if beta == 1 else elementwise.mul(x, beta))
+
+
+def addmm(x: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """beta·x + alpha·(mat1 @ mat2); x broadcasts."""
+    return _scaled_sum(x, mm(mat1, mat2), beta, alpha)
+
+
+def addmv(x: Any, mat: Any, vec: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """beta·x + alpha·(mat @ vec); x broadcasts."""
+    return _scaled_sum(x, mv(mat, vec), beta, alpha)
+
+
+def baddbmm(x: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """beta·x + alpha·(batch1 @ batch2); x broadcasts."""
+    return _scaled_sum(x, bmm(batch1, batch2), beta, alpha)
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """x·Wᵀ + b for x `[..., in]`, weight `[out, in]`, bias `[out]`."""
+    array_of(x, "linear"), array_of(weight, "linear")
+    return apply(ops.linear, x, weight) if bias is None else apply(ops.linear, x, weight, bias)
+
+
+# --- einsum -----------------------------------------------------------------------------------------------------------
+#
+# Labels are single characters; the dimensions of an ellipsis get labels of their own, numbered from the right so that
+# they align as broadcasting does. Operands are contracted from left to right.
+
+_DOTS = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _labels(term: str, ndim: int, equation: str) -> tuple[str, ...]:
+    """The label of each of an operand's dimensions.
+
+    Raises:
+        ShapeError: naming the equation and the term.
+    """
+    head, dots, tail = term.partition("...")
+    letters = head + tail
+    if not all(c.isascii() and c.isalpha() for c in letters):
+        raise ShapeError(f"einsum: the term {term!r} of {equation!r} has characters other than letters and one ...")
+    missing = ndim - len(letters)
+    if missing < 0 or (missing and not dots):
+        raise ShapeError(f"einsum: the term {term!r} of {equation!r} does not suit an operand of {ndim} dimensions")
+    return (*head, *(f"{_DOTS}{missing - i}" for i in range(missing)), *tail)
+
+
+def _output_labels(given: str | None, terms: list[tuple[str, ...]], equation: str) -> tuple[str, ...]:
+    """The labels of the result: as written, or those that occur once, sorted, after the ellipsis."""
+    everywhere = [label for term in terms for label in term]
+    dots = sorted({label for label in everywhere if label[0] == _DOTS}, key=lambda d: -int(d[1:]))
+    if given is None:
+        return (*dots, *sorted(x for x in set(everywhere) if x[0] != _DOTS and everywhere.count(x) == 1))
+    head, found, tail = given.partition("...")
+    out = (*head, *(dots if found else ()), *tail)
+    if len(set(out)) != len(out) or any(label not in everywhere for label in out):
+        raise ShapeError(f"einsum: the result {given!r} of {equation!r} repeats a label or names one no operand has")
+    return out
+
+
+def _sum_out(x: Any, labels: tuple[str, ...], keep: set[str]) -> tuple[Any, tuple[str, ...]]:
+    """x summed over the labels that are not in `keep`."""
+    kept = tuple(label for label in labels if label in keep)
+    if kept == labels:
+        return x, labels
+    shape = x.array.shape
+    ones = tuple(s if label in keep else 1 for s, label in zip(shape, labels, strict=True))
+    summed = apply(sum_to_shape, x, shape=ones)
+    return reshape(summed, *(s for s, label in zip(shape, labels, strict=True) if label in keep)), kept
+
+
+def _distinct(x: Any, labels: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+    """x with each label once: repeated ones become the diagonal."""
+    for label in set(labels):
+        while labels.count(label) > 1:
+            first = labels.index(label)
+            second = labels.index(label, first + 1)
+            shape = x.array.shape
+            if shape[first] != shape[second]:
+                raise ShapeError(f"einsum: label {label!r} stands for sizes {shape[first]} and {shape[second]}")
+            x = diagonal(x, 0, first, second)
+            labels = (*(name for i, name in enumerate(labels) if i not in (first, second)), label)
+    return x, labels
+
+
+def _ordered(x: Any, labels: tuple[str, ...], order: Sequence[str], sizes: dict[str, int]) -> Any:
+    """x with its dimensions in `order`, all of full size: missing ones and those of size 1 are repeated (views)."""
+    present = [label for label in order if label in labels]
+    x = permute(x, *(labels.index(label) for label in present))
+    found = dict(zip(present, x.array.shape, strict=True))
+    x = reshape(x, *(found.get(label, 1) for label in order))
+    target = tuple(sizes[label] for label in order)
+    return x if x.array.shape == target else expand(x, target)
+
+
+def _contract(
+    a: Any, a_labels: tuple[str, ...], b: Any, b_labels: tuple[str, ...], keep: set[str], sizes: dict[str, int]
+) -> tuple[Any, tuple[str, ...]]:
+    """The product of two operands, summed over the labels that neither `keep` nor the rest needs."""
+    a, a_labels = _sum_out(a, a_labels, keep | set(b_labels))
+    b, b_labels = _sum_out(b, b_labels, keep | set(a_labels))
+    shared = [label for label in a_labels if label in b_labels]
+    batch = [label for label in shared if label in keep]
+    inner = [label for label in shared if label not in keep]
+    left = [label for label in a_labels if label not in shared]
+    right = [label for label in b_labels if label not in shared]
+    order = (*batch, *left, *right)
+    if not inner:
+        wide = sizes | dict.fromkeys((*left, *right), 1)
+        x = _ordered(a, a_labels, order, wide | {label: sizes[label] for label in left})
+        y = _ordered(b, b_labels, order, wide | {label: sizes[label] for label in right})
+        return elementwise.mul(x, y), order
+
+    def merged(*groups: Sequence[str]) -> tuple[int, ...]:
+        return tuple(numel([sizes[label] for label in group]) for group in groups)
+
+    x = reshape(_ordered(a, a_labels, (*batch, *left, *inner), sizes), merged(batch, left, inner))
+    y = reshape(_ordered(b, b_labels, (*batch, *inner, *right), sizes), merged(batch, inner, right))
+    if not batch:
+        x, y = reshape(x, x.array.shape[1:]), reshape(y, y.array.shape[1:])
+    return reshape(apply(ops.matmul, x, y), tuple(sizes[label] for label in order)), order
+
+
+def _sizes(terms: list[tuple[str, ...]], shapes: list[Shape], equation: str) -> dict[str, int]:
+    """The size that each label stands for; operands of size 1 broadcast."""
+    sizes: dict[str, int] = {}
+    for labels, shape in zip(terms, shapes, strict=True):
+        for label, size in zip(labels, shape, strict=True):
+            try:
+                sizes[label] = broadcast_shapes((sizes.get(label, 1),), (size,))[0]
+            except ShapeError:
+                shown = "..." if label[0] == _DOTS else label
+                raise ShapeError(
+                    f"einsum: {shown!r} in {equation!r} stands for sizes {sizes[label]} and {size}"
+                ) from None
+    return sizes
+
+
+def einsum(equation: str, *operands: Any) -> Any:
+    """Products of elements summed over labels, as `"bij,bjk->bik"` says.
+
+    Without `->` the result has the labels that occur once, in alphabetical order, after the dimensions of `...`. A
+    label that an operand repeats takes the diagonal.
+
+    Raises:
+        ShapeError: naming the equation, and the term or label that does not fit.
+    """
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    written = inputs.split(",")
+    if len(written) != len(operands):
+        raise ShapeError(f"einsum: {equation!r} has {len(written)} terms for {len(operands)} operands")
+    terms = [_labels(t, array_of(x, "einsum").ndim, equation) for t, x in zip(written, operands, strict=True)]
+    out = _output_labels(output if arrow else None, terms, equation)
+    made: list[tuple[Any, tuple[str, ...]]] = [_distinct(x, t) for x, t in zip(operands, terms, strict=True)]
+    sizes = _sizes([labels for _, labels in made], [x.array.shape for x, _ in made], equation)
+    x, labels = made[0]
+    for i, (y, more) in enumerate(made[1:], 2):
+        needed = set(out).union(*(rest for _, rest in made[i:]))
+        x, labels = _contract(x, labels, y, more, needed, sizes)
+    x, labels = _sum_out(x, labels, set(out))
+    return permute(x, *(labels.index(label) for label in out)) if labels != out else x

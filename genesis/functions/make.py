@@ -1,0 +1,71 @@
+"""Makers of user-level functions from ops: the function form, which is also the method, and the in-place twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from genesis.autograd.record import TensorBase, apply, apply_
+from genesis.errors import DTypeError
+from genesis.op import Op
+
+__all__ = ["as_operand", "binary", "check_operands", "inplace", "unary"]
+
+Made = Callable[..., Any]
+
+
+def as_operand(value: Any, name: str) -> Any:
+    """A tensor, or a Python number (numpy scalars become one).
+
+    Raises:
+        DTypeError: for anything else, naming the function.
+    """
+    if isinstance(value, (TensorBase, bool, int, float)):
+        return value
+    item = getattr(value, "item", None)
+    if item is not None and getattr(value, "ndim", None) == 0:
+        return item()
+    raise DTypeError(
+        f"{name} takes tensors and numbers, got {type(value).__name__}", next="wrap it with genesis.tensor()"
+    )
+
+
+def check_operands(name: str, *values: Any) -> tuple[Any, ...]:
+    """All operands checked, at least one of them a tensor."""
+    checked = tuple(as_operand(v, name) for v in values)
+    if not any(isinstance(v, TensorBase) for v in checked):
+        raise DTypeError(f"{name} needs at least one tensor", next="wrap a number with genesis.tensor()")
+    return checked
+
+
+def _named(function: Made, op: Op, suffix: str = "") -> Made:
+    function.__name__ = function.__qualname__ = op.name + suffix
+    function.__doc__ = op.reference.__doc__ or f"{op.name}, elementwise; see `genesis.ops`."
+    return function
+
+
+def unary(op: Op) -> Made:
+    """`f(x, *, out=None)`."""
+
+    def function(x: Any, *, out: Any = None) -> Any:
+        return apply(op, *check_operands(op.name, x), out=out)
+
+    return _named(function, op)
+
+
+def binary(op: Op) -> Made:
+    """`f(x, y, *, out=None)`; one operand may be a number."""
+
+    def function(x: Any, y: Any, *, out: Any = None) -> Any:
+        return apply(op, *check_operands(op.name, x, y), out=out)
+
+    return _named(function, op)
+
+
+def inplace(op: Op) -> Made:
+    """`x.f_(*operands)`: overwrites x with the result and returns x."""
+
+    def function(x: Any, *operands: Any) -> Any:
+        return apply_(op, x, x, *(as_operand(v, op.name + "_") for v in operands))
+
+    return _named(function, op, "_")

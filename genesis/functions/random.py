@@ -1,0 +1,241 @@
+"""Random tensors, named and behaving as torch's; the numbers are Genesis's own (see `genesis.ops.random`).
+
+Every function draws from `generator`, or from the default one that `genesis.manual_seed` seeds, and moves it on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genesis.autograd.record import TensorBase, apply, apply_
+from genesis.backend import as_device
+from genesis.dtypes import DType, as_dtype, float32, float64, int64
+from genesis.errors import UsageError
+from genesis.functions.elementwise import copy_
+from genesis.functions.shape import array_of, expand, sizes_of
+from genesis.op import Op
+from genesis.ops import elementwise
+from genesis.ops import random as ops
+from genesis.random import Generator, default_generator
+from genesis.shapes import Shape, numel
+
+METHODS = ("bernoulli", "bernoulli_", "multinomial", "normal_", "random_", "uniform_")
+
+__all__ = [  # noqa: PLE0604  METHODS holds names
+    *METHODS,
+    "dropout",
+    "normal",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "randperm",
+]
+
+
+def _reserve(generator: Generator | None, words: int) -> dict[str, Any]:
+    """Seed and offset of the next `words` 32-bit words, as attributes of an op."""
+    seed, offset = (default_generator if generator is None else generator).reserve(words)
+    return {"seed": seed, "offset": offset}
+
+
+def _words(op: Op, dtype: DType, shape: Shape) -> int:
+    return 2 * numel(shape) if op is ops.randint else ops.words_for(dtype, shape)
+
+
+def _create(
+    op: Op, shape: Shape, generator: Generator | None, dtype: Any, device: Any, requires_grad: bool, **attrs: Any
+) -> Any:
+    dtype = as_dtype(dtype)
+    attrs |= {"shape": shape, "dtype": dtype}
+    op.infer(seed=0, offset=0, **attrs)  # wrong arguments must not move the generator
+    drawn = _reserve(generator, _words(op, dtype, shape))
+    made = apply(op, **drawn, **attrs, device=as_device(device))
+    return made.requires_grad_() if requires_grad else made
+
+
+def _overwrite(op: Op, x: Any, generator: Generator | None, **attrs: Any) -> Any:
+    array = array_of(x, op.name + "_")
+    attrs |= {"shape": array.shape, "dtype": array.dtype}
+    op.infer(seed=0, offset=0, **attrs)
+    return apply_(op, x, **_reserve(generator, _words(op, array.dtype, array.shape)), **attrs)
+
+
+# --- New tensors ------------------------------------------------------------------------------------------------------
+
+
+def rand(
+    *size: Any,
+    generator: Generator | None = None,
+    dtype: Any = float32,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Any:
+    """Uniform values in [0, 1), of shape `size`."""
+    return _create(ops.uniform, sizes_of(size), generator, dtype, device, requires_grad, low=0.0, high=1.0)
+
+
+def randn(
+    *size: Any,
+    generator: Generator | None = None,
+    dtype: Any = float32,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Any:
+    """Standard normal values, of shape `size`."""
+    return _create(ops.normal, sizes_of(size), generator, dtype, device, requires_grad, mean=0.0, std=1.0)
+
+
+def normal(
+    mean: float,
+    std: float,
+    size: Any,
+    *,
+    generator: Generator | None = None,
+    dtype: Any = float32,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Any:
+    """Normal values with this mean and standard deviation, of shape `size`."""
+    return _create(ops.normal, sizes_of((size,)), generator, dtype, device, requires_grad, mean=mean, std=std)
+
+
+def randint(
+    low: int,
+    high: Any = None,
+    size: Any = None,
+    *,
+    generator: Generator | None = None,
+    dtype: Any = int64,
+    device: Any = None,
+) -> Any:
+    """Integers from `low` to below `high`, of shape `size`; `randint(high, size)` starts at 0."""
+    if size is None:
+        low, high, size = 0, low, high
+    if high is None or size is None:
+        raise UsageError("randint needs an upper bound and a size", next="call randint(low, high, size)")
+    return _create(ops.randint, sizes_of((size,)), generator, dtype, device, False, low=low, high=high)
+
+
+def randperm(n: int, *, generator: Generator | None = None, dtype: Any = int64, device: Any = None) -> Any:
+    """0 … n-1 in random order."""
+    attrs: dict[str, Any] = {"n": n, "dtype": as_dtype(dtype)}
+    ops.randperm.infer(seed=0, offset=0, **attrs)
+    return apply(ops.randperm, **_reserve(generator, 2 * n), **attrs, device=as_device(device))
+
+
+def _like(x: Any, dtype: Any, device: Any, name: str) -> tuple[Any, Any]:
+    array = array_of(x, name)
+    return array.dtype if dtype is None else dtype, array.device if device is None else device
+
+
+def rand_like(
+    x: Any, *, generator: Generator | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    """`rand` of x's shape, dtype and device."""
+    dtype, device = _like(x, dtype, device, "rand_like")
+    return rand(x.array.shape, generator=generator, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def randn_like(
+    x: Any, *, generator: Generator | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    """`randn` of x's shape, dtype and device."""
+    dtype, device = _like(x, dtype, device, "randn_like")
+    return randn(x.array.shape, generator=generator, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def randint_like(
+    x: Any,
+    low: int,
+    high: int | None = None,
+    *,
+    generator: Generator | None = None,
+    dtype: Any = None,
+    device: Any = None,
+) -> Any:
+    """`randint` of x's shape, dtype and device."""
+    dtype, device = _like(x, dtype, device, "randint_like")
+    low, high = (0, low) if high is None else (low, high)
+    return randint(low, high, x.array.shape, generator=generator, dtype=dtype, device=device)
+
+
+# --- In place ---------------------------------------------------------------------------------------------------------
+
+# What random_ draws up to by default; for floats, up to where the type holds every integer.
+_LARGEST = {
+    "int8": 2**7 - 1,
+    "uint8": 2**8 - 1,
+    "int16": 2**15 - 1,
+    "int32": 2**31 - 1,
+    "int64": 2**63 - 1,
+    "bfloat16": 2**8,
+    "float16": 2**11,
+    "float32": 2**24,
+    "float64": 2**53,
+    "bool": 1,
+}
+
+
+def uniform_(x: Any, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Any:
+    """Overwrite x with uniform values in [low, high)."""
+    return _overwrite(ops.uniform, x, generator, low=low, high=high)
+
+
+def normal_(x: Any, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Any:
+    """Overwrite x with normal values."""
+    return _overwrite(ops.normal, x, generator, mean=mean, std=std)
+
+
+def random_(x: Any, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Any:
+    """Overwrite x with integers from `low` to below `high`; `random_(high)` starts at 0.
+
+    Without bounds they go up to the largest integer of x's type (for floats, as far as it holds every integer).
+    """
+    if high is None:
+        low, high = (0, low) if low else (0, _LARGEST[array_of(x, "random_").dtype.name] + 1)
+    return _overwrite(ops.randint, x, generator, low=low, high=high)
+
+
+def bernoulli_(x: Any, p: Any = 0.5, *, generator: Generator | None = None) -> Any:
+    """Overwrite x with 1 with probability `p` (a number or a tensor that broadcasts to x), else 0."""
+    array = array_of(x, "bernoulli_")
+    if not isinstance(p, TensorBase):
+        p = apply(elementwise.fill, value=p, shape=(), dtype=float64, device=array.device)
+    return copy_(x, bernoulli(expand(p, array.shape), generator=generator))
+
+
+# --- Chance applied to tensors ----------------------------------------------------------------------------------------
+
+
+def bernoulli(x: Any, *, generator: Generator | None = None) -> Any:
+    """1 with the probabilities in x, else 0."""
+    return apply(ops.bernoulli, x, **_reserve(generator, array_of(x, "bernoulli").size))
+
+
+def multinomial(x: Any, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Any:
+    """`num_samples` categories for each row of weights x `[n]` or `[rows, n]`, as int64.
+
+    Raises:
+        NumericError: for weights that are negative, infinite or NaN, or too few above 0.
+    """
+    array = array_of(x, "multinomial")
+    attrs: dict[str, Any] = {"num_samples": num_samples, "replacement": replacement}
+    ops.multinomial.infer(array, seed=0, offset=0, **attrs)
+    by_position = replacement or num_samples == 1
+    words = 2 * num_samples * numel(array.shape[:-1]) if by_position else array.size
+    return apply(ops.multinomial, x, **attrs, **_reserve(generator, words))
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Any:
+    """Elements of x set to 0 with probability `p`, the others divided by 1 - p; x itself when not training.
+
+    Nothing is kept for backward: the same numbers are drawn again.
+    """
+    array = array_of(x, "dropout")
+    if not training or p == 0:
+        return x
+    ops.dropout.infer(array, p=p, seed=0, offset=0)
+    return apply(ops.dropout, x, p=p, **_reserve(generator, array.size))

@@ -1,0 +1,270 @@
+"""Reductions of tensors, named and behaving as torch's. `axis` is accepted for `dim` everywhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from genesis.autograd.record import TensorBase, apply
+from genesis.dtypes import as_dtype
+from genesis.errors import DTypeError, UsageError
+from genesis.functions.shape import array_of, sizes_of
+from genesis.op import Op
+from genesis.ops import elementwise
+from genesis.ops import reduce as ops
+
+METHODS = (
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "cumsum",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "norm",
+    "prod",
+    "std",
+    "sum",
+    "sum_to_size",
+    "var",
+)
+
+__all__ = [*METHODS, "ValuesAndIndices"]  # noqa: PLE0604  METHODS holds names
+
+Dims = int | tuple[int, ...] | list[int] | None
+
+
+class ValuesAndIndices(NamedTuple):
+    """Selected elements and where along the dimension they stood."""
+
+    values: Any
+    indices: Any
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
+def one_of(name: str, dim: Any, axis: Any) -> Any:
+    """`dim`, or `axis`, which is its other name."""
+    if axis is None:
+        return dim
+    if dim is not None:
+        raise UsageError(f"{name} got both dim and axis", next="axis is another name for dim: give one")
+    return axis
+
+
+def _dims(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
+    """The op's `axes`; an empty sequence means all dimensions, as in torch."""
+    found = one_of(name, dim, axis)
+    if found is None or isinstance(found, int):
+        return found
+    return tuple(found) or None
+
+
+def _as(x: Any, dtype: Any, name: str) -> Any:
+    """x in the type that a reduction was asked to compute in."""
+    array = array_of(x, name)
+    if dtype is None or as_dtype(dtype) is array.dtype:
+        return x
+    return apply(elementwise.cast, x, dtype=as_dtype(dtype))
+
+
+# --- Sums, means, products --------------------------------------------------------------------------------------------
+
+
+def sum(
+    x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None, out: Any = None
+) -> Any:
+    """Σ x over `dim` (all dimensions unless given); integers and bools give int64.
+
+    Args:
+        dtype: cast x to this type first.
+    """
+    return apply(ops.sum, _as(x, dtype, "sum"), out=out, axes=_dims("sum", dim, axis), keepdim=keepdim)
+
+
+def mean(
+    x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None, out: Any = None
+) -> Any:
+    """Σ x / n over `dim` (all dimensions unless given).
+
+    Raises:
+        DTypeError: for integers, unless `dtype` is a float type.
+    """
+    return apply(ops.mean, _as(x, dtype, "mean"), out=out, axes=_dims("mean", dim, axis), keepdim=keepdim)
+
+
+def prod(
+    x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None, out: Any = None
+) -> Any:
+    """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
+    return apply(ops.prod, _as(x, dtype, "prod"), out=out, axes=_dims("prod", dim, axis), keepdim=keepdim)
+
+
+def _spread(
+    op: Op, x: Any, dim: Any, unbiased: bool, keepdim: bool, correction: float | None, axis: Dims, out: Any
+) -> Any:
+    array_of(x, op.name)
+    if isinstance(dim, bool):  # x.var(False), torch's older form
+        dim, unbiased = None, dim
+    correction = float(unbiased) if correction is None else correction
+    return apply(op, x, out=out, axes=_dims(op.name, dim, axis), keepdim=keepdim, correction=correction)
+
+
+def var(
+    x: Any,
+    dim: Dims = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    axis: Dims = None,
+    out: Any = None,
+) -> Any:
+    """Σ (x - mean)² / (n - correction) over `dim`.
+
+    Args:
+        correction: degrees of freedom taken off; without it, 1, or 0 where `unbiased` is False.
+    """
+    return _spread(ops.var, x, dim, unbiased, keepdim, correction, axis, out)
+
+
+def std(
+    x: Any,
+    dim: Dims = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+    axis: Dims = None,
+    out: Any = None,
+) -> Any:
+    """√`var`, with the same arguments; its gradient is 0 where it is 0."""
+    return _spread(ops.std, x, dim, unbiased, keepdim, correction, axis, out)
+
+
+def count_nonzero(x: Any, dim: Dims = None, *, axis: Dims = None) -> Any:
+    """How many elements over `dim` are not 0, as int64."""
+    array_of(x, "count_nonzero")
+    return apply(ops.count_nonzero, x, axes=_dims("count_nonzero", dim, axis))
+
+
+def sum_to_size(x: Any, *size: Any) -> Any:
+    """x summed over the dimensions that broadcasting `size` to x's shape repeats."""
+    array_of(x, "sum_to_size")
+    return apply(ops.sum_to_shape, x, shape=sizes_of(size))
+
+
+def cumsum(x: Any, dim: int | None = None, *, dtype: Any = None, axis: int | None = None, out: Any = None) -> Any:
+    """Running sums along `dim`; integers and bools give int64."""
+    along = one_of("cumsum", dim, axis)
+    if along is None:
+        raise UsageError("cumsum needs a dimension", next="pass dim=")
+    return apply(ops.cumsum, _as(x, dtype, "cumsum"), out=out, axis=along)
+
+
+# --- Extrema ----------------------------------------------------------------------------------------------------------
+
+
+def amax(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+    """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    array_of(x, "amax")
+    return apply(ops.amax, x, out=out, axes=_dims("amax", dim, axis), keepdim=keepdim)
+
+
+def amin(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+    """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    array_of(x, "amin")
+    return apply(ops.amin, x, out=out, axes=_dims("amin", dim, axis), keepdim=keepdim)
+
+
+def _extremum(ops_: tuple[Op, Op, Op], x: Any, dim: Any, keepdim: bool, other: Any, axis: int | None) -> Any:
+    """The three forms of max and min: of everything, along one dimension, of two tensors."""
+    whole, along, pairwise = ops_
+    array_of(x, pairwise.name)
+    if isinstance(dim, TensorBase):
+        dim, other = None, dim
+    dim = one_of(whole.name, dim, axis)
+    if other is not None:
+        if dim is not None:
+            raise UsageError(f"{pairwise.name} of two tensors takes no dim")
+        return apply(pairwise, x, other)
+    if dim is None:
+        return apply(whole, x)
+    return ValuesAndIndices(*apply(along, x, axis=dim, keepdim=keepdim))
+
+
+def max(x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None, axis: int | None = None) -> Any:
+    """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
+    return _extremum((ops.amax, ops.max_with_indices, elementwise.maximum), x, dim, keepdim, other, axis)
+
+
+def min(x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None, axis: int | None = None) -> Any:
+    """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of two."""
+    return _extremum((ops.amin, ops.min_with_indices, elementwise.minimum), x, dim, keepdim, other, axis)
+
+
+def argmax(x: Any, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+    """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
+    array_of(x, "argmax")
+    return apply(ops.argmax, x, axis=one_of("argmax", dim, axis), keepdim=keepdim)
+
+
+def argmin(x: Any, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+    """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
+    array_of(x, "argmin")
+    return apply(ops.argmin, x, axis=one_of("argmin", dim, axis), keepdim=keepdim)
+
+
+# --- Truth ------------------------------------------------------------------------------------------------------------
+
+
+def any(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+    """Whether an element over `dim` is not 0."""
+    array_of(x, "any")
+    return apply(ops.any, x, out=out, axes=_dims("any", dim, axis), keepdim=keepdim)
+
+
+def all(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+    """Whether no element over `dim` is 0."""
+    array_of(x, "all")
+    return apply(ops.all, x, out=out, axes=_dims("all", dim, axis), keepdim=keepdim)
+
+
+# --- Log of summed exponentials, norms --------------------------------------------------------------------------------
+
+
+def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+    """log Σ e^x over `dim` (all dimensions unless given)."""
+    array_of(x, "logsumexp")
+    return apply(ops.logsumexp, x, out=out, axes=_dims("logsumexp", dim, axis), keepdim=keepdim)
+
+
+_NORMS = {"fro": 2.0, "inf": math.inf, "-inf": -math.inf}
+
+
+def norm(
+    x: Any,
+    p: float | str = 2.0,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    axis: Dims = None,
+    out: Any = None,
+) -> Any:
+    """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given).
+
+    Args:
+        p: any number, ±∞ included; "fro" is 2.
+        dtype: cast x to this type first.
+    """
+    power = _NORMS.get(p) if isinstance(p, str) else float(p)
+    if power is None:
+        raise DTypeError(f"norm: p is {p!r}", next='give a number, "fro" or "inf"')
+    return apply(ops.norm, _as(x, dtype, "norm"), out=out, axes=_dims("norm", dim, axis), keepdim=keepdim, p=power)

@@ -1,0 +1,444 @@
+"""Shape functions on tensors, named and behaving as torch's. Views share memory with the tensor they are taken of."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array, from_numpy
+from genesis.autograd.record import TensorBase, apply
+from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.ops import elementwise
+from genesis.ops import shape as ops
+from genesis.shapes import Shape, normalize_axes, normalize_axis, resolve_shape, view_strides
+
+# What becomes a method of Tensor; cat and stack take a sequence and are functions only.
+METHODS = (
+    "as_strided",
+    "broadcast_to",
+    "chunk",
+    "contiguous",
+    "diagonal",
+    "expand",
+    "expand_as",
+    "flatten",
+    "flip",
+    "movedim",
+    "narrow",
+    "permute",
+    "ravel",
+    "repeat",
+    "repeat_interleave",
+    "reshape",
+    "reshape_as",
+    "roll",
+    "select",
+    "split",
+    "squeeze",
+    "swapaxes",
+    "t",
+    "transpose",
+    "tril",
+    "triu",
+    "unbind",
+    "unflatten",
+    "unfold",
+    "unsqueeze",
+    "view",
+    "view_as",
+)
+
+__all__ = [*METHODS, "cat", "concat", "pad", "stack"]  # noqa: PLE0604  METHODS holds names
+
+
+# --- Arguments --------------------------------------------------------------------------------------------------------
+
+
+def array_of(x: Any, name: str) -> Array:
+    """The array of a tensor argument.
+
+    Raises:
+        DTypeError: for anything else, naming the function.
+    """
+    if not isinstance(x, TensorBase):
+        raise DTypeError(f"{name} takes a tensor, got {type(x).__name__}", next="wrap it with genesis.tensor()")
+    return x.array
+
+
+def sizes_of(values: tuple[Any, ...]) -> Shape:
+    """Integers given one by one or as one sequence: f(2, 3) or f((2, 3))."""
+    if len(values) == 1 and isinstance(values[0], Sequence):
+        values = tuple(values[0])
+    return tuple(operator.index(v) for v in values)
+
+
+# --- Views: the same memory, other sizes ------------------------------------------------------------------------------
+
+
+def view(x: Any, *shape: Any) -> Any:
+    """x seen as `shape` (one size may be -1).
+
+    Raises:
+        ShapeError: if that takes a copy (use reshape) or the element count differs.
+    """
+    return apply(ops.reshape, x, shape=resolve_shape(sizes_of(shape), array_of(x, "view").size))
+
+
+def view_as(x: Any, other: Any) -> Any:
+    """x seen in the shape of `other`."""
+    return view(x, array_of(other, "view_as").shape)
+
+
+def reshape(x: Any, *shape: Any) -> Any:
+    """x as `shape` (one size may be -1): a view where strides allow, a copy otherwise."""
+    a = array_of(x, "reshape")
+    target = resolve_shape(sizes_of(shape), a.size)
+    if view_strides(a.shape, a.strides, target) is None:
+        x = apply(elementwise.copy, x)
+    return apply(ops.reshape, x, shape=target)
+
+
+def reshape_as(x: Any, other: Any) -> Any:
+    """x in the shape of `other`."""
+    return reshape(x, array_of(other, "reshape_as").shape)
+
+
+def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+    """Dimensions `start_dim` to `end_dim` (inclusive) made one."""
+    shape = array_of(x, "flatten").shape
+    if not shape:
+        return reshape(x, 1)
+    first, last = normalize_axis(start_dim, len(shape)), normalize_axis(end_dim, len(shape))
+    if first > last:
+        raise ShapeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {shape}")
+    size = 1
+    for s in shape[first : last + 1]:
+        size *= s
+    return reshape(x, *shape[:first], size, *shape[last + 1 :])
+
+
+def ravel(x: Any) -> Any:
+    """All elements in one dimension, row-major."""
+    return reshape(x, -1) if array_of(x, "ravel").size else reshape(x, 0)
+
+
+def unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Any:
+    """Dimension `dim` divided into `sizes` (one may be -1)."""
+    shape = array_of(x, "unflatten").shape
+    dim = normalize_axis(dim, len(shape))
+    return view(x, *shape[:dim], *resolve_shape(sizes_of((sizes,)), shape[dim]), *shape[dim + 1 :])
+
+
+def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Any:
+    """Without the dimensions of size 1: all of them, or those in `dim`."""
+    shape = array_of(x, "squeeze").shape
+    chosen = normalize_axes(dim, len(shape))
+    return apply(ops.reshape, x, shape=tuple(s for i, s in enumerate(shape) if s != 1 or i not in chosen))
+
+
+def unsqueeze(x: Any, dim: int) -> Any:
+    """With a dimension of size 1 before `dim`."""
+    shape = array_of(x, "unsqueeze").shape
+    dim = normalize_axis(dim, len(shape) + 1)
+    return apply(ops.reshape, x, shape=(*shape[:dim], 1, *shape[dim:]))
+
+
+def expand(x: Any, *sizes: Any) -> Any:
+    """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
+    shape, target = array_of(x, "expand").shape, sizes_of(sizes)
+    pad = len(target) - len(shape)
+    if any(s < -1 or (s == -1 and i < pad) for i, s in enumerate(target)):
+        raise ShapeError(f"expand: {target} is not a shape for a tensor of shape {shape}: -1 keeps an existing size")
+    return apply(ops.expand, x, shape=tuple(shape[i - pad] if s == -1 else s for i, s in enumerate(target)))
+
+
+def expand_as(x: Any, other: Any) -> Any:
+    """x expanded to the shape of `other`."""
+    return expand(x, array_of(other, "expand_as").shape)
+
+
+def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
+    """x expanded to `shape`."""
+    return expand(x, shape)
+
+
+def contiguous(x: Any) -> Any:
+    """x itself where its elements lie row-major without gaps, else a copy of it."""
+    return x if array_of(x, "contiguous").is_contiguous else apply(elementwise.copy, x)
+
+
+# --- Views: the order of dimensions -----------------------------------------------------------------------------------
+
+
+def permute(x: Any, *dims: Any) -> Any:
+    """Dimensions in the order `dims`."""
+    ndim = array_of(x, "permute").ndim
+    return apply(ops.permute, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims)) if ndim else ())
+
+
+def transpose(x: Any, dim0: int, dim1: int) -> Any:
+    """Two dimensions swapped."""
+    ndim = array_of(x, "transpose").ndim
+    a, b = normalize_axis(dim0, ndim), normalize_axis(dim1, ndim)
+    order = list(range(ndim))
+    if ndim:
+        order[a], order[b] = b, a
+    return apply(ops.permute, x, dims=tuple(order))
+
+
+def swapaxes(x: Any, axis0: int, axis1: int) -> Any:
+    """`transpose` under numpy's name."""
+    return transpose(x, axis0, axis1)
+
+
+def t(x: Any) -> Any:
+    """The transpose of a matrix; vectors and scalars as they are."""
+    ndim = array_of(x, "t").ndim
+    if ndim > 2:
+        raise ShapeError(f"t() takes at most 2 dimensions, got shape {x.array.shape}", next="use transpose or mT")
+    return permute(x, *reversed(range(ndim)))
+
+
+def movedim(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
+    """Dimensions `source` moved to the places `destination`; the others keep their order."""
+    ndim = array_of(x, "movedim").ndim
+    pairs = [(v,) if isinstance(v, int) else tuple(v) for v in (source, destination)]
+    taken, places = ([normalize_axis(d, ndim) for d in dims] for dims in pairs)
+    if len(taken) != len(places) or len(set(taken)) != len(taken) or len(set(places)) != len(places):
+        raise ShapeError(f"movedim: {source} to {destination} does not pair distinct dimensions")
+    rest = iter(d for d in range(ndim) if d not in taken)
+    at = dict(zip(places, taken, strict=True))
+    return apply(ops.permute, x, dims=tuple(at[i] if i in at else next(rest) for i in range(ndim)))
+
+
+# --- Views: parts -----------------------------------------------------------------------------------------------------
+
+
+def _part(x: Any, dim: int, item: ops.Item) -> Any:
+    """`item` (see ops.slice) at dimension `dim`, all other dimensions whole."""
+    whole = tuple((0, size, 1) for size in x.array.shape[:dim])
+    return apply(ops.slice, x, items=(*whole, item))
+
+
+def select(x: Any, dim: int, index: int) -> Any:
+    """The part at `index` of dimension `dim`, which goes away.
+
+    Raises:
+        IndexRangeError: naming dimension, size and index.
+    """
+    shape = array_of(x, "select").shape
+    if not shape:
+        raise IndexRangeError("select() of a tensor without dimensions")
+    dim, index = normalize_axis(dim, len(shape)), operator.index(index)
+    if not -shape[dim] <= index < shape[dim]:
+        raise IndexRangeError(f"index {index} is out of range for dimension {dim} of size {shape[dim]}")
+    return _part(x, dim, index % shape[dim])
+
+
+def narrow(x: Any, dim: int, start: int, length: int) -> Any:
+    """`length` elements of dimension `dim` from `start` on; a negative start counts from the end.
+
+    Raises:
+        IndexRangeError: naming dimension, size and range.
+    """
+    shape = array_of(x, "narrow").shape
+    if not shape:
+        raise IndexRangeError("narrow() of a tensor without dimensions")
+    dim = normalize_axis(dim, len(shape))
+    size = shape[dim]
+    first = start + size if start < 0 else start
+    if not (0 <= first <= size and 0 <= length <= size - first):
+        raise IndexRangeError(f"narrow: {length} from {start} on is out of range for dimension {dim} of size {size}")
+    return _part(x, dim, (first, length, 1))
+
+
+def split(x: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+    """Views along `dim`: of one size (the last may be smaller), or of the sizes listed.
+
+    Raises:
+        ShapeError: if the sizes do not add up to the dimension's.
+    """
+    shape = array_of(x, "split").shape
+    dim = normalize_axis(dim, len(shape))
+    size = shape[dim] if shape else 1
+    if isinstance(split_size_or_sections, int):
+        step = split_size_or_sections
+        if step < 0 or (step == 0 and size):
+            raise ShapeError(f"split: parts of size {step} along dimension {dim} of size {size}")
+        sections = [min(step, size - i) for i in range(0, size, step)] if size else [0]
+    else:
+        sections = list(sizes_of((split_size_or_sections,)))
+        if sum(sections) != size or any(s < 0 for s in sections):
+            raise ShapeError(f"split: sizes {sections} do not add up to dimension {dim} of size {size}")
+    starts = itertools.accumulate(sections[:-1], initial=0)
+    return tuple(narrow(x, dim, a, n) for a, n in zip(starts, sections, strict=True))
+
+
+def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+    """At most `chunks` views along `dim` of equal size, the last maybe smaller."""
+    shape = array_of(x, "chunk").shape
+    if chunks < 1:
+        raise ShapeError(f"chunk: {chunks} chunks")
+    size = shape[normalize_axis(dim, len(shape))] if shape else 1
+    if size == 0:
+        return split(x, [0] * chunks, dim)
+    return split(x, -(-size // chunks), dim)
+
+
+def unbind(x: Any, dim: int = 0) -> tuple[Any, ...]:
+    """A view for each index of dimension `dim`, without it."""
+    shape = array_of(x, "unbind").shape
+    if not shape:
+        raise ShapeError("unbind() of a tensor without dimensions")
+    dim = normalize_axis(dim, len(shape))
+    return tuple(_part(x, dim, i) for i in range(shape[dim]))
+
+
+def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """The diagonal of the matrices in dimensions `dim1`, `dim2`, as the last dimension; `offset` counts above it."""
+    ndim = array_of(x, "diagonal").ndim
+    if ndim < 2:
+        raise ShapeError(f"diagonal: needs at least 2 dimensions, got shape {x.array.shape}")
+    return apply(ops.diagonal, x, offset=offset, dim1=normalize_axis(dim1, ndim), dim2=normalize_axis(dim2, ndim))
+
+
+def unfold(x: Any, dimension: int, size: int, step: int) -> Any:
+    """All windows of `size` along `dimension`, `step` apart, as a new last dimension; windows may overlap in memory."""
+    ndim = array_of(x, "unfold").ndim
+    if not ndim:
+        raise ShapeError("unfold() of a tensor without dimensions")
+    return apply(ops.unfold, x, dim=normalize_axis(dimension, ndim), size=size, step=step)
+
+
+def as_strided(x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
+    """Any window on x's storage; `storage_offset` counts from the storage's start (default: x's own).
+
+    Raises:
+        ShapeError: if the window leaves the storage.
+    """
+    a = array_of(x, "as_strided")
+    offset = 0 if storage_offset is None else storage_offset - a.offset
+    shape, strides = sizes_of((size,)), sizes_of((stride,))
+    return apply(ops.as_strided, x, shape=shape, strides=strides, offset=offset, source_strides=a.strides)
+
+
+# --- Joining and repeating --------------------------------------------------------------------------------------------
+
+
+def cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped.
+
+    Raises:
+        ShapeError: if shapes differ outside `dim`.
+    """
+    arrays = [array_of(t, "cat") for t in tensors]
+    if not arrays:
+        raise ShapeError("cat: an empty list of tensors")
+    if any(not a.shape for a in arrays):
+        raise ShapeError("cat: a tensor without dimensions cannot be joined", next="use stack()")
+    ndim = max((a.ndim for a in arrays if a.shape != (0,)), default=1)
+    return apply(ops.cat, *tensors, out=out, dim=normalize_axis(dim, ndim))
+
+
+concat = cat
+
+
+def stack(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+    """Tensors of one shape side by side along a new dimension.
+
+    Raises:
+        ShapeError: if shapes differ.
+    """
+    shapes = [array_of(t, "stack").shape for t in tensors]
+    if not shapes or any(s != shapes[0] for s in shapes):
+        raise ShapeError(f"stack: needs tensors of one shape, got {sorted(set(shapes))}")
+    dim = normalize_axis(dim, len(shapes[0]) + 1)
+    return apply(ops.cat, *(unsqueeze(t, dim) for t in tensors), out=out, dim=dim)
+
+
+def repeat(x: Any, *sizes: Any) -> Any:
+    """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
+    shape, counts = array_of(x, "repeat").shape, sizes_of(sizes)
+    if len(counts) < len(shape) or any(c < 0 for c in counts):
+        raise ShapeError(f"repeat: {counts} for a tensor of shape {shape}: one count >= 0 per dimension")
+    shape = (1,) * (len(counts) - len(shape)) + shape
+    apart = reshape(x, *(v for s in shape for v in (1, s)))
+    wide = expand(apart, *(v for c, s in zip(counts, shape, strict=True) for v in (c, s)))
+    return reshape(apply(elementwise.copy, wide), *(c * s for c, s in zip(counts, shape, strict=True)))
+
+
+def repeat_interleave(x: Any, repeats: Any, dim: int | None = None) -> Any:
+    """Each element (or slice along `dim`) `repeats` times in a row; `repeats` is a number or one number per slice.
+
+    Raises:
+        ShapeError: if there are neither one nor as many numbers as slices.
+    """
+    from genesis.functions.index import index_select
+
+    if dim is None:
+        x, dim = flatten(x), 0
+    shape = array_of(x, "repeat_interleave").shape
+    dim = normalize_axis(dim, len(shape))
+    if isinstance(repeats, int):
+        wide = expand(unsqueeze(x, dim + 1), *shape[: dim + 1], repeats, *shape[dim + 1 :])
+        return reshape(apply(elementwise.copy, wide), *shape[:dim], shape[dim] * repeats, *shape[dim + 1 :])
+    counts = np.asarray(repeats.array.numpy() if isinstance(repeats, TensorBase) else repeats)
+    if counts.shape not in ((1,), (shape[dim],), ()) or counts.dtype.kind not in "iu" or (counts < 0).any():
+        raise ShapeError(
+            f"repeat_interleave: repeats of shape {counts.shape} and type {counts.dtype} for dimension {dim} of size"
+            f" {shape[dim]}: one number >= 0, or one per slice"
+        )
+    rows = np.repeat(np.arange(shape[dim]), counts if counts.shape == (shape[dim],) else int(counts.reshape(())))
+    return index_select(x, dim, TensorBase.wrap(from_numpy(rows)))
+
+
+# --- Moving elements --------------------------------------------------------------------------------------------------
+
+
+def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Any:
+    """Elements moved by `shifts` along `dims`, around the end; without dims over the flattened tensor."""
+    shape = array_of(x, "roll").shape
+    if dims is None:
+        return reshape(roll(flatten(x), shifts, 0), shape)
+    axes = tuple(normalize_axis(d, len(shape)) for d in ((dims,) if isinstance(dims, int) else dims))
+    moves = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    return apply(ops.roll, x, shifts=moves, dims=axes)
+
+
+def flip(x: Any, *dims: Any) -> Any:
+    """A copy with the order of elements along `dims` reversed."""
+    ndim = array_of(x, "flip").ndim
+    return apply(ops.flip, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims)))
+
+
+def tril(x: Any, diagonal: int = 0) -> Any:
+    """The lower triangles of the matrices in the last two dimensions, up to the given diagonal; 0 elsewhere."""
+    array_of(x, "tril")
+    return apply(ops.tril, x, diagonal=diagonal)
+
+
+def triu(x: Any, diagonal: int = 0) -> Any:
+    """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
+    array_of(x, "triu")
+    return apply(ops.triu, x, diagonal=diagonal)
+
+
+def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Any:
+    """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut off.
+
+    Raises:
+        ShapeError: for an odd count, too many widths, or a mode other than "constant".
+    """
+    shape = array_of(x, "pad").shape
+    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * len(shape):
+        raise ShapeError(f"pad: mode {mode!r} with widths {tuple(pad)} for shape {shape}: only pairs and 'constant'")
+    pairs = [(0, 0)] * (len(shape) - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
+    for dim, (before, after) in enumerate(pairs):
+        if before < 0 or after < 0:
+            x = narrow(x, dim, max(-before, 0), shape[dim] + min(before, 0) + min(after, 0))
+    widths = tuple((max(a, 0), max(b, 0)) for a, b in pairs)
+    return apply(ops.pad, x, widths=widths, value=value)

@@ -1,0 +1,254 @@
+"""The index plan: what `x[index]` and `x[index] = value` will do, decided before anything runs.
+
+Basic indexing (integers, slices, None, Ellipsis) is always a view. Integer arrays and bool masks gather or scatter on
+top of the view that the basic part of the index gives, with torch's rules: an integer takes its dimension away before
+the arrays are placed, and a slice has a positive step. A mask costs one wait for the device, for its count.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array, empty, from_numpy
+from genesis.backend import Device, backend_for
+from genesis.dtypes import INTEGER, bool_, int64, uint8
+from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.ops.index import mask_count, mask_indices, placed
+from genesis.ops.shape import Item, Layout, slice_layout
+from genesis.shapes import Shape, broadcast_shapes, contiguous_strides, numel
+
+__all__ = ["IndexPlan", "Kind", "plan_get", "plan_set"]
+
+
+class Kind(enum.Enum):
+    """What an index does: reads a view or gathered elements; writes arrays or one value into a view, or scatters."""
+
+    VIEW = "view"
+    GATHER = "gather"
+    COPY = "copy"
+    FILL = "fill"
+    SCATTER = "scatter"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """An index worked out for one array.
+
+    Attributes:
+        kind: what will run.
+        items: the basic part, as `ops.shape.slice` takes it; None where it keeps the array as it is.
+        window: what the basic part gives: shape, strides, and offset from the array's first element.
+        shape: the shape of what the whole index reads or writes.
+        indices: integer arrays, one for each of `dims`.
+        dims: dimensions of the window that `indices` index.
+        named: the numbers these dimensions have in the array itself, for errors.
+        mask: for FILL through a mask: the mask, with dimensions of size 1 added so that it broadcasts to the window.
+        temporary: bytes that running it takes besides its result.
+    """
+
+    kind: Kind
+    items: tuple[Item, ...] | None
+    window: Layout
+    shape: Shape
+    indices: tuple[Array, ...] = ()
+    dims: Shape = ()
+    named: Shape = ()
+    mask: Array | None = None
+    temporary: int = 0
+
+
+# --- Reading the index ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Parsed:
+    """The basic part, and the arrays: (dimension of the window, dimension of x, array or mask)."""
+
+    items: list[Item]
+    arrays: list[tuple[int, int, Array]]
+
+
+def _on_device(values: np.ndarray, device: Device) -> Array:
+    if device.type == "cpu":
+        return from_numpy(values)
+    array = empty(values.shape, int64 if values.dtype != np.bool_ else bool_, device)
+    backend_for(device).from_numpy(values, array)
+    return array
+
+
+def _as_index(entry: Any, device: Device) -> Any:
+    """An entry as int, bool, slice, None, Ellipsis or Array."""
+    if entry is None or entry is Ellipsis or isinstance(entry, (bool, int, slice)):
+        return entry
+    if isinstance(entry, (list, range, np.ndarray, np.bool_)):
+        try:
+            values = np.asarray(entry)
+        except ValueError as error:
+            raise ShapeError("a list used as an index must be rectangular") from error
+        if values.size == 0 and not isinstance(entry, np.ndarray):
+            values = values.astype(np.int64)
+        if values.dtype.kind not in "iub":
+            raise DTypeError(f"an index of type {values.dtype}", next="use integers, or bools for a mask")
+        entry = _on_device(values if values.dtype == np.bool_ else values.astype(np.int64), device)
+    if isinstance(entry, Array):
+        if entry.dtype is uint8 or entry.dtype.category > INTEGER:
+            raise DTypeError(
+                f"an index tensor is {entry.dtype}, expected integers or bools",
+                next="cast it: .to(bool) for a mask, .long() for positions",
+            )
+        return entry.item() if not entry.shape and entry.dtype is not bool_ else entry
+    try:
+        return operator.index(entry)
+    except TypeError:
+        raise DTypeError(
+            f"an index of type {type(entry).__name__}", next="use int, slice, None, ..., integer tensors or bool masks"
+        ) from None
+
+
+def _consumed(entry: Any) -> int:
+    """How many dimensions of the array an entry stands for."""
+    if isinstance(entry, Array):
+        return entry.ndim if entry.dtype is bool_ else 1
+    return 0 if entry is None or entry is Ellipsis or isinstance(entry, bool) else 1
+
+
+def _range(entry: slice, dim: int, size: int) -> tuple[int, int, int]:
+    """A slice as (start, count, step)."""
+    try:
+        if entry.step is not None and operator.index(entry.step) < 1:
+            raise ShapeError(
+                f"slice step {entry.step} for dimension {dim}: steps are at least 1", next="use flip() to reverse"
+            )
+        start, stop, step = entry.indices(size)
+    except TypeError:
+        raise DTypeError(f"{entry} for dimension {dim}: bounds and steps of slices are integers") from None
+    return start, len(range(start, stop, step)), step
+
+
+def _parse(x: Array, index: Any) -> _Parsed:
+    entries = [_as_index(e, x.device) for e in (index if isinstance(index, tuple) else (index,))]
+    used = sum(_consumed(e) for e in entries)
+    if used > x.ndim:
+        raise IndexRangeError(f"{used} indices for a tensor of {x.ndim} dimensions, shape {x.shape}")
+    dots = [i for i, e in enumerate(entries) if e is Ellipsis]
+    if len(dots) > 1:
+        raise IndexRangeError("an index has more than one ellipsis (...)")
+    parsed = _Parsed([], [])
+    dim = place = 0  # in x, in the window
+    for entry in entries:
+        if entry is Ellipsis:
+            whole = x.ndim - used
+            parsed.items += [(0, size, 1) for size in x.shape[dim : dim + whole]]
+            dim, place = dim + whole, place + whole
+        elif isinstance(entry, bool):
+            parsed.items.append(None)
+            parsed.arrays.append((place, dim, _on_device(np.zeros(int(entry), np.int64), x.device)))
+            place += 1
+        elif entry is None:
+            parsed.items.append(None)
+            place += 1
+        elif isinstance(entry, int):
+            size = x.shape[dim]
+            if not -size <= entry < size:
+                raise IndexRangeError(f"index {entry} is out of range for dimension {dim} of size {size}")
+            parsed.items.append(entry % size)
+            dim += 1
+        elif isinstance(entry, slice):
+            parsed.items.append(_range(entry, dim, x.shape[dim]))
+            dim, place = dim + 1, place + 1
+        else:
+            dim, place = _parse_array(x, entry, dim, place, parsed)
+    return parsed
+
+
+def _parse_array(x: Array, entry: Array, dim: int, place: int, parsed: _Parsed) -> tuple[int, int]:
+    """Note an integer array or a mask, and move on past what it indexes."""
+    width = _consumed(entry)
+    if entry.dtype is bool_ and entry.shape != x.shape[dim : dim + width]:
+        raise IndexRangeError(
+            f"a mask of shape {entry.shape} at dimension {dim} does not match a tensor of shape {x.shape}"
+        )
+    parsed.arrays.append((place, dim, entry))
+    if width == 0:  # a mask without dimensions indexes a new dimension of size 1
+        parsed.items.append(None)
+        return dim, place + 1
+    parsed.items += [(0, size, 1) for size in x.shape[dim : dim + width]]
+    return dim + width, place + width
+
+
+# --- Planning ---------------------------------------------------------------------------------------------------------
+
+
+def _window(x: Array, items: list[Item]) -> tuple[tuple[Item, ...] | None, Layout]:
+    """The basic part as a view of x, or None where it changes nothing."""
+    found = tuple(items)
+    layout = slice_layout(x.shape, x.strides, items=found)
+    return (None if layout == (x.shape, x.strides, 0) else found), layout
+
+
+def _numbers(place: int, dim: int, entry: Array) -> list[tuple[int, int, Array]]:
+    """An entry as integer arrays, one for each dimension; a mask is counted here."""
+    if entry.dtype is not bool_:
+        return [(place, dim, entry)]
+    count = int(mask_count(entry).item())
+    if not entry.shape:
+        return [(place, dim, _on_device(np.zeros(count, np.int64), entry.device))]
+    found = mask_indices(entry, count=count)
+    return [(place + i, dim + i, found.view((count,), (1,), i * count)) for i in range(entry.ndim)]
+
+
+def _arrays(kind: Kind, x: Array, parsed: _Parsed) -> IndexPlan:
+    """The plan of an index with arrays in it."""
+    items, window = _window(x, parsed.items)
+    flat = [n for entry in parsed.arrays for n in _numbers(*entry)]
+    dims = tuple(place for place, _, _ in flat)
+    indices = tuple(array for _, _, array in flat)
+    shape = placed(window.shape, dims, index_shape := broadcast_shapes(*(i.shape for i in indices)))[0]
+    temporary = numel(index_shape) * int64.itemsize
+    if kind is Kind.SCATTER:
+        temporary += numel(shape) * x.dtype.itemsize
+    return IndexPlan(kind, items, window, shape, indices, dims, tuple(dim for _, dim, _ in flat), None, temporary)
+
+
+def plan_get(x: Array, index: Any) -> IndexPlan:
+    """What `x[index]` does.
+
+    Args:
+        index: an int, slice, None, Ellipsis, bool, Array, numpy array, or list, or a tuple of these.
+
+    Raises:
+        IndexRangeError: naming dimension, size and index.
+        DTypeError: for index tensors that are neither integers nor bools.
+    """
+    parsed = _parse(x, index)
+    if parsed.arrays:
+        return _arrays(Kind.GATHER, x, parsed)
+    items, window = _window(x, parsed.items)
+    return IndexPlan(Kind.VIEW, items, window, window.shape)
+
+
+def plan_set(x: Array, index: Any, scalar: bool) -> IndexPlan:
+    """What `x[index] = value` does; `scalar` says that the value is one number.
+
+    One number written through one mask needs no count: it is a FILL under the mask.
+
+    Raises:
+        IndexRangeError, DTypeError: as `plan_get`.
+    """
+    parsed = _parse(x, index)
+    if not parsed.arrays:
+        items, window = _window(x, parsed.items)
+        return IndexPlan(Kind.FILL if scalar else Kind.COPY, items, window, window.shape)
+    place, _, mask = parsed.arrays[0]
+    if not (scalar and len(parsed.arrays) == 1 and mask.dtype is bool_):
+        return _arrays(Kind.SCATTER, x, parsed)
+    items, window = _window(x, parsed.items)
+    after = len(window.shape) - place - max(mask.ndim, 1)
+    shape = (*(mask.shape or (1,)), *(1,) * after)
+    wide = mask.view(shape, (*(mask.strides or (0,)), *contiguous_strides((1,) * after)))
+    return IndexPlan(Kind.FILL, items, window, window.shape, mask=wide)

@@ -1,0 +1,384 @@
+"""Committing files and folders so that a crash at any instant leaves the last committed version whole.
+
+The protocol of a folder (`AtomicFolder`), in the order in which it reaches the medium:
+
+1. `.tmp-<name>-<random>` is made beside the target, and in it the marker `.genesis-temporary`.
+2. Each file is written and flushed; its sha256 is taken from the bytes on their way.
+3. `manifest.json` is written last and flushed; then the marker goes and the temporary folder itself is flushed.
+4. The temporary folder is renamed to the target: this is the commit. The parent folder is flushed.
+
+Replacing an existing target puts two renames around step 4: the old version becomes `.old-<name>-<random>` first, and
+`.del-<name>-<random>` once the new one stands, before it is removed. After a kill between the renames no target
+exists, but an `.old-` folder does, and `sweep` renames it back. Removing a committed folder also starts with a rename
+to `.del-`.
+
+`sweep` touches a folder only if its name has one of these three patterns and it holds our marker or our manifest, or
+nothing. Call it before you look for committed versions, and while you hold the folder's lock: it cannot tell a dead
+writer's leftovers from a living writer's work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from genesis.errors import DiskError, ModelError, escape
+from genesis.io.filesystem import DEFAULT, Buffer, Call, FileSystem, Observer, Writer, check_room
+from genesis.io.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest, verify_manifest
+from genesis.io.paths import check_name
+from genesis.io.strict_json import read_limited
+
+__all__ = [
+    "DEFAULT",
+    "MANIFEST_NAME",
+    "AtomicFolder",
+    "Buffer",
+    "Call",
+    "FileRecord",
+    "FileSystem",
+    "FolderUpdate",
+    "FolderWriter",
+    "Manifest",
+    "Observer",
+    "Writer",
+    "atomic_file",
+    "check_room",
+    "read_manifest",
+    "remove_folder",
+    "sweep",
+    "verify_manifest",
+    "write_file",
+]
+
+_MARKER = ".genesis-temporary"
+_MARKER_TEXT = b"Genesis makes this folder while it writes, and removes it.\n"
+_LEFTOVER = re.compile(r"\.(tmp|old|del)-(.+)-[0-9a-f]{16}", re.DOTALL)
+
+
+class FolderWriter(Protocol):
+    """What a function needs that writes files into a folder, whichever way they are committed."""
+
+    def create(self, name: str) -> Writer:
+        """A writer of the new file `name`."""
+
+    def write(self, name: str, data: Buffer) -> None:
+        """Write the whole file `name`."""
+
+    def existing(self) -> list[str]:
+        """Names that the folder holds from before."""
+
+    def remove(self, name: str) -> None:
+        """Let an older file go when the new ones are committed."""
+
+
+class _StagedFile(Writer):
+    """A file in a temporary folder that is hashed as it is written."""
+
+    def __init__(self, fs: FileSystem, path: Path) -> None:
+        super().__init__(fs, path, os.O_CREAT | os.O_EXCL)
+        self._digest = hashlib.sha256()
+        self.finished = False
+
+    def write(self, data: Buffer) -> None:
+        super().write(data)
+        self._digest.update(data)
+
+    def finish(self) -> None:
+        super().finish()
+        self.finished = True
+
+    def record(self) -> FileRecord:
+        return FileRecord(self.size, self._digest.hexdigest())
+
+
+class _Staging:
+    """A marked temporary folder in `parent` and the files written to it."""
+
+    def __init__(self, parent: Path, name: str, fs: FileSystem) -> None:
+        self._fs = fs
+        self._folder = parent / _leftover_name("tmp", name)
+        self._files: dict[str, _StagedFile] = {}
+
+    def _open(self) -> None:
+        self._fs.mkdir(self._folder)
+        try:
+            with self._fs.create(self._folder / _MARKER) as marker:
+                marker.write(_MARKER_TEXT)
+        except BaseException:
+            self._discard()
+            raise
+
+    def create(self, name: str) -> Writer:
+        """A writer of the new file `name`; finish it, or use it as a context manager, before the commit.
+
+        Raises:
+            DiskError: the file cannot be made. ValueError: a name with folders, or one that is taken.
+        """
+        if "/" in check_name(name):
+            raise ValueError(f"the file name {name!r} has folders")
+        return self._stage(name)
+
+    def _stage(self, name: str) -> Writer:
+        if name in (MANIFEST_NAME, _MARKER) or name in self._files:
+            raise ValueError(f"the file name {name!r} is taken")
+        self._files[name] = _StagedFile(self._fs, self._folder / name)
+        return self._files[name]
+
+    def write(self, name: str, data: Buffer) -> None:
+        """Write the whole file `name` and flush it; errors as in `create`."""
+        with self.create(name) as file:
+            file.write(data)
+
+    def _check_finished(self) -> None:
+        unfinished = [name for name, file in self._files.items() if not file.finished]
+        if unfinished:
+            raise ValueError(f"the file {unfinished[0]!r} was not finished before the commit")
+
+    def _discard(self) -> None:
+        """Remove the temporary folder as far as the disk lets us; `sweep` takes the rest."""
+        for file in self._files.values():
+            file.abandon()
+        try:
+            if self._folder.exists():
+                self._fs.rmtree(self._folder, last=(MANIFEST_NAME, _MARKER))
+        except DiskError:
+            pass
+
+
+class AtomicFolder(_Staging):
+    """Writes a folder that appears at `target` whole, with its manifest, when the block ends without an error.
+
+    Args:
+        target: the folder to make; its parent is made where missing.
+        fs: the file system to write through.
+        replace: whether a committed folder of ours may stand at `target`; it stays until the new one is complete.
+        metadata: plain JSON values for the manifest; `metadata` may also be filled before the block ends.
+
+    Raises:
+        DiskError: writing failed, or `target` exists and `replace` is false. ModelError: what stands there is not ours.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        fs: FileSystem = DEFAULT,
+        replace: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.target = Path(os.path.abspath(target))
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        self._replace = replace
+        super().__init__(self.target.parent, self.target.name, fs)
+
+    def existing(self) -> list[str]:
+        """No names: the folder is a new one."""
+        return []
+
+    def remove(self, name: str) -> None:
+        """Nothing can be removed from a new folder."""
+        raise ValueError(f"{name!r} is not in the new folder {self.target}")
+
+    def __enter__(self) -> AtomicFolder:
+        self._check_target()
+        self._fs.makedirs(self.target.parent)
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._discard()
+
+    def _check_target(self) -> None:
+        """Refuse to replace what was not asked for, or what we did not write."""
+        if not os.path.lexists(self.target):
+            return
+        if not self._replace:
+            raise DiskError(f"{escape(self.target)} exists already", next="remove it or choose another folder")
+        if self.target.is_symlink():
+            raise ModelError(
+                f"{escape(self.target)} is a symbolic link and is not replaced", next="choose another folder"
+            )
+        read_manifest(self.target)
+
+    def _commit(self) -> None:
+        self._check_finished()
+        manifest = Manifest({name: file.record() for name, file in self._files.items()}, self.metadata)
+        with self._fs.create(self._folder / MANIFEST_NAME) as file:
+            file.write(manifest.to_bytes())
+        self._fs.unlink(self._folder / _MARKER)
+        self._fs.fsync_dir(self._folder)
+        self._check_target()
+        if os.path.lexists(self.target):
+            self._exchange()
+        else:
+            self._fs.rename(self._folder, self.target)
+            self._fs.fsync_dir(self.target.parent)
+
+    def _exchange(self) -> None:
+        """Put the new folder in the old one's place; at every instant one stands whole, as target or as `.old-`."""
+        parent = self.target.parent
+        old = parent / _leftover_name("old", self.target.name)
+        self._fs.rename(self.target, old)
+        try:
+            self._fs.fsync_dir(parent)
+            self._fs.rename(self._folder, self.target)
+        except BaseException:
+            try:
+                self._fs.rename(old, self.target)
+            except DiskError:
+                # The disk refuses the way back too: `sweep` takes it at the next start. The first error is told.
+                pass
+            raise
+        self._fs.fsync_dir(parent)
+        _remove(old, self.target.name, self._fs)
+
+
+class FolderUpdate(_Staging):
+    """Adds or replaces files in a folder that also holds other things, such as the root of a run's output.
+
+    The files are written aside and flushed; when the block ends without an error each is renamed into place, in the
+    order of creation, then those given to `remove` go, and the folder is flushed. Each file is old or new, never half;
+    a crash among the renames can leave some files old and some new. No manifest is written.
+    """
+
+    def __init__(self, target: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
+        self.target = Path(os.path.abspath(target))
+        self._removals: list[str] = []
+        super().__init__(self.target, "update", fs)
+
+    def existing(self) -> list[str]:
+        """The names in the folder, sorted."""
+        return sorted(name for name in os.listdir(self.target) if name != self._folder.name)
+
+    def remove(self, name: str) -> None:
+        """Remove the file `name` after the new files are in place."""
+        if "/" in check_name(name):
+            raise ValueError(f"the file name {name!r} has folders")
+        self._removals.append(name)
+
+    def __enter__(self) -> FolderUpdate:
+        self._fs.makedirs(self.target)
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._discard()
+
+    def _commit(self) -> None:
+        self._check_finished()
+        for name in self._files:
+            self._fs.rename(self._folder / name, self.target / name)
+        for name in self._removals:
+            if name not in self._files and os.path.lexists(self.target / name):
+                self._fs.unlink(self.target / name)
+        self._fs.fsync_dir(self.target)
+
+
+def write_file(path: str | os.PathLike[str], data: Buffer, *, fs: FileSystem = DEFAULT) -> None:
+    """Write the file `path` durably and all at once: after a crash it is the old one or the new one, whole.
+
+    Raises:
+        DiskError: writing failed; an older file at `path` is intact.
+    """
+    with atomic_file(path, fs=fs) as file:
+        file.write(data)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> Iterator[Writer]:
+    """A writer whose file appears at `path` when the block ends without an error; errors as in `write_file`."""
+    path = Path(os.path.abspath(path))
+    # The path is the user's own, so the rules for names from files do not apply to it.
+    with FolderUpdate(path.parent, fs=fs) as update, update._stage(path.name) as file:
+        yield file
+
+
+def remove_folder(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
+    """Remove the committed folder `path`; readers see it whole or not at all, also after a crash.
+
+    Raises:
+        ModelError: the folder has no manifest of ours. DiskError: removing failed.
+    """
+    path = Path(os.path.abspath(path))
+    if path.is_symlink():
+        raise ModelError(f"{escape(path)} is a symbolic link and is not removed", next="remove it yourself")
+    read_manifest(path)
+    _remove(path, path.name, fs)
+
+
+def sweep(parent: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> list[str]:
+    """Finish what a dead writer left in `parent`: put an old version back, remove temporary folders. Hold the lock.
+
+    Returns:
+        the names of the leftovers that were dealt with, sorted.
+    Raises:
+        DiskError: removing failed.
+    """
+    parent = Path(os.path.abspath(parent))
+    done = []
+    for name in sorted(os.listdir(parent)) if parent.is_dir() else []:
+        match = _LEFTOVER.fullmatch(name)
+        if not match or not _is_ours(parent / name, match[1]):
+            continue
+        kind, target = match[1], parent / match[2]
+        if kind == "old" and not os.path.lexists(target):
+            fs.rename(parent / name, target)
+            fs.fsync_dir(parent)
+        else:
+            _remove(parent / name, match[2], fs)
+        done.append(name)
+    return done
+
+
+def _leftover_name(kind: str, name: str) -> str:
+    return f".{kind}-{name}-{secrets.token_hex(8)}"
+
+
+def _remove(folder: Path, name: str, fs: FileSystem) -> None:
+    """Remove our folder so that a crash on the way leaves something `sweep` knows."""
+    doomed = folder
+    match = _LEFTOVER.fullmatch(folder.name)
+    # A temporary folder is nobody's version; any other must not look like one once it has lost a file.
+    if not match or match[1] == "old":
+        doomed = folder.parent / _leftover_name("del", name)
+        fs.rename(folder, doomed)
+        fs.fsync_dir(folder.parent)
+    fs.rmtree(doomed, last=(MANIFEST_NAME, _MARKER))
+
+
+def _is_ours(folder: Path, kind: str) -> bool:
+    """Whether `folder` is a real folder that holds our manifest or, where no version was, our marker or nothing."""
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            return False
+        names = os.listdir(folder)
+        marker = folder / _MARKER
+        if kind != "old" and _MARKER in names and stat.S_ISREG(os.lstat(marker).st_mode):
+            # A kill may have cut the marker short.
+            return _MARKER_TEXT.startswith(read_limited(marker, len(_MARKER_TEXT)))
+        if MANIFEST_NAME in names:
+            read_manifest(folder)
+            return True
+        return kind != "old" and not names
+    except (OSError, ModelError):
+        return False

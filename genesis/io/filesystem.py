@@ -1,0 +1,281 @@
+"""The file-system calls that must survive a crash, each observable so that tests can record, fail or end it.
+
+All durable writing of the project goes through a `FileSystem`. It knows single calls only; `files` builds protocols of
+them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from genesis.errors import DiskError, escape
+
+__all__ = ["DEFAULT", "Buffer", "Call", "FileSystem", "Observer", "Writer", "check_room", "disk_error"]
+
+Buffer = bytes | bytearray | memoryview
+
+# The kernel takes at most 2 GiB a call; smaller pieces let a signal be seen in time.
+_CHUNK = 64 << 20
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One file-system call about to happen.
+
+    Attributes:
+        op: open, write, fsync, close, rename, unlink, mkdir, rmdir or fsync_dir.
+        path: what it acts on; for a rename the source.
+        target: the destination of a rename.
+        size: the bytes that a write still has to place.
+    """
+
+    op: str
+    path: Path
+    target: Path | None = None
+    size: int = 0
+
+
+Observer = Callable[[Call], int | None]
+
+
+class FileSystem:
+    """Durable file-system calls that turn every `OSError` into a `DiskError`.
+
+    Args:
+        observer: called before each call. It may record it, raise an `OSError` in its place, or return a number to make
+            a write place at most so many bytes.
+    """
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        self._observer = observer
+
+    def create(self, path: Path) -> Writer:
+        """A writer of the new file `path`, which must not exist."""
+        return Writer(self, path, os.O_CREAT | os.O_EXCL)
+
+    def append(self, path: Path) -> Writer:
+        """A writer at the end of `path`, which is created where it does not exist."""
+        return Writer(self, path, os.O_CREAT | os.O_APPEND)
+
+    def open_write(self, path: Path, flags: int) -> int:
+        """A write-only descriptor of `path`, opened with the further `flags`."""
+        with self._calling("open", path):
+            return os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
+
+    def write(self, descriptor: int, path: Path, data: Buffer) -> None:
+        """Write all of `data`, going on after short writes."""
+        # An empty view of several dimensions cannot be cast.
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        while view:
+            with self._calling("write", path, size=len(view)) as limit:
+                done = os.write(descriptor, view[: min(limit, _CHUNK)])
+                if done == 0:
+                    raise OSError(errno.EIO, "the file takes no more bytes")
+            view = view[done:]
+
+    def fsync(self, descriptor: int, path: Path) -> None:
+        """Return once the file's bytes stand on the medium."""
+        with self._calling("fsync", path):
+            _flush(descriptor)
+
+    def close(self, descriptor: int, path: Path) -> None:
+        """Close the descriptor, also when closing reports an error."""
+        try:
+            with self._calling("close", path):
+                pass
+        finally:
+            with self._errors("close", path):
+                os.close(descriptor)
+
+    def fsync_dir(self, path: Path) -> None:
+        """Return once the folder's own entries (new names, renames, removals) stand on the medium."""
+        with self._calling("fsync_dir", path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+            try:
+                _flush(descriptor)
+            except OSError as error:
+                # Some network file systems cannot flush a folder: there a rename is durable once the server answered.
+                if error.errno not in _NO_DIRECTORY_SYNC:
+                    raise
+            finally:
+                os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename atomically; an existing target file is replaced."""
+        with self._calling("rename", source, target=target):
+            os.rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file or a link."""
+        with self._calling("unlink", path):
+            os.unlink(path)
+
+    def rmdir(self, path: Path) -> None:
+        """Remove an empty folder."""
+        with self._calling("rmdir", path):
+            os.rmdir(path)
+
+    def mkdir(self, path: Path) -> None:
+        """Make one new folder."""
+        with self._calling("mkdir", path):
+            os.mkdir(path)
+
+    def makedirs(self, path: Path) -> None:
+        """Make the folder `path` and those above it that are missing, and flush each new name."""
+        if path.is_dir():
+            return
+        self.makedirs(path.parent)
+        try:
+            self.mkdir(path)
+        except DiskError:
+            # Another process may have made it in between.
+            if not path.is_dir():
+                raise
+        self.fsync_dir(path.parent)
+
+    def rmtree(self, path: Path, *, last: tuple[str, ...] = ()) -> None:
+        """Remove a folder and all below it, never following links; the files named in `last` go last, in this order."""
+        with self._errors("list", path), os.scandir(path) as listing:
+            folders = {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
+        for name, is_folder in sorted(folders.items()):
+            if is_folder:
+                self.rmtree(path / name)
+            elif name not in last:
+                self.unlink(path / name)
+        for name in last:
+            if folders.get(name) is False:
+                self.unlink(path / name)
+        self.rmdir(path)
+
+    @contextmanager
+    def _calling(self, op: str, path: Path, *, target: Path | None = None, size: int = 0) -> Iterator[int]:
+        """Tell the observer of the call; yields how many bytes a write may place."""
+        with self._errors(op, path, size=size):
+            limit = self._observer(Call(op, path, target, size)) if self._observer else None
+            yield size if limit is None else min(size, limit)
+
+    @contextmanager
+    def _errors(self, op: str, path: Path, *, size: int = 0) -> Iterator[None]:
+        try:
+            yield
+        except DiskError:
+            raise
+        except OSError as error:
+            raise disk_error(error, op, path, needed=size) from error
+
+
+class Writer:
+    """One file being written: `finish` flushes and closes it, `abandon` only closes; a `with` block does either."""
+
+    def __init__(self, fs: FileSystem, path: Path, flags: int) -> None:
+        self.path = path
+        self.size = 0
+        self._fs = fs
+        self._descriptor: int | None = fs.open_write(path, flags)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is finished or abandoned."""
+        return self._descriptor is None
+
+    def write(self, data: Buffer) -> None:
+        """Append `data`; `size` counts the bytes written through this object."""
+        self._fs.write(self._open(), self.path, data)
+        self.size += memoryview(data).nbytes
+
+    def sync(self) -> None:
+        """Return once all written so far stands on the medium."""
+        self._fs.fsync(self._open(), self.path)
+
+    def finish(self) -> None:
+        """Flush to the medium and close."""
+        try:
+            self.sync()
+        except BaseException:
+            self.abandon()
+            raise
+        descriptor, self._descriptor = self._open(), None
+        self._fs.close(descriptor, self.path)
+
+    def abandon(self) -> None:
+        """Close without flushing; errors of closing do not matter any more."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._descriptor
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abandon()
+        elif not self.closed:
+            self.finish()
+
+
+def disk_error(error: OSError, op: str, path: Path, *, needed: int = 0) -> DiskError:
+    """The `DiskError` for the call `op` on `path` that failed; on a full disk with needed and free bytes."""
+    what = f"{op} of {escape(path)} failed: {error.strerror or error}"
+    if error.errno in _NO_ROOM:
+        what += f" (needed {needed:,} bytes, free {_free_bytes(path):,} bytes)"
+        advice = "free space or quota on this disk, or choose another output folder; what was saved before is intact"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        advice = "check who may write there, or choose another output folder"
+    else:
+        advice = "check the disk and the path; what was saved before is intact"
+    result = DiskError(what, where=escape(path), next=advice)
+    result.errno = error.errno
+    return result
+
+
+def check_room(path: str | os.PathLike[str], needed: int) -> None:
+    """Refuse to start writing `needed` bytes below `path` where the disk has less free; quotas are not seen.
+
+    Raises:
+        DiskError: with the needed and the free bytes.
+    """
+    if _free_bytes(Path(path)) < needed:
+        raise disk_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "save", Path(path), needed=needed)
+
+
+def _free_bytes(path: Path) -> int:
+    """Bytes that this user may still write on the disk that holds `path`, or its nearest existing parent."""
+    for place in (path, *path.absolute().parents):
+        try:
+            info = os.statvfs(place)
+        except OSError:
+            continue
+        return info.f_bavail * info.f_frsize
+    return 0
+
+
+def _flush(descriptor: int) -> None:
+    """fsync, and on macOS the stronger call that also empties the drive's own cache."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        try:
+            fcntl.fcntl(descriptor, full)
+        except OSError:
+            pass
+        else:
+            return
+    os.fsync(descriptor)
+
+
+DEFAULT = FileSystem()

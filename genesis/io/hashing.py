@@ -1,0 +1,82 @@
+"""Hashes of files and of training state; the state's hash is the H by which two runs are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from genesis.errors import DiskError
+from genesis.io.paths import open_regular, quote
+from genesis.io.strict_json import canonical_bytes
+
+__all__ = ["StateHash", "sha256_file"]
+
+_CHUNK = 1 << 20
+
+
+def sha256_file(path: str | os.PathLike[str]) -> str:
+    """The sha256 of the regular file at `path` as 64 hex digits, read in pieces of 1 MiB.
+
+    Raises:
+        ModelError: not a regular file. DiskError: reading failed.
+    """
+    digest = hashlib.sha256()
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    try:
+        with open(open_regular(path), "rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                digest.update(view[:count])
+    except OSError as error:
+        raise DiskError(
+            f"cannot read {quote(os.fspath(path), 400)}: {error.strerror}", next="check the disk"
+        ) from error
+    return digest.hexdigest()
+
+
+class StateHash:
+    """sha256 over named arrays and named JSON values.
+
+    The digest depends on names, kinds, dtypes, shapes and bytes, not on the order of adding, on strides or on the
+    machine. Clock times must not be added: equal runs at different times have equal hashes.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[tuple[str, str], bytes] = {}
+
+    def add_array(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Add an array; -0.0 and 0.0 differ, and so do NaNs of different bits.
+
+        Raises:
+            ValueError: the name was added before, or the array holds Python objects.
+        """
+        if array.dtype.hasobject:
+            raise ValueError(f"the array {name!r} holds Python objects")
+        digest = hashlib.sha256(canonical_bytes([array.dtype.name, list(array.shape)]))
+        native = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        digest.update(np.ascontiguousarray(native).reshape(-1).view(np.uint8).data)
+        self._add("array", name, digest.digest())
+
+    def add_json(self, name: str, value: object) -> None:
+        """Add a JSON value: dicts with string keys, lists, strings, integers, finite floats, booleans, None.
+
+        Raises:
+            ValueError: the name was added before, or a number is not finite. TypeError: JSON has no such type.
+        """
+        self._add("json", name, hashlib.sha256(canonical_bytes(value)).digest())
+
+    def hexdigest(self) -> str:
+        """The hash of all added so far as 64 hex digits."""
+        total = hashlib.sha256(b"genesis state 1\0")
+        for (kind, name), digest in sorted(self._items.items()):
+            total.update(canonical_bytes([kind, name]) + b"\0" + digest)
+        return total.hexdigest()
+
+    def _add(self, kind: str, name: str, digest: bytes) -> None:
+        if (kind, name) in self._items:
+            raise ValueError(f"the {kind} {name!r} was added before")
+        self._items[kind, name] = digest

@@ -1,0 +1,314 @@
+"""Hugging Face model folders as files: JSON, weights whole or in shards, side files, chat template. No model code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy.typing as npt
+
+from genesis.errors import DiskError, ModelError, escape
+from genesis.io.files import FolderWriter
+from genesis.io.paths import check_name, open_regular, quote, safe_join
+from genesis.io.safetensors import SafeTensors, TensorEntry, write_tensors
+from genesis.io.strict_json import parse_object, read_limited, read_object
+
+__all__ = [
+    "INDEX_NAME",
+    "SIDE_FILES",
+    "WEIGHTS_NAME",
+    "WeightFolder",
+    "copy_side_files",
+    "list_names",
+    "read_chat_template",
+    "read_json",
+    "save_weights",
+]
+
+WEIGHTS_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+# Open files of one model; published ones have up to about 200, and a process may usually open 1,024.
+MAX_SHARDS = 512
+MAX_JSON_BYTES = 16 << 20
+MAX_INDEX_BYTES = 64 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_NAMES_SHOWN = 10
+
+# Files that go with a model unchanged, and the most bytes each may have.
+SIDE_FILES: Mapping[str, int] = MappingProxyType(
+    {
+        "tokenizer.json": 256 << 20,
+        "tokenizer_config.json": MAX_JSON_BYTES,
+        "chat_template.jinja": MAX_TEMPLATE_BYTES,
+        "generation_config.json": MAX_JSON_BYTES,
+        "special_tokens_map.json": MAX_JSON_BYTES,
+        "vocab.json": 64 << 20,
+        "merges.txt": 64 << 20,
+    }
+)
+
+_WEIGHT_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+_COPY_BYTES = 1 << 20
+_NEXT = "the model folder is incomplete or mixed up: download or save it again"
+
+
+def read_json(path: str | os.PathLike[str], limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in the file `path` of at most `limit` bytes.
+
+    The path is the caller's own; for a file of a model folder give `safe_join(folder, name)`.
+
+    Raises:
+        ModelError: no regular file, too large, not UTF-8, not an object, duplicate keys, not finite, too deep.
+    """
+    return read_object(path, limit=limit)
+
+
+def list_names(names: Iterable[str], limit: int = MAX_NAMES_SHOWN) -> str:
+    """The count of `names` and the first `limit` of them in order, escaped, for an error message."""
+    ordered = sorted(names)
+    shown = ", ".join(quote(name) for name in ordered[:limit])
+    return f"{len(ordered):,} ({shown}{', …' if len(ordered) > limit else ''})"
+
+
+class WeightFolder:
+    """The weights of a model folder, in `model.safetensors` or in the shards that its index names.
+
+    All headers are read and compared with the index when it is opened; tensors are read one at a time. It keeps its
+    files open until `close`.
+
+    Raises:
+        ModelError: no weights, both forms at once, unsafe file names, tensors missing, extra, or in two files.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._files: dict[str, SafeTensors] = {}
+        self._owner: dict[str, SafeTensors] = {}
+        single, index = (os.path.lexists(self.folder / name) for name in (WEIGHTS_NAME, INDEX_NAME))
+        if single and index:
+            what = f"the folder holds both {WEIGHTS_NAME} and {INDEX_NAME}"
+            raise ModelError(what, where=escape(folder), next="remove the one that is out of date")
+        if not single and not index:
+            what = f"the folder holds neither {WEIGHTS_NAME} nor {INDEX_NAME}"
+            raise ModelError(
+                what, where=escape(folder), next="give a model folder with safetensors weights; no other form is read"
+            )
+        try:
+            if single:
+                self._open(WEIGHTS_NAME, escape(folder))
+            else:
+                self._open_shards()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' names, sorted."""
+        return tuple(sorted(self._owner))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the weight files, sorted."""
+        return tuple(sorted(self._files))
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the first weight file."""
+        return self._files[self.files[0]].metadata
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(self.entry(name).nbytes for name in self._owner)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Dtype, shape and place of the tensor `name`; the byte range is that of its own file."""
+        return self._owner_of(name).entries[name]
+
+    def read(self, name: str) -> npt.NDArray[Any]:
+        """The tensor `name` in fresh memory; errors as in `SafeTensors.read`."""
+        return self._owner_of(name).read(name)
+
+    def read_into(self, name: str, out: npt.NDArray[Any]) -> None:
+        """Read the tensor `name` into `out`; errors as in `SafeTensors.read_into`."""
+        self._owner_of(name).read_into(name, out)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+
+    def _open(self, name: str, where: str) -> None:
+        """Open one weight file; a tensor that two files hold belongs to the first here."""
+        file = SafeTensors(safe_join(self.folder, name, where=where))
+        self._files[name] = file
+        for tensor in file.names:
+            self._owner.setdefault(tensor, file)
+
+    def _open_shards(self) -> None:
+        """Open the files that the index names, and check that index and headers tell the same."""
+        where = escape(self.folder / INDEX_NAME)
+        weight_map = _read_weight_map(safe_join(self.folder, INDEX_NAME, where=where), where)
+        shards = sorted(set(weight_map.values()))
+        if len(shards) > MAX_SHARDS:
+            raise ModelError(f"the index names {len(shards):,} files, over {MAX_SHARDS}", where=where, next=_NEXT)
+        for shard in shards:
+            self._open(shard, where)
+        held = Counter(tensor for file in self._files.values() for tensor in file.names)
+        problems = {
+            "missing": [name for name, shard in weight_map.items() if name not in self._files[shard].entries],
+            "extra": [name for name in held if name not in weight_map],
+            "in two files": [name for name, count in held.items() if count > 1],
+        }
+        found = {kind: names for kind, names in problems.items() if names}
+        if found:
+            limit = MAX_NAMES_SHOWN // len(found)
+            counts = "; ".join(f"{kind}: {list_names(names, limit)}" for kind, names in found.items())
+            raise ModelError(f"the index and the weight files disagree on tensors: {counts}", where=where, next=_NEXT)
+
+    def _owner_of(self, name: str) -> SafeTensors:
+        try:
+            return self._owner[name]
+        except KeyError:
+            what = f"no tensor {quote(name)} among the {len(self._owner):,} of the folder"
+            raise ModelError(
+                what, where=escape(self.folder), next="check that the folder holds this kind of model"
+            ) from None
+
+    def __enter__(self) -> WeightFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def save_weights(
+    writer: FolderWriter,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    max_shard_bytes: int,
+    metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
+) -> list[str]:
+    """Write `tensors` as `model.safetensors`, or as numbered shards and an index where they exceed `max_shard_bytes`.
+
+    Shards are filled in the mapping's order; a tensor larger than a shard gets its own. Weight files of an earlier save
+    in the same folder are removed when `writer` commits.
+
+    Returns:
+        the names of the files written.
+    Raises:
+        ModelError, DTypeError: as in `write_tensors`. DiskError: writing failed.
+    """
+    shards = _shards(tensors, max_shard_bytes)
+    if len(shards) == 1:
+        names = [WEIGHTS_NAME]
+    else:
+        names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        with writer.create(name) as file:
+            write_tensors(file, {tensor: tensors[tensor] for tensor in shard}, metadata)
+    if len(shards) > 1:
+        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        total = sum(array.nbytes for array in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        writer.write(INDEX_NAME, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
+        names.append(INDEX_NAME)
+    for old in writer.existing():
+        if _WEIGHT_FILE.fullmatch(old) and old not in names:
+            writer.remove(old)
+    return names
+
+
+def copy_side_files(
+    source: str | os.PathLike[str], writer: FolderWriter, names: Iterable[str] = tuple(SIDE_FILES)
+) -> list[str]:
+    """Copy those of `names` (keys of `SIDE_FILES`) that the folder `source` has, byte for byte; returns their names.
+
+    Raises:
+        ModelError: one is not a regular file or is too large. DiskError: reading or writing failed.
+    """
+    copied = []
+    for name in names:
+        if os.path.lexists(Path(source) / name):
+            _copy(safe_join(source, name, where=escape(source)), name, writer)
+            copied.append(name)
+    return copied
+
+
+def read_chat_template(folder: str | os.PathLike[str]) -> str | None:
+    """The chat template's text from `chat_template.jinja` or else from `tokenizer_config.json`, or None.
+
+    Raises:
+        ModelError: the file is unsafe or too large, not UTF-8, or the entry is neither text nor a list with a default.
+    """
+    name = "chat_template.jinja"
+    if os.path.lexists(Path(folder) / name):
+        data = read_limited(safe_join(folder, name), MAX_TEMPLATE_BYTES)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            what = f"the chat template is not UTF-8: byte {error.start:,} is invalid"
+            raise ModelError(what, where=escape(Path(folder) / name), next="save it as UTF-8") from error
+    name = "tokenizer_config.json"
+    if not os.path.lexists(Path(folder) / name):
+        return None
+    template = read_json(safe_join(folder, name)).get("chat_template")
+    if isinstance(template, list):
+        template = next(
+            (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), template
+        )
+    if template is not None and (not isinstance(template, str) or len(template) > MAX_TEMPLATE_BYTES):
+        what = "chat_template is neither a text nor a list with the name 'default'"
+        raise ModelError(what, where=escape(Path(folder) / name), next="put the template into chat_template.jinja")
+    return template
+
+
+def _read_weight_map(path: Path, where: str) -> dict[str, str]:
+    """The index's map from tensor to file name; every file name is a safe one and ends in .safetensors."""
+    weight_map = parse_object(read_limited(path, MAX_INDEX_BYTES), where=where).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError("the index has no weight_map from tensors to files", where=where, next=_NEXT)
+    for shard in weight_map.values():
+        if not check_name(shard, where=where).endswith(".safetensors"):
+            raise ModelError(f"the index names {quote(shard)}, no safetensors file", where=where, next=_NEXT)
+    return weight_map
+
+
+def _shards(tensors: Mapping[str, npt.NDArray[Any]], max_shard_bytes: int) -> list[list[str]]:
+    """The tensors' names in lists of at most `max_shard_bytes` each, or of one tensor; at least one list."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, array in tensors.items():
+        if shards[-1] and size + array.nbytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += array.nbytes
+    return shards
+
+
+def _copy(path: Path, name: str, writer: FolderWriter) -> None:
+    """Copy the regular file `path` in pieces, up to the limit of its kind."""
+    limit = SIDE_FILES[name]
+    try:
+        with open(open_regular(path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise ModelError(
+                    f"{quote(name)} has {size:,} bytes, more than the {limit:,} allowed", where=escape(path)
+                )
+            with writer.create(name) as target:
+                while part := file.read(_COPY_BYTES):
+                    target.write(part)
+    except OSError as error:
+        if isinstance(error, DiskError):
+            raise
+        raise DiskError(f"cannot read {escape(path)}: {error.strerror}", next="check the disk") from error

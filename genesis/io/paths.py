@@ -1,0 +1,173 @@
+"""Safe paths: the one place where a name read from a file becomes a path on this machine.
+
+It decides from the name and from the files as they lie; it is no sandbox against a process that changes them meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import reprlib
+import stat
+import unicodedata
+from pathlib import Path
+
+from genesis.errors import ModelError, escape
+
+__all__ = [
+    "MAX_COMPONENTS",
+    "MAX_COMPONENT_BYTES",
+    "MAX_NAME_BYTES",
+    "check_name",
+    "open_regular",
+    "quote",
+    "safe_join",
+]
+
+MAX_NAME_BYTES = 1024
+MAX_COMPONENT_BYTES = 255
+MAX_COMPONENTS = 16
+
+_REVISION = re.compile(r"[0-9a-f]{40}")
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_NEXT = "take the model folder again from a source you trust; Genesis opens only plain files inside it"
+
+
+def quote(name: object, limit: int = 120) -> str:
+    """`name` escaped and cut to `limit` characters, in quotes, as error messages show it."""
+    text = name if isinstance(name, str) else reprlib.repr(name)
+    # Cut before escaping too, which takes several times the text's memory.
+    shown = escape(text[: limit + 1])
+    return f"'{shown}'" if len(text) <= limit and len(shown) <= limit else f"'{shown[:limit]}…'"
+
+
+def check_name(name: object, *, where: str = "") -> str:
+    """`name` itself if it can only mean a file below the folder it is joined to.
+
+    Allowed are printable names in Unicode's NFKC form, parted by single slashes, at most `MAX_COMPONENTS` deep.
+
+    Raises:
+        ModelError: absolute, `..`, drive letters, backslashes, control characters, empty or over-long names.
+    """
+    problem = _name_problem(name)
+    if problem:
+        raise ModelError(f"the file name {quote(name)} {problem}", where=where, next=_NEXT)
+    assert isinstance(name, str)
+    return name
+
+
+def safe_join(root: str | os.PathLike[str], name: object, *, where: str = "") -> Path:
+    """The path of the existing regular file `name` below the folder `root`.
+
+    `root` is the user's own choice and may be a symbolic link; nothing below it may be one. The one exception is the
+    Hugging Face cache, whose snapshots are made of links: where `root` is `models--*/snapshots/<40 hex>`, the last
+    component may be a link to a regular file directly in the `blobs` folder beside `snapshots`, named by 40 or 64 hex
+    digits; the blob's path is returned.
+
+    Raises:
+        ModelError: a name that `check_name` refuses, a missing file, a link, a folder, a FIFO, a socket or a device.
+    """
+    checked = check_name(name, where=where)
+    base = Path(os.path.realpath(root))
+    *folders, last = checked.split("/")
+    path = base
+    for folder in folders:
+        path = path / folder
+        if not stat.S_ISDIR(_mode(path, checked, where)):
+            raise _refusal(checked, f"goes through {quote(folder)}, which is not a plain folder", where)
+    path = path / last
+    mode = _mode(path, checked, where)
+    if stat.S_ISLNK(mode):
+        return _hub_blob(base, path, checked, where)
+    if not stat.S_ISREG(mode):
+        raise _refusal(checked, f"is {_kind(mode)}, not a regular file", where)
+    return path
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A read-only descriptor of the regular file at `path`; the caller closes it. Never blocks on a FIFO.
+
+    Raises:
+        ModelError: there is no such file, it may not be read, or it is not a regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"cannot open {quote(os.fspath(path), 400)}: {reason}", next="check the path") from error
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    raise ModelError(f"{quote(os.fspath(path), 400)} is {_kind(mode)}, not a regular file", next="check the path")
+
+
+def _name_problem(name: object) -> str:
+    """Why `name` is refused, or an empty string; the first reason found."""
+    if not isinstance(name, str):
+        return "is not a string"
+    if not name:
+        return "is empty"
+    if not name.isprintable():
+        return "holds control or unprintable characters"
+    if unicodedata.normalize("NFKC", name) != name:
+        return "is not in Unicode's NFKC form: it may read as another name elsewhere"
+    if "\\" in name or ":" in name:
+        return "holds a backslash or a colon: a separator or a drive on other systems"
+    if name.startswith(("/", "~")):
+        return "is absolute"
+    parts = name.split("/")
+    if len(name.encode()) > MAX_NAME_BYTES or len(parts) > MAX_COMPONENTS:
+        return f"is longer than {MAX_NAME_BYTES} bytes or deeper than {MAX_COMPONENTS} folders"
+    for part in parts:
+        if part in ("", ".", ".."):
+            return f"has the component {part!r}"
+        if part != part.strip() or len(part.encode()) > MAX_COMPONENT_BYTES:
+            return f"has a component over {MAX_COMPONENT_BYTES} bytes, or with a space at an end"
+    return ""
+
+
+def _mode(path: Path, name: str, where: str) -> int:
+    """The type bits of `path` itself, links not followed."""
+    try:
+        return os.lstat(path).st_mode
+    except FileNotFoundError:
+        raise ModelError(
+            f"the file {quote(name)} is missing from {quote(path.parent, 400)}", where=where, next=_NEXT
+        ) from None
+    except OSError as error:
+        raise _refusal(name, f"cannot be looked at: {error.strerror}", where) from error
+
+
+def _hub_blob(base: Path, link: Path, name: str, where: str) -> Path:
+    """The blob that `link` of a Hugging Face cache snapshot points to; refuses every other link."""
+    repository = base.parent.parent
+    is_snapshot = (
+        base.parent.name == "snapshots"
+        and repository.name.startswith("models--")
+        and _REVISION.fullmatch(base.name) is not None
+    )
+    target = Path(os.path.normpath(link.parent / os.readlink(link)))
+    if not (is_snapshot and target.parent == repository / "blobs" and _BLOB.fullmatch(target.name)):
+        raise _refusal(name, "is a symbolic link", where)
+    mode = _mode(target, name, where)
+    if not stat.S_ISREG(mode):
+        raise _refusal(name, f"leads to {_kind(mode)}, not a regular file", where)
+    return target
+
+
+def _refusal(name: str, problem: str, where: str) -> ModelError:
+    return ModelError(f"the file {quote(name)} {problem}", where=where, next=_NEXT)
+
+
+def _kind(mode: int) -> str:
+    """What a file of this mode is, for a message."""
+    kinds = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a special file")

@@ -1,0 +1,366 @@
+"""Module: a tree of parameters, buffers and submodules with torch's names and rules. Loading a state is in `state.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+from genesis.backend import Device, as_device
+from genesis.dtypes import DType, as_dtype
+from genesis.errors import DTypeError, UsageError
+from genesis.nn.hooks import BackwardWatch, RemovableHandle
+from genesis.nn.parameter import Parameter, replace_array
+from genesis.nn.state import LoadResult, load_state
+from genesis.tensor import Tensor
+
+__all__ = ["Module"]
+
+
+class Module:
+    """Base of all layers and models: subclasses assign parts in `__init__` and compute in `forward`.
+
+    Attributes:
+        training: whether layers such as dropout act as in training; see `train` and `eval`.
+    """
+
+    training: bool
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module | None]
+    _transient: set[str]  # names of buffers that state_dict leaves out
+    _pre_hooks: dict[int, Callable[..., Any]]
+    _forward_hooks: dict[int, Callable[..., Any]]
+    _backward_hooks: dict[int, Callable[..., Any]]
+
+    def __init__(self) -> None:
+        own: dict[str, Any] = {
+            "training": True,
+            "_parameters": {},
+            "_buffers": {},
+            "_modules": {},
+            "_transient": set(),
+            "_pre_hooks": {},
+            "_forward_hooks": {},
+            "_backward_hooks": {},
+        }
+        self.__dict__.update(own)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call of the module computes."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward()")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self._pre_hooks or self._forward_hooks or self._backward_hooks):
+            return self.forward(*args, **kwargs)
+        for hook in tuple(self._pre_hooks.values()):
+            changed = hook(self, args)
+            if changed is not None:
+                args = changed if isinstance(changed, tuple) else (changed,)
+        watch = BackwardWatch(self, list(self._backward_hooks.values())) if self._backward_hooks else None
+        result = self.forward(*(watch.inputs(args) if watch else args), **kwargs)
+        for hook in tuple(self._forward_hooks.values()):
+            changed = hook(self, args, result)
+            result = result if changed is None else changed
+        return watch.outputs(result) if watch else result
+
+    # --- Parts, as attributes -----------------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        tables = [self.__dict__.get(table) for table in ("_parameters", "_modules", "_buffers")]
+        if tables[0] is None:
+            if isinstance(value, (Parameter, Module)):
+                raise UsageError(f"{type(self).__name__}.{name} is set too early", next="call super().__init__() first")
+            object.__setattr__(self, name, value)
+            return
+        kinds: tuple[type, ...] = (Parameter, Module, Tensor)
+        for table, kind in zip(tables, kinds, strict=True):
+            assert table is not None
+            if isinstance(value, kind) and (kind is not Tensor or name in table):
+                self._forget(name)
+                table[name] = value
+                return
+            if name in table:
+                if value is not None:
+                    raise DTypeError(
+                        f"{name} is a {kind.__name__} of {type(self).__name__}, not {type(value).__name__}"
+                    )
+                table[name] = None
+                return
+        object.__setattr__(self, name, value)
+
+    def _forget(self, name: str) -> None:
+        self.__dict__.pop(name, None)
+        for table in (self._parameters, self._modules, self._buffers):
+            table.pop(name, None)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> Any:
+        for table in ("_parameters", "_buffers", "_modules"):
+            found = self.__dict__.get(table)
+            if found is not None and name in found:
+                return found[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._parameters and name not in self._buffers and name not in self._modules:
+            object.__delattr__(self, name)
+        self._forget(name)
+        self._transient.discard(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
+
+    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
+        """Add a parameter (or, with None, reserve the name)."""
+        self._check_name(name, self._parameters)
+        if parameter is not None and not isinstance(parameter, Parameter):
+            raise DTypeError(
+                f"{name} is a {type(parameter).__name__}, not a Parameter", next="wrap it with Parameter()"
+            )
+        self._parameters[name] = parameter
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Add a tensor that moves with the module and is not trained; `persistent` ones stand in `state_dict`."""
+        self._check_name(name, self._buffers)
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise DTypeError(f"buffer {name} is a {type(tensor).__name__}, not a Tensor")
+        self._buffers[name] = tensor
+        if persistent:
+            self._transient.discard(name)
+        else:
+            self._transient.add(name)
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Add a submodule."""
+        self._check_name(name, self._modules)
+        if module is not None and not isinstance(module, Module):
+            raise DTypeError(f"{name} is a {type(module).__name__}, not a Module")
+        self._modules[name] = module
+
+    register_module = add_module
+
+    def _check_name(self, name: str, table: Mapping[str, Any]) -> None:
+        if "_parameters" not in self.__dict__:
+            raise UsageError(f"{type(self).__name__}.{name} is set too early", next="call super().__init__() first")
+        if not name or "." in name:
+            raise UsageError(f"{name!r} is no name for a part of a module: it is empty or holds a dot")
+        if name not in table and hasattr(self, name):
+            raise UsageError(f"{type(self).__name__} has an attribute {name!r} already")
+
+    # --- Walking the tree ---------------------------------------------------------------------------------------------
+
+    def named_modules(
+        self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
+        """This module under `prefix` and all below it, parents first; one used twice comes once."""
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        if remove_duplicate:
+            memo.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it."""
+        return (module for _, module in self.named_modules())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The direct submodules."""
+        return ((name, m) for name, m in self._modules.items() if m is not None)
+
+    def children(self) -> Iterator[Module]:
+        """The direct submodules, without names."""
+        return (module for _, module in self.named_children())
+
+    def _named_members(self, table: str, prefix: str, recurse: bool, once: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        owners = self.named_modules(prefix=prefix, remove_duplicate=once) if recurse else iter([(prefix, self)])
+        for path, module in owners:
+            for name, member in getattr(module, table).items():
+                if member is None or (once and id(member) in seen):
+                    continue
+                seen.add(id(member))
+                yield f"{path}.{name}" if path else name, member
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """All parameters with their dotted names; a tied one comes once, under its first name."""
+        return self._named_members("_parameters", prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """All parameters, each once."""
+        return (p for _, p in self.named_parameters(recurse=recurse))
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """All buffers with their dotted names, each once."""
+        return self._named_members("_buffers", prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """All buffers, each once."""
+        return (b for _, b in self.named_buffers(recurse=recurse))
+
+    def get_submodule(self, target: str) -> Module:
+        """The module at a dotted path; "" is this one."""
+        module: Any = self
+        for part in filter(None, target.split(".")):
+            module = module._modules.get(part)
+            if module is None:
+                raise UsageError(f"{type(self).__name__} has no submodule {target!r}")
+        return module  # type: ignore[no-any-return]
+
+    def get_parameter(self, target: str) -> Parameter:
+        """The parameter at a dotted path."""
+        path, _, name = target.rpartition(".")
+        parameter = self.get_submodule(path)._parameters.get(name)
+        if parameter is None:
+            raise UsageError(f"{type(self).__name__} has no parameter {target!r}")
+        return parameter
+
+    # --- State --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
+        """Parameters and persistent buffers by dotted name, tied ones under each of their names; memory is shared."""
+        found: dict[str, Tensor] = {}
+        for path, module in self.named_modules(prefix=prefix.rstrip("."), remove_duplicate=False):
+            lasting = {n: b for n, b in module._buffers.items() if n not in module._transient}
+            for name, tensor in (*module._parameters.items(), *lasting.items()):
+                if tensor is not None:
+                    found[f"{path}.{name}" if path else name] = tensor if keep_vars else tensor.detach()
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadResult:
+        """Copy values into parameters and persistent buffers, all of them or, after an error, none.
+
+        A tied parameter may stand under any of its names, or under several with equal values.
+
+        Args:
+            state_dict: tensors or numpy arrays by dotted name.
+            strict: whether missing and unexpected names are errors; wrong shapes always are.
+
+        Raises:
+            ModelError: naming at most ten of each kind, and how many there are.
+        """
+        return load_state(type(self).__name__, self.state_dict(keep_vars=True), state_dict, strict)
+
+    # --- Changing the whole tree --------------------------------------------------------------------------------------
+
+    def apply(self, function: Callable[[Module], Any]) -> Self:
+        """Call `function` on every module, children first."""
+        for child in self.children():
+            child.apply(function)
+        function(self)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode on every module."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Leave training mode."""
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Freeze or unfreeze every parameter."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, or set them to 0."""
+        clear_gradients(self.parameters(), set_to_none)
+
+    def to(self, *args: Any, device: Any = None, dtype: Any = None) -> Self:
+        """Move parameters and buffers to a device, a float type (integers keep theirs), or both, in place.
+
+        Call it before an optimizer is made: optimizers with flat buffers do not follow.
+        """
+        for value in args:
+            if isinstance(value, Device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")):
+                device = value
+            else:
+                dtype = value
+        target = None if device is None else as_device(device)
+        kind = None if dtype is None else as_dtype(dtype)
+        if kind is not None and not kind.is_floating_point:
+            raise DTypeError(f"a module is cast to a float type, not to {kind}")
+        for tensor in (*self.parameters(), *self.buffers()):
+            _move(tensor, target, kind)
+        return self
+
+    def float(self) -> Self:
+        """Cast to float32."""
+        return self.to(dtype="float32")
+
+    def double(self) -> Self:
+        """Cast to float64."""
+        return self.to(dtype="float64")
+
+    def half(self) -> Self:
+        """Cast to float16."""
+        return self.to(dtype="float16")
+
+    def bfloat16(self) -> Self:
+        """Cast to bfloat16."""
+        return self.to(dtype="bfloat16")
+
+    # --- Hooks --------------------------------------------------------------------------------------------------------
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(module, args)` before forward; what it returns (unless None) replaces the positional arguments."""
+        return RemovableHandle(self._pre_hooks, hook)
+
+    def register_forward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(module, args, result)` after forward; what it returns (unless None) replaces the result."""
+        return RemovableHandle(self._forward_hooks, hook)
+
+    def register_full_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(module, grad_input, grad_output)` in backward; what it returns (unless None) replaces grad_input.
+
+        Both are tuples over the positional arguments and over the results, None where there is no gradient.
+        """
+        return RemovableHandle(self._backward_hooks, hook)
+
+    # --- Text ---------------------------------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        """What `repr` shows of this module's own settings."""
+        return ""
+
+    def __repr__(self) -> str:
+        lines = [f"({name}): {_indented(repr(module))}" for name, module in self._modules.items()]
+        extra = self.extra_repr()
+        if not lines:
+            return f"{type(self).__name__}({extra})"
+        return f"{type(self).__name__}(\n  " + "\n  ".join([extra, *lines] if extra else lines) + "\n)"
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n  ")
+
+
+def _move(tensor: Tensor, device: Device | None, dtype: DType | None) -> None:
+    """Give a leaf memory of another kind, its gradient too; the tensor stays the same object."""
+    kind = dtype if tensor.is_floating_point() else None
+    moved = tensor.detach().to(device=device, dtype=kind)
+    if moved.array is not tensor.array:
+        grad = tensor.grad
+        replace_array(tensor, moved.array)
+        if grad is not None:
+            tensor.grad = grad.detach().to(device=device, dtype=kind)
+
+
+def clear_gradients(parameters: Iterable[Tensor], set_to_none: bool) -> None:
+    """Drop the gradients of `parameters`, or set them to 0."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            if set_to_none:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()

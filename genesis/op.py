@@ -1,0 +1,234 @@
+"""What an op is, the registry of all ops, and dispatch.
+
+An `Op` keeps everything about one operation together: the numpy reference (the CPU path and the oracle of every other
+path), the shape and dtype rule, the gradient, the cost. Tests, benchmarks and the profiler are generic over `registry`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from genesis.array import Array, empty
+from genesis.backend import CPU, Device, backend_for
+from genesis.dtypes import DType
+from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError
+from genesis.shapes import Shape, numel
+
+__all__ = ["Context", "Cost", "Op", "Saves", "Spec", "common_device", "execute", "observe", "op", "registry"]
+
+registry: dict[str, Op] = {}
+
+
+class Spec(NamedTuple):
+    """Shape and dtype of an output before it exists."""
+
+    shape: Shape
+    dtype: DType
+
+
+class Cost(NamedTuple):
+    """Work counted, not measured: arithmetic operations, and bytes when each operand is touched once."""
+
+    flops: int
+    bytes: int
+
+
+class Context:
+    """What a vjp may read: saved inputs and outputs (None where not saved), the attributes, who needs a gradient."""
+
+    __slots__ = ("attrs", "input_specs", "inputs", "needs", "outputs")
+
+    def __init__(
+        self,
+        inputs: tuple[Any, ...],
+        outputs: tuple[Array | None, ...],
+        attrs: dict[str, Any],
+        needs: tuple[bool, ...],
+        input_specs: tuple[Spec | None, ...],
+    ) -> None:
+        self.inputs, self.outputs, self.attrs, self.needs, self.input_specs = inputs, outputs, attrs, needs, input_specs
+
+
+Infer = Callable[..., Spec | tuple[Spec, ...]]
+Saves = tuple[int | str, ...]
+Vjp = Callable[..., tuple[Array | None, ...]]
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: registry key; the kernel, test, benchmark and profile row carry the same.
+        reference: `reference(out, *inputs, **attrs)` writes numpy results into `out` (a tuple where there are several).
+            Inputs are numpy arrays or Python numbers. For a view op it returns the numpy view instead.
+        infer: `infer(*inputs, **attrs)` gives the output `Spec`, or several, and raises ShapeError or DTypeError.
+        vjp: `vjp(ctx, *grads)` gives one gradient (or None) per input, computed with ops on arrays; None when the op
+            has no gradient. Gradients of broadcast operands are summed to the operand's shape afterwards by the tape.
+        saves: what backward reads: indices of inputs, and "out" for the outputs; or a function that gives them from
+            which inputs need a gradient, where that spares memory (a product with a constant keeps only the constant).
+        view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, in place of running anything.
+        elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
+            of them, and gradients are summed to the shape of broadcast operands.
+        mutates: indices of inputs that the reference changes in place (optimizer steps); such an op has no outputs:
+            `infer` returns an empty tuple and `out` is one too.
+        flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
+        family: the file it stands in; groups rows in reports.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    infer: Infer
+    vjp: Vjp | None = None
+    saves: Saves | Callable[[tuple[bool, ...]], Saves] = ()
+    view: Callable[..., Array] | None = None
+    flops: Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int] | None = None
+    elementwise: bool = False
+    mutates: tuple[int, ...] = ()
+    family: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.name not in registry, f"op {self.name} is registered twice"
+        registry[self.name] = self
+
+    def __call__(self, *inputs: Any, out: Array | None = None, **attrs: Any) -> Any:
+        """Run on arrays, without gradients; one Array, or a tuple where the op has several outputs."""
+        outputs = execute(self, inputs, attrs, out)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def cost(self, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> Cost:
+        """FLOPs and the fewest bytes that this call can move."""
+        if self.view is not None:
+            return Cost(0, 0)
+        flops = sum(numel(o.shape) for o in outputs) if self.flops is None else self.flops(inputs, outputs, attrs)
+        return Cost(flops, sum(x.nbytes for x in (*inputs, *outputs) if isinstance(x, Array)))
+
+    def context(
+        self, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], needs: tuple[bool, ...]
+    ) -> Context:
+        """What backward will need, and nothing more, so that memory is freed early."""
+        saves = self.saves(needs) if callable(self.saves) else self.saves
+        kept = tuple(x if i in saves or not isinstance(x, Array) else None for i, x in enumerate(inputs))
+        specs = tuple(Spec(x.shape, x.dtype) if isinstance(x, Array) else None for x in inputs)
+        out: tuple[Array | None, ...] = outputs if "out" in saves else (None,) * len(outputs)
+        return Context(kept, out, attrs, needs, specs)
+
+    def gradient(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
+        """Apply the vjp.
+
+        Raises:
+            GradientError: if the op has none.
+        """
+        if self.vjp is None:
+            raise GradientError(f"{self.name} has no gradient", next="detach() its input, or leave it out of the loss")
+        return self.vjp(ctx, *grads)
+
+
+def op(name: str, infer: Infer, **rest: Any) -> Callable[[Callable[..., Any]], Op]:
+    """Decorator: the function below is the reference of a new op called `name`."""
+
+    def register(reference: Callable[..., Any]) -> Op:
+        return Op(name, reference, infer, family=reference.__module__.rpartition(".")[2], **rest)
+
+    return register
+
+
+Observer = Callable[[Op, tuple[Any, ...], tuple[Array, ...], dict[str, Any], float], None]
+_observers: list[Observer] = []
+
+
+@contextmanager
+def observe(observer: Observer) -> Iterator[None]:
+    """Call `observer(op, inputs, outputs, attrs, seconds)` after every op run inside the block."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers.remove(observer)
+
+
+def common_device(name: str, inputs: tuple[Any, ...]) -> Device:
+    """The one device of all array inputs.
+
+    Raises:
+        DeviceError: naming the op and the devices when they differ.
+    """
+    device: Device | None = None
+    for x in inputs:
+        if isinstance(x, Array):
+            if device is None:
+                device = x.device
+            elif x.device is not device and x.device != device:
+                raise DeviceError(f"{name} got tensors on {device} and on {x.device}", next="move one with .to(device)")
+    return device if device is not None else CPU
+
+
+def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None = None) -> tuple[Array, ...]:
+    """Run one op: infer, allocate, dispatch to the backend of the inputs, report to observers.
+
+    Errors about shapes, dtypes and indices are given the op's name where they lack it.
+    """
+    started = time.perf_counter() if _observers else 0.0
+    try:
+        outputs = (op.view(*inputs, **attrs),) if op.view is not None else _compute(op, inputs, attrs, out)
+    except (ShapeError, DTypeError, IndexRangeError) as error:
+        if op.name in error.what:
+            raise
+        raise type(error)(f"{op.name}: {error.what}", where=error.where, next=error.next) from None
+    if _observers:
+        seconds = time.perf_counter() - started
+        for observer in tuple(_observers):
+            observer(op, inputs, outputs, attrs, seconds)
+    return outputs
+
+
+def _compute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None) -> tuple[Array, ...]:
+    chosen = attrs.pop("device", None)  # creation ops name their device; all others follow their inputs
+    device = chosen or common_device(op.name, inputs if out is None else (*inputs, out))
+    inferred = op.infer(*inputs, **attrs)
+    specs = (inferred,) if isinstance(inferred, Spec) else inferred
+    if out is None:
+        outputs = tuple(empty(s.shape, s.dtype, device) for s in specs)
+        backend_for(device).run(op, outputs, inputs, attrs)
+        for i in op.mutates:
+            inputs[i].storage.version += 1
+        return outputs
+    _check_out(op.name, specs, out)
+    # References of other ops may assume that the memory they write is contiguous.
+    fits = out.dtype is specs[0].dtype and (op.elementwise or out.is_contiguous)
+    if fits and not _aliases(op, out, inputs):
+        target = out
+    else:
+        target = empty(specs[0].shape, specs[0].dtype, device)
+    backend_for(device).run(op, (target,), inputs, attrs)
+    if target is not out:
+        backend_for(device).run(registry["copy"], (out,), (target,), {})
+    out.storage.version += 1
+    return (out,)
+
+
+def _aliases(op: Op, out: Array, inputs: tuple[Any, ...]) -> bool:
+    """Whether writing `out` could hit input elements that are still to be read."""
+    return any(
+        isinstance(x, Array)
+        and x.storage is out.storage
+        and not (op.elementwise and (x.offset, x.shape, x.strides) == (out.offset, out.shape, out.strides))
+        for x in inputs
+    )
+
+
+def _check_out(name: str, specs: tuple[Spec, ...], out: Array) -> None:
+    if len(specs) != 1:
+        raise ShapeError(f"{name} has {len(specs)} outputs and takes no out=")
+    if out.shape != specs[0].shape:
+        raise ShapeError(f"{name}: the result has shape {specs[0].shape}, out has {out.shape}")
+    if specs[0].dtype.category > out.dtype.category:
+        raise DTypeError(f"{name}: a {specs[0].dtype} result does not fit into {out.dtype}")
+    if out.overlaps_itself():
+        raise ShapeError(
+            f"{name}: out is an expanded view; several of its elements share memory", next="call .contiguous()"
+        )

@@ -1,0 +1,153 @@
+"""Activations: relu, silu, gelu (erf and tanh forms), and SwiGLU's gate, each with a backward that recomputes from its input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.dtypes import result_type
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Context, Op, Spec, op
+from genesis.ops.blocks import each_block, wide
+from genesis.ops.elementwise import erf_values, sigmoid_values
+from genesis.ops.sweep import sweep
+
+Grads = tuple[Array | None, ...]
+
+
+def _infer(name: str) -> Callable[..., Spec]:
+    def infer(x: Array, *rest: Array) -> Spec:
+        if not x.dtype.is_floating_point:
+            raise DTypeError(f"{name} takes float tensors, got {x.dtype}", next="cast with .float()")
+        return Spec(x.shape, x.dtype)
+
+    return infer
+
+
+def _activation(
+    name: str, forward: Callable[..., np.ndarray], slope: Callable[[np.ndarray], np.ndarray], flops: int
+) -> Op:
+    """An activation with its backward op: dx = g·slope(x)."""
+
+    def backward_reference(out: np.ndarray, g: np.ndarray, x: np.ndarray) -> None:
+        sweep(lambda g, x, out=None: np.multiply(g, slope(x), out=out), out, g, x)
+
+    def reference(out: np.ndarray, x: np.ndarray) -> None:
+        sweep(forward, out, x)
+
+    def count(inputs: object, outputs: tuple[Array, ...], attrs: object) -> int:
+        return flops * outputs[0].size
+
+    backward = Op(
+        f"{name}_backward",
+        backward_reference,
+        lambda g, x: Spec(x.shape, x.dtype),
+        flops=count,
+        family="activation",
+        elementwise=True,
+    )
+
+    def vjp(ctx: Context, g: Array) -> Grads:
+        return (backward(g, ctx.inputs[0]),)
+
+    return Op(name, reference, _infer(name), vjp, (0,), flops=count, family="activation", elementwise=True)
+
+
+def _relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    return np.maximum(x, np.zeros((), np.asarray(x).dtype), out=out)
+
+
+def _silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    return np.multiply(x, sigmoid_values(x), out=out)
+
+
+def _silu_slope(x: np.ndarray) -> np.ndarray:
+    """σ·(1 + x·(1 - σ))."""
+    s = np.asarray(sigmoid_values(x))
+    slope: np.ndarray = s * (1 + x * (1 - s))
+    return slope
+
+
+def _gelu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """x·Φ(x), Φ the normal distribution function."""
+    cdf = 0.5 * (1 + erf_values(x * np.asarray(x).dtype.type(math.sqrt(0.5))))
+    return np.multiply(x, cdf, out=out)
+
+
+def _gelu_slope(x: np.ndarray) -> np.ndarray:
+    """Φ(x) + x·φ(x)."""
+    cdf = 0.5 * (1 + erf_values(x * x.dtype.type(math.sqrt(0.5))))
+    slope: np.ndarray = cdf + x * np.exp(-0.5 * x * x) * x.dtype.type(1 / math.sqrt(2 * math.pi))
+    return slope
+
+
+_TANH_SCALE, _TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715
+
+
+def _gelu_tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
+    inner = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
+    return np.multiply(0.5 * x, 1 + inner, out=out)
+
+
+def _gelu_tanh_slope(x: np.ndarray) -> np.ndarray:
+    t = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
+    slope: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
+    return slope
+
+
+relu = _activation("relu", _relu, lambda x: (x > 0).astype(x.dtype), 1)
+silu = _activation("silu", _silu, _silu_slope, 6)
+gelu = _activation("gelu", _gelu, _gelu_slope, 24)
+gelu_tanh = _activation("gelu_tanh", _gelu_tanh, _gelu_tanh_slope, 15)
+
+
+def _swiglu_infer(gate: Array, up: Array) -> Spec:
+    if gate.shape != up.shape:
+        raise ShapeError(f"swiglu: gate has shape {gate.shape}, up has {up.shape}")
+    return _infer("swiglu")(
+        Array(gate.storage, gate.shape, gate.strides, result_type((gate, up)), gate.device, gate.offset)
+    )
+
+
+def _swiglu_vjp(ctx: Context, g: Array) -> Grads:
+    gate, up = ctx.inputs
+    return swiglu_backward(g, gate, up)  # type: ignore[no-any-return]
+
+
+@op("swiglu", _swiglu_infer, vjp=_swiglu_vjp, saves=(0, 1), flops=lambda i, o, a: 7 * o[0].size)
+def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
+    """y = silu(gate)·up (Shazeer, 2020)."""
+    y, a, b = (x.reshape(-1) for x in (out, gate, up))
+
+    def block(start: int, stop: int) -> None:
+        x = wide(a[start:stop])
+        s = sigmoid_values(x)
+        s *= x
+        np.multiply(s, b[start:stop], out=y[start:stop], casting="unsafe")
+
+    each_block(block, y.shape[0], 1)
+
+
+@op(
+    "swiglu_backward",
+    lambda g, gate, up: (Spec(gate.shape, gate.dtype), Spec(up.shape, up.dtype)),
+    flops=lambda i, o, a: 13 * o[0].size,
+)
+def swiglu_backward(out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
+    """dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, with σ = sigmoid(gate)."""
+    da, db, grad, a, b = (x.reshape(-1) for x in (*out, g, gate, up))
+
+    def block(start: int, stop: int) -> None:
+        x, gb = wide(a[start:stop]), wide(grad[start:stop])
+        s = sigmoid_values(x)
+        silu = s * x
+        np.multiply(gb, silu, out=db[start:stop], casting="unsafe")
+        s += silu * (1 - s)  # σ·(1 + x·(1 - σ))
+        s *= gb
+        np.multiply(s, b[start:stop], out=da[start:stop], casting="unsafe")
+
+    each_block(block, grad.shape[0], 1)

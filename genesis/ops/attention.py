@@ -1,0 +1,219 @@
+"""Scaled dot-product attention without the whole score matrix: causal, grouped-query, cut at document borders, windowed.
+
+The reference goes query block by query block and reads only the keys that a block may see, as the kernel does. Scores and
+sums are float32 or wider.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.backend.cpu import one_blas_thread, parallel
+from genesis.dtypes import INTEGER, float32, float64
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.blocks import wide
+
+BLOCK_QUERIES = 64  # small enough to skip most masked keys, large enough for an efficient matmul
+
+Grads = tuple[Array | None, ...]
+
+
+def _infer(
+    q: Array, k: Array, v: Array, starts: Array | None = None, *, scale: float, causal: bool = True, window: int = 0
+) -> tuple[Spec, Spec]:
+    if not (q.ndim == k.ndim == v.ndim == 4) or k.shape != v.shape:
+        raise ShapeError(
+            f"attention takes q [B, T, Hq, D] and k, v [B, S, Hkv, D], got {q.shape}, {k.shape}, {v.shape}"
+        )
+    (b, t, hq, d), (bk, s, hk, dk) = q.shape, k.shape
+    if b != bk or d != dk or hk == 0 or hq % hk:
+        raise ShapeError(
+            f"attention: q {q.shape} and k {k.shape} differ in batch or head size, or {hq} is no multiple of {hk}"
+        )
+    if causal and s < t:
+        raise ShapeError(f"attention: causal with {t} queries and only {s} keys")
+    if starts is not None and (starts.shape != (b, t) or starts.dtype.category != INTEGER):
+        raise ShapeError(f"attention: starts must be integers [{b}, {t}], got {starts.dtype} {starts.shape}")
+    if not q.dtype.is_floating_point or k.dtype is not q.dtype or v.dtype is not q.dtype:
+        raise DTypeError(f"attention takes q, k, v of one float type, got {q.dtype}, {k.dtype}, {v.dtype}")
+    return Spec(q.shape, q.dtype), Spec((b, hq, t), float64 if q.dtype is float64 else float32)
+
+
+class _Block(NamedTuple):
+    """Queries [first, last) and the keys [low, high) that any of them may see; `hidden` [queries, keys] or None."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+    hidden: np.ndarray | None
+
+
+def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, window: int) -> list[_Block]:
+    """The query blocks of one sequence. Query i stands at key position i + keys - queries."""
+    shift = keys - queries
+    result = []
+    for first in range(0, queries, BLOCK_QUERIES):
+        last = min(first + BLOCK_QUERIES, queries)
+        position = np.arange(first, last) + shift
+        begin = np.zeros(last - first, np.int64) if starts is None else np.maximum(starts[first:last], 0)
+        if window:
+            begin = np.maximum(begin, position - window + 1)
+        end = position + 1 if causal else np.full(last - first, keys)
+        low, high = int(begin.min(initial=keys)), int(end.max(initial=0))
+        seen = np.arange(low, high)
+        hidden = (seen < begin[:, None]) | (seen >= end[:, None])  # [queries, keys]
+        result.append(_Block(first, last, low, high, hidden if hidden.any() else None))
+    return result
+
+
+def _scores(q: np.ndarray, k: np.ndarray, block: _Block, scale: float) -> np.ndarray:
+    """Scaled scores `[queries, group, keys]`, -inf where hidden; q `[queries, group, D]`, k `[keys, D]`."""
+    queries, group, size = q.shape
+    s: np.ndarray = np.matmul((q * q.dtype.type(scale)).reshape(queries * group, size), k.T)
+    s = s.reshape(queries, group, -1)
+    if block.hidden is not None:
+        np.copyto(s, -np.inf, where=block.hidden[:, None, :])
+    return s
+
+
+def _each_head(work: object, batch: int, heads: int, elements: int) -> None:
+    """`work(b, h)` for every sequence and key head, in threads."""
+
+    def some(start: int, stop: int) -> None:
+        for i in range(start, stop):
+            work(i // heads, i % heads)  # type: ignore[operator]
+
+    if batch * heads == 1:
+        some(0, 1)
+        return
+    with one_blas_thread():
+        parallel(some, batch * heads, elements)
+
+
+def _flops(inputs: tuple[Array, ...], attrs: dict[str, object]) -> int:
+    """Multiply-adds of the two products, causal counted as half."""
+    q, k = inputs[0], inputs[1]
+    full = 4 * q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1] * q.shape[3]
+    return full // 2 if attrs.get("causal", True) else full
+
+
+def _vjp(ctx: Context, g: Array, _: Array) -> Grads:
+    q, k, v, starts = (*ctx.inputs, None)[:4]
+    dq, dk, dv = attention_backward(g, q, k, v, ctx.outputs[0], ctx.outputs[1], starts, **ctx.attrs)
+    return (dq, dk, dv, None)[: len(ctx.inputs)]
+
+
+@op("attention", _infer, vjp=_vjp, saves=(0, 1, 2, 3, "out"), flops=lambda i, o, a: _flops(i, a))
+def attention(
+    out: tuple[np.ndarray, np.ndarray],
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    starts: np.ndarray | None = None,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int = 0,
+) -> None:
+    """o = softmax(scale·q·kᵀ)·v over the visible keys; also gives the log of each softmax sum, without gradient.
+
+    Args:
+        q: `[B, T, Hq, D]`. Query i stands at key position i + S - T.
+        k, v: `[B, S, Hkv, D]`; query head h reads key head h // (Hq / Hkv).
+        starts: `[B, T]` first key position each query may see (its document's first token), or None.
+        causal: hide keys after the query.
+        window: with a positive value, only the last `window` keys up to the query are seen.
+
+    A query that sees no key gives 0. (Dao, "FlashAttention-2", 2023, for the form of forward and backward.)
+    """
+    o, lse = out
+    group = q.shape[2] // k.shape[2]
+
+    def head(b: int, h: int) -> None:
+        heads = slice(h * group, (h + 1) * group)
+        kh, vh = wide(k[b, :, h]), wide(v[b, :, h])
+        for block in _blocks(q.shape[1], k.shape[1], None if starts is None else starts[b], causal, window):
+            rows = slice(block.first, block.last)
+            keys = slice(block.low, block.high)
+            if block.high <= block.low:
+                o[b, rows, heads] = 0
+                lse[b, heads, rows] = -np.inf
+                continue
+            s = _scores(wide(q[b, rows, heads]), kh[keys], block, scale)
+            top = s.max(axis=-1, keepdims=True)
+            top[np.isneginf(top)] = 0  # a query that sees nothing: its weights become 0, not NaN
+            s -= top
+            np.exp(s, out=s)
+            total = s.sum(axis=-1, keepdims=True)
+            weighted = np.matmul(s.reshape(-1, s.shape[-1]), vh[keys]).reshape(*s.shape[:2], -1)
+            with np.errstate(divide="ignore"):
+                lse[b, heads, rows] = (top + np.log(total))[:, :, 0].T
+            o[b, rows, heads] = weighted / np.where(total == 0, 1, total)
+
+    if q.size and k.size:
+        _each_head(head, k.shape[0], k.shape[2], q.size * k.shape[1])
+    else:
+        o.fill(0)
+        lse.fill(-np.inf)
+
+
+def _backward_infer(
+    g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, starts: Array | None = None, **attrs: object
+) -> tuple[Spec, ...]:
+    return tuple(Spec(x.shape, x.dtype) for x in (q, k, v))
+
+
+@op("attention_backward", _backward_infer, flops=lambda i, o, a: 5 * _flops(i[1:3], a) // 2)
+def attention_backward(
+    out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    g: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    starts: np.ndarray | None = None,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int = 0,
+) -> None:
+    """With p = e^(s - lse) and c = Σ g·o: dv = pᵀ·g, ds = p·(g·vᵀ - c), dq = scale·ds·k, dk = scale·dsᵀ·q."""
+    dq, dk, dv = out
+    group, size = q.shape[2] // k.shape[2], q.shape[3]
+
+    def head(b: int, h: int) -> None:
+        heads = slice(h * group, (h + 1) * group)
+        kh, vh = wide(k[b, :, h]), wide(v[b, :, h])
+        dkh, dvh = np.zeros_like(kh), np.zeros_like(vh)
+        for block in _blocks(q.shape[1], k.shape[1], None if starts is None else starts[b], causal, window):
+            rows, keys = slice(block.first, block.last), slice(block.low, block.high)
+            if block.high <= block.low:
+                dq[b, rows, heads] = 0
+                continue
+            qb, gb = wide(q[b, rows, heads]), wide(g[b, rows, heads])
+            p = _scores(qb, kh[keys], block, scale)
+            sums = lse[b, heads, rows].T[:, :, None]
+            p -= np.where(np.isneginf(sums), 0, sums)
+            np.exp(p, out=p)
+            flat = p.reshape(-1, p.shape[-1])
+            g2 = gb.reshape(-1, size)
+            dvh[keys] += np.matmul(flat.T, g2)
+            ds = np.matmul(g2, vh[keys].T)
+            ds -= np.einsum("qgd,qgd->qg", gb, wide(o[b, rows, heads])).reshape(-1, 1)
+            ds *= flat
+            ds *= ds.dtype.type(scale)
+            dkh[keys] += np.matmul(ds.T, qb.reshape(-1, size))
+            dq[b, rows, heads] = np.matmul(ds, kh[keys]).reshape(qb.shape)
+        dk[b, :, h], dv[b, :, h] = dkh, dvh
+
+    if q.size and k.size:
+        _each_head(head, k.shape[0], k.shape[2], q.size * k.shape[1])
+    else:
+        for x in out:
+            x.fill(0)

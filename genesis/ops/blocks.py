@@ -1,0 +1,60 @@
+"""Row blocks: how fused references walk a matrix so that their temporaries stay in the processor's cache.
+
+The block size depends on shapes only, never on the number of threads, so sums over blocks come out the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from genesis.backend.cpu import parallel
+
+__all__ = ["BLOCK", "each_block", "rows_of", "sum_blocks", "wide"]
+
+BLOCK = 1 << 15  # elements; a handful of float32 blocks of this size fit a core's second-level cache
+
+
+def _step(row_elements: int) -> int:
+    return max(1, BLOCK // max(row_elements, 1))
+
+
+def each_block(work: Callable[[int, int], None], rows: int, row_elements: int) -> None:
+    """`work(start, stop)` for every block of rows, in threads when there is enough to do."""
+    step = _step(row_elements)
+
+    def some(first: int, last: int) -> None:
+        for block in range(first, last):
+            work(block * step, min((block + 1) * step, rows))
+
+    parallel(some, -(-rows // step), rows * row_elements)
+
+
+def sum_blocks(work: Callable[[int, int], np.ndarray], rows: int, row_elements: int, out: np.ndarray) -> None:
+    """`out` = the sum over blocks of rows of `work(start, stop)`, added in block order in `work`'s type."""
+    step = _step(row_elements)
+    parts: list[np.ndarray | None] = [None] * -(-rows // step)
+
+    def one(start: int, stop: int) -> None:
+        parts[start // step] = work(start, stop)
+
+    each_block(one, rows, row_elements)
+    if not parts:
+        out[...] = 0
+        return
+    total = parts[0]
+    assert total is not None
+    for part in parts[1:]:
+        total = np.add(total, part, out=total)
+    out[...] = total
+
+
+def rows_of(x: np.ndarray, width: int | None = None) -> np.ndarray:
+    """`x` as a matrix of its last dimension (a view where its strides allow)."""
+    return x.reshape(-1, x.shape[-1] if width is None else width)
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """A block in the type that sums are accumulated in: float32 for 2-byte floats."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 else x

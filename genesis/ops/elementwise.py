@@ -1,0 +1,537 @@
+"""Elementwise ops: arithmetic, powers, comparisons, logic, selection and casts.
+
+Operands broadcast, results follow torch's dtype rule, and the tape sums gradients back over broadcast dimensions. In
+the gradient formulas below g is the gradient of the result, y the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, bool_, float32, int64, result_type
+from genesis.errors import DTypeError, NumericError, ShapeError
+from genesis.op import Context, Op, Saves, Spec, op
+from genesis.ops.sweep import as_type, split, sweep
+from genesis.shapes import Shape, broadcast_shapes
+
+Grads = tuple[Array | None, ...]
+
+
+# --- Shape and dtype rules --------------------------------------------------------------------------------------------
+
+
+def _shape(inputs: tuple[Any, ...]) -> Shape:
+    shapes = [x.shape for x in inputs if isinstance(x, Array)]
+    if not shapes:
+        raise DTypeError("at least one operand must be a tensor", next="wrap a number with genesis.tensor()")
+    return broadcast_shapes(*shapes)
+
+
+def _common(*inputs: Any, **attrs: Any) -> Spec:
+    """Result in the operands' common type."""
+    return Spec(_shape(inputs), result_type(inputs))
+
+
+def _floating(*inputs: Any, **attrs: Any) -> Spec:
+    """Result in a float type; integers and bools compute in float32."""
+    dtype = result_type(inputs)
+    return Spec(_shape(inputs), dtype if dtype.is_floating_point else float32)
+
+
+def _predicate(*inputs: Any, **attrs: Any) -> Spec:
+    result_type(inputs)
+    return Spec(_shape(inputs), bool_)
+
+
+def _restricted(name: str, lowest: int, highest: int, hint: str) -> Callable[..., Spec]:
+    """As `_common`, for dtypes of certain categories only."""
+
+    def infer(*inputs: Any, **attrs: Any) -> Spec:
+        spec = _common(*inputs)
+        if not lowest <= spec.dtype.category <= highest:
+            raise DTypeError(f"{name} does not take {spec.dtype.name} tensors", next=hint)
+        return spec
+
+    return infer
+
+
+def _numeric(name: str) -> Callable[..., Spec]:
+    return _restricted(name, INTEGER, 2, "use logical ops, or cast with .to(...)")
+
+
+def _integral(name: str) -> Callable[..., Spec]:
+    return _restricted(name, BOOL, INTEGER, "cast to an integer type with .to(...)")
+
+
+def _sub_infer(*inputs: Any) -> Spec:
+    """As `_numeric`; bools are refused beside numbers, too, as torch does."""
+    spec = _numeric("sub")(*inputs)
+    if any(isinstance(x, bool) or (isinstance(x, Array) and x.dtype is bool_) for x in inputs):
+        raise DTypeError("sub does not take bools", next="use logical_xor, or cast with .to(...)")
+    return spec
+
+
+def _pow_infer(*inputs: Any) -> Spec:
+    """As `_numeric`; an integer has no negative power."""
+    spec = _numeric("pow")(*inputs)
+    if spec.dtype.category == INTEGER and isinstance(inputs[1], int) and inputs[1] < 0:
+        raise DTypeError(f"pow of integers to the negative power {inputs[1]}", next="cast to a float type first")
+    return spec
+
+
+def _square_infer(x: Any) -> Spec:
+    """Bools count as integers."""
+    dtype = result_type((x,))
+    return Spec(_shape((x,)), int64 if dtype is bool_ else dtype)
+
+
+def _lerp_infer(*inputs: Any) -> Spec:
+    """All tensors of one float type, as in torch."""
+    dtypes = {x.dtype for x in inputs if isinstance(x, Array)}
+    if len(dtypes) != 1 or not result_type(inputs[:1]).is_floating_point:
+        listed = ", ".join(sorted(d.name for d in dtypes))
+        raise DTypeError(f"lerp takes tensors of one float type, got {listed}", next="cast with .to(...)")
+    return Spec(_shape(inputs), dtypes.pop())
+
+
+def compute_type(*operands: Any) -> np.dtype:
+    """The numpy type in which numpy operands meet, by torch's rule (for results of another type, such as bool)."""
+    return result_type(Spec(x.shape, as_dtype(x.dtype)) if isinstance(x, np.ndarray) else x for x in operands).numpy
+
+
+# --- Makers of ops ----------------------------------------------------------------------------------------------------
+
+
+def _register(
+    name: str,
+    infer: Callable[..., Spec],
+    function: Callable[..., Any],
+    vjp: Callable[..., Grads] | None = None,
+    saves: Saves | Callable[[tuple[bool, ...]], Saves] = (),
+    flops: int = 1,
+) -> Op:
+    """An op whose reference sweeps `function` in the result's type."""
+
+    def reference(out: np.ndarray, *inputs: Any) -> None:
+        sweep(function, out, *inputs)
+
+    count = None if flops == 1 else lambda inputs, outputs, attrs: flops * outputs[0].size
+    return Op(name, reference, infer, vjp, saves, flops=count, family="elementwise", elementwise=True)
+
+
+def _register_predicate(name: str, function: Callable[..., Any]) -> Op:
+    """An op with a bool result, computed in the operands' common type (to which each is rounded first)."""
+
+    def reference(out: np.ndarray, *inputs: Any) -> None:
+        dtype = compute_type(*inputs)
+        sweep(function, out, *(as_type(x, dtype) for x in inputs), dtype=dtype)
+
+    return Op(name, reference, _predicate, family="elementwise", elementwise=True)
+
+
+# --- Moving values: copy, cast, fill, overwrite -----------------------------------------------------------------------
+
+
+def _store(out: np.ndarray, x: Any) -> None:
+    np.copyto(out, x, casting="unsafe")
+
+
+@op("copy", lambda x: Spec(x.shape, x.dtype), vjp=lambda ctx, g: (g,), elementwise=True)
+def copy(out: np.ndarray, x: np.ndarray) -> None:
+    """y = x, in fresh contiguous memory (or, with out=, in out's memory and dtype). dx = g."""
+    split(_store, out, x)
+
+
+@op("cast", lambda x, dtype: Spec(x.shape, dtype), vjp=lambda ctx, g: (g,), elementwise=True)
+def cast(out: np.ndarray, x: np.ndarray, dtype: DType) -> None:
+    """y = x as `dtype`; float to integer truncates towards zero. dx = g, cast back by the tape."""
+    split(_store, out, x)
+
+
+def _fill_infer(*, value: float, shape: Shape, dtype: DType) -> Spec:
+    if any(s < 0 for s in shape):
+        raise ShapeError(f"fill: shape {tuple(shape)} has a negative size")
+    return Spec(tuple(shape), dtype)
+
+
+@op("fill", _fill_infer, elementwise=True)
+def fill(out: np.ndarray, value: float, shape: Shape, dtype: DType) -> None:
+    """Every element is `value`."""
+    out.fill(as_type(value, out.dtype))
+
+
+def _zeros(like: Array) -> Array:
+    zeros: Array = fill(value=0, shape=like.shape, dtype=like.dtype, device=like.device)
+    return zeros
+
+
+def _overwrite_infer(x: Array, source: Any) -> Spec:
+    if isinstance(source, Array) and broadcast_shapes(x.shape, source.shape) != x.shape:
+        raise ShapeError(f"shape {source.shape} does not expand to {x.shape}")
+    return Spec(x.shape, x.dtype)
+
+
+@op("overwrite", _overwrite_infer, vjp=lambda ctx, g: (_zeros(g) if ctx.needs[0] else None, g), elementwise=True)
+def overwrite(out: np.ndarray, x: np.ndarray, source: Any) -> None:
+    """y = source, in the shape and dtype of x, whose values are not read: copy_ and fill_. dx = 0, dsource = g."""
+    split(_store, out, source if isinstance(source, np.ndarray) else as_type(source, out.dtype))
+
+
+# --- Arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _add_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g, dy = g."""
+    return g, g
+
+
+def _sub_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g, dy = -g."""
+    return g, neg(g) if ctx.needs[1] else None
+
+
+def _mul_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·y, dy = g·x."""
+    x, y = ctx.inputs
+    return mul(g, y) if ctx.needs[0] else None, mul(g, x) if ctx.needs[1] else None
+
+
+def _needed_by_other(needs: tuple[bool, ...]) -> Saves:
+    """Each of two operands is read for the gradient of the other."""
+    return tuple(i for i in (0, 1) if needs[1 - i])
+
+
+def _div_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g / y, dy = -g·x / y²."""
+    x, y = ctx.inputs
+    dx = div(g, y)
+    return dx, neg(mul(dx, div(x, y))) if ctx.needs[1] else None
+
+
+def _div_saves(needs: tuple[bool, ...]) -> Saves:
+    return (0, 1) if needs[1] else (1,)
+
+
+def _pow_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·p·x^(p-1), 0 where p = 0; dp = g·x^p·log x, 0 where x = 0 and p ≥ 0."""
+    x, p = ctx.inputs
+    return _pow_dx(g, x, p) if ctx.needs[0] else None, _pow_dp(g, x, p, ctx.outputs[0]) if ctx.needs[1] else None
+
+
+def _pow_dx(g: Array, x: Any, p: Any) -> Array:
+    if isinstance(p, Array):
+        slope = mul(pow(x, sub(p, 1)), p)
+        return mul(g, where(eq(p, 0), 0.0, slope))  # type: ignore[no-any-return]
+    return _zeros(g) if p == 0 else mul(g, mul(pow(x, p - 1), p))
+
+
+def _pow_dp(g: Array, x: Any, p: Array, result: Any) -> Array:
+    logarithm: Any = math.nan
+    if isinstance(x, Array):
+        # replaced before it is multiplied by x^p = 0, which would give NaN
+        logarithm = where(logical_and(eq(x, 0), ge(p, 0)), 0.0, log(x))
+    elif x == 0:
+        logarithm = where(ge(p, 0), 0.0, -math.inf)
+    elif x > 0:
+        logarithm = math.log(x)
+    return mul(g, mul(result, logarithm))  # type: ignore[no-any-return]
+
+
+def _pow_saves(needs: tuple[bool, ...]) -> Saves:
+    return (0, 1, "out") if needs[1] else (0, 1)
+
+
+def _remainder_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g, dy = -g·floor(x / y)."""
+    x, y = ctx.inputs
+    return g, neg(mul(g, floor_divide(x, y))) if ctx.needs[1] else None
+
+
+def _extremum_vjp(loses: Callable[[Any, Any], Array]) -> Callable[..., Grads]:
+    """The winner takes g; equal operands take half each; beside a NaN each takes all."""
+
+    def vjp(ctx: Context, g: Array) -> Grads:
+        x, y = ctx.inputs
+        shared = where(eq(x, y), mul(g, 0.5), g)
+        dx = where(loses(x, y), 0.0, shared) if ctx.needs[0] else None
+        return dx, where(loses(y, x), 0.0, shared) if ctx.needs[1] else None
+
+    return vjp
+
+
+def _power(x: Any, p: Any, out: np.ndarray | None = None) -> Any:
+    """x^p. An integer to a negative power is 0, but for 1 and -1, as in torch."""
+    if x.dtype.kind not in "i" or not np.any(p < 0):
+        return np.power(x, p, out=out)
+    units = np.where(x == 1, 1, np.where(x == -1, 1 - 2 * (p & 1), 0))
+    result = np.where(p < 0, units, np.power(x, np.maximum(p, 0)))
+    return np.positive(result.astype(x.dtype), out=out)
+
+
+def _without_zero(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, refusing to divide integers by 0."""
+
+    def divide(x: Any, y: Any, out: np.ndarray | None = None) -> Any:
+        if y.dtype.kind in "iu" and not np.all(y):
+            raise NumericError(f"{name}: an integer is divided by 0", next="mask the zeros, or divide floats")
+        return function(x, y, out=out)
+
+    return divide
+
+
+_floor_divide = _without_zero(np.floor_divide, "floor_divide")
+_remainder = _without_zero(np.remainder, "remainder")
+
+add = _register("add", _common, np.add, _add_vjp)
+sub = _register("sub", _sub_infer, np.subtract, _sub_vjp)
+mul = _register("mul", _common, np.multiply, _mul_vjp, saves=_needed_by_other)
+div = _register("div", _floating, np.divide, _div_vjp, saves=_div_saves)
+floor_divide = _register("floor_divide", _numeric("floor_divide"), _floor_divide)
+remainder = _register(
+    "remainder", _numeric("remainder"), _remainder, _remainder_vjp, saves=lambda needs: (0, 1) if needs[1] else ()
+)
+pow = _register("pow", _pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10)
+maximum = _register("maximum", _common, np.maximum, _extremum_vjp(lambda x, y: lt(x, y)), saves=(0, 1))  # noqa: PLW0108  defined below
+minimum = _register("minimum", _common, np.minimum, _extremum_vjp(lambda x, y: gt(x, y)), saves=(0, 1))  # noqa: PLW0108  defined below
+
+
+def _lerp_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·(1-w), dend = g·w, dw = g·(end - x)."""
+    x, end, w = ctx.inputs
+    dx = mul(g, sub(1.0, w) if isinstance(w, Array) else 1.0 - w) if ctx.needs[0] else None
+    return dx, mul(g, w) if ctx.needs[1] else None, mul(g, sub(end, x)) if ctx.needs[2] else None
+
+
+@op(
+    "lerp",
+    _lerp_infer,
+    vjp=_lerp_vjp,
+    saves=lambda needs: ((0, 1) if needs[2] else ()) + ((2,) if needs[0] or needs[1] else ()),
+    flops=lambda inputs, outputs, attrs: 3 * outputs[0].size,
+    elementwise=True,
+)
+def lerp(out: np.ndarray, x: np.ndarray, end: Any, weight: Any) -> None:
+    """y = x + w·(end - x), from the nearer end as torch does it, so that w = 1 gives exactly `end`."""
+    sweep(_interpolate, out, x, end, weight)
+
+
+def _interpolate(x: Any, end: Any, w: Any, out: np.ndarray | None = None) -> Any:
+    step = end - x
+    result = np.where(np.abs(w) < 0.5, x + w * step, end - (1 - w) * step)
+    return np.positive(result, out=out)
+
+
+# --- Unary ------------------------------------------------------------------------------------------------------------
+
+
+def _from_x(slope: Callable[[Array], Any]) -> Callable[..., Grads]:
+    """dx = g·slope(x)."""
+    return lambda ctx, g: (mul(g, slope(ctx.inputs[0])),)
+
+
+def _from_y(slope: Callable[[Array], Any]) -> Callable[..., Grads]:
+    """dx = g·slope(y)."""
+    return lambda ctx, g: (mul(g, slope(ctx.outputs[0])),)
+
+
+def _no_slope(ctx: Context, g: Array) -> Grads:
+    """Piecewise constant: dx = 0."""
+    return (_zeros(g),)
+
+
+def _rsqrt(x: Any, out: np.ndarray | None = None) -> Any:
+    return np.divide(1.0, np.sqrt(x), out=out, dtype=np.asarray(x).dtype)
+
+
+# Rational approximations of erf and erfc by W. J. Cody, "Rational Chebyshev approximations for the error function",
+# Math. Comp. 23 (1969): |x| <= 0.46875, 0.46875 < |x| <= 4, |x| > 4; the error is below 1.2e-16.
+_ERF_A = (
+    3.16112374387056560e00,
+    1.13864154151050156e02,
+    3.77485237685302021e02,
+    3.20937758913846947e03,
+    1.85777706184603153e-1,
+)
+_ERF_B = (2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03, 2.84423683343917062e03)
+_ERF_C = (
+    5.64188496988670089e-1, 8.88314979438837594e0, 6.61191906371416295e01, 2.98635138197400131e02,
+    8.81952221241769090e02, 1.71204761263407058e03, 2.05107837782607147e03, 1.23033935479799725e03,
+    2.15311535474403846e-8,
+)  # fmt: skip
+_ERF_D = (
+    1.57449261107098347e01, 1.17693950891312499e02, 5.37181101862009858e02, 1.62138957456669019e03,
+    3.29079923573345963e03, 4.36261909014324716e03, 3.43936767414372164e03, 1.23033935480374942e03,
+)  # fmt: skip
+
+
+def _ratio(x: np.ndarray, top: tuple[float, ...], bottom: tuple[float, ...]) -> np.ndarray:
+    """Cody's nested quotient: the last coefficient of `top` leads."""
+    p, q = top[-1] * x, x
+    for a, b in zip(top[:-2], bottom[:-1], strict=True):
+        p, q = (p + a) * x, (q + b) * x
+    result: np.ndarray = (p + top[-2]) / (q + bottom[-1])
+    return result
+
+
+def erf_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """erf(x) elementwise, in float64 inside."""
+    z = np.abs(np.asarray(x, np.float64))
+    small = np.minimum(z, 0.46875)
+    mid = np.clip(z, 0.46875, 6.0)  # erfc(6) is below float64's step at 1
+    result = np.where(
+        z <= 0.46875,
+        small * _ratio(small * small, _ERF_A, _ERF_B),
+        1.0 - np.exp(-mid * mid) * _ratio(mid, _ERF_C, _ERF_D),
+    )
+    result = np.copysign(np.where(np.isnan(z), z, np.where(z > 6.0, 1.0, result)), x)
+    if out is None:
+        out = np.empty_like(x)
+    np.copyto(out, result, casting="unsafe")
+    return out
+
+
+def sigmoid_values(x: Any, out: np.ndarray | None = None) -> Any:
+    """1 / (1 + e^-x), in the input's type; e^-x may overflow to inf, which gives the right 0."""
+    y = np.negative(x, out=out)
+    y = np.exp(y, out=out)
+    y = np.add(y, 1, out=out)
+    return np.reciprocal(y, out=out)
+
+
+def _sign(x: Any, out: np.ndarray | None = None) -> Any:
+    """-1, 0 or 1; 0 for NaN, as in torch; a bool is its own sign."""
+    if x.dtype == np.bool_:
+        return np.logical_or(x, False, out=out)
+    return np.subtract(x > 0, x < 0, out=out, dtype=x.dtype) if x.dtype.kind != "u" else np.minimum(x, 1, out=out)
+
+
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rounding function; integers are whole already."""
+
+    def rounded(x: Any, out: np.ndarray | None = None) -> Any:
+        return np.positive(x, out=out) if x.dtype.kind in "iu" else function(x, out=out)
+
+    return rounded
+
+
+neg: Op = _register("neg", _numeric("neg"), np.negative, lambda ctx, g: (neg(g),))
+abs = _register("abs", _numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
+sign: Op = _register("sign", _common, _sign, _no_slope)
+square = _register("square", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,))
+exp = _register("exp", _floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4)
+exp2 = _register("exp2", _floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
+expm1 = _register("expm1", _floating, np.expm1, _from_y(lambda y: add(y, 1)), saves=("out",), flops=5)
+log = _register("log", _floating, np.log, lambda ctx, g: (div(g, ctx.inputs[0]),), saves=(0,), flops=5)
+log2 = _register(
+    "log2", _floating, np.log2, lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(2))),), saves=(0,), flops=5
+)
+log10 = _register(
+    "log10", _floating, np.log10, lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(10))),), saves=(0,), flops=5
+)
+log1p = _register("log1p", _floating, np.log1p, lambda ctx, g: (div(g, add(ctx.inputs[0], 1)),), saves=(0,), flops=5)
+sqrt = _register(
+    "sqrt", _floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2
+)
+rsqrt = _register("rsqrt", _floating, _rsqrt, _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)), saves=("out",), flops=3)
+reciprocal = _register("reciprocal", _floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",))
+sin = _register("sin", _floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
+cos: Op = _register("cos", _floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
+tan = _register("tan", _floating, np.tan, _from_y(lambda y: add(mul(y, y), 1)), saves=("out",), flops=8)
+tanh = _register("tanh", _floating, np.tanh, _from_y(lambda y: sub(1, mul(y, y))), saves=("out",), flops=8)
+sigmoid = _register("sigmoid", _floating, sigmoid_values, _from_y(lambda y: mul(y, sub(1, y))), saves=("out",), flops=6)
+erf = _register(
+    "erf",
+    _floating,
+    erf_values,
+    _from_x(lambda x: mul(exp(neg(mul(x, x))), 2 / math.sqrt(math.pi))),
+    saves=(0,),
+    flops=20,
+)
+floor = _register("floor", _numeric("floor"), _whole(np.floor), _no_slope)
+ceil = _register("ceil", _numeric("ceil"), _whole(np.ceil), _no_slope)
+trunc = _register("trunc", _numeric("trunc"), _whole(np.trunc), _no_slope)
+round = _register("round", _numeric("round"), _whole(np.rint), _no_slope)
+
+
+# --- Comparisons, logic, bits -----------------------------------------------------------------------------------------
+
+eq = _register_predicate("eq", np.equal)
+ne = _register_predicate("ne", np.not_equal)
+lt: Op = _register_predicate("lt", np.less)
+le = _register_predicate("le", np.less_equal)
+gt: Op = _register_predicate("gt", np.greater)
+ge = _register_predicate("ge", np.greater_equal)
+logical_and = _register_predicate("logical_and", np.logical_and)
+logical_or = _register_predicate("logical_or", np.logical_or)
+logical_xor = _register_predicate("logical_xor", np.logical_xor)
+logical_not = _register_predicate("logical_not", np.logical_not)
+isnan = _register_predicate("isnan", np.isnan)
+isinf = _register_predicate("isinf", np.isinf)
+isfinite = _register_predicate("isfinite", np.isfinite)
+bitwise_and = _register("bitwise_and", _integral("bitwise_and"), np.bitwise_and)
+bitwise_or = _register("bitwise_or", _integral("bitwise_or"), np.bitwise_or)
+bitwise_xor = _register("bitwise_xor", _integral("bitwise_xor"), np.bitwise_xor)
+bitwise_not = _register("bitwise_not", _integral("bitwise_not"), np.invert)
+left_shift = _register("left_shift", _restricted("left_shift", INTEGER, INTEGER, "cast first"), np.left_shift)
+right_shift = _register("right_shift", _restricted("right_shift", INTEGER, INTEGER, "cast first"), np.right_shift)
+
+
+# --- Selection --------------------------------------------------------------------------------------------------------
+
+
+def _where_infer(condition: Any, x: Any, y: Any) -> Spec:
+    if not isinstance(condition, Array) or condition.dtype is not bool_:
+        raise DTypeError("where takes a bool condition", next="compare first, for example x > 0")
+    return Spec(_shape((condition, x, y)), result_type((x, y)))
+
+
+def _where_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g where the condition holds, dy = g where it does not; 0 elsewhere."""
+    condition = ctx.inputs[0]
+    return None, where(condition, g, 0.0) if ctx.needs[1] else None, where(condition, 0.0, g) if ctx.needs[2] else None
+
+
+@op("where", _where_infer, vjp=_where_vjp, saves=(0,), elementwise=True)
+def where(out: np.ndarray, condition: np.ndarray, x: Any, y: Any) -> None:
+    """y = x where `condition` holds, else y."""
+    split(_select, out, condition, as_type(x, out.dtype), as_type(y, out.dtype))
+
+
+def _select(out: np.ndarray, condition: np.ndarray, x: Any, y: Any) -> None:
+    if isinstance(x, np.ndarray) and np.may_share_memory(out, x):  # in place: x is there already
+        np.copyto(out, y, where=~condition)
+        return
+    if np.may_share_memory(out, condition):
+        condition = condition.copy()
+    np.copyto(out, y)
+    np.copyto(out, x, where=condition)
+
+
+def _clamp_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g inside the bounds (inclusive), 0 outside."""
+    x, attrs = ctx.inputs[0], ctx.attrs
+    if attrs["min"] is not None:
+        g = where(ge(x, attrs["min"]), g, 0.0)
+    return (where(le(x, attrs["max"]), g, 0.0) if attrs["max"] is not None else g,)
+
+
+def _clamp_infer(x: Array, min: float | None, max: float | None) -> Spec:
+    if min is None and max is None:
+        raise ShapeError("clamp needs min, max or both")
+    return Spec(x.shape, _numeric("clamp")(x, *(b for b in (min, max) if b is not None)).dtype)
+
+
+@op("clamp", _clamp_infer, vjp=_clamp_vjp, saves=(0,), elementwise=True)
+def clamp(out: np.ndarray, x: np.ndarray, min: float | None, max: float | None) -> None:
+    """y = min(max(x, min), max); a bound of None is open. NaN stays NaN."""
+
+    def bounded(x: Any, out: np.ndarray | None = None) -> Any:
+        low = x if min is None else np.maximum(x, np.asarray(min, x.dtype))
+        return np.positive(low, out=out) if max is None else np.minimum(low, np.asarray(max, x.dtype), out=out)
+
+    sweep(bounded, out, x)

@@ -1,0 +1,60 @@
+"""Embedding look-up and its gradient: rows summed by sorted segments, in a fixed order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.dtypes import INTEGER
+from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.blocks import wide
+
+
+def _infer(ids: Array, weight: Array) -> Spec:
+    if ids.dtype.category != INTEGER:
+        raise DTypeError(f"embedding takes integer ids, got {ids.dtype}")
+    if weight.ndim != 2:
+        raise ShapeError(f"embedding: weight must be [rows, width], got {weight.shape}")
+    return Spec((*ids.shape, weight.shape[1]), weight.dtype)
+
+
+def _vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
+    spec = ctx.input_specs[1]
+    assert spec is not None
+    return None, embedding_backward(g, ctx.inputs[0], rows=spec.shape[0])
+
+
+@op("embedding", _infer, vjp=_vjp, saves=(0,), flops=lambda i, o, a: 0)
+def embedding(out: np.ndarray, ids: np.ndarray, weight: np.ndarray) -> None:
+    """y[...] = weight[ids[...]].
+
+    Args:
+        ids: integers of any shape, 0 to rows - 1.
+        weight: `[rows, width]`.
+    """
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= weight.shape[0]):
+        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise IndexRangeError(
+            f"embedding: id {bad} is not between 0 and {weight.shape[0] - 1}",
+            next="check that the tokenizer belongs to this model",
+        )
+    np.take(weight, ids, axis=0, out=out, mode="clip")
+
+
+@op(
+    "embedding_backward",
+    lambda g, ids, rows: Spec((rows, g.shape[-1]), g.dtype),
+    flops=lambda i, o, a: i[0].size,
+)
+def embedding_backward(out: np.ndarray, g: np.ndarray, ids: np.ndarray, rows: int) -> None:
+    """dweight[r] = Σ of g over the places where ids = r, in order of position; accumulated in float32 or wider."""
+    out.fill(0)
+    if ids.size == 0 or g.shape[-1] == 0:
+        return
+    flat = ids.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    ranked = flat[order]
+    starts = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
+    grads = wide(g.reshape(flat.shape[0], -1))[order]
+    out[ranked[starts]] = np.add.reduceat(grads, starts, axis=0).astype(out.dtype, copy=False)

@@ -1,0 +1,273 @@
+"""Indexing by arrays: get, put, and finding the true elements of a mask. `genesis.indexing` plans which of them to use.
+
+All take one integer array for each indexed dimension. These broadcast to one shape, which stands in the result where
+the indexed dimensions stood if these are neighbours, and in front otherwise, as in numpy and torch.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.dtypes import INTEGER, bool_, int64
+from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.create import arange
+from genesis.ops.elementwise import eq, fill, where
+from genesis.ops.reduce import sum_to_shape
+from genesis.ops.segment import add_rows
+from genesis.ops.shape import reshaped
+from genesis.shapes import Shape, broadcast_shapes, numel
+
+Grads = tuple[Array | None, ...]
+
+_INDICES = 64  # numpy's limit of dimensions
+
+
+# --- Where the index dimensions stand ---------------------------------------------------------------------------------
+
+
+def placed(shape: Shape, dims: Shape, index_shape: Shape) -> tuple[Shape, int]:
+    """The result's shape, and at which of its dimensions `index_shape` starts."""
+    rest = tuple(s for d, s in enumerate(shape) if d not in dims)
+    adjacent = all(b == a + 1 for a, b in itertools.pairwise(dims))
+    at = dims[0] if adjacent and dims else 0
+    return rest[:at] + index_shape + rest[at:], at
+
+
+def _check(name: str, shape: Shape, indices: tuple[Array, ...], dims: Shape) -> Shape:
+    """The result's shape, for indices that suit `shape`."""
+    if len(indices) != len(dims) or not dims or list(dims) != sorted(set(dims)) or dims[-1] >= len(shape):
+        raise ShapeError(f"{name}: {len(indices)} index arrays for dimensions {dims} of shape {shape}")
+    for index in indices:
+        if index.dtype.category != INTEGER:
+            raise DTypeError(f"{name}: an index array is {index.dtype}, expected integers")
+    return placed(shape, dims, broadcast_shapes(*(i.shape for i in indices)))[0]
+
+
+def _within(indices: tuple[np.ndarray, ...], shape: Shape, dims: Shape, named: Shape | None) -> list[np.ndarray]:
+    """The indices as int64 counted from 0.
+
+    Raises:
+        IndexRangeError: naming dimension, size and index.
+    """
+    found = []
+    for i, (index, dim) in enumerate(zip(indices, dims, strict=True)):
+        size = shape[dim]
+        index = index.astype(np.int64, copy=False)
+        if index.size:
+            low, high = int(index.min()), int(index.max())
+            if low < -size or high >= size:
+                bad = low if low < -size else high
+                shown = dim if named is None else named[i]
+                raise IndexRangeError(
+                    f"index {bad} is out of range for dimension {shown} of size {size}",
+                    next=f"use {-size} to {size - 1}" if size else "an empty dimension has no elements to index",
+                )
+            if low < 0:
+                index = np.where(index < 0, index + size, index)
+        found.append(index)
+    return found
+
+
+def _front(x: np.ndarray, dims: Shape) -> np.ndarray:
+    """A view with `dims` moved to the front."""
+    return np.moveaxis(x, dims, range(len(dims)))
+
+
+def _rows(values: Any, shape: Shape, dims: Shape, index_shape: Shape) -> np.ndarray:
+    """`values`, which broadcast to a result's shape, as `[N, *rest]` with N the number of indices."""
+    result, at = placed(shape, dims, index_shape)
+    wide = np.broadcast_to(np.asarray(values), result)
+    turned = _front(wide, tuple(range(at, at + len(index_shape))))
+    return turned.reshape(numel(index_shape), *turned.shape[len(index_shape) :])
+
+
+# --- Get --------------------------------------------------------------------------------------------------------------
+
+
+def _get_infer(x: Array, *indices: Array, dims: Shape, named: Shape | None = None) -> Spec:
+    return Spec(_check("index", x.shape, indices, dims), x.dtype)
+
+
+def _get_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = zeros with g added where its elements came from."""
+    indices, spec = ctx.inputs[1:], ctx.input_specs[0]
+    assert spec is not None
+    return (index_get_backward(g, *indices, dims=ctx.attrs["dims"], shape=spec.shape), *(None,) * len(indices))
+
+
+@op("index_get", _get_infer, vjp=_get_vjp, saves=tuple(range(1, 1 + _INDICES)), flops=lambda i, o, a: 0)
+def index_get(out: np.ndarray, x: np.ndarray, *indices: np.ndarray, dims: Shape, named: Shape | None = None) -> None:
+    """y = x[..., i, ...] with an index array for each of `dims` (rising).
+
+    Args:
+        named: the numbers that errors give to `dims`, where x is a part of what the user indexed.
+    """
+    found = _within(indices, x.shape, dims, named)
+    first, last = dims[0], dims[-1]
+    if x.flags.c_contiguous and last - first + 1 == len(dims):
+        # neighbours in contiguous memory are one dimension: one take, straight into `out`
+        flat, sizes = found[0], x.shape[first : last + 1]
+        for index, size in zip(found[1:], sizes[1:], strict=True):
+            flat = flat * size + index
+        np.take(x.reshape(*x.shape[:first], numel(sizes), *x.shape[last + 1 :]), flat, first, out, "clip")
+        return
+    where_: list[Any] = [builtins.slice(None)] * x.ndim
+    for dim, index in zip(dims, found, strict=True):
+        where_[dim] = index
+    out[...] = x[tuple(where_)]
+
+
+def _get_backward_infer(g: Array, *indices: Array, dims: Shape, shape: Shape) -> Spec:
+    expected = _check("index_get_backward", tuple(shape), indices, dims)
+    if g.shape != expected:
+        raise ShapeError(f"index_get_backward: the gradient has shape {g.shape}, expected {expected}")
+    return Spec(tuple(shape), g.dtype)
+
+
+@op("index_get_backward", _get_backward_infer, flops=lambda i, o, a: i[0].size)
+def index_get_backward(out: np.ndarray, g: np.ndarray, *indices: np.ndarray, dims: Shape, shape: Shape) -> None:
+    """Gradient of `index_get`: zeros of `shape` with g added at the indices, in order of position."""
+    out.fill(0)
+    _put(out, g, _within(indices, shape, dims, None), dims, True)
+
+
+# --- Put --------------------------------------------------------------------------------------------------------------
+
+
+def _put(target: np.ndarray, values: Any, found: list[np.ndarray], dims: Shape, accumulate: bool) -> None:
+    """Write or add `values` at the indices, in order of position: the last write to an element stays."""
+    index_shape = np.broadcast_shapes(*(i.shape for i in found))
+    rows = _rows(values, target.shape, dims, index_shape)
+    # One index dimension over rows in C order: numpy walks it from front to back.
+    flat = tuple(np.ascontiguousarray(np.broadcast_to(i, index_shape)).reshape(-1) for i in found)
+    front = _front(target, dims)
+    if accumulate:
+        add_rows(front, flat, rows)
+    else:
+        front[flat] = np.ascontiguousarray(rows)
+
+
+def _put_check(x: Array, values: Any, indices: tuple[Array, ...], dims: Shape) -> None:
+    shape = _check("index_put", x.shape, indices, dims)
+    given = values.shape if isinstance(values, Array) else ()
+    if len(given) > len(shape) or any(v not in (1, s) for v, s in zip(given[::-1], shape[::-1], strict=False)):
+        raise ShapeError(f"index_put: values of shape {given} do not broadcast to the indexed shape {shape}")
+
+
+def _put_infer(
+    x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False, named: Shape | None = None
+) -> Spec:
+    _put_check(x, values, indices, dims)
+    return Spec(x.shape, x.dtype)
+
+
+def _put_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g, with 0 where values were written; dvalues = g where they were, 0 for writes that were written over."""
+    indices, attrs = ctx.inputs[2:], ctx.attrs
+    dims, accumulate = attrs["dims"], attrs.get("accumulate", False)
+    dx = dvalues = None
+    if ctx.needs[0]:
+        dx = g if accumulate else index_put(g, 0.0, *indices, dims=dims)
+    if ctx.needs[1]:
+        spec = ctx.input_specs[1]
+        assert spec is not None
+        dvalues = index_get(g, *indices, dims=dims)
+        if not accumulate:
+            dvalues = where(_last_writes(g, indices, dims), dvalues, 0.0)
+        dvalues = sum_to_shape(dvalues, shape=spec.shape)
+    return dx, dvalues, *(None,) * len(indices)
+
+
+def _last_writes(x: Array, indices: tuple[Array, ...], dims: Shape) -> Array:
+    """Which writes stay, as bools that broadcast to the result: each write leaves its number and looks for it."""
+    shape = broadcast_shapes(*(i.shape for i in indices))
+    count, sizes, order = numel(shape), tuple(x.shape[d] for d in dims), tuple(range(len(dims)))
+    numbers = reshaped(arange(start=0, step=1, count=count, dtype=int64, device=x.device), shape)
+    blank = fill(value=0, shape=sizes, dtype=int64, device=x.device)
+    stayed = index_get(index_put(blank, numbers, *indices, dims=order), *indices, dims=order)
+    at = placed(x.shape, dims, shape)[1]
+    return reshaped(eq(stayed, numbers), (*shape, *(1,) * (len(x.shape) - len(dims) - at)))
+
+
+@op("index_put", _put_infer, vjp=_put_vjp, saves=tuple(range(2, 2 + _INDICES)))
+def index_put(
+    out: np.ndarray,
+    x: np.ndarray,
+    values: Any,
+    *indices: np.ndarray,
+    dims: Shape,
+    accumulate: bool = False,
+    named: Shape | None = None,
+) -> None:
+    """y = x with `values` (broadcast, cast to x's dtype) written at the indices, or added there.
+
+    Where indices repeat, the last write stays; with `accumulate` all are added in order of position.
+    """
+    np.copyto(out, x)
+    _put(out, values, _within(indices, x.shape, dims, named), dims, accumulate)
+
+
+def _put_inplace_infer(x: Array, values: Any, *indices: Array, dims: Shape, **attrs: Any) -> tuple[Spec, ...]:
+    _put_check(x, values, indices, dims)
+    if x.overlaps_itself():
+        raise ShapeError(
+            f"index_put_: elements of a tensor of shape {x.shape} and strides {x.strides} share memory",
+            next="call .contiguous() before writing into an expanded view",
+        )
+    return ()
+
+
+@op("index_put_", _put_inplace_infer, mutates=(0,))
+def index_put_(
+    out: tuple[()],
+    x: np.ndarray,
+    values: Any,
+    *indices: np.ndarray,
+    dims: Shape,
+    accumulate: bool = False,
+    named: Shape | None = None,
+) -> None:
+    """`index_put` into x itself: touches the indexed elements only."""
+    found = _within(indices, x.shape, dims, named)
+    # what is read must not change while it is read
+    found = [i.copy() if np.may_share_memory(i, x) else i for i in found]
+    if isinstance(values, np.ndarray) and np.may_share_memory(values, x):
+        values = values.copy()
+    _put(x, values, found, dims, accumulate)
+
+
+# --- Masks ------------------------------------------------------------------------------------------------------------
+
+
+def _mask_of(name: str, mask: Array) -> None:
+    if mask.dtype is not bool_:
+        raise DTypeError(f"{name} takes a bool mask, got {mask.dtype}", next="compare first, for example x > 0")
+
+
+def _mask_count_infer(mask: Array) -> Spec:
+    _mask_of("mask_count", mask)
+    return Spec((), int64)
+
+
+@op("mask_count", _mask_count_infer, flops=lambda i, o, a: i[0].size)
+def mask_count(out: np.ndarray, mask: np.ndarray) -> None:
+    """How many elements are true. Reading the result is the one wait for the device that a mask costs."""
+    out[...] = np.count_nonzero(mask)
+
+
+def _mask_indices_infer(mask: Array, *, count: int) -> Spec:
+    _mask_of("mask_indices", mask)
+    return Spec((mask.ndim, count), int64)
+
+
+@op("mask_indices", _mask_indices_infer, flops=lambda i, o, a: i[0].size)
+def mask_indices(out: np.ndarray, mask: np.ndarray, count: int) -> None:
+    """The indices of the `count` true elements in row-major order, `[dimensions, count]`."""
+    for row, found in zip(out, np.nonzero(mask) if mask.ndim else (), strict=True):
+        row[...] = found

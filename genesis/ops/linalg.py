@@ -1,0 +1,160 @@
+"""Matrix products. Floats of 2 bytes multiply in float32 and are rounded once at the store; integers wrap around.
+
+Gradients multiply transposed views, which BLAS reads as they are. In the formulas below g is the gradient of the
+result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.backend.cpu import scratch
+from genesis.dtypes import bool_
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.reduce import sum_to_shape
+from genesis.ops.shape import reshaped
+from genesis.ops.sweep import as_type, is_narrow
+from genesis.shapes import broadcast_shapes, numel
+
+Grads = tuple[Array | None, ...]
+
+
+# --- How numpy multiplies ---------------------------------------------------------------------------------------------
+
+
+def _for_blas(x: np.ndarray) -> np.ndarray:
+    """x, copied where its matrices have no unit stride: numpy would multiply those without BLAS."""
+    if x.ndim < 2 or x.size == 0:
+        return x
+    (rows, columns), (down, right), item = x.shape[-2:], x.strides[-2:], x.itemsize
+    by_row = (right == item or columns == 1) and (down >= columns * item or rows == 1) and down % item == 0
+    by_column = (down == item or rows == 1) and (right >= rows * item or columns == 1) and right % item == 0
+    return x if by_row or by_column else np.ascontiguousarray(x)
+
+
+def multiply(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    """out = x @ y, in float32 for 2-byte floats; a batch against one matrix is one product `[B·T, in] x [in, out]`."""
+    if is_narrow(out.dtype):
+        with scratch(out.shape, np.float32) as wide:
+            multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)
+            np.copyto(out, wide, casting="unsafe")
+        return
+    if x.ndim > 2 and y.ndim == 2 and x.size and out.flags.c_contiguous:
+        x = x.reshape(-1, x.shape[-1])
+        out = out.reshape(-1, out.shape[-1])
+    np.matmul(_for_blas(x), _for_blas(y), out=out)
+
+
+def _same_type(name: str, *arrays: Array) -> None:
+    first = arrays[0].dtype
+    if any(a.dtype is not first for a in arrays):
+        listed = " and ".join(a.dtype.name for a in arrays)
+        raise DTypeError(f"{name} takes one dtype, got {listed}", next="cast with .to(dtype)")
+    if first is bool_:
+        raise DTypeError(f"{name} does not take bool tensors", next="cast to an integer or float type with .to(...)")
+
+
+def _turned(x: Array) -> Array:
+    """A view with the last two dimensions swapped."""
+    (rows, columns), (down, right) = x.shape[-2:], x.strides[-2:]
+    return x.view((*x.shape[:-2], columns, rows), (*x.strides[:-2], right, down))
+
+
+# --- matmul -----------------------------------------------------------------------------------------------------------
+
+
+def _matmul_infer(x: Array, y: Array) -> Spec:
+    if not x.shape or not y.shape:
+        raise ShapeError(f"matmul: shapes {x.shape} and {y.shape}: both need at least 1 dimension", next="use mul")
+    inner = y.shape[-2] if y.ndim > 1 else y.shape[0]
+    if x.shape[-1] != inner:
+        raise ShapeError(f"matmul: shapes {x.shape} and {y.shape}: the inner sizes {x.shape[-1]} and {inner} differ")
+    _same_type("matmul", x, y)
+    batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    return Spec((*batch, *x.shape[-2:-1], *(y.shape[-1:] if y.ndim > 1 else ())), x.dtype)
+
+
+def _matmul_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+    """2·n·k·m: a multiplication and an addition for each term."""
+    return 2 * outputs[0].size * int(inputs[0].shape[-1])
+
+
+def _matmul_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·yᵀ, dy = xᵀ·g, summed over the batch dimensions that were repeated."""
+    x, y = ctx.inputs
+    dx = dy = None
+    rows = x if x.ndim > 1 else reshaped(x, (1, *x.shape))
+    columns = y if y.ndim > 1 else reshaped(y, (*y.shape, 1))
+    if x.ndim == 1:
+        g = reshaped(g, (*g.shape[: g.ndim - (y.ndim > 1)], 1, *g.shape[g.ndim - (y.ndim > 1) :]))
+    if y.ndim == 1:
+        g = reshaped(g, (*g.shape, 1))
+    if ctx.needs[0]:
+        dx = _reduced(matmul(g, _turned(columns)), x)
+    if ctx.needs[1]:
+        if columns.ndim == 2 and rows.ndim > 2:  # one product over all rows of the batch
+            rows = reshaped(rows, (numel(rows.shape[:-1]), rows.shape[-1]))
+            g = reshaped(g, (rows.shape[0], g.shape[-1]))
+        dy = _reduced(matmul(_turned(rows), g), y)
+    return dx, dy
+
+
+def _reduced(grad: Array, x: Array) -> Array:
+    """A gradient of the matrices `[..., n, m]`, summed over repeated batch dimensions, in x's shape."""
+    shape = (*x.shape[:-2], *grad.shape[-2:])
+    return reshaped(sum_to_shape(grad, shape=shape) if grad.shape != shape else grad, x.shape)
+
+
+@op("matmul", _matmul_infer, vjp=_matmul_vjp, saves=(0, 1), flops=_matmul_flops)
+def matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+    """y = x @ y: `[..., n, k]` with `[..., k, m]`, batch dimensions broadcast; a vector counts as a row on the left and
+    as a column on the right, and its dimension is then dropped.
+    """
+    multiply(x, y, out)
+
+
+# --- linear -----------------------------------------------------------------------------------------------------------
+
+
+def _linear_infer(x: Array, weight: Array, bias: Array | None = None) -> Spec:
+    if weight.ndim != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
+        raise ShapeError(f"linear: an input of shape {x.shape} with a weight of shape {weight.shape} [out, in]")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ShapeError(f"linear: a bias of shape {bias.shape} with a weight of shape {weight.shape} [out, in]")
+    _same_type("linear", x, weight, *(() if bias is None else (bias,)))
+    return Spec((*x.shape[:-1], weight.shape[0]), x.dtype)
+
+
+def _linear_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·W, dW = gᵀ·x over all rows, db = sum of g over all rows."""
+    x, weight = ctx.inputs[:2]
+    rows = numel(x.shape[:-1])
+    flat = reshaped(g, (rows, weight.shape[0]))
+    dx = matmul(g, weight) if ctx.needs[0] else None
+    dweight = matmul(_turned(flat), reshaped(x, (rows, x.shape[-1]))) if ctx.needs[1] else None
+    if len(ctx.inputs) == 2:
+        return dx, dweight
+    return dx, dweight, sum_to_shape(flat, shape=weight.shape[:1]) if ctx.needs[2] else None
+
+
+@op("linear", _linear_infer, vjp=_linear_vjp, saves=(0, 1), flops=_matmul_flops)
+def linear(out: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
+    """y = x·Wᵀ + b.
+
+    Args:
+        x: `[..., in]`.
+        weight: `[out, in]`.
+        bias: `[out]`.
+    """
+    if is_narrow(out.dtype) and bias is not None:
+        with scratch(out.shape, np.float32) as wide:
+            linear.reference(wide, *(as_type(v, wide.dtype) for v in (x, weight, bias)))
+            np.copyto(out, wide, casting="unsafe")
+        return
+    multiply(x, weight.T, out)
+    if bias is not None:
+        np.add(out, bias, out=out)

@@ -1,0 +1,207 @@
+"""Cross entropy over a vocabulary: from logits, and from hidden states without ever holding all logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.backend.cpu import scratch
+from genesis.dtypes import INTEGER, float32, float64
+from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.blocks import each_block, wide
+
+Grads = tuple[Array | None, ...]
+
+WORKSPACE = 16 << 20  # bytes of logits that linear_cross_entropy holds at a time
+MIN_CHUNK = 256  # tokens; below, adding up the weight gradient would cost more than the matmul
+
+
+def _check_labels(name: str, labels: Array, rows: int) -> None:
+    if labels.dtype.category != INTEGER:
+        raise DTypeError(f"{name} takes integer labels, got {labels.dtype}")
+    if labels.shape != (rows,):
+        raise ShapeError(f"{name}: labels have shape {labels.shape}, expected ({rows},)")
+
+
+def _check_range(name: str, labels: np.ndarray, kept: np.ndarray, classes: int) -> None:
+    bad = kept & ((labels < 0) | (labels >= classes))
+    if bad.any():
+        raise IndexRangeError(f"{name}: label {int(labels[bad][0])} is not between 0 and {classes - 1}")
+
+
+def _sum_type(x: Array) -> Spec:
+    return Spec((), float64 if x.dtype is float64 else float32)
+
+
+def _infer(
+    logits: Array, labels: Array, *, ignore_index: int, label_smoothing: float, z_loss: float
+) -> tuple[Spec, Spec]:
+    if logits.ndim != 2:
+        raise ShapeError(f"cross_entropy takes logits [N, V], got {logits.shape}")
+    if not logits.dtype.is_floating_point:
+        raise DTypeError(f"cross_entropy takes float logits, got {logits.dtype}")
+    _check_labels("cross_entropy", labels, logits.shape[0])
+    per_row = Spec(labels.shape, _sum_type(logits).dtype)
+    return per_row, per_row
+
+
+def _vjp(ctx: Context, g: Array, _: Array) -> Grads:
+    return cross_entropy_backward(g, ctx.inputs[0], ctx.inputs[1], ctx.outputs[1], **ctx.attrs), None
+
+
+@op("cross_entropy", _infer, vjp=_vjp, saves=(0, 1, "out"), flops=lambda i, o, a: 4 * i[0].size)
+def cross_entropy(
+    out: tuple[np.ndarray, np.ndarray],
+    logits: np.ndarray,
+    labels: np.ndarray,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> None:
+    """Loss of each row, 0 where the label is `ignore_index`; also gives each row's log-sum-exp, without gradient.
+
+    With l = log Σ e^x: (1 - s)·(l - x[label]) + s·(l - mean x) + z·l², s the smoothing (Szegedy et al., 2016), z the z-loss
+    weight (Chowdhery et al., 2022).
+
+    Args:
+        logits: `[N, V]`.
+        labels: `[N]` integers.
+    """
+    losses, lse = out
+    kept = labels != ignore_index
+    _check_range("cross_entropy", labels, kept, logits.shape[1])
+    safe = np.where(kept, labels, 0)
+
+    def block(start: int, stop: int) -> None:
+        x = wide(logits[start:stop])
+        top = x.max(axis=1, keepdims=True)
+        l = top[:, 0] + np.log(np.exp(x - top).sum(axis=1))  # noqa: E741  the formula's name
+        chosen = x[np.arange(stop - start), safe[start:stop]]
+        value = (1 - label_smoothing) * (l - chosen) + z_loss * l * l
+        if label_smoothing:
+            value += label_smoothing * (l - x.mean(axis=1))
+        lse[start:stop] = l
+        losses[start:stop] = np.where(kept[start:stop], value, 0)
+
+    if logits.size:
+        each_block(block, logits.shape[0], logits.shape[1])
+
+
+@op(
+    "cross_entropy_backward",
+    lambda g, logits, labels, lse, **attrs: Spec(logits.shape, logits.dtype),
+    flops=lambda i, o, a: 4 * o[0].size,
+)
+def cross_entropy_backward(
+    out: np.ndarray,
+    g: np.ndarray,
+    logits: np.ndarray,
+    labels: np.ndarray,
+    lse: np.ndarray,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> None:
+    """dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V) with p = e^(x - l); rows with `ignore_index` get 0."""
+    scale = np.where(labels != ignore_index, g, 0).astype(lse.dtype)
+    safe = np.where(labels != ignore_index, labels, 0)
+
+    def block(start: int, stop: int) -> None:
+        l, weight = lse[start:stop, None], scale[start:stop, None]  # noqa: E741
+        p = np.exp(wide(logits[start:stop]) - l)
+        p *= 1 + 2 * z_loss * l
+        p -= label_smoothing / p.shape[1]
+        p[np.arange(stop - start), safe[start:stop]] -= 1 - label_smoothing
+        np.multiply(p, weight, out=out[start:stop], casting="unsafe")
+
+    if logits.size:
+        each_block(block, logits.shape[0], logits.shape[1])
+
+
+def _linear_infer(x: Array, weight: Array, labels: Array, *, ignore_index: int, with_grads: bool) -> tuple[Spec, ...]:
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise ShapeError(f"linear_cross_entropy takes x [N, H] and weight [V, H], got {x.shape} and {weight.shape}")
+    if not x.dtype.is_floating_point or weight.dtype is not x.dtype:
+        raise DTypeError(f"linear_cross_entropy takes one float type, got {x.dtype} and {weight.dtype}")
+    _check_labels("linear_cross_entropy", labels, x.shape[0])
+    grads = (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype)) if with_grads else ()
+    return _sum_type(x), *grads
+
+
+def _linear_vjp(ctx: Context, g: Array, *_: Array) -> Grads:
+    """The gradients were computed with the loss; they only need the scale of the gradient that arrives."""
+    from genesis.ops.elementwise import mul
+
+    assert ctx.attrs["with_grads"], "linear_cross_entropy was recorded without its gradients"
+    _, dx, dw = ctx.outputs
+    return mul(dx, g) if ctx.needs[0] else None, mul(dw, g) if ctx.needs[1] else None, None
+
+
+def _linear_flops(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: dict[str, object]) -> int:
+    product = 2 * inputs[0].size * inputs[1].shape[0]
+    return product * (3 if attrs["with_grads"] else 1) + 4 * inputs[0].shape[0] * inputs[1].shape[0]
+
+
+@op("linear_cross_entropy", _linear_infer, vjp=_linear_vjp, saves=("out",), flops=_linear_flops)
+def linear_cross_entropy(
+    out: np.ndarray | tuple[np.ndarray, ...],
+    x: np.ndarray,
+    weight: np.ndarray,
+    labels: np.ndarray,
+    ignore_index: int,
+    with_grads: bool,
+) -> None:
+    """The summed cross entropy of logits x·weightᵀ, chunk of tokens by chunk; with `with_grads` also dx and dweight.
+
+    With p = softmax(logits): dlogits = p - onehot, dx = dlogits·weight, dweight = dlogitsᵀ·x. Rows whose label is
+    `ignore_index` count for nothing.
+
+    Args:
+        x: `[N, H]` hidden states.
+        weight: `[V, H]`, the head.
+        labels: `[N]` integers.
+    """
+    loss, dx, dw = out if isinstance(out, tuple) else (out, None, None)
+    vocabulary, acc = weight.shape[0], np.dtype(np.float64) if x.dtype == np.float64 else np.dtype(np.float32)
+    kept = np.flatnonzero(labels != ignore_index)
+    _check_range("linear_cross_entropy", labels, labels != ignore_index, vocabulary)
+    if with_grads:
+        assert dx is not None and dw is not None
+        dx.fill(0)
+        dw.fill(0)
+    rows = max(MIN_CHUNK, WORKSPACE // (max(vocabulary, 1) * acc.itemsize))
+    w = wide(weight)
+    total, sum_dw = 0.0, None
+    with scratch((min(rows, kept.size), vocabulary), acc) as buffer:
+        for first in range(0, kept.size, rows):
+            chosen = kept[first : first + rows]
+            xc = wide(x if chosen.size == x.shape[0] else x[chosen])
+            logits = np.matmul(xc, w.T, out=buffer[: chosen.size])
+            total += _loss_rows(logits, labels[chosen], with_grads)
+            if dx is not None:
+                dx[chosen] = np.matmul(logits, w)
+                part = np.matmul(logits.T, xc)
+                sum_dw = part if sum_dw is None else np.add(sum_dw, part, out=sum_dw)
+    loss[...] = total
+    if dw is not None and sum_dw is not None:
+        dw[...] = sum_dw
+
+
+def _loss_rows(logits: np.ndarray, labels: np.ndarray, with_grads: bool) -> float:
+    """The summed loss of some rows; `logits` becomes its own gradient."""
+    losses = np.empty(labels.shape, np.float64)
+
+    def block(start: int, stop: int) -> None:
+        part, index = logits[start:stop], np.arange(stop - start)
+        part -= part.max(axis=1, keepdims=True)
+        chosen = part[index, labels[start:stop]].astype(np.float64)
+        np.exp(part, out=part)
+        sums = part.sum(axis=1)
+        losses[start:stop] = np.log(sums) - chosen
+        if with_grads:
+            part *= (1 / sums)[:, None]
+            part[index, labels[start:stop]] -= 1
+
+    each_block(block, *logits.shape)
+    return float(losses.sum())

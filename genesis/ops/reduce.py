@@ -1,0 +1,569 @@
+"""Reductions: sums, means, products, extrema, norms and running sums.
+
+Floats of 2 bytes accumulate in float32 and are rounded once at the store; integer sums are int64, as in torch. `axes`
+is None for all dimensions, an int, or a tuple. In the gradient formulas below g is the gradient of the result y, both
+repeated along the reduced dimensions.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.backend.cpu import parallel
+from genesis.dtypes import FLOAT, DType, bool_, float32, int64, uint8
+from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
+from genesis.ops.fold import arrange, fold, fold_into, place
+from genesis.ops.sweep import as_type, is_narrow
+from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
+
+Axes = int | tuple[int, ...] | None
+Grads = tuple[Array | None, ...]
+
+
+# --- Shape and dtype rules --------------------------------------------------------------------------------------------
+
+
+def _axes(name: str, shape: Shape, axes: Axes) -> Shape:
+    """Sorted dimension indices, with errors that name the op."""
+    try:
+        return normalize_axes(axes, len(shape))
+    except (IndexRangeError, ShapeError) as error:
+        raise type(error)(f"{name} of shape {shape}: {error.what}", next=error.next) from None
+
+
+def single_axis(name: str, shape: Shape, axis: int) -> int:
+    """One dimension index, with errors that name the op."""
+    try:
+        return normalize_axis(axis, len(shape))
+    except IndexRangeError as error:
+        raise IndexRangeError(f"{name} of shape {shape}: {error.what}", next=error.next) from None
+
+
+def _need_elements(name: str, shape: Shape, axes: Shape) -> None:
+    """An extremum of nothing does not exist (of no rows at all it is just empty)."""
+    if 0 in [shape[i] for i in axes]:
+        raise ShapeError(f"{name} of shape {shape} over dimensions {axes}: there are no elements to choose from")
+
+
+def _rule(
+    name: str, dtype: Callable[[DType], DType], *, floats: bool = False, elements: bool = False
+) -> Callable[..., Spec]:
+    """The infer of a reduction.
+
+    Args:
+        dtype: the result's type from the input's.
+        floats: refuse integers and bools.
+        elements: refuse to reduce no elements.
+    """
+
+    def infer(x: Array, axes: Axes = None, keepdim: bool = False, **attrs: Any) -> Spec:
+        if floats and x.dtype.category != FLOAT:
+            raise DTypeError(f"{name} takes float tensors, got {x.dtype.name}", next="cast with .float()")
+        found = _axes(name, x.shape, axes)
+        if elements:
+            _need_elements(name, x.shape, found)
+        return Spec(reduced_shape(x.shape, found, keepdim), dtype(x.dtype))
+
+    return infer
+
+
+def _same(dtype: DType) -> DType:
+    return dtype
+
+
+def _widest(dtype: DType) -> DType:
+    """The type of sums and products: integers and bools count in int64."""
+    return dtype if dtype.category == FLOAT else int64
+
+
+def _truth(dtype: DType) -> DType:
+    return uint8 if dtype is uint8 else bool_  # uint8 stands for bool in older code; torch keeps it
+
+
+def reads(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+    """One operation for each input element."""
+    size: int = inputs[0].size
+    return size
+
+
+# --- Helpers of references and gradients ------------------------------------------------------------------------------
+
+
+def _work_type(dtype: np.dtype) -> np.dtype:
+    """What sums and products of `dtype` accumulate in."""
+    if is_narrow(dtype):
+        return np.dtype(np.float32)
+    return dtype if dtype.kind == "f" else np.dtype(np.int64)
+
+
+def _kept(out: np.ndarray, axes: Shape, keepdim: bool) -> np.ndarray:
+    """`out` without its reduced dimensions (a view)."""
+    return out[(*(0 if i in axes else slice(None) for i in range(out.ndim)), ...)] if keepdim else out
+
+
+def _repeat(ctx: Context, value: Array | None) -> Array:
+    """A result or its gradient as a view of the input's shape: repeated along the reduced dimensions."""
+    spec = ctx.input_specs[0]
+    assert spec is not None and value is not None
+    if ctx.attrs.get("keepdim", False):
+        return value.view(spec.shape, broadcast_strides(value.shape, value.strides, spec.shape))
+    reduced = normalize_axes(ctx.attrs.get("axes"), len(spec.shape))
+    steps = iter(value.strides)
+    return value.view(spec.shape, tuple(0 if i in reduced else next(steps) for i in range(len(spec.shape))))
+
+
+def _count(ctx: Context) -> int:
+    """How many elements each result was made from."""
+    spec = ctx.input_specs[0]
+    assert spec is not None
+    return numel([spec.shape[i] for i in normalize_axes(ctx.attrs.get("axes"), len(spec.shape))])
+
+
+def _again(ctx: Context) -> dict[str, Any]:
+    """The attributes that reduce another array of the input's shape in the same way."""
+    return {"axes": ctx.attrs.get("axes"), "keepdim": ctx.attrs.get("keepdim", False)}
+
+
+def _share_ties(ctx: Context, g: Array, chosen: Array) -> Array:
+    """g divided evenly among the `chosen` elements behind each result."""
+    shared: Array = mul(_repeat(ctx, div(g, sum(chosen, **_again(ctx)))), chosen)
+    return shared
+
+
+# --- Sums -------------------------------------------------------------------------------------------------------------
+
+
+def _sum_to_shape_infer(x: Array, shape: Shape) -> Spec:
+    pad = x.ndim - len(shape)
+    if pad < 0 or builtins.any(s not in (1, n) for s, n in zip(shape, x.shape[pad:], strict=True)):
+        raise ShapeError(f"sum_to_shape: {shape} does not broadcast to {x.shape}")
+    return Spec(tuple(shape), x.dtype)
+
+
+def _sum_to_shape_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g, repeated along the dimensions that were summed (a view)."""
+    spec = ctx.input_specs[0]
+    assert spec is not None
+    return (g.view(spec.shape, broadcast_strides(g.shape, g.strides, spec.shape)),)
+
+
+@op("sum_to_shape", _sum_to_shape_infer, vjp=_sum_to_shape_vjp, flops=reads)
+def sum_to_shape(out: np.ndarray, x: np.ndarray, shape: Shape) -> None:
+    """y = x summed over the dimensions that broadcasting `shape` to x's shape repeats."""
+    pad = x.ndim - len(shape)
+    axes = (*range(pad), *(i + pad for i, s in enumerate(shape) if s == 1 and x.shape[i + pad] != 1))
+    squeezed = out[(*(0 if i + pad in axes else slice(None) for i in range(len(shape))), ...)]
+    fold_into(np.add, x, axes, squeezed, _work_type(x.dtype))
+
+
+@op("sum", _rule("sum", _widest), vjp=lambda ctx, g: (_repeat(ctx, g),), flops=reads)
+def sum(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """y = Σ x over `axes`; 0 where there is nothing to add. dx = g."""
+    axes = normalize_axes(axes, x.ndim)
+    fold_into(np.add, x, axes, _kept(out, axes, keepdim), _work_type(x.dtype))
+
+
+def _mean_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g / n."""
+    return (_repeat(ctx, div(g, float(_count(ctx)))),)
+
+
+@op("mean", _rule("mean", _same, floats=True), vjp=_mean_vjp, flops=reads)
+def mean(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """y = Σ x / n over `axes`; NaN where n = 0. dx = g / n."""
+    axes = normalize_axes(axes, x.ndim)
+    work = _work_type(x.dtype)
+    kept = _kept(out, axes, keepdim)
+    total = np.empty(kept.shape, work)
+    fold_into(np.add, x, axes, total, work)
+    np.copyto(kept, total / work.type(numel([x.shape[i] for i in axes])), casting="unsafe")
+
+
+@op("count_nonzero", _rule("count_nonzero", lambda dtype: int64), flops=reads)
+def count_nonzero(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """How many elements over `axes` are not 0, as int64."""
+    axes = normalize_axes(axes, x.ndim)
+    fold_into(np.add, x.astype(np.bool_, copy=False), axes, _kept(out, axes, keepdim), np.dtype(np.int64))
+
+
+# --- Variance ---------------------------------------------------------------------------------------------------------
+
+
+def _variance(x: np.ndarray, axes: Shape, out: np.ndarray, correction: float) -> None:
+    """Two passes: the mean, then the squared distances from it, over max(n - correction, 0)."""
+    if x.size == 0:
+        out.fill(math.nan)
+        return
+    work = _work_type(x.dtype)
+    flat, kept = arrange(x, axes)
+    centre = fold(np.add, flat, work) / work.type(flat.shape[1])
+    total = fold(np.add, flat, work, lambda tile, a, c: np.square(tile - centre[a, None, c]))
+    place(total / work.type(max(flat.shape[1] - correction, 0)), kept, out)
+
+
+def _distances(ctx: Context) -> Array:
+    """x - mean(x)."""
+    x = ctx.inputs[0]
+    distances: Array = sub(x, _repeat(ctx, mean(x, **_again(ctx))))
+    return distances
+
+
+def _var_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·2·(x - mean) / (n - correction)."""
+    free = _count(ctx) - ctx.attrs["correction"]
+    return (mul(_repeat(ctx, mul(g, 2.0 / free if free > 0 else math.inf)), _distances(ctx)),)
+
+
+@op("var", _rule("var", _same, floats=True), vjp=_var_vjp, saves=(0,), flops=reads)
+def var(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False, *, correction: float) -> None:
+    """y = Σ (x - mean)² / (n - correction) over `axes`; NaN where n = 0. dx = g·2·(x - mean) / (n - correction)."""
+    axes = normalize_axes(axes, x.ndim)
+    _variance(x, axes, _kept(out, axes, keepdim), correction)
+
+
+def _std_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·(x - mean) / (y·(n - correction)), 0 where y = 0."""
+    y = ctx.outputs[0]
+    free = _count(ctx) - ctx.attrs["correction"]
+    scaled = where(eq(y, 0), 0.0, div(mul(g, 1.0 / free if free > 0 else math.inf), y))
+    return (mul(_repeat(ctx, scaled), _distances(ctx)),)
+
+
+@op("std", _rule("std", _same, floats=True), vjp=_std_vjp, saves=(0, "out"), flops=reads)
+def std(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False, *, correction: float) -> None:
+    """y = √var(x) over `axes`. dx = g·(x - mean) / (y·(n - correction)), 0 where y = 0."""
+    axes = normalize_axes(axes, x.ndim)
+    kept = _kept(out, axes, keepdim)
+    variance = np.empty(kept.shape, _work_type(x.dtype))
+    _variance(x, axes, variance, correction)
+    np.copyto(kept, np.sqrt(variance), casting="unsafe")
+
+
+# --- Products ---------------------------------------------------------------------------------------------------------
+
+
+def _prod_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g · the product of the other elements."""
+    return (prod_backward(_repeat(ctx, g), ctx.inputs[0], axes=ctx.attrs.get("axes")),)
+
+
+@op("prod", _rule("prod", _widest), vjp=_prod_vjp, saves=(0,), flops=reads)
+def prod(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """y = Π x over `axes`; 1 where there is nothing to multiply. dx = g · the product of the other elements."""
+    axes = normalize_axes(axes, x.ndim)
+    fold_into(np.multiply, x, axes, _kept(out, axes, keepdim), _work_type(x.dtype))
+
+
+def _prod_backward_infer(g: Array, x: Array, axes: Axes = None) -> Spec:
+    if g.shape != x.shape:
+        raise ShapeError(f"prod_backward: gradient {g.shape} for an input of shape {x.shape}")
+    _axes("prod_backward", x.shape, axes)
+    return Spec(x.shape, x.dtype)
+
+
+@op("prod_backward", _prod_backward_infer, flops=lambda inputs, outputs, attrs: 4 * inputs[0].size)
+def prod_backward(out: np.ndarray, g: np.ndarray, x: np.ndarray, axes: Axes = None) -> None:
+    """dx_i = g_i · Π x_j over j ≠ i: products from the left times products from the right, exact with zeros."""
+    if x.size == 0:
+        return
+    axes = normalize_axes(axes, x.ndim)
+    kept = tuple(i for i in range(x.ndim) if i not in axes)
+    order, work = kept + axes, _work_type(x.dtype)
+    turned = x.transpose(order).astype(work)
+    lines = turned.reshape(numel([x.shape[i] for i in kept]), -1)
+    left, right = np.ones_like(lines), np.ones_like(lines)
+    np.cumprod(lines[:, :-1], axis=1, out=left[:, 1:])
+    np.cumprod(lines[:, :0:-1], axis=1, out=right[:, -2::-1])
+    left *= right
+    result = left.reshape(turned.shape) * g.transpose(order)
+    np.copyto(out.transpose(order), result, casting="unsafe")
+
+
+# --- Extrema ----------------------------------------------------------------------------------------------------------
+
+
+def _extremum_vjp(ctx: Context, g: Array) -> Grads:
+    """Equal extreme elements share g evenly."""
+    return (_share_ties(ctx, g, eq(ctx.inputs[0], _repeat(ctx, ctx.outputs[0]))),)
+
+
+def _own_type(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float32) if is_narrow(dtype) else dtype
+
+
+@op("amax", _rule("amax", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads)
+def amax(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """y = the largest element over `axes`, NaN where there is one. Equal largest elements share g evenly."""
+    axes = normalize_axes(axes, x.ndim)
+    fold_into(np.maximum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
+
+
+@op("amin", _rule("amin", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads)
+def amin(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """y = the smallest element over `axes`, NaN where there is one. Equal smallest elements share g evenly."""
+    axes = normalize_axes(axes, x.ndim)
+    fold_into(np.minimum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
+
+
+def _positions(choose: Callable[..., Any], x: np.ndarray, axis: int | None) -> np.ndarray:
+    """Positions by `np.argmax` or `np.argmin` along `axis` (row-major over everything for None); the first wins."""
+    turned = x.reshape(1, -1) if axis is None else np.moveaxis(np.atleast_1d(x), axis, -1)
+    lines = turned.reshape(numel(turned.shape[:-1]), turned.shape[-1])
+    found = np.empty(len(lines), np.int64)
+
+    def piece(start: int, stop: int) -> None:
+        choose(as_type(lines[start:stop], _own_type(x.dtype)), axis=1, out=found[start:stop])
+
+    if x.size:
+        parallel(piece, len(lines), x.size)
+    return found.reshape(() if axis is None else turned.shape[:-1])
+
+
+def _position_rule(name: str, *, values: bool) -> Callable[..., Any]:
+    """The infer of argmax (positions) and max_with_indices (values and positions)."""
+
+    def infer(x: Array, axis: int | None = None, keepdim: bool = False) -> Spec | tuple[Spec, Spec]:
+        axes = normalize_axes(None, x.ndim) if axis is None else (single_axis(name, x.shape, axis),)
+        axes = tuple(i for i in axes if i < x.ndim)
+        _need_elements(name, x.shape, axes)
+        shape = reduced_shape(x.shape, axes, keepdim)
+        return (Spec(shape, x.dtype), Spec(shape, int64)) if values else Spec(shape, int64)
+
+    return infer
+
+
+@op("argmax", _position_rule("argmax", values=False), flops=reads)
+def argmax(out: np.ndarray, x: np.ndarray, axis: int | None = None, keepdim: bool = False) -> None:
+    """Position of the largest element along `axis`, or in row-major order over everything; the first NaN wins."""
+    out[...] = _positions(np.argmax, x, axis).reshape(out.shape)
+
+
+@op("argmin", _position_rule("argmin", values=False), flops=reads)
+def argmin(out: np.ndarray, x: np.ndarray, axis: int | None = None, keepdim: bool = False) -> None:
+    """Position of the smallest element along `axis`, or in row-major order over everything; the first NaN wins."""
+    out[...] = _positions(np.argmin, x, axis).reshape(out.shape)
+
+
+def _chosen_vjp(ctx: Context, g: Array, _: Array | None) -> Grads:
+    """dx = g at the chosen element of each line, 0 elsewhere."""
+    spec = ctx.input_specs[0]
+    assert spec is not None
+    indices, axis = ctx.outputs[1], normalize_axis(ctx.attrs["axis"], len(spec.shape))
+    assert indices is not None
+    if not ctx.attrs.get("keepdim", False) and spec.shape:
+        g, indices = _insert(g, axis), _insert(indices, axis)
+    return (put_along_axis(g, indices, axis=axis, size=spec.shape[axis] if spec.shape else 1),)
+
+
+def _insert(x: Array, axis: int) -> Array:
+    """A view with a dimension of size 1 at `axis`."""
+    return x.view((*x.shape[:axis], 1, *x.shape[axis:]), (*x.strides[:axis], 1, *x.strides[axis:]))
+
+
+def _select(choose: Callable[..., Any], out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int) -> None:
+    line = np.atleast_1d(x)
+    found = np.expand_dims(_positions(choose, x, axis), axis)
+    out[0][...] = np.take_along_axis(line, found, axis).reshape(out[0].shape)
+    out[1][...] = found.reshape(out[1].shape)
+
+
+@op(
+    "max_with_indices",
+    _position_rule("max_with_indices", values=True),
+    vjp=_chosen_vjp,
+    saves=("out",),
+    flops=reads,
+)
+def max_with_indices(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int, keepdim: bool = False) -> None:
+    """The largest element along `axis` and its position (the first of equals). dx = g at that position."""
+    _select(np.argmax, out, x, axis)
+
+
+@op(
+    "min_with_indices",
+    _position_rule("min_with_indices", values=True),
+    vjp=_chosen_vjp,
+    saves=("out",),
+    flops=reads,
+)
+def min_with_indices(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int, keepdim: bool = False) -> None:
+    """The smallest element along `axis` and its position (the first of equals). dx = g at that position."""
+    _select(np.argmin, out, x, axis)
+
+
+def _put_infer(values: Array, indices: Array, axis: int, size: int) -> Spec:
+    if values.shape != indices.shape:
+        raise ShapeError(f"put_along_axis: values {values.shape} and indices {indices.shape} differ in shape")
+    if indices.dtype is not int64:
+        raise DTypeError(f"put_along_axis takes int64 indices, got {indices.dtype.name}")
+    axis = single_axis("put_along_axis", values.shape, axis)
+    return Spec((*values.shape[:axis], size, *values.shape[axis + 1 :]) if values.shape else (), values.dtype)
+
+
+@op("put_along_axis", _put_infer)
+def put_along_axis(out: np.ndarray, values: np.ndarray, indices: np.ndarray, axis: int, size: int) -> None:
+    """Zeros, with `values` at positions `indices` along `axis`: y[…, indices, …] = values; no position comes twice."""
+    out.fill(0)
+    if out.ndim:
+        np.put_along_axis(out, indices, values, axis)
+    else:
+        out[...] = values
+
+
+# --- Truth ------------------------------------------------------------------------------------------------------------
+
+
+@op("any", _rule("any", _truth), flops=reads)
+def any(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """Whether an element over `axes` is not 0 (NaN is not); False where there is none."""
+    axes = normalize_axes(axes, x.ndim)
+    fold_into(np.logical_or, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
+
+
+@op("all", _rule("all", _truth), flops=reads)
+def all(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """Whether every element over `axes` is not 0 (NaN is not); True where there is none."""
+    axes = normalize_axes(axes, x.ndim)
+    fold_into(np.logical_and, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
+
+
+# --- Log of summed exponentials, norms --------------------------------------------------------------------------------
+
+
+def _logsumexp_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·e^(x - y), 0 where all x are -∞ (a fully masked row; torch gives NaN)."""
+    x, y = ctx.inputs[0], ctx.outputs[0]
+    return (mul(_repeat(ctx, g), exp(sub(x, _repeat(ctx, where(eq(y, -math.inf), 0.0, y))))),)
+
+
+@op(
+    "logsumexp",
+    _rule("logsumexp", lambda dtype: dtype if dtype.category == FLOAT else float32),
+    vjp=_logsumexp_vjp,
+    saves=(0, "out"),
+    flops=lambda inputs, outputs, attrs: 6 * inputs[0].size,
+)
+def logsumexp(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
+    """y = log Σ e^x over `axes`, with the largest element taken out first; -∞ where there is none. dx = g·e^(x - y)."""
+    axes = normalize_axes(axes, x.ndim)
+    kept = _kept(out, axes, keepdim)
+    if x.size == 0:
+        kept.fill(-math.inf)
+        return
+    work = _work_type(out.dtype)
+    flat, order = arrange(x, axes)
+    top = fold(np.maximum, flat, work)
+    top = np.where(np.isfinite(top), top, work.type(0))
+    total = fold(np.add, flat, work, lambda tile, a, c: np.exp(tile - top[a, None, c]))
+    place(np.log(total) + top, order, kept)
+
+
+def _norm_rule(x: Array, axes: Axes = None, keepdim: bool = False, *, p: float) -> Spec:
+    spec = _rule("norm", _same, floats=True)(x, axes, keepdim)
+    if math.isinf(p) or p < 0:
+        _need_elements(f"norm with p = {p}", x.shape, _axes("norm", x.shape, axes))
+    return spec
+
+
+def _norm_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g·sign(x)·(|x| / y)^(p-1), 0 where y = 0 (or, for p < 1, x = 0); for p = ±∞ extreme elements share g."""
+    x, y, p = ctx.inputs[0], ctx.outputs[0], ctx.attrs["p"]
+    wide = _repeat(ctx, y)
+    if p == 0:
+        return (mul(x, 0.0),)
+    if math.isinf(p):
+        return (mul(sign(x), _share_ties(ctx, g, eq(abs(x), wide))),)
+    if p == 1:
+        return (mul(sign(x), _repeat(ctx, g)),)
+    # a zero norm is replaced beforehand: 0 / 0 would be NaN
+    flat = eq(y, 0)
+    g, ratio = where(flat, 0.0, g), div(x, _repeat(ctx, where(flat, 1.0, y)))
+    if p == 2:
+        return (mul(_repeat(ctx, g), ratio),)
+    slope = mul(sign(x), pow(abs(ratio), p - 1))
+    return (mul(_repeat(ctx, g), slope if p > 1 else where(eq(x, 0), 0.0, slope)),)
+
+
+def _powers(p: float) -> tuple[Any, Callable[[np.ndarray], Any], Callable[[np.ndarray], Any]]:
+    """How the p-norm is folded: the ufunc, what is done to each element before, and to the result after."""
+    if p == 2:
+        return np.add, np.square, np.sqrt
+    if p == 0:
+        return np.add, lambda x: x != 0, np.positive
+    if p == 1:
+        return np.add, np.abs, np.positive
+    if math.isinf(p):
+        return np.maximum if p > 0 else np.minimum, np.abs, np.positive
+    return np.add, lambda x: np.power(np.abs(x), x.dtype.type(p)), lambda y: np.power(y, y.dtype.type(1 / p))
+
+
+@op(
+    "norm",
+    _norm_rule,
+    vjp=_norm_vjp,
+    saves=(0, "out"),
+    flops=lambda inputs, outputs, attrs: 2 * inputs[0].size,
+)
+def norm(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False, *, p: float) -> None:
+    """y = (Σ |x|^p)^(1/p) over `axes`; p = ±∞ is the largest or smallest |x|, p = 0 counts elements that are not 0.
+
+    dx = g·sign(x)·(|x| / y)^(p-1), 0 where y = 0.
+    """
+    axes = normalize_axes(axes, x.ndim)
+    kept = _kept(out, axes, keepdim)
+    if x.size == 0:
+        kept.fill(0)
+        return
+    ufunc, before, after = _powers(p)
+    flat, order = arrange(x, axes)
+
+    def compute(dtype: np.dtype) -> np.ndarray:
+        result: np.ndarray = after(fold(ufunc, flat, dtype, lambda tile, a, c: before(tile)))
+        return result
+
+    result = compute(_work_type(x.dtype))
+    # powers that leave float32's range (10^±38) are rare: only then is the sum done again in float64
+    if result.dtype == np.float32 and not np.all((result > 1e-16) & (result < 1e16)):
+        result = compute(np.dtype(np.float64))
+    place(result, order, kept)
+
+
+# --- Running sums -----------------------------------------------------------------------------------------------------
+
+
+def _cumsum_infer(x: Array, axis: int, reverse: bool = False) -> Spec:
+    single_axis("cumsum", x.shape, axis)
+    return Spec(x.shape, _widest(x.dtype))
+
+
+def _cumsum_vjp(ctx: Context, g: Array) -> Grads:
+    """dx_i = Σ g_j over j ≥ i (j ≤ i for a reverse sum)."""
+    return (cumsum(g, axis=ctx.attrs["axis"], reverse=not ctx.attrs.get("reverse", False)),)
+
+
+@op("cumsum", _cumsum_infer, vjp=_cumsum_vjp, flops=reads)
+def cumsum(out: np.ndarray, x: np.ndarray, axis: int, reverse: bool = False) -> None:
+    """y_i = Σ x_j over j ≤ i along `axis` (j ≥ i with `reverse`), floats in float64. dx_i = Σ g_j over j ≥ i."""
+    if x.ndim == 0:
+        out[...] = x
+        return
+    work = np.dtype(np.float64 if out.dtype.kind not in "iu" else np.int64)
+    lines, target = np.moveaxis(x, axis, -1), np.moveaxis(out, axis, -1)
+    if reverse:
+        lines, target = lines[..., ::-1], target[..., ::-1]
+    if x.ndim == 1:
+        target[...] = np.cumsum(lines, axis=-1, dtype=work)
+        return
+
+    def piece(start: int, stop: int) -> None:
+        target[start:stop] = np.cumsum(lines[start:stop], axis=-1, dtype=work)
+
+    parallel(piece, len(lines), x.size)

@@ -1,0 +1,88 @@
+"""softmax and log_softmax over one dimension, computed in float32 or wider, and their gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.errors import DTypeError
+from genesis.op import Context, Spec, op
+from genesis.ops.blocks import each_block, wide
+from genesis.shapes import normalize_axis
+
+Grads = tuple[Array | None, ...]
+
+
+def _infer(x: Array, dim: int) -> Spec:
+    if not x.dtype.is_floating_point:
+        raise DTypeError(f"softmax takes float tensors, got {x.dtype}", next="cast with .float()")
+    normalize_axis(dim, x.ndim)
+    return Spec(x.shape, x.dtype)
+
+
+def _last(x: np.ndarray, dim: int) -> np.ndarray:
+    """`x` with `dim` last, as a view; a number counts as one row."""
+    return np.moveaxis(x, dim, -1) if x.ndim else x.reshape(1)
+
+
+def _rowwise(function: object, out: np.ndarray, *inputs: np.ndarray, dim: int) -> None:
+    """`function(*rows) -> rows` over blocks of rows of dimension `dim`."""
+    views = [_last(x, dim) for x in inputs]
+    target = _last(out, dim)
+    if target.size == 0:
+        return
+    flat = [v.reshape(-1, v.shape[-1]) for v in views]
+    contiguous = target.flags.c_contiguous
+    result = target.reshape(-1, target.shape[-1]) if contiguous else np.empty(flat[0].shape, out.dtype)
+
+    def block(start: int, stop: int) -> None:
+        result[start:stop] = function(*(wide(f[start:stop]) for f in flat))  # type: ignore[operator]
+
+    each_block(block, flat[0].shape[0], flat[0].shape[1])
+    if not contiguous:
+        target[...] = result.reshape(target.shape)
+
+
+def _softmax_rows(x: np.ndarray) -> np.ndarray:
+    y = x - x.max(axis=-1, keepdims=True)
+    np.exp(y, out=y)
+    y /= y.sum(axis=-1, keepdims=True)
+    return y
+
+
+def _log_softmax_rows(x: np.ndarray) -> np.ndarray:
+    y = x - x.max(axis=-1, keepdims=True)
+    y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
+    return y
+
+
+def _softmax_vjp(ctx: Context, g: Array) -> Grads:
+    return (softmax_backward(g, ctx.outputs[0], dim=ctx.attrs["dim"]),)
+
+
+def _log_softmax_vjp(ctx: Context, g: Array) -> Grads:
+    return (log_softmax_backward(g, ctx.outputs[0], dim=ctx.attrs["dim"]),)
+
+
+@op("softmax", _infer, vjp=_softmax_vjp, saves=("out",), flops=lambda i, o, a: 5 * o[0].size)
+def softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
+    """y = e^(x - max x) / Σ e^(x - max x) along `dim`."""
+    _rowwise(_softmax_rows, out, x, dim=dim)
+
+
+@op("softmax_backward", lambda g, y, dim: Spec(y.shape, y.dtype), flops=lambda i, o, a: 4 * o[0].size)
+def softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) -> None:
+    """dx = y·(g - Σ g·y)."""
+    _rowwise(lambda g, y: y * (g - (g * y).sum(axis=-1, keepdims=True)), out, g, y, dim=dim)
+
+
+@op("log_softmax", _infer, vjp=_log_softmax_vjp, saves=("out",), flops=lambda i, o, a: 5 * o[0].size)
+def log_softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
+    """y = x - max x - log Σ e^(x - max x) along `dim`."""
+    _rowwise(_log_softmax_rows, out, x, dim=dim)
+
+
+@op("log_softmax_backward", lambda g, y, dim: Spec(y.shape, y.dtype), flops=lambda i, o, a: 4 * o[0].size)
+def log_softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) -> None:
+    """dx = g - e^y·Σ g."""
+    _rowwise(lambda g, y: g - np.exp(y) * g.sum(axis=-1, keepdims=True), out, g, y, dim=dim)

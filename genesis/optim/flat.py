@@ -1,0 +1,137 @@
+"""Flat buffers: the parameters of a group in one run of memory, their gradients in another, optimizer states in more.
+
+The tensors become views of the buffers. An optimizer step, the gradient norm, clipping and zeroing are then one call for
+the whole group, as a checkpoint's copy or a collective will be. Each tensor starts at a multiple of 64 bytes; the few
+elements between two tensors stay zero in the gradients and harm nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from genesis.array import Array, empty
+from genesis.dtypes import DType
+from genesis.errors import GenesisError
+from genesis.op import registry
+from genesis.ops.optimizers import total_norm
+from genesis.shapes import contiguous_strides
+from genesis.tensor import Tensor
+
+__all__ = ["FlatBuffers", "Run"]
+
+ALIGNMENT = 64  # bytes
+PLACE = 32  # elements: 64 bytes of the narrowest float, so that all buffers of a group share their offsets
+
+
+class Run(NamedTuple):
+    """Neighbouring parameters [first, last) with the same key, at elements [start, stop) of every buffer."""
+
+    key: Any
+    first: int
+    last: int
+    start: int
+    stop: int
+
+
+class FlatBuffers:
+    """The memory of several leaf tensors of one dtype and device, and of their gradients.
+
+    The tensors are re-pointed: `param.array` becomes a view of `values`, and a first gradient is written into its place in
+    `gradients` without a pass to zero it. `param.grad` keeps torch's meaning: None until a gradient arrived.
+
+    Args:
+        params: distinct leaves of one float dtype on one device.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = list(params)
+        self.dtype, self.device = self.params[0].array.dtype, self.params[0].array.device
+        self.starts, end = [], 0
+        for param in self.params:
+            assert param.array.dtype is self.dtype and param.array.device == self.device, "one dtype and device"
+            self.starts.append(end)
+            end += -(-param.array.size // PLACE) * PLACE
+        self.size = end
+        self.states: dict[str, Array] = {}  # optimizer states by name, as the optimizer asks for them
+        self.values, self.gradients = self.buffer(self.dtype), self.buffer(self.dtype)
+        for i, param in enumerate(self.params):
+            place = self.view(self.values, i)
+            registry["copy"](param.array, out=place)
+            param.array = place
+            param._grad_home = self.view(self.gradients, i)
+        self.collect_gradients()
+
+    def buffer(self, dtype: DType) -> Array:
+        """Memory for one value of `dtype` per element, all zero, which starts at a multiple of 64 bytes."""
+        whole = empty((self.size + ALIGNMENT // dtype.itemsize,), dtype, self.device)
+        skip = -whole.data_ptr() % ALIGNMENT // dtype.itemsize
+        aligned = whole.view((self.size,), (1,), skip)
+        registry["fill"](out=aligned, value=0, shape=aligned.shape, dtype=dtype)
+        return aligned
+
+    def view(self, buffer: Array, index: int) -> Array:
+        """The place of parameter `index` in `buffer`, in the parameter's shape."""
+        shape = self.params[index].array.shape
+        return buffer.view(shape, contiguous_strides(shape), buffer.offset + self.starts[index])
+
+    def span(self, buffer: Array, run: Run) -> Array:
+        """The elements of a run in `buffer`, `[n]`."""
+        return buffer.view((run.stop - run.start,), (1,), buffer.offset + run.start)
+
+    def runs(self, key: Callable[[Tensor], Hashable | None]) -> list[Run]:
+        """Maximal runs of neighbours with equal keys; parameters whose key is None belong to no run."""
+        found: list[Run] = []
+        for i, param in enumerate(self.params):
+            value = key(param)
+            start, stop = self.starts[i], self.starts[i] + -(-param.array.size // PLACE) * PLACE
+            if value is None:
+                continue
+            last = found[-1] if found else None
+            if last is not None and last.last == i and last.key == value:
+                found[-1] = last._replace(last=i + 1, stop=stop)
+            else:
+                found.append(Run(value, i, i + 1, start, stop))
+        return found
+
+    def collect_gradients(self) -> None:
+        """Bring gradients that were assigned from outside to their places.
+
+        Raises:
+            GenesisError: if a parameter was given other memory, as `Module.to` does.
+        """
+        for i, param in enumerate(self.params):
+            home = param._grad_home
+            if param.array.storage is not self.values.storage or home is None:
+                raise GenesisError(
+                    f"parameter {i} of shape {param.array.shape} left its flat buffer: it was moved or cast",
+                    next="move and cast the model before you make the optimizer",
+                )
+            grad = param.grad
+            if grad is not None and (grad.array.storage is not home.storage or grad.array.offset != home.offset):
+                registry["cast"](grad.array, dtype=self.dtype, out=home)
+                param.grad = Tensor(home)
+
+    def gradient_spans(self) -> list[Array]:
+        """The gradients that have arrived, in as few pieces as possible."""
+        self.collect_gradients()
+        return [self.span(self.gradients, r) for r in self.runs(lambda p: None if p.grad is None else True)]
+
+    def grad_norm(self, norm_type: float = 2.0) -> Tensor:
+        """The norm of all gradients that have arrived: a 0-d tensor."""
+        return Tensor(total_norm(*self.gradient_spans(), ord=float(norm_type)))
+
+    def scale_gradients(self, factor: Tensor | float) -> None:
+        """Multiply the gradients that have arrived by a number or a 0-d tensor."""
+        value = factor.array if isinstance(factor, Tensor) else factor
+        for span in self.gradient_spans():
+            registry["mul"](span, value, out=span)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, or set those that have arrived to 0."""
+        if set_to_none:
+            for param in self.params:
+                param.grad = None
+            return
+        for span in self.gradient_spans():
+            registry["fill"](out=span, value=0, shape=span.shape, dtype=span.dtype)

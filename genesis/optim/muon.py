@@ -1,0 +1,154 @@
+"""Muon: momentum whose matrices are made orthogonal before the step. Parameters that are no matrices go by AdamW."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from genesis.errors import ConfigError
+from genesis.ops.optimizers import muon_step
+from genesis.optim.adam import adamw_fused, adamw_plain
+from genesis.optim.optimizer import LowPrecision, Optimizer, Scale, Unit, check_range
+from genesis.shapes import Shape
+from genesis.tensor import Tensor
+
+__all__ = ["Muon", "orthogonalize"]
+
+# Of Jordan et al. (2024): the slope at 0 is as large as it gets while singular values still end between 0.5 and 1.5.
+COEFFICIENTS = (3.4445, -4.775, 2.0315)
+
+
+def orthogonalize(
+    x: Tensor, coefficients: tuple[float, float, float] = COEFFICIENTS, eps: float = 1e-7, iterations: int = 5
+) -> Tensor:
+    """The orthogonal factor of a matrix, roughly, by Newton-Schulz iterations in its own dtype."""
+    a, b, c = coefficients
+    tall = x.shape[0] > x.shape[1]
+    y = x.T if tall else x
+    y = y / (y * y).sum().sqrt().clamp(min=eps)
+    for _ in range(iterations):
+        gram = y @ y.T
+        y = (gram @ gram * c + gram * b) @ y + y * a
+    return y.T if tall else y
+
+
+def _lr_ratio(rule: str | None, shape: Shape) -> float:
+    """What the learning rate of a matrix is multiplied by."""
+    rows, columns = shape
+    if rule == "match_rms_adamw":  # updates of AdamW's usual root mean square, 0.2 (Liu et al., 2025)
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns))
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al., 2024) for matrices, AdamW for the rest.
+
+    A group with `use_muon` False goes by AdamW whole, which embeddings and output heads want: see `muon_groups`. By default
+    each parameter of two dimensions goes by Muon.
+
+    Args:
+        params: see `Optimizer`.
+        lr: learning rate, of both rules.
+        weight_decay: decoupled, in both rules.
+        momentum: decay of the averaged gradient.
+        nesterov: step along a mix of gradient and average.
+        ns_coefficients, eps, ns_steps: of the Newton-Schulz iteration, see `orthogonalize`.
+        adjust_lr_fn: "original" (or None) multiplies lr by √max(1, rows/columns); "match_rms_adamw" by
+            0.2·√max(rows, columns), under which AdamW's learning rates and decay fit.
+        betas, adamw_eps: of AdamW.
+        maximize: ascend.
+    """
+
+    elementwise = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        betas: tuple[float, float] = (0.9, 0.95),
+        adamw_eps: float = 1e-8,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        low_precision: LowPrecision = "master",
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "betas": betas,
+            "adamw_eps": adamw_eps,
+            "use_muon": True,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults, foreach=foreach, fused=fused, low_precision=low_precision, seed=seed)
+
+    def check_settings(self, group: dict[str, Any]) -> None:
+        for name in ("lr", "weight_decay", "eps", "adamw_eps"):
+            check_range(name, group[name], 0)
+        check_range("momentum", group["momentum"], 0, 1)
+        check_range("ns_steps", group["ns_steps"], 1, 100)
+        for i, beta in enumerate(group["betas"]):
+            check_range(f"betas[{i}]", beta, 0, 1)
+        if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
+            raise ConfigError(
+                f"adjust_lr_fn is {group['adjust_lr_fn']!r}", next='use None, "original" or "match_rms_adamw"'
+            )
+
+    def state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, Shape]:
+        if group["use_muon"] and param.ndim == 2:
+            return {"momentum_buffer": param.shape}
+        return {"exp_avg": param.shape, "exp_avg_sq": param.shape}
+
+    def plain_update(self, unit: Unit, group: dict[str, Any], grad: Tensor) -> None:
+        if "momentum_buffer" not in unit.state:
+            adamw_plain(unit, _as_adamw(group), grad, decoupled=True)
+            return
+        param, lr, momentum = unit.param, group["lr"], group["momentum"]
+        if param.numel() == 0:
+            return
+        fresh = grad * (1 - momentum)
+        average = unit.state["momentum_buffer"].mul_(momentum).add_(fresh)
+        direction = fresh + average * momentum if group["nesterov"] else average
+        update = orthogonalize(direction, group["ns_coefficients"], group["eps"], group["ns_steps"])
+        if group["weight_decay"]:
+            param.mul_(1 - lr * group["weight_decay"])
+        param.sub_(update * (lr * _lr_ratio(group["adjust_lr_fn"], param.shape)))
+
+    def fused_update(self, unit: Unit, group: dict[str, Any], scale: Scale) -> None:
+        if "momentum_buffer" not in unit.state:
+            adamw_fused(unit, _as_adamw(group), scale, decoupled=True)
+            return
+        muon_step(
+            unit.param.array,
+            unit.grad.array,
+            unit.state["momentum_buffer"].array,
+            group["lr"],
+            scale,
+            momentum=group["momentum"],
+            nesterov=group["nesterov"],
+            weight_decay=group["weight_decay"],
+            lr_ratio=_lr_ratio(group["adjust_lr_fn"], unit.param.shape),
+            coefficients=tuple(group["ns_coefficients"]),
+            eps=group["eps"],
+            iterations=group["ns_steps"],
+        )
+
+
+def _as_adamw(group: dict[str, Any]) -> dict[str, Any]:
+    return {**group, "eps": group["adamw_eps"]}

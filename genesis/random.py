@@ -1,0 +1,111 @@
+"""Counter-based random numbers: a value depends on seed and position only, never on device, thread or order of work.
+
+The generator is Philox 4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), keyed
+by the 64-bit seed; the counter is the position. This module has the bits and the state; `ops/random.py` shapes them
+into tensors.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+from genesis.errors import UsageError
+
+__all__ = ["Generator", "default_generator", "get_state", "manual_seed", "philox", "philox_rounds", "set_state"]
+
+_MUL0, _MUL1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL0, _WEYL1 = 0x9E3779B9, 0xBB67AE85
+_LOW = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+
+
+def philox(seed: int, offset: int, blocks: int) -> np.ndarray:
+    """Random bits of counters offset … offset + blocks - 1.
+
+    Args:
+        seed, offset, blocks: the first two below 2^64, as is their last counter.
+
+    Returns:
+        uint32 `[blocks, 4]`: one row of four words per counter.
+    """
+    counter = np.uint64(offset) + np.arange(blocks, dtype=np.uint64)
+    zero = np.zeros(blocks, np.uint64)
+    return philox_rounds((counter & _LOW, counter >> _SHIFT, zero, zero), (seed & 0xFFFFFFFF, seed >> 32))
+
+
+def philox_rounds(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.ndarray:
+    """The ten rounds themselves.
+
+    Args:
+        counter: four uint64 arrays `[blocks]` that hold 32-bit words, the lowest first.
+        key: two 32-bit words, the lowest first.
+
+    Returns:
+        uint32 `[blocks, 4]`.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * _MUL0, c2 * _MUL1
+        c0, c1, c2, c3 = (
+            (p1 >> _SHIFT) ^ c1 ^ np.uint64(k0),
+            p1 & _LOW,
+            (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1),
+            p0 & _LOW,
+        )
+        k0, k1 = (k0 + _WEYL0) & 0xFFFFFFFF, (k1 + _WEYL1) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
+
+
+class Generator:
+    """A seed and a position. Every draw moves the position by the counters it used.
+
+    Args:
+        seed: 0 to 2^64 - 1.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.offset = 0
+        self.manual_seed(seed)
+
+    def manual_seed(self, seed: int) -> Generator:
+        """Start over from `seed`."""
+        if not 0 <= seed < 1 << 64:
+            raise UsageError(f"seed {seed} is not between 0 and 2^64 - 1")
+        self.seed, self.offset = seed, 0
+        return self
+
+    def reserve(self, values: int) -> tuple[int, int]:
+        """Take the counters for `values` 32-bit words; returns (seed, offset) of the first."""
+        start = self.offset
+        self.offset += -(-values // 4)
+        return self.seed, start
+
+    def get_state(self) -> dict[str, int]:
+        """Seed and position, for a checkpoint."""
+        return {"seed": self.seed, "offset": self.offset}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continue where `get_state` was taken."""
+        self.manual_seed(int(state["seed"]))
+        self.offset = int(state["offset"])
+
+
+default_generator = Generator(secrets.randbits(63))  # unseeded programs differ from run to run, as in torch
+
+
+def manual_seed(seed: int) -> Generator:
+    """Seed the default generator, which every random op uses unless given another."""
+    return default_generator.manual_seed(seed)
+
+
+def get_state() -> dict[str, int]:
+    """The default generator's state."""
+    return default_generator.get_state()
+
+
+def set_state(state: dict[str, int]) -> None:
+    """Set the default generator's state."""
+    default_generator.set_state(state)

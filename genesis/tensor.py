@@ -1,0 +1,560 @@
+"""Tensor: an Array with a place on the tape, torch's attributes and operators; the functions of `genesis.functions` are
+bound as its methods, so that function and method forms are one and the same."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array, from_numpy
+from genesis.autograd import backward as tape_backward
+from genesis.autograd.record import TensorBase
+from genesis.backend import Device
+from genesis.dtypes import DType, float32, float64
+from genesis.errors import DTypeError, GradientError, ShapeError
+from genesis.functions import activation as _activation
+from genesis.functions import create as _create
+from genesis.functions import elementwise as _elementwise
+from genesis.functions import index as _index
+from genesis.functions import linalg as _linalg
+from genesis.functions import random as _random
+from genesis.functions import reduce as _reduce
+from genesis.functions import shape as _shape
+from genesis.functions import sort as _sort
+from genesis.shapes import Shape
+
+__all__ = ["Tensor"]
+
+
+class Tensor(TensorBase, concrete=True):
+    """A multi-dimensional array that may record what is computed from it.
+
+    Make tensors with `genesis.tensor`, `genesis.zeros` and their like, or `genesis.from_numpy`.
+    """
+
+    __slots__ = ()
+    __array_priority__ = 1000  # numpy operators defer to ours
+
+    def __init__(self, array: Array, *, requires_grad: builtins.bool = False) -> None:
+        self._setup(array)
+        if requires_grad:
+            self.requires_grad_()
+
+    # --- What it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.array.dtype
+
+    @property
+    def device(self) -> Device:
+        return self.array.device
+
+    @property
+    def ndim(self) -> builtins.int:
+        return len(self.array.shape)
+
+    @property
+    def strides(self) -> Shape:
+        """Steps in elements."""
+        return self.array.strides
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  torch's name
+        """Dimensions in reverse order."""
+        return self.permute(*reversed(range(self.ndim)))  # type: ignore[no-any-return]
+
+    @property
+    def mT(self) -> Tensor:  # noqa: N802
+        """The last two dimensions swapped."""
+        return self.transpose(-2, -1)  # type: ignore[no-any-return]
+
+    def dim(self) -> builtins.int:
+        return self.ndim
+
+    def size(self, dim: builtins.int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def stride(self, dim: builtins.int | None = None) -> Any:
+        """Steps in elements, all or of one dimension."""
+        return self.array.strides if dim is None else self.array.strides[dim]
+
+    def storage_offset(self) -> builtins.int:
+        """Elements between the start of the storage and the first element."""
+        return self.array.offset
+
+    def numel(self) -> builtins.int:
+        return self.array.size
+
+    nelement = numel
+
+    def element_size(self) -> builtins.int:
+        """Bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> builtins.int:
+        return self.array.nbytes
+
+    def is_contiguous(self) -> builtins.bool:
+        return self.array.is_contiguous
+
+    def is_floating_point(self) -> builtins.bool:
+        return self.dtype.is_floating_point
+
+    def data_ptr(self) -> builtins.int:
+        return self.array.data_ptr()
+
+    # --- Out of the framework ----------------------------------------------------------------------------------------
+
+    def item(self) -> Any:
+        """The one element as a Python number.
+
+        Raises:
+            ShapeError: if there is not exactly one.
+        """
+        if self.array.size != 1:
+            raise ShapeError(f"item() of a tensor with {self.array.size} elements", next="index it, or use tolist()")
+        return self.array.item()
+
+    def tolist(self) -> Any:
+        return self.array.numpy().tolist()
+
+    def numpy(self) -> np.ndarray:
+        """The values as numpy; on the CPU memory is shared.
+
+        Raises:
+            GradientError: if the tensor requires a gradient, which numpy would lose.
+        """
+        if self.requires_grad:
+            raise GradientError("numpy() of a tensor that requires a gradient", next="use .detach().numpy()")
+        return self.array.numpy()
+
+    def __array__(self, dtype: Any = None, copy: builtins.bool | None = None) -> np.ndarray:
+        values = self.numpy()
+        return values if dtype is None and not copy else np.array(values, dtype=dtype, copy=True)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.numpy().__dlpack_device__()  # type: ignore[no-any-return]
+
+    def __float__(self) -> builtins.float:
+        return builtins.float(self.item())
+
+    def __int__(self) -> builtins.int:
+        return builtins.int(self.item())
+
+    def __bool__(self) -> builtins.bool:
+        if self.array.size != 1:
+            raise ShapeError(f"the truth of {self.array.size} elements is ambiguous", next="use .any() or .all()")
+        return builtins.bool(self.item())
+
+    def __index__(self) -> builtins.int:
+        if self.dtype.is_floating_point:
+            raise DTypeError(f"a {self.dtype} tensor cannot be an index")
+        return builtins.int(self.item())
+
+    def __len__(self) -> builtins.int:
+        if not self.shape:
+            raise ShapeError("len() of a tensor without dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(_shape.unbind(self, 0))
+
+    def __repr__(self) -> str:
+        values = self.array.numpy()
+        wide = values.astype(np.float32) if self.dtype.name == "bfloat16" else values
+        text = np.array2string(wide, separator=", ", prefix="tensor(")
+        extra = "" if self.dtype.name in ("float32", "int64", "bool") else f", dtype={self.dtype}"
+        if self.requires_grad:
+            node = self.current_node()
+            extra += f", grad_fn=<{node.name}>" if node is not None else ", requires_grad=True"
+        return f"tensor({text}{extra})"
+
+    def __reduce__(self) -> Any:
+        raise DTypeError("tensors are not pickled: nothing Genesis reads may run code", next="save safetensors instead")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if not self.is_leaf:
+            raise GradientError("only leaves can be deep-copied", next="detach() it first")
+        copied = Tensor(from_numpy(self.array.numpy(), share=False), requires_grad=self.requires_grad)
+        memo[id(self)] = copied
+        return copied
+
+    # --- Autograd ----------------------------------------------------------------------------------------------------
+
+    @property
+    def grad_fn(self) -> Any:
+        """The node that made this tensor; None for leaves."""
+        return self.current_node()
+
+    @property
+    def requires_grad(self) -> builtins.bool:
+        return TensorBase.requires_grad.fget(self)  # type: ignore[attr-defined, no-any-return]
+
+    @requires_grad.setter
+    def requires_grad(self, value: builtins.bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, value: builtins.bool = True) -> Tensor:
+        """Mark a leaf as needing a gradient, or not.
+
+        Raises:
+            GradientError: for integers and for results of recorded ops.
+        """
+        if value and not self.dtype.is_floating_point:
+            raise GradientError(f"{self.dtype} tensors have no gradient", next="use a float type")
+        if not value and self.current_node() is not None:
+            raise GradientError("a recorded result cannot stop requiring a gradient", next="use detach()")
+        self._requires_grad = value
+        return self
+
+    def detach(self) -> Tensor:
+        """The same memory, off the tape."""
+        return Tensor(self.array)
+
+    @property
+    def data(self) -> Tensor:
+        """The same memory, off the tape (torch's older name for detach)."""
+        return self.detach()
+
+    def backward(
+        self, gradient: Tensor | None = None, retain_graph: builtins.bool = False, create_graph: builtins.bool = False
+    ) -> None:
+        """Accumulate gradients into the leaves; see `genesis.autograd.backward`."""
+        tape_backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+        """Call `hook(grad)` when this tensor's gradient is complete; what it returns replaces the gradient.
+
+        Returns:
+            A function that removes the hook.
+        """
+        edge = self.edge()
+        if edge is None:
+            raise GradientError("a hook on a tensor that requires no gradient")
+
+        def on_array(grad: Array) -> Array | None:
+            replaced = hook(Tensor(grad))
+            return None if replaced is None else replaced.array
+
+        entry = (edge.slot, on_array)
+        edge.node.hooks.append(entry)
+        return lambda: edge.node.hooks.remove(entry)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Callable[[], None]:
+        """Call `hook(self)` after `.grad` of this leaf was updated. Returns a function that removes the hook."""
+        if not self.is_leaf:
+            raise GradientError("post-accumulate hooks are for leaves", next="use register_hook")
+        self._post_hooks.append(hook)
+        return lambda: self._post_hooks.remove(hook)
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of a non-leaf in `.grad`."""
+        if not self.is_leaf:
+
+            def keep(grad: Tensor) -> None:
+                self.grad = grad.clone() if self.grad is None else self.grad + grad
+
+            self.register_hook(keep)
+
+    # --- Placement and type ------------------------------------------------------------------------------------------
+
+    def to(self, *args: Any, dtype: Any = None, device: Any = None, copy: builtins.bool = False) -> Tensor:
+        """In another dtype, on another device, or both; itself where nothing changes (unless `copy`)."""
+        return _create.to(self, *args, dtype=dtype, device=device, copy=copy)  # type: ignore[no-any-return]
+
+    def float(self) -> Tensor:
+        return self.to(float32)
+
+    def double(self) -> Tensor:
+        return self.to(float64)
+
+    def half(self) -> Tensor:
+        return self.to("float16")
+
+    def bfloat16(self) -> Tensor:
+        return self.to("bfloat16")
+
+    def long(self) -> Tensor:
+        return self.to("int64")
+
+    def int(self) -> Tensor:
+        return self.to("int32")
+
+    def bool(self) -> Tensor:
+        return self.to("bool")
+
+    def type_as(self, other: Tensor) -> Tensor:
+        return self.to(other.dtype)
+
+    def cpu(self) -> Tensor:
+        return self.to(device="cpu")
+
+    def cuda(self, index: Any = 0) -> Tensor:
+        return self.to(device=f"cuda:{index}")
+
+    # --- Elementwise -------------------------------------------------------------------------------------------------
+
+    abs = _elementwise.abs
+    abs_ = _elementwise.abs_
+    add = _elementwise.add
+    add_ = _elementwise.add_
+    bitwise_and = _elementwise.bitwise_and
+    bitwise_and_ = _elementwise.bitwise_and_
+    bitwise_not = _elementwise.bitwise_not
+    bitwise_or = _elementwise.bitwise_or
+    bitwise_or_ = _elementwise.bitwise_or_
+    bitwise_xor = _elementwise.bitwise_xor
+    bitwise_xor_ = _elementwise.bitwise_xor_
+    ceil = _elementwise.ceil
+    ceil_ = _elementwise.ceil_
+    clamp = _elementwise.clamp
+    clamp_ = _elementwise.clamp_
+    clone = _elementwise.clone
+    copy_ = _elementwise.copy_
+    cos = _elementwise.cos
+    cos_ = _elementwise.cos_
+    div = _elementwise.div
+    div_ = _elementwise.div_
+    eq = _elementwise.eq
+    erf = _elementwise.erf
+    erf_ = _elementwise.erf_
+    exp = _elementwise.exp
+    exp2 = _elementwise.exp2
+    exp2_ = _elementwise.exp2_
+    exp_ = _elementwise.exp_
+    expm1 = _elementwise.expm1
+    expm1_ = _elementwise.expm1_
+    fill_ = _elementwise.fill_
+    floor = _elementwise.floor
+    floor_ = _elementwise.floor_
+    floor_divide = _elementwise.floor_divide
+    floor_divide_ = _elementwise.floor_divide_
+    ge = _elementwise.ge
+    gt = _elementwise.gt
+    isfinite = _elementwise.isfinite
+    isinf = _elementwise.isinf
+    isnan = _elementwise.isnan
+    le = _elementwise.le
+    left_shift = _elementwise.left_shift
+    lerp = _elementwise.lerp
+    lerp_ = _elementwise.lerp_
+    log = _elementwise.log
+    log10 = _elementwise.log10
+    log10_ = _elementwise.log10_
+    log1p = _elementwise.log1p
+    log1p_ = _elementwise.log1p_
+    log2 = _elementwise.log2
+    log2_ = _elementwise.log2_
+    log_ = _elementwise.log_
+    logical_and = _elementwise.logical_and
+    logical_not = _elementwise.logical_not
+    logical_or = _elementwise.logical_or
+    logical_xor = _elementwise.logical_xor
+    lt = _elementwise.lt
+    masked_fill = _elementwise.masked_fill
+    masked_fill_ = _elementwise.masked_fill_
+    maximum = _elementwise.maximum
+    minimum = _elementwise.minimum
+    mul = _elementwise.mul
+    mul_ = _elementwise.mul_
+    ne = _elementwise.ne
+    neg = _elementwise.neg
+    neg_ = _elementwise.neg_
+    pow = _elementwise.pow
+    pow_ = _elementwise.pow_
+    reciprocal = _elementwise.reciprocal
+    reciprocal_ = _elementwise.reciprocal_
+    remainder = _elementwise.remainder
+    remainder_ = _elementwise.remainder_
+    right_shift = _elementwise.right_shift
+    round = _elementwise.round
+    round_ = _elementwise.round_
+    rsqrt = _elementwise.rsqrt
+    rsqrt_ = _elementwise.rsqrt_
+    sigmoid = _elementwise.sigmoid
+    sigmoid_ = _elementwise.sigmoid_
+    sign = _elementwise.sign
+    sign_ = _elementwise.sign_
+    sin = _elementwise.sin
+    sin_ = _elementwise.sin_
+    sqrt = _elementwise.sqrt
+    sqrt_ = _elementwise.sqrt_
+    square = _elementwise.square
+    square_ = _elementwise.square_
+    sub = _elementwise.sub
+    sub_ = _elementwise.sub_
+    tan = _elementwise.tan
+    tan_ = _elementwise.tan_
+    tanh = _elementwise.tanh
+    tanh_ = _elementwise.tanh_
+    trunc = _elementwise.trunc
+    trunc_ = _elementwise.trunc_
+    zero_ = _elementwise.zero_
+
+    # --- Reductions --------------------------------------------------------------------------------------------------
+
+    all = _reduce.all
+    amax = _reduce.amax
+    amin = _reduce.amin
+    any = _reduce.any
+    argmax = _reduce.argmax
+    argmin = _reduce.argmin
+    count_nonzero = _reduce.count_nonzero
+    cumsum = _reduce.cumsum
+    logsumexp = _reduce.logsumexp
+    max = _reduce.max
+    mean = _reduce.mean
+    min = _reduce.min
+    norm = _reduce.norm
+    prod = _reduce.prod
+    std = _reduce.std
+    sum = _reduce.sum
+    sum_to_size = _reduce.sum_to_size
+    var = _reduce.var
+
+    # --- Order -------------------------------------------------------------------------------------------------------
+
+    argsort = _sort.argsort
+    bincount = _sort.bincount
+    nonzero = _sort.nonzero
+    sort = _sort.sort
+    topk = _sort.topk
+    unique = _sort.unique
+
+    # --- Shape -------------------------------------------------------------------------------------------------------
+
+    as_strided = _shape.as_strided
+    broadcast_to = _shape.broadcast_to
+    chunk = _shape.chunk
+    contiguous = _shape.contiguous
+    diagonal = _shape.diagonal
+    expand = _shape.expand
+    expand_as = _shape.expand_as
+    flatten = _shape.flatten
+    flip = _shape.flip
+    movedim = _shape.movedim
+    narrow = _shape.narrow
+    permute = _shape.permute
+    ravel = _shape.ravel
+    repeat = _shape.repeat
+    repeat_interleave = _shape.repeat_interleave
+    reshape = _shape.reshape
+    reshape_as = _shape.reshape_as
+    roll = _shape.roll
+    select = _shape.select
+    split = _shape.split
+    squeeze = _shape.squeeze
+    swapaxes = _shape.swapaxes
+    t = _shape.t
+    transpose = _shape.transpose
+    tril = _shape.tril
+    triu = _shape.triu
+    unbind = _shape.unbind
+    unflatten = _shape.unflatten
+    unfold = _shape.unfold
+    unsqueeze = _shape.unsqueeze
+    view = _shape.view
+    view_as = _shape.view_as
+
+    # --- Indexing by tensors -----------------------------------------------------------------------------------------
+
+    gather = _index.gather
+    index_add = _index.index_add
+    index_add_ = _index.index_add_
+    index_copy = _index.index_copy
+    index_copy_ = _index.index_copy_
+    index_fill = _index.index_fill
+    index_fill_ = _index.index_fill_
+    index_put = _index.index_put
+    index_put_ = _index.index_put_
+    index_select = _index.index_select
+    masked_scatter = _index.masked_scatter
+    masked_scatter_ = _index.masked_scatter_
+    masked_select = _index.masked_select
+    scatter = _index.scatter
+    scatter_ = _index.scatter_
+    scatter_add = _index.scatter_add
+    scatter_add_ = _index.scatter_add_
+    take_along_dim = _index.take_along_dim
+
+    # --- Matrix products ---------------------------------------------------------------------------------------------
+
+    addmm = _linalg.addmm
+    addmv = _linalg.addmv
+    baddbmm = _linalg.baddbmm
+    bmm = _linalg.bmm
+    dot = _linalg.dot
+    matmul = _linalg.matmul
+    mm = _linalg.mm
+    mv = _linalg.mv
+    outer = _linalg.outer
+
+    # --- Random ------------------------------------------------------------------------------------------------------
+
+    bernoulli = _random.bernoulli
+    bernoulli_ = _random.bernoulli_
+    multinomial = _random.multinomial
+    normal_ = _random.normal_
+    random_ = _random.random_
+    uniform_ = _random.uniform_
+
+    # --- Others like it, aliases -------------------------------------------------------------------------------------
+
+    new_empty = _create.new_empty
+    new_full = _create.new_full
+    new_ones = _create.new_ones
+    new_tensor = _create.new_tensor
+    new_zeros = _create.new_zeros
+    absolute, negative, subtract, multiply, divide = abs, neg, sub, mul, div
+    softmax, log_softmax = _activation.softmax, _activation.log_softmax
+    relu, silu = _activation.relu, _activation.silu
+
+    def where(self, condition: Tensor, other: Any) -> Tensor:
+        """self where `condition` holds, else `other`."""
+        return _elementwise.where(condition, self, other)  # type: ignore[no-any-return]
+
+    # --- Operators ---------------------------------------------------------------------------------------------------
+
+    __getitem__ = _index.getitem
+    __setitem__ = _index.setitem
+    __hash__ = TensorBase.__hash__
+
+    __neg__, __abs__, __invert__ = _elementwise.neg, _elementwise.abs, _elementwise.bitwise_not
+    __add__, __radd__, __iadd__ = _elementwise.add, _elementwise.add, _elementwise.add_
+    __sub__, __rsub__, __isub__ = _elementwise.sub, _elementwise.rsub, _elementwise.sub_
+    __mul__, __rmul__, __imul__ = _elementwise.mul, _elementwise.mul, _elementwise.mul_
+    __truediv__, __itruediv__ = _elementwise.div, _elementwise.div_
+    __floordiv__, __ifloordiv__ = _elementwise.floor_divide, _elementwise.floor_divide_
+    __mod__, __imod__ = _elementwise.remainder, _elementwise.remainder_
+    __pow__, __ipow__ = _elementwise.pow, _elementwise.pow_
+    __matmul__ = _linalg.matmul
+    __eq__, __ne__ = _elementwise.eq, _elementwise.ne  # type: ignore[assignment]
+    __lt__, __le__, __gt__, __ge__ = _elementwise.lt, _elementwise.le, _elementwise.gt, _elementwise.ge
+    __and__, __rand__, __iand__ = _elementwise.bitwise_and, _elementwise.bitwise_and, _elementwise.bitwise_and_
+    __or__, __ror__, __ior__ = _elementwise.bitwise_or, _elementwise.bitwise_or, _elementwise.bitwise_or_
+    __xor__, __rxor__, __ixor__ = _elementwise.bitwise_xor, _elementwise.bitwise_xor, _elementwise.bitwise_xor_
+    __lshift__, __rshift__ = _elementwise.left_shift, _elementwise.right_shift
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _elementwise.div(other, self)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _elementwise.floor_divide(other, self)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _elementwise.remainder(other, self)
+
+    def __rpow__(self, other: Any) -> Any:
+        return _elementwise.pow(other, self)

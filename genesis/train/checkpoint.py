@@ -1,0 +1,161 @@
+"""Checkpoints: folders `checkpoint-<step>` that transformers loads and that a run resumes from. No pickle.
+
+A checkpoint is committed whole (see `genesis.io.files`); nothing is removed before a newer one stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genesis import random
+from genesis.errors import GenesisError, ModelError, escape
+from genesis.io.files import (
+    DEFAULT,
+    AtomicFolder,
+    FileSystem,
+    FolderWriter,
+    check_room,
+    read_manifest,
+    remove_folder,
+    sweep,
+    verify_manifest,
+)
+from genesis.io.hf import WeightFolder, read_json
+from genesis.io.paths import safe_join
+from genesis.io.safetensors import SafeTensors, write_tensors
+from genesis.train.state import Interval, TrainState
+
+__all__ = ["Checkpoints", "WriteModel"]
+
+OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "rng.json", "data_state.json"
+_NAME = re.compile(r"checkpoint-([0-9]{1,12})")
+
+WriteModel = Callable[[FolderWriter], None]
+
+
+def _json_bytes(content: Any) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+class Checkpoints:
+    """The checkpoints of one output folder; the caller holds the folder's lock.
+
+    Args:
+        output_dir: the run's folder.
+        write_model: writes the model's own files (config, weights, tokenizer).
+        keep: how many to keep; None for all.
+    """
+
+    def __init__(
+        self, output_dir: Path, write_model: WriteModel, keep: int | None, *, fs: FileSystem = DEFAULT
+    ) -> None:
+        self.output_dir, self.keep = output_dir, keep
+        self._write_model, self._fs = write_model, fs
+
+    def sweep(self) -> None:
+        """Finish or remove what a killed run left half done."""
+        sweep(self.output_dir, fs=self._fs)
+
+    def steps(self) -> list[int]:
+        """The steps of the committed checkpoints, in order."""
+        if not self.output_dir.is_dir():
+            return []
+        matches = ((_NAME.fullmatch(p.name), p) for p in self.output_dir.iterdir())
+        return sorted(int(m[1]) for m, p in matches if m and p.is_dir() and _is_committed(p))
+
+    def folder(self, step: int) -> Path:
+        """Where the checkpoint of `step` stands."""
+        return self.output_dir / f"checkpoint-{step}"
+
+    def save(self, state: TrainState) -> str:
+        """Write the checkpoint of the current step, then let the oldest go. Returns H.
+
+        Raises:
+            DiskError: the disk is full or fails; the older checkpoints are intact.
+        """
+        digest = state.hash()
+        arrays = dict(state.optimizer_arrays())
+        weights = sum(p.array.nbytes for _, p in state.model.named_parameters())
+        check_room(self.output_dir, weights + sum(a.nbytes for a in arrays.values()))
+        with AtomicFolder(self.folder(state.step), fs=self._fs, replace=True) as folder:
+            folder.metadata.update(step=state.step, state_hash=digest)
+            self._write_model(folder)
+            with folder.create(OPTIMIZER) as file:
+                write_tensors(file, arrays, {"format": "pt"})
+            folder.write(RNG, _json_bytes(random.get_state()))
+            folder.write(DATA, _json_bytes(state.loader.state()))
+            trainer = {**state.counters(), "evaluated_at": state.evaluated_at, "state_hash": digest}
+            folder.write(TRAINER, _json_bytes(trainer))
+        self._rotate(state.step)
+        return digest
+
+    def _rotate(self, newest: int) -> None:
+        """Remove the oldest beyond the limit; the one just written always stays."""
+        if self.keep is None:
+            return
+        older = [s for s in self.steps() if s != newest]
+        for step in older[: max(0, len(older) + 1 - self.keep)]:
+            remove_folder(self.folder(step), fs=self._fs)
+
+    def load(self, state: TrainState, step: int) -> None:
+        """Set `state` to the checkpoint of `step`.
+
+        Raises:
+            ModelError: a file is damaged, missing or of another model, with its name. Nothing older is taken silently.
+            DataError: the data changed since.
+        """
+        folder = self.folder(step)
+        try:
+            verify_manifest(folder)
+            self._read(state, folder)
+        except ModelError as error:
+            others = [s for s in self.steps() if s != step]
+            instead = f"--resume-from checkpoint-{others[-1]}" if others else "a new train.output_dir"
+            raise ModelError(
+                error.what, where=error.where or escape(folder), next=f"restore the file, or use {instead}"
+            ) from error
+        if state.hash() != read_json(safe_join(folder, TRAINER))["state_hash"]:
+            raise ModelError("the restored state is not the one that was saved", where=escape(folder))
+
+    def _read(self, state: TrainState, folder: Path) -> None:
+        counters = read_json(safe_join(folder, TRAINER))
+        with WeightFolder(folder) as weights:
+            for name, parameter in state.model.named_parameters():
+                _copy_into(parameter.detach().numpy(), weights.read(name), name, folder)
+        with SafeTensors(safe_join(folder, OPTIMIZER)) as file:
+            arrays = {name: file.read(name) for name in file.names}
+        try:
+            state.optimizer.load_state(arrays, counters["optimizer"])
+            random.set_state(read_json(safe_join(folder, RNG)))
+            state.loader.load_state(read_json(safe_join(folder, DATA)))
+            state.step, state.num_tokens = int(counters["step"]), int(counters["num_tokens"])
+            state.evaluated_at = int(counters["evaluated_at"])
+            sums = counters["interval"]
+            state.interval = Interval(float(sums["loss_sum"]), int(sums["targets"]))
+        except GenesisError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
+
+
+def _is_committed(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except (ModelError, OSError):
+        return False
+    return True
+
+
+def _copy_into(target: np.ndarray, source: np.ndarray, name: str, folder: Path) -> None:
+    if target.shape != source.shape or target.dtype != source.dtype:
+        raise ModelError(
+            f"{escape(name)} is {source.dtype} {source.shape}, the model's is {target.dtype} {target.shape}",
+            where=escape(folder),
+        )
+    target[...] = source

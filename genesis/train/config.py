@@ -1,0 +1,512 @@
+"""The configuration of a training run: every setting, its default, its bounds, its meaning. `config_file` reads files.
+
+This schema is the one home of every default. A setting that the chosen optimizer or schedule does not use is refused,
+and one that it uses but the user left out is filled in, so that a `Config` always shows what will happen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from genesis.train.strict_yaml import emit
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "LogConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "TrainConfig",
+    "json_schema",
+]
+
+MAX_STEPS = 10**9
+# json_schema_extra of a setting that may differ between a run and its resumption; any other change is refused.
+RESUME: dict[str, JsonValue] = {"x-resume": "may change"}
+
+
+def _problem(key: str, what: str, next: str) -> PydanticCustomError:
+    """A broken rule between settings: reported at `key` (relative to the section), with the way out."""
+    return PydanticCustomError("genesis_rule", "{what}", {"what": what, "key": key, "next": next})
+
+
+def _check_text(text: str) -> str:
+    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise PydanticCustomError("genesis_text", "a string with characters that no file name can hold")
+    return text
+
+
+def _check_source(text: str) -> str:
+    _check_text(text)
+    if text.startswith("~"):
+        raise PydanticCustomError("genesis_home", "`~` is not expanded: write the whole path")
+    return text
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Count = Annotated[int, Field(ge=1, le=MAX_STEPS)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_check_text)]
+PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_check_source)]
+Sources = Annotated[
+    list[PathText],
+    Field(min_length=1, max_length=1000),
+    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 4096},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1000},
+            ]
+        }
+    ),
+]
+
+# The settings that each optimizer takes, with their defaults; one that is not in the row of the chosen one is refused.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1},
+    "adam": {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0},
+    "sgd": {"lr": 0.1, "momentum": 0.9, "nesterov": False, "weight_decay": 0.0},
+    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.1},
+    "muon": {
+        "lr": 3e-4,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "momentum": 0.95,
+        "nesterov": True,
+        "weight_decay": 0.1,
+    },
+    "adafactor": {"lr": 1e-2, "weight_decay": 0.0},
+}
+# The same for schedules. `step_size` has no default: a step schedule must name it.
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "constant": {},
+    "linear": {"min_lr_ratio": 0.0},
+    "cosine": {"min_lr_ratio": 0.1},
+    "wsd": {"min_lr_ratio": 0.0, "decay_ratio": 0.2},
+    "step": {"step_size": None, "step_gamma": 0.1},
+    "one_cycle": {"min_lr_ratio": 4e-6},
+}
+ONE_CYCLE_WARMUP_RATIO = 0.3
+EVAL_FRACTION = 0.05
+
+
+def _by_choice(table: Mapping[str, Mapping[str, Any]], key: str) -> str:
+    """The part of a description that lists a setting's default for each optimizer or schedule that takes it."""
+    rows = ((name, row[key]) for name, row in table.items() if row.get(key) is not None)
+    shown = ((name, list(value) if isinstance(value, tuple) else value) for name, value in rows)
+    return " Default: " + ", ".join(f"{name} {json.dumps(value)}" for name, value in shown) + "."
+
+
+def _exactly_one(*keys: str) -> dict[str, JsonValue]:
+    """JSON schema of "one of these keys is given and not null"."""
+    return {"oneOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
+
+
+class Section(BaseModel):
+    """A section of the file: no unknown keys, no silent conversions, no changes once it is made."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelConfig(Section):
+    """The model: exactly one of `path`, `preset` and `config`."""
+
+    model_config = ConfigDict(json_schema_extra=_exactly_one("path", "preset", "config"))
+
+    path: PathText | None = Field(
+        default=None, description="Hugging Face folder (config.json, safetensors) whose weights training starts from."
+    )
+    preset: Text | None = Field(
+        default=None,
+        description="Architecture trained from scratch: 0.5B, 1.5B, 3B, 7B (Qwen2.5), qwen3-0.6B, qwen3-1.7B, "
+        "qwen3-4B or qwen3-8B.",
+        examples=["0.5B", "qwen3-0.6B"],
+    )
+    config: dict[str, Any] | None = Field(
+        default=None,
+        description="Architecture trained from scratch, in the keys of a Hugging Face config.json with its model_type.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Type of weights and activations; with bfloat16 the optimizer keeps float32 masters.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = [key for key in ("path", "preset", "config") if getattr(self, key) is not None]
+        if not given:
+            raise _problem("", "no model is named", "give model.path, model.preset or model.config")
+        if len(given) > 1:
+            both = " and ".join(f"model.{key}" for key in given)
+            drop = " or ".join(f"model.{key}=null" for key in given)
+            raise _problem(given[-1], f"{both} exclude each other", f"keep one; the override {drop} drops the other")
+        if self.config is not None:
+            _check_model_dict(self.config)
+        return self
+
+
+def _check_model_dict(config: Mapping[str, Any]) -> None:
+    if not isinstance(config.get("model_type"), str):
+        raise _problem("config", "model.config has no model_type", "add model_type: qwen3 (or qwen2, llama)")
+    try:
+        json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise _problem(
+            "config", "model.config holds a value that JSON cannot", "use strings, finite numbers, lists"
+        ) from None
+
+
+class DataConfig(Section):
+    """What is learned: sources, tokenizer, sequence length. A source is a file, a folder, a glob, or `stdlib:`."""
+
+    train: Sources = Field(
+        description='What to learn: text files, JSONL files, globs, or "stdlib:" (code of the running Python).'
+    )
+    eval: Sources | None = Field(
+        default=None, description="Held-out sources. null: a fraction of the training documents is held out."
+    )
+    eval_fraction: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description=f"Fraction of the documents held out when eval is null; 0: none. Default: {EVAL_FRACTION}.",
+    )
+    tokenizer: PathText | None = Field(
+        default=None,
+        description="Folder with tokenizer.json. null: that of model.path, else a BPE trained on the data.",
+    )
+    vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] | None = Field(
+        default=None,
+        description="Size of the byte-level BPE trained on the data when there is no tokenizer. null: the model's.",
+    )
+    seq_len: Annotated[int, Field(ge=2, le=1_048_576)] = Field(default=1024, description="Tokens in a packed sequence.")
+    text_field: Text = Field(default="text", description="Name of the field of a JSONL record that holds the text.")
+    on_error: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="A record that cannot be read: `fail` ends the run with file and line, `skip` counts it.",
+    )
+    max_line_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
+        default=16 * 2**20,
+        description="Longest line of a JSONL file, in bytes; a longer one is an error (see on_error).",
+    )
+    cache_dir: PathText | None = Field(
+        default=None,
+        description="Folder of tokenized data, keyed by content; runs may share it. null: `cache` in output_dir.",
+        json_schema_extra=RESUME,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        if raw.get("eval") is None and raw.get("eval_fraction") is None:
+            return {**raw, "eval_fraction": EVAL_FRACTION}
+        return raw
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.eval is not None and self.eval_fraction is not None:
+            raise _problem(
+                "eval_fraction", "data.eval and data.eval_fraction exclude each other", "remove data.eval_fraction"
+            )
+        if self.tokenizer is not None and self.vocab_size is not None:
+            what = "data.vocab_size is for a tokenizer trained on the data, and data.tokenizer names a finished one"
+            raise _problem("vocab_size", what, "remove data.vocab_size")
+        return self
+
+
+class TrainConfig(Section):
+    """The run: where it writes, how long it lasts, how big a step is. Exactly one of `steps` and `epochs`."""
+
+    model_config = ConfigDict(json_schema_extra=_exactly_one("steps", "epochs"))
+
+    output_dir: PathText = Field(
+        description="Folder of the run: checkpoints, final model, metrics.jsonl, loss.png, config.resolved.yaml.",
+        json_schema_extra=RESUME,
+    )
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,2})?)$")] = Field(
+        default="auto",
+        description="auto (a GPU if there is one), cpu, cuda or cuda:N.",
+        examples=["auto", "cpu", "cuda:0"],
+    )
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(
+        default=0, description="Seed of weights, data order, dropout and samples."
+    )
+    steps: Count | None = Field(default=None, description="Optimizer steps to train.", json_schema_extra=RESUME)
+    epochs: Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Passes over the training data; the last step is the first one that completes them.",
+        json_schema_extra=RESUME,
+    )
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(default=8, description="Sequences in one forward pass.")
+    accumulation_steps: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=1,
+        description="Batches summed into one optimizer step, weighted by their target tokens: it equals one big batch.",
+    )
+    max_grad_norm: Positive | None = Field(
+        default=1.0, description="Gradients are scaled down to this global norm. null: they are not clipped."
+    )
+    activation_checkpointing: Literal["none", "full"] = Field(
+        default="none",
+        description="full: keep only each layer's input and recompute the rest in backward; less memory, more time.",
+    )
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="CPU threads. null: every core this process may use. A run repeats bit by bit on as many.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.steps is None and self.epochs is None:
+            raise _problem("", "the length of the run is missing", "give train.steps or train.epochs")
+        if self.steps is not None and self.epochs is not None:
+            next = "keep one; the override train.steps=null or train.epochs=null drops the other"
+            raise _problem("epochs", "train.steps and train.epochs exclude each other", next)
+        return self
+
+
+class OptimConfig(Section):
+    """Optimizer and learning-rate schedule. A setting that the choice does not use is an error."""
+
+    name: Literal["adamw", "adam", "sgd", "lion", "muon", "adafactor"] = Field(
+        default="adamw",
+        description="Optimizer. muon: hidden matrices by Muon, its update scaled to AdamW's size; the rest by AdamW.",
+    )
+    lr: Positive | None = Field(default=None, description="Peak learning rate." + _by_choice(OPTIMIZERS, "lr"))
+    betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_tuple)] | None = Field(
+        default=None,
+        description="Decay of the running averages, each below 1." + _by_choice(OPTIMIZERS, "betas"),
+        examples=[[0.9, 0.95]],
+    )
+    eps: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None, description="Added to the denominator of the update." + _by_choice(OPTIMIZERS, "eps")
+    )
+    weight_decay: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Decay of matrices; vectors (norms, biases) never decay. Decoupled; for adam and sgd, L2."
+        + _by_choice(OPTIMIZERS, "weight_decay"),
+    )
+    momentum: Fraction | None = Field(
+        default=None, description="Momentum, below 1." + _by_choice(OPTIMIZERS, "momentum")
+    )
+    nesterov: bool | None = Field(default=None, description="Nesterov's momentum." + _by_choice(OPTIMIZERS, "nesterov"))
+    schedule: Literal["constant", "linear", "cosine", "wsd", "step", "one_cycle"] = Field(
+        default="cosine",
+        description="Learning rate after the warm-up. wsd: constant, then linear decay over the last part of the run.",
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = Field(
+        default=None,
+        description="Steps in which the learning rate rises linearly. Excludes warmup_ratio; neither: no warm-up.",
+    )
+    warmup_ratio: Fraction | None = Field(
+        default=None,
+        description="The same as a fraction of the run. one_cycle: its rising part, by default "
+        f"{ONE_CYCLE_WARMUP_RATIO}, from 1/25 of the peak.",
+    )
+    min_lr_ratio: Fraction | None = Field(
+        default=None,
+        description="Last learning rate as a fraction of the peak." + _by_choice(SCHEDULES, "min_lr_ratio"),
+    )
+    decay_ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Fraction of the run, at its end, in which the rate decays." + _by_choice(SCHEDULES, "decay_ratio"),
+    )
+    step_size: Count | None = Field(
+        default=None, description="Steps between two drops of the schedule `step`, which requires it."
+    )
+    step_gamma: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None, description="Factor of each drop." + _by_choice(SCHEDULES, "step_gamma")
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        filled = dict(raw)
+        _fill_choice(filled, "name", OPTIMIZERS, cls.model_fields["name"].default)
+        _fill_choice(filled, "schedule", SCHEDULES, cls.model_fields["schedule"].default)
+        warmup = filled.get("warmup_steps") is not None or filled.get("warmup_ratio") is not None
+        if filled.get("schedule") == "one_cycle" and not warmup:
+            filled["warmup_ratio"] = ONE_CYCLE_WARMUP_RATIO
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_choice(self, "optimizer", self.name, OPTIMIZERS)
+        _check_choice(self, "schedule", self.schedule, SCHEDULES)
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            what = "optim.warmup_steps and optim.warmup_ratio exclude each other"
+            raise _problem("warmup_ratio", what, "keep one; an override can set the other to null")
+        if self.betas is not None and max(self.betas) >= 1:
+            raise _problem(
+                "betas", f"optim.betas is {list(self.betas)}: each must be below 1", "write [0.9, 0.95], say"
+            )
+        if self.momentum is not None and self.momentum >= 1:
+            raise _problem("momentum", "optim.momentum must be below 1", "write 0.9, say")
+        if self.nesterov and not self.momentum:
+            raise _problem(
+                "nesterov", "optim.nesterov needs a momentum", "set optim.momentum above 0, or nesterov: false"
+            )
+        if self.schedule == "step" and self.step_size is None:
+            raise _problem("schedule", "the schedule step needs optim.step_size", "add optim.step_size, in steps")
+        if self.schedule == "wsd" and (self.warmup_ratio or 0) + (self.decay_ratio or 0) > 1:
+            parts = f"optim.warmup_ratio {self.warmup_ratio} and optim.decay_ratio {self.decay_ratio}"
+            what = f"{parts} add up to more than the run"
+            raise _problem("decay_ratio", what, "lower one of the two")
+        return self
+
+
+def _fill_choice(raw: dict[str, Any], choice: str, table: Mapping[str, Mapping[str, Any]], default: str) -> None:
+    """Gives `raw` the defaults of its optimizer or schedule."""
+    name = raw.get(choice, default)
+    if isinstance(name, str):
+        raw.update({key: value for key, value in table.get(name, {}).items() if raw.get(key) is None})
+
+
+def _check_choice(section: OptimConfig, kind: str, name: str, table: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuses a setting that only other optimizers or schedules use."""
+    for key in dict.fromkeys(key for row in table.values() for key in row):
+        if key not in table[name] and getattr(section, key) is not None:
+            users = ", ".join(other for other, row in table.items() if key in row)
+            what = f"optim.{key} has no meaning for the {kind} {name}"
+            raise _problem(key, what, f"remove it (as an override: optim.{key}=null); it is for {users}")
+
+
+class EvalConfig(Section):
+    """Evaluation on held-out data, and text samples. Both happen every `every` steps and at the end."""
+
+    every: Count | None = Field(default=None, description="Steps between two evaluations. null: only at the end.")
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
+        default=None, description="Sequences in one forward pass. null: train.batch_size."
+    )
+    max_batches: Count | None = Field(default=None, description="Batches of one evaluation. null: all held-out data.")
+    prompts: Annotated[list[Annotated[str, Field(min_length=1, max_length=65_536)]], Field(max_length=64)] = Field(
+        default_factory=list, description="Texts that the model continues at each evaluation."
+    )
+    sample_tokens: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=128, description="Longest continuation, in tokens."
+    )
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = Field(
+        default=0.8, description="Logits are divided by it before sampling; 0 takes the likeliest token."
+    )
+    top_k: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
+        default=50, description="Sample among this many of the likeliest tokens. null: among all."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Sample among the likeliest tokens that together have this probability. null: among all.",
+    )
+
+
+class CheckpointConfig(Section):
+    """Saving. A checkpoint is a Hugging Face folder with the training state in it; a signal saves one in any case."""
+
+    every: Count | None = Field(
+        default=500, description="Steps between two checkpoints. null: only at the end.", json_schema_extra=RESUME
+    )
+    save_total_limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+        default=2,
+        description="Checkpoints kept; older ones are removed after a newer one is complete. null: all.",
+        json_schema_extra=RESUME,
+    )
+    save_final: bool = Field(
+        default=True, description="Write the final model at the root of train.output_dir.", json_schema_extra=RESUME
+    )
+
+
+class LogConfig(Section):
+    """What is reported while training; metrics.jsonl is always written."""
+
+    every: Count = Field(
+        default=10, description="Steps between two rows of metrics and two lines of progress.", json_schema_extra=RESUME
+    )
+    tensorboard: bool = Field(
+        default=False,
+        description="Also write TensorBoard events below train.output_dir/tensorboard.",
+        json_schema_extra=RESUME,
+    )
+    wandb: bool = Field(
+        default=False, description="Also send the metrics to Weights & Biases.", json_schema_extra=RESUME
+    )
+    wandb_project: Text = Field(
+        default="genesis", description="Project of the run at Weights & Biases.", json_schema_extra=RESUME
+    )
+
+
+class Config(Section):
+    """A training run."""
+
+    model: ModelConfig = Field(description="The model to train.")
+    data: DataConfig = Field(description="What it learns from.")
+    train: TrainConfig = Field(description="The run.")
+    optim: OptimConfig = Field(default_factory=OptimConfig, description="Optimizer and schedule.")
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation and samples.")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving.")
+    log: LogConfig = Field(default_factory=LogConfig, description="Reporting.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.model.path is not None and self.data.vocab_size is not None:
+            what = "data.vocab_size is for a tokenizer trained on the data, and the model at model.path has its own"
+            raise _problem("data.vocab_size", what, "remove data.vocab_size")
+        if self.eval.every is not None and self.data.eval_fraction == 0 and not self.eval.prompts:
+            what = "eval.every is set, but nothing is held out (data.eval_fraction is 0) and there are no eval.prompts"
+            raise _problem("eval.every", what, "hold out data, add prompts, or remove eval.every")
+        self._check_sizes(self.model.config or {})
+        return self
+
+    def _check_sizes(self, model: Mapping[str, Any]) -> None:
+        """The data's sizes against those of an inline model; a folder or a preset is checked when it is loaded."""
+        vocab, context = model.get("vocab_size"), model.get("max_position_embeddings")
+        if isinstance(vocab, int) and self.data.vocab_size is not None and self.data.vocab_size > vocab:
+            what = f"data.vocab_size {self.data.vocab_size} is beyond the model's vocab_size {vocab}"
+            raise _problem("data.vocab_size", what, "lower it, or raise model.config.vocab_size")
+        if isinstance(context, int) and self.data.seq_len > context:
+            what = f"data.seq_len {self.data.seq_len} is beyond the model's max_position_embeddings {context}"
+            raise _problem("data.seq_len", what, "lower it, or raise model.config.max_position_embeddings")
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Sequences in one forward pass of an evaluation."""
+        return self.eval.batch_size or self.train.batch_size
+
+    def resolved_yaml(self) -> str:
+        """This configuration with every default filled in, as text that loads back equal (config.resolved.yaml)."""
+        return "# The configuration of this run, with every default filled in.\n" + emit(self.model_dump())
+
+    def settings(self) -> Iterator[tuple[str, Any]]:
+        """Every setting as `section.key` and its value, in the order of the schema."""
+        for section in type(self).model_fields:
+            part = getattr(self, section)
+            for key in type(part).model_fields:
+                yield f"{section}.{key}", getattr(part, key)
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema for editors (JSON Schema 2020-12)."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

@@ -1,0 +1,153 @@
+"""From a YAML file and overrides to a `Config`, and every mistake in them as one error that names line and remedy.
+
+The schema itself is `config`; the YAML reader is `strict_yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from genesis.errors import ConfigError, UsageError, escape
+from genesis.train.config import RESUME, Config
+from genesis.train.config_help import Problem, explain, show
+from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, parse, parse_value, spell
+
+__all__ = ["Change", "changes", "check_resume", "load_config", "parse_config"]
+
+MAX_SHOWN = 10
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a file, with `section.key=value` overrides applied in order.
+
+    Relative paths inside it are relative to the working directory. Environment variables and `~` are never expanded.
+
+    Raises:
+        ConfigError: the file cannot be read, or file or overrides are invalid: all problems, the first in front.
+        UsageError: an override has no `=` or no key.
+    """
+    name = escape(path)
+    try:
+        with open(path, "rb") as file:
+            source = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        what = f"the configuration cannot be read: {error.strerror or error}"
+        raise ConfigError(what, where=name, next="check the path") from None
+    except ValueError:
+        raise ConfigError("the name of the configuration has a NUL in it", where=name, next="check the path") from None
+    return parse_config(source, name, overrides)
+
+
+def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) -> Config:
+    """As `load_config`, from text; `name` stands for the file in errors."""
+    document = parse(source, name)
+    for section in Config.model_fields:
+        # A section whose every line is commented out is an empty section.
+        if section in document.data and document.data[section] is None:
+            document.data[section] = {}
+    for override in overrides:
+        _apply(document, override)
+    try:
+        return Config.model_validate(document.data)
+    except ValidationError as error:
+        raise _as_config_error(document, explain(error)) from None
+
+
+def _apply(document: Document, override: str) -> None:
+    """Sets the value that `section.key=value` names, making the mappings on its way."""
+    key, equals, text = override.partition("=")
+    shown = escape(override if len(override) <= 100 else override[:97] + "...")
+    path: KeyPath = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise UsageError(
+            f"'{shown}' is no override", where="command line", next="write section.key=value, as train.steps=100"
+        )
+    if len(path) > MAX_DEPTH:
+        raise ConfigError(f"a key of {len(path)} parts", where=f"override: {shown}", next="write section.key=value")
+    value = parse_value(text, f"override: {shown}")
+    parent = document.data
+    for length, part in enumerate(path[:-1], start=1):
+        child = parent.get(str(part))
+        if child is None:
+            child = parent[str(part)] = {}
+            document.overrides[path[:length]] = shown
+        if not isinstance(child, dict):
+            what = f"{spell(path[:length])} is no section: it holds a value"
+            raise ConfigError(what, where=f"override: {shown}", next=f"set it whole: {spell(path[:length])}=...")
+        parent = child
+    parent[str(path[-1])] = value
+    document.overrides[path] = shown
+
+
+def _as_config_error(document: Document, problems: Sequence[Problem]) -> ConfigError:
+    """One error for all problems: the first in the file in front, the others in short."""
+
+    def place(problem: Problem) -> tuple[int, int]:
+        mark = document.keys.get(problem.path) or document.keys.get(problem.path[:-1])
+        return (mark.line, mark.column) if mark else (MAX_BYTES, 0)
+
+    first, *others = sorted(problems, key=place)
+    next = first.next
+    for other in others[: MAX_SHOWN - 1]:
+        next += f"\nalso: {document.where(other.path, key=other.at_key)}: {other.what}; {other.next}"
+    if len(others) >= MAX_SHOWN:
+        next += f"\nand {len(others) - MAX_SHOWN + 1} more"
+    return ConfigError(first.what, where=document.where(first.path, key=first.at_key), next=next)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs between two configurations."""
+
+    key: str
+    old: Any
+    new: Any
+    allowed: bool
+
+    def __str__(self) -> str:
+        return f"{escape(self.key)}: {show(self.old)} -> {show(self.new)}"
+
+
+def changes(old: Config, new: Config) -> list[Change]:
+    """Every setting in which `new` differs from `old`; `allowed` says whether a resumed run may change it."""
+    found = []
+    for (key, before), (_, after) in zip(old.settings(), new.settings(), strict=True):
+        allowed = _may_change(key)
+        found += [Change(key + rest, a, b, allowed) for rest, a, b in _differences(before, after)]
+    return found
+
+
+def check_resume(old: Config, new: Config, where: str = "") -> None:
+    """Refuses to resume `old` as `new` when more differs than the schema marks with `x-resume: may change`.
+
+    Raises:
+        ConfigError: with each setting that differs, its old and its new value.
+    """
+    refused = [change for change in changes(old, new) if not change.allowed]
+    if not refused:
+        return
+    shown = "\n".join(str(change) for change in refused[:MAX_SHOWN])
+    if len(refused) > MAX_SHOWN:
+        shown += f"\nand {len(refused) - MAX_SHOWN} more"
+    next = "take the changes back, or start a new run with another train.output_dir"
+    raise ConfigError(f"the configuration differs from that of the run being resumed:\n{shown}", where=where, next=next)
+
+
+def _may_change(key: str) -> bool:
+    section, name = key.split(".")
+    model: Any = Config.model_fields[section].annotation
+    return bool(model.model_fields[name].json_schema_extra == RESUME)
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = dict.fromkeys((*old, *new))
+        return [row for key in keys for row in _differences(old.get(key), new.get(key), f"{path}.{key}")]
+    # 1 and 1.0 are the same setting, True and 1 are not.
+    same = old == new and isinstance(old, bool) == isinstance(new, bool)
+    return [] if same else [(path, old, new)]

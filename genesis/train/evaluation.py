@@ -1,0 +1,78 @@
+"""Held-out loss, perplexity and bits per byte. The logits never exist whole here either."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import genesis
+from genesis.backend import Device
+from genesis.data.loader import PackedLoader
+from genesis.data.pipeline import HeldOut
+from genesis.train.state import LanguageModel
+
+__all__ = ["Evaluation", "evaluate"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was found on held-out text.
+
+    Attributes:
+        loss: mean cross entropy of a target token, in nats.
+        bits_per_byte: loss in bits times tokens per byte of text, which tokenizers of any kind share as a scale.
+        targets, batches: how much was measured.
+    """
+
+    loss: float
+    bits_per_byte: float
+    targets: int
+    batches: int
+
+    @property
+    def perplexity(self) -> float:
+        """e^loss, inf where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def evaluate(
+    model: LanguageModel,
+    held_out: HeldOut,
+    *,
+    batch_size: int,
+    seq_len: int,
+    max_batches: int | None,
+    device: Device,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """Measure `model` on held-out documents, in their own order.
+
+    Args:
+        stop: asked between batches; when it says so the measurement is given up and None returned.
+    """
+    loader = PackedLoader(held_out.tokens, batch_size=batch_size, seq_len=seq_len, seed=0, shuffle=False)
+    count = loader.num_batches(0)
+    count = count if max_batches is None else min(count, max_batches)
+    losses, targets, was_training = [], 0, model.training
+    model.eval()
+    try:
+        with genesis.no_grad():
+            for index in range(count):
+                if stop():
+                    return None
+                batch = loader.batch(0, index)
+                loss = model.loss(
+                    genesis.from_numpy(batch.input_ids).to(device=device),
+                    genesis.from_numpy(batch.labels).to(device=device),
+                    position_ids=genesis.from_numpy(batch.position_ids).to(device=device),
+                    num_targets=1,
+                )
+                losses.append(loss.item())
+                targets += batch.num_targets
+    finally:
+        model.train(was_training)
+    mean = math.fsum(losses) / targets
+    all_targets = held_out.tokens.num_targets
+    bits = mean / math.log(2) * all_targets / held_out.tokens.index.total_bytes
+    return Evaluation(mean, bits, targets, count)

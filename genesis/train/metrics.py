@@ -1,0 +1,279 @@
+"""The record of a run: rows of named numbers appended to metrics.jsonl, and on request sent to TensorBoard and W&B.
+
+A row is one JSON object on one line: `train/global_step` and whatever was measured at that step. Rows stand in the
+order of their steps. A resumed run cuts the file back to the step it resumes from, so that it ends with the rows of a
+run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol, Self
+
+from genesis.errors import DataError, DeviceError, DiskError, escape
+from genesis.io.filesystem import disk_error
+
+__all__ = ["FILE_NAME", "NAMES", "MetricsWriter", "Sink", "TensorBoardSink", "WandbSink", "read_metrics"]
+
+FILE_NAME = "metrics.jsonl"
+STEP = "train/global_step"
+MAX_ROW_BYTES = 64 * 1024
+# Every name a row may have, and its unit.
+NAMES = {
+    STEP: "optimizer steps done",
+    "train/loss": "nats per target token, mean since the last row",
+    "train/learning_rate": "rate of the step",
+    "train/grad_norm": "global norm before clipping",
+    "train/epoch": "passes over the training data",
+    "train/num_tokens": "tokens trained on since the start",
+    "eval/loss": "nats per target token",
+    "eval/perplexity": "exp(eval/loss)",
+    "eval/bits_per_byte": "bits per UTF-8 byte of the held-out text",
+    "eval/gzip_bits_per_byte": "the same of gzip -9, file by file",
+    "eval/num_tokens": "target tokens",
+    "perf/tokens_per_second": "tokens over the time of training steps; warm-up, evaluation and saving left out",
+    "perf/step_ms": "milliseconds a training step; warm-up, evaluation and saving left out",
+    "perf/mfu": "model FLOPs over peak FLOPs",
+    "memory/max_allocated": "bytes",
+    "memory/max_reserved": "bytes",
+}
+
+
+class Sink(Protocol):
+    """Another place that rows go to."""
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """Records finite numbers measured at `step`."""
+
+    def close(self) -> None:
+        """Sends what is left."""
+
+
+class MetricsWriter:
+    """Appends rows to `output_dir/metrics.jsonl`; each row is handed to the system before `write` returns.
+
+    Args:
+        output_dir: the run's folder; it exists.
+        resume_step: None starts an empty file; a step keeps the rows up to it and drops those after it.
+        sinks: further places that rows go to; closed with the writer.
+
+    Raises:
+        DataError: the file to resume holds something other than rows of metrics.
+        DiskError: the file cannot be opened or written.
+    """
+
+    def __init__(self, output_dir: str | Path, *, resume_step: int | None = None, sinks: tuple[Sink, ...] = ()) -> None:
+        self.path = Path(output_dir) / FILE_NAME
+        self._sinks = sinks
+        self._file = _open(self.path)
+        try:
+            self._size = 0 if resume_step is None else _end_of_rows(self._file, self.path, resume_step)
+            self._cut()
+            self._last_step = -1 if resume_step is None else resume_step
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
+        """Appends the row of `step`. JSON has no NaN: what is not finite is null and in `nonfinite`.
+
+        Raises:
+            DiskError: the row could not be written whole; the file still ends with the row before it.
+            ValueError: a name that is not in `NAMES`, or a step before the last one.
+        """
+        unknown = metrics.keys() - NAMES.keys()
+        if unknown or step < self._last_step:
+            raise ValueError(f"metrics of step {step} after {self._last_step}, unknown names {sorted(unknown)}")
+        row, finite = _row(step, metrics)
+        self._append(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._last_step = step
+        for sink in self._sinks:
+            sink.write(step, finite)
+
+    def sync(self) -> None:
+        """Waits until the rows are on the disk: call it before a checkpoint that relies on them."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise disk_error(error, "fsync", self.path) from None
+
+    def close(self) -> None:
+        """Closes the file and the sinks; closing twice does nothing."""
+        self._file.close()
+        sinks, self._sinks = self._sinks, ()
+        for sink in sinks:
+            sink.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), self._size)
+                self._file.seek(self._size)
+            raise disk_error(error, "write", self.path, needed=len(line)) from None
+        self._size += len(line)
+
+    def _cut(self) -> None:
+        try:
+            os.ftruncate(self._file.fileno(), self._size)
+            self._file.seek(self._size)
+        except OSError as error:
+            raise disk_error(error, "truncate", self.path) from None
+
+
+def _open(path: Path) -> BinaryIO:
+    # No link is followed, so that a planted one cannot make us write elsewhere; opening a FIFO does not wait.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    flags |= getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DiskError("the metrics file is a symbolic link", where=escape(path), next="move it away") from None
+        raise disk_error(error, "open", path) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DiskError("the metrics file is no regular file", where=escape(path), next="move it away")
+    return open(descriptor, "r+b", buffering=0)
+
+
+def _row(step: int, metrics: Mapping[str, float | int | None]) -> tuple[dict[str, Any], dict[str, float]]:
+    """The JSON row, and its finite numbers alone."""
+    row: dict[str, Any] = {STEP: step}
+    finite: dict[str, float] = {}
+    nonfinite: dict[str, str] = {}
+    for name, value in metrics.items():
+        if name == STEP:
+            continue
+        number = value if value is None or isinstance(value, int) else float(value)
+        if number is not None and not math.isfinite(number):
+            nonfinite[name] = str(number)
+            number = None
+        row[name] = number
+        if number is not None:
+            finite[name] = number
+    if nonfinite:
+        row["nonfinite"] = nonfinite
+    return row, finite
+
+
+def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
+    """The rows of a metrics file, in order. A last line that was cut short by a crash is left out.
+
+    Raises:
+        DataError: a line that is no row of metrics, with its number.
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        for _, row in _rows(file, Path(path)):
+            yield row
+
+
+def _rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each row with the offset of the byte after it."""
+    offset, number = 0, 0
+    while line := file.readline(MAX_ROW_BYTES):
+        number += 1
+        if not line.endswith(b"\n") and len(line) < MAX_ROW_BYTES:
+            return
+        offset += len(line)
+        try:
+            row = json.loads(line)
+            if type(row[STEP]) is not int:
+                raise TypeError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            where = f"{escape(path)}:{number}"
+            raise DataError("this line is no row of metrics", where=where, next="move the file away") from None
+        yield offset, row
+
+
+def _end_of_rows(file: BinaryIO, path: Path, last_step: int) -> int:
+    """Bytes up to the end of the last row that belongs to `last_step` or an earlier step."""
+    end = 0
+    with open(os.dup(file.fileno()), "rb") as buffered:
+        buffered.seek(0)
+        for offset, row in _rows(buffered, path):
+            if row[STEP] > last_step:
+                break
+            end = offset
+    return end
+
+
+def _missing(package: str, setting: str) -> DeviceError:
+    what = f"{setting} is true, but the package {package} is not installed"
+    next = f"pip install 'genesis-lm[{package}]', or set {setting}=false"
+    return DeviceError(what, where=setting, next=next)
+
+
+class TensorBoardSink:
+    """Writes rows as scalars of TensorBoard event files below `folder`.
+
+    Raises:
+        DeviceError: the package `tensorboard` is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from tensorboard.summary import Writer
+        except ImportError:
+            raise _missing("tensorboard", "log.tensorboard") from None
+        self._writer = Writer(str(folder))
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """Adds one scalar per number."""
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Closes the event file."""
+        self._writer.close()
+
+
+class WandbSink:
+    """Sends rows to a Weights & Biases run of `project`; its files stand below `folder`. wandb itself knows the login.
+
+    Raises:
+        DeviceError: the package `wandb` is not installed, or wandb does not start (no login, no network).
+    """
+
+    def __init__(self, folder: str | Path, project: str, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _missing("wandb", "log.wandb") from None
+        # Only the metrics and the configuration: no source, no console, no state of a repository.
+        settings = wandb.Settings(console="off", disable_code=True, disable_git=True)
+        try:
+            self._run = wandb.init(project=project, dir=str(folder), config=dict(config), settings=settings)
+        except Exception as error:
+            what = f"Weights & Biases did not start: {escape(error)}"
+            next = "log in with `wandb login`, or set log.wandb=false"
+            raise DeviceError(what, where="log.wandb", next=next) from None
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """Logs the row at `step`."""
+        self._run.log(dict(row), step=step)
+
+    def close(self) -> None:
+        """Ends the run at the service."""
+        self._run.finish()

@@ -1,0 +1,90 @@
+"""Text for the person who watches: a stream that outlives its reader, and characters that cannot drive a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TextIO
+
+__all__ = ["Output", "printable"]
+
+# Control characters but line feed and tab; marks that turn the direction of text; surrogates.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """`text` with every character that could drive a terminal written as an escape; line feeds and tabs stay."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class Output:
+    """A text stream whose failure (reader gone, disk full, closed) is remembered, not raised: a run goes on without it.
+
+    Args:
+        stream: where text goes; None (as `sys.stdout` of a process started without one) drops it.
+
+    Attributes:
+        lost: writing failed once; text is dropped from then on.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.lost = stream is None
+
+    def write(self, text: str) -> int:
+        """Writes `text` as it is; characters that the stream's encoding lacks become escapes."""
+        if self._stream is not None and not self.lost:
+            try:
+                try:
+                    self._stream.write(text)
+                except UnicodeEncodeError:
+                    self._stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
+            except (OSError, ValueError):
+                self._give_up(self._stream)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hands what was written to the system."""
+        if self._stream is not None and not self.lost:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._give_up(self._stream)
+
+    def line(self, text: str = "") -> None:
+        """Writes `text`, made printable, and a line feed."""
+        self.write(printable(text) + "\n")
+        self.flush()
+
+    @property
+    def encoding(self) -> str:
+        """Encoding of the stream."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether a person watches."""
+        try:
+            return self._stream is not None and not self.lost and self._stream.isatty()
+        except ValueError:
+            return False
+
+    def fileno(self) -> int:
+        """The stream's descriptor.
+
+        Raises:
+            OSError: it has none.
+        """
+        if self._stream is None:
+            raise OSError("no stream")
+        return self._stream.fileno()
+
+    def _give_up(self, stream: TextIO) -> None:
+        self.lost = True
+        # What is left in the stream's buffer would fail again when the interpreter flushes it at exit.
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            try:
+                os.dup2(null, stream.fileno())
+            finally:
+                os.close(null)

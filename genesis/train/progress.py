@@ -1,0 +1,184 @@
+"""Live progress of a run: a bar on a terminal, a plain line an interval elsewhere. It measures nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from genesis.train.output import Output, printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+__all__ = ["SPEED_NOTE", "Progress", "duration", "tokenizing"]
+
+SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are left out"
+# Seconds between two redraws of a bar, and between two lines about tokenizing where there is no terminal.
+REDRAW_SECONDS = 0.1
+LINE_SECONDS = 5.0
+
+
+class Progress:
+    """Progress over training steps; a context manager.
+
+    Args:
+        total_steps: steps of the whole run.
+        start_step: steps done before (a resumed run).
+        stream: where it is shown; a lost stream ends the display, not the run.
+    """
+
+    def __init__(self, total_steps: int, start_step: int = 0, stream: Output | TextIO | None = None) -> None:
+        self.total_steps = total_steps
+        self.step = start_step
+        self._output = stream if isinstance(stream, Output) else Output(stream)
+        self._bar = _bar(self._output, "{task.completed:.0f}/{task.total:.0f}") if _draws(self._output) else None
+        self._task: Any = None
+        self._shown: dict[str, float] = {}
+        self._drawn_at = -math.inf
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("train", total=self.total_steps, completed=self.step, text="")
+        self.note(SPEED_NOTE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._draw()
+            self._bar.stop()
+
+    def update(self, step: int, metrics: Mapping[str, float | int | None] | None = None) -> None:
+        """Moves to `step`. With metrics of training it shows them, with metrics of an evaluation it notes them."""
+        self.step = step
+        known = {name: float(value) for name, value in (metrics or {}).items() if value is not None}
+        self._shown.update(known)
+        evaluated = _evaluation(known)
+        if evaluated:
+            self.note(f"eval at step {step}: {evaluated}")
+        if self._bar is None:
+            if "train/loss" in known:
+                self._output.line(f"step {step}/{self.total_steps}  {self._numbers()}")
+        elif known or time.monotonic() - self._drawn_at >= REDRAW_SECONDS:
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Prints `text` (of one or more lines) above the bar."""
+        if self._bar is None:
+            self._output.line(text)
+            return
+        from rich.text import Text
+
+        # What goes to the terminal is ours to wrap, so that text copied from it has its own line ends.
+        self._bar.console.print(Text(printable(text)), soft_wrap=True)
+
+    def _draw(self) -> None:
+        assert self._bar is not None
+        self._bar.update(self._task, completed=self.step, text=self._numbers())
+        self._bar.refresh()
+        self._drawn_at = time.monotonic()
+
+    def _numbers(self) -> str:
+        shown = self._shown
+        parts = []
+        for name, label, format in (
+            ("train/loss", "loss", ".4f"),
+            ("train/learning_rate", "lr", ".2e"),
+            ("train/grad_norm", "grad", ".2f"),
+        ):
+            if name in shown:
+                parts.append(f"{label} {shown[name]:{format}}")
+        if "perf/tokens_per_second" in shown:
+            parts.append(f"{shown['perf/tokens_per_second']:,.0f} tok/s")
+        if "perf/step_ms" in shown:
+            parts.append(f"ETA {duration((self.total_steps - self.step) * shown['perf/step_ms'] / 1000)}")
+        return "  ".join(parts)
+
+
+def _evaluation(metrics: Mapping[str, float]) -> str:
+    """The numbers of an evaluation in words; empty when there are none."""
+    parts = [
+        f"{label} {metrics[name]:{format}}"
+        for name, label, format in (
+            ("eval/loss", "loss", ".4f"),
+            ("eval/perplexity", "perplexity", ",.2f"),
+            ("eval/bits_per_byte", "bits per byte", ".3f"),
+            ("eval/gzip_bits_per_byte", "gzip -9 on the same files", ".3f"),
+        )
+        if name in metrics
+    ]
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `m:ss` or `h:mm:ss`; "?" when unknown."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _draws(output: Output) -> bool:
+    """Whether there is a terminal that can redraw a line."""
+    return output.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def _bar(output: Output, count: str) -> Bar:
+    """A bar drawn by the caller's own calls: no thread that could write at a bad time."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+    from rich.table import Column
+
+    console = Console(file=output, highlight=False, emoji=False, markup=False)  # type: ignore[arg-type]
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=12),
+        TextColumn(count, markup=False),
+        TextColumn("{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )
+    return Bar(*columns, console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+
+@contextmanager
+def tokenizing(label: str, stream: Output | TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Shows work whose steps are not training steps: yields a callback that takes (done, total) in any unit.
+
+    On a terminal a bar; elsewhere a line every five seconds and one at the end.
+    """
+    output = stream if isinstance(stream, Output) else Output(stream)
+    bar = _bar(output, "{task.percentage:3.0f} %") if _draws(output) else None
+    started = time.monotonic()
+    state = {"at": started if bar is None else -math.inf, "done": 0, "total": 0}
+    task = bar.add_task(printable(label), total=None, text="") if bar is not None else None
+
+    def report(done: int, total: int) -> None:
+        state["done"], state["total"] = done, total
+        now = time.monotonic()
+        if now - state["at"] < (LINE_SECONDS if bar is None else REDRAW_SECONDS):
+            return
+        state["at"] = now
+        if bar is not None and task is not None:
+            bar.update(task, completed=done, total=total or None)
+            bar.refresh()
+        elif total:
+            output.line(f"{label}: {100 * done / total:.0f} %")
+
+    if bar is not None:
+        bar.start()
+    try:
+        yield report
+    finally:
+        if bar is not None and task is not None:
+            bar.update(task, completed=state["done"], total=state["total"] or None)
+            bar.refresh()
+            bar.stop()
+    output.line(f"{label}: done in {duration(time.monotonic() - started)}")

@@ -1,0 +1,91 @@
+"""Everything that a run must get back to go on bit by bit, and H, the hash that says whether it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from genesis import random
+from genesis.data.loader import PackedLoader
+from genesis.io.hashing import StateHash
+from genesis.nn import Module
+from genesis.optim import Optimizer
+from genesis.tensor import Tensor
+
+__all__ = ["Interval", "LanguageModel", "TrainState"]
+
+
+class LanguageModel(Protocol):
+    """What training needs of a model."""
+
+    training: bool
+
+    def loss(
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, num_targets: int | None = None
+    ) -> Tensor: ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+    def train(self, mode: bool = True) -> Module: ...
+
+    def eval(self) -> Module: ...
+
+
+@dataclass
+class Interval:
+    """Sums since the last row of metrics; saved with a checkpoint, so that a resumed run writes the same rows."""
+
+    loss_sum: float = 0.0
+    targets: int = 0
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of a target token."""
+        return self.loss_sum / max(self.targets, 1)
+
+
+@dataclass
+class TrainState:
+    """A run between two steps.
+
+    Attributes:
+        step: optimizer steps done.
+        num_tokens: tokens trained on so far.
+        evaluated_at: the step of the last complete evaluation; no part of H.
+    """
+
+    model: LanguageModel
+    optimizer: Optimizer
+    loader: PackedLoader
+    step: int = 0
+    num_tokens: int = 0
+    interval: Interval = field(default_factory=Interval)
+    evaluated_at: int = -1
+
+    def optimizer_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The optimizer's tensors by name, in a fixed order."""
+        yield from sorted(self.optimizer.state_arrays().items())
+
+    def counters(self) -> dict[str, Any]:
+        """Step, tokens, running sums and the optimizer's own numbers, as JSON values."""
+        return {
+            "step": self.step,
+            "num_tokens": self.num_tokens,
+            "interval": {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets},
+            "optimizer": self.optimizer.state_numbers(),
+        }
+
+    def hash(self) -> str:
+        """H: sha256 over parameters, optimizer, random generators, data position and step. No clock enters."""
+        state = StateHash()
+        for name, parameter in self.model.named_parameters():
+            state.add_array(f"model.{name}", parameter.detach().numpy())
+        for name, array in self.optimizer_arrays():
+            state.add_array(f"optimizer.{name}", array)
+        state.add_json("rng", random.get_state())
+        state.add_json("data", self.loader.state())
+        state.add_json("counters", self.counters())
+        return state.hexdigest()

@@ -1,0 +1,83 @@
+"""One optimizer step: micro-batches forward and backward, the gradient norm, clipping, the update. It waits only for what
+the CPU path has at hand anyway: the loss and the norm, which are checked before any weight changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import genesis
+from genesis.backend import Device
+from genesis.data.loader import Batch, PackedLoader
+from genesis.errors import NumericError, escape
+from genesis.nn.utils import clip_grad_norm_
+from genesis.train.state import TrainState
+
+__all__ = ["StepResult", "take_step"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Figures of a step: the loss summed over its targets, their number, tokens, the gradient norm before clipping."""
+
+    loss_sum: float
+    targets: int
+    tokens: int
+    grad_norm: float
+
+
+def take_step(
+    state: TrainState, batches: Sequence[Batch], lr: float, max_grad_norm: float | None, device: Device
+) -> StepResult:
+    """Train on `batches` as if they were one big batch: the summed loss is divided by all their targets.
+
+    Raises:
+        NumericError: a loss or gradient is not finite. No weight was changed.
+    """
+    targets = sum(b.num_targets for b in batches)
+    losses = []
+    state.optimizer.zero_grad()
+    for batch in batches:
+        loss = state.model.loss(
+            genesis.from_numpy(batch.input_ids).to(device=device),
+            genesis.from_numpy(batch.labels).to(device=device),
+            position_ids=genesis.from_numpy(batch.position_ids).to(device=device),
+            num_targets=targets,
+        )
+        loss.backward()
+        losses.append(loss.item())
+    parameters = [p for _, p in state.model.named_parameters()]
+    norm = clip_grad_norm_(parameters, math.inf if max_grad_norm is None else max_grad_norm).item()
+    if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
+        raise _not_finite(state, batches, losses)
+    state.optimizer.step(lr=lr)
+    state.step += 1
+    tokens = sum(b.num_tokens for b in batches)
+    state.num_tokens += tokens
+    return StepResult(math.fsum(losses) * targets, targets, tokens, norm)
+
+
+def _not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[float]) -> NumericError:
+    """Which tensor went bad first, and on which samples."""
+    culprit = next((f"the loss of micro-batch {i} is {x}" for i, x in enumerate(losses) if not math.isfinite(x)), "")
+    if not culprit:
+        for name, parameter in state.model.named_parameters():
+            if parameter.grad is not None and not np.isfinite(parameter.grad.numpy().astype(np.float64)).all():
+                culprit = f"the gradient of {escape(name)} is not finite"
+                break
+        else:
+            culprit = "the gradient norm overflows"
+    samples = [line for batch in batches for line in _describe(state.loader, batch)]
+    shown = "; ".join(samples[:8]) + (f"; and {len(samples) - 8} more" if len(samples) > 8 else "")
+    return NumericError(
+        f"{culprit} in step {state.step + 1}; the weights are those of step {state.step}",
+        where=f"samples: {shown}",
+        next="lower optim.lr or set train.max_grad_norm; a checkpoint before this step can be resumed",
+    )
+
+
+def _describe(loader: PackedLoader, batch: Batch) -> list[str]:
+    return loader.describe(batch)

@@ -1,0 +1,390 @@
+"""The part of YAML that Genesis reads and writes: one mapping of plain data, and the line of every key.
+
+Scalars follow the YAML 1.2 core schema (`1e-5` is a number; `on` and `12:30` are strings). Whatever makes a file hard
+to read or costly to load is refused: aliases, anchors, tags, merge keys, duplicate keys, several documents. Limits of
+size, depth and count are checked while events arrive, before a tree is built.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+
+from genesis.errors import ConfigError, escape
+
+__all__ = ["Document", "KeyPath", "Mark", "Scalar", "emit", "parse", "parse_value", "scalar", "spell"]
+
+KeyPath = tuple[str | int, ...]
+Scalar = None | bool | int | float | str
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 16
+MAX_NODES = 10_000
+MAX_NUMBER_CHARS = 40
+
+_WORDS: dict[str, Scalar] = dict.fromkeys(("", "~", "null", "Null", "NULL"))
+_WORDS |= dict.fromkeys(("true", "True", "TRUE"), True)
+_WORDS |= dict.fromkeys(("false", "False", "FALSE"), False)
+_WORDS |= {sign + word: float(sign + "inf") for sign in ("", "+", "-") for word in (".inf", ".Inf", ".INF")}
+_WORDS |= dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan)
+
+# A leading zero ("007") is left a string: YAML 1.1 reads such digits as octal, YAML 1.2 as decimal.
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_RADIX = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")
+_BOOL_IN_YAML_1_1 = frozenset(("y", "n", "yes", "no", "on", "off"))
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# What no text file needs: control characters (but tab and line ends), invisible line breaks, surrogates.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+
+
+class Mark(NamedTuple):
+    """A place in the file, counted from one."""
+
+    line: int
+    column: int
+
+
+@dataclass
+class Document:
+    """A parsed file: its data and the place of every key and value in it.
+
+    Attributes:
+        name: the file's name, as errors show it.
+        data: the top mapping.
+        keys: where the key that leads to a path stands (for a list item, the item).
+        values: where the value at a path starts.
+        overrides: the override that set a path, as the user wrote it.
+    """
+
+    name: str
+    data: dict[str, Any] = field(default_factory=dict)
+    keys: dict[KeyPath, Mark] = field(default_factory=dict)
+    values: dict[KeyPath, Mark] = field(default_factory=dict)
+    overrides: dict[KeyPath, str] = field(default_factory=dict)
+
+    def where(self, path: KeyPath, *, key: bool = False) -> str:
+        """Where `path` was set: `override: key=value`, or `file:line:column` of its value (of its key with `key`).
+
+        A path that was never set is reported at the key of the nearest parent that was.
+        """
+        for length in range(len(path), 0, -1):
+            part = path[:length]
+            if part in self.overrides:
+                return f"override: {self.overrides[part]}"
+            mark = self.keys.get(part) if key or length < len(path) else self.values.get(part)
+            if mark is not None:
+                return f"{self.name}:{mark.line}:{mark.column}"
+        return self.name
+
+
+def parse(source: str | bytes, name: str) -> Document:
+    """The document in `source`, at most 256 KiB of UTF-8 text; an empty one is an empty mapping.
+
+    Raises:
+        ConfigError: the text is no YAML, beyond the accepted part or over a limit; `where` is `name:line:column`.
+    """
+    document = Document(escape(name))
+    text = _decode(source, document.name)
+    reader = _Reader(document)
+    top = reader.read(text)
+    if top is None:
+        return document
+    if not isinstance(top, dict):
+        what = f"the file holds {'a list' if isinstance(top, list) else 'a single value'} where sections are expected"
+        _fail(what, document.name, Mark(1, 1), "start with `model:`")
+    document.data = top
+    return document
+
+
+def parse_value(text: str, where: str) -> Any:
+    """The value of an override: a flow list, mapping or quoted string (`[a, b]`), else one plain scalar as it stands.
+
+    Raises:
+        ConfigError: a list, mapping or quoted string is malformed; `where` is passed on.
+    """
+    text = text.strip()
+    _refuse_forbidden(text, where)
+    if not text.startswith(("[", "{", '"', "'")):
+        return _scalar_at(text, where)
+    document = Document(where)
+    try:
+        value = _Reader(document).read("value: " + text)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=where, next=error.next) from None
+    assert isinstance(value, dict)
+    return value["value"]
+
+
+def scalar(text: str) -> Scalar:
+    """What a plain (unquoted) scalar means in YAML 1.2.
+
+    Raises:
+        ValueError: the number has more than 40 characters.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    is_int, is_radix = _INT.fullmatch(text), _RADIX.fullmatch(text)
+    if not (is_int or is_radix or _FLOAT.fullmatch(text)):
+        return text
+    if len(text) > MAX_NUMBER_CHARS:
+        raise ValueError(f"a number of {len(text)} characters; {MAX_NUMBER_CHARS} is the most")
+    if is_radix:
+        return int(text[2:], 8 if text[1] == "o" else 16)
+    return int(text) if is_int else float(text)
+
+
+def _scalar_at(text: str, where: str) -> Scalar:
+    try:
+        return scalar(text)
+    except ValueError as error:
+        raise ConfigError(str(error), where=where, next="quote it if it is a string") from None
+
+
+def _decode(source: str | bytes, name: str) -> str:
+    size = len(source if isinstance(source, bytes) else source.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
+        raise ConfigError(f"the file has more than {MAX_BYTES} bytes", where=name, next="is this a configuration file?")
+    if isinstance(source, bytes):
+        try:
+            text = source.decode("utf-8")
+        except UnicodeDecodeError as error:
+            before = source[: error.start].decode("utf-8")
+            _fail(f"byte 0x{source[error.start]:02x} is not UTF-8", name, _mark_after(before), "save the file as UTF-8")
+    else:
+        text = source
+    text = text.removeprefix("\ufeff")
+    found = _FORBIDDEN.search(text)
+    if found:
+        what = f"the character U+{ord(found[0]):04X} cannot stand in a configuration"
+        _fail(
+            what,
+            name,
+            _mark_after(text[: found.start()]),
+            'remove it, or write it as an escape in double quotes ("\\x1b")',
+        )
+    return text
+
+
+def _refuse_forbidden(text: str, where: str) -> None:
+    found = _FORBIDDEN.search(text)
+    if found:
+        raise ConfigError(
+            f"the character U+{ord(found[0]):04X} cannot stand in an override", where=where, next="remove it"
+        )
+
+
+def _mark_after(text: str) -> Mark:
+    lines = re.split(r"\r\n|\r|\n", text)
+    return Mark(len(lines), len(lines[-1]) + 1)
+
+
+def _fail(what: str, name: str, mark: Mark, next: str) -> NoReturn:
+    raise ConfigError(what, where=f"{name}:{mark.line}:{mark.column}", next=next)
+
+
+@dataclass
+class _Open:
+    """A mapping or list whose end has not come yet; `key` is the pending key of a mapping."""
+
+    path: KeyPath
+    value: dict[str, Any] | list[Any]
+    key: str | None = None
+
+
+class _Reader:
+    """Builds plain data from the event stream with a stack of its own, so that no input can exhaust Python's."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.stack: list[_Open] = []
+        self.nodes = 0
+        self.documents = 0
+        self.top: Any = None
+
+    def read(self, text: str) -> Any:
+        mark = Mark(1, 1)
+        try:
+            event: Any
+            for event in yaml.parse(text, Loader=yaml.SafeLoader):
+                mark = Mark(event.start_mark.line + 1, event.start_mark.column + 1)
+                self._event(event, mark)
+        except yaml.MarkedYAMLError as error:
+            # An unclosed quote is reported where it opens, not at the end of the file.
+            unclosed = "quoted scalar" in (error.context or "")
+            found = error.context_mark if unclosed else error.problem_mark
+            if found is not None:
+                mark = Mark(found.line + 1, found.column + 1)
+            what = escape(" ".join(part for part in (error.context, error.problem) if part))
+            _fail(f"this is not valid YAML: {what}", self.document.name, mark, _hint(text, mark))
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            # PyYAML lets some bad escapes and directives out as ValueError.
+            _fail(f"this is not valid YAML: {escape(error)[:200]}", self.document.name, mark, "correct the line")
+        return self.top
+
+    def _event(self, event: yaml.Event, mark: Mark) -> None:
+        if isinstance(event, yaml.DocumentStartEvent):
+            self.documents += 1
+            if self.documents > 1:
+                self._fail("a second document starts here", mark, "keep one configuration a file: remove the `---`")
+            if event.tags:
+                self._fail("a %TAG directive", mark, "remove it: tags are not read")
+        elif isinstance(event, yaml.AliasEvent):
+            self._fail(
+                f"an alias (*{_clip(event.anchor)})", mark, "write the value out; quote a string that starts with `*`"
+            )
+        elif isinstance(event, yaml.NodeEvent):
+            self._check_node(event, mark)
+            if isinstance(event, yaml.ScalarEvent):
+                self._scalar(event, mark)
+            else:
+                self._start({} if isinstance(event, yaml.MappingStartEvent) else [], mark)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self.stack.pop()
+
+    def _check_node(self, event: Any, mark: Mark) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            self._fail(f"more than {MAX_NODES} values", mark, "is this a configuration file?")
+        if event.anchor is not None:
+            self._fail(f"an anchor (&{_clip(event.anchor)})", mark, "remove it; quote a string that starts with `&`")
+        if event.tag is not None:
+            self._fail(f"a tag ({_clip(event.tag)})", mark, "remove it; quote a string that starts with `!`")
+
+    def _scalar(self, event: yaml.ScalarEvent, mark: Mark) -> None:
+        text, plain = event.value, event.style is None
+        found = re.search("[\x00\ud800-\udfff]", text)
+        if found:
+            self._fail(f"the character U+{ord(found[0]):04X} in a string", mark, "remove it")
+        top = self.stack[-1] if self.stack else None
+        if top is not None and isinstance(top.value, dict) and top.key is None:
+            self._key(top, text, plain, mark)
+            return
+        try:
+            value = scalar(text) if plain else text
+        except ValueError as error:
+            self._fail(str(error), mark, "quote it if it is a string")
+        self._add(value, mark)
+
+    def _key(self, top: _Open, text: str, plain: bool, mark: Mark) -> None:
+        """Keys are names: taken as their text, never resolved (`on:` is the key "on")."""
+        assert isinstance(top.value, dict)
+        if plain and text == "<<":
+            self._fail("a merge key (<<)", mark, "write the keys out")
+        if text == "":
+            self._fail("an empty key", mark, "give it a name")
+        path = (*top.path, text)
+        if text in top.value:
+            first = self.document.keys[path]
+            self._fail(f"the key {spell(path)} stands twice; first on line {first.line}", mark, "keep one of the two")
+        top.key = text
+        self.document.keys[path] = mark
+
+    def _start(self, value: dict[str, Any] | list[Any], mark: Mark) -> None:
+        top = self.stack[-1] if self.stack else None
+        if top is not None and isinstance(top.value, dict) and top.key is None:
+            self._fail(
+                "a key that is a list or a mapping", mark, "keys are names; quote a string that starts with `[` or `{`"
+            )
+        if len(self.stack) >= MAX_DEPTH:
+            self._fail(f"values nested deeper than {MAX_DEPTH}", mark, "flatten it")
+        self.stack.append(_Open(self._add(value, mark), value))
+
+    def _add(self, value: Any, mark: Mark) -> KeyPath:
+        """Puts `value` where the stack says, and returns its path."""
+        if not self.stack:
+            self.top = value
+            return ()
+        top = self.stack[-1]
+        if isinstance(top.value, dict):
+            assert top.key is not None
+            path = (*top.path, top.key)
+            top.value[top.key], top.key = value, None
+        else:
+            path = (*top.path, len(top.value))
+            top.value.append(value)
+            self.document.keys[path] = mark
+        self.document.values[path] = mark
+        return path
+
+    def _fail(self, what: str, mark: Mark, next: str) -> NoReturn:
+        _fail(what, self.document.name, mark, next)
+
+
+def _hint(text: str, mark: Mark) -> str:
+    lines = text.splitlines()
+    line = lines[mark.line - 1] if mark.line <= len(lines) else ""
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return "indent with spaces: YAML does not take tabs"
+    return "check indentation and quotes here and on the line above; quote a value that has `: ` in it or ends in `:`"
+
+
+def _clip(text: object) -> str:
+    shown = escape(text)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def spell(path: KeyPath) -> str:
+    """A path as the user writes it: `eval.prompts[2]`; control characters escaped, long names cut."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{_clip(part)}"
+    return text.removeprefix(".")
+
+
+def emit(data: Mapping[str, Any]) -> str:
+    """YAML text that `parse` reads back equal: mappings in block style, lists and scalars as flow.
+
+    Raises:
+        ValueError: a value is no plain data.
+    """
+    return "".join(line + "\n" for line in _emit_lines(data, ""))
+
+
+def _emit_lines(data: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{_emit_string(key)}:"
+            yield from _emit_lines(value, indent + "  ")
+        else:
+            yield f"{indent}{_emit_string(key)}: {_emit_flow(value)}"
+
+
+def _emit_flow(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return _emit_string(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_emit_string(k)}: {_emit_flow(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_emit_flow(item) for item in value) + "]"
+    raise ValueError(f"{type(value).__name__} is no plain data")
+
+
+def _emit_string(text: str) -> str:
+    # Other YAML readers shall read the same string: what they take for a boolean or a number is quoted.
+    if _PLAIN.fullmatch(text) and scalar(text) == text and text.lower() not in _BOOL_IN_YAML_1_1:
+        return text
+    return '"' + "".join(_emit_char(char) for char in text) + '"'
+
+
+def _emit_char(char: str) -> str:
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if char.isprintable():
+        return char
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

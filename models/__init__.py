@@ -1,0 +1,28 @@
+"""Qwen2, Qwen2.5, Qwen3 and Llama for Genesis: build, load, save, generate.
+
+import genesis_models
+
+model = genesis_models.load("path/to/Qwen2.5-0.5B")
+logits = model(input_ids)  # [B, T, V]
+"""
+
+from genesis_models.blocks import CausalLM, KeyValueCache
+from genesis_models.config import ModelConfig
+from genesis_models.folder import load, save
+from genesis_models.generate import Sampling, generate
+from genesis_models.presets import PRESETS, preset
+from genesis_models.registry import ARCHITECTURES, build
+
+__all__ = [
+    "ARCHITECTURES",
+    "PRESETS",
+    "CausalLM",
+    "KeyValueCache",
+    "ModelConfig",
+    "Sampling",
+    "build",
+    "generate",
+    "load",
+    "preset",
+    "save",
+]

@@ -1,0 +1,225 @@
+"""The parts that Qwen2, Qwen3 and Llama share. Parameter names are Hugging Face's.
+
+Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, I intermediate size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+import genesis
+from genesis import Tensor, nn
+from genesis.autograd import checkpoint
+from genesis.nn import functional as F
+from genesis_models.config import ModelConfig
+from genesis_models.rope import tables
+
+__all__ = ["Attention", "CausalLM", "Decoder", "DecoderLayer", "KeyValueCache", "Mlp", "Rotary"]
+
+
+class KeyValueCache:
+    """Keys and values of the tokens seen so far, one pair of buffers a layer.
+
+    Args:
+        batch, capacity: sequences, and the most tokens of each.
+    """
+
+    def __init__(self, config: ModelConfig, batch: int, capacity: int, dtype: genesis.DType, device: str) -> None:
+        shape = (batch, capacity, config.num_key_value_heads, config.head_dim)
+        layers = range(config.num_hidden_layers)
+        self.keys = [genesis.empty(shape, dtype=dtype, device=device) for _ in layers]
+        self.values = [genesis.empty(shape, dtype=dtype, device=device) for _ in layers]
+        self.length, self.capacity = 0, capacity
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store `[B, T, K, D]` behind what is there; returns all keys and values so far."""
+        end = self.length + k.shape[1]
+        self.keys[layer][:, self.length : end] = k
+        self.values[layer][:, self.length : end] = v
+        return self.keys[layer][:, :end], self.values[layer][:, :end]
+
+
+class Rotary:
+    """cos and sin by position, grown as longer sequences come. It has no parameters."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self._length = 0
+        self._cos = self._sin = np.empty((0, config.head_dim // 2), np.float32)
+
+    def __call__(self, positions: np.ndarray, device: str) -> tuple[Tensor, Tensor]:
+        """cos and sin `[*positions.shape, D/2]`, float32."""
+        needed = int(positions.max(initial=-1)) + 1
+        if needed > self._length:
+            # Dynamic scaling depends on the length itself, so its tables are made for exactly that.
+            self._length = needed if self.config.rope.kind == "dynamic" else max(256, 1 << (needed - 1).bit_length())
+            self._cos, self._sin = tables(self.config, self._length)
+        cos, sin = self._cos[positions], self._sin[positions]
+        return genesis.from_numpy(cos).to(device=device), genesis.from_numpy(sin).to(device=device)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; `qk_norm` normalises each query and key head (Qwen3)."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, bias: bool, out_bias: bool, qk_norm: bool) -> None:
+        super().__init__()
+        self.layer, self.window = layer, config.layer_windows[layer]
+        self.head_dim, self.scale = config.head_dim, 1 / math.sqrt(config.head_dim)
+        width = config.num_attention_heads * config.head_dim
+        kv_width = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=out_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) if qk_norm else None
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        b, t, _ = x.shape
+        q = self.q_proj(x).view(b, t, -1, self.head_dim)  # [B, T, Q, D]
+        k = self.k_proj(x).view(b, t, -1, self.head_dim)  # [B, T, K, D]
+        v = self.v_proj(x).view(b, t, -1, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = F.rope(q, context.cos, context.sin), F.rope(k, context.cos, context.sin)
+        if context.cache is not None:
+            k, v = context.cache.append(self.layer, k, v)
+        o = F.attention(q, k, v, starts=context.starts, scale=self.scale, causal=True, window=self.window)
+        return self.o_proj(o.view(b, t, -1))
+
+
+class Mlp(nn.Module):
+    """SwiGLU: down(silu(gate(x))·up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, attention: Attention) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.mlp = Mlp(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Context:
+    """What all layers of one forward pass share: rotary tables, document starts `[B, T]` or None, the cache or None."""
+
+    def __init__(self, cos: Tensor, sin: Tensor, starts: Tensor | None, cache: KeyValueCache | None) -> None:
+        self.cos, self.sin, self.starts, self.cache = cos, sin, starts, cache
+
+
+class Decoder(nn.Module):
+    """Token embedding, the layers, the final norm."""
+
+    def __init__(self, config: ModelConfig, attentions: Sequence[Attention]) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([DecoderLayer(config, attention) for attention in attentions])
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, input_ids: Tensor, context: Context, recompute: bool) -> Tensor:
+        x = self.embed_tokens(input_ids)  # [B, T, H]
+        for layer in self.layers:
+            x = checkpoint(layer, x, context) if recompute else layer(x, context)
+        return self.norm(x)
+
+
+class CausalLM(nn.Module):
+    """A decoder with a language-model head. Subclasses make the attention of each layer.
+
+    Attributes:
+        config: the checked configuration.
+        activation_checkpointing: keep only each layer's input and run the layer again in backward.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.activation_checkpointing = False
+        self.model = Decoder(config, [self.make_attention(config, i) for i in range(config.num_hidden_layers)])
+        self.lm_head = (
+            None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
+        self._rotary = Rotary(config)
+
+    def make_attention(self, config: ModelConfig, layer: int) -> Attention:
+        """The attention of one layer."""
+        raise NotImplementedError
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output projection `[V, H]`: its own, or the token embedding."""
+        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def hidden_states(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Final hidden states `[B, T, H]` of tokens `[B, T]`.
+
+        Args:
+            position_ids: `[B, T]`; positions that restart at 0 mark document borders, and attention is cut there.
+            cache: keys and values of earlier tokens; extended by this call. Positions continue from it.
+        """
+        b, t = input_ids.shape
+        begin = 0 if cache is None else cache.length
+        starts = None
+        if position_ids is None:
+            positions = np.arange(begin, begin + t)
+        else:
+            positions = position_ids.numpy()
+            starts = genesis.from_numpy(np.arange(begin, begin + t) - positions).to(device=input_ids.device)
+        cos, sin = self._rotary(positions, input_ids.device)
+        recompute = self.activation_checkpointing and self.training and cache is None
+        x = self.model(input_ids, Context(cos, sin, starts, cache), recompute)
+        if cache is not None:
+            cache.length += t
+        return x
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Logits `[B, T, V]`."""
+        return F.linear(self.hidden_states(input_ids, position_ids, cache), self.head_weight)
+
+    def loss(
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        num_targets: int | None = None,
+    ) -> Tensor:
+        """Next-token cross entropy: position t predicts `labels[:, t + 1]`; the logits never exist whole.
+
+        Args:
+            labels: `[B, T]`, -100 where there is nothing to predict.
+            num_targets: what the summed loss is divided by; the number of targets in this batch unless given.
+        """
+        targets = np.full(labels.shape, -100, np.int64)
+        targets[:, :-1] = labels.numpy()[:, 1:]
+        count = int((targets != -100).sum()) if num_targets is None else num_targets
+        x = self.hidden_states(input_ids, position_ids)
+        total = F.linear_cross_entropy(
+            x.view(-1, x.shape[-1]),
+            self.head_weight,
+            genesis.from_numpy(targets.reshape(-1)).to(device=input_ids.device),
+            reduction="sum",
+        )
+        return total / count

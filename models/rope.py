@@ -1,0 +1,85 @@
+"""Angles of the rotary embedding, with the scalings that Llama and Qwen configs use.
+
+Angles are float32 products, as in transformers: at long positions the rounding of the frequencies is part of the model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from genesis_models.config import ModelConfig
+
+__all__ = ["frequencies", "tables"]
+
+
+def _default(theta: float, size: int) -> np.ndarray:
+    """θ^(-2i/D) for i = 0 … D/2 - 1 (Su et al., 2021)."""
+    return theta ** -(np.arange(0, size, 2, dtype=np.float64) / size)
+
+
+def _yarn(config: ModelConfig, inverse: np.ndarray) -> tuple[np.ndarray, float]:
+    """Interpolate slow dimensions, keep fast ones, ramp between (Peng et al., "YaRN", 2023)."""
+    p, size, theta = config.rope.parameters, config.head_dim, config.rope.theta
+    factor = p["factor"]
+    length = p.get("original_max_position_embeddings") or config.max_position_embeddings
+
+    def dimension(rotations: float) -> float:
+        """The dimension that turns `rotations` times over the original length."""
+        return size * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = np.clip((np.arange(size // 2) - low) / max(high - low, 0.001), 0, 1)
+    return inverse / factor * ramp + inverse * (1 - ramp), _yarn_scale(p, factor)
+
+
+def _yarn_scale(p: object, factor: float) -> float:
+    """How much attention logits grow, folded into cos and sin."""
+    get = p.get  # type: ignore[attr-defined]
+
+    def growth(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if get("attention_factor") is not None:
+        return float(get("attention_factor"))
+    if get("mscale") and get("mscale_all_dim"):
+        return growth(get("mscale")) / growth(get("mscale_all_dim"))
+    return growth(1.0)
+
+
+def _llama3(config: ModelConfig, inverse: np.ndarray) -> np.ndarray:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1)."""
+    p = config.rope.parameters
+    low, high, length = p["low_freq_factor"], p["high_freq_factor"], p["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / inverse
+    blend = np.clip((length / wavelength - low) / (high - low), 0, 1)
+    return (1 - blend) * inverse / p["factor"] + blend * inverse
+
+
+def frequencies(config: ModelConfig, length: int) -> tuple[np.ndarray, float]:
+    """Inverse frequencies `[D/2]` (float32) and the factor on cos and sin, for a sequence of `length` positions."""
+    rope, size = config.rope, config.head_dim
+    theta, scale = rope.theta, 1.0
+    if rope.kind == "dynamic":  # NTK-aware: the base grows once the sequence is longer than trained
+        longest, factor = config.max_position_embeddings, rope.parameters["factor"]
+        stretch = factor * max(length, longest) / longest - (factor - 1)
+        theta *= stretch ** (size / (size - 2))
+    inverse = _default(theta, size)
+    if rope.kind == "linear":
+        inverse = inverse / rope.parameters["factor"]
+    elif rope.kind == "yarn":
+        inverse, scale = _yarn(config, inverse)
+    elif rope.kind == "llama3":
+        inverse = _llama3(config, inverse)
+    return inverse.astype(np.float32), scale
+
+
+def tables(config: ModelConfig, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of positions 0 … length - 1, each float32 `[length, D/2]`."""
+    inverse, scale = frequencies(config, length)
+    angles = np.arange(length, dtype=np.float32)[:, None] * inverse
+    return (np.cos(angles) * np.float32(scale)), (np.sin(angles) * np.float32(scale))

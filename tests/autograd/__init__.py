@@ -1,0 +1,1 @@
+"""Tests of the tape and of what users do with it."""

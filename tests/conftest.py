@@ -1,0 +1,54 @@
+"""What every test runs under: repeatable Hypothesis examples, no display, no network, one BLAS thread a worker."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# Before numpy is imported, and inherited by the processes that tests start: workers that each spin up a thread per core
+# slow each other down.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+        os.environ.setdefault(name, "1")
+os.environ["MPLBACKEND"] = "Agg"
+
+# `--hypothesis-profile=search` looks for new failures; the default one finds the same ones on every machine.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.register_profile("search", deadline=None, max_examples=2000, print_blob=True)
+settings.load_profile("repeatable")
+
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+class NetworkUsed(BaseException):
+    """A test reached for the network. Not an `Exception`, so that code under test cannot swallow it."""
+
+
+def _refuse_remote(host: object) -> None:
+    if isinstance(host, str) and host and not host.startswith(LOOPBACK):
+        raise NetworkUsed(f"a test tried to reach {host!r}; nothing is downloaded and nothing is sent")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """Refuse name look-ups and connections that leave this machine."""
+    connect, lookup = socket.socket.connect, socket.getaddrinfo
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            _refuse_remote(address[0])
+        connect(self, address)
+
+    def guarded_lookup(host: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_remote(host.decode() if isinstance(host, bytes) else host)
+        return lookup(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket, "getaddrinfo", guarded_lookup)
+        yield

@@ -1,0 +1,1 @@
+"""Tests of what stands below the ops: arrays, shapes, dtypes, random bits, memory, dispatch."""

@@ -1,0 +1,212 @@
+"""From sources to a run's data: split, tokenizer, baseline, fingerprints, and what stops a changed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from genesis.data import pipeline
+from genesis.data.loader import PackedLoader
+from genesis.data.pipeline import Prepared
+from genesis.data.tokenizer import train_bpe
+from genesis.errors import DataError
+from tests.data.helpers import TEXTS, prepared, raised, run_python, write_corpus
+
+PREPARE = """
+import json, sys
+from pathlib import Path
+from genesis.data.loader import PackedLoader
+from tests.data.helpers import prepared
+data = prepared(Path(sys.argv[1]), Path(sys.argv[2]))
+loader = PackedLoader(data.train, batch_size=2, seq_len=32, seed=3)
+print(json.dumps([loader.state(), loader.batch(2, 1).input_ids.tolist(), data.held_out.gzip_bits_per_byte]))
+"""
+
+
+def loader_of(data: Prepared) -> PackedLoader:
+    return PackedLoader(data.train, batch_size=2, seq_len=32, seed=3)
+
+
+def names(data: Prepared) -> tuple[set[str], set[str]]:
+    assert data.held_out
+    train, held_out = data.train.index, data.held_out.tokens.index
+    return {train.name(n) for n in range(len(train))}, {held_out.name(n) for n in range(len(held_out))}
+
+
+def text_of(name: str) -> str:
+    return TEXTS[int(Path(name).stem)]
+
+
+def test_the_documents_are_divided_and_the_held_out_bytes_are_exact(corpus_folder: Path, tmp_path: Path) -> None:
+    data = prepared(corpus_folder, tmp_path / "cache")
+    train, held_out = names(data)
+    assert len(train) + len(held_out) == len(train | held_out) == len(TEXTS)
+    assert 2 <= len(held_out) <= 16
+    assert data.held_out and data.held_out.tokens.total_bytes == sum(len(text_of(name).encode()) for name in held_out)
+    ids = data.tokenizer.encode(text_of(data.train.index.name(4))).tolist()
+    start, length = int(data.train.starts[4]), int(data.train.lengths[4])
+    assert data.train.stream[start : start + length].tolist() == [0, *ids, 0]
+
+
+def test_the_tokenizer_learns_from_the_training_documents_only(corpus_folder: Path, tmp_path: Path) -> None:
+    data = prepared(corpus_folder, tmp_path / "cache")
+    train, _ = names(data)
+    expected = train_bpe((text_of(name) for name in sorted(train)), vocab_size=320)
+    assert data.tokenizer.fingerprint == expected.fingerprint
+    assert data.tokenizer.files() == expected.files()
+
+
+def test_the_baseline_is_gzip_on_each_held_out_document_alone(corpus_folder: Path, tmp_path: Path) -> None:
+    data = prepared(corpus_folder, tmp_path / "cache")
+    texts = [text_of(name).encode() for name in names(data)[1]]
+    compressed = 0
+    for text in texts:
+        gzip = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+        compressed += len(gzip.compress(text) + gzip.flush())
+    assert data.held_out and data.held_out.gzip_bits_per_byte == 8 * compressed / sum(map(len, texts))
+
+
+def test_a_second_start_makes_nothing(corpus_folder: Path, tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    settings: dict[str, Any] = {"progress": lambda *step: steps.append(step)}
+    first = prepared(corpus_folder, tmp_path / "cache", **settings)
+    assert {stage for stage, _, _ in steps} == {"train a tokenizer", "tokenize"}
+    assert all(0 <= done <= total for _, done, total in steps)
+    assert (first.report.tokenizer, first.report.tokens) == ("made", "made")
+    steps.clear()
+    second = prepared(corpus_folder, tmp_path / "cache", **settings)
+    assert (second.report.tokenizer, second.report.tokens, steps) == ("found", "found", [])
+    assert loader_of(first).state() == loader_of(second).state()
+
+
+def test_a_damaged_tokenizer_in_the_cache_is_trained_again(corpus_folder: Path, tmp_path: Path) -> None:
+    first = prepared(corpus_folder, tmp_path / "cache")
+    (entry,) = (tmp_path / "cache").glob("tokenizer-*")
+    (entry / "tokenizer.json").write_bytes(b"{}")
+    second = prepared(corpus_folder, tmp_path / "cache")
+    assert second.report.tokenizer == "made again"
+    assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
+
+
+def test_named_held_out_sources(corpus_folder: Path, tmp_path: Path) -> None:
+    held_out = write_corpus(tmp_path / "eval", ["a new text\n", TEXTS[3], TEXTS[4]])
+    (held_out / "bad.jsonl").write_text("{\n")
+    data = prepared(
+        corpus_folder, tmp_path / "cache", eval_sources=[str(held_out)], eval_fraction=None, on_error="skip"
+    )
+    assert len(data.train) == len(TEXTS) and data.held_out and len(data.held_out.tokens) == 3
+    assert data.report.shared_documents == 2
+    assert data.held_out.defects.counts == {"bad JSON": 1} and data.report.defects.counts == {}
+
+
+@pytest.mark.parametrize("fraction", [0.0, None])
+def test_nothing_is_held_out_where_nothing_is_asked_for(
+    corpus_folder: Path, tmp_path: Path, fraction: float | None
+) -> None:
+    data = prepared(corpus_folder, tmp_path / "cache", eval_fraction=fraction)
+    assert data.held_out is None and len(data.train) == len(TEXTS)
+
+
+def test_a_given_tokenizer_is_used(corpus_folder: Path, tmp_path: Path) -> None:
+    other = train_bpe(["other text " * 9], vocab_size=270)
+    other.save(tmp_path / "tokenizer")
+    data = prepared(corpus_folder, tmp_path / "cache", tokenizer_path=tmp_path / "tokenizer")
+    assert data.report.tokenizer == "given" and data.tokenizer.fingerprint == other.fingerprint
+
+
+def test_sources_of_which_nothing_is_left_are_an_error(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path / "corpus", ["", "\n"])
+    with pytest.raises(DataError, match=r"no usable document; 2 were left out.*000\.txt:1: the file is empty"):
+        prepared(folder, tmp_path / "cache", on_error="skip")
+
+
+def test_one_document_cannot_be_divided(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path / "corpus", ["alone"])
+    with pytest.raises(DataError, match=r"only one document.*data\.eval"):
+        prepared(folder, tmp_path / "cache")
+
+
+def test_a_large_corpus_trains_its_tokenizer_on_a_sample(
+    corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = prepared(corpus_folder, tmp_path / "cache")
+    for limit, least in ((sum(map(len, TEXTS)) // 3, 3), (1, 1)):
+        monkeypatch.setattr(pipeline, "MAX_BPE_BYTES", limit)
+        index = whole.train.index
+        chosen = pipeline._sample(index, index.text_bytes > 0)
+        assert least <= chosen.sum() < len(index) * 0.7
+        assert prepared(corpus_folder, tmp_path / "cache").tokenizer.vocab_size <= 320
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\n")
+
+
+def test_one_byte_more_in_the_data_stops_a_resumed_run(corpus_folder: Path, tmp_path: Path) -> None:
+    data = prepared(corpus_folder, tmp_path / "cache")
+    state = json.loads(json.dumps(loader_of(data).state()))
+    for group in names(data):
+        path = Path(min(group))
+        content = path.read_bytes()
+        append(path)
+        changed = loader_of(prepared(corpus_folder, tmp_path / "cache"))
+        assert raised(partial(changed.load_state, state)) == "DataError 4"
+        path.write_bytes(content)
+    (corpus_folder / "new.txt").write_text("one document more")
+    more = loader_of(prepared(corpus_folder, tmp_path / "cache"))
+    assert raised(partial(more.load_state, state)) == "DataError 4"
+    (corpus_folder / "new.txt").unlink()
+    restored = loader_of(prepared(corpus_folder, tmp_path / "cache"))
+    assert raised(partial(restored.load_state, state)) == ""
+
+
+def test_another_tokenizer_stops_a_resumed_run(corpus_folder: Path, tmp_path: Path) -> None:
+    data = prepared(corpus_folder, tmp_path / "cache")
+    data.tokenizer.save(tmp_path / "same")
+    train_bpe(TEXTS[:5], vocab_size=300).save(tmp_path / "other")
+    state = loader_of(data).state()
+    for name, expected in (("same", ""), ("other", "ModelError 5")):
+        loader = loader_of(prepared(corpus_folder, tmp_path / "cache", tokenizer_path=tmp_path / name))
+        assert raised(partial(loader.load_state, state)) == expected
+
+
+def test_two_processes_with_caches_of_their_own_prepare_the_same(corpus_folder: Path, tmp_path: Path) -> None:
+    first = run_python(PREPARE, corpus_folder, tmp_path / "one", PYTHONHASHSEED="1", RAYON_NUM_THREADS="1")
+    second = run_python(PREPARE, corpus_folder, tmp_path / "two", PYTHONHASHSEED="2", RAYON_NUM_THREADS="3")
+    assert first == second
+
+
+def test_no_clock_and_no_file_time_plays_a_part(
+    corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = prepared(corpus_folder, tmp_path / "cache")
+    for path in corpus_folder.iterdir():
+        os.utime(path, (4e9, 4e9))
+
+    def asked() -> NoReturn:
+        raise AssertionError("a clock was asked")
+
+    with monkeypatch.context() as patch:
+        for name in ("time", "time_ns", "monotonic", "perf_counter", "localtime", "gmtime"):
+            patch.setattr(time, name, asked)
+        found = prepared(corpus_folder, tmp_path / "cache")
+        again = prepared(corpus_folder, tmp_path / "other")
+    assert (found.report.tokens, again.report.tokens) == ("found", "made")
+    assert loader_of(found).state() == loader_of(again).state() == loader_of(data).state()
+    for kind in ("tokens", "tokenizer", "gzip"):
+        (first,) = (tmp_path / "cache").glob(f"{kind}-*")
+        second = tmp_path / "other" / first.name
+        assert {p.name: p.read_bytes() for p in first.iterdir()} == {p.name: p.read_bytes() for p in second.iterdir()}
+
+
+def test_importing_the_data_package_does_not_import_the_tokenizers_library() -> None:
+    program = "import json, sys, genesis.data; print(json.dumps('tokenizers' in sys.modules))"
+    assert run_python(program) is False

@@ -1,0 +1,154 @@
+"""Documents to tokens: what the stream holds, in bounded batches, and never of data that changed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from genesis.data import tokenize as tokenize_module
+from genesis.data.cache import Cache
+from genesis.data.documents import DocumentIndex, TokenSet, index_documents
+from genesis.data.records import Corpus
+from genesis.data.tokenize import tokenize
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import DataError
+from tests.data.helpers import TEXTS
+from tests.data.test_tokenizer_files import sentence_piece, write
+
+
+def corpus_of(folder: Path) -> Corpus:
+    return Corpus([f"{folder}/*.txt"], on_error="fail", text_field="text", max_line_bytes=1 << 20)
+
+
+def indexed(folder: Path) -> tuple[Corpus, DocumentIndex]:
+    corpus = corpus_of(folder)
+    return corpus, index_documents(corpus.documents())
+
+
+def run(folder: Path, tokenizer: Tokenizer, cache: Path) -> tuple[TokenSet, str, list[tuple[int, int]]]:
+    steps: list[tuple[int, int]] = []
+    corpus, index = indexed(folder)
+    tokens, state = tokenize(corpus, index, tokenizer, Cache(cache), lambda done, total: steps.append((done, total)))
+    return tokens, state, steps
+
+
+def documents_of(tokens: TokenSet) -> list[list[int]]:
+    return [
+        tokens.stream[start : start + length].tolist()
+        for start, length in zip(tokens.starts, tokens.lengths, strict=True)
+    ]
+
+
+def test_a_document_is_separator_text_and_end(corpus_folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokens, state, steps = run(corpus_folder, tokenizer, tmp_path / "cache")
+    assert state == "made"
+    assert documents_of(tokens) == [[0, *ids.tolist(), 0] for ids in tokenizer.encode_batch(TEXTS)]
+    assert tokens.stream.dtype == np.uint16 and not tokens.stream.flags.writeable
+    assert tokens.index.text_bytes.tolist() == [len(text.encode()) for text in TEXTS]
+    assert tokens.index.name(3) == f"{corpus_folder}/003.txt"
+    assert tokens.num_targets == sum(len(ids) + 1 for ids in tokenizer.encode_batch(TEXTS))
+    total = sum(len(text.encode()) for text in TEXTS)
+    assert steps[-1] == (total, total) and steps == sorted(steps)
+
+
+def test_the_second_time_nothing_is_encoded(corpus_folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    first, _, _ = run(corpus_folder, tokenizer, tmp_path / "cache")
+    second, state, steps = run(corpus_folder, tokenizer, tmp_path / "cache")
+    assert (state, steps) == ("found", [])
+    assert documents_of(first) == documents_of(second)
+
+
+def test_a_tokenizer_with_a_start_token_begins_documents_with_it(corpus_folder: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", sentence_piece(), config={"bos_token_id": 1, "eos_token_id": 2})
+    tokenizer = Tokenizer.load(folder)
+    tokens, _, _ = run(corpus_folder, tokenizer, tmp_path / "cache")
+    assert documents_of(tokens)[5] == [1, *tokenizer.encode(TEXTS[5]).tolist(), 2]
+    assert tokens.pad_id == 2
+
+
+def test_a_large_vocabulary_takes_four_bytes_a_token(corpus_folder: Path, tmp_path: Path) -> None:
+    content = sentence_piece()
+    used = len(content["model"]["vocab"])
+    content["model"]["vocab"] |= {f"unused{n}": n for n in range(used, (1 << 16) + 1)}
+    tokenizer = Tokenizer.load(write(tmp_path / "model", content))
+    tokens, _, _ = run(corpus_folder, tokenizer, tmp_path / "cache")
+    assert tokens.stream.dtype == np.uint32
+    assert documents_of(tokens)[0] == [2, *tokenizer.encode(TEXTS[0]).tolist(), 2]
+
+
+@pytest.mark.parametrize("piece,window", [(64, 40), (200, 100)])
+def test_long_documents_in_pieces_give_the_same_tokens_in_bounded_batches(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, window: int
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    one_line = " ".join(f"word{n}, ünï {n}." for n in range(400))
+    for number, text in enumerate(["".join(TEXTS), one_line, "x = 1\r\n\r\n\ty  =   2\r\n" * 99, "short"]):
+        (folder / f"{number}.txt").write_bytes(text.encode())
+    whole, _, _ = run(folder, tokenizer, tmp_path / "whole")
+    sizes: list[int] = []
+    encode = Tokenizer.encode_batch
+    monkeypatch.setattr(tokenize_module, "BATCH_CHARS", 300)
+    monkeypatch.setattr(tokenize_module, "PIECE_CHARS", piece)
+    monkeypatch.setattr(tokenize_module, "_CUT_WINDOW", window)
+    monkeypatch.setattr(
+        Tokenizer, "encode_batch", lambda self, texts: sizes.append(sum(map(len, texts))) or encode(self, texts)
+    )
+    pieces, state, steps = run(folder, tokenizer, tmp_path / "pieces")
+    assert state == "made" and documents_of(pieces) == documents_of(whole)
+    assert len(sizes) == len(steps) > 30 and max(sizes) < 300 + piece
+
+
+def test_text_without_any_place_to_cut_is_cut_anyway(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("x" * 1000)
+    monkeypatch.setattr(tokenize_module, "PIECE_CHARS", 64)
+    tokens, _, _ = run(tmp_path, tokenizer, tmp_path / "cache")
+    assert tokenizer.decode(documents_of(tokens)[0]) == "x" * 1000
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "changed": lambda folder: (folder / "005.txt").write_text("other"),
+    "one byte more": lambda folder: (folder / "005.txt").write_text(TEXTS[5] + "\n"),
+    "removed": lambda folder: (folder / "005.txt").unlink(),
+    "the last changed": lambda folder: (folder / f"{len(TEXTS) - 1:03}.txt").write_text("new end"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_data_that_change_after_they_were_indexed_are_an_error(
+    corpus_folder: Path, tokenizer: Tokenizer, tmp_path: Path, change: str
+) -> None:
+    corpus, index = indexed(corpus_folder)
+    CHANGES[change](corpus_folder)
+    cache = tmp_path / "cache"
+    with pytest.raises(DataError):
+        tokenize(corpus, index, tokenizer, Cache(cache), lambda done, total: None)
+    assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_records_that_come_or_go_after_indexing_are_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    corpus = Corpus([str(path)], on_error="fail", text_field="text", max_line_bytes=1024)
+    index = index_documents(corpus.documents())
+    for lines in (1, 3):
+        path.write_text("".join(f'{{"text": "{name}"}}\n' for name in "abc"[:lines]))
+        with pytest.raises(DataError, match="changed while they were read"):
+            tokenize(corpus, index, tokenizer, Cache(tmp_path / "cache"), lambda done, total: None)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "manifest.json"])
+def test_damaged_tokens_are_made_again(corpus_folder: Path, tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
+    first = documents_of(run(corpus_folder, tokenizer, tmp_path / "cache")[0])
+    (entry,) = (tmp_path / "cache").glob("tokens-*")
+    data = bytearray((entry / name).read_bytes())
+    data[len(data) // 2] ^= 0x10
+    (entry / name).write_bytes(data)
+    tokens, state, steps = run(corpus_folder, tokenizer, tmp_path / "cache")
+    assert state == "made again" and steps
+    assert documents_of(tokens) == first

@@ -1,0 +1,42 @@
+"""The golden models: tiny Qwen models with what transformers computes on them; see fixtures/README.md for how they were made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genesis.io.safetensors import load_file
+
+__all__ = ["FIXTURES", "NAMES", "Golden", "golden", "relative_error"]
+
+FIXTURES = Path(__file__).parent / "fixtures"
+NAMES = ("qwen2-tied", "qwen2-untied-sharded", "qwen3-tied")
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A model folder, the arrays of its reference run, and the hyper-parameters of that run."""
+
+    folder: Path
+    arrays: dict[str, np.ndarray]
+    trainer: dict[str, Any]
+
+    def group(self, prefix: str) -> dict[str, np.ndarray]:
+        """The arrays named `prefix.<parameter>`, by parameter."""
+        return {n.removeprefix(prefix + "."): a for n, a in self.arrays.items() if n.startswith(prefix + ".")}
+
+
+def golden(name: str) -> Golden:
+    folder = FIXTURES / name
+    return Golden(folder, load_file(folder / "reference.safetensors"), json.loads((folder / "trainer.json").read_text()))
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """‖found - expected‖ / ‖expected‖, in float64; NaN counts as infinite."""
+    difference = np.linalg.norm(found.astype(np.float64) - expected.astype(np.float64))
+    error = difference / max(float(np.linalg.norm(expected.astype(np.float64))), 1e-30)
+    return float(error) if np.isfinite(error) else float("inf")

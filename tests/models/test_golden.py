@@ -1,0 +1,76 @@
+"""The golden models against transformers: logits, loss, gradients, and six steps of AdamW."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import genesis
+import genesis_models
+from genesis.nn.utils import clip_grad_norm_
+from genesis.optim import AdamW, decay_groups
+from tests.models.golden import NAMES, golden, relative_error
+
+LOGITS, LOSS, GRADIENT, TRAJECTORY, WEIGHTS = 1e-4, 1e-5, 1e-4, 1e-4, 1e-3  # the bounds of the acceptance test
+
+
+def ids(array: np.ndarray) -> genesis.Tensor:
+    return genesis.from_numpy(array.astype(np.int64))
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestGolden:
+    def test_logits(self, name: str) -> None:
+        reference = golden(name)
+        model = genesis_models.load(reference.folder)
+        with genesis.no_grad():
+            logits = model(ids(reference.arrays["input_ids"])).numpy()
+        assert np.abs(logits - reference.arrays["logits"]).max() < LOGITS
+
+    def test_loss_and_gradients(self, name: str) -> None:
+        reference = golden(name)
+        model = genesis_models.load(reference.folder)
+        loss = model.loss(ids(reference.arrays["input_ids"]), ids(reference.arrays["labels"]))
+        assert abs(loss.item() - float(reference.arrays["loss"])) < LOSS
+        loss.backward()
+        gradients = {n: p.grad.numpy() for n, p in model.named_parameters()}
+        expected = reference.group("grad")
+        assert gradients.keys() == expected.keys()
+        errors = {n: relative_error(gradients[n], expected[n]) for n in expected}
+        assert max(errors.values()) < GRADIENT, errors
+
+    @pytest.mark.parametrize("checkpointing", [False, True])
+    def test_six_steps(self, name: str, checkpointing: bool) -> None:
+        reference = golden(name)
+        hyper = reference.trainer
+        model = genesis_models.load(reference.folder)
+        model.activation_checkpointing = checkpointing
+        groups = decay_groups(model.named_parameters(), hyper["weight_decay"])
+        optimizer = AdamW(groups, lr=hyper["lr"], betas=tuple(hyper["betas"]), eps=hyper["eps"])
+        for step, batch in enumerate(reference.arrays["train_ids"]):
+            optimizer.zero_grad()
+            loss = model.loss(ids(batch), ids(batch))
+            loss.backward()
+            norm = clip_grad_norm_(list(model.parameters()), hyper["max_grad_norm"])
+            optimizer.step()
+            assert loss.item() == pytest.approx(float(reference.arrays["step_loss"][step]), rel=TRAJECTORY)
+            assert norm.item() == pytest.approx(float(reference.arrays["grad_norm"][step]), rel=TRAJECTORY)
+        expected = reference.group("final")
+        errors = {n: relative_error(p.detach().numpy(), expected[n]) for n, p in model.named_parameters()}
+        assert errors.keys() == expected.keys()
+        assert max(errors.values()) < WEIGHTS, errors
+
+    def test_saved_and_loaded_again(self, name: str, tmp_path: object) -> None:
+        reference = golden(name)
+        model = genesis_models.load(reference.folder)
+        genesis_models.save(model, f"{tmp_path}/saved", source=reference.folder)
+        again = genesis_models.load(f"{tmp_path}/saved")
+        for (n, a), (m, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+            assert n == m
+            np.testing.assert_array_equal(a.detach().numpy(), b.detach().numpy())
+
+
+def test_relative_error_rejects_what_is_wrong() -> None:
+    right = np.linspace(1.0, 2.0, 50)
+    assert relative_error(right * (1 + 2e-4), right) > GRADIENT
+    assert relative_error(np.full(50, np.nan), right) == float("inf")

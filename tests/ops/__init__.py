@@ -1,0 +1,1 @@
+"""Conformance of every registered op."""

@@ -1,0 +1,104 @@
+"""House rules that no linter knows: what the text files may not name, how long a function may be, what is exported."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.packaging.tree import REPOSITORY, package_files
+
+LONGEST_FUNCTION = 80
+SOMEONES_HOME = re.compile(r"/(?:home|Users)/[a-z]\w*/", re.IGNORECASE)
+
+
+def repository_files() -> list[Path]:
+    """Files that are committed or could be."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = (REPOSITORY / name for name in listed.stdout.decode().split("\0") if name)
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def private_paths(text: str, checkout: Path) -> list[str]:
+    """Paths in `text` that exist on one machine only: the checkout's own, and home folders."""
+    return [*re.findall(re.escape(str(checkout)) + r"\b", text), *SOMEONES_HOME.findall(text)]
+
+
+def long_functions(source: str, limit: int = LONGEST_FUNCTION) -> list[str]:
+    """Names of the functions in `source` with more than `limit` lines."""
+    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [n.name for n in functions if n.end_lineno is not None and n.end_lineno - n.lineno >= limit]
+
+
+def export_faults(module: ModuleType) -> list[str]:
+    """What is wrong with the `__all__` of `module`."""
+    exported = list(getattr(module, "__all__", ()))
+    faults = [f"{name} is exported and not defined" for name in exported if not hasattr(module, name)]
+    faults += [f"{name} is exported twice" for name in sorted(set(exported)) if exported.count(name) > 1]
+    if not hasattr(module, "__all__"):
+        own = (n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
+        faults += [f"{name} is public and there is no __all__" for name in own if not name.startswith("_")]
+    return faults
+
+
+def test_no_file_names_a_place_on_one_machine() -> None:
+    files = repository_files()
+    assert REPOSITORY / "pyproject.toml" in files
+    found = {}
+    for path in files:
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        if paths := private_paths(text, REPOSITORY):
+            found[str(path.relative_to(REPOSITORY))] = paths
+    assert not found
+
+
+def test_private_paths_are_noticed() -> None:
+    home = "/" + "home/someone/model"
+    assert private_paths(f"load({home!r}) # and /srv/checkout/x, not /srv/checkouts", Path("/srv/checkout")) == [
+        "/srv/checkout",
+        "/" + "home/someone/",
+    ]
+
+
+def test_functions_fit_a_screen() -> None:
+    found = {}
+    for path in repository_files():
+        if path.suffix == ".py" and (names := long_functions(path.read_text())):
+            found[str(path.relative_to(REPOSITORY))] = names
+    assert not found
+
+
+def test_long_functions_are_noticed() -> None:
+    body = "    pass\n"
+    source = f"def fits():\n{body * 79}\ndef long():\n{body * 80}\nasync def too():\n{body * 80}"
+    assert long_functions(source) == ["long", "too"]
+
+
+def test_exported_names_exist() -> None:
+    files = [wheel_path for _, wheel_path in package_files(REPOSITORY) if wheel_path.endswith(".py")]
+    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files]
+    assert {"genesis", "genesis.errors", "genesis_cli", "genesis_models", "genesis_configs"} <= set(names)
+    found = {name: export_faults(importlib.import_module(name)) for name in names if not name.endswith("__main__")}
+    assert not {name: faults for name, faults in found.items() if faults}
+
+
+def test_wrong_exports_are_noticed() -> None:
+    def shown() -> None: ...
+
+    module = ModuleType("wrong")
+    shown.__module__ = "wrong"
+    vars(module).update(shown=shown, _hidden=shown)
+    assert export_faults(module) == ["shown is public and there is no __all__"]
+    vars(module)["__all__"] = ["shown", "gone", "shown"]
+    assert export_faults(module) == ["gone is exported and not defined", "shown is exported twice"]

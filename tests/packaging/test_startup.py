@@ -1,0 +1,118 @@
+"""`import genesis` and `genesis --help` start fast and leave the heavy libraries alone."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+LIMIT_SECONDS = 0.5
+HEAVY = {
+    "cuda",
+    "hypothesis",
+    "jinja2",
+    "matplotlib",
+    "pyarrow",
+    "pydantic",
+    "pytest",
+    "rich",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "triton",
+}
+
+IMPORT = "import genesis"
+HELP = "import sys; sys.argv = ['genesis', '--help']; from genesis_cli.main import main; main()"
+
+# One at a time: two of these side by side would measure each other.
+pytestmark = pytest.mark.xdist_group("startup")
+
+
+class Seconds(NamedTuple):
+    """Time by the clock, and time on all processors."""
+
+    wall: float
+    cpu: float
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def once(script: str) -> Seconds:
+    """Run `script` in a fresh interpreter."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    run(script)
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Seconds(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def startup(script: str) -> Seconds:
+    """Medians of five runs, after one that leaves the bytecode behind.
+
+    Processor time is held to the limit at once. Clock time also counts what else the machine does, so a round that is
+    too slow is repeated, twice at most.
+    """
+    run(script)
+    for remaining in (2, 1, 0):
+        rows = [once(script) for _ in range(5)]
+        median = Seconds(statistics.median(r.wall for r in rows), statistics.median(r.cpu for r in rows))
+        if median.wall < LIMIT_SECONDS or median.cpu >= LIMIT_SECONDS or not remaining:
+            return median
+    raise AssertionError("unreachable")
+
+
+def loaded(script: str) -> set[str]:
+    """Top-level packages in `sys.modules` after `script`, also when it ends by `SystemExit`."""
+    wrapped = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('\\n'.join({m.partition('.')[0] for m in sys.modules}), file=sys.stderr))\n"
+    )
+    return set(run(wrapped + script).stderr.split())
+
+
+@pytest.mark.parametrize("script", [IMPORT, HELP], ids=["import", "help"])
+def test_startup_time(script: str) -> None:
+    median = startup(script)
+    assert median.cpu < LIMIT_SECONDS, median
+    assert median.wall < LIMIT_SECONDS, median
+
+
+@pytest.mark.parametrize("script", [IMPORT, HELP], ids=["import", "help"])
+def test_startup_leaves_heavy_libraries_alone(script: str) -> None:
+    names = loaded(script)
+    assert names & {"genesis", "genesis_cli"}
+    assert not names & HEAVY
+
+
+def test_import_leaves_the_terminal_libraries_alone() -> None:
+    assert not loaded(IMPORT) & {"click", "typer"}
+
+
+def test_slow_starts_are_noticed() -> None:
+    assert once("import time; time.sleep(0.6)").wall > LIMIT_SECONDS
+    assert once("import time\nwhile time.process_time() < 0.6: pass").cpu > LIMIT_SECONDS
+
+
+def test_heavy_imports_are_noticed() -> None:
+    assert loaded("import sys, tokenizers; sys.exit()") & HEAVY == {"tokenizers"}
+
+
+def test_help_prints_usage() -> None:
+    assert "Usage" in run(HELP).stdout
+
+
+def test_the_installed_command_answers() -> None:
+    command = Path(sys.executable).with_name("genesis")
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "train" in done.stdout

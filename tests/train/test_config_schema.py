@@ -1,0 +1,286 @@
+"""Every setting of the schema against wrong and right values; rules between settings; what is filled in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from genesis.errors import ConfigError
+from genesis.train.config import OPTIMIZERS, SCHEDULES, Config, json_schema
+from genesis.train.config_file import parse_config
+from genesis.train.strict_yaml import emit
+from tests.train.schema_mutations import (
+    BASE,
+    base_config,
+    check_refused,
+    right_values,
+    settings,
+    text_with,
+    wrong_values,
+)
+
+SETTINGS = settings()
+NAMES = [f"{section}.{key}" for section, key in SETTINGS]
+SECTIONS = ["model", "data", "train", "optim", "eval", "checkpoint", "log"]
+
+
+def merged(**sections: dict[str, Any]) -> str:
+    data = {section: {**BASE.get(section, {}), **sections.get(section, {})} for section in SECTIONS}
+    return emit({section: keys for section, keys in data.items() if keys})
+
+
+def refused(**sections: dict[str, Any]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(merged(**sections), "c.yaml")
+    return caught.value
+
+
+def test_schema_has_the_sections_of_the_conventions() -> None:
+    assert list(json_schema()["properties"]) == SECTIONS
+    assert len(SETTINGS) > 50
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS), ids=NAMES)
+def test_wrong_values_are_refused_where_they_stand(setting: tuple[str, str]) -> None:
+    section, key = setting
+    values = list(wrong_values(SETTINGS[setting]))
+    assert len(values) >= 5
+    for value in values:
+        check_refused(*text_with(section, key, value), name=f"{section}.{key}")
+
+
+def test_the_refusal_check_fails_on_what_is_accepted() -> None:
+    text, place = text_with("train", "steps", 7)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        check_refused(text, place, "train.steps")
+
+
+@pytest.mark.parametrize(("line", "name"), [(1, "train.steps"), (0, "train.seed")])
+def test_the_refusal_check_fails_on_the_wrong_place_or_name(line: int, name: str) -> None:
+    text, place = text_with("train", "steps", "abc")
+    number, _, column = place.partition(":")
+    with pytest.raises(AssertionError):
+        check_refused(text, f"{int(number) + line}:{column}", name)
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS), ids=NAMES)
+def test_right_values_raise_no_complaint_about_type_or_bounds(setting: tuple[str, str]) -> None:
+    section, key = setting
+    for value in right_values(SETTINGS[setting]):
+        data = base_config().model_dump()
+        data[section][key] = value
+        # A rule between settings may object, for the base holds other ones; a bound or a type must not.
+        assert complaints(data) <= {"genesis_rule"}, value
+
+
+def complaints(data: dict[str, Any]) -> set[str]:
+    try:
+        Config.model_validate(data)
+    except ValidationError as error:
+        return {detail["type"] for detail in error.errors()}
+    return set()
+
+
+def test_complaints_sees_a_value_out_of_bounds() -> None:
+    data = base_config().model_dump()
+    data["train"]["steps"] = 0
+    assert complaints(data) == {"greater_than_equal"}
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS), ids=NAMES)
+def test_a_misspelled_key_is_named_with_the_right_one(setting: tuple[str, str]) -> None:
+    section, key = setting
+    swapped = key[1] + key[0] + key[2:]
+    for wrong in {key + "x", key.replace("_", "-") if "_" in key else key.upper(), swapped} - {key}:
+        data = base_config().model_dump()
+        data[section] = {wrong: data[section].pop(key), **data[section]}
+        lines = emit(data).split("\n")
+        with pytest.raises(ConfigError) as caught:
+            parse_config("\n".join(lines), "c.yaml")
+        assert caught.value.what == f"unknown key {section}.{wrong}"
+        assert caught.value.where == f"c.yaml:{lines.index(f'{section}:') + 2}:3"
+        assert f"did you mean {section}.{key}?" in caught.value.next.split("\n")[0]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_misspelled_section_is_named_with_the_right_one(section: str) -> None:
+    data = base_config().model_dump()
+    data[section + "s"] = data.pop(section)
+    with pytest.raises(ConfigError, match=f"did you mean {section}?") as caught:
+        parse_config(emit(data), "c.yaml")
+    assert caught.value.what == f"unknown key {section}s"
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("train.learning_rate", "optim.lr"),
+        ("train.lr", "optim.lr"),
+        ("per_device_train_batch_size", "train.batch_size"),
+        ("steps", "train.steps"),
+        ("train.weight_decay", "optim.weight_decay"),
+    ],
+)
+def test_a_key_of_another_section_or_trainer_is_found(key: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {meant}") as caught:
+        parse_config(merged(), "c.yaml", [f"{key}=1"])
+    assert caught.value.where == f"override: {key}=1"
+
+
+def test_a_key_like_no_other_gets_the_list() -> None:
+    error = refused(log={"zzzz": 1})
+    assert (error.what, error.next) == (
+        "unknown key log.zzzz",
+        "the keys of log are every, tensorboard, wandb, wandb_project",
+    )
+    with pytest.raises(ConfigError) as caught:
+        parse_config(merged() + "lora: {r: 8}\n", "c.yaml")
+    assert caught.value.what == "unknown key lora"
+    assert caught.value.next == "the keys of the file are " + ", ".join(SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "remedy"),
+    [
+        ("optim", "nesterov", "on", "write true"),
+        ("checkpoint", "save_final", "No", "write false"),
+        ("train", "batch_size", "1_000", "write 1000"),
+        ("train", "seed", "007", "write 7"),
+        ("train", "steps", 1e3, "write 1000"),
+        ("train", "steps", "12:30", "write a plain number"),
+        ("optim", "lr", "3e-4 ", "write 3e-4"),
+        ("optim", "schedule", "cosin", "did you mean cosine?"),
+        ("model", "dtype", "bf16", "did you mean bfloat16?"),
+        ("model", "path", 5, 'quote it: "5"'),
+        ("data", "text_field", True, 'quote it: "true"'),
+        ("eval", "prompts", "def f", 'write a list: ["def f"]'),
+    ],
+)
+def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: Any, remedy: str) -> None:
+    text, place = text_with(section, key, value)
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, "c.yaml")
+    assert caught.value.where == f"c.yaml:{place}"
+    assert caught.value.next.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("sections", "where", "words"),
+    [
+        ({"model": {"path": "m"}}, "model.preset", "exclude each other"),
+        ({"model": {"preset": None}}, "model", "no model is named"),
+        ({"model": {"preset": None, "config": {"hidden_size": 8}}}, "model.config", "no model_type"),
+        ({"train": {"epochs": 2}}, "train.epochs", "exclude each other"),
+        ({"train": {"steps": None}}, "train", "length of the run"),
+        ({"data": {"eval": "e.txt", "eval_fraction": 0.1}}, "data.eval_fraction", "exclude each other"),
+        ({"data": {"tokenizer": "t", "vocab_size": 400}}, "data.vocab_size", "finished one"),
+        ({"model": {"preset": None, "path": "m"}, "data": {"vocab_size": 400}}, "data.vocab_size", "has its own"),
+        ({"optim": {"momentum": 0.9}}, "optim.momentum", "no meaning for the optimizer adamw"),
+        ({"optim": {"decay_ratio": 0.9}}, "optim.decay_ratio", "no meaning for the schedule cosine"),
+        ({"optim": {"name": "sgd", "betas": [0.9, 0.9]}}, "optim.betas", "no meaning for the optimizer sgd"),
+        ({"optim": {"warmup_steps": 3, "warmup_ratio": 0.1}}, "optim.warmup_ratio", "exclude each other"),
+        ({"optim": {"betas": [0.9, 1.0]}}, "optim.betas", "must be below 1"),
+        ({"optim": {"name": "sgd", "momentum": 1.0}}, "optim.momentum", "below 1"),
+        ({"optim": {"name": "sgd", "momentum": 0.0, "nesterov": True}}, "optim.nesterov", "needs a momentum"),
+        ({"optim": {"schedule": "step"}}, "optim.schedule", "needs optim.step_size"),
+        ({"optim": {"schedule": "wsd", "warmup_ratio": 0.5, "decay_ratio": 0.6}}, "optim.decay_ratio", "more than"),
+        ({"data": {"eval_fraction": 0}, "eval": {"every": 5}}, "eval.every", "nothing is held out"),
+    ],
+)
+def test_rules_between_settings(sections: dict[str, Any], where: str, words: str) -> None:
+    text = merged(**sections)
+    error = refused(**sections)
+    section, _, key = where.partition(".")
+    lines = text.split("\n")
+    number = lines.index(f"{section}:")
+    if key:
+        number = next(n for n, line in enumerate(lines) if n > number and line.startswith(f"  {key}:"))
+    assert error.where == f"c.yaml:{number + 1}:{3 if key else 1}"
+    assert words in error.what
+    assert error.next
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "limit"),
+    [("vocab_size", 5000, "vocab_size 4096"), ("seq_len", 600, "max_position_embeddings 512")],
+)
+def test_the_data_fits_an_inline_model(key: str, value: int, limit: str) -> None:
+    model = {"model_type": "qwen3", "vocab_size": 4096, "max_position_embeddings": 512}
+    fine = {"vocab_size": 4096, "seq_len": 512}
+    parse_config(merged(model={"preset": None, "config": model}, data=fine), "c.yaml")
+    error = refused(model={"preset": None, "config": model}, data={**fine, key: value})
+    assert limit in error.what
+
+
+def test_a_missing_setting_is_named_with_its_meaning() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config("model: {preset: 0.5B}\ndata: {}\ntrain: {output_dir: x, steps: 1}\n", "c.yaml")
+    assert caught.value.what == "data.train is missing"
+    assert caught.value.where == "c.yaml:2:1"
+    assert "What to learn" in caught.value.next
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
+    error = refused(data={"seq_len": 1}, train={"steps": 0}, log={"evry": 5})
+    assert error.what.startswith("data.seq_len must be an integer from 2 to 1048576, not 1")
+    also = error.next.split("\n")[1:]
+    assert ["train.steps" in also[0], "log.evry" in also[1], len(also)] == [True, True, 2]
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_an_optimizer_gets_its_own_defaults_and_nothing_else(name: str) -> None:
+    optim = parse_config(merged(optim={"name": name}), "c.yaml").optim
+    for key in {key for row in OPTIMIZERS.values() for key in row}:
+        assert getattr(optim, key) == OPTIMIZERS[name].get(key)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_a_schedule_gets_its_own_defaults_and_nothing_else(name: str) -> None:
+    given = {"step_size": 10} if name == "step" else {}
+    optim = parse_config(merged(optim={"schedule": name, **given}), "c.yaml").optim
+    for key in {key for row in SCHEDULES.values() for key in row}:
+        assert getattr(optim, key) == given.get(key, SCHEDULES[name].get(key))
+    assert optim.warmup_ratio == (0.3 if name == "one_cycle" else None)
+
+
+def test_held_out_data_is_filled_in_only_where_it_is_used() -> None:
+    assert parse_config(merged(), "c.yaml").data.eval_fraction == 0.05
+    data = parse_config(merged(data={"eval": "e.txt"}), "c.yaml").data
+    assert (data.eval, data.eval_fraction) == (["e.txt"], None)
+
+
+def test_one_source_may_stand_without_a_list() -> None:
+    assert parse_config(merged(data={"train": "stdlib:"}), "c.yaml").data.train == ["stdlib:"]
+
+
+@pytest.mark.parametrize("path", ["~/corpus.txt", "~root/x", "a\\0b"])
+def test_paths_that_mean_something_else_are_refused(path: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_config(merged().replace("runs/x", f'"{path}"'), "c.yaml")
+
+
+def test_environment_variables_are_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "planted-secret")
+    config = parse_config(merged(train={"output_dir": "runs/$CANARY/${CANARY}"}), "c.yaml", ["data.train=$CANARY"])
+    assert (config.train.output_dir, config.data.train) == ("runs/$CANARY/${CANARY}", ["$CANARY"])
+    assert "planted-secret" not in config.resolved_yaml()
+
+
+def test_the_schema_is_json_and_describes_every_setting() -> None:
+    schema = json.loads(json.dumps(json_schema(), allow_nan=False))
+    for definition in schema["$defs"].values():
+        assert definition["additionalProperties"] is False
+        for key, fragment in definition["properties"].items():
+            assert len(fragment.get("description", "")) > 10, key
+            ranged = [one for one in fragment.get("anyOf", [fragment]) if one.get("type") in ("integer", "number")]
+            for one in ranged:
+                assert "maximum" in one, key
+                assert ("minimum" in one) != ("exclusiveMinimum" in one), key
+
+
+def test_settings_cannot_be_changed_once_made() -> None:
+    with pytest.raises(ValidationError):
+        base_config().train.steps = 5  # type: ignore[misc]
