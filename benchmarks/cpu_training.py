@@ -35,7 +35,7 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
     from genesis.backend.cpu import set_threads
     from genesis.data.loader import PackedLoader
     from genesis.data.pipeline import prepare
-    from genesis.train.optimizer import make_optimizer, make_schedule
+    from genesis.train.optimizer import build_optimizer, build_schedule
     from genesis.train.state import TrainState
     from genesis.train.step import take_step
     from genesis_cli import recipes
@@ -60,8 +60,8 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
         return {}
     loader = PackedLoader(data.train, batch_size=job["batch_size"], seq_len=job["seq_len"], seed=0)
     model = genesis_models.build(job["model"], seed=0)
-    state = TrainState(model, make_optimizer(config.optim, model), loader)
-    lr_at = make_schedule(config.optim, 250)
+    state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), 0), loader)
+    lr_at = build_schedule(config.optim, 250)
     times, losses = [], []
     for step in range(job["warmup"] + job["steps"]):
         begun = time.perf_counter()

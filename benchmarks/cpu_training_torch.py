@@ -1,4 +1,4 @@
-"""The torch side of cpu_training.py: the quickstart's model, eager, on the CPU. Run by that script in an environment with torch."""
+"""The torch side of cpu_training.py: the quickstart's model, eager, on the CPU. That script runs it where torch is."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["facts", "missing_for_cuda", "packages"]
 
 PROBE_SECONDS = 20
 MIN_CAPABILITY = (8, 0)
-MIN_CUDA = (12, 0)
+MIN_CUDA = "12.0"
 # Extras for people who change Genesis itself.
 _HIDDEN_EXTRAS = frozenset(("dev",))
 _CUDA_PACKAGES = ("cuda-core", "cuda-python", "triton")
@@ -78,6 +78,7 @@ def _new_enough(version: str, wanted: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    """The release part of a version, without trailing zeros: 12.0 and 12 are the same."""
     release = re.match(r"[0-9]+(\.[0-9]+)*", version)
     numbers = [int(part) for part in release[0].split(".")] if release else []
     while numbers and numbers[-1] == 0:
@@ -161,10 +162,8 @@ def missing_for_cuda(cuda: dict[str, Any], installed: list[dict[str, Any]], *, c
     elif not cuda["devices"]:
         missing.append("a GPU: the driver sees none")
     version = _numbers(cuda.get("cuda", ""))
-    if version and version < MIN_CUDA:
-        missing.append(
-            f"a newer NVIDIA driver: this one speaks CUDA {cuda['cuda']}, {MIN_CUDA[0]}.{MIN_CUDA[1]} is the least"
-        )
+    if version and version < _numbers(MIN_CUDA):
+        missing.append(f"a newer NVIDIA driver: this one speaks CUDA {cuda['cuda']}, {MIN_CUDA} is the least")
     capable = [device for device in cuda["devices"] if _capability(device) >= MIN_CAPABILITY]
     if cuda["devices"] and not capable:
         seen = ", ".join(f"{device['name']} has {device['capability']}" for device in cuda["devices"])

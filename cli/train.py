@@ -18,6 +18,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in train.output_dir.")
     ] = False,
+    resume_from: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Go on from this older checkpoint, as checkpoint-100.")
+    ] = None,
 ) -> None:
     """Train a model as CONFIG says.
 
@@ -29,4 +32,4 @@ def train(
     loaded = recipes.load(config, overrides or [])
     from genesis_models import session
 
-    session.train(loaded, resume=resume, console=Output(sys.stdout))
+    session.train(loaded, resume=resume, resume_from=resume_from, console=Output(sys.stdout))

@@ -3,6 +3,9 @@
 Tensors, autograd, modules and optimizers follow torch's names and semantics. The command-line tool is `genesis`.
 """
 
+from genesis.tensor import Tensor  # before the function `tensor`, whose name the module has too
+
+# isort: split
 from genesis import autograd, errors, random
 from genesis.autograd import enable_grad, inference_mode, is_grad_enabled, no_grad, set_grad_enabled
 from genesis.backend import Device
@@ -180,9 +183,8 @@ from genesis.functions.shape import (
 )
 from genesis.functions.sort import argsort, bincount, nonzero, sort, topk, unique
 from genesis.random import Generator, manual_seed
-from genesis.tensor import Tensor
 
-# from genesis import nn, optim
+from genesis import nn, optim  # isort: skip  they need the names above
 
 __version__ = "0.1.0"
 

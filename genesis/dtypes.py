@@ -122,8 +122,8 @@ def promote_types(a: DType, b: DType) -> DType:
 def result_type(operands: Iterable[object]) -> DType:
     """The type an arithmetic op computes in: torch.result_type.
 
-    Operands with dimensions outrank zero-dimensional ones, which outrank Python numbers; a lower rank changes the result
-    only when its category (bool < integer < float) is higher.
+    Operands with dimensions outrank zero-dimensional ones, which outrank Python numbers; a lower rank changes the
+    result only when its category (bool < integer < float) is higher.
 
     Args:
         operands: objects with `.dtype` and `.shape`, or Python numbers.

@@ -1,6 +1,6 @@
 """The parts that Qwen2, Qwen3 and Llama share. Parameter names are Hugging Face's.
 
-Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, I intermediate size, V vocabulary.
+Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class CausalLM(nn.Module):
             position_ids: `[B, T]`; positions that restart at 0 mark document borders, and attention is cut there.
             cache: keys and values of earlier tokens; extended by this call. Positions continue from it.
         """
-        b, t = input_ids.shape
+        t = input_ids.shape[1]
         begin = 0 if cache is None else cache.length
         starts = None
         if position_ids is None:

@@ -1,7 +1,7 @@
 """What a model's `config.json` says, checked: the keys that shape the computation, with Hugging Face's defaults.
 
-Keys that Genesis does not read are kept and written back; keys that would change the computation in a way Genesis does not
-implement are refused.
+Keys that Genesis does not read are kept and written back; keys that would change the computation in a way that it does
+not implement are refused.
 """
 
 from __future__ import annotations

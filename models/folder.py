@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.dtypes import as_dtype
+from genesis.dtypes import bfloat16, float16, float32, float64
 from genesis.errors import ModelError, escape
 from genesis.io.files import AtomicFolder, FolderUpdate, FolderWriter
 from genesis.io.hf import SIDE_FILES, WeightFolder, copy_side_files, list_names, read_json, save_weights
@@ -22,6 +22,7 @@ from genesis_models.registry import ARCHITECTURES, check_architecture, empty_mod
 
 __all__ = ["check_weights", "load", "parameter_count", "read_config", "save", "write_model"]
 
+WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
 MAX_SHARD_BYTES = 5 << 30  # transformers' default
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -132,8 +133,8 @@ def _check_names(config: ModelConfig, weights: WeightFolder, where: str) -> set[
         entry = weights.entry(name)
         if tuple(entry.shape) != shaped[name]:
             problems.append(f"{escape(name)} has shape {tuple(entry.shape)}, the config says {shaped[name]}")
-        elif entry.dtype not in ("F64", "F32", "F16", "BF16"):
-            problems.append(f"{escape(name)} has type {escape(entry.dtype)}, weights are floating point")
+        elif entry.dtype not in WEIGHT_TYPES:
+            problems.append(f"{escape(name)} has type {entry.dtype}, weights are floating point")
         if len(problems) == 10:
             break
     if problems:
@@ -143,9 +144,7 @@ def _check_names(config: ModelConfig, weights: WeightFolder, where: str) -> set[
 
 def _read(weights: WeightFolder, name: str, out: np.ndarray) -> None:
     """One tensor into its parameter, cast where the stored type differs."""
-    entry = weights.entry(name)
-    stored = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}[entry.dtype]
-    if as_dtype(stored).numpy == out.dtype and out.flags.c_contiguous:
+    if weights.entry(name).dtype == out.dtype and out.flags.c_contiguous:
         weights.read_into(name, out)
     else:
         np.copyto(out, weights.read(name), casting="unsafe")

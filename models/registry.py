@@ -51,8 +51,8 @@ def build(
 ) -> CausalLM:
     """A model with fresh weights, as Hugging Face initialises these families.
 
-    Matrices are normal with standard deviation `initializer_range`, biases 0, norms 1. The draws depend on `seed` and on
-    the order of parameters only.
+    Matrices are normal with standard deviation `initializer_range`, biases 0, norms 1. The draws depend on `seed` and
+    on the order of parameters only.
 
     Args:
         config: the keys of a `config.json`, or a checked config.

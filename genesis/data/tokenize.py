@@ -32,7 +32,7 @@ BATCH_CHARS = 1 << 20
 PIECE_CHARS = 1 << 18
 _CUT_WINDOW = 1 << 14
 # Places where every common pre-tokenizer cuts anyway, the preferred first: after a line end, before a space.
-_CUTS = (re.compile(r"\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)"))
+_CUTS = (re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)"))
 
 
 def tokenize(

@@ -55,10 +55,8 @@ def _wrap(array: Array, requires_grad: bool = False) -> Any:
 
 
 def _first_number(data: Any) -> Any:
-    """The first leaf of nested lists."""
-    while isinstance(data, (list, tuple)):
-        if not data:
-            return None
+    """The first leaf of nested lists; an empty list where there is none."""
+    while isinstance(data, (list, tuple)) and data:
         data = data[0]
     return data
 
@@ -77,9 +75,8 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
     except ValueError as error:
         raise ShapeError("nested lists must have equal lengths at each level") from error
     if values.dtype.kind in "OUSVcMm" and values.dtype != np.dtype(as_dtype("bfloat16").numpy):
-        first = _first_number(data)
         raise DTypeError(
-            f"a tensor cannot be made from {type(first if first is not None else data).__name__} values",
+            f"a tensor cannot be made from {type(_first_number(data)).__name__} values",
             next="give numbers, bools, numpy arrays or nested lists of them",
         )
     typed = isinstance(data, (np.ndarray, np.generic)) or isinstance(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
 from genesis.dtypes import DType, as_dtype, float32, float64, int64
@@ -60,7 +61,10 @@ def _overwrite(op: Op, x: Any, generator: Generator | None, **attrs: Any) -> Any
     array = array_of(x, op.name + "_")
     attrs |= {"shape": array.shape, "dtype": array.dtype}
     op.infer(seed=0, offset=0, **attrs)
-    return apply_(op, x, **_reserve(generator, _words(op, array.dtype, array.shape)), **attrs)
+    drawn = _reserve(generator, _words(op, array.dtype, array.shape))
+    if is_grad_enabled() and x.requires_grad:  # copy_ records that the old value no longer counts
+        return copy_(x, apply(op, **drawn, **attrs, device=array.device))
+    return apply_(op, x, **drawn, **attrs)
 
 
 # --- New tensors ------------------------------------------------------------------------------------------------------
@@ -212,7 +216,9 @@ def bernoulli_(x: Any, p: Any = 0.5, *, generator: Generator | None = None) -> A
 
 def bernoulli(x: Any, *, generator: Generator | None = None) -> Any:
     """1 with the probabilities in x, else 0."""
-    return apply(ops.bernoulli, x, **_reserve(generator, array_of(x, "bernoulli").size))
+    array = array_of(x, "bernoulli")
+    ops.bernoulli.infer(array, seed=0, offset=0)
+    return apply(ops.bernoulli, x, **_reserve(generator, array.size))
 
 
 def multinomial(x: Any, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Any:

@@ -58,12 +58,16 @@ def one_of(name: str, dim: Any, axis: Any) -> Any:
     return axis
 
 
+def _listed(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
+    """The op's `axes`."""
+    found = one_of(name, dim, axis)
+    return found if found is None or isinstance(found, int) else tuple(found)
+
+
 def _dims(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
     """The op's `axes`; an empty sequence means all dimensions, as in torch."""
-    found = one_of(name, dim, axis)
-    if found is None or isinstance(found, int):
-        return found
-    return tuple(found) or None
+    found = _listed(name, dim, axis)
+    return None if found == () else found
 
 
 def _as(x: Any, dtype: Any, name: str) -> Any:
@@ -225,15 +229,15 @@ def argmin(x: Any, dim: int | None = None, keepdim: bool = False, *, axis: int |
 
 
 def any(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
-    """Whether an element over `dim` is not 0."""
+    """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
     array_of(x, "any")
-    return apply(ops.any, x, out=out, axes=_dims("any", dim, axis), keepdim=keepdim)
+    return apply(ops.any, x, out=out, axes=_listed("any", dim, axis), keepdim=keepdim)
 
 
 def all(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
-    """Whether no element over `dim` is 0."""
+    """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
     array_of(x, "all")
-    return apply(ops.all, x, out=out, axes=_dims("all", dim, axis), keepdim=keepdim)
+    return apply(ops.all, x, out=out, axes=_listed("all", dim, axis), keepdim=keepdim)
 
 
 # --- Log of summed exponentials, norms --------------------------------------------------------------------------------

@@ -110,9 +110,9 @@ def reshape_as(x: Any, other: Any) -> Any:
 def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     """Dimensions `start_dim` to `end_dim` (inclusive) made one."""
     shape = array_of(x, "flatten").shape
+    first, last = normalize_axis(start_dim, len(shape)), normalize_axis(end_dim, len(shape))
     if not shape:
         return reshape(x, 1)
-    first, last = normalize_axis(start_dim, len(shape)), normalize_axis(end_dim, len(shape))
     if first > last:
         raise ShapeError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {shape}")
     size = 1
@@ -129,6 +129,8 @@ def ravel(x: Any) -> Any:
 def unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Any:
     """Dimension `dim` divided into `sizes` (one may be -1)."""
     shape = array_of(x, "unflatten").shape
+    if not shape:
+        raise ShapeError("unflatten() of a tensor without dimensions")
     dim = normalize_axis(dim, len(shape))
     return view(x, *shape[:dim], *resolve_shape(sizes_of((sizes,)), shape[dim]), *shape[dim + 1 :])
 
@@ -177,7 +179,7 @@ def contiguous(x: Any) -> Any:
 def permute(x: Any, *dims: Any) -> Any:
     """Dimensions in the order `dims`."""
     ndim = array_of(x, "permute").ndim
-    return apply(ops.permute, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims)) if ndim else ())
+    return apply(ops.permute, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims)))
 
 
 def transpose(x: Any, dim0: int, dim1: int) -> Any:
@@ -323,7 +325,7 @@ def as_strided(x: Any, size: Sequence[int], stride: Sequence[int], storage_offse
     a = array_of(x, "as_strided")
     offset = 0 if storage_offset is None else storage_offset - a.offset
     shape, strides = sizes_of((size,)), sizes_of((stride,))
-    return apply(ops.as_strided, x, shape=shape, strides=strides, offset=offset, source_strides=a.strides)
+    return apply(ops.as_strided, x, shape=shape, strides=strides, offset=offset)
 
 
 # --- Joining and repeating --------------------------------------------------------------------------------------------
@@ -412,7 +414,8 @@ def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None =
 def flip(x: Any, *dims: Any) -> Any:
     """A copy with the order of elements along `dims` reversed."""
     ndim = array_of(x, "flip").ndim
-    return apply(ops.flip, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims)))
+    axes = tuple(normalize_axis(d, ndim) for d in sizes_of(dims))
+    return apply(ops.flip, x, dims=axes if ndim else axes[1:])  # a scalar takes dimension 0, once
 
 
 def tril(x: Any, diagonal: int = 0) -> Any:

@@ -28,7 +28,7 @@ __all__ = ["LOCK_NAME", "FolderLock"]
 
 LOCK_NAME = ".lock"
 _MAX_BYTES = 4096
-_TRIES = 50
+_TRIES = 200
 _PAUSE_S = 0.01
 
 

@@ -54,8 +54,8 @@ Gradients = tuple[Tensor | None, ...]
 class BackwardWatch:
     """One call of a module under full backward hooks `hook(module, grad_input, grad_output)`.
 
-    The module's tensor arguments and results pass through gates. The gate of the results keeps their gradients; the gate of
-    the arguments then calls the hooks with both. Where no argument needs a gradient the hooks run at the results.
+    The module's tensor arguments and results pass through gates. The gate of the results keeps their gradients; the
+    gate of the arguments then calls the hooks with both. Where no argument needs a gradient they run at the results.
     """
 
     def __init__(self, module: Any, hooks: list[Callable[..., Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Module: a tree of parameters, buffers and submodules with torch's names and rules. Loading a state is in `state.py`."""
+"""Module: a tree of parameters, buffers and submodules, with the names and rules of torch. `state.py` loads one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Module:
         for table, kind in zip(tables, kinds, strict=True):
             assert table is not None
             if isinstance(value, kind) and (kind is not Tensor or name in table):
-                self._forget(name)
+                self._forget(name, keep=table)
                 table[name] = value
                 return
             if name in table:
@@ -88,10 +88,12 @@ class Module:
                 return
         object.__setattr__(self, name, value)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, keep: Mapping[str, Any] | None = None) -> None:
+        """Take a name out of all tables but `keep`, where it keeps its place in the order."""
         self.__dict__.pop(name, None)
         for table in (self._parameters, self._modules, self._buffers):
-            table.pop(name, None)  # type: ignore[attr-defined]
+            if table is not keep:
+                table.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
         for table in ("_parameters", "_buffers", "_modules"):

@@ -1,4 +1,4 @@
-"""Activations: relu, silu, gelu (erf and tanh forms), and SwiGLU's gate, each with a backward that recomputes from its input."""
+"""Activations: relu, silu, gelu (erf and tanh forms) and SwiGLU's gate; backward recomputes from the input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Scaled dot-product attention without the whole score matrix: causal, grouped-query, cut at document borders, windowed.
+"""Scaled dot-product attention without the whole score matrix: causal, grouped-query, document borders, windows.
 
-The reference goes query block by query block and reads only the keys that a block may see, as the kernel does. Scores and
-sums are float32 or wider.
+The reference goes query block by query block and reads only the keys that a block may see, as the kernel does. Scores
+and sums are float32 or wider.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def _shape(inputs: tuple[Any, ...]) -> Shape:
 
 def _common(*inputs: Any, **attrs: Any) -> Spec:
     """Result in the operands' common type."""
-    return Spec(_shape(inputs), result_type(inputs))
+    dtype = result_type(inputs)
+    return Spec(_shape(inputs), dtype)
 
 
 def _floating(*inputs: Any, **attrs: Any) -> Spec:
@@ -395,9 +396,14 @@ def erf_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return out
 
 
+def negative_values(x: Any, out: np.ndarray | None = None) -> Any:
+    """-x. By multiplication: np.negative mixes elements up where x and out both have gaps (seen in numpy 2.4)."""
+    return np.multiply(x, as_type(-1, x.dtype), out=out)
+
+
 def sigmoid_values(x: Any, out: np.ndarray | None = None) -> Any:
     """1 / (1 + e^-x), in the input's type; e^-x may overflow to inf, which gives the right 0."""
-    y = np.negative(x, out=out)
+    y = negative_values(x, out=out)
     y = np.exp(y, out=out)
     y = np.add(y, 1, out=out)
     return np.reciprocal(y, out=out)
@@ -419,7 +425,7 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     return rounded
 
 
-neg: Op = _register("neg", _numeric("neg"), np.negative, lambda ctx, g: (neg(g),))
+neg: Op = _register("neg", _numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
 abs = _register("abs", _numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
 sign: Op = _register("sign", _common, _sign, _no_slope)
 square = _register("square", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,))
@@ -470,9 +476,10 @@ logical_and = _register_predicate("logical_and", np.logical_and)
 logical_or = _register_predicate("logical_or", np.logical_or)
 logical_xor = _register_predicate("logical_xor", np.logical_xor)
 logical_not = _register_predicate("logical_not", np.logical_not)
-isnan = _register_predicate("isnan", np.isnan)
-isinf = _register_predicate("isinf", np.isinf)
-isfinite = _register_predicate("isfinite", np.isfinite)
+# numpy's isnan and isinf write beside their elements where out has gaps (seen in numpy 2.4), so comparisons stand for them.
+isnan = _register_predicate("isnan", lambda x, out=None: np.not_equal(x, x, out=out))
+isinf = _register_predicate("isinf", lambda x, out=None: np.equal(np.abs(x), np.inf, out=out))
+isfinite = _register_predicate("isfinite", lambda x, out=None: np.less(np.abs(x), np.inf, out=out))
 bitwise_and = _register("bitwise_and", _integral("bitwise_and"), np.bitwise_and)
 bitwise_or = _register("bitwise_or", _integral("bitwise_or"), np.bitwise_or)
 bitwise_xor = _register("bitwise_xor", _integral("bitwise_xor"), np.bitwise_xor)
@@ -531,7 +538,7 @@ def clamp(out: np.ndarray, x: np.ndarray, min: float | None, max: float | None) 
     """y = min(max(x, min), max); a bound of None is open. NaN stays NaN."""
 
     def bounded(x: Any, out: np.ndarray | None = None) -> Any:
-        low = x if min is None else np.maximum(x, np.asarray(min, x.dtype))
-        return np.positive(low, out=out) if max is None else np.minimum(low, np.asarray(max, x.dtype), out=out)
+        low = x if min is None else np.maximum(x, as_type(min, x.dtype))
+        return np.positive(low, out=out) if max is None else np.minimum(low, as_type(max, x.dtype), out=out)
 
     sweep(bounded, out, x)

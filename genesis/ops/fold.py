@@ -17,7 +17,7 @@ from genesis.shapes import Shape, numel
 
 __all__ = ["arrange", "fold", "fold_into", "place"]
 
-_TILE = 1 << 18  # elements; smaller tiles cost more in calls than they save in cache misses
+_TILE = 1 << 17  # elements; smaller tiles cost more in calls than they save in cache misses
 _BLOCK = 128  # rows added one after another where the summed dimension is not the last
 _NARROW = 16  # columns; fewer are turned so that the summed dimension becomes the last
 
@@ -119,6 +119,10 @@ def fold_into(ufunc: Any, x: np.ndarray, axes: Shape, out: np.ndarray, dtype: np
     """`ufunc` over the dimensions `axes` of `x`, computed in `dtype` and stored in `out` (the kept dimensions)."""
     if x.size == 0 or not axes:
         np.copyto(out, x.astype(dtype) if x.size else ufunc.identity or 0, casting="unsafe")
+        return
+    if x.size <= _TILE and x.flags.c_contiguous and axes == tuple(range(x.ndim - len(axes), x.ndim)):
+        lines = as_type(x, dtype).reshape(out.size, -1)
+        np.copyto(out, ufunc.reduce(lines, axis=1, dtype=dtype).reshape(out.shape), casting="unsafe")
         return
     merged, groups, kept = _collapse(x, axes)
     for axis in reversed(groups):  # one run of reduced dimensions at a time, innermost first

@@ -255,8 +255,8 @@ def lion_step(
         # lr·sign(s), 8 times faster than np.sign: twice `up` lifts the smallest number above any lr; 0 and NaN stay
         np.multiply(s, up, s)
         np.multiply(s, up, s)
-        np.minimum(s, high, s)
-        np.maximum(s, low, s)
+        np.minimum(s, high, out=s)
+        np.maximum(s, low, out=s)
         if weight_decay:
             np.multiply(p, keep, p)
         np.subtract(p, s, p)

@@ -205,7 +205,13 @@ def _variance(x: np.ndarray, axes: Shape, out: np.ndarray, correction: float) ->
     work = _work_type(x.dtype)
     flat, kept = arrange(x, axes)
     centre = fold(np.add, flat, work) / work.type(flat.shape[1])
-    total = fold(np.add, flat, work, lambda tile, a, c: np.square(tile - centre[a, None, c]))
+
+    def squared(tile: np.ndarray, a: slice, c: slice) -> np.ndarray:
+        distance: np.ndarray = tile - centre[a, None, c]
+        np.square(distance, out=distance)
+        return distance
+
+    total = fold(np.add, flat, work, squared)
     place(total / work.type(max(flat.shape[1] - correction, 0)), kept, out)
 
 
@@ -462,7 +468,13 @@ def logsumexp(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool =
     flat, order = arrange(x, axes)
     top = fold(np.maximum, flat, work)
     top = np.where(np.isfinite(top), top, work.type(0))
-    total = fold(np.add, flat, work, lambda tile, a, c: np.exp(tile - top[a, None, c]))
+
+    def powers(tile: np.ndarray, a: slice, c: slice) -> np.ndarray:
+        below: np.ndarray = tile - top[a, None, c]
+        np.exp(below, out=below)
+        return below
+
+    total = fold(np.add, flat, work, powers)
     place(np.log(total) + top, order, kept)
 
 
@@ -560,10 +572,11 @@ def cumsum(out: np.ndarray, x: np.ndarray, axis: int, reverse: bool = False) -> 
     if reverse:
         lines, target = lines[..., ::-1], target[..., ::-1]
     if x.ndim == 1:
-        target[...] = np.cumsum(lines, axis=-1, dtype=work)
+        target[...] = np.cumsum(lines.astype(work), axis=-1)
         return
 
     def piece(start: int, stop: int) -> None:
-        target[start:stop] = np.cumsum(lines[start:stop], axis=-1, dtype=work)
+        wide = lines[start:stop].astype(work)
+        target[start:stop] = np.cumsum(wide, axis=-1, out=wide)
 
     parallel(piece, len(lines), x.size)

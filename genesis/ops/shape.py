@@ -106,13 +106,11 @@ def _view_op(
 
 def _reshape_layout(shape: Shape, strides: Shape, *, target: Shape) -> Layout:
     if numel(shape) != numel(target):
-        raise ShapeError(
-            f"reshape: shape {target} has {numel(target)} elements, the tensor of shape {shape} has {numel(shape)}"
-        )
+        raise ShapeError(f"shape {target} has {numel(target)} elements, the tensor of shape {shape} has {numel(shape)}")
     found = view_strides(shape, strides, target)
     if found is None:
         raise ShapeError(
-            f"view: a tensor of shape {shape} and strides {strides} cannot be seen as {target} without a copy",
+            f"a tensor of shape {shape} and strides {strides} cannot be seen as {target} without a copy",
             next="use reshape(), which copies where it must",
         )
     return Layout(target, found)
@@ -241,9 +239,17 @@ unfold = _view_op("unfold", _unfold_layout, _unfold_numpy)
 # --- as_strided: any window -------------------------------------------------------------------------------------------
 
 
-def _as_strided_view(
-    x: Array, shape: Shape, strides: Shape, offset: int = 0, source_strides: Shape | None = None
-) -> Array:
+class _WindowOp(Op):
+    """An op whose gradient depends on where the source's elements lie: it notes the strides, and saves no input."""
+
+    def context(
+        self, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], needs: tuple[bool, ...]
+    ) -> Context:
+        """As any op's, with the source's strides beside the attributes."""
+        return super().context(inputs, outputs, attrs | {"source_strides": inputs[0].strides}, needs)
+
+
+def _as_strided_view(x: Array, shape: Shape, strides: Shape, offset: int = 0) -> Array:
     if len(shape) != len(strides) or any(s < 0 for s in (*shape, *strides)):
         raise ShapeError(f"as_strided: shape {shape} and strides {strides} must be of one length and not negative")
     start, size = x.offset + offset, x.storage.nbytes // x.dtype.itemsize
@@ -254,33 +260,22 @@ def _as_strided_view(
     return Array(x.storage, tuple(shape), tuple(strides), x.dtype, x.device, start if numel(shape) else x.offset)
 
 
-def _source_strides(ctx: Context) -> tuple[Spec, Shape]:
-    """The source's spec and strides: contiguous unless the call named others."""
-    spec = ctx.input_specs[0]
-    assert spec is not None
-    return spec, ctx.attrs.get("source_strides") or contiguous_strides(spec.shape)
-
-
 def _as_strided_vjp(ctx: Context, g: Array) -> Grads:
     """dx[j] = sum of g[i] over the i whose element is x[j]'s."""
-    spec, source = _source_strides(ctx)
+    spec, source = ctx.input_specs[0], ctx.attrs["source_strides"]
+    assert spec is not None
     strides, offset = ctx.attrs["strides"], ctx.attrs.get("offset", 0)
     return (as_strided_backward(g, strides=strides, offset=offset, source_shape=spec.shape, source_strides=source),)
 
 
-def _as_strided_numpy(
-    x: np.ndarray, shape: Shape, strides: Shape, offset: int = 0, source_strides: Shape | None = None
-) -> np.ndarray:
-    """y[i] = the element at x's first + offset + i·strides, in elements of the storage.
-
-    `source_strides` states x's own strides where they are not contiguous: the gradient needs them.
-    """
+def _as_strided_numpy(x: np.ndarray, shape: Shape, strides: Shape, offset: int = 0) -> np.ndarray:
+    """y[i] = the element at x's first + offset + i·strides, in elements of the storage."""
     flat = np.lib.stride_tricks.as_strided(x, (offset + extent(shape, strides),), (x.itemsize,), writeable=False)
     steps = tuple(s * x.itemsize for s in strides)
     return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps, writeable=False)
 
 
-as_strided = Op(
+as_strided = _WindowOp(
     "as_strided",
     _as_strided_numpy,
     lambda x, **attrs: Spec(_as_strided_view(x, **attrs).shape, x.dtype),
@@ -340,9 +335,7 @@ def _addresses(shape: Shape, strides: Shape, offset: int) -> np.ndarray:
     return found
 
 
-def _as_strided_scatter_infer(
-    x: Array, src: Array, shape: Shape, strides: Shape, offset: int = 0, source_strides: Shape | None = None
-) -> Spec:
+def _as_strided_scatter_infer(x: Array, src: Array, shape: Shape, strides: Shape, offset: int = 0) -> Spec:
     _as_strided_view(x, shape, strides, offset)
     if src.shape != tuple(shape):
         raise ShapeError(f"as_strided_scatter: the window has shape {tuple(shape)}, the source has {src.shape}")
@@ -352,8 +345,9 @@ def _as_strided_scatter_infer(
 
 
 def _as_strided_scatter_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g with the window zeroed, dsrc = g's window. Needs shapes and attributes only."""
-    spec, source = _source_strides(ctx)
+    """dx = g with the window zeroed, dsrc = g's window. Needs shapes, strides and attributes only."""
+    spec, source = ctx.input_specs[0], ctx.attrs["source_strides"]
+    assert spec is not None
     shape, strides, offset = ctx.attrs["shape"], ctx.attrs["strides"], ctx.attrs.get("offset", 0)
     low = min(0, offset)
     reach = max(extent(spec.shape, source), offset + extent(shape, strides)) - low
@@ -365,15 +359,8 @@ def _as_strided_scatter_vjp(ctx: Context, g: Array) -> Grads:
     return whole, dsrc
 
 
-@op("as_strided_scatter", _as_strided_scatter_infer, vjp=_as_strided_scatter_vjp)
-def as_strided_scatter(
-    out: np.ndarray,
-    x: np.ndarray,
-    src: np.ndarray,
-    shape: Shape,
-    strides: Shape,
-    offset: int = 0,
-    source_strides: Shape | None = None,
+def _as_strided_scatter_numpy(
+    out: np.ndarray, x: np.ndarray, src: np.ndarray, shape: Shape, strides: Shape, offset: int = 0
 ) -> None:
     """y = x with the window that `as_strided` describes replaced by `src`."""
     item = x.itemsize
@@ -384,6 +371,15 @@ def as_strided_scatter(
         _window(flat, x.shape, source, -low)[...] = x
         _window(flat, tuple(shape), tuple(strides), offset - low)[...] = src
         out[...] = _window(flat, x.shape, source, -low)
+
+
+as_strided_scatter = _WindowOp(
+    "as_strided_scatter",
+    _as_strided_scatter_numpy,
+    _as_strided_scatter_infer,
+    _as_strided_scatter_vjp,
+    family="shape",
+)
 
 
 # --- Joining ----------------------------------------------------------------------------------------------------------
@@ -433,20 +429,17 @@ def cat(out: np.ndarray, *arrays: np.ndarray, dim: int) -> None:
 # --- Moving -----------------------------------------------------------------------------------------------------------
 
 
-def _dims_infer(name: str) -> Callable[..., Spec]:
-    def infer(x: Array, *, dims: Shape, **attrs: Any) -> Spec:
-        if len(set(dims)) != len(dims) or any(not 0 <= d < len(x.shape) for d in dims):
-            raise ShapeError(f"{name}: dimensions {dims} do not suit shape {x.shape}")
-        return Spec(x.shape, x.dtype)
-
-    return infer
+def _flip_infer(x: Array, *, dims: Shape) -> Spec:
+    if len(set(dims)) != len(dims) or any(not 0 <= d < x.ndim for d in dims):
+        raise ShapeError(f"flip: dimensions {dims} do not suit shape {x.shape}")
+    return Spec(x.shape, x.dtype)
 
 
 def _flip_vjp(ctx: Context, g: Array) -> Grads:
     return (flip(g, dims=ctx.attrs["dims"]),)
 
 
-@op("flip", _dims_infer("flip"), vjp=_flip_vjp)
+@op("flip", _flip_infer, vjp=_flip_vjp)
 def flip(out: np.ndarray, x: np.ndarray, dims: Shape) -> None:
     """x with the order of elements along `dims` reversed. dx = g flipped."""
     np.copyto(out, np.flip(x, dims))
@@ -455,7 +448,9 @@ def flip(out: np.ndarray, x: np.ndarray, dims: Shape) -> None:
 def _roll_infer(x: Array, *, shifts: Shape, dims: Shape) -> Spec:
     if len(shifts) != len(dims):
         raise ShapeError(f"roll: {len(shifts)} shifts for {len(dims)} dimensions")
-    return _dims_infer("roll")(x, dims=dims)
+    if any(not 0 <= d < x.ndim for d in dims):
+        raise ShapeError(f"roll: dimensions {dims} do not suit shape {x.shape}")
+    return Spec(x.shape, x.dtype)
 
 
 def _roll_vjp(ctx: Context, g: Array) -> Grads:

@@ -15,7 +15,7 @@ __all__ = ["Adafactor"]
 
 
 def _rms(x: Tensor) -> Tensor:
-    return (x * x).mean().sqrt()
+    return (x * x).mean().sqrt()  # type: ignore[no-any-return]
 
 
 class Adafactor(Optimizer):

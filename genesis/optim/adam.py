@@ -15,7 +15,7 @@ __all__ = ["Adam", "AdamW", "adamw_fused", "adamw_plain"]
 
 
 def adamw_plain(unit: Unit, group: dict[str, Any], grad: Tensor, decoupled: bool) -> None:
-    """The update in tensor operations, in the order of `genesis.ops.optimizers.adamw_step`, which says where it is from."""
+    """The update in tensor operations, in the order of `genesis.ops.optimizers.adamw_step`, which names its source."""
     (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
     param, exp_avg, exp_avg_sq = unit.param, unit.state["exp_avg"], unit.state["exp_avg_sq"]
     if decay and not decoupled:
@@ -96,7 +96,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with weight decay apart from the gradient: p = (1 - lr·weight_decay)·p before the step (Loshchilov & Hutter, 2019).
+    """Adam with decoupled weight decay: p = (1 - lr·weight_decay)·p before the step (Loshchilov & Hutter, 2019).
 
     Args as for `Adam`. Decay is usually for matrices alone: see `decay_groups`.
     """

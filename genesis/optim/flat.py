@@ -1,8 +1,8 @@
 """Flat buffers: the parameters of a group in one run of memory, their gradients in another, optimizer states in more.
 
-The tensors become views of the buffers. An optimizer step, the gradient norm, clipping and zeroing are then one call for
-the whole group, as a checkpoint's copy or a collective will be. Each tensor starts at a multiple of 64 bytes; the few
-elements between two tensors stay zero in the gradients and harm nobody.
+The tensors become views of the buffers. An optimizer step, the gradient norm, clipping and zeroing are then one call
+for the whole group, as a checkpoint's copy or a collective will be. Each tensor starts at a multiple of 64 bytes; the
+few elements between two tensors stay zero in the gradients and harm nobody.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Run(NamedTuple):
 class FlatBuffers:
     """The memory of several leaf tensors of one dtype and device, and of their gradients.
 
-    The tensors are re-pointed: `param.array` becomes a view of `values`, and a first gradient is written into its place in
-    `gradients` without a pass to zero it. `param.grad` keeps torch's meaning: None until a gradient arrived.
+    The tensors are re-pointed: `param.array` becomes a view of `values`, and a first gradient is written into its place
+    in `gradients` without a pass to zero it. `param.grad` keeps torch's meaning: None until a gradient arrived.
 
     Args:
         params: distinct leaves of one float dtype on one device.

@@ -30,7 +30,7 @@ def orthogonalize(
     for _ in range(iterations):
         gram = y @ y.T
         y = (gram @ gram * c + gram * b) @ y + y * a
-    return y.T if tall else y
+    return y.T if tall else y  # type: ignore[no-any-return]
 
 
 def _lr_ratio(rule: str | None, shape: Shape) -> float:
@@ -44,8 +44,8 @@ def _lr_ratio(rule: str | None, shape: Shape) -> float:
 class Muon(Optimizer):
     """Muon (Jordan et al., 2024) for matrices, AdamW for the rest.
 
-    A group with `use_muon` False goes by AdamW whole, which embeddings and output heads want: see `muon_groups`. By default
-    each parameter of two dimensions goes by Muon.
+    By default each parameter of two dimensions goes by Muon. A group with `use_muon` False goes by AdamW whole, as is
+    right for embeddings and output heads: see `muon_groups`.
 
     Args:
         params: see `Optimizer`.

@@ -184,13 +184,23 @@ class Optimizer:
                 elif param.grad is not None:
                     param.grad.zero_()
 
-    def grad_norm(self, norm_type: float = 2.0) -> Tensor:
-        """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
+    def _gradients(self) -> list[Array]:
+        """All gradients that have arrived, in as few pieces as the memory allows."""
         arrays: list[Array] = []
         for group, flats in zip(self.param_groups, self._flats, strict=True):
             arrays += [span for flat in flats for span in flat.gradient_spans()]
             arrays += [p.grad.array for p in group["params"] if p.grad is not None] if not flats else []
-        return Tensor(total_norm(*arrays, ord=float(norm_type)))
+        return arrays
+
+    def grad_norm(self, norm_type: float = 2.0) -> Tensor:
+        """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
+        return Tensor(total_norm(*self._gradients(), ord=float(norm_type)))
+
+    def scale_gradients(self, factor: Tensor | float) -> None:
+        """Multiply all gradients by a number or a 0-d tensor; `step(grad_scale=factor)` needs no pass for it."""
+        value = factor.array if isinstance(factor, Tensor) else factor
+        for array in self._gradients():
+            registry["mul"](array, value, out=array)
 
     # --- Stepping -----------------------------------------------------------------------------------------------------
 
@@ -316,23 +326,22 @@ class Optimizer:
             ModelError: if groups, parameters, names, shapes or dtypes differ; nothing is changed then.
         """
         groups, saved = state_dict["param_groups"], state_dict["state"]
-        params = self._match_groups(groups)
-        for number, param, group in params:
-            if number in saved:
-                self._check_state(number, param, group, saved[number])
-        for own, group in zip(self.param_groups, groups, strict=True):
-            own.update({k: v for k, v in group.items() if k not in ("params", "param_names")})
+        settings = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in groups]
+        params = [(n, p, i) for n, p, i in self._match_groups(groups) if n in saved]
+        for number, param, i in params:
+            self._check_state(number, param, {**self.param_groups[i], **settings[i]}, saved[number])
+        for own, loaded in zip(self.param_groups, settings, strict=True):
+            own.update(loaded)
         self.state.clear()
-        for number, param, group in params:
-            if number in saved:
-                state = self._state_of(param, group)
-                state["step"] = int(saved[number]["step"])
-                for name, tensor in state.items():
-                    if name != "step":
-                        registry["copy"](_as_array(saved[number][name]), out=tensor.array)
+        for number, param, i in params:
+            state = self._state_of(param, self.param_groups[i])
+            state["step"] = int(saved[number]["step"])
+            for name, tensor in state.items():
+                if name != "step":
+                    registry["copy"](_as_array(saved[number][name]), out=tensor.array)
 
-    def _match_groups(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, Tensor, dict[str, Any]]]:
-        """(number in the saved state, parameter, its group) for every parameter."""
+    def _match_groups(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, Tensor, int]]:
+        """(number in the saved state, parameter, number of its group) for every parameter."""
         sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
         if sizes != own:
             raise ModelError(
@@ -340,12 +349,12 @@ class Optimizer:
                 next="make the optimizer as it was when the state was saved",
             )
         found = []
-        for mine, group in zip(self.param_groups, groups, strict=True):
+        for i, (mine, group) in enumerate(zip(self.param_groups, groups, strict=True)):
             names, theirs = mine.get("param_names"), group.get("param_names")
             if names is not None and theirs is not None and list(names) != list(theirs):
                 first = next((a, b) for a, b in zip(theirs, names, strict=True) if a != b)
                 raise ModelError(f"the saved optimizer has parameter {first[0]!r} where this one has {first[1]!r}")
-            found += [(int(n), p, mine) for n, p in zip(group["params"], mine["params"], strict=True)]
+            found += [(int(n), p, i) for n, p in zip(group["params"], mine["params"], strict=True)]
         return found
 
     def _check_state(self, number: int, param: Tensor, group: dict[str, Any], saved: Mapping[str, Any]) -> None:

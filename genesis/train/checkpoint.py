@@ -29,6 +29,7 @@ from genesis.io.files import (
 from genesis.io.hf import WeightFolder, read_json
 from genesis.io.paths import safe_join
 from genesis.io.safetensors import SafeTensors, write_tensors
+from genesis.train.optimizer import optimizer_arrays, restore_optimizer
 from genesis.train.state import Interval, TrainState
 
 __all__ = ["Checkpoints", "WriteModel"]
@@ -80,7 +81,7 @@ class Checkpoints:
             DiskError: the disk is full or fails; the older checkpoints are intact.
         """
         digest = state.hash()
-        arrays = dict(state.optimizer_arrays())
+        arrays = optimizer_arrays(state.optimizer)
         weights = sum(p.array.nbytes for _, p in state.model.named_parameters())
         check_room(self.output_dir, weights + sum(a.nbytes for a in arrays.values()))
         with AtomicFolder(self.folder(state.step), fs=self._fs, replace=True) as folder:
@@ -131,7 +132,7 @@ class Checkpoints:
         with SafeTensors(safe_join(folder, OPTIMIZER)) as file:
             arrays = {name: file.read(name) for name in file.names}
         try:
-            state.optimizer.load_state(arrays, counters["optimizer"])
+            restore_optimizer(state.optimizer, arrays, counters["optimizer"])
             random.set_state(read_json(safe_join(folder, RNG)))
             state.loader.load_state(read_json(safe_join(folder, DATA)))
             state.step, state.num_tokens = int(counters["step"]), int(counters["num_tokens"])

@@ -21,10 +21,9 @@ from genesis.train.progress import Progress
 from genesis.train.signals import Interrupts
 from genesis.train.state import Interval, TrainState
 from genesis.train.step import StepResult, take_step
+from genesis.train.throughput import Throughput
 
 __all__ = ["Summary", "Training", "total_steps"]
-
-WARMUP_STEPS = 2  # steps left out of speed figures: first touches of memory, thread pools
 
 
 def total_steps(config: Config, loader: PackedLoader) -> int:
@@ -37,34 +36,6 @@ def total_steps(config: Config, loader: PackedLoader) -> int:
     if part:
         batches += part * loader.num_batches(whole)
     return max(1, math.ceil(batches / config.train.accumulation_steps))
-
-
-@dataclass
-class Clock:
-    """Time spent in training steps, and tokens they took, since the last row; the first steps do not count."""
-
-    skip: int = WARMUP_STEPS
-    seconds: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-
-    def add(self, seconds: float, tokens: int) -> None:
-        if self.skip > 0:
-            self.skip -= 1
-            return
-        self.seconds, self.tokens, self.steps = self.seconds + seconds, self.tokens + tokens, self.steps + 1
-
-    def figures(self) -> dict[str, float | None]:
-        """perf/ metrics, None before anything was measured."""
-        if not self.steps:
-            return {"perf/tokens_per_second": None, "perf/step_ms": None}
-        return {
-            "perf/tokens_per_second": self.tokens / self.seconds,
-            "perf/step_ms": 1000 * self.seconds / self.steps,
-        }
-
-    def restart(self) -> None:
-        self.seconds, self.tokens, self.steps = 0.0, 0, 0
 
 
 @dataclass(frozen=True)
@@ -99,8 +70,7 @@ class Training:
     interrupts: Interrupts
     device: Device
     steps: int
-    clock: Clock = field(default_factory=Clock)
-    all_time: Clock = field(default_factory=Clock)
+    throughput: Throughput = field(default_factory=Throughput)
     saved_at: int = -1
     last_loss: float | None = None
     last_evaluation: Evaluation | None = None
@@ -127,7 +97,7 @@ class Training:
                 self._settle()
         if not self.state_hash:  # the run was complete already
             self.state_hash = self.state.hash()
-        speed = self.all_time.figures()["perf/tokens_per_second"]
+        speed = self.throughput.overall().get("perf/tokens_per_second")
         return Summary(
             self.state.step,
             self.state_hash,
@@ -144,9 +114,7 @@ class Training:
         state, train = self.state, self.config.train
         begun = time.perf_counter()
         result = take_step(state, batches, self.lr_at(state.step), train.max_grad_norm, self.device)
-        seconds = time.perf_counter() - begun
-        for clock in (self.clock, self.all_time):
-            clock.add(seconds, result.tokens)
+        self.throughput.add(result.tokens, time.perf_counter() - begun)
         state.interval.loss_sum += result.loss_sum
         state.interval.targets += result.targets
         return result
@@ -174,7 +142,7 @@ class Training:
             "train/grad_norm": result.grad_norm,
             "train/epoch": state.loader.epochs_done,
             "train/num_tokens": state.num_tokens,
-            **self.clock.figures(),
+            **self.throughput.interval(),
             "perf/mfu": None,  # the peak of a CPU is not known
             "memory/max_allocated": pool.max_allocated,
             "memory/max_reserved": pool.max_allocated + pool.cached,
@@ -182,7 +150,6 @@ class Training:
         self.metrics.write(state.step, row)
         self.progress.update(state.step, row)
         state.interval = Interval()
-        self.clock.restart()
 
     def _evaluate(self) -> None:
         state, config = self.state, self.config

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import numpy as np
 
 from genesis import random
 from genesis.data.loader import PackedLoader
@@ -14,6 +12,7 @@ from genesis.io.hashing import StateHash
 from genesis.nn import Module
 from genesis.optim import Optimizer
 from genesis.tensor import Tensor
+from genesis.train.optimizer import optimizer_arrays, optimizer_counts
 
 __all__ = ["Interval", "LanguageModel", "TrainState"]
 
@@ -65,17 +64,13 @@ class TrainState:
     interval: Interval = field(default_factory=Interval)
     evaluated_at: int = -1
 
-    def optimizer_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The optimizer's tensors by name, in a fixed order."""
-        yield from sorted(self.optimizer.state_arrays().items())
-
     def counters(self) -> dict[str, Any]:
-        """Step, tokens, running sums and the optimizer's own numbers, as JSON values."""
+        """Step, tokens, running sums and how often each parameter was updated, as JSON values."""
         return {
             "step": self.step,
             "num_tokens": self.num_tokens,
             "interval": {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets},
-            "optimizer": self.optimizer.state_numbers(),
+            "optimizer": optimizer_counts(self.optimizer),
         }
 
     def hash(self) -> str:
@@ -83,9 +78,9 @@ class TrainState:
         state = StateHash()
         for name, parameter in self.model.named_parameters():
             state.add_array(f"model.{name}", parameter.detach().numpy())
-        for name, array in self.optimizer_arrays():
+        for name, array in sorted(optimizer_arrays(self.optimizer).items()):
             state.add_array(f"optimizer.{name}", array)
         state.add_json("rng", random.get_state())
         state.add_json("data", self.loader.state())
-        state.add_json("counters", self.counters())
+        state.add_json("steps", {"step": self.step, "optimizer": optimizer_counts(self.optimizer)})
         return state.hexdigest()

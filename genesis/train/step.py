@@ -11,9 +11,8 @@ import numpy as np
 
 import genesis
 from genesis.backend import Device
-from genesis.data.loader import Batch, PackedLoader
+from genesis.data.loader import Batch
 from genesis.errors import NumericError, escape
-from genesis.nn.utils import clip_grad_norm_
 from genesis.train.state import TrainState
 
 __all__ = ["StepResult", "take_step"]
@@ -49,11 +48,14 @@ def take_step(
         )
         loss.backward()
         losses.append(loss.item())
-    parameters = [p for _, p in state.model.named_parameters()]
-    norm = clip_grad_norm_(parameters, math.inf if max_grad_norm is None else max_grad_norm).item()
+    norm = state.optimizer.grad_norm().item()
     if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
         raise _not_finite(state, batches, losses)
-    state.optimizer.step(lr=lr)
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr
+    # torch's clip coefficient; the update multiplies by it on the fly, so clipping costs no pass over the gradients
+    scale = 1.0 if max_grad_norm is None else min(1.0, max_grad_norm / (norm + 1e-6))
+    state.optimizer.step(grad_scale=scale)
     state.step += 1
     tokens = sum(b.num_tokens for b in batches)
     state.num_tokens += tokens
@@ -70,14 +72,10 @@ def _not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[fl
                 break
         else:
             culprit = "the gradient norm overflows"
-    samples = [line for batch in batches for line in _describe(state.loader, batch)]
+    samples = [line for batch in batches for line in state.loader.describe(batch)]
     shown = "; ".join(samples[:8]) + (f"; and {len(samples) - 8} more" if len(samples) > 8 else "")
     return NumericError(
         f"{culprit} in step {state.step + 1}; the weights are those of step {state.step}",
         where=f"samples: {shown}",
         next="lower optim.lr or set train.max_grad_norm; a checkpoint before this step can be resumed",
     )
-
-
-def _describe(loader: PackedLoader, batch: Batch) -> list[str]:
-    return loader.describe(batch)

@@ -70,6 +70,16 @@ def test_other_kinds_and_keys_are_other_entries(tmp_path: Path) -> None:
     assert len(folders) == make.calls == 4
 
 
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to("../elsewhere")
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "flipped bit": lambda path: flip(path, path.stat().st_size // 2),
     "flipped last bit": lambda path: flip(path, -1),
@@ -77,8 +87,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "emptied": lambda path: os.truncate(path, 0),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
     "removed": lambda path: path.unlink(),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "a link": lambda path: (path.rename(path.parent.parent / "elsewhere"), path.symlink_to("../elsewhere")),
+    "a folder": replace_by_folder,
+    "a link": replace_by_link,
 }
 
 

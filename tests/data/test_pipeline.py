@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from genesis.data import pipeline
+from genesis.data.baseline import gzip_bytes
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import Prepared
 from genesis.data.tokenizer import train_bpe
@@ -55,11 +57,15 @@ def test_the_documents_are_divided_and_the_held_out_bytes_are_exact(corpus_folde
     assert data.train.stream[start : start + length].tolist() == [0, *ids, 0]
 
 
-def test_the_tokenizer_learns_from_the_training_documents_only(corpus_folder: Path, tmp_path: Path) -> None:
-    data = prepared(corpus_folder, tmp_path / "cache")
-    train, _ = names(data)
-    expected = train_bpe((text_of(name) for name in sorted(train)), vocab_size=320)
-    assert data.tokenizer.fingerprint == expected.fingerprint
+def test_the_tokenizer_learns_from_the_training_documents_only(tmp_path: Path) -> None:
+    # Each text has a word of its own, which becomes a token only where the text is trained on.
+    words = [f"{chr(97 + n)}{chr(110 - n)}qx" for n in range(14)]
+    folder = write_corpus(tmp_path / "corpus", [f"{word} " * (20 + n) for n, word in enumerate(words)])
+    data = prepared(folder, tmp_path / "cache", vocab_size=1000, eval_fraction=0.4)
+    train, held_out = names(data)
+    for group, is_known in ((train, True), (held_out, False)):
+        assert {len(data.tokenizer.encode(f" {words[int(Path(name).stem)]}")) == 1 for name in group} == {is_known}
+    expected = train_bpe(((folder / name).read_text() for name in sorted(train)), vocab_size=1000)
     assert data.tokenizer.files() == expected.files()
 
 
@@ -71,6 +77,13 @@ def test_the_baseline_is_gzip_on_each_held_out_document_alone(corpus_folder: Pat
         gzip = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
         compressed += len(gzip.compress(text) + gzip.flush())
     assert data.held_out and data.held_out.gzip_bits_per_byte == 8 * compressed / sum(map(len, texts))
+
+
+def test_the_baseline_compresses_as_well_as_gzip_can() -> None:
+    text = Path(argparse.__file__).read_text("utf-8")
+    sizes = [len(zlib.compress(text.encode(), level)) for level in (6, 9)]
+    header_and_checksum = 18 - 6
+    assert gzip_bytes(text) == sizes[1] + header_and_checksum < sizes[0] + header_and_checksum
 
 
 def test_a_second_start_makes_nothing(corpus_folder: Path, tmp_path: Path) -> None:
@@ -160,6 +173,12 @@ def test_one_byte_more_in_the_data_stops_a_resumed_run(corpus_folder: Path, tmp_
         changed = loader_of(prepared(corpus_folder, tmp_path / "cache"))
         assert raised(partial(changed.load_state, state)) == "DataError 4"
         path.write_bytes(content)
+    held_out = write_corpus(tmp_path / "eval", ["held out"])
+    settings: dict[str, Any] = {"eval_sources": [str(held_out)], "eval_fraction": None}
+    named = loader_of(prepared(corpus_folder, tmp_path / "cache", **settings)).state()
+    append(held_out / "000.txt")
+    changed = loader_of(prepared(corpus_folder, tmp_path / "cache", **settings))
+    assert raised(partial(changed.load_state, named)) == "DataError 4"
     (corpus_folder / "new.txt").write_text("one document more")
     more = loader_of(prepared(corpus_folder, tmp_path / "cache"))
     assert raised(partial(more.load_state, state)) == "DataError 4"

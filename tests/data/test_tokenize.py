@@ -13,7 +13,7 @@ from genesis.data.cache import Cache
 from genesis.data.documents import DocumentIndex, TokenSet, index_documents
 from genesis.data.records import Corpus
 from genesis.data.tokenize import tokenize
-from genesis.data.tokenizer import Tokenizer
+from genesis.data.tokenizer import Ids, Tokenizer
 from genesis.errors import DataError
 from tests.data.helpers import TEXTS
 from tests.data.test_tokenizer_files import sentence_piece, write
@@ -91,12 +91,15 @@ def test_long_documents_in_pieces_give_the_same_tokens_in_bounded_batches(
     whole, _, _ = run(folder, tokenizer, tmp_path / "whole")
     sizes: list[int] = []
     encode = Tokenizer.encode_batch
+
+    def recording(self: Tokenizer, texts: list[str]) -> list[Ids]:
+        sizes.append(sum(map(len, texts)))
+        return encode(self, texts)
+
     monkeypatch.setattr(tokenize_module, "BATCH_CHARS", 300)
     monkeypatch.setattr(tokenize_module, "PIECE_CHARS", piece)
     monkeypatch.setattr(tokenize_module, "_CUT_WINDOW", window)
-    monkeypatch.setattr(
-        Tokenizer, "encode_batch", lambda self, texts: sizes.append(sum(map(len, texts))) or encode(self, texts)
-    )
+    monkeypatch.setattr(Tokenizer, "encode_batch", recording)
     pieces, state, steps = run(folder, tokenizer, tmp_path / "pieces")
     assert state == "made" and documents_of(pieces) == documents_of(whole)
     assert len(sizes) == len(steps) > 30 and max(sizes) < 300 + piece

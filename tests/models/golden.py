@@ -32,7 +32,9 @@ class Golden:
 
 def golden(name: str) -> Golden:
     folder = FIXTURES / name
-    return Golden(folder, load_file(folder / "reference.safetensors"), json.loads((folder / "trainer.json").read_text()))
+    return Golden(
+        folder, load_file(folder / "reference.safetensors"), json.loads((folder / "trainer.json").read_text())
+    )
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -108,6 +108,7 @@ def test_a_file_that_is_no_metrics_file_is_a_data_error(tmp_path: Path) -> None:
         loss_picture(tmp_path / "metrics.jsonl", tmp_path / "loss.png")
 
 
-def test_a_folder_that_is_gone_is_a_disk_error(tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
+    path = write(tmp_path, ROWS)
     with pytest.raises(DiskError):
-        loss_picture(write(tmp_path, ROWS), tmp_path / "gone" / "loss.png")
+        loss_picture(path, path / "loss.png")

@@ -1,0 +1,164 @@
+"""Grouped-query attention with rotary positions and a KV cache, as a block to build with. Models have their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genesis.autograd import is_grad_enabled, no_grad
+from genesis.errors import GradientError, ShapeError
+from genesis.functions.create import arange, empty
+from genesis.nn import functional as F
+from genesis.nn.layers import Linear
+from genesis.nn.module import Module
+from genesis.tensor import Tensor
+
+__all__ = ["Attention", "KVCache", "RoPE"]
+
+
+class RoPE(Module):
+    """Rotary position embedding of heads.
+
+    Args:
+        size: of a head, even.
+        theta: base of the wavelengths.
+    """
+
+    def __init__(self, size: int, theta: float = 10_000.0) -> None:
+        super().__init__()
+        if size % 2:
+            raise ShapeError(f"RoPE: a head of size {size} has no pairs", next="use an even head size")
+        self.size, self.theta = size, theta
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x `[B, T, heads, size]` turned by integer positions `[T]` or `[B, T]`."""
+        cos, sin = F.rope_table(positions, self.size, self.theta)
+        return F.rope(x, cos, sin)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, theta={self.theta:g}"
+
+
+class KVCache:
+    """Keys and values of the tokens seen so far, for generation: memory grows by doubling, and is reused after `reset`.
+
+    Attributes:
+        length: how many tokens it holds.
+    """
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys: Tensor | None = None  # [B, room, heads, D]
+        self._values: Tensor | None = None
+
+    def reset(self) -> None:
+        """Forget the tokens."""
+        self.length = 0
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append `[B, T, heads, D]` and return everything so far, `[B, length, heads, D]` each, as views.
+
+        Raises:
+            GradientError: while gradients are recorded: what is cached has no history.
+            ShapeError: for another batch or other heads than before.
+        """
+        if is_grad_enabled() and (keys.requires_grad or values.requires_grad):
+            raise GradientError("a KV cache keeps no history for gradients", next="generate inside no_grad()")
+        end = self.length + keys.shape[1]
+        with no_grad():
+            self._keys, self._values = self._room(self._keys, keys, end), self._room(self._values, values, end)
+            self._keys[:, self.length : end] = keys
+            self._values[:, self.length : end] = values
+        self.length = end
+        return self._keys[:, :end], self._values[:, :end]
+
+    def _room(self, held: Tensor | None, new: Tensor, end: int) -> Tensor:
+        """Memory for `end` tokens like `new`, with the tokens that are held."""
+        if held is not None and (held.shape[0], *held.shape[2:]) != (new.shape[0], *new.shape[2:]):
+            if self.length:
+                raise ShapeError(f"the cache holds {held.shape}, got {new.shape}", next="reset() it for another batch")
+            held = None
+        if held is not None and held.shape[1] >= end:
+            return held
+        size = end if held is None else max(end, 2 * held.shape[1])
+        grown: Tensor = empty(new.shape[0], size, *new.shape[2:], dtype=new.dtype, device=new.device)
+        if held is not None and self.length:
+            grown[:, : self.length] = held[:, : self.length]
+        return grown
+
+
+class Attention(Module):
+    """Causal self-attention in which groups of query heads share a key head (Ainslie et al., 2023).
+
+    Args:
+        hidden_size: of the tokens.
+        num_heads: query heads.
+        num_kv_heads: key and value heads, a divisor of `num_heads`; None means as many.
+        head_dim: size of a head; None means hidden_size / num_heads.
+        bias: whether the projections have one.
+        rope_theta: base of the rotary wavelengths; None means no rotation.
+        window: with a positive value, only the last `window` tokens are seen.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        rope_theta: float | None = 10_000.0,
+        window: int = 0,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = num_heads, num_heads if num_kv_heads is None else num_kv_heads
+        self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
+        self.window = window
+        if num_heads % self.num_kv_heads:
+            raise ShapeError(f"{num_heads} query heads do not share {self.num_kv_heads} key heads evenly")
+        kind = {"device": device, "dtype": dtype}
+        self.q_proj = Linear(hidden_size, num_heads * self.head_dim, bias, **kind)
+        self.k_proj = Linear(hidden_size, self.num_kv_heads * self.head_dim, bias, **kind)
+        self.v_proj = Linear(hidden_size, self.num_kv_heads * self.head_dim, bias, **kind)
+        self.o_proj = Linear(num_heads * self.head_dim, hidden_size, bias, **kind)
+        self.rope = None if rope_theta is None else RoPE(self.head_dim, rope_theta)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        starts: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Attend within `x`, and to the tokens in `cache` before it.
+
+        Args:
+            x: `[B, T, hidden_size]`.
+            positions: integers `[T]` or `[B, T]` for the rotation; None counts on from the cache.
+            starts: integers `[B, T]`, the first key each token may see: where its document begins.
+            mask: in place of the causal rule, as in `functional.scaled_dot_product_attention`.
+            cache: extended by these tokens.
+        """
+        batch, length, _ = x.shape
+        q = self.q_proj(x).reshape(batch, length, self.num_heads, self.head_dim)
+        k = self.k_proj(x).reshape(batch, length, self.num_kv_heads, self.head_dim)
+        v = self.v_proj(x).reshape(batch, length, self.num_kv_heads, self.head_dim)
+        if self.rope is not None:
+            seen = cache.length if cache is not None else 0
+            positions = arange(seen, seen + length, device=x.device) if positions is None else positions
+            q, k = self.rope(q, positions), self.rope(k, positions)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        if mask is None:
+            found = F.attention(q, k, v, starts, window=self.window)
+        else:
+            found = F.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, enable_gqa=True
+            ).transpose(1, 2)
+        return self.o_proj(found.reshape(batch, length, self.num_heads * self.head_dim))  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"

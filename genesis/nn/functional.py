@@ -1,0 +1,356 @@
+"""Functions of neural networks under the names of torch.nn.functional, and the fused ones that language models need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from genesis.autograd import apply, is_grad_enabled
+from genesis.errors import DTypeError, ShapeError, UsageError
+from genesis.functions import elementwise as ew
+from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, softmax
+from genesis.functions.create import arange, zeros
+from genesis.functions.linalg import linear
+from genesis.functions.random import dropout
+from genesis.functions.shape import repeat_interleave
+from genesis.ops import activation as activation_ops
+from genesis.ops import attention as attention_ops
+from genesis.ops import embedding as embedding_ops
+from genesis.ops import loss as loss_ops
+from genesis.ops import norm as norm_ops
+from genesis.ops import rope as rope_ops
+from genesis.tensor import Tensor
+
+__all__ = [
+    "attention",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "log_softmax",
+    "mse_loss",
+    "relu",
+    "rms_norm",
+    "rope",
+    "rope_table",
+    "scaled_dot_product_attention",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "swiglu",
+    "tanh",
+]
+
+sigmoid, tanh = ew.sigmoid, ew.tanh
+
+IGNORE = -100  # the label that counts for nothing, as everywhere in this field
+
+
+# --- Activations ------------------------------------------------------------------------------------------------------
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """x·Φ(x), Φ the normal distribution function; "tanh" approximates it."""
+    if approximate == "tanh":
+        return gelu_tanh(x)  # type: ignore[no-any-return]
+    if approximate != "none":
+        raise UsageError(f"approximate is {approximate!r}", next='use "none" or "tanh"')
+    return apply(activation_ops.gelu, x)  # type: ignore[no-any-return]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate)·up, fused."""
+    return apply(activation_ops.swiglu, gate, up)  # type: ignore[no-any-return]
+
+
+# --- Normalization ----------------------------------------------------------------------------------------------------
+
+
+def _last_dimension(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int:
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if len(shape) != 1 or x.shape[-1:] != shape:
+        raise ShapeError(
+            f"{name} over {shape} for an input of shape {x.shape}", next="normalize over the last dimension alone"
+        )
+    return shape[0]
+
+
+def _constant(x: Tensor, size: int, value: float) -> Tensor:
+    return zeros(size, dtype=x.dtype, device=x.device).fill_(value)  # type: ignore[no-any-return]
+
+
+def rms_norm(
+    x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """x / √(mean(x²) + eps)·weight over the last dimension, with statistics in float32 or wider.
+
+    Args:
+        normalized_shape: the size of the last dimension.
+        eps: None means the step of the dtype at 1, as in torch.
+    """
+    size = _last_dimension("rms_norm", x, normalized_shape)
+    weight = _constant(x, size, 1) if weight is None else weight
+    if eps is None:
+        eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[x.dtype.name]
+    return apply(norm_ops.rms_norm, x, weight, eps=eps)[0]  # type: ignore[no-any-return]
+
+
+def layer_norm(
+    x: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(x - mean) / √(var + eps)·weight + bias over the last dimension, with statistics in float32 or wider."""
+    size = _last_dimension("layer_norm", x, normalized_shape)
+    weight = _constant(x, size, 1) if weight is None else weight
+    bias = _constant(x, size, 0) if bias is None else bias
+    return apply(norm_ops.layer_norm, x, weight, bias, eps=eps)[0]  # type: ignore[no-any-return]
+
+
+# --- Embedding, positions ---------------------------------------------------------------------------------------------
+
+
+def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Rows of `weight` `[rows, width]` by integer `ids` of any shape; row `padding_idx` gets no gradient."""
+    found = apply(embedding_ops.embedding, ids, weight)
+    if padding_idx is None or not found.requires_grad:
+        return found  # type: ignore[no-any-return]
+    padding = (ids == padding_idx % weight.shape[0]).unsqueeze(-1)
+    return ew.where(padding, found.detach(), found)  # type: ignore[no-any-return]
+
+
+def rope_table(
+    positions: Tensor, size: int, theta: float = 10_000.0, *, inverse_frequencies: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles that `rope` turns by: position·theta^(-2i/size).
+
+    Args:
+        positions: integers `[T]` or `[B, T]`.
+        size: of a head, even.
+        theta: base of the wavelengths.
+        inverse_frequencies: `[size/2]` angles per position in place of those of `theta`, for scaled variants.
+
+    Returns:
+        Two float32 tensors, positions' shape with `size/2` appended.
+    """
+    if size % 2:
+        raise ShapeError(f"rope_table: a head of size {size} has no pairs", next="use an even head size")
+    if inverse_frequencies is None:
+        exponents = arange(0, size, 2, dtype="float64", device=positions.device) / size
+        inverse_frequencies = ew.exp(exponents * -math.log(theta))
+    angles = positions.to("float64").unsqueeze(-1) * inverse_frequencies.to("float64")
+    return ew.cos(angles).to("float32"), ew.sin(angles).to("float32")
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x[i], x[i + D/2]) of each head by their position's angles (Su et al., 2021; half-split layout).
+
+    Args:
+        x: `[B, T, heads, D]`.
+        cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
+    """
+    return apply(rope_ops.rope, x, cos, sin)  # type: ignore[no-any-return]
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor | None = None,
+    *,
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale·q·kᵀ)·v in the layout of language models, without the whole score matrix.
+
+    Args:
+        q: `[B, T, Hq, D]`; query i stands at key position i + S - T (a KV cache holds the first S - T keys).
+        k, v: `[B, S, Hkv, D]`; Hq is a multiple of Hkv, and query heads share key heads in groups.
+        starts: int `[B, T]`, the first key position that each query may see: where its document begins.
+        causal: hide keys after the query.
+        window: with a positive value, only the last `window` keys up to the query are seen.
+        scale: None means 1/√D.
+    """
+    inputs = (q, k, v) if starts is None else (q, k, v, starts)
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return apply(attention_ops.attention, *inputs, scale=factor, causal=causal, window=window)[0]  # type: ignore[no-any-return]
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's function of this name: q `[B, Hq, T, D]`, k and v `[B, Hkv, S, D]`, dimensions before H optional.
+
+    Without mask and dropout it runs as `attention`; else the scores are formed. A query that sees no key gives 0.
+
+    Args:
+        attn_mask: bool (True: seen) or float (added to the scores), broadcast to `[B, Hq, T, S]`.
+        dropout_p: probability with which a weight is dropped.
+        is_causal: query i sees keys 0 to i; excludes a mask.
+        scale: None means 1/√D.
+        enable_gqa: allow fewer key heads than query heads.
+    """
+    if is_causal and attn_mask is not None:
+        raise UsageError("scaled_dot_product_attention takes a mask or is_causal, not both")
+    lead = query.shape[:-3]
+    q, k, v = (x.reshape(-1, *x.shape[-3:]) if x.ndim != 4 else x for x in (query, key, value))
+    if not enable_gqa and q.shape[1] != k.shape[1]:
+        raise ShapeError(f"{q.shape[1]} query heads and {k.shape[1]} key heads", next="pass enable_gqa=True")
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    fits = value.shape == key.shape and (not is_causal or q.shape[2] == k.shape[2])
+    if attn_mask is None and dropout_p == 0 and fits:
+        found = attention(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal, scale=factor).transpose(1, 2)
+    else:
+        mask = _causal_mask(q, k) if is_causal else attn_mask
+        found = _masked_attention(q, k, v, mask, dropout_p, factor)
+    return found if query.ndim == 4 else found.reshape(*lead, *found.shape[-3:])  # type: ignore[no-any-return]
+
+
+def _causal_mask(q: Tensor, k: Tensor) -> Tensor:
+    """bool `[T, S]`: query i sees keys 0 to i."""
+    queries, keys = arange(q.shape[2], device=q.device), arange(k.shape[2], device=q.device)
+    return queries.unsqueeze(1) >= keys  # type: ignore[no-any-return]
+
+
+def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float) -> Tensor:
+    """Attention by its formula; q `[B, Hq, T, D]`, k, v `[B, Hkv, S, D]`."""
+    if q.shape[1] != k.shape[1]:
+        groups = q.shape[1] // k.shape[1]
+        k, v = repeat_interleave(k, groups, dim=1), repeat_interleave(v, groups, dim=1)
+    scores = (q * scale) @ k.transpose(-2, -1)
+    if mask is not None:
+        if mask.dtype.name == "bool":
+            scores = ew.where(mask, scores, -math.inf)
+        else:
+            scores = scores + mask
+    blind = scores.amax(-1, keepdim=True) == -math.inf
+    weights = softmax(ew.where(blind, 0.0, scores), -1)
+    weights = dropout(ew.where(blind, 0.0, weights), dropout_p)
+    return weights @ v  # type: ignore[no-any-return]
+
+
+# --- Losses -----------------------------------------------------------------------------------------------------------
+
+
+def _reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
+    """All losses, their sum, or their mean over `count` of them."""
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()  # type: ignore[no-any-return]
+    if reduction != "mean":
+        raise UsageError(f"reduction is {reduction!r}", next='use "mean", "sum" or "none"')
+    return losses.mean() if count is None else losses.sum() / count  # type: ignore[no-any-return]
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    ignore_index: int = IGNORE,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    """Cross entropy of logits against integer labels.
+
+    Args:
+        input: `[C]`, `[N, C]` or `[N, C, …]`.
+        target: integers, input's shape without C.
+        ignore_index: rows with this label count for nothing, in the mean too. With no other rows the mean is NaN.
+        label_smoothing: share of the target spread evenly over all classes.
+        z_loss: weight of log²(Σ e^x), which keeps logits from drifting.
+    """
+    logits, labels = input, target
+    if not 0 <= label_smoothing <= 1:
+        raise UsageError(f"label_smoothing is {label_smoothing}, and must be between 0 and 1")
+    if logits.ndim == 0 or target.shape != (*logits.shape[:1], *logits.shape[2:])[logits.ndim == 1 :]:
+        raise ShapeError(f"cross_entropy: logits {logits.shape} and labels {target.shape} do not belong together")
+    if logits.ndim > 2:
+        logits = logits.movedim(1, -1)
+    flat = logits.reshape(-1, logits.shape[-1])
+    labels = target.reshape(-1)
+    losses = apply(
+        loss_ops.cross_entropy,
+        flat,
+        labels,
+        ignore_index=ignore_index,
+        label_smoothing=float(label_smoothing),
+        z_loss=float(z_loss),
+    )[0]
+    if reduction == "none":
+        return losses.reshape(target.shape)  # type: ignore[no-any-return]
+    return _reduced(losses, reduction, (labels != ignore_index).sum())
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int = IGNORE, reduction: str = "mean"
+) -> Tensor:
+    """Cross entropy of the logits x·weightᵀ, which never exist whole; gradients are computed along with the loss.
+
+    Args:
+        x: `[…, H]` hidden states.
+        weight: `[V, H]`, the output head.
+        target: integers, x's shape without H.
+        ignore_index: as in `cross_entropy`.
+        reduction: "mean" or "sum".
+    """
+    if reduction not in ("mean", "sum"):
+        raise UsageError(f"linear_cross_entropy has no reduction {reduction!r}", next='use "mean" or "sum"')
+    flat, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    with_grads = is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    found = apply(loss_ops.linear_cross_entropy, flat, weight, labels, ignore_index=ignore_index, with_grads=with_grads)
+    total = found[0] if isinstance(found, tuple) else found
+    return total if reduction == "sum" else total / (labels != ignore_index).sum()  # type: ignore[no-any-return]
+
+
+def _pair(name: str, input: Tensor, target: Tensor) -> None:
+    if input.shape != target.shape:
+        raise ShapeError(f"{name}: input has shape {input.shape}, target {target.shape}")
+    if not (input.is_floating_point() and target.is_floating_point()):
+        raise DTypeError(f"{name} takes float tensors, got {input.dtype} and {target.dtype}")
+
+
+def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """(input - target)²."""
+    _pair("mse_loss", input, target)
+    return _reduced(ew.square(input - target), reduction)
+
+
+def binary_cross_entropy(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`; logs are at least -100, as in torch."""
+    _pair("binary_cross_entropy", input, target)
+    yes, no = ew.clamp(ew.log(input), min=-100.0), ew.clamp(ew.log1p(-input), min=-100.0)
+    return _reduced(-(target * yes + (1 - target) * no), reduction)
+
+
+def binary_cross_entropy_with_logits(
+    input: Tensor, target: Tensor, reduction: str = "mean", pos_weight: Tensor | None = None
+) -> Tensor:
+    """The same for logits x = `input`: (1-t)·x + (1 + (w-1)·t)·log(1 + e^-x), without overflow.
+
+    Args:
+        pos_weight: weight w of positive targets, broadcast.
+    """
+    _pair("binary_cross_entropy_with_logits", input, target)
+    softplus = ew.log1p(ew.exp(-ew.abs(input))) + ew.clamp(-input, min=0.0)
+    weight = 1.0 if pos_weight is None else 1 + (pos_weight - 1) * target
+    return _reduced((1 - target) * input + softplus * weight, reduction)

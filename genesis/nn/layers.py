@@ -1,0 +1,164 @@
+"""Layers with parameters of their own: Linear, Embedding, RMSNorm, LayerNorm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from genesis.autograd import no_grad
+from genesis.errors import ShapeError
+from genesis.functions.create import empty, ones, zeros
+from genesis.nn import functional as F
+from genesis.nn import init
+from genesis.nn.module import Module
+from genesis.nn.parameter import Parameter
+from genesis.tensor import Tensor
+
+__all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm"]
+
+
+class Linear(Module):
+    """x·Wᵀ + b on the last dimension.
+
+    Args:
+        in_features, out_features: sizes of the last dimension before and after.
+        bias: whether there is a b.
+
+    Attributes:
+        weight: `[out_features, in_features]`, uniform within ±1/√in_features, as is `bias` `[out_features]`.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter(empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = Parameter(empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new values."""
+        bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
+        init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
+
+
+class Embedding(Module):
+    """Rows of a table by integer ids.
+
+    Args:
+        num_embeddings, embedding_dim: rows and width of the table.
+        padding_idx: a row that is 0 at the start and gets no gradient.
+
+    Attributes:
+        weight: `[num_embeddings, embedding_dim]`, standard normal.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ShapeError(f"padding_idx {padding_idx} is no row of {num_embeddings}")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.weight = Parameter(empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new values."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with no_grad():
+                self.weight[self.padding_idx] = 0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight, self.padding_idx)
+
+    def extra_repr(self) -> str:
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+def _size(normalized_shape: int | Sequence[int]) -> int:
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if len(shape) != 1:
+        raise ShapeError(f"a norm over {shape}", next="normalize over the last dimension alone")
+    return shape[0]
+
+
+class RMSNorm(Module):
+    """x / √(mean(x²) + eps)·weight over the last dimension.
+
+    Args:
+        normalized_shape: size of the last dimension.
+        eps: None means the step of the dtype at 1.
+        elementwise_affine: whether there is a weight; it starts at 1.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.size, self.eps = _size(normalized_shape), eps
+        self.weight = Parameter(ones(self.size, device=device, dtype=dtype)) if elementwise_affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.size, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+
+
+class LayerNorm(Module):
+    """(x - mean) / √(var + eps)·weight + bias over the last dimension.
+
+    Args:
+        normalized_shape: size of the last dimension.
+        eps: added to the variance.
+        elementwise_affine: whether there are a weight, from 1, and a bias.
+        bias: whether there is a bias, from 0.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.size, self.eps = _size(normalized_shape), eps
+        self.weight = Parameter(ones(self.size, device=device, dtype=dtype)) if elementwise_affine else None
+        self.bias = Parameter(zeros(self.size, device=device, dtype=dtype)) if elementwise_affine and bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, eps={self.eps}, elementwise_affine={self.weight is not None}"

@@ -1,0 +1,103 @@
+"""Helpers on the parameters of a model: gradient clipping, and all values as one vector. Nothing waits for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from genesis.autograd import no_grad
+from genesis.errors import NumericError, ShapeError
+from genesis.functions import elementwise as ew
+from genesis.functions.shape import cat
+from genesis.op import registry
+from genesis.ops.optimizers import total_norm
+from genesis.tensor import Tensor
+
+__all__ = [
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "clip_scale",
+    "get_total_norm",
+    "parameters_to_vector",
+    "vector_to_parameters",
+]
+
+
+def _listed(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+
+def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    return [p.grad for p in _listed(parameters) if p.grad is not None]
+
+
+def get_total_norm(
+    tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """The norm of all elements of several tensors: 0-d, float32 (float64 if one of them is); 0 for none.
+
+    Raises:
+        NumericError: if `error_if_nonfinite` and the norm is not finite; only this look waits for the device.
+    """
+    norm = Tensor(total_norm(*(t.array for t in _listed(tensors)), ord=float(norm_type)))
+    if error_if_nonfinite and not bool(ew.isfinite(norm).item()):
+        raise NumericError(
+            f"the total norm of order {norm_type:g} of the gradients is {norm.item()}",
+            next="lower the learning rate, or look for the batch that does this",
+        )
+    return norm
+
+
+def clip_scale(norm: Tensor, max_norm: float) -> Tensor:
+    """The factor that brings gradients of total norm `norm` down to `max_norm`: at most 1, a 0-d tensor.
+
+    `optimizer.step(grad_scale=clip_scale(optimizer.grad_norm(), max_norm))` clips without a pass over the gradients.
+    """
+    with no_grad():
+        return ew.clamp(max_norm / (norm + 1e-6), max=1.0)  # type: ignore[no-any-return]
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scale gradients down, in place, so that their total norm is at most `max_norm`.
+
+    Returns:
+        The norm before clipping: a 0-d tensor, not waited for.
+
+    Raises:
+        NumericError: see `get_total_norm`.
+    """
+    grads = _gradients(parameters)
+    norm = get_total_norm(grads, norm_type, error_if_nonfinite)
+    scale = clip_scale(norm, max_norm).array
+    for grad in grads:
+        registry["mul"](grad.array, scale, out=grad.array)
+    return norm
+
+
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+    """Limit every element of the gradients to ±clip_value, in place."""
+    bound = float(clip_value)
+    for grad in _gradients(parameters):
+        registry["clamp"](grad.array, min=-bound, max=bound, out=grad.array)
+
+
+def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
+    """All values end to end, `[n]`, on the tape."""
+    return cat([p.reshape(-1) for p in parameters])  # type: ignore[no-any-return]
+
+
+def vector_to_parameters(vector: Tensor, parameters: Iterable[Tensor]) -> None:
+    """Copy a vector as `parameters_to_vector` makes it back into the parameters."""
+    targets = list(parameters)
+    if vector.shape != (sum(p.numel() for p in targets),):
+        raise ShapeError(f"a vector of shape {vector.shape} for {sum(p.numel() for p in targets)} values")
+    start = 0
+    with no_grad():
+        for parameter in targets:
+            part = vector[start : start + parameter.numel()]
+            parameter.copy_(part.reshape(parameter.shape))
+            start += parameter.numel()

@@ -1,0 +1,268 @@
+"""Learning-rate schedules as pure functions of the step, and a torch-like object that sets an optimizer's rates by one.
+
+Steps count from 0: `lr_at(0)` is the rate of the first update. During a warm-up of w steps the rate rises linearly, and
+is at its peak in step w - 1. A decay begins in step w and ends at step `total_steps`, one after the last: no update is
+wasted on a rate of 0. (One-cycle, as in torch, reaches its ends within the run.) Later steps keep the last rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genesis.errors import ConfigError
+from genesis.optim.optimizer import Optimizer, check_range
+
+__all__ = [
+    "WSD",
+    "Constant",
+    "Cosine",
+    "LambdaLR",
+    "Linear",
+    "OneCycle",
+    "Schedule",
+    "Sequential",
+    "Step",
+    "make_schedule",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Base: the peak rate `lr`, a linear warm-up of `warmup_steps`, and what follows it."""
+
+    lr: float
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("lr", self.lr, 0)
+        check_range("warmup_steps", self.warmup_steps, 0)
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of step `step`."""
+        return self.lr * self.factor_at(step)
+
+    def factor_at(self, step: int) -> float:
+        """The learning rate of step `step` as a share of the peak."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        return self.after_warmup(step - self.warmup_steps)
+
+    def after_warmup(self, step: int) -> float:
+        """The same for steps counted from the end of the warm-up."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The peak to the end."""
+
+    def after_warmup(self, step: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decay(Schedule):
+    """A decay to `min_lr_ratio` of the peak at step `total_steps`."""
+
+    total_steps: int
+    min_lr_ratio: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("total_steps", self.total_steps, 1)
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ConfigError(f"min_lr_ratio is {self.min_lr_ratio}, and must be between 0 and 1")
+
+    def after_warmup(self, step: int) -> float:
+        length = self.total_steps - self.warmup_steps
+        done = min(step / length, 1.0) if length > 0 else 1.0
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * self.remaining(done)
+
+    def remaining(self, done: float) -> float:
+        """How much of the way down is left when `done` of the decay has passed."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(_Decay):
+    """Down in a straight line."""
+
+    def remaining(self, done: float) -> float:
+        return 1 - done
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(_Decay):
+    """Down along half a cosine wave (Loshchilov & Hutter, "SGDR", 2017, without restarts)."""
+
+    def remaining(self, done: float) -> float:
+        return (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class WSD(_Decay):
+    """Warm-up, stable, decay: the peak, then down in a straight line over the last `decay_steps` (Hu et al., 2024)."""
+
+    decay_steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("decay_steps", self.decay_steps, 0)
+
+    def after_warmup(self, step: int) -> float:
+        left = self.total_steps - self.warmup_steps - step
+        if left >= self.decay_steps or self.decay_steps == 0:
+            return 1.0
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * max(left, 0) / self.decay_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Schedule):
+    """Multiplied by `gamma` every `step_size` steps after the warm-up."""
+
+    step_size: int
+    gamma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("step_size", self.step_size, 1)
+        check_range("gamma", self.gamma, 0)
+
+    def after_warmup(self, step: int) -> float:
+        return self.gamma ** (step // self.step_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneCycle(_Decay):
+    """Up from `start_ratio` over `warmup_steps`, then down to `min_lr_ratio` in the last step, along cosines.
+
+    Smith & Topin, "Super-convergence" (2018), in the form of torch's OneCycleLR.
+    """
+
+    start_ratio: float = 1 / 25
+
+    def factor_at(self, step: int) -> float:
+        peak, last = max(self.warmup_steps - 1, 0), self.total_steps - 1
+        if step <= peak:
+            return _wave(self.start_ratio, 1.0, step / peak) if peak else 1.0
+        return _wave(1.0, self.min_lr_ratio, min((step - peak) / (last - peak), 1.0) if last > peak else 1.0)
+
+
+def _wave(start: float, end: float, done: float) -> float:
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Schedules one after the other: the i-th from step `milestones[i-1]` on, which is its own step 0."""
+
+    schedules: Sequence[Schedule]
+    milestones: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if len(self.milestones) != len(self.schedules) - 1 or list(self.milestones) != sorted(self.milestones):
+            raise ConfigError(
+                f"{len(self.schedules)} schedules with milestones {list(self.milestones)}",
+                next="give the first step of each schedule but the first, in order",
+            )
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of step `step`."""
+        place = sum(step >= m for m in self.milestones)
+        return self.schedules[place].lr_at(step - (self.milestones[place - 1] if place else 0))
+
+
+def make_schedule(
+    name: str,
+    *,
+    lr: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    min_lr_ratio: float | None = None,
+    decay_ratio: float | None = None,
+    step_size: int | None = None,
+    step_gamma: float | None = None,
+) -> Schedule:
+    """The schedule that a configuration's `optim` section describes.
+
+    Args:
+        name: constant, linear, cosine, wsd, step or one_cycle. A setting that it needs must not be None.
+        decay_ratio: of wsd: the share of the run in which the rate decays.
+
+    Raises:
+        ConfigError: for another name, a missing setting, or one out of range.
+    """
+
+    def need(setting: str, value: Any) -> Any:
+        if value is None:
+            raise ConfigError(f"the schedule {name} needs {setting}")
+        return value
+
+    def decay() -> dict[str, Any]:
+        return {**base, "total_steps": total_steps, "min_lr_ratio": need("min_lr_ratio", min_lr_ratio)}
+
+    base: dict[str, Any] = {"lr": lr, "warmup_steps": warmup_steps}
+    if name == "constant":
+        return Constant(**base)
+    if name == "linear":
+        return Linear(**decay())
+    if name == "cosine":
+        return Cosine(**decay())
+    if name == "wsd":
+        return WSD(**decay(), decay_steps=round(need("decay_ratio", decay_ratio) * total_steps))
+    if name == "step":
+        return Step(**base, step_size=need("step_size", step_size), gamma=need("step_gamma", step_gamma))
+    if name == "one_cycle":
+        return OneCycle(**decay())
+    raise ConfigError(f"{name!r} is no schedule", next="use constant, linear, cosine, wsd, step or one_cycle")
+
+
+class LambdaLR:
+    """Sets each group's rate to its initial rate times a function of the step, as torch's object of this name.
+
+    Args:
+        optimizer: its groups' rates at this moment are the initial ones, unless they name an "initial_lr".
+        lr_lambda: one function of the step, or one for each group; a schedule's `factor_at` is one.
+        last_epoch: the step before the next; -1 at the start.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
+    ) -> None:
+        groups = optimizer.param_groups
+        self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, Sequence) else [lr_lambda] * len(groups)
+        if len(self.lr_lambdas) != len(groups):
+            raise ConfigError(f"{len(self.lr_lambdas)} functions for {len(groups)} parameter groups")
+        self.optimizer, self.last_epoch = optimizer, last_epoch
+        self.base_lrs = [float(g.setdefault("initial_lr", g["lr"])) for g in groups]
+        self.step()
+
+    def step(self) -> None:
+        """Go to the next step."""
+        self.last_epoch += 1
+        self._set()
+
+    def _set(self) -> None:
+        for group, base, function in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
+            group["lr"] = base * function(self.last_epoch)
+
+    def get_last_lr(self) -> list[float]:
+        """The present rate of each group."""
+        return [float(g["lr"]) for g in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and the initial rates; the functions are not saved."""
+        return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue at a saved step."""
+        if len(state_dict["base_lrs"]) != len(self.base_lrs):
+            raise ConfigError(f"{len(state_dict['base_lrs'])} saved rates for {len(self.base_lrs)} parameter groups")
+        self.last_epoch, self.base_lrs = int(state_dict["last_epoch"]), [float(r) for r in state_dict["base_lrs"]]
+        self._set()

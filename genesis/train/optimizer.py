@@ -1,0 +1,117 @@
+"""From the configuration's optim section to an optimizer and a schedule, and the optimizer's state to and from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from genesis.errors import ModelError, escape
+from genesis.optim import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    Lion,
+    Muon,
+    Optimizer,
+    decay_groups,
+    make_schedule,
+    muon_groups,
+)
+from genesis.tensor import Tensor
+from genesis.train.config import OptimConfig
+
+__all__ = ["build_optimizer", "build_schedule", "optimizer_arrays", "optimizer_counts", "restore_optimizer"]
+
+_MAKERS: dict[str, Callable[..., Optimizer]] = {
+    "adamw": AdamW,
+    "adam": Adam,
+    "sgd": SGD,
+    "lion": Lion,
+    "muon": Muon,
+    "adafactor": Adafactor,
+}
+
+
+def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, Tensor]], seed: int) -> Optimizer:
+    """The optimizer that `config` names, over flat buffers; vectors (norms, biases) do not decay.
+
+    Args:
+        seed: of stochastic rounding, where an optimizer rounds.
+    """
+    parameters = list(named_parameters)
+    settings: dict[str, Any] = {
+        key: value
+        for key in ("lr", "betas", "eps", "momentum", "nesterov")
+        if (value := getattr(config, key)) is not None
+    }
+    decay = config.weight_decay or 0.0
+    if config.name == "muon":
+        # The schema's eps is AdamW's, which takes the parameters that Muon does not; its update has AdamW's size.
+        settings["adamw_eps"] = settings.pop("eps")
+        groups = muon_groups(parameters, decay)
+        return Muon(groups, adjust_lr_fn="match_rms_adamw", fused=True, seed=seed, **settings)
+    return _MAKERS[config.name](decay_groups(parameters, decay), fused=True, seed=seed, **settings)
+
+
+def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:
+    """The learning rate of each step of a run of `steps`, counted from 0."""
+    warmup = config.warmup_steps
+    if warmup is None:
+        warmup = round((config.warmup_ratio or 0.0) * steps)
+    assert config.lr is not None, "the schema fills the optimizer's own rate in"
+    schedule = make_schedule(
+        config.schedule,
+        lr=config.lr,
+        total_steps=steps,
+        warmup_steps=warmup,
+        min_lr_ratio=config.min_lr_ratio,
+        decay_ratio=config.decay_ratio,
+        step_size=config.step_size,
+        step_gamma=config.step_gamma,
+    )
+    return schedule.lr_at
+
+
+def _named(optimizer: Optimizer) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Each parameter's name and state; a parameter that was never updated has none."""
+    for group in optimizer.param_groups:
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            yield name, optimizer.state.get(parameter, {})
+
+
+def optimizer_arrays(optimizer: Optimizer) -> dict[str, np.ndarray]:
+    """The state's tensors as `<parameter>.<name of the state>`, sharing memory."""
+    return {
+        f"{name}.{key}": value.numpy()
+        for name, state in _named(optimizer)
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def optimizer_counts(optimizer: Optimizer) -> dict[str, int]:
+    """How often each parameter was updated."""
+    return {name: state["step"] for name, state in _named(optimizer) if state}
+
+
+def restore_optimizer(optimizer: Optimizer, arrays: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> None:
+    """Set the state to what `optimizer_arrays` and `optimizer_counts` gave; settings stay those of the configuration.
+
+    Raises:
+        ModelError: arrays that this optimizer does not keep, or of other shapes.
+    """
+    current = optimizer.state_dict()
+    names = [name for group in optimizer.param_groups for name in group["param_names"]]
+    unknown = [key for key in arrays if key.rpartition(".")[0] not in counts] + [n for n in counts if n not in names]
+    if unknown:
+        raise ModelError(f"the saved optimizer state has {escape(unknown[0])}, which this model has not")
+    state = {
+        number: {"step": int(counts[name])}
+        | {key.rpartition(".")[2]: value for key, value in arrays.items() if key.rpartition(".")[0] == name}
+        for number, name in enumerate(names)
+        if name in counts
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": current["param_groups"]})

@@ -1,0 +1,114 @@
+"""What all commands start with: the device, the output folder, the model's shape, the data."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from genesis.backend import Device, as_device, backend_for
+from genesis.data.pipeline import Prepared, prepare
+from genesis.errors import ConfigError, ModelError, escape
+from genesis.io.lock import LOCK_NAME
+from genesis.train.config import Config
+from genesis.train.output import Output
+from genesis.train.progress import tokenizing
+from genesis_models.config import ModelConfig
+from genesis_models.folder import read_config
+from genesis_models.presets import preset
+
+__all__ = ["RESOLVED", "Stages", "check_is_ours", "model_config", "prepare_data", "resolve_device"]
+
+RESOLVED = "config.resolved.yaml"
+
+
+def resolve_device(name: str) -> Device:
+    """The device that a setting means; "auto" is the CPU, as this version has no other.
+
+    Raises:
+        DeviceError: this build has no backend for it.
+    """
+    device = as_device("cpu" if name == "auto" else name)
+    backend_for(device)
+    return device
+
+
+def check_is_ours(output: Path) -> None:
+    """A folder with content that no run of ours made is never written to."""
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise ConfigError(f"{escape(output)} is not a folder", where="train.output_dir", next="name another folder")
+    if any(output.iterdir()) and not (output / RESOLVED).exists() and not (output / LOCK_NAME).exists():
+        raise ConfigError(
+            f"{escape(output)} holds files of something else than a Genesis run",
+            where="train.output_dir",
+            next="name an empty or new folder",
+        )
+
+
+def model_config(config: Config) -> ModelConfig:
+    """The shape of the model to train, from its folder, its preset or the configuration itself."""
+    if config.model.path is not None:
+        found = read_config(config.model.path)
+    elif config.model.preset is not None:
+        found = ModelConfig.from_dict(preset(config.model.preset), where="model.preset")
+    else:
+        found = ModelConfig.from_dict(config.model.config or {}, where="model.config")
+    if config.data.seq_len > found.max_position_embeddings:
+        raise ConfigError(
+            f"data.seq_len {config.data.seq_len} is beyond the model's {found.max_position_embeddings} positions",
+            where="data.seq_len",
+            next="lower it",
+        )
+    return found
+
+
+def prepare_data(
+    config: Config, model: ModelConfig, console: Output, cache_dir: str | os.PathLike[str] | None = None
+) -> Prepared:
+    """Documents, split, tokenizer and tokens, with a progress bar for each stage that has to work."""
+    data = config.data
+    default_cache = data.cache_dir or Path(config.train.output_dir) / "cache"
+    with Stages(console) as stages:
+        prepared = prepare(
+            train_sources=data.train,
+            eval_sources=data.eval,
+            eval_fraction=data.eval_fraction,
+            tokenizer_path=data.tokenizer or config.model.path,
+            vocab_size=data.vocab_size or model.vocab_size,
+            cache_dir=cache_dir or default_cache,
+            seed=config.train.seed,
+            on_error=data.on_error,
+            text_field=data.text_field,
+            max_line_bytes=data.max_line_bytes,
+            progress=stages,
+        )
+    if prepared.tokenizer.vocab_size > model.vocab_size:
+        raise ModelError(
+            f"the tokenizer has {prepared.tokenizer.vocab_size} ids, the model's embedding {model.vocab_size} rows",
+            where=escape(data.tokenizer or config.model.path or "data.vocab_size"),
+            next="use the model's own tokenizer",
+        )
+    return prepared
+
+
+class Stages:
+    """One progress display per stage of the data preparation."""
+
+    def __init__(self, console: Output) -> None:
+        self._console, self._stage, self._open = console, "", ExitStack()
+        self._report: Any = None
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if stage != self._stage:
+            self._open.close()
+            self._stage, self._report = stage, self._open.enter_context(tokenizing(stage, self._console))
+        self._report(done, total)

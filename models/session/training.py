@@ -1,0 +1,225 @@
+"""`genesis train`: lock the folder, prepare data and model, restore a checkpoint, run the loop, close the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from genesis import random
+from genesis.backend import Device
+from genesis.backend.cpu import set_threads
+from genesis.data.loader import PackedLoader
+from genesis.data.pipeline import HeldOut, Prepared
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import ConfigError, escape
+from genesis.io.files import FolderUpdate, FolderWriter, write_file
+from genesis.io.lock import FolderLock
+from genesis.train.checkpoint import Checkpoints
+from genesis.train.config import Config
+from genesis.train.config_file import check_resume, parse_config
+from genesis.train.loop import Summary, Training, total_steps
+from genesis.train.metrics import MetricsWriter, TensorBoardSink, WandbSink
+from genesis.train.optimizer import build_optimizer, build_schedule
+from genesis.train.output import Output
+from genesis.train.progress import Progress, duration
+from genesis.train.signals import Interrupts
+from genesis.train.state import TrainState
+from genesis_models.blocks import CausalLM
+from genesis_models.config import ModelConfig
+from genesis_models.folder import load, write_model
+from genesis_models.generate import Sampling
+from genesis_models.registry import build
+from genesis_models.session.inference import continue_text
+from genesis_models.session.preparation import RESOLVED, check_is_ours, model_config, prepare_data, resolve_device
+
+__all__ = ["train"]
+
+
+def train(config: Config, *, resume: bool, console: Output, resume_from: str | None = None) -> Summary:
+    """Train as `config` says and leave the run in `train.output_dir`.
+
+    Args:
+        resume: go on from the newest checkpoint there; with none, start from the beginning.
+        resume_from: the name of an older checkpoint to go on from.
+
+    Raises:
+        GenesisError: of the class that names what is wrong; see `genesis.errors`.
+    """
+    output = Path(config.train.output_dir)
+    device = resolve_device(config.train.device)
+    check_is_ours(output)
+    with Interrupts() as interrupts, FolderLock(output):
+        _check_previous(output, config, resume or resume_from is not None)
+        write_file(output / RESOLVED, config.resolved_yaml().encode())
+        if config.train.threads is not None:
+            set_threads(config.train.threads)
+        shape = model_config(config)
+        data = prepare_data(config, shape, console)
+        model = _make_model(config, shape, data.tokenizer, device)
+        _announce(config, data, model, device, console)
+        training = _assemble(config, data, model, device, interrupts, console)
+        _restore(training, resume, resume_from, console)
+        interrupts.deferred = True
+        summary = training.run()
+        interrupts.deferred = False
+        _finish(config, data.tokenizer, model, data.held_out, summary, console)
+    return summary
+
+
+def _check_previous(output: Path, config: Config, resume: bool) -> None:
+    """A run that stands in the folder is continued on request only, and as the same run."""
+    resolved = output / RESOLVED
+    has_run = any(output.glob("checkpoint-*")) or (output / "model.safetensors").exists()
+    if has_run and not resume:
+        raise ConfigError(
+            f"{escape(output)} holds a run",
+            where="train.output_dir",
+            next="continue it with --resume, or name another train.output_dir",
+        )
+    if has_run and resolved.exists():
+        check_resume(parse_config(resolved.read_bytes(), str(resolved)), config, where=str(resolved))
+
+
+def _make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device) -> CausalLM:
+    """The model with the weights that training starts from."""
+    if config.model.path is not None:
+        model = load(config.model.path, device=str(device), dtype=config.model.dtype)
+    else:
+        raw = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, **shape.raw}
+        fresh = ModelConfig.from_dict(raw, where="model.config")
+        model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
+    model.activation_checkpointing = config.train.activation_checkpointing == "full"
+    return model
+
+
+def _announce(config: Config, data: Prepared, model: CausalLM, device: Device, console: Output) -> None:
+    """What is about to happen, in three lines."""
+    chosen = " (auto: this version of Genesis has no GPU backend)" if config.train.device == "auto" else ""
+    count = sum(p.numel() for p in model.parameters())
+    console.line(f"device: {device}{chosen}")
+    console.line(f"model: {model.config.model_type}, {count:,} parameters, {config.model.dtype}")
+    held_out = f"{len(data.held_out.tokens):,} held out" if data.held_out is not None else "none held out"
+    console.line(
+        f"data: {len(data.train):,} documents, {data.train.total_bytes:,} bytes, {data.train.num_tokens:,} tokens"
+        f" of a vocabulary of {data.tokenizer.vocab_size:,}; {held_out}"
+    )
+    if data.report.defects.total:
+        console.line(f"data: {data.report.defects.total:,} records left out; the first: {_first_defect(data)}")
+    if data.report.shared_documents:
+        console.line(f"warning: {data.report.shared_documents:,} training documents are also in data.eval")
+
+
+def _first_defect(data: Prepared) -> str:
+    return escape(next(iter(data.report.defects.examples.values()), ""))
+
+
+def _assemble(
+    config: Config, data: Prepared, model: CausalLM, device: Device, interrupts: Interrupts, console: Output
+) -> Training:
+    """The training loop's parts, at step 0."""
+    output = Path(config.train.output_dir)
+    loader = PackedLoader(
+        data.train, batch_size=config.train.batch_size, seq_len=config.data.seq_len, seed=config.train.seed
+    )
+    steps = total_steps(config, loader)
+    random.manual_seed(config.train.seed)
+    state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), config.train.seed), loader)
+    sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
+
+    def sample(prompt: str) -> str:
+        return "".join(continue_text(model, data.tokenizer, prompt, sampling, config.eval.sample_tokens))
+
+    def write(folder: FolderWriter) -> None:
+        _write_model(config, data.tokenizer, model, folder)
+
+    return Training(
+        config=config,
+        state=state,
+        checkpoints=Checkpoints(output, write, config.checkpoint.save_total_limit),
+        lr_at=build_schedule(config.optim, steps),
+        sample=sample,
+        held_out=data.held_out,
+        open_metrics=lambda step: MetricsWriter(output, resume_step=step, sinks=_sinks(config, output)),
+        progress=Progress(steps, 0, console),
+        interrupts=interrupts,
+        device=device,
+        steps=steps,
+    )
+
+
+def _sinks(config: Config, output: Path) -> tuple[Any, ...]:
+    """The other places that metrics go to."""
+    sinks: list[Any] = []
+    if config.log.tensorboard:
+        sinks.append(TensorBoardSink(output / "tensorboard"))
+    if config.log.wandb:
+        sinks.append(WandbSink(output, config.log.wandb_project, config.model_dump(mode="json")))
+    return tuple(sinks)
+
+
+def _write_model(config: Config, tokenizer: Tokenizer, model: CausalLM, folder: FolderWriter) -> None:
+    """Model, tokenizer and side files; a source folder's own files are kept byte for byte."""
+    own_tokenizer = config.model.path is not None and config.data.tokenizer is None
+    write_model(
+        model,
+        folder,
+        source=config.model.path,
+        extra_files=None if own_tokenizer else tokenizer.files(),
+        eos_token_id=tokenizer.eos_id,
+    )
+
+
+def _restore(training: Training, resume: bool, resume_from: str | None, console: Output) -> None:
+    """Go back to a checkpoint where one is asked for."""
+    checkpoints = training.checkpoints
+    checkpoints.sweep()
+    found = checkpoints.steps()
+    step: int | None = found[-1] if found and resume else None
+    if resume_from is not None:
+        name = Path(resume_from).name
+        by_name = {checkpoints.folder(s).name: s for s in found}
+        if name not in by_name:
+            listed = ", ".join(by_name) or "none"
+            raise ConfigError(f"there is no {escape(name)}; complete checkpoints: {listed}", where="--resume-from")
+        step = by_name[name]
+    if step is not None and step > training.steps:
+        raise ConfigError(
+            f"the checkpoint is of step {step}, the run ends at step {training.steps}",
+            where="train.steps",
+            next="raise train.steps, or name an older checkpoint with --resume-from",
+        )
+    if step is not None:
+        checkpoints.load(training.state, step)
+        training.continue_at(step)
+        console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
+    elif resume:
+        console.line("no complete checkpoint here: starting from the beginning")
+
+
+def _finish(
+    config: Config, tokenizer: Tokenizer, model: CausalLM, held_out: HeldOut | None, summary: Summary, console: Output
+) -> None:
+    """The final model at the root of the run, the loss picture, and the summary."""
+    from genesis.train.plot import loss_picture
+
+    output = Path(config.train.output_dir)
+    if config.checkpoint.save_final:
+        with FolderUpdate(output) as folder:
+            _write_model(config, tokenizer, model, folder)
+    loss_picture(output / "metrics.jsonl", output / "loss.png")
+    for line in _summary_lines(summary, held_out, output):
+        console.line(line)
+
+
+def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path) -> Iterator[str]:
+    speed = "" if summary.tokens_per_second is None else f", {summary.tokens_per_second:,.0f} tokens/s"
+    yield f"done: {summary.step} steps in {duration(summary.seconds)}{speed}"
+    if summary.evaluation is not None and held_out is not None:
+        found = summary.evaluation
+        yield (
+            f"held out: loss {found.loss:.4f}, perplexity {found.perplexity:.2f}, {found.bits_per_byte:.3f} bits per"
+            f" byte (gzip -9 on the same files: {held_out.gzip_bits_per_byte:.3f})"
+        )
+    yield f"state hash: {summary.state_hash}"
+    yield f"model, metrics and picture: {output}"

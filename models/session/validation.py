@@ -1,0 +1,40 @@
+"""`genesis validate`: everything that training checks before its first step, without training and without writing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from genesis.data.loader import PackedLoader
+from genesis.train.config import Config
+from genesis.train.loop import total_steps
+from genesis.train.optimizer import build_schedule
+from genesis.train.output import Output
+from genesis_models.folder import check_weights, parameter_count
+from genesis_models.registry import check_architecture
+from genesis_models.session.preparation import check_is_ours, model_config, prepare_data, resolve_device
+
+__all__ = ["validate"]
+
+
+def validate(config: Config, *, console: Output) -> None:
+    """Check what `train` would use, without training and without writing: device, model, data, tokenizer."""
+    device = resolve_device(config.train.device)
+    check_is_ours(Path(config.train.output_dir))
+    shape = model_config(config)
+    if config.model.path is not None:
+        check_weights(config.model.path)
+    else:
+        check_architecture(shape, where="model.config")
+    with TemporaryDirectory(prefix="genesis-") as cache:
+        data = prepare_data(config, shape, console, cache)
+        loader = PackedLoader(
+            data.train, batch_size=config.train.batch_size, seq_len=config.data.seq_len, seed=config.train.seed
+        )
+        steps = total_steps(config, loader)
+        build_schedule(config.optim, steps)
+        tokens = config.train.batch_size * config.train.accumulation_steps * config.data.seq_len
+        console.line("configuration: valid")
+        console.line(f"model: {shape.model_type}, {parameter_count(shape):,} parameters, {config.model.dtype}")
+        console.line(f"data: {len(data.train):,} documents, {data.train.num_tokens:,} tokens")
+        console.line(f"run: {steps:,} steps of at most {tokens:,} tokens on {device}")

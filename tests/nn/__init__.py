@@ -1,0 +1,1 @@
+"""Modules, layers, losses, initialization, clipping."""

@@ -1,0 +1,83 @@
+"""Calls that torch.nn.functional and genesis.nn.functional are both given: same names, same arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FIXTURE = Path(__file__).parent / "fixtures" / "functional.npz"
+
+
+@dataclass(frozen=True)
+class Call:
+    """`function(*args, **kwargs)`; float64 arrays among `args` require gradients."""
+
+    name: str
+    function: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def calls() -> list[Call]:
+    """Every call, with the same random arrays each time."""
+    rng = np.random.default_rng(11)
+
+    def x(*shape: int) -> np.ndarray:
+        return np.asarray(rng.standard_normal(shape))
+
+    def labels(*shape: int, classes: int = 5, ignored: int | None = -100) -> np.ndarray:
+        made = rng.integers(0, classes, shape)
+        if ignored is not None:
+            made.flat[0] = ignored
+        return np.asarray(made)
+
+    chance = rng.random((4, 3)) * 0.9 + 0.05
+    chance[0, 0], chance[0, 1] = 0.0, 1.0
+    target = rng.random((4, 3))
+    q, k, v = x(2, 4, 6, 8), x(2, 4, 6, 8), x(2, 4, 6, 8)
+    long_k, long_v = x(2, 2, 9, 8), x(2, 2, 9, 8)
+    seen = rng.random((6, 6)) < 0.6
+    seen[:, 0] = True
+    sdpa = "scaled_dot_product_attention"
+    return [
+        Call("gelu", "gelu", (x(3, 4),)),
+        Call("gelu_tanh", "gelu", (x(3, 4),), {"approximate": "tanh"}),
+        Call("silu", "silu", (x(3, 4),)),
+        Call("relu", "relu", (x(3, 4),)),
+        Call("softmax", "softmax", (x(3, 4),), {"dim": 0}),
+        Call("log_softmax", "log_softmax", (x(3, 4),), {"dim": -1}),
+        Call("linear", "linear", (x(2, 3, 4), x(5, 4), x(5))),
+        Call("linear_no_bias", "linear", (x(3, 4), x(5, 4))),
+        Call("rms_norm", "rms_norm", (x(2, 3, 8), (8,), x(8)), {"eps": 1e-6}),
+        Call("rms_norm_plain", "rms_norm", (x(2, 8), (8,))),
+        Call("layer_norm", "layer_norm", (x(2, 3, 8), (8,), x(8), x(8))),
+        Call("layer_norm_plain", "layer_norm", (x(2, 8), (8,)), {"eps": 1e-3}),
+        Call("embedding", "embedding", (labels(2, 3, ignored=None), x(5, 4))),
+        Call("embedding_padded", "embedding", (labels(2, 7, ignored=None), x(5, 4)), {"padding_idx": -3}),
+        Call("ce", "cross_entropy", (x(6, 5), labels(6))),
+        Call("ce_sum", "cross_entropy", (x(6, 5), labels(6)), {"reduction": "sum"}),
+        Call("ce_none", "cross_entropy", (x(6, 5), labels(6)), {"reduction": "none"}),
+        Call("ce_smooth", "cross_entropy", (x(6, 5), labels(6)), {"label_smoothing": 0.1}),
+        Call("ce_smooth_none", "cross_entropy", (x(6, 5), labels(6)), {"label_smoothing": 0.3, "reduction": "none"}),
+        Call("ce_ignore", "cross_entropy", (x(6, 5), labels(6, ignored=2)), {"ignore_index": 2}),
+        Call("ce_images", "cross_entropy", (x(2, 5, 3, 2), labels(2, 3, 2))),
+        Call("ce_images_none", "cross_entropy", (x(2, 5, 3), labels(2, 3)), {"reduction": "none"}),
+        Call("ce_one", "cross_entropy", (x(5), labels(ignored=None))),
+        Call("mse", "mse_loss", (x(4, 3), x(4, 3))),
+        Call("mse_none", "mse_loss", (x(4, 3), x(4, 3)), {"reduction": "none"}),
+        Call("bce", "binary_cross_entropy", (chance[1:], target[1:]), {"reduction": "sum"}),
+        Call("bce_logits", "binary_cross_entropy_with_logits", (x(4, 3) * 30, target)),
+        Call("bce_weight", "binary_cross_entropy_with_logits", (x(4, 3), target), {"pos_weight": x(3)}),
+        Call("sdpa", sdpa, (q, k, v)),
+        Call("sdpa_causal", sdpa, (q, k, v), {"is_causal": True}),
+        Call("sdpa_scale", sdpa, (q, k, v), {"is_causal": True, "scale": 0.3}),
+        Call("sdpa_bool", sdpa, (q, k, v), {"attn_mask": seen}),
+        Call("sdpa_float", sdpa, (q, k, v), {"attn_mask": x(2, 1, 6, 6)}),
+        Call("sdpa_gqa", sdpa, (q, long_k, long_v), {"enable_gqa": True}),
+        Call("sdpa_gqa_mask", sdpa, (q, long_k, long_v), {"enable_gqa": True, "attn_mask": x(6, 9)}),
+        Call("sdpa_causal_long", sdpa, (q, long_k, long_v), {"enable_gqa": True, "is_causal": True}),
+        Call("sdpa_three", sdpa, (q[0], k[0], v[0]), {"is_causal": True}),
+    ]

@@ -1,0 +1,215 @@
+"""genesis.nn.functional against torch's results and gradients, and against formulas where torch has no such function."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genesis.autograd import gradcheck, no_grad
+from genesis.errors import DTypeError, ShapeError, UsageError
+from genesis.functions.create import tensor
+from genesis.functions.random import randn
+from genesis.nn import functional as F
+from genesis.tensor import Tensor
+from tests.nn.cases import FIXTURE, Call, calls
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    with np.load(FIXTURE, allow_pickle=False) as stored:
+        return dict(stored)
+
+
+def as_tensor(value: Any, trained: bool) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    return tensor(value, requires_grad=trained and value.dtype == np.float64)
+
+
+@pytest.mark.parametrize("call", calls(), ids=lambda c: c.name)
+def test_values_and_gradients_are_torchs(call: Call, reference: Any) -> None:
+    args = [as_tensor(a, True) for a in call.args]
+    kwargs = {k: as_tensor(v, False) for k, v in call.kwargs.items()}
+    result = getattr(F, call.function)(*args, **kwargs)
+    np.testing.assert_allclose(result.detach().numpy(), reference[f"{call.name}/result"], rtol=1e-12, atol=1e-13)
+    weights = np.cos(np.arange(result.numel())).reshape(result.shape)
+    (result * tensor(weights)).sum().backward()
+    for i, value in enumerate(args):
+        if isinstance(value, Tensor) and value.requires_grad:
+            np.testing.assert_allclose(value.grad.numpy(), reference[f"{call.name}/grad{i}"], rtol=1e-11, atol=1e-12)
+
+
+def test_every_array_of_the_fixture_is_used(reference: Any) -> None:
+    assert {k.split("/")[0] for k in reference} == {c.name for c in calls()}
+    assert sum("/grad" in k for k in reference) > len(calls())
+
+
+# --- Losses -----------------------------------------------------------------------------------------------------------
+
+
+def test_z_loss_is_the_square_of_the_log_normalizer() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 7))
+    labels = tensor([1, 2, -100, 0])
+    plain = F.cross_entropy(tensor(x), labels, reduction="none").numpy()
+    with_z = F.cross_entropy(tensor(x), labels, reduction="none", z_loss=0.5).numpy()
+    normalizer = np.log(np.exp(x).sum(1))
+    np.testing.assert_allclose(with_z - plain, 0.5 * normalizer**2 * [1, 1, 0, 1], atol=1e-12)
+
+
+def test_no_targets_is_nan_and_never_zero() -> None:
+    nothing = tensor([-100, -100])
+    assert math.isnan(F.cross_entropy(randn(2, 5), nothing).item())
+    assert math.isnan(F.linear_cross_entropy(randn(2, 3), randn(5, 3), nothing).item())
+    assert F.cross_entropy(randn(2, 5), nothing, reduction="sum").item() == 0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_linear_cross_entropy_is_the_composition(reduction: str) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (tensor(rng.standard_normal(s), requires_grad=True) for s in ((2, 3, 4), (9, 4)))
+    labels = tensor([[1, -100, 8], [0, 3, 3]])
+    fused = F.linear_cross_entropy(x, w, labels, reduction=reduction)
+    (fused * 3).backward()
+    grads = [x.grad.numpy().copy(), w.grad.numpy().copy()]
+    x.grad = w.grad = None
+    composed = F.cross_entropy(F.linear(x, w).reshape(-1, 9), labels.reshape(-1), reduction=reduction)
+    (composed * 3).backward()
+    assert fused.item() == pytest.approx(composed.item(), rel=1e-12)
+    np.testing.assert_allclose(grads[0], x.grad.numpy(), atol=1e-12)
+    np.testing.assert_allclose(grads[1], w.grad.numpy(), atol=1e-12)
+    with no_grad():
+        assert F.linear_cross_entropy(x, w, labels, reduction=reduction).item() == fused.item()
+
+
+def test_linear_cross_entropy_with_one_side_frozen() -> None:
+    rng = np.random.default_rng(0)
+    x, w = tensor(rng.standard_normal((3, 4)), requires_grad=True), tensor(rng.standard_normal((9, 4)))
+    labels = tensor([1, 8, 0])
+    assert gradcheck(lambda a: F.linear_cross_entropy(a, w, labels), [x])
+    x.requires_grad_(False)
+    w.requires_grad_()
+    assert gradcheck(lambda b: F.linear_cross_entropy(x, b, labels), [w])
+
+
+def test_binary_cross_entropy_at_the_ends() -> None:
+    """Logs stop at -100, as in torch; a certain right answer costs nothing."""
+    p, t = tensor([0.0, 1.0, 0.0, 1.0]), tensor([0.0, 1.0, 1.0, 0.0])
+    np.testing.assert_allclose(F.binary_cross_entropy(p, t, reduction="none").numpy(), [0, 0, 100, 100])
+    x = tensor([1e4, -1e4])
+    np.testing.assert_allclose(F.binary_cross_entropy_with_logits(x, tensor([1.0, 1.0]), "none").numpy(), [0, 1e4])
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+
+def by_formula(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, visible: np.ndarray, scale: float | None = None
+) -> np.ndarray:
+    """q `[B, T, Hq, D]`, k, v `[B, S, Hkv, D]`, visible `[B, T, S]`; in float64, head by head."""
+    out = np.zeros(q.shape)
+    group = q.shape[2] // k.shape[2]
+    for b, h in np.ndindex(q.shape[0], q.shape[2]):
+        scores = q[b, :, h] @ k[b, :, h // group].T * (q.shape[-1] ** -0.5 if scale is None else scale)
+        weights = np.where(visible[b], np.exp(scores - scores.max()), 0)
+        out[b, :, h] = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300) @ v[b, :, h // group]
+    return out
+
+
+def test_attention_is_cut_at_document_borders_and_windows() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((2, 7, 4, 6)), rng.standard_normal((2, 7, 2, 6)), rng.standard_normal((2, 7, 2, 6))
+    starts = np.array([[0, 0, 0, 3, 3, 3, 3], [0, 0, 2, 2, 2, 6, 6]])
+    at = np.arange(7)
+    causal = (at[:, None] >= at) & (at >= starts[:, :, None])
+    for window in (0, 2):
+        visible = causal if not window else causal & (at > at[:, None] - window)
+        found = F.attention(tensor(q), tensor(k), tensor(v), tensor(starts), window=window)
+        np.testing.assert_allclose(found.numpy(), by_formula(q, k, v, visible), atol=1e-12)
+
+
+def test_attention_with_a_cache_sees_what_came_before() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (tensor(rng.standard_normal((1, 6, 2, 4))) for _ in range(3))
+    whole = F.attention(q, k, v).numpy()
+    np.testing.assert_allclose(F.attention(q[:, 4:], k, v).numpy(), whole[:, 4:], atol=1e-12)
+
+
+def test_a_fully_masked_query_gives_zero_and_no_nan_gradient() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (tensor(rng.standard_normal((1, 1, 2, 4)), requires_grad=True) for _ in range(3))
+    mask = tensor([[True, True], [False, False]])
+    found = F.scaled_dot_product_attention(q, k, v, mask)
+    assert (found.detach().numpy()[0, 0, 1] == 0).all() and (found.detach().numpy()[0, 0, 0] != 0).any()
+    found.sum().backward()
+    assert all(np.isfinite(x.grad.numpy()).all() for x in (q, k, v))
+
+
+def test_attention_dropout_keeps_the_mean() -> None:
+    q, k = randn(1, 1, 1, 4), randn(1, 1, 3000, 4) * 0
+    ones = k * 0 + 1
+    found = F.scaled_dot_product_attention(q, k, ones, dropout_p=0.25).numpy()
+    assert np.abs(found - 1).max() < 5 * math.sqrt(0.25 / 0.75 / 3000)
+    assert found.std() == 0 and found[0, 0, 0, 0] != 1
+
+
+# --- Positions --------------------------------------------------------------------------------------------------------
+
+
+def test_rope_turns_pairs_by_their_angle() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 3, 2, 6))
+    positions = np.array([0, 1, 5])
+    cos, sin = F.rope_table(tensor(positions), 6, 100.0)
+    angles = positions[:, None] * 100.0 ** (-np.arange(0, 6, 2) / 6)
+    np.testing.assert_allclose(cos.numpy(), np.cos(angles), atol=1e-7)
+    turned = (x[..., :3] + 1j * x[..., 3:]) * np.exp(1j * angles)[:, None]
+    found = F.rope(tensor(x), cos.double(), sin.double()).numpy()
+    np.testing.assert_allclose(found, np.concatenate([turned.real, turned.imag], -1), atol=1e-6)
+
+
+def test_rope_table_is_exact_at_far_positions_and_takes_frequencies() -> None:
+    far = 1_000_003
+    cos, _ = F.rope_table(tensor([far]), 4, 10_000.0)
+    np.testing.assert_allclose(cos.numpy(), [[math.cos(far), math.cos(far / 100)]], atol=1e-7)
+    cos, sin = F.rope_table(tensor([[2, 3]]), 2, inverse_frequencies=tensor([0.5]))
+    np.testing.assert_allclose(cos.numpy(), np.cos([[[1.0], [1.5]]]), atol=1e-7)
+    np.testing.assert_allclose(sin.numpy(), np.sin([[[1.0], [1.5]]]), atol=1e-7)
+
+
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: F.gelu(tensor(X), "other"), UsageError, "approximate"),
+        (lambda: F.rms_norm(tensor(X), 4), ShapeError, r"rms_norm over \(4,\).*\(2, 3\)"),
+        (lambda: F.layer_norm(tensor(X), (2, 3)), ShapeError, "last dimension alone"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L[:1])), ShapeError, r"\(2, 3\) and labels \(1,\)"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), label_smoothing=1.5), UsageError, "label_smoothing"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), reduction="max"), UsageError, "reduction"),
+        (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L), reduction="none"), UsageError, "reduction"),
+        (lambda: F.mse_loss(tensor(X), tensor(X[0])), ShapeError, "mse_loss"),
+        (lambda: F.mse_loss(tensor(L), tensor(L)), DTypeError, "int64"),
+        (lambda: F.rope_table(tensor(L), 3), ShapeError, "no pairs"),
+        (
+            lambda: F.scaled_dot_product_attention(*[tensor(np.zeros((1, 1, 2, 4)))] * 3, tensor(X), is_causal=True),
+            UsageError,
+            "a mask or is_causal",
+        ),
+        (
+            lambda: F.scaled_dot_product_attention(
+                tensor(np.zeros((1, 4, 2, 4))), *[tensor(np.zeros((1, 2, 2, 4)))] * 2
+            ),
+            ShapeError,
+            "enable_gqa",
+        ),
+    ],
+)
+def test_errors(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

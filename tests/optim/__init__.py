@@ -1,0 +1,1 @@
+"""Optimizers, flat buffers, schedules, loss scaling."""
