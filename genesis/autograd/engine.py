@@ -102,6 +102,8 @@ class Node(BaseNode):
         self.op, self.saved, self.recompute = op, saved, recompute
 
     def apply(self, grads: list[Array | None]) -> Sequence[Array | None]:
+        if not self.edges:  # an op without inputs that wrote over a tensor: what lay before it does not count
+            return ()
         if self.saved is None and self.recompute is not None:
             self.saved = self.recompute()
         if self.saved is None:

@@ -111,7 +111,7 @@ def prepare(
     corpus = Corpus(train_sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
     index, defects = _indexed(corpus, "data.train")
     fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
-    is_held_out = split(index.digests, seed=seed, fraction=fraction)
+    is_held_out = split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
     tokenizer, tokenizer_state = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, cache, progress)
     tokens, tokens_state = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize"))
 

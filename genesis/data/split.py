@@ -2,6 +2,9 @@
 
 A document is held out when a hash of (seed, content) lies below the fraction. So identical documents never fall on both
 sides, and adding documents moves none of the others. The fraction is kept on average over documents, not exactly.
+
+A very large document would stand for the whole held-out set, so one with more than a quarter of the bytes that the
+fraction asks for stays in training (as long as smaller ones are there to hold out).
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import numpy.typing as npt
 
 from genesis.errors import DataError
 
-__all__ = ["holdout_points", "split"]
+__all__ = ["LARGEST_SHARE", "holdout_points", "split"]
+
+LARGEST_SHARE = 0.25  # of the bytes to hold out: the most that one document may have
 
 
 def holdout_points(digests: npt.NDArray[np.uint8], seed: int) -> npt.NDArray[np.float64]:
@@ -24,8 +29,13 @@ def holdout_points(digests: npt.NDArray[np.uint8], seed: int) -> npt.NDArray[np.
     return (np.frombuffer(b"".join(points), "<u8") >> np.uint64(11)) / float(1 << 53)
 
 
-def split(digests: npt.NDArray[np.uint8], *, seed: int, fraction: float) -> npt.NDArray[np.bool_]:
+def split(
+    digests: npt.NDArray[np.uint8], text_bytes: npt.NDArray[np.int64], *, seed: int, fraction: float
+) -> npt.NDArray[np.bool_]:
     """True for the documents that are held out.
+
+    Args:
+        digests: uint8 `[D, 32]`. text_bytes: int64 `[D]`.
 
     If chance holds out none, the one with the lowest hash is; if all, the one with the highest is not. A fraction of 0
     holds out none.
@@ -43,7 +53,10 @@ def split(digests: npt.NDArray[np.uint8], *, seed: int, fraction: float) -> npt.
             "name held-out sources in data.eval, cut the text into files or JSONL records, or set data.eval_fraction=0"
         )
         raise DataError(what, where="data.train", next=next)
-    held_out: npt.NDArray[np.bool_] = points < fraction
-    held_out |= points == points.min()
+    small = text_bytes <= LARGEST_SHARE * fraction * int(text_bytes.sum())
+    if not small.any():
+        small = np.ones(len(points), np.bool_)
+    held_out: npt.NDArray[np.bool_] = (points < fraction) & small
+    held_out |= points == points[small].min()
     held_out &= points != points.max()
     return held_out

@@ -16,7 +16,7 @@ from genesis import array as arrays
 from genesis.array import Array
 from genesis.autograd.record import TensorBase, apply
 from genesis.backend import Device, as_device, backend_for
-from genesis.dtypes import DType, as_dtype, float32, int64, result_type
+from genesis.dtypes import DType, as_dtype, bfloat16, float32, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.functions.elementwise import to_dtype
 from genesis.functions.shape import array_of, sizes_of
@@ -74,7 +74,7 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
         values = np.asarray(data)
     except ValueError as error:
         raise ShapeError("nested lists must have equal lengths at each level") from error
-    if values.dtype.kind in "OUSVcMm" and values.dtype != np.dtype(as_dtype("bfloat16").numpy):
+    if values.dtype.kind in "OUSVcMm" and values.dtype != bfloat16.numpy:
         raise DTypeError(
             f"a tensor cannot be made from {type(_first_number(data)).__name__} values",
             next="give numbers, bools, numpy arrays or nested lists of them",

@@ -360,9 +360,17 @@ def scatter_add_(x: Any, dim: int, index: Any, src: Any) -> Any:
 # --- Masks ------------------------------------------------------------------------------------------------------------
 
 
+def _mask(name: str, mask: Any) -> Array:
+    """The array of a bool tensor."""
+    array = array_of(mask, name)
+    if array.dtype is not bool_:
+        raise DTypeError(f"{name} takes a bool mask, got {array.dtype}", next="compare first, for example x > 0")
+    return array
+
+
 def masked_select(x: Any, mask: Any) -> Any:
     """The elements where `mask` holds (both broadcast), in row-major order, as a vector."""
-    shape = broadcast_shapes(array_of(x, "masked_select").shape, array_of(mask, "masked_select").shape)
+    shape = broadcast_shapes(array_of(x, "masked_select").shape, _mask("masked_select", mask).shape)
     return getitem(expand(x, shape), expand(mask, shape))
 
 
@@ -373,6 +381,7 @@ def masked_scatter_(x: Any, mask: Any, source: Any) -> Any:
         ShapeError: if the source has fewer elements than the mask selects.
     """
     shape = array_of(x, "masked_scatter").shape
+    _mask("masked_scatter", mask)
     plan = plan_get(x.array, expand(mask, shape).array)
     count = plan.shape[0]
     if array_of(source, "masked_scatter").size < count:

@@ -232,7 +232,7 @@ def test_einsum_broadcasts_size_one() -> None:
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 X, V = genesis.zeros(2, 3), genesis.zeros(3)
-ERRORS = {
+ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "inner sizes": (lambda: X @ X, ShapeError, r"matmul: .*\(2, 3\) and \(2, 3\): the inner sizes 3 and 2 differ"),
     "dtypes": (lambda: X @ genesis.zeros(3, 2, dtype="float64"), DTypeError, "float32 and float64"),
     "mm": (lambda: X.mm(V), ShapeError, r"mm: shapes \(2, 3\) and \(3,\), expected 2 and 2 dimensions"),

@@ -127,7 +127,10 @@ def test_a_change_of_a_view_of_memory_in_another_order() -> None:
         return np.array(weight.grad.numpy())
 
     # 2·x·dx/dw by hand: the first row was scaled by 5, column 1 then shifted by 1
-    expected = [[0.0, 2 * (1 * 2 * 5 + 1) * 1 * 5, 2 * (2 * 3 * 5) * 2 * 5], [2 * 12 * 3, 2 * (20 + 1) * 4, 2 * 30 * 5]]
+    expected: list[list[float]] = [
+        [0.0, 2 * (1 * 2 * 5 + 1) * 1 * 5, 2 * (2 * 3 * 5) * 2 * 5],
+        [2 * 12 * 3, 2 * (20 + 1) * 4, 2 * 30 * 5],
+    ]
     assert np.array_equal(gradient("C"), expected)
     assert np.array_equal(gradient("F"), expected)
 
@@ -202,7 +205,7 @@ def test_pad_lists_widths_from_the_last_dimension(widths: tuple[int, ...]) -> No
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
-ERRORS = {
+ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "select": (lambda x: x.select(1, 3), IndexRangeError, "index 3 is out of range for dimension 1 of size 3"),
     "select of a scalar": (lambda x: x[0, 0].select(0, 0), IndexRangeError, "without dimensions"),
     "narrow": (lambda x: x.narrow(1, 2, 2), IndexRangeError, "2 from 2 on .* dimension 1 of size 3"),

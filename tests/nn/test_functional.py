@@ -1,4 +1,4 @@
-"""genesis.nn.functional against torch's results and gradients, and against formulas where torch has no such function."""
+"""genesis.nn.functional against torch's results and gradients, and against formulas where torch has no such one."""
 
 from __future__ import annotations
 

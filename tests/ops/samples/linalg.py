@@ -29,7 +29,7 @@ def products(rng: np.random.Generator) -> list[Case]:
 def matmul_oracle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     left = x if x.ndim > 1 else x[None]
     right = y if y.ndim > 1 else y[:, None]
-    found = np.sum(left[..., :, :, None] * right[..., None, :, :], axis=-2)
+    found: np.ndarray = np.sum(left[..., :, :, None] * right[..., None, :, :], axis=-2)
     found = found if x.ndim > 1 else np.squeeze(found, -2)
     return found if y.ndim > 1 else np.squeeze(found, -1)
 
