@@ -74,6 +74,7 @@ class Op:
         view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, in place of running anything.
         elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
             of them, and gradients are summed to the shape of broadcast operands.
+        auxiliary: indices of outputs that carry no gradient: statistics and counts that backward or the caller reads.
         mutates: indices of inputs that the reference changes in place (optimizer steps); such an op has no outputs:
             `infer` returns an empty tuple and `out` is one too.
         flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
@@ -88,6 +89,7 @@ class Op:
     view: Callable[..., Array] | None = None
     flops: Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int] | None = None
     elementwise: bool = False
+    auxiliary: tuple[int, ...] = ()
     mutates: tuple[int, ...] = ()
     family: str = ""
 

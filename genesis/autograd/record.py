@@ -165,7 +165,10 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         edges = _edges(inputs)
         if any(e is not None for e in edges):
             node = _node(op, edges, arrays, results, attrs)
-    tensors = tuple(TensorBase.wrap(r, node if r.dtype.is_floating_point else None, i) for i, r in enumerate(results))
+    tensors = tuple(
+        TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
+        for i, r in enumerate(results)
+    )
     if op.view is not None:
         _follow_base(tensors[0], inputs[0])
     return tensors[0] if len(tensors) == 1 else tensors

@@ -111,7 +111,8 @@ class CpuStorage:
         self, give: Callable[[np.ndarray, bool], None] = pool.give, users: Callable[[object], int] = sys.getrefcount
     ) -> None:
         if self.owner is None:
-            give(self.block, users(self.block) <= 2)  # this attribute and the argument
+            unseen = users(self.block) <= 2  # this attribute and the argument
+            give(self.block, unseen)
 
 
 class CpuBackend:

@@ -12,6 +12,7 @@ from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Op, Spec, op
 from genesis.ops.blocks import each_block, wide
+from genesis.ops.checks import gradient_like
 from genesis.ops.elementwise import erf_values, sigmoid_values
 from genesis.ops.sweep import sweep
 
@@ -44,7 +45,7 @@ def _activation(
     backward = Op(
         f"{name}_backward",
         backward_reference,
-        lambda g, x: Spec(x.shape, x.dtype),
+        lambda g, x: gradient_like(f"{name}_backward", g, x),
         flops=count,
         family="activation",
         elementwise=True,
@@ -134,7 +135,7 @@ def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
 
 @op(
     "swiglu_backward",
-    lambda g, gate, up: (Spec(gate.shape, gate.dtype), Spec(up.shape, up.dtype)),
+    lambda g, gate, up: gradient_like("swiglu_backward", g, gate, up),
     flops=lambda i, o, a: 13 * o[0].size,
 )
 def swiglu_backward(out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:

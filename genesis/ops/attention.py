@@ -16,6 +16,7 @@ from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import wide
+from genesis.ops.checks import gradient_like
 
 BLOCK_QUERIES = 64  # small enough to skip most masked keys, large enough for an efficient matmul
 
@@ -102,13 +103,13 @@ def _flops(inputs: tuple[Array, ...], attrs: dict[str, object]) -> int:
     return full // 2 if attrs.get("causal", True) else full
 
 
-def _vjp(ctx: Context, g: Array, _: Array) -> Grads:
+def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     q, k, v, starts = (*ctx.inputs, None)[:4]
     dq, dk, dv = attention_backward(g, q, k, v, ctx.outputs[0], ctx.outputs[1], starts, **ctx.attrs)
     return (dq, dk, dv, None)[: len(ctx.inputs)]
 
 
-@op("attention", _infer, vjp=_vjp, saves=(0, 1, 2, 3, "out"), flops=lambda i, o, a: _flops(i, a))
+@op("attention", _infer, vjp=_vjp, saves=(0, 1, 2, 3, "out"), auxiliary=(1,), flops=lambda i, o, a: _flops(i, a))
 def attention(
     out: tuple[np.ndarray, np.ndarray],
     q: np.ndarray,
@@ -165,7 +166,9 @@ def attention(
 def _backward_infer(
     g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, starts: Array | None = None, **attrs: object
 ) -> tuple[Spec, ...]:
-    return tuple(Spec(x.shape, x.dtype) for x in (q, k, v))
+    found = gradient_like("attention_backward", g, q, k, v)
+    assert isinstance(found, tuple), "three outputs"
+    return found
 
 
 @op("attention_backward", _backward_infer, flops=lambda i, o, a: 5 * _flops(i[1:3], a) // 2)

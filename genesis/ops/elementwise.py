@@ -476,7 +476,7 @@ logical_and = _register_predicate("logical_and", np.logical_and)
 logical_or = _register_predicate("logical_or", np.logical_or)
 logical_xor = _register_predicate("logical_xor", np.logical_xor)
 logical_not = _register_predicate("logical_not", np.logical_not)
-# numpy's isnan and isinf write beside their elements where out has gaps (seen in numpy 2.4), so comparisons stand for them.
+# numpy's isnan and isinf write beside their elements where out has gaps (numpy 2.4), so comparisons stand for them.
 isnan = _register_predicate("isnan", lambda x, out=None: np.not_equal(x, x, out=out))
 isinf = _register_predicate("isinf", lambda x, out=None: np.equal(np.abs(x), np.inf, out=out))
 isfinite = _register_predicate("isfinite", lambda x, out=None: np.less(np.abs(x), np.inf, out=out))

@@ -8,7 +8,7 @@ from genesis.array import Array
 from genesis.dtypes import INTEGER
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import wide
+from genesis.ops.segment import sum_rows
 
 
 def _infer(ids: Array, weight: Array) -> Spec:
@@ -42,9 +42,15 @@ def embedding(out: np.ndarray, ids: np.ndarray, weight: np.ndarray) -> None:
     np.take(weight, ids, axis=0, out=out, mode="clip")
 
 
+def _backward_infer(g: Array, ids: Array, rows: int) -> Spec:
+    if g.shape[:-1] != ids.shape:
+        raise ShapeError(f"embedding_backward: the gradient has shape {g.shape}, the ids have {ids.shape}")
+    return Spec((rows, g.shape[-1]), g.dtype)
+
+
 @op(
     "embedding_backward",
-    lambda g, ids, rows: Spec((rows, g.shape[-1]), g.dtype),
+    _backward_infer,
     flops=lambda i, o, a: i[0].size,
 )
 def embedding_backward(out: np.ndarray, g: np.ndarray, ids: np.ndarray, rows: int) -> None:
@@ -52,9 +58,5 @@ def embedding_backward(out: np.ndarray, g: np.ndarray, ids: np.ndarray, rows: in
     out.fill(0)
     if ids.size == 0 or g.shape[-1] == 0:
         return
-    flat = ids.reshape(-1)
-    order = np.argsort(flat, kind="stable")
-    ranked = flat[order]
-    starts = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
-    grads = wide(g.reshape(flat.shape[0], -1))[order]
-    out[ranked[starts]] = np.add.reduceat(grads, starts, axis=0).astype(out.dtype, copy=False)
+    found, sums = sum_rows(ids.reshape(-1).astype(np.int64, copy=False), g.reshape(-1, g.shape[-1]))
+    out[found] = sums

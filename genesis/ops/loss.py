@@ -10,6 +10,7 @@ from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import each_block, wide
+from genesis.ops.checks import gradient_like
 
 Grads = tuple[Array | None, ...]
 
@@ -46,11 +47,11 @@ def _infer(
     return per_row, per_row
 
 
-def _vjp(ctx: Context, g: Array, _: Array) -> Grads:
+def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     return cross_entropy_backward(g, ctx.inputs[0], ctx.inputs[1], ctx.outputs[1], **ctx.attrs), None
 
 
-@op("cross_entropy", _infer, vjp=_vjp, saves=(0, 1, "out"), flops=lambda i, o, a: 4 * i[0].size)
+@op("cross_entropy", _infer, vjp=_vjp, saves=(0, 1, "out"), auxiliary=(1,), flops=lambda i, o, a: 4 * i[0].size)
 def cross_entropy(
     out: tuple[np.ndarray, np.ndarray],
     logits: np.ndarray,
@@ -61,8 +62,8 @@ def cross_entropy(
 ) -> None:
     """Loss of each row, 0 where the label is `ignore_index`; also gives each row's log-sum-exp, without gradient.
 
-    With l = log Σ e^x: (1 - s)·(l - x[label]) + s·(l - mean x) + z·l², s the smoothing (Szegedy et al., 2016), z the z-loss
-    weight (Chowdhery et al., 2022).
+    With l = log Σ e^x: (1 - s)·(l - x[label]) + s·(l - mean x) + z·l², s the smoothing (Szegedy et al., 2016), z the
+    weight of the z-loss (Chowdhery et al., 2022).
 
     Args:
         logits: `[N, V]`.
@@ -90,7 +91,7 @@ def cross_entropy(
 
 @op(
     "cross_entropy_backward",
-    lambda g, logits, labels, lse, **attrs: Spec(logits.shape, logits.dtype),
+    lambda g, logits, labels, lse, **attrs: gradient_like("cross_entropy_backward", g, logits, like=lse),
     flops=lambda i, o, a: 4 * o[0].size,
 )
 def cross_entropy_backward(
@@ -104,11 +105,11 @@ def cross_entropy_backward(
     z_loss: float,
 ) -> None:
     """dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V) with p = e^(x - l); rows with `ignore_index` get 0."""
-    scale = np.where(labels != ignore_index, g, 0).astype(lse.dtype)
+    scale = wide(np.where(labels != ignore_index, g, 0).astype(lse.dtype))
     safe = np.where(labels != ignore_index, labels, 0)
 
     def block(start: int, stop: int) -> None:
-        l, weight = lse[start:stop, None], scale[start:stop, None]  # noqa: E741
+        l, weight = wide(lse[start:stop, None]), scale[start:stop, None]  # noqa: E741
         p = np.exp(wide(logits[start:stop]) - l)
         p *= 1 + 2 * z_loss * l
         p -= label_smoothing / p.shape[1]
@@ -129,7 +130,7 @@ def _linear_infer(x: Array, weight: Array, labels: Array, *, ignore_index: int, 
     return _sum_type(x), *grads
 
 
-def _linear_vjp(ctx: Context, g: Array, *_: Array) -> Grads:
+def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     """The gradients were computed with the loss; they only need the scale of the gradient that arrives."""
     from genesis.ops.elementwise import mul
 
@@ -143,7 +144,7 @@ def _linear_flops(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: 
     return product * (3 if attrs["with_grads"] else 1) + 4 * inputs[0].shape[0] * inputs[1].shape[0]
 
 
-@op("linear_cross_entropy", _linear_infer, vjp=_linear_vjp, saves=("out",), flops=_linear_flops)
+@op("linear_cross_entropy", _linear_infer, vjp=_linear_vjp, saves=("out",), auxiliary=(1, 2), flops=_linear_flops)
 def linear_cross_entropy(
     out: np.ndarray | tuple[np.ndarray, ...],
     x: np.ndarray,

@@ -9,6 +9,7 @@ from genesis.dtypes import DType, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import each_block, rows_of, sum_blocks, wide
+from genesis.ops.checks import gradient_like
 
 Grads = tuple[Array | None, ...]
 
@@ -32,13 +33,20 @@ def _rms_norm_infer(x: Array, weight: Array, *, eps: float) -> tuple[Spec, Spec]
     return Spec(x.shape, x.dtype), Spec(x.shape[:-1], _statistics_type(x.dtype))
 
 
-def _rms_norm_vjp(ctx: Context, g: Array, _: Array) -> Grads:
+def _rms_norm_vjp(ctx: Context, g: Array, _: None) -> Grads:
     x, weight = ctx.inputs
     dx, dw = rms_norm_backward(g, x, weight, ctx.outputs[1])
     return dx, dw
 
 
-@op("rms_norm", _rms_norm_infer, vjp=_rms_norm_vjp, saves=(0, 1, "out"), flops=lambda i, o, a: 4 * o[0].size)
+@op(
+    "rms_norm",
+    _rms_norm_infer,
+    vjp=_rms_norm_vjp,
+    saves=(0, 1, "out"),
+    auxiliary=(1,),
+    flops=lambda i, o, a: 4 * o[0].size,
+)
 def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarray, eps: float) -> None:
     """y = x·r·weight with r = 1 / sqrt(mean(x²) + eps); also gives r, without gradient (Zhang & Sennrich, 2019)."""
     y, rstd = rows_of(out[0]), out[1].reshape(-1)
@@ -58,7 +66,7 @@ def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarr
 
 @op(
     "rms_norm_backward",
-    lambda g, x, weight, rstd: (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype)),
+    lambda g, x, weight, rstd: gradient_like("rms_norm_backward", g, x, weight),
     flops=lambda i, o, a: 8 * o[0].size,
 )
 def rms_norm_backward(
@@ -87,17 +95,24 @@ def _layer_norm_infer(x: Array, weight: Array, bias: Array, *, eps: float) -> tu
     return Spec(x.shape, x.dtype), statistics, statistics
 
 
-def _layer_norm_vjp(ctx: Context, g: Array, _m: Array, _r: Array) -> Grads:
+def _layer_norm_vjp(ctx: Context, g: Array, _m: None, _r: None) -> Grads:
     x, weight, _ = ctx.inputs
     dx, dw, db = layer_norm_backward(g, x, weight, ctx.outputs[1], ctx.outputs[2])
     return dx, dw, db
 
 
-@op("layer_norm", _layer_norm_infer, vjp=_layer_norm_vjp, saves=(0, 1, "out"), flops=lambda i, o, a: 7 * o[0].size)
+@op(
+    "layer_norm",
+    _layer_norm_infer,
+    vjp=_layer_norm_vjp,
+    saves=(0, 1, "out"),
+    auxiliary=(1, 2),
+    flops=lambda i, o, a: 7 * o[0].size,
+)
 def layer_norm(
     out: tuple[np.ndarray, np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float
 ) -> None:
-    """y = (x - m)·r·weight + bias with m = mean(x), r = 1 / sqrt(var(x) + eps); also gives m and r, without gradient."""
+    """y = (x - m)·r·weight + bias with m = mean(x), r = 1 / sqrt(var(x) + eps); also gives m and r (no gradient)."""
     y, mean, rstd, rows = rows_of(out[0]), out[1].reshape(-1), out[2].reshape(-1), rows_of(x)
     w, b = wide(weight), wide(bias)
 
@@ -116,11 +131,7 @@ def layer_norm(
 
 @op(
     "layer_norm_backward",
-    lambda g, x, weight, mean, rstd: (
-        Spec(x.shape, x.dtype),
-        Spec(weight.shape, weight.dtype),
-        Spec(weight.shape, weight.dtype),
-    ),
+    lambda g, x, weight, mean, rstd: gradient_like("layer_norm_backward", g, x, weight, weight),
     flops=lambda i, o, a: 11 * o[0].size,
 )
 def layer_norm_backward(

@@ -189,21 +189,11 @@ def adamw_step(
     """
     rate, count, c = float(lr), float(step), float(grad_scale)
     root = math.sqrt(1 - beta2**count)
-    l2 = weight_decay if not decoupled else 0.0
-    shrink = weight_decay if decoupled else 0.0
+    l2 = bool(weight_decay) and not decoupled
     pre = 1.0 if l2 else c  # with L2 the gradient is scaled when the decay is added
-    b1, b2, k1, k2, small, alpha, keep, scale, decay = _constants(
-        param.dtype,
-        beta1,
-        beta2,
-        (1 - beta1) * pre,
-        (1 - beta2) * pre * pre,
-        eps * root,
-        rate / (1 - beta1**count) * root,
-        1 - rate * shrink,
-        c,
-        l2,
-    )
+    averages = (beta1, beta2, (1 - beta1) * pre, (1 - beta2) * pre * pre)
+    update = (eps * root, rate / (1 - beta1**count) * root, 1 - rate * weight_decay)
+    b1, b2, k1, k2, small, alpha, keep, scale, decay = _constants(param.dtype, *averages, *update, c, weight_decay)
 
     def kernel(p: np.ndarray, m: np.ndarray, v: np.ndarray, g: np.ndarray, s: np.ndarray, *more: np.ndarray) -> None:
         if l2:
@@ -221,7 +211,7 @@ def adamw_step(
         np.add(s, small, s)
         np.divide(m, s, s)
         np.multiply(s, alpha, s)
-        if shrink:
+        if weight_decay and decoupled:
             np.multiply(p, keep, p)
         np.subtract(p, s, p)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from genesis.array import Array
+from genesis.backend.cpu import parallel
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import wide
-from genesis.backend.cpu import parallel
 
 
 def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False) -> Spec:

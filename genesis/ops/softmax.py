@@ -8,6 +8,7 @@ from genesis.array import Array
 from genesis.errors import DTypeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import each_block, wide
+from genesis.ops.checks import gradient_like
 from genesis.shapes import normalize_axis
 
 Grads = tuple[Array | None, ...]
@@ -70,7 +71,7 @@ def softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
     _rowwise(_softmax_rows, out, x, dim=dim)
 
 
-@op("softmax_backward", lambda g, y, dim: Spec(y.shape, y.dtype), flops=lambda i, o, a: 4 * o[0].size)
+@op("softmax_backward", lambda g, y, dim: gradient_like("softmax_backward", g, y), flops=lambda i, o, a: 4 * o[0].size)
 def softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) -> None:
     """dx = y·(g - Σ g·y)."""
     _rowwise(lambda g, y: y * (g - (g * y).sum(axis=-1, keepdims=True)), out, g, y, dim=dim)
@@ -82,7 +83,11 @@ def log_softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
     _rowwise(_log_softmax_rows, out, x, dim=dim)
 
 
-@op("log_softmax_backward", lambda g, y, dim: Spec(y.shape, y.dtype), flops=lambda i, o, a: 4 * o[0].size)
+@op(
+    "log_softmax_backward",
+    lambda g, y, dim: gradient_like("log_softmax_backward", g, y),
+    flops=lambda i, o, a: 4 * o[0].size,
+)
 def log_softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) -> None:
     """dx = g - e^y·Σ g."""
     _rowwise(lambda g, y: g - np.exp(y) * g.sum(axis=-1, keepdims=True), out, g, y, dim=dim)

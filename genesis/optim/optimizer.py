@@ -4,7 +4,8 @@
 * foreach: one fused op for each parameter (the default).
 * fused: parameters, gradients and states are moved to flat buffers, and one op updates a whole group.
 
-A parameter of a 2-byte type is updated through a float32 master that the optimizer keeps, or by stochastic rounding.
+A parameter of a 2-byte type is updated through a float32 master that the optimizer keeps, or by stochastic rounding. A
+master is made at the parameter's first update; values that are put into the parameter later are lost at the next one.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ A checkpoint is committed whole (see `genesis.io.files`); nothing is removed bef
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,6 @@ from genesis.io.files import (
     check_room,
     read_manifest,
     remove_folder,
-    sweep,
     verify_manifest,
 )
 from genesis.io.hf import WeightFolder, read_json
@@ -35,7 +36,7 @@ from genesis.train.state import Interval, TrainState
 __all__ = ["Checkpoints", "WriteModel"]
 
 OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "rng.json", "data_state.json"
-_NAME = re.compile(r"checkpoint-([0-9]{1,12})")
+_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 
 WriteModel = Callable[[FolderWriter], None]
 
@@ -59,16 +60,12 @@ class Checkpoints:
         self.output_dir, self.keep = output_dir, keep
         self._write_model, self._fs = write_model, fs
 
-    def sweep(self) -> None:
-        """Finish or remove what a killed run left half done."""
-        sweep(self.output_dir, fs=self._fs)
-
     def steps(self) -> list[int]:
-        """The steps of the committed checkpoints, in order."""
+        """The steps of the checkpoints, in order, damaged ones too: an older one is never taken silently."""
         if not self.output_dir.is_dir():
             return []
         matches = ((_NAME.fullmatch(p.name), p) for p in self.output_dir.iterdir())
-        return sorted(int(m[1]) for m, p in matches if m and p.is_dir() and _is_committed(p))
+        return sorted(int(m[1]) for m, p in matches if m and p.is_dir())
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint of `step` stands."""
@@ -100,7 +97,7 @@ class Checkpoints:
         """Remove the oldest beyond the limit; the one just written always stays."""
         if self.keep is None:
             return
-        older = [s for s in self.steps() if s != newest]
+        older = [s for s in self.steps() if s != newest and _is_committed(self.folder(s))]
         for step in older[: max(0, len(older) + 1 - self.keep)]:
             remove_folder(self.folder(step), fs=self._fs)
 
@@ -113,16 +110,38 @@ class Checkpoints:
         """
         folder = self.folder(step)
         try:
-            verify_manifest(folder)
-            self._read(state, folder)
+            manifest = verify_manifest(folder)
         except ModelError as error:
-            others = [s for s in self.steps() if s != step]
-            instead = f"--resume-from checkpoint-{others[-1]}" if others else "a new train.output_dir"
-            raise ModelError(
-                error.what, where=error.where or escape(folder), next=f"restore the file, or use {instead}"
-            ) from error
-        if state.hash() != read_json(safe_join(folder, TRAINER))["state_hash"]:
+            others = [s for s in self.steps() if s != step and _is_committed(self.folder(s))]
+            instead = f"with --resume-from checkpoint-{others[-1]}" if others else "in a new train.output_dir"
+            next = f"{error.next or 'restore the folder'}, or go on {instead}"
+            raise ModelError(error.what, where=error.where or escape(folder), next=next) from error
+        if manifest.metadata.get("step") != step:
+            what = f"the folder holds the checkpoint of step {escape(manifest.metadata.get('step'))}"
+            raise ModelError(what, where=escape(folder), next="give the folder its own name back")
+        self._read(state, folder)
+        if state.hash() != manifest.metadata.get("state_hash"):
             raise ModelError("the restored state is not the one that was saved", where=escape(folder))
+
+    def set_aside(self, step: int) -> Path | None:
+        """Move the checkpoints after `step`, where the run now goes another way, to a folder of their own.
+
+        There they are neither resumed from nor rotated. Returns that folder, or None where nothing had to move.
+
+        Raises:
+            DiskError: moving failed.
+        """
+        later = [s for s in self.steps() if s > step]
+        if not later:
+            return None
+        folders = (self.output_dir / f"abandoned-{n}" for n in itertools.count(1))
+        aside = next(folder for folder in folders if not os.path.lexists(folder))
+        self._fs.mkdir(aside)
+        for number in reversed(later):  # so that a crash leaves no gap among those that stay
+            self._fs.rename(self.folder(number), aside / self.folder(number).name)
+        self._fs.fsync_dir(aside)
+        self._fs.fsync_dir(self.output_dir)
+        return aside
 
     def _read(self, state: TrainState, folder: Path) -> None:
         counters = read_json(safe_join(folder, TRAINER))

@@ -6,13 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from genesis.backend import Device
 from genesis.backend.cpu import pool
 from genesis.data.loader import Batch, PackedLoader
 from genesis.data.pipeline import HeldOut
-from genesis.errors import InterruptedRun
+from genesis.errors import InterruptedRun, escape
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation, evaluate
@@ -175,11 +174,12 @@ class Training:
             self.metrics.write(state.step, row)
             self.progress.update(state.step, row)
             self.last_evaluation = found
+        # Samples are for the eye: those that a signal cuts short are not owed, while the row must not come twice.
+        state.evaluated_at = state.step
         for prompt in config.eval.prompts:
             if self.interrupts.received is not None:
                 return
             self.progress.note(f"sample at step {state.step}:\n{prompt}{self.sample(prompt)}")
-        state.evaluated_at = state.step
 
     def _save(self) -> None:
         self.metrics.sync()
@@ -188,12 +188,16 @@ class Training:
         self.progress.note(f"saved {self.checkpoints.folder(self.state.step)}")
 
     def _stop(self, signal: int) -> None:
-        if self.state.step and self.saved_at != self.state.step:
+        step = self.state.step
+        if not step:
+            next = "start it again with the same command"
+            raise InterruptedRun(f"stopped by signal {signal} before the first step", signal=signal, next=next)
+        if self.saved_at != step:
             self._save()
         raise InterruptedRun(
-            f"stopped by signal {signal} after step {self.state.step}, which is saved",
+            f"stopped by signal {signal} after step {step}, which is saved",
             signal=signal,
-            where=str(Path(self.checkpoints.folder(self.state.step))),
+            where=escape(self.checkpoints.folder(step)),
             next="continue with the same command and --resume",
         )
 

@@ -1,4 +1,4 @@
-"""From the configuration's optim section to an optimizer and a schedule, and the optimizer's state to and from files."""
+"""From the configuration's optim section to an optimizer and a schedule; the optimizer's state to and from files."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -10,6 +11,8 @@ from typing import Any, Self
 from genesis.errors import InterruptedRun
 
 __all__ = ["Interrupts"]
+
+_AGAIN_SECONDS = 0.001
 
 
 class Interrupts:
@@ -26,15 +29,22 @@ class Interrupts:
         self.received: int | None = None
         self.deferred = False
         self._before: dict[int, Any] = {}
+        self._stop = InterruptedRun("", signal=0)
+        self._hook_before = sys.unraisablehook
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             self._before = {number: signal.signal(number, self._on_signal) for number in self.SIGNALS}
+            self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
+            self._hook_before, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            sys.unraisablehook = self._hook_before
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -44,5 +54,16 @@ class Interrupts:
             return
         again = self.received is not None
         self.received = number
-        what = "stopped at the second signal, without saving" if again else "stopped before the first step"
-        raise InterruptedRun(what, signal=number, next="continue with --resume: the last complete checkpoint counts")
+        what = "stopped at the second signal, without saving" if again else "stopped while there was nothing to save"
+        self._stop = InterruptedRun(what, signal=number, next="--resume goes on from the last complete checkpoint")
+        raise self._stop
+
+    def _on_unraisable(self, lost: Any) -> None:
+        """An exception in a finalizer (of a tensor's memory, say) goes nowhere: raise it again a moment later."""
+        if isinstance(lost.exc_value, InterruptedRun):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        else:
+            self._hook_before(lost)
+
+    def _on_alarm(self, number: int, frame: FrameType | None) -> None:
+        raise self._stop

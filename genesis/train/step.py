@@ -1,5 +1,8 @@
-"""One optimizer step: micro-batches forward and backward, the gradient norm, clipping, the update. It waits only for what
-the CPU path has at hand anyway: the loss and the norm, which are checked before any weight changes."""
+"""One optimizer step: micro-batches forward and backward, the gradient norm, clipping, the update.
+
+It waits only for what the CPU path has at hand anyway: the loss and the norm, which are checked before any weight
+changes.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +67,10 @@ def take_step(
 
 def _not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[float]) -> NumericError:
     """Which tensor went bad first, and on which samples."""
-    culprit = next((f"the loss of micro-batch {i} is {x}" for i, x in enumerate(losses) if not math.isfinite(x)), "")
-    if not culprit:
+    bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    if bad is not None:
+        culprit, batches = f"the loss of micro-batch {bad} is {losses[bad]}", [batches[bad]]
+    else:
         for name, parameter in state.model.named_parameters():
             if parameter.grad is not None and not np.isfinite(parameter.grad.numpy().astype(np.float64)).all():
                 culprit = f"the gradient of {escape(name)} is not finite"

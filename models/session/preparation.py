@@ -10,6 +10,7 @@ from typing import Any
 from genesis.backend import Device, as_device, backend_for
 from genesis.data.pipeline import Prepared, prepare
 from genesis.errors import ConfigError, ModelError, escape
+from genesis.io.filesystem import disk_error
 from genesis.io.lock import LOCK_NAME
 from genesis.train.config import Config
 from genesis.train.output import Output
@@ -40,7 +41,13 @@ def check_is_ours(output: Path) -> None:
         return
     if not output.is_dir():
         raise ConfigError(f"{escape(output)} is not a folder", where="train.output_dir", next="name another folder")
-    if any(output.iterdir()) and not (output / RESOLVED).exists() and not (output / LOCK_NAME).exists():
+    try:
+        names = set(os.listdir(output))
+    except OSError as error:
+        raise disk_error(error, "list", output) from error
+    # A run that ended before its first step has left its lock and what it knew of the data, perhaps half written.
+    early = {name for name in names if name in (LOCK_NAME, "cache") or name.startswith(".tmp-update-")}
+    if names - early and RESOLVED not in names:
         raise ConfigError(
             f"{escape(output)} holds files of something else than a Genesis run",
             where="train.output_dir",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from threadpoolctl import ThreadpoolController
 
 from genesis import random
 from genesis.backend import Device
@@ -13,7 +17,7 @@ from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, escape
-from genesis.io.files import FolderUpdate, FolderWriter, write_file
+from genesis.io.files import FolderUpdate, FolderWriter, sweep, write_file
 from genesis.io.lock import FolderLock
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
@@ -49,17 +53,16 @@ def train(config: Config, *, resume: bool, console: Output, resume_from: str | N
     output = Path(config.train.output_dir)
     device = resolve_device(config.train.device)
     check_is_ours(output)
-    with Interrupts() as interrupts, FolderLock(output):
+    with Interrupts() as interrupts, FolderLock(output), _threads(config.train.threads):
+        sweep(output)  # before anything is looked for: a killed run may have left its checkpoint between two renames
         _check_previous(output, config, resume or resume_from is not None)
-        write_file(output / RESOLVED, config.resolved_yaml().encode())
-        if config.train.threads is not None:
-            set_threads(config.train.threads)
         shape = model_config(config)
         data = prepare_data(config, shape, console)
         model = _make_model(config, shape, data.tokenizer, device)
         _announce(config, data, model, device, console)
         training = _assemble(config, data, model, device, interrupts, console)
         _restore(training, resume, resume_from, console)
+        write_file(output / RESOLVED, config.resolved_yaml().encode())  # not earlier: a refused start changes no record
         interrupts.deferred = True
         summary = training.run()
         interrupts.deferred = False
@@ -67,10 +70,21 @@ def train(config: Config, *, resume: bool, console: Output, resume_from: str | N
     return summary
 
 
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """As many threads for matmuls as for the rest: how BLAS splits a product decides its last bits."""
+    if count is None:
+        yield
+        return
+    set_threads(count)
+    with ThreadpoolController().limit(limits=count, user_api="blas"):
+        yield
+
+
 def _check_previous(output: Path, config: Config, resume: bool) -> None:
     """A run that stands in the folder is continued on request only, and as the same run."""
     resolved = output / RESOLVED
-    has_run = any(output.glob("checkpoint-*")) or (output / "model.safetensors").exists()
+    has_run = any(output.glob("checkpoint-*")) or any(output.glob("model*.safetensors"))
     if has_run and not resume:
         raise ConfigError(
             f"{escape(output)} holds a run",
@@ -128,7 +142,8 @@ def _assemble(
     sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
 
     def sample(prompt: str) -> str:
-        return "".join(continue_text(model, data.tokenizer, prompt, sampling, config.eval.sample_tokens))
+        pieces = continue_text(model, data.tokenizer, prompt, sampling, config.eval.sample_tokens)
+        return "".join(itertools.takewhile(lambda _: interrupts.received is None, pieces))
 
     def write(folder: FolderWriter) -> None:
         _write_model(config, data.tokenizer, model, folder)
@@ -173,7 +188,6 @@ def _write_model(config: Config, tokenizer: Tokenizer, model: CausalLM, folder: 
 def _restore(training: Training, resume: bool, resume_from: str | None, console: Output) -> None:
     """Go back to a checkpoint where one is asked for."""
     checkpoints = training.checkpoints
-    checkpoints.sweep()
     found = checkpoints.steps()
     step: int | None = found[-1] if found and resume else None
     if resume_from is not None:
@@ -193,6 +207,8 @@ def _restore(training: Training, resume: bool, resume_from: str | None, console:
         checkpoints.load(training.state, step)
         training.continue_at(step)
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
+        if (aside := checkpoints.set_aside(step)) is not None:
+            console.line(f"the checkpoints after it now stand in {aside}")
     elif resume:
         console.line("no complete checkpoint here: starting from the beginning")
 

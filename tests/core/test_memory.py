@@ -87,7 +87,7 @@ def test_a_numpy_view_that_was_handed_out_keeps_its_memory_from_reuse(handed: st
         "slice": values[3:5, ::2],
         "view of a view": values.reshape(-1)[10:].view(np.uint8)[4:],
         "dlpack": np.from_dlpack(values),
-        "buffer": memoryview(values),
+        "buffer": memoryview(values.data),
         "transposed": values.T,
     }[handed]
     before = np.array(kept).copy()
@@ -134,6 +134,33 @@ def test_poison_fills_fresh_and_used_memory_with_nan(size: int) -> None:
         del array, raw
 
 
+def test_a_step_takes_no_fresh_memory_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward and an update in place, all from blocks of the step before."""
+    import genesis
+
+    w = genesis.ones(MIB // 8, dtype=genesis.float64, requires_grad=True)
+
+    def step() -> None:
+        loss = ((w * 0.5).exp() * w).sum()
+        loss.backward()
+        with genesis.no_grad():
+            w.sub_(w.grad * 0.1)
+        w.grad = None
+
+    step()
+    fresh: list[int] = []
+    take = Pool._fresh
+
+    def counted(self: Pool, size: int) -> np.ndarray:
+        fresh.append(size)
+        return take(self, size)
+
+    monkeypatch.setattr(Pool, "_fresh", counted)
+    for _ in range(3):
+        step()
+    assert not [size for size in fresh if size >= MIB]
+
+
 def test_ops_leak_nothing() -> None:
     """A thousand calls, through the pool and beside it, end where they began."""
     x, small = empty((MIB // 8,), float64), empty((10,), float64)
@@ -170,8 +197,8 @@ def test_too_much_memory_is_an_error_that_leaves_the_counters() -> None:
         with pytest.raises(OutOfMemoryError, match=f"no room for {size:,} bytes; Genesis holds {before:,}") as caught:
             empty((size,), uint8)
         assert caught.value.exit_code == 7 and "batch_size" in caught.value.next
+        assert isinstance(caught.value, MemoryError)
     assert (pool.allocated, pool.max_allocated) == (before, peak)
-    assert isinstance(caught.value, MemoryError)
     del kept
 
 

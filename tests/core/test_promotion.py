@@ -11,7 +11,7 @@ import pytest
 from genesis.array import Array, empty
 from genesis.dtypes import DType, as_dtype, promote_types, result_type
 from genesis.errors import DTypeError
-from genesis.op import registry
+from genesis.op import Spec, registry
 from genesis.ops import elementwise
 
 TABLE: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "promotion.json").read_text())
@@ -37,9 +37,11 @@ def _infer(name: str, *inputs: Any) -> str:
     elif name == "clamp_min":
         name, inputs, attrs = "clamp", inputs[:1], {"min": inputs[1], "max": None}
     try:
-        return LETTERS[registry[name].infer(*inputs, **attrs).dtype]  # type: ignore[union-attr]
+        spec = registry[name].infer(*inputs, **attrs)
     except DTypeError:
         return "x"
+    assert isinstance(spec, Spec)
+    return LETTERS[spec.dtype]
 
 
 def test_the_table_has_every_elementwise_op_with_a_dtype_rule() -> None:

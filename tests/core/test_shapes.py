@@ -32,7 +32,7 @@ def test_contiguous_strides_are_numpys(shape: tuple[int, ...]) -> None:
 @st.composite
 def windows(draw: Any) -> np.ndarray:
     """Views of a numpy array: transposed, sliced, expanded."""
-    values = np.arange(120.0).reshape(2, 3, 4, 5)
+    values: np.ndarray = np.arange(120.0).reshape(2, 3, 4, 5)
     values = values.transpose(draw(st.permutations(range(4))))
     cuts = []
     for size in values.shape:
@@ -41,7 +41,6 @@ def windows(draw: Any) -> np.ndarray:
     values = values[tuple(cuts)]
     for axis in reversed(range(4)):
         if values.shape[axis] and draw(st.booleans()):
-            values = values.take(0, axis) if draw(st.booleans()) and values.size < 0 else values
             values = values[(slice(None),) * axis + (0,)]
     if draw(st.booleans()):
         values = np.broadcast_to(values, (2, *values.shape))
@@ -63,8 +62,7 @@ def test_view_strides_finds_a_view_exactly_where_numpy_does(values: np.ndarray, 
         assert found is None
         return
     if found is None:
-        # numpy may call a copy of expanded dimensions a view no more often than this
-        assert 0 in values.strides
+        assert 0 in values.strides, "numpy merges expanded dimensions in more cases, and only these"
         return
     view = np.lib.stride_tricks.as_strided(values, target, tuple(s * values.itemsize for s in found))
     assert np.array_equal(view, theirs)

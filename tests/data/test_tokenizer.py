@@ -53,9 +53,15 @@ def test_training_merges_what_is_frequent(tokenizer: Tokenizer) -> None:
     assert tokenizer.special_ids == {0}
 
 
-def test_a_line_end_and_the_indentation_after_it_become_one_token(tokenizer: Tokenizer) -> None:
-    newline = tokenizer.encode("x:\n    return")
-    assert len(newline) <= 4
+@pytest.mark.parametrize("before", [" ", "(", ".", "\n", "4", "\t", "\u00e9 "])
+def test_a_word_is_cut_off_from_all_but_a_space(tokenizer: Tokenizer, before: str) -> None:
+    word = tokenizer.encode(" argument" if before.endswith(" ") else "argument").tolist()
+    assert tokenizer.encode(f"{before}argument").tolist()[-len(word) :] == word
+
+
+def test_numbers_are_cut_after_three_digits() -> None:
+    tokenizer = train_bpe(["1234567 " * 50], vocab_size=300)
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("1234567")] == ["123", "456", "7"]
 
 
 @pytest.mark.parametrize("text", [END_OF_TEXT, f"a{END_OF_TEXT}b", f"{END_OF_TEXT}{END_OF_TEXT}"])

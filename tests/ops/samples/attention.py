@@ -1,0 +1,162 @@
+"""Samples of attention; the oracle goes query by query and key by key, with the visibility rule written out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from genesis.errors import DTypeError, ShapeError
+from tests.ops.sampling import Case, Rows, integers, normal
+
+Pair = tuple[np.ndarray, ...]
+
+
+def visible(i: int, j: int, shift: int, start: int, causal: bool, window: int) -> bool:
+    """Whether query i sees key j."""
+    place = i + shift
+    return j >= start and (not causal or j <= place) and (not window or j > place - window)
+
+
+def weights(
+    q: np.ndarray, k: np.ndarray, starts: np.ndarray | None, scale: float, causal: bool, window: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax weights `[B, Hq, T, S]` and the log of their sums `[B, Hq, T]`."""
+    b, t, hq, _ = q.shape
+    s, hk = k.shape[1], k.shape[2]
+    p, lse = np.zeros((b, hq, t, s)), np.full((b, hq, t), -np.inf)
+    for n, h, i in np.ndindex(b, hq, t):
+        start = 0 if starts is None else max(int(starts[n, i]), 0)
+        keys = [j for j in range(s) if visible(i, j, s - t, start, causal, window)]
+        if keys:
+            scores = np.array([scale * float(q[n, i, h] @ k[n, j, h // (hq // hk)]) for j in keys])
+            lse[n, h, i] = scores.max() + math.log(np.exp(scores - scores.max()).sum())
+            p[n, h, i, keys] = np.exp(scores - lse[n, h, i])
+    return p, lse
+
+
+def attention_oracle(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    starts: np.ndarray | None = None,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int = 0,
+) -> Pair:
+    p, lse = weights(q, k, starts, scale, causal, window)
+    wide = np.repeat(v, q.shape[2] // k.shape[2], axis=2)
+    return np.einsum("bhts,bshd->bthd", p, wide), lse
+
+
+def backward_oracle(
+    g: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    starts: np.ndarray | None = None,
+    *,
+    scale: float,
+    causal: bool = True,
+    window: int = 0,
+) -> Pair:
+    """From the given o and lse, as the op reads them, whether or not they belong to q, k and v."""
+    group = q.shape[2] // k.shape[2]
+    kw, vw = np.repeat(k, group, axis=2), np.repeat(v, group, axis=2)
+    seen = weights(q, k, starts, scale, causal, window)[0] > 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        p = np.where(seen, np.exp(scale * np.einsum("bthd,bshd->bhts", q, kw) - lse[..., None]), 0.0)
+    ds = p * (np.einsum("bthd,bshd->bhts", g, vw) - (g * o).sum(-1).transpose(0, 2, 1)[..., None]) * scale
+    shape = (*k.shape[:2], k.shape[2], group, k.shape[3])
+    dk = np.einsum("bhts,bthd->bshd", ds, q).reshape(shape).sum(3)
+    dv = np.einsum("bhts,bthd->bshd", p, g).reshape(shape).sum(3)
+    return np.einsum("bhts,bshd->bthd", ds, kw), dk, dv
+
+
+# (B, T, S, Hq, Hkv, D), attributes
+SHAPES: list[tuple[tuple[int, int, int, int, int, int], dict[str, Any]]] = [
+    ((2, 5, 5, 4, 2, 4), {}),
+    ((1, 1, 1, 1, 1, 2), {}),
+    ((2, 3, 7, 2, 1, 4), {}),
+    ((1, 6, 6, 2, 2, 4), {"window": 3}),
+    ((1, 4, 6, 2, 1, 2), {"causal": False}),
+    ((0, 3, 3, 2, 1, 2), {}),
+    ((2, 0, 3, 2, 1, 2), {}),
+    ((1, 70, 70, 2, 1, 4), {"window": 20}),
+    ((1, 67, 80, 1, 1, 2), {}),
+]
+
+
+def inputs(rng: np.random.Generator, sizes: tuple[int, ...]) -> Pair:
+    b, t, s, hq, hk, d = sizes
+    return normal(rng, b, t, hq, d), normal(rng, b, s, hk, d), normal(rng, b, s, hk, d)
+
+
+def documents(rng: np.random.Generator, b: int, t: int, s: int) -> np.ndarray:
+    """Where each query's document starts: at most at the query itself."""
+    return np.minimum(integers(rng, -2, s, b, t), np.arange(t) + s - t)
+
+
+def attentions(rng: np.random.Generator) -> list[Case]:
+    cases = [Case(inputs(rng, sizes), {"scale": 0.5, **attrs}) for sizes, attrs in SHAPES]
+    for sizes, attrs in SHAPES:
+        if sizes[1] <= sizes[2]:
+            cases.append(Case((*inputs(rng, sizes), documents(rng, *sizes[:3])), {"scale": 0.7, **attrs}))
+    return cases
+
+
+def backwards(rng: np.random.Generator) -> list[Case]:
+    cases = []
+    for case in attentions(rng):
+        q, k, v, *starts = case.inputs
+        o, lse = attention_oracle(*case.inputs, **case.attrs)
+        cases.append(Case((normal(rng, *q.shape), q, k, v, o, lse + 0.0, *starts), case.attrs))
+    return cases
+
+
+def small(rng: np.random.Generator) -> list[Case]:
+    return [c for c in attentions(rng) if 0 < c.inputs[0].size <= 100 and c.inputs[0].shape[1] < 10]
+
+
+def terms(case: Case) -> int:
+    """Products and sums over head size, keys and, for keys' gradients, queries of the group."""
+    arrays = [x for x in case.inputs if isinstance(x, np.ndarray) and x.ndim == 4]
+    q, k = arrays[-4:-2] if len(arrays) > 3 else arrays[:2]
+    return 8 * max(q.shape[-1] * q.shape[1] * q.shape[2] * max(k.shape[1], 1), 1)
+
+
+X = np.ones((1, 2, 2, 4))
+ROWS = [
+    Rows(
+        "attention",
+        attention_oracle,
+        attentions,
+        grads=small,
+        errors=(
+            (Case((X, np.ones((1, 2, 2, 3)), np.ones((1, 2, 2, 3))), {"scale": 1.0}), ShapeError, "head size"),
+            (Case((X, np.ones((1, 1, 2, 4)), np.ones((1, 1, 2, 4))), {"scale": 1.0}), ShapeError, "causal"),
+            (Case((X[0], X[0], X[0]), {"scale": 1.0}), ShapeError, "attention takes"),
+            (Case((X, X, X, np.zeros((1, 2))), {"scale": 1.0}), ShapeError, "starts"),
+            (Case((X, X.astype(np.float32), X), {"scale": 1.0}), DTypeError, "one float type"),
+        ),
+        reduction=terms,
+    ),
+    Rows(
+        "attention_backward",
+        backward_oracle,
+        backwards,
+        dtypes=("float64", "float32"),  # a rounded lse is no softmax any more: 2-byte types are covered by the gradient
+        errors=(
+            (
+                Case((X[:, :1], X, X, X, X, np.ones((1, 2, 2))), {"scale": 1.0}),
+                ShapeError,
+                "gradient",
+            ),
+        ),
+        reduction=terms,
+    ),
+]

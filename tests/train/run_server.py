@@ -1,0 +1,140 @@
+"""A warm process that runs commands in forked children, with a fault if asked for: a real run without a start-up.
+
+Reads one JSON request a line from stdin and answers each with a line. It has no threads, so that a child cannot hang in
+a lock that one of them held. The client is `tests.train.runs.Forks`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import genesis.train.loop
+import genesis.train.plot
+from genesis.io.files import DEFAULT
+from genesis.io.filesystem import Call
+from genesis_cli.main import main
+from genesis_models import session
+from genesis_models.session import inference
+from tests.io.faults import FailAt, KillAt, ShortWrites
+
+PATIENCE_SECONDS = 60
+
+
+def kill_at(number: int) -> None:
+    """SIGKILL just before file-system call `number`, half of whose bytes are written where it writes."""
+    DEFAULT._observer = KillAt(number)
+
+
+def fail_at(number: int, code: int, forever: bool) -> None:
+    """An error in place of file-system call `number`."""
+    DEFAULT._observer = FailAt(number, code, forever=forever)
+
+
+def short_writes(limit: int) -> None:
+    """Writes that place only some bytes."""
+    DEFAULT._observer = ShortWrites(limit)
+
+
+def signal_at_call(number: int, *signals: int) -> None:
+    """Signals to itself just before file-system call `number`."""
+    calls = iter(range(1, 1 << 30))
+
+    def observe(call: Call) -> None:
+        if next(calls) == number:
+            for one in signals:
+                os.kill(os.getpid(), one)
+
+    DEFAULT._observer = observe
+
+
+def signal_in(place: str, *signals: int) -> None:
+    """Signals to itself when `place` (a function of a run) is first entered."""
+    module, name = PLACES[place]
+    before, pending = getattr(module, name), list(signals)
+
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        while pending:
+            os.kill(os.getpid(), pending.pop(0))
+        return before(*args, **kwargs)
+
+    setattr(module, name, entered)
+
+
+PLACES = {
+    "preparation": (session.training, "prepare_data"),
+    "step": (genesis.train.loop, "take_step"),
+    "evaluation": (genesis.train.loop, "evaluate"),
+    "sampling": (inference, "generate_ids"),
+    "closing": (session.training, "_finish"),
+}
+FAULTS: dict[str, Callable[..., None]] = {
+    one.__name__: one for one in (kill_at, fail_at, short_writes, signal_at_call, signal_in)
+}
+
+
+def child(request: dict[str, Any]) -> int:
+    """Run the request's words as the command line does; returns the exit code."""
+    for number, mode in ((1, os.O_WRONLY), (2, os.O_WRONLY)):
+        descriptor = os.open(request["streams"][number - 1], mode | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.update(request["environment"])
+    if not request["picture"]:
+        genesis.train.plot.loss_picture = lambda *args, **kwargs: None  # type: ignore[assignment]
+    if request["fault"]:
+        name, *arguments = request["fault"]
+        FAULTS[name](*arguments)
+    # A run that goes wild must not take the machine with it.
+    resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE_SECONDS, PATIENCE_SECONDS))
+    return main(request["words"])
+
+
+def wait(pid: int) -> int | None:
+    """The child's wait status; None if it had to be killed because it did not end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def serve() -> None:
+    """Answer requests until stdin ends."""
+    # The children's own standard streams must not be the ones that the client talks through.
+    requests, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    print(json.dumps({"ready": os.getpid()}), file=answers, flush=True)
+    for line in requests:
+        request = json.loads(line)
+        if "wait" in request:
+            answer: dict[str, Any] = {"status": wait(request["wait"])}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                os.close(answers.fileno())
+                os._exit(child(request))
+            answer = {"pid": pid}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    # What a first run imports on its way would be imported by every child again.
+    import genesis_models.qwen3
+    import threadpoolctl
+
+    assert genesis_models.qwen3 and threadpoolctl and sys.modules["genesis.train.config"]
+    serve()
