@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+# The peer's optimizer; the quickstart itself uses Muon.
+ADAMW = ["optim.name=adamw"]
 
 
 def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
     from genesis.train.step import take_step
     from genesis_cli import recipes
 
-    config = recipes.load("quickstart", [])
+    config = recipes.load("quickstart", ADAMW)
     set_threads(job["threads"])
     data = prepare(
         train_sources=config.data.train,

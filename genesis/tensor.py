@@ -145,7 +145,7 @@ class Tensor(TensorBase, concrete=True):
         return self.numpy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return self.numpy().__dlpack_device__()  # type: ignore[no-any-return]
+        return self.numpy().__dlpack_device__()
 
     def __float__(self) -> builtins.float:
         return builtins.float(self.item())
@@ -540,7 +540,7 @@ class Tensor(TensorBase, concrete=True):
     __mod__, __imod__ = _elementwise.remainder, _elementwise.remainder_
     __pow__, __ipow__ = _elementwise.pow, _elementwise.pow_
     __matmul__ = _linalg.matmul
-    __eq__, __ne__ = _elementwise.eq, _elementwise.ne  # type: ignore[assignment]
+    __eq__, __ne__ = _elementwise.eq, _elementwise.ne
     __lt__, __le__, __gt__, __ge__ = _elementwise.lt, _elementwise.le, _elementwise.gt, _elementwise.ge
     __and__, __rand__, __iand__ = _elementwise.bitwise_and, _elementwise.bitwise_and, _elementwise.bitwise_and_
     __or__, __ror__, __ior__ = _elementwise.bitwise_or, _elementwise.bitwise_or, _elementwise.bitwise_or_

@@ -50,7 +50,7 @@ class Rotary:
         self._length = 0
         self._cos = self._sin = np.empty((0, config.head_dim // 2), np.float32)
 
-    def __call__(self, positions: np.ndarray, device: str) -> tuple[Tensor, Tensor]:
+    def __call__(self, positions: np.ndarray, device: genesis.Device) -> tuple[Tensor, Tensor]:
         """cos and sin `[*positions.shape, D/2]`, float32."""
         needed = int(positions.max(initial=-1)) + 1
         if needed > self._length:

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from genesis.array import Array
     from genesis.op import Op
 
-__all__ = ["CpuBackend", "CpuStorage", "backend", "one_blas_thread", "parallel", "pool", "scratch", "set_threads"]
+__all__ = [
+    "CpuBackend",
+    "CpuStorage",
+    "backend",
+    "is_split",
+    "one_blas_thread",
+    "parallel",
+    "pool",
+    "scratch",
+    "set_threads",
+]
 
 _POOLED_FROM = 64 << 10  # bytes; smaller blocks are malloc's business
 _PAGE = 4096
@@ -203,13 +213,18 @@ def set_threads(count: int) -> None:
     _workers.resize(count)
 
 
+def is_split(elements: int) -> bool:
+    """Whether `parallel` would hand out work on that many elements."""
+    return elements >= _PARALLEL_FROM and _workers.count > 1 and not _workers.inside.piece
+
+
 def parallel(work: Callable[[int, int], None], rows: int, elements: int) -> None:
     """Run `work(start, stop)` over [0, rows), split between threads when `elements` is worth it.
 
     Pieces do not touch each other's output and a row's result depends on that row only, so results depend neither on
     the split nor on timing. Work inside a piece is not split again.
     """
-    parts = min(_workers.count, rows) if elements >= _PARALLEL_FROM and not _workers.inside.piece else 1
+    parts = min(_workers.count, rows) if is_split(elements) else 1
     if parts <= 1:
         work(0, rows)
         return

@@ -4,7 +4,8 @@ A document is held out when a hash of (seed, content) lies below the fraction. S
 sides, and adding documents moves none of the others. The fraction is kept on average over documents, not exactly.
 
 A very large document would stand for the whole held-out set, so one with more than a quarter of the bytes that the
-fraction asks for stays in training (as long as smaller ones are there to hold out).
+fraction asks for stays in training (as long as smaller ones are there to hold out). Only a document near that size can
+change sides when others are added.
 """
 
 from __future__ import annotations
@@ -58,5 +59,6 @@ def split(
         small = np.ones(len(points), np.bool_)
     held_out: npt.NDArray[np.bool_] = (points < fraction) & small
     held_out |= points == points[small].min()
-    held_out &= points != points.max()
+    if held_out.all():
+        held_out = points != points.max()
     return held_out

@@ -116,7 +116,7 @@ def _swiglu_infer(gate: Array, up: Array) -> Spec:
 
 def _swiglu_vjp(ctx: Context, g: Array) -> Grads:
     gate, up = ctx.inputs
-    return swiglu_backward(g, gate, up)  # type: ignore[no-any-return]
+    return swiglu_backward(g, gate, up)
 
 
 @op("swiglu", _swiglu_infer, vjp=_swiglu_vjp, saves=(0, 1), flops=lambda i, o, a: 7 * o[0].size)

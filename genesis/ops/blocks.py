@@ -43,9 +43,8 @@ def sum_blocks(work: Callable[[int, int], np.ndarray], rows: int, row_elements: 
     if not parts:
         out[...] = 0
         return
-    total = parts[0]
-    assert total is not None
-    for part in parts[1:]:
+    total, *rest = (part for part in parts if part is not None)
+    for part in rest:
         total = np.add(total, part, out=total)
     out[...] = total
 

@@ -9,7 +9,7 @@ from genesis.op import Spec
 __all__ = ["gradient_like"]
 
 
-def gradient_like(name: str, g: Array, *outputs: Array, like: Array | None = None) -> tuple[Spec, ...] | Spec:
+def gradient_like(name: str, g: Array, *outputs: Array, like: Array | None = None) -> tuple[Spec, ...]:
     """The specs of gradients of `outputs`, after checking the incoming gradient.
 
     Args:
@@ -23,5 +23,4 @@ def gradient_like(name: str, g: Array, *outputs: Array, like: Array | None = Non
     expected = outputs[0] if like is None else like
     if g.shape != expected.shape:
         raise ShapeError(f"{name}: the gradient has shape {g.shape}, the result has {expected.shape}")
-    specs = tuple(Spec(x.shape, x.dtype) for x in outputs)
-    return specs[0] if len(specs) == 1 else specs
+    return tuple(Spec(x.shape, x.dtype) for x in outputs)

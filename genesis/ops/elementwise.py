@@ -227,7 +227,7 @@ def _pow_vjp(ctx: Context, g: Array) -> Grads:
 def _pow_dx(g: Array, x: Any, p: Any) -> Array:
     if isinstance(p, Array):
         slope = mul(pow(x, sub(p, 1)), p)
-        return mul(g, where(eq(p, 0), 0.0, slope))  # type: ignore[no-any-return]
+        return mul(g, where(eq(p, 0), 0.0, slope))
     return _zeros(g) if p == 0 else mul(g, mul(pow(x, p - 1), p))
 
 
@@ -240,7 +240,7 @@ def _pow_dp(g: Array, x: Any, p: Array, result: Any) -> Array:
         logarithm = where(ge(p, 0), 0.0, -math.inf)
     elif x > 0:
         logarithm = math.log(x)
-    return mul(g, mul(result, logarithm))  # type: ignore[no-any-return]
+    return mul(g, mul(result, logarithm))
 
 
 def _pow_saves(needs: tuple[bool, ...]) -> Saves:

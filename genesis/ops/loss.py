@@ -135,7 +135,7 @@ def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     from genesis.ops.elementwise import mul
 
     assert ctx.attrs["with_grads"], "linear_cross_entropy was recorded without its gradients"
-    _, dx, dw = ctx.outputs
+    dx, dw = ctx.outputs[1], ctx.outputs[2]
     return mul(dx, g) if ctx.needs[0] else None, mul(dw, g) if ctx.needs[1] else None, None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.backend.cpu import parallel
+from genesis.backend.cpu import is_split, parallel
 
 __all__ = ["as_type", "is_narrow", "split", "sweep"]
 
@@ -28,7 +28,7 @@ def as_type(x: Any, dtype: np.dtype) -> Any:
 
 def split(work: Callable[..., Any], out: np.ndarray, *inputs: Any) -> None:
     """`work(out, *inputs)` over pieces along the longest axis, in threads, with inputs broadcast to the output."""
-    if out.ndim == 0:
+    if out.ndim == 0 or not is_split(out.size):
         work(out, *inputs)
         return
     views = [np.broadcast_to(x, out.shape) if isinstance(x, np.ndarray) and x.ndim else x for x in inputs]

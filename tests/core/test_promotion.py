@@ -16,7 +16,7 @@ from genesis.ops import elementwise
 
 TABLE: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures" / "promotion.json").read_text())
 DTYPES = {letter: as_dtype(name) for letter, name in TABLE["letters"].items()}
-LETTERS = {dtype: letter for letter, dtype in DTYPES.items()}
+LETTERS: dict[DType, str] = {dtype: letter for letter, dtype in DTYPES.items()}
 ORDER: str = TABLE["order"]
 NUMBERS: dict[str, Any] = {"2": 2, "1.5": 1.5, "True": True}
 MORE_THAN_TORCH = {"maximum", "minimum", "logical_and", "logical_or", "logical_xor"}  # they take numbers here

@@ -84,3 +84,9 @@ def test_a_document_that_would_be_most_of_the_held_out_text_stays_in_training() 
 def test_large_documents_alone_are_split_all_the_same() -> None:
     held_out = split(*parts(["a" * 1000, "b" * 1000, "c" * 1000]), seed=0, fraction=0.05)
     assert held_out.sum() == 1
+
+
+def test_a_small_document_is_held_out_whatever_its_hash() -> None:
+    contents = parts(["x" * 50_000, "y" * 40_000, "small"])
+    for seed in range(50):
+        assert split(*contents, seed=seed, fraction=0.2).tolist() == [False, False, True]

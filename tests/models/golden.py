@@ -1,4 +1,4 @@
-"""The golden models: tiny Qwen models with what transformers computes on them; see fixtures/README.md for how they were made."""
+"""Tiny models and what transformers computes on them; fixtures/README.md says how they were made."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 
 from genesis.io.safetensors import load_file
 
-__all__ = ["FIXTURES", "NAMES", "Golden", "golden", "relative_error"]
+__all__ = ["EXTRA", "FIXTURES", "NAMES", "Golden", "extra", "golden", "relative_error"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = ("qwen2-tied", "qwen2-untied-sharded", "qwen3-tied")
+EXTRA = ("llama3", "llama-head-dim", "qwen2-window", "qwen3-yarn-bias")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ def golden(name: str) -> Golden:
     return Golden(
         folder, load_file(folder / "reference.safetensors"), json.loads((folder / "trainer.json").read_text())
     )
+
+
+def extra(name: str) -> Golden:
+    """A model with features that the golden ones lack; no training run."""
+    folder = FIXTURES / "extra" / name
+    return Golden(folder, load_file(folder / "reference.safetensors"), {})
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -16,11 +16,13 @@ from types import TracebackType
 from typing import Any, Self
 from unittest import mock
 
+import pytest
+
 from genesis.io.files import DEFAULT, FileSystem, Observer
 from genesis.io.manifest import verify_manifest
 from genesis.train.config import Config
 from genesis.train.config_file import load_config
-from genesis.train.loop import Summary
+from genesis.train.loop import Summary, Training
 from genesis.train.metrics import read_metrics
 from genesis.train.output import Output
 from genesis_models import session
@@ -31,6 +33,7 @@ __all__ = [
     "Child",
     "Ended",
     "Forks",
+    "assembled",
     "checkpoints",
     "command",
     "load",
@@ -39,6 +42,7 @@ __all__ = [
     "observed",
     "rows",
     "signal_in_step",
+    "steps",
     "train",
 ]
 
@@ -87,6 +91,25 @@ def train(config: Config, *, resume: bool = False, resume_from: str | None = Non
     """`genesis train` in this process, without the loss picture, which costs more than the run."""
     with mock.patch("genesis.train.plot.loss_picture"):
         return session.train(config, resume=resume, resume_from=resume_from, console=Output(console))
+
+
+def assembled(config: Config) -> Training:
+    """The run that `config` asks for, at step 0 and with nothing written but its folder."""
+    found: list[Training] = []
+
+    def stop(training: Training) -> Summary:
+        found.append(training)
+        raise InterruptedError
+
+    with mock.patch.object(Training, "run", stop), pytest.raises(InterruptedError):
+        train(config)
+    return found[0]
+
+
+def steps(training: Training, count: int) -> None:
+    """Makes `count` steps of an assembled run, without reporting or saving."""
+    for _ in range(count):
+        training._step(training._batches())
 
 
 def rows(output: Path | str) -> list[dict[str, Any]]:

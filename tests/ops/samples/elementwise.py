@@ -99,7 +99,7 @@ def predicate(op: str, oracle: Callable[..., Any], **rest: Any) -> Rows:
 
 def whole(rng: Rng, *shape: int) -> np.ndarray:
     """Small whole numbers, with zeros."""
-    return np.rint(normal(rng, *shape))
+    return np.asarray(np.rint(normal(rng, *shape)))
 
 
 def between(rng: Rng, *shape: int) -> np.ndarray:
@@ -193,8 +193,9 @@ def _power(a: Any, p: Any) -> Any:
 
 def _whole_power(x: int, n: int) -> int:
     if n < 0:
-        return x ** (n % 2) if x in (1, -1) else 0
-    return ((x**n + (1 << 63)) % (1 << 64)) - (1 << 63)  # wraps around as int64 does
+        return (x if n % 2 else 1) if x in (1, -1) else 0
+    power: int = x**n
+    return (power + (1 << 63)) % (1 << 64) - (1 << 63)  # wraps around as int64 does
 
 
 def _clamp(x: Any, min: float | None, max: float | None) -> Any:
@@ -205,7 +206,7 @@ def _clamp(x: Any, min: float | None, max: float | None) -> Any:
 def _cast(x: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
     if dtype.is_floating_point:
         return x.astype(np.float64)
-    return x != 0 if dtype.name == "bool" else np.trunc(x).astype(np.int64)
+    return np.asarray(x != 0) if dtype.name == "bool" else np.trunc(x).astype(np.int64)
 
 
 def _sign(x: np.ndarray) -> np.ndarray:

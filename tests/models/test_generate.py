@@ -1,0 +1,86 @@
+"""Drawing tokens: greedy, seeds, top-k and top-p, stopping, limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import genesis
+import genesis_models
+from genesis.errors import NumericError, UsageError
+from genesis_models.generate import Sampling, choose, generate
+from tests.models.golden import golden
+
+
+def draws(sampling: Sampling, logits: np.ndarray, count: int = 2000) -> Counter[int]:
+    return Counter(choose(logits, sampling, position) for position in range(count))
+
+
+LOGITS = np.log(np.array([0.1, 0.5, 0.25, 0.15]))
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    assert draws(Sampling(0.0), LOGITS, 10) == {1: 10}
+
+
+def test_draws_follow_the_probabilities() -> None:
+    found = draws(Sampling(1.0, seed=5), LOGITS, 20_000)
+    for token, p in enumerate((0.1, 0.5, 0.25, 0.15)):
+        assert abs(found[token] - 20_000 * p) < 5 * (20_000 * p * (1 - p)) ** 0.5
+
+
+def test_temperature_sharpens() -> None:
+    found = draws(Sampling(0.5, seed=5), LOGITS, 20_000)
+    squares = np.array([0.1, 0.5, 0.25, 0.15]) ** 2
+    assert abs(found[1] / 20_000 - squares[1] / squares.sum()) < 0.02
+
+
+def test_top_k_and_top_p_cut_the_tail() -> None:
+    assert set(draws(Sampling(1.0, top_k=2), LOGITS)) == {1, 2}
+    assert set(draws(Sampling(1.0, top_p=0.6), LOGITS)) == {1, 2}
+    assert set(draws(Sampling(1.0, top_p=0.4), LOGITS)) == {1}
+    assert set(draws(Sampling(1.0, top_k=10**6, top_p=1.0), LOGITS)) == {0, 1, 2, 3}
+
+
+def test_a_draw_depends_on_seed_and_position_alone() -> None:
+    first = [choose(LOGITS, Sampling(1.0, seed=1), p) for p in range(50)]
+    assert first == [choose(LOGITS, Sampling(1.0, seed=1), p) for p in range(50)]
+    assert first != [choose(LOGITS, Sampling(1.0, seed=2), p) for p in range(50)]
+
+
+def test_nan_is_an_error() -> None:
+    with pytest.raises(NumericError, match="NaN"):
+        choose(np.array([0.0, np.nan]), Sampling(1.0), 0)
+
+
+def test_greedy_generation_equals_calling_the_model_each_time() -> None:
+    reference = golden("qwen3-tied")
+    model = genesis_models.load(reference.folder)
+    prompt = [int(i) for i in reference.arrays["input_ids"][0, :5]]
+    found = list(generate(model, prompt, Sampling(0.0), 12))
+    tokens = list(prompt)
+    for _ in range(12):
+        with genesis.no_grad():
+            tokens.append(int(model(genesis.tensor([tokens]))[0, -1].argmax()))
+    assert found == tokens[5:]
+    assert model.training
+
+
+def test_generation_ends_at_a_stop_token_and_at_the_context() -> None:
+    model = genesis_models.load(golden("qwen3-tied").folder)
+    free = list(generate(model, [1, 2, 3], Sampling(0.0), 10))
+    assert list(generate(model, [1, 2, 3], Sampling(0.0), 10, frozenset({free[0]}))) == []
+    assert len(list(generate(model, [1, 2, 3], Sampling(1.0), 10_000))) == 128 - 3
+    with pytest.raises(UsageError, match="128"):
+        list(generate(model, [1] * 128, Sampling(0.0), 1))
+    with pytest.raises(UsageError, match="no tokens"):
+        list(generate(model, [], Sampling(0.0), 1))
+
+
+def test_generation_leaves_the_random_generator_alone() -> None:
+    model = genesis_models.load(golden("qwen3-tied").folder)
+    before = genesis.random.get_state()
+    list(generate(model, [1], Sampling(1.0), 3))
+    assert genesis.random.get_state() == before
