@@ -1,7 +1,8 @@
 """Every error Genesis raises on purpose, with the exit code of its class.
 
 An error states three things: *what* happened, *where* (file:line, step, op), and what to do *next*. The command line
-prints them as one block on stderr; a library user catches `GenesisError` or the built-in class that each subclass also is.
+prints them as one block on stderr; a library user catches `GenesisError`, or the built-in class that each subclass
+also is.
 """
 
 from __future__ import annotations

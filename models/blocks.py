@@ -43,22 +43,28 @@ class KeyValueCache:
 
 
 class Rotary:
-    """cos and sin by position, grown as longer sequences come. It has no parameters."""
+    """cos and sin by position, grown as longer sequences come. It has no parameters and may be shared by threads."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self._length = 0
-        self._cos = self._sin = np.empty((0, config.head_dim // 2), np.float32)
+        empty = np.empty((0, config.head_dim // 2), np.float32)
+        self._tables = (empty, empty)  # replaced as a whole, so that no thread sees one table without the other
 
     def __call__(self, positions: np.ndarray, device: genesis.Device) -> tuple[Tensor, Tensor]:
         """cos and sin `[*positions.shape, D/2]`, float32."""
-        needed = int(positions.max(initial=-1)) + 1
-        if needed > self._length:
-            # Dynamic scaling depends on the length itself, so its tables are made for exactly that.
-            self._length = needed if self.config.rope.kind == "dynamic" else max(256, 1 << (needed - 1).bit_length())
-            self._cos, self._sin = tables(self.config, self._length)
-        cos, sin = self._cos[positions], self._sin[positions]
+        cos, sin = self._for_length(int(positions.max(initial=-1)) + 1)
+        cos, sin = cos[positions], sin[positions]
         return genesis.from_numpy(cos).to(device=device), genesis.from_numpy(sin).to(device=device)
+
+    def _for_length(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        found = self._tables
+        if self.config.rope.kind == "dynamic":  # its frequencies depend on the length itself
+            return found if len(found[0]) == length else self._make(length)
+        return found if len(found[0]) >= length else self._make(max(256, 1 << (length - 1).bit_length()))
+
+    def _make(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        self._tables = found = tables(self.config, length)
+        return found
 
 
 class Attention(nn.Module):

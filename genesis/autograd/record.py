@@ -101,8 +101,8 @@ class TensorBase:
             self._accumulate = AccumulateNode(Spec(self.array.shape, self.array.dtype), _Receiver(self))
         return Edge(self._accumulate, 0)
 
-    def _receive(self, grad: Array) -> None:
-        """Accumulate a finished gradient; the leaf owns its gradient's memory."""
+    def accumulate_grad(self, grad: Array) -> None:
+        """Add a finished gradient to `.grad`; the leaf owns its gradient's memory."""
         if self.grad is None:
             self.grad = TensorBase.wrap(registry["copy"](grad, out=self._grad_home))
         else:
@@ -122,7 +122,7 @@ class _Receiver:
     def __call__(self, grad: Array) -> None:
         leaf = self.leaf()
         if leaf is not None:
-            leaf._receive(grad)
+            leaf.accumulate_grad(grad)
 
 
 class SavedCalls(threading.local):

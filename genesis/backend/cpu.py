@@ -30,12 +30,14 @@ __all__ = [
     "CpuBackend",
     "CpuStorage",
     "backend",
+    "each_thread",
     "is_split",
     "one_blas_thread",
     "parallel",
     "pool",
     "scratch",
     "set_threads",
+    "threads",
 ]
 
 _POOLED_FROM = 64 << 10  # bytes; smaller blocks are malloc's business
@@ -211,6 +213,22 @@ _workers = _Workers(os.cpu_count() or 1)
 def set_threads(count: int) -> None:
     """How many threads elementwise work may use (matmuls follow the BLAS library's own setting)."""
     _workers.resize(count)
+
+
+def threads() -> int:
+    """How many threads work may use."""
+    return _workers.count
+
+
+def each_thread(work: Callable[[int], None], count: int) -> None:
+    """Run `work(0)` … `work(count - 1)` at the same time, each with matmuls of one thread and nothing split further."""
+
+    def some(start: int, stop: int) -> None:
+        for i in range(start, stop):
+            work(i)
+
+    with one_blas_thread():
+        parallel(some, count, _PARALLEL_FROM)
 
 
 def is_split(elements: int) -> bool:

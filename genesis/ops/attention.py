@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from genesis.array import Array
-from genesis.backend.cpu import one_blas_thread, parallel
+from genesis.backend.cpu import is_split, one_blas_thread, parallel
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import wide
 from genesis.ops.checks import gradient_like
 
-BLOCK_QUERIES = 64  # small enough to skip most masked keys, large enough for an efficient matmul
+BLOCK_QUERIES = 128  # small enough to skip many masked keys, large enough for efficient calls
 
 Grads = tuple[Array | None, ...]
 
@@ -45,13 +45,18 @@ def _infer(
 
 
 class _Block(NamedTuple):
-    """Queries [first, last) and the keys [low, high) that any of them may see; `hidden` [queries, keys] or None."""
+    """Queries [first, last) and the keys [low, high) that any of them may see.
+
+    `bias` `[queries, 1, n]` is -inf where a key is hidden from a query and 0 elsewhere, for the keys from `masked` on that
+    are hidden from some query; None where nothing is hidden.
+    """
 
     first: int
     last: int
     low: int
     high: int
-    hidden: np.ndarray | None
+    masked: slice
+    bias: np.ndarray | None
 
 
 def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, window: int) -> list[_Block]:
@@ -68,8 +73,20 @@ def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, wi
         low, high = int(begin.min(initial=keys)), int(end.max(initial=0))
         seen = np.arange(low, high)
         hidden = (seen < begin[:, None]) | (seen >= end[:, None])  # [queries, keys]
-        result.append(_Block(first, last, low, high, hidden if hidden.any() else None))
+        columns = np.flatnonzero(hidden.any(axis=0))
+        masked = slice(int(columns[0]), int(columns[-1]) + 1) if columns.size else slice(0)
+        bias = np.where(hidden[:, None, masked], np.float32(-np.inf), np.float32(0)) if columns.size else None
+        result.append(_Block(first, last, low, high, masked, bias))
     return result
+
+
+def _all_blocks(
+    q: np.ndarray, k: np.ndarray, starts: np.ndarray | None, causal: bool, window: int
+) -> list[list[_Block]]:
+    """The query blocks of every sequence; without document borders they are all the same."""
+    if starts is None:
+        return [_blocks(q.shape[1], k.shape[1], None, causal, window)] * q.shape[0]
+    return [_blocks(q.shape[1], k.shape[1], row, causal, window) for row in starts]
 
 
 def _scores(q: np.ndarray, k: np.ndarray, block: _Block, scale: float) -> np.ndarray:
@@ -77,8 +94,8 @@ def _scores(q: np.ndarray, k: np.ndarray, block: _Block, scale: float) -> np.nda
     queries, group, size = q.shape
     s: np.ndarray = np.matmul((q * q.dtype.type(scale)).reshape(queries * group, size), k.T)
     s = s.reshape(queries, group, -1)
-    if block.hidden is not None:
-        np.copyto(s, -np.inf, where=block.hidden[:, None, :])
+    if block.bias is not None:
+        s[:, :, block.masked] += block.bias
     return s
 
 
@@ -89,8 +106,8 @@ def _each_head(work: object, batch: int, heads: int, elements: int) -> None:
         for i in range(start, stop):
             work(i // heads, i % heads)  # type: ignore[operator]
 
-    if batch * heads == 1:
-        some(0, 1)
+    if batch * heads == 1 or not is_split(elements):
+        some(0, batch * heads)
         return
     with one_blas_thread():
         parallel(some, batch * heads, elements)
@@ -135,10 +152,12 @@ def attention(
     o, lse = out
     group = q.shape[2] // k.shape[2]
 
+    blocks = _all_blocks(q, k, starts, causal, window)
+
     def head(b: int, h: int) -> None:
         heads = slice(h * group, (h + 1) * group)
         kh, vh = wide(k[b, :, h]), wide(v[b, :, h])
-        for block in _blocks(q.shape[1], k.shape[1], None if starts is None else starts[b], causal, window):
+        for block in blocks[b]:
             rows = slice(block.first, block.last)
             keys = slice(block.low, block.high)
             if block.high <= block.low:
@@ -187,12 +206,13 @@ def attention_backward(
     """With p = e^(s - lse) and c = Σ g·o: dv = pᵀ·g, ds = p·(g·vᵀ - c), dq = scale·ds·k, dk = scale·dsᵀ·q."""
     dq, dk, dv = out
     group, size = q.shape[2] // k.shape[2], q.shape[3]
+    blocks = _all_blocks(q, k, starts, causal, window)
 
     def head(b: int, h: int) -> None:
         heads = slice(h * group, (h + 1) * group)
         kh, vh = wide(k[b, :, h]), wide(v[b, :, h])
-        dkh, dvh = np.zeros_like(kh), np.zeros_like(vh)
-        for block in _blocks(q.shape[1], k.shape[1], None if starts is None else starts[b], causal, window):
+        dkh, dvh, factor = np.zeros_like(kh), np.zeros_like(vh), kh.dtype.type(scale)
+        for block in blocks[b]:
             rows, keys = slice(block.first, block.last), slice(block.low, block.high)
             if block.high <= block.low:
                 dq[b, rows, heads] = 0
@@ -208,9 +228,9 @@ def attention_backward(
             ds = np.matmul(g2, vh[keys].T)
             ds -= np.einsum("qgd,qgd->qg", gb, wide(o[b, rows, heads])).reshape(-1, 1)
             ds *= flat
-            ds *= ds.dtype.type(scale)
-            dkh[keys] += np.matmul(ds.T, qb.reshape(-1, size))
-            dq[b, rows, heads] = np.matmul(ds, kh[keys]).reshape(qb.shape)
+            # scale multiplies the small results, not the scores
+            dkh[keys] += np.matmul(ds.T, (qb * factor).reshape(-1, size))
+            dq[b, rows, heads] = (np.matmul(ds, kh[keys]) * factor).reshape(qb.shape)
         dk[b, :, h], dv[b, :, h] = dkh, dvh
 
     if q.size and k.size:

@@ -13,7 +13,7 @@ from genesis.backend.cpu import parallel
 
 __all__ = ["BLOCK", "each_block", "rows_of", "sum_blocks", "wide"]
 
-BLOCK = 1 << 15  # elements; a handful of float32 blocks of this size fit a core's second-level cache
+BLOCK = 1 << 17  # elements; smaller blocks stay nearer to the core, and numpy's cost per call then outweighs that
 
 
 def _step(row_elements: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from genesis import random
-from genesis.errors import GenesisError, ModelError, escape
+from genesis.errors import ConfigError, DataError, GenesisError, ModelError, escape
 from genesis.io.files import (
     DEFAULT,
     AtomicFolder,
@@ -90,11 +90,11 @@ class Checkpoints:
             folder.write(DATA, _json_bytes(state.loader.state()))
             trainer = {**state.counters(), "evaluated_at": state.evaluated_at, "state_hash": digest}
             folder.write(TRAINER, _json_bytes(trainer))
-        self._rotate(state.step)
+        self.rotate(state.step)
         return digest
 
-    def _rotate(self, newest: int) -> None:
-        """Remove the oldest beyond the limit; the one just written always stays."""
+    def rotate(self, newest: int) -> None:
+        """Remove the oldest beyond the limit; `newest`, just written or loaded, always stays."""
         if self.keep is None:
             return
         older = [s for s in self.steps() if s != newest and _is_committed(self.folder(s))]
@@ -158,9 +158,9 @@ class Checkpoints:
             state.evaluated_at = int(counters["evaluated_at"])
             sums = counters["interval"]
             state.interval = Interval(float(sums["loss_sum"]), int(sums["targets"]))
-        except GenesisError:
+        except (ConfigError, DataError, ModelError):
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
 
 

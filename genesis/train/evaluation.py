@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import genesis
 from genesis.backend import Device
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut
+from genesis.train.shards import summed_loss
 from genesis.train.state import LanguageModel
 
 __all__ = ["Evaluation", "evaluate"]
@@ -57,19 +57,12 @@ def evaluate(
     losses, targets, was_training = [], 0, model.training
     model.eval()
     try:
-        with genesis.no_grad():
-            for index in range(count):
-                if stop():
-                    return None
-                batch = loader.batch(0, index)
-                loss = model.loss(
-                    genesis.from_numpy(batch.input_ids).to(device=device),
-                    genesis.from_numpy(batch.labels).to(device=device),
-                    position_ids=genesis.from_numpy(batch.position_ids).to(device=device),
-                    num_targets=1,
-                )
-                losses.append(loss.item())
-                targets += batch.num_targets
+        for index in range(count):
+            if stop():
+                return None
+            batch = loader.batch(0, index)
+            losses.append(summed_loss(model, batch, device))
+            targets += batch.num_targets
     finally:
         model.train(was_training)
     mean = math.fsum(losses) / targets

@@ -15,7 +15,7 @@ from genesis.errors import InterruptedRun, escape
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation, evaluate
-from genesis.train.metrics import MetricsWriter
+from genesis.train.metrics import MetricsWriter, read_metrics
 from genesis.train.progress import Progress
 from genesis.train.signals import Interrupts
 from genesis.train.state import Interval, TrainState
@@ -90,6 +90,7 @@ class Training:
         started = time.perf_counter()
         self.state.model.train()
         with self.open_metrics(self.resumed_at) as self.metrics, self.progress:
+            self._recall_evaluation()
             self._settle()  # a resumed run may owe an evaluation that a signal cut short
             while self.state.step < self.steps:
                 self._report(self._step(self._batches()))
@@ -105,6 +106,13 @@ class Training:
             speed,
             time.perf_counter() - started,
         )
+
+    def _recall_evaluation(self) -> None:
+        """A run killed between an evaluation that it owed and its next save has the row, and must not write it twice."""
+        if self.resumed_at is not None:
+            rows = read_metrics(self.metrics.path)
+            if any(row["train/global_step"] == self.resumed_at and "eval/loss" in row for row in rows):
+                self.state.evaluated_at = self.resumed_at
 
     def _batches(self) -> list[Batch]:
         return [next(self.state.loader) for _ in range(self.config.train.accumulation_steps)]

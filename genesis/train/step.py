@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-import genesis
 from genesis.backend import Device
 from genesis.data.loader import Batch
 from genesis.errors import NumericError, escape
+from genesis.train.shards import accumulate_gradients
 from genesis.train.state import TrainState
 
 __all__ = ["StepResult", "take_step"]
@@ -43,14 +43,7 @@ def take_step(
     losses = []
     state.optimizer.zero_grad()
     for batch in batches:
-        loss = state.model.loss(
-            genesis.from_numpy(batch.input_ids).to(device=device),
-            genesis.from_numpy(batch.labels).to(device=device),
-            position_ids=genesis.from_numpy(batch.position_ids).to(device=device),
-            num_targets=targets,
-        )
-        loss.backward()
-        losses.append(loss.item())
+        losses.append(accumulate_gradients(state.model, batch, targets, device))
     norm = state.optimizer.grad_norm().item()
     if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
         raise _not_finite(state, batches, losses)

@@ -209,6 +209,7 @@ def _restore(training: Training, resume: bool, resume_from: str | None, console:
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
         if (aside := checkpoints.set_aside(step)) is not None:
             console.line(f"the checkpoints after it now stand in {aside}")
+        checkpoints.rotate(step)  # a kill may have come between the last save and its rotation
     elif resume:
         console.line("no complete checkpoint here: starting from the beginning")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch  # noqa: TID251  the peer
+import torch
 
 from tests.nn.cases import FIXTURE, calls
 

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
-import torch  # noqa: TID251  the peer
+import torch
 
 from tests.optim.trajectories import FIXTURE, KEPT, NEW_LR_AT, RUNS, inputs
 

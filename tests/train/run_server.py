@@ -15,12 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import genesis.data.pipeline
+import genesis.train.checkpoint
 import genesis.train.loop
 import genesis.train.plot
 from genesis.io.files import DEFAULT
 from genesis.io.filesystem import Call
 from genesis_cli.main import main
 from genesis_models import session
+from genesis_models.blocks import CausalLM
 from genesis_models.session import inference
 from tests.io.faults import FailAt, KillAt, ShortWrites
 
@@ -67,15 +70,30 @@ def signal_in(place: str, *signals: int) -> None:
     setattr(module, name, entered)
 
 
+def nan_at(step: int) -> None:
+    """A loss that is NaN from `step` on."""
+    before = CausalLM.loss
+    calls = iter(range(1 << 30))
+
+    def poisoned(*args: Any, **kwargs: Any) -> Any:
+        loss = before(*args, **kwargs)
+        return loss if next(calls) // 2 + 1 < step else loss * float("nan")  # two micro-batches a step
+
+    CausalLM.loss = poisoned  # type: ignore[method-assign]
+
+
 PLACES = {
     "preparation": (session.training, "prepare_data"),
+    "tokenizer": (genesis.data.pipeline, "train_bpe"),
+    "tokens": (genesis.data.pipeline, "tokenize"),
     "step": (genesis.train.loop, "take_step"),
     "evaluation": (genesis.train.loop, "evaluate"),
     "sampling": (inference, "generate_ids"),
+    "saving": (genesis.train.checkpoint, "write_tensors"),
     "closing": (session.training, "_finish"),
 }
 FAULTS: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (kill_at, fail_at, short_writes, signal_at_call, signal_in)
+    one.__name__: one for one in (kill_at, fail_at, short_writes, signal_at_call, signal_in, nan_at)
 }
 
 
@@ -133,8 +151,9 @@ def serve() -> None:
 
 if __name__ == "__main__":
     # What a first run imports on its way would be imported by every child again.
-    import genesis_models.qwen3
     import threadpoolctl
+
+    import genesis_models.qwen3
 
     assert genesis_models.qwen3 and threadpoolctl and sys.modules["genesis.train.config"]
     serve()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 
-from genesis.io.files import DEFAULT, FileSystem, Observer
+from genesis.io.files import DEFAULT, Observer
 from genesis.io.manifest import verify_manifest
 from genesis.train.config import Config
 from genesis.train.config_file import load_config
@@ -49,7 +49,7 @@ __all__ = [
 ROOT = Path(__file__).resolve().parents[2]
 # A forked child of a process with threads could hang in a lock that one of them held.
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu".split()
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
 CONFIG = """
 model:
   config:

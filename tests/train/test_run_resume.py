@@ -35,6 +35,7 @@ OPTIMIZERS = {
     "bfloat16": ("model.dtype=bfloat16",),
     "bfloat16-adafactor": ("model.dtype=bfloat16", "optim.name=adafactor"),
     "recomputed": ("train.activation_checkpointing=full", "train.accumulation_steps=3", "train.batch_size=1"),
+    "threads": ("train.threads=2", "train.batch_size=4", "train.accumulation_steps=1"),
     "epochs": ("train.steps=null", "train.epochs=2.5", "eval.every=null", "log.every=2"),
 }
 
@@ -219,9 +220,9 @@ class TestEvaluationsThatASignalCutShort:
             yield "never shown, as the signal came before it"
             raise AssertionError("the sample went on after the signal")
 
-        with mock.patch("genesis_models.session.training.continue_text", signalled):
-            with pytest.raises(InterruptedRun, match="after step 3") as caught:
-                train(config)
+        sampling = mock.patch("genesis_models.session.training.continue_text", signalled)
+        with sampling, pytest.raises(InterruptedRun, match="after step 3") as caught:
+            train(config)
         assert caught.value.exit_code == 128 + signal.SIGINT
         assert len([row for row in rows(config.train.output_dir) if "eval/loss" in row]) == 1
         train(config, resume=True)
@@ -239,8 +240,8 @@ def clock(years: int) -> Iterator[None]:
             return datetime.now(tz) + timedelta(seconds=seconds)
 
     with (
-        mock.patch("time.time", lambda: now() + seconds),
-        mock.patch("time.time_ns", lambda: now_ns() + seconds * 10**9),
+        mock.patch("time.time", side_effect=lambda: now() + seconds),
+        mock.patch("time.time_ns", side_effect=lambda: now_ns() + seconds * 10**9),
         mock.patch.object(genesis.io.lock, "datetime", Skewed),
     ):
         yield

@@ -1,0 +1,83 @@
+"""One batch on several CPU threads: each runs the model forward and backward on its share of the rows.
+
+Matmuls then use one thread each, and everything between them runs in parallel as well, without handing small pieces
+back and forth. Shares are added in their order, so a run repeats bit by bit on the same number of threads. On other
+devices there is one share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import genesis
+from genesis.autograd import grad
+from genesis.backend import Device
+from genesis.backend.cpu import each_thread, threads
+from genesis.data.loader import Batch
+from genesis.tensor import Tensor
+from genesis.train.state import LanguageModel
+
+__all__ = ["accumulate_gradients", "summed_loss"]
+
+
+def _shares(batch: Batch, device: Device) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(input ids, labels, position ids) of each thread's rows."""
+    rows = len(batch.input_ids)
+    parts = min(threads(), rows) if device.type == "cpu" else 1
+    bounds = [rows * i // parts for i in range(parts + 1)]
+    arrays = (batch.input_ids, batch.labels, batch.position_ids)
+    return [
+        tuple(genesis.from_numpy(a[start:stop]).to(device=device) for a in arrays)
+        for start, stop in itertools.pairwise(bounds)
+    ]
+
+
+def _loss(model: LanguageModel, share: tuple[Tensor, Tensor, Tensor], num_targets: int) -> Tensor:
+    input_ids, labels, position_ids = share
+    return model.loss(input_ids, labels, position_ids=position_ids, num_targets=num_targets)
+
+
+def accumulate_gradients(model: LanguageModel, batch: Batch, num_targets: int, device: Device) -> float:
+    """Add the gradients of the batch's summed loss / `num_targets` to `.grad` of the parameters; returns that loss."""
+    shares = _shares(batch, device)
+    if len(shares) == 1:
+        loss = _loss(model, shares[0], num_targets)
+        loss.backward()
+        return float(loss.item())
+    parameters = [p for _, p in model.named_parameters() if p.requires_grad]
+    for parameter in parameters:
+        parameter.edge()  # made before threads share it
+    found: list[tuple[float, Any]] = [(0.0, ())] * len(shares)
+
+    def work(index: int) -> None:
+        loss = _loss(model, shares[index], num_targets)
+        found[index] = float(loss.item()), grad(loss, parameters, allow_unused=True)
+
+    _run(work, shares)
+    for _, gradients in found:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                parameter.accumulate_grad(gradient.array)
+    return sum(loss for loss, _ in found)
+
+
+def summed_loss(model: LanguageModel, batch: Batch, device: Device) -> float:
+    """The summed loss of the batch's targets, without gradients."""
+    shares = _shares(batch, device)
+    found = [0.0] * len(shares)
+
+    def work(index: int) -> None:
+        with genesis.no_grad():  # the switch is per thread
+            found[index] = float(_loss(model, shares[index], 1).item())
+
+    _run(work, shares)
+    return sum(found)
+
+
+def _run(work: Callable[[int], None], shares: Sequence[Any]) -> None:
+    if len(shares) == 1:
+        work(0)
+    else:
+        each_thread(work, len(shares))

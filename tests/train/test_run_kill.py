@@ -1,0 +1,114 @@
+"""SIGKILL at the file-system calls of whole runs and at random instants: what was committed is never lost, and the
+resumed run ends where the uninterrupted one ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from genesis.io.filesystem import Call
+from tests.io.faults import Recorder
+from tests.train.runs import Forks, checkpoints, load, make, memory_folder, observed, rows, train
+
+pytestmark = pytest.mark.xdist_group("runs in forks")
+# Three saves, the last two with rotation.
+THREE_SAVES = ("train.steps=3", "checkpoint.every=1", "checkpoint.save_total_limit=1", "eval.every=null")
+# Between two of the other calls only a file that nobody looks at grows: a sample of them is enough for every day.
+STRUCTURAL = {"rename", "rmdir", "fsync_dir"}
+STRIDE = 30
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with memory_folder() as folder:
+        yield folder
+
+
+def committed(calls: list[Call], output: Path) -> list[int]:
+    """For each call the step of the newest checkpoint whose commit came before it; 0 for none."""
+    newest, steps = 0, []
+    for call in calls:
+        steps.append(newest)
+        if call.op == "rename" and call.target is not None and call.target.name.startswith("checkpoint-"):
+            assert call.target.parent == output
+            newest = max(newest, int(call.target.name.partition("-")[2]))
+    return steps
+
+
+def test_killed_at_the_calls_of_a_run(forks: Forks, folder: Path) -> None:
+    recipe, output = make(folder), folder / "run"
+    train(load(recipe, "run", *THREE_SAVES))  # the first start makes the cache
+    shutil.rmtree(output)
+    recorder = Recorder()
+    with observed(recorder):
+        expected = train(load(recipe, "run", *THREE_SAVES)).state_hash
+    reported, before = rows(output), committed(recorder.calls, output)
+    assert before[-1] == 3 and len(before) > 200
+    numbers = [n for n, call in enumerate(recorder.calls) if call.op in STRUCTURAL or n % STRIDE == 0]
+    for number in numbers:
+        shutil.rmtree(output)
+        output.mkdir()
+        words = ("train", recipe, f"train.output_dir={output}", *THREE_SAVES)
+        killed = forks.run(*words, fault=("kill_at", number + 1))
+        at = f"call {number}: {recorder.calls[number]}"
+        assert (killed.code, killed.err) == (-signal.SIGKILL, ""), at
+        resumed = forks.run(*words, "--resume")
+        assert (resumed.code, resumed.err) == (0, ""), at
+        # After the commit the rename is done, and nothing that was committed before may be missing.
+        begun = f"resumed at step {before[number]} " if before[number] else "starting from the beginning"
+        assert begun in resumed.out, at
+        assert f"state hash: {expected}\n" in resumed.out, at
+        assert rows(output) == reported, at
+        assert checkpoints(output) == {3: expected}, at
+        assert not [path.name for path in output.glob(".*") if path.name != ".lock"], at
+
+
+def test_killed_at_the_calls_that_make_the_cache(forks: Forks, folder: Path) -> None:
+    recipe = make(folder)
+    expected = train(load(recipe, "whole")).state_hash
+    recorder, cache = Recorder(), folder / "fresh"
+    own = ("train", recipe, f"data.cache_dir={cache}", f"train.output_dir={folder / 'cached'}")
+    with observed(recorder):
+        train(load(recipe, "other", f"data.cache_dir={cache}"))
+    count = sum(cache in (call.path, *call.path.parents) for call in recorder.calls)
+    assert count > 30
+    for number in range(2, count, 8):
+        shutil.rmtree(cache)
+        shutil.rmtree(folder / "cached", ignore_errors=True)
+        assert forks.run(*own, fault=("kill_at", number)).code == -signal.SIGKILL
+        assert f"state hash: {expected}\n" in forks.run(*own, "--resume").out
+        assert not list(cache.glob(".tmp-*"))
+
+
+def test_killed_at_random_instants(forks: Forks, folder: Path) -> None:
+    """One run, killed again and again: it comes to its end, and to the same one."""
+    recipe, output = make(folder), folder / "random"
+    long = ("train.steps=40", "checkpoint.every=1", "eval.every=null")
+    expected = train(load(recipe, "long", *long)).state_hash
+    generator, last, kills = random.Random(11), 0, 0
+    for _ in range(6):
+        child = forks.start("train", recipe, "--resume", f"train.output_dir={output}", *long)
+        time.sleep(generator.uniform(0.03, 0.3))
+        os.kill(child.pid, signal.SIGKILL)
+        kills += child.wait().code == -signal.SIGKILL
+        steps = [int(path.name.partition("-")[2]) for path in output.glob("checkpoint-*")]
+        assert max(steps, default=0) >= last, "a checkpoint was lost"
+        last = max(steps, default=0)
+    assert kills >= 4
+    done = forks.run("train", recipe, "--resume", f"train.output_dir={output}", *long)
+    assert (done.code, done.err) == (0, "")
+    assert f"state hash: {expected}\n" in done.out
+    assert rows(output) == rows(folder / "long")

@@ -1,0 +1,262 @@
+"""SIGINT and SIGTERM at every stage of a run: what is saved, how it ends, and that it then resumes to the same end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import random
+import re
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genesis.errors import InterruptedRun
+from genesis.train.signals import Interrupts
+from tests.train.runs import Ended, Forks, checkpoints, load, make, rows, train
+
+pytestmark = pytest.mark.xdist_group("runs in forks")
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("number", SIGNALS)
+    def test_the_first_is_remembered_where_it_is_deferred(self, number: int) -> None:
+        with Interrupts() as interrupts:
+            interrupts.deferred = True
+            assert interrupts.received is None
+            signal.raise_signal(number)
+            assert interrupts.received == number
+
+    @pytest.mark.parametrize("number", SIGNALS)
+    def test_the_first_stops_at_once_where_it_is_not(self, number: int) -> None:
+        with pytest.raises(InterruptedRun, match="nothing to save") as caught, Interrupts():
+            signal.raise_signal(number)
+        assert caught.value.exit_code == 128 + number
+
+    @pytest.mark.parametrize("first, second", [SIGNALS, SIGNALS[::-1]])
+    def test_the_second_stops_now(self, first: int, second: int) -> None:
+        with Interrupts() as interrupts:
+            interrupts.deferred = True
+            signal.raise_signal(first)
+            with pytest.raises(InterruptedRun, match="without saving") as caught:
+                signal.raise_signal(second)
+        assert caught.value.exit_code == 128 + second
+
+    def test_handlers_and_hook_are_put_back(self) -> None:
+        numbers = (*SIGNALS, signal.SIGALRM)
+        before, hook = [signal.getsignal(number) for number in numbers], sys.unraisablehook
+        with Interrupts():
+            assert signal.getsignal(signal.SIGTERM) != before[1]
+            with pytest.raises(InterruptedRun):
+                signal.raise_signal(signal.SIGTERM)
+        assert [signal.getsignal(number) for number in numbers] == before
+        assert sys.unraisablehook == hook
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+    def test_a_signal_in_a_finalizer_is_not_lost(self) -> None:
+        """Python drops what a finalizer raises, and the memory of every tensor has one."""
+
+        class Finalized:
+            def __del__(self) -> None:
+                signal.raise_signal(signal.SIGTERM)
+
+        def work() -> None:
+            Finalized()
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                time.sleep(0.001)
+
+        with Interrupts(), pytest.raises(InterruptedRun):
+            work()
+
+    def test_other_errors_of_finalizers_go_where_they_went(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[Any] = []
+        monkeypatch.setattr(sys, "unraisablehook", seen.append)
+
+        class Broken:
+            def __del__(self) -> None:
+                raise ValueError("broken")
+
+        with Interrupts():
+            Broken()
+        assert [type(one.exc_value) for one in seen] == [ValueError]
+
+    def test_outside_the_main_thread_it_does_nothing(self) -> None:
+        before, seen = signal.getsignal(signal.SIGTERM), []
+
+        def work() -> None:
+            with Interrupts():
+                seen.append(signal.getsignal(signal.SIGTERM))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert seen == [before]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def expected(recipe: Path) -> tuple[str, list[dict[str, Any]]]:
+    """H and the metrics of the uninterrupted run."""
+    return train(load(recipe, "whole")).state_hash, rows(recipe.parent / "whole")
+
+
+def check_resumes(forks: Forks, recipe: Path, output: Path, expected: tuple[str, list[dict[str, Any]]]) -> None:
+    """The run in `output` goes on to the same end."""
+    done = forks.run("train", recipe, "--resume", f"train.output_dir={output}")
+    assert (done.code, done.err) == (0, "")
+    assert f"state hash: {expected[0]}\n" in done.out
+    assert rows(output) == expected[1]
+
+
+def test_the_check_fails_on_another_run(
+    forks: Forks, recipe: Path, tmp_path: Path, expected: tuple[str, list[dict[str, Any]]]
+) -> None:
+    with pytest.raises(AssertionError):
+        check_resumes(forks, recipe, tmp_path / "run", ("0" * 64, expected[1]))
+    with pytest.raises(AssertionError):
+        check_resumes(forks, recipe, tmp_path / "run", (expected[0], expected[1][:-1]))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("place, step", [("step", 1), ("evaluation", 3), ("sampling", 3), ("saving", 2)])
+def test_a_signal_at_any_stage(
+    forks: Forks,
+    recipe: Path,
+    tmp_path: Path,
+    expected: tuple[str, list[dict[str, Any]]],
+    place: str,
+    step: int,
+    number: int,
+) -> None:
+    done = forks.run("train", recipe, f"train.output_dir={tmp_path}", fault=("signal_in", place, number))
+    assert done.code == 128 + number
+    assert done.err.startswith(f"stopped: stopped by signal {number} after step {step}, which is saved\n")
+    assert str(tmp_path / f"checkpoint-{step}") in done.err and "--resume" in done.err
+    assert "Traceback" not in done.err
+    assert max(checkpoints(tmp_path)) == step
+    check_resumes(forks, recipe, tmp_path, expected)
+
+
+@pytest.mark.parametrize("place, saved", [("step", []), ("evaluation", [2]), ("sampling", [2]), ("saving", [])])
+def test_a_second_signal_stops_now(
+    forks: Forks,
+    recipe: Path,
+    tmp_path: Path,
+    expected: tuple[str, list[dict[str, Any]]],
+    place: str,
+    saved: list[int],
+) -> None:
+    done = forks.run("train", recipe, f"train.output_dir={tmp_path}", fault=("signal_in", place, *SIGNALS))
+    assert (done.code, "without saving" in done.err) == (143, True)
+    assert list(checkpoints(tmp_path)) == saved
+    assert not list(tmp_path.glob(".tmp-*"))
+    check_resumes(forks, recipe, tmp_path, expected)
+
+
+@pytest.mark.parametrize("place", ["preparation", "tokenizer", "tokens", "closing"])
+@pytest.mark.parametrize("number", SIGNALS)
+def test_with_nothing_to_save_it_stops_at_once(
+    forks: Forks, recipe: Path, tmp_path: Path, expected: tuple[str, list[dict[str, Any]]], place: str, number: int
+) -> None:
+    words = ("train", recipe, f"train.output_dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}")
+    done = forks.run(*words, fault=("signal_in", place, number))
+    assert (done.code, "nothing to save" in done.err) == (128 + number, True)
+    assert "Traceback" not in done.err
+    assert list(checkpoints(tmp_path / "run")) == ([4, 6] if place == "closing" else [])
+    check_resumes(forks, recipe, tmp_path / "run", expected)
+
+
+def test_at_random_instants(
+    forks: Forks, recipe: Path, tmp_path: Path, expected: tuple[str, list[dict[str, Any]]]
+) -> None:
+    """The same run is stopped again and again, each time a little after it went on."""
+    generator, codes = random.Random(3), []
+    for turn in range(8):
+        child = forks.start("train", recipe, "--resume", f"train.output_dir={tmp_path}")
+        time.sleep(generator.uniform(0, 0.25))
+        number = SIGNALS[turn % 2]
+        os.kill(child.pid, number)
+        done = child.wait()
+        codes.append(done.code)
+        assert done.code in (0, 128 + number, -number), done.err
+        assert "Traceback" not in done.err
+    assert any(code >= 128 for code in codes), codes
+    check_resumes(forks, recipe, tmp_path, expected)
+
+
+class TestTerminal:
+    """The cursor that a bar hides comes back however the run ends, and the terminal's settings are what they were."""
+
+    def run(self, forks: Forks, recipe: Path, output: Path, *fault: Any, overrides: tuple[str, ...] = ()) -> Ended:
+        """The run on a terminal; `out` is what the terminal got."""
+        leader, follower = pty.openpty()
+        try:
+            before = termios.tcgetattr(follower)
+            words = ("train", recipe, f"train.output_dir={output}", *overrides)
+            child = forks.start(*words, fault=fault, out=os.ttyname(follower), environment={"TERM": "xterm"})
+            shown = self.read(leader, child.pid)
+            done = child.wait()
+            shown += self.read(leader, None)
+            assert termios.tcgetattr(follower) == before
+        finally:
+            os.close(leader)
+            os.close(follower)
+        return Ended(done.code, shown, done.err)
+
+    def read(self, leader: int, pid: int | None) -> str:
+        """What the terminal gets until the process is a zombie; without one, what is there already."""
+        data = b""
+        while True:
+            ready = select.select([leader], [], [], 0.05 if pid else 0)[0]
+            if ready:
+                data += os.read(leader, 65536)
+            elif pid is None or ended(pid):
+                return data.decode()
+
+    @pytest.mark.parametrize(
+        "code, fault",
+        [
+            (0, ()),
+            (143, ("signal_in", "step", signal.SIGTERM)),
+            (130, ("signal_in", "evaluation", signal.SIGINT, signal.SIGINT)),
+            (143, ("signal_in", "tokens", signal.SIGTERM)),
+            (9, ("nan_at", 2)),
+        ],
+    )
+    def test_it_is_left_as_it_was(
+        self, forks: Forks, recipe: Path, tmp_path: Path, code: int, fault: tuple[Any, ...]
+    ) -> None:
+        done = self.run(forks, recipe, tmp_path / "run", *fault, overrides=(f"data.cache_dir={tmp_path / 'cache'}",))
+        assert done.code == code
+        hidden, shown = (len(re.findall(rf"\x1b\[\?25{letter}", done.out)) for letter in "lh")
+        assert hidden >= 1, "no bar was shown: the test proves nothing"
+        assert hidden == shown
+        assert done.out.rindex("\x1b[?25h") > done.out.rindex("\x1b[?25l")
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended, waited for or not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
