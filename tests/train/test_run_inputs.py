@@ -1,4 +1,4 @@
-"""What a start refuses: changed data, tokenizer or configuration of the run it resumes, and folders that are not free."""
+"""What a start refuses: changed data, tokenizer or configuration of the run it resumes; folders that are not free."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ FREE: dict[str, tuple[str, ...]] = {
     "data.cache_dir": ("data.cache_dir={output}/cache",),
     "train.output_dir": (),  # the folder that holds the checkpoint is the new one
     "train.steps": ("train.steps=7",),
-    "train.epochs": ("train.steps=null", "train.epochs=2"),
+    "train.epochs": ("train.steps=null", "train.epochs=1"),
     "checkpoint.every": ("checkpoint.every=3",),
     "checkpoint.save_total_limit": ("checkpoint.save_total_limit=1",),
     "checkpoint.save_final": ("checkpoint.save_final=false",),

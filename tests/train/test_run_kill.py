@@ -9,20 +9,22 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from genesis.io.filesystem import Call
 from tests.io.faults import Recorder
+from tests.soak.kills import End, problems
 from tests.train.runs import Forks, checkpoints, load, make, memory_folder, observed, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
 # Three saves, the last two with rotation.
 THREE_SAVES = ("train.steps=3", "checkpoint.every=1", "checkpoint.save_total_limit=1", "eval.every=null")
 # Between two of the other calls only a file that nobody looks at grows: a sample of them is enough for every day.
-STRUCTURAL = {"rename", "rmdir", "fsync_dir"}
-STRIDE = 30
+STRUCTURAL = {"rename", "fsync_dir"}
+STRIDE = 50
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,23 @@ def test_killed_at_the_calls_of_a_run(forks: Forks, folder: Path) -> None:
         assert rows(output) == reported, at
         assert checkpoints(output) == {3: expected}, at
         assert not [path.name for path in output.glob(".*") if path.name != ".lock"], at
+
+
+def test_the_check_of_the_long_version_sees_each_defect(folder: Path) -> None:
+    """`tests.soak.kills` asks `problems` about every run that it ended."""
+    config = load(make(folder), "checked", *THREE_SAVES)
+    expected = End(train(config).state_hash, rows(config.train.output_dir))
+    output = Path(config.train.output_dir)
+    assert problems(output, expected, 3) == []
+    for wrong, before, told in (
+        (replace(expected, state_hash="0" * 64), 3, "H is"),
+        (replace(expected, rows=expected.rows[1:]), 3, "metrics differ"),
+        (expected, 4, "checkpoint-4 was there"),
+    ):
+        (found,) = problems(output, wrong, before)
+        assert told in found
+    (output / ".tmp-x").mkdir()
+    assert problems(output, expected, 3) == ["leftovers: ['.tmp-x']"]
 
 
 def test_killed_at_the_calls_that_make_the_cache(forks: Forks, folder: Path) -> None:
