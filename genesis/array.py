@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ class Array:
         if self._np is None:
             assert isinstance(self.storage, CpuStorage), "view_np of device memory"
             item = self.dtype.itemsize
-            strides = tuple(s * item for s in self.strides)
+            strides = tuple([s * item for s in self.strides])
             self._np = np.ndarray(self.shape, self.dtype.numpy, self.storage.block, self.offset * item, strides)
         return self._np
 
@@ -93,7 +94,7 @@ class Array:
 def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
     """A contiguous array with undefined contents."""
     shape = tuple(shape)
-    storage = backend_for(device).allocate(numel(shape) * dtype.itemsize)
+    storage = backend_for(device).allocate(math.prod(shape) * dtype.itemsize)
     return Array(storage, shape, contiguous_strides(shape), dtype, device)
 
 

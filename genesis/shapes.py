@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -29,7 +30,8 @@ def numel(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def contiguous_strides(shape: Sequence[int]) -> Shape:
+@functools.lru_cache(4096)
+def contiguous_strides(shape: Shape) -> Shape:
     """Row-major strides; a dimension of size 0 counts as 1."""
     strides = [1] * len(shape)
     for i in range(len(shape) - 2, -1, -1):
@@ -127,6 +129,7 @@ def resolve_shape(shape: Sequence[int], count: int) -> Shape:
     return tuple(out)
 
 
+@functools.lru_cache(4096)
 def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
     """Strides under which the same memory reads as `target` (same element count), or None where a copy is needed."""
     if numel(shape) == 0:

@@ -108,7 +108,7 @@ class Training:
         )
 
     def _recall_evaluation(self) -> None:
-        """A run killed between an evaluation that it owed and its next save has the row, and must not write it twice."""
+        """A run that was killed between an evaluation that it owed and its next save has the row already."""
         if self.resumed_at is not None:
             rows = read_metrics(self.metrics.path)
             if any(row["train/global_step"] == self.resumed_at and "eval/loss" in row for row in rows):

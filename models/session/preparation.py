@@ -45,8 +45,8 @@ def check_is_ours(output: Path) -> None:
         names = set(os.listdir(output))
     except OSError as error:
         raise disk_error(error, "list", output) from error
-    # A run that ended before its first step has left its lock and what it knew of the data, perhaps half written.
-    early = {name for name in names if name in (LOCK_NAME, "cache") or name.startswith(".tmp-update-")}
+    # A run that was killed before it could write its configuration has left its lock, and perhaps half a file.
+    early = {name for name in names if name == LOCK_NAME or name.startswith(".tmp-update-")}
     if names - early and RESOLVED not in names:
         raise ConfigError(
             f"{escape(output)} holds files of something else than a Genesis run",

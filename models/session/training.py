@@ -12,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 
 from genesis import random
 from genesis.backend import Device
-from genesis.backend.cpu import set_threads
+from genesis.backend.cpu import set_threads, threads
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
@@ -55,14 +55,17 @@ def train(config: Config, *, resume: bool, console: Output, resume_from: str | N
     check_is_ours(output)
     with Interrupts() as interrupts, FolderLock(output), _threads(config.train.threads):
         sweep(output)  # before anything is looked for: a killed run may have left its checkpoint between two renames
-        _check_previous(output, config, resume or resume_from is not None)
+        resumed = _check_previous(output, config, resume or resume_from is not None)
+        if not resumed:
+            _record(output, config)  # by this the folder is known as ours
         shape = model_config(config)
         data = prepare_data(config, shape, console)
         model = _make_model(config, shape, data.tokenizer, device)
         _announce(config, data, model, device, console)
         training = _assemble(config, data, model, device, interrupts, console)
         _restore(training, resume, resume_from, console)
-        write_file(output / RESOLVED, config.resolved_yaml().encode())  # not earlier: a refused start changes no record
+        if resumed:
+            _record(output, config)  # not earlier: a start that is refused changes no record
         interrupts.deferred = True
         summary = training.run()
         interrupts.deferred = False
@@ -76,13 +79,21 @@ def _threads(count: int | None) -> Iterator[None]:
     if count is None:
         yield
         return
+    before = threads()
     set_threads(count)
-    with ThreadpoolController().limit(limits=count, user_api="blas"):
-        yield
+    try:
+        with ThreadpoolController().limit(limits=count, user_api="blas"):
+            yield
+    finally:
+        set_threads(before)
 
 
-def _check_previous(output: Path, config: Config, resume: bool) -> None:
-    """A run that stands in the folder is continued on request only, and as the same run."""
+def _record(output: Path, config: Config) -> None:
+    write_file(output / RESOLVED, config.resolved_yaml().encode())
+
+
+def _check_previous(output: Path, config: Config, resume: bool) -> bool:
+    """Whether a run stands in the folder; it is continued on request only, and as the same run."""
     resolved = output / RESOLVED
     has_run = any(output.glob("checkpoint-*")) or any(output.glob("model*.safetensors"))
     if has_run and not resume:
@@ -93,6 +104,7 @@ def _check_previous(output: Path, config: Config, resume: bool) -> None:
         )
     if has_run and resolved.exists():
         check_resume(parse_config(resolved.read_bytes(), str(resolved)), config, where=str(resolved))
+    return has_run
 
 
 def _make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device) -> CausalLM:

@@ -101,7 +101,8 @@ def interrupt(
         process.send_signal(number)
         code, told = ended(process)
         stages.append("finished" if code == 0 else f"step {newest(output)}" if newest(output) else "before a save")
-        if code not in allowed or "Traceback" in told:
+        # Python itself reports an interruption that comes while it starts, before any of our code can.
+        if code not in allowed or ("Traceback" in told and code != -number):
             wrong.append(f"it ended with {code}: {told}")
         if newest(output) < last:
             wrong.append(f"checkpoint-{last} is gone")
@@ -114,7 +115,7 @@ def interrupt(
 
 def at_random(folder: Path, recipe: Path, kills: int, terms: int, seed: int) -> Iterator[list[str]]:
     """The problems of each run that was killed or signalled."""
-    whole = folder / "whole"
+    whole, seconds = folder / "whole", 0.0
     for _ in range(2):  # the first makes the cache
         shutil.rmtree(whole, ignore_errors=True)
         begun = time.monotonic()

@@ -6,16 +6,17 @@ a lock that one of them held. The client is `tests.train.runs.Forks`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import genesis.data.pipeline
+import genesis.io.filesystem
 import genesis.train.checkpoint
 import genesis.train.loop
 import genesis.train.plot
@@ -104,6 +105,7 @@ def child(request: dict[str, Any]) -> int:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.update(request["environment"])
+    genesis.io.filesystem._flush = lambda descriptor: None  # a kill loses nothing that the kernel was given
     if not request["picture"]:
         genesis.train.plot.loss_picture = lambda *args, **kwargs: None  # type: ignore[assignment]
     if request["fault"]:
@@ -112,6 +114,14 @@ def child(request: dict[str, Any]) -> int:
     # A run that goes wild must not take the machine with it.
     resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE_SECONDS, PATIENCE_SECONDS))
     return main(request["words"])
+
+
+def run_child(request: dict[str, Any]) -> int:
+    """As `child`; a signal that comes before the command line is there ends it as it ends an interpreter."""
+    try:
+        return child(request)
+    except KeyboardInterrupt:
+        return 130
 
 
 def wait(pid: int) -> int | None:
@@ -144,16 +154,13 @@ def serve() -> None:
             if pid == 0:
                 requests.close()
                 os.close(answers.fileno())
-                os._exit(child(request))
+                os._exit(run_child(request))
             answer = {"pid": pid}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    # What a first run imports on its way would be imported by every child again.
-    import threadpoolctl
-
-    import genesis_models.qwen3
-
-    assert genesis_models.qwen3 and threadpoolctl and sys.modules["genesis.train.config"]
+    # What a first run imports on its way, every child would import again.
+    for name in ("genesis_models.qwen3", "threadpoolctl"):
+        importlib.import_module(name)
     serve()

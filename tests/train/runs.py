@@ -39,6 +39,7 @@ __all__ = [
     "load",
     "make",
     "memory_folder",
+    "no_waiting",
     "observed",
     "rows",
     "signal_in_step",
@@ -66,7 +67,7 @@ model:
 data: {{train: ["{folder}/doc*.txt"], seq_len: 32, eval_fraction: 0.2, cache_dir: "{folder}/cache"}}
 train: {{output_dir: "{folder}/run", steps: 6, batch_size: 2, accumulation_steps: 2, threads: 1}}
 optim: {{lr: 1e-2, warmup_steps: 2}}
-eval: {{every: 3, prompts: ["alpha beta"], sample_tokens: 4}}
+eval: {{every: 3, max_batches: 2, prompts: ["alpha beta"], sample_tokens: 2}}
 checkpoint: {{every: 2, save_total_limit: 2}}
 log: {{every: 1}}
 """
@@ -89,7 +90,7 @@ def load(path: Path, output: str, *overrides: str) -> Config:
 
 def train(config: Config, *, resume: bool = False, resume_from: str | None = None, console: Any = None) -> Summary:
     """`genesis train` in this process, without the loss picture, which costs more than the run."""
-    with mock.patch("genesis.train.plot.loss_picture"):
+    with mock.patch("genesis.train.plot.loss_picture"), no_waiting():
         return session.train(config, resume=resume, resume_from=resume_from, console=Output(console))
 
 
@@ -131,6 +132,11 @@ def memory_folder() -> Iterator[Path]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder)
+
+
+def no_waiting() -> Any:
+    """A context in which nobody waits for the disk: no test cuts the power, and calls are observed all the same."""
+    return mock.patch("genesis.io.filesystem._flush")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from genesis.train.checkpoint import Checkpoints
 from genesis.train.loop import Training
 from genesis.train.state import Interval, TrainState
 from tests.io.faults import FailAt, Recorder, ShortWrites, check_power_loss_order
-from tests.train.runs import assembled, checkpoints, load, make, steps
+from tests.train.runs import assembled, checkpoints, load, make, no_waiting, steps
 
 FILES = {
     "config.json",
@@ -42,6 +42,12 @@ FILES = {
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def fast() -> Iterator[None]:
+    with no_waiting():
+        yield
 
 
 @pytest.fixture
@@ -316,7 +322,9 @@ def mutations(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_malformed_state_is_refused_and_never_a_bug(run: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its manifest were true of it: what says that something is wrong is then the state itself."""
     saver(run).save(run.state)
-    taken, codes, current = set(), {}, {}
+    taken: set[str] = set()
+    codes: dict[tuple[str, ...], int] = {}
+    current: dict[str, Any] = {}
     read = checkpoint.read_json
     monkeypatch.setattr(checkpoint, "read_json", lambda path: current.get(path.name) or read(path))
     for name in ("trainer_state.json", "rng.json", "data_state.json"):

@@ -194,10 +194,8 @@ class TestDamage:
     def test_going_back_leaves_the_later_checkpoints_aside(self, recipe: Path, halved: Path, expected: str) -> None:
         """Else the next --resume would go on from a checkpoint that this run never reached."""
         config, later = load(recipe, str(halved)), checkpoints(halved)[3]
-        take_step = loop.take_step
         with mock.patch.object(loop, "take_step", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
             train(config, resume_from=str(halved / "checkpoint-2"))
-        assert loop.take_step is take_step
         assert list(checkpoints(halved)) == [2]
         assert checkpoints(halved / "abandoned-1") == {3: later}
         assert train(config, resume=True).state_hash == expected

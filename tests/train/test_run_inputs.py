@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -93,13 +92,13 @@ class TestChangedInputs:
         folder = own.parent / "tokenizer"
         folder.mkdir()
         train(load(own, "other", "data.vocab_size=264", "train.steps=1"))
-        for number, name in enumerate(("run/checkpoint-3", "other")):
-            for file in ("tokenizer.json", "tokenizer_config.json"):
-                shutil.copy(own.parent / name / file, folder)
-            config = load(own, "given", f"data.tokenizer={folder}")
-            if number == 0:
-                with signal_in_step(3), pytest.raises(InterruptedRun):
-                    train(config)
+        config, files = load(own, "given", f"data.tokenizer={folder}"), ("tokenizer.json", "tokenizer_config.json")
+        for file in files:
+            shutil.copy(own.parent / "run" / "checkpoint-3" / file, folder)
+        with signal_in_step(3), pytest.raises(InterruptedRun):
+            train(config)
+        for file in files:
+            shutil.copy(own.parent / "other" / file, folder)
         self.check_refused(config, ModelError, 5, "the tokenizer is not the one")
 
     def test_the_same_inputs_are_taken(self, own: Path) -> None:
@@ -201,12 +200,6 @@ class TestChangedConfiguration:
         assert train(load(recipe, str(halved.with_name("moved"))), resume=True).state_hash == expected
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
-
-
 class TestFolders:
     def test_a_second_run_is_exit_11_and_names_the_first(self, recipe: Path, tmp_path: Path) -> None:
         with FolderLock(tmp_path / "run"), pytest.raises(BusyError) as caught:
@@ -237,7 +230,7 @@ class TestFolders:
         )
         assert again.code == 3  # eval.every differs: it was let in, and refused for that alone
 
-    @pytest.mark.parametrize("names", [["thesis.txt"], ["thesis.txt", ".lock"], ["src/main.c"], [".tmp-mine"]])
+    @pytest.mark.parametrize("names", [["thesis.txt"], ["thesis.txt", ".lock"], ["cache/x"], [".tmp-mine"]])
     def test_a_folder_that_is_not_ours_is_refused_and_unchanged(
         self, recipe: Path, tmp_path: Path, names: list[str]
     ) -> None:
@@ -267,11 +260,16 @@ class TestFolders:
         assert caught.value.exit_code == 8
 
     def test_what_a_start_without_a_step_leaves_is_ours(self, recipe: Path, tmp_path: Path) -> None:
-        (tmp_path / "run").mkdir()
-        with FolderLock(tmp_path / "run"):
+        """Wherever it ended: with the lock alone, or in the middle of the data, whose cache has any name."""
+        output = tmp_path / "run"
+        with FolderLock(output):
             pass
-        (tmp_path / "run" / "cache").mkdir()
-        assert train(load(recipe, str(tmp_path / "run"), "train.steps=1")).step == 1
+        config = load(recipe, str(output), "train.steps=1", f"data.cache_dir={output / 'tokens'}")
+        ended = mock.patch("genesis_models.session.training._make_model", side_effect=KeyboardInterrupt)
+        with ended, pytest.raises(KeyboardInterrupt):
+            train(config)
+        assert (output / "tokens").is_dir()
+        assert train(config).step == 1
 
     def test_a_folder_that_holds_a_run_is_refused_without_resume(self, recipe: Path, halved: Path) -> None:
         before = picture(halved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +27,7 @@ def descriptors() -> int:
     pytest.skip("this system does not list open descriptors")
 
 
-def check_flat(samples: list[tuple[int, ...]]) -> None:
+def check_flat(samples: Sequence[tuple[int, ...]]) -> None:
     """Assert that no quantity is larger in any later period than it was in the first one after the warm-up."""
     first = samples[WARM_UP : WARM_UP + PERIOD]
     limits = [max(column) for column in zip(*first, strict=True)]

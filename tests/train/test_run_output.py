@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ import pytest
 from tests.train.runs import Ended, Forks, load, make, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +96,7 @@ def test_control_characters_are_escaped(forks: Forks, tmp_path: Path) -> None:
     recipe = make(tmp_path, documents=6)
     (tmp_path / f"doc{EVIL}.txt").write_text(f"{EVIL} alpha beta gamma " * 40)
     config = recipe.read_text().replace('prompts: ["alpha beta"]', f"prompts: [{json.dumps(EVIL + 'alpha')}]")
-    config = config.replace("sample_tokens: 4", "sample_tokens: 24")
+    config = config.replace("sample_tokens: 2", "sample_tokens: 24")
     recipe.write_text(config.replace('/run"', f'/run{json.dumps(EVIL)[1:-1]}"'))
     bad = forks.run("train", recipe, fault=("nan_at", 3))
     assert bad.code == 9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import threadpoolctl
 
 import genesis.io.lock
 from genesis import random
+from genesis.backend import cpu
 from genesis.errors import InterruptedRun
 from genesis.train import loop
 from genesis.train.config import Config
@@ -27,9 +27,8 @@ from tests.train.runs import checkpoints, command, load, make, rows, signal_in_s
 STEPS = 6
 OPTIMIZERS = {
     "adamw": ("optim.name=adamw",),
-    "adam": ("optim.name=adam", "train.max_grad_norm=null"),
     "sgd": ("optim.name=sgd", "optim.schedule=wsd", "optim.warmup_steps=1"),
-    "lion": ("optim.name=lion", "optim.lr=1e-3"),
+    "lion": ("optim.name=lion", "optim.lr=1e-3", "train.max_grad_norm=null"),
     "muon": ("optim.name=muon",),
     "adafactor": ("optim.name=adafactor",),
     "bfloat16": ("model.dtype=bfloat16",),
@@ -200,7 +199,8 @@ class TestEvaluationsThatASignalCutShort:
             train(config)
         return config
 
-    def test_while_measuring(self, recipe: Path, expected: list[dict[str, Any]]) -> None:
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_while_measuring(self, recipe: Path, expected: list[dict[str, Any]], killed: bool) -> None:
         evaluate = loop.evaluate
 
         def signalled(*args: Any, **kwargs: Any) -> Any:
@@ -209,6 +209,10 @@ class TestEvaluationsThatASignalCutShort:
 
         config = self.stop_in(recipe, "evaluate", signalled)
         assert not [row for row in rows(config.train.output_dir) if "eval/loss" in row]
+        if killed:  # after the evaluation that was owed, before the next save
+            with mock.patch.object(loop, "take_step", side_effect=RuntimeError("killed")), pytest.raises(RuntimeError):
+                train(config, resume=True)
+            assert len([row for row in rows(config.train.output_dir) if "eval/loss" in row]) == 1
         train(config, resume=True)
         assert rows(config.train.output_dir) == expected
 
@@ -249,12 +253,12 @@ def clock(years: int) -> Iterator[None]:
 
 def test_the_wall_clock_decides_nothing(recipe: Path) -> None:
     expected = train(load(recipe, "whole")).state_hash
-    for first, second in itertools.permutations((10, -10), 2):
-        config = load(recipe, f"run{first}")
-        with clock(first):
-            interrupted(config, 3, resume=False)
-        with clock(second):
-            assert train(config, resume=True).state_hash == expected
+    config = load(recipe, "run")
+    with clock(10):
+        interrupted(config, 2, resume=False)
+    with clock(-10):
+        interrupted(config, 4, resume=True)
+    assert train(config, resume=True).state_hash == expected
 
 
 def test_the_skewed_clock_is_seen() -> None:
@@ -275,7 +279,8 @@ def test_the_same_in_another_process(recipe: Path) -> None:
 
 def test_the_thread_count_holds_for_blas_too(recipe: Path) -> None:
     """How BLAS splits a product decides its last bits, so `train.threads` must fix it whatever the environment says."""
-    seen = []
+    seen: list[int] = []
+    before = cpu.threads()
     take_step = loop.take_step
 
     def observed(*args: Any) -> Any:
@@ -287,4 +292,4 @@ def test_the_thread_count_holds_for_blas_too(recipe: Path) -> None:
         train(load(recipe, "run", "train.steps=1", "train.threads=1"))
         after = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
     assert set(seen) == {1}
-    assert set(after) == {2}
+    assert (set(after), cpu.threads()) == ({2}, before)

@@ -112,6 +112,11 @@ def test_clipping(wide: tuple[TrainState, Any], limit: float | None, clipped: bo
     assert 1e-3 < norm < 1e6
     seen: list[float] = []
     step = state.optimizer.step
-    state.optimizer.step = lambda grad_scale: seen.append(grad_scale) or step(grad_scale=grad_scale)  # type: ignore
+
+    def noted(*, grad_scale: float) -> None:
+        seen.append(grad_scale)
+        step(grad_scale=grad_scale)
+
+    state.optimizer.step = noted  # type: ignore[method-assign,assignment]
     assert take_step(state, [batch], 0.0, limit, device).grad_norm == norm
     assert seen == [pytest.approx(limit / norm, rel=1e-3) if clipped and limit else 1.0]

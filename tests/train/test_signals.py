@@ -12,13 +12,14 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from genesis.errors import InterruptedRun
+from genesis.train import loop
 from genesis.train.signals import Interrupts
 from tests.train.runs import Ended, Forks, checkpoints, load, make, rows, train
 
@@ -103,12 +104,6 @@ class TestInterrupts:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
-
-
-@pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("corpus"))
 
@@ -185,6 +180,19 @@ def test_with_nothing_to_save_it_stops_at_once(
     check_resumes(forks, recipe, tmp_path / "run", expected)
 
 
+def test_before_the_first_step_there_is_nothing_to_save(recipe: Path, tmp_path: Path) -> None:
+    """A signal that comes when it is deferred already, and before anything was trained."""
+
+    def signalled(training: loop.Training) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    begun = mock.patch.object(loop.Training, "_recall_evaluation", signalled)
+    with begun, pytest.raises(InterruptedRun, match="before the first step") as caught:
+        train(load(recipe, str(tmp_path / "run")))
+    assert (caught.value.exit_code, "--resume" in caught.value.next) == (143, False)
+    assert checkpoints(tmp_path / "run") == {}
+
+
 def test_at_random_instants(
     forks: Forks, recipe: Path, tmp_path: Path, expected: tuple[str, list[dict[str, Any]]]
 ) -> None:
@@ -209,28 +217,25 @@ class TestTerminal:
     def run(self, forks: Forks, recipe: Path, output: Path, *fault: Any, overrides: tuple[str, ...] = ()) -> Ended:
         """The run on a terminal; `out` is what the terminal got."""
         leader, follower = pty.openpty()
+        data, over = bytearray(), threading.Event()
+
+        def read() -> None:
+            while select.select([leader], [], [], 0.05)[0] or not over.is_set():
+                data.extend(os.read(leader, 65536) if select.select([leader], [], [], 0)[0] else b"")
+
+        reader = threading.Thread(target=read)
         try:
             before = termios.tcgetattr(follower)
+            reader.start()
             words = ("train", recipe, f"train.output_dir={output}", *overrides)
-            child = forks.start(*words, fault=fault, out=os.ttyname(follower), environment={"TERM": "xterm"})
-            shown = self.read(leader, child.pid)
-            done = child.wait()
-            shown += self.read(leader, None)
+            done = forks.run(*words, fault=fault, out=os.ttyname(follower), environment={"TERM": "xterm"})
             assert termios.tcgetattr(follower) == before
         finally:
+            over.set()
+            reader.join()
             os.close(leader)
             os.close(follower)
-        return Ended(done.code, shown, done.err)
-
-    def read(self, leader: int, pid: int | None) -> str:
-        """What the terminal gets until the process is a zombie; without one, what is there already."""
-        data = b""
-        while True:
-            ready = select.select([leader], [], [], 0.05 if pid else 0)[0]
-            if ready:
-                data += os.read(leader, 65536)
-            elif pid is None or ended(pid):
-                return data.decode()
+        return Ended(done.code, data.decode(), done.err)
 
     @pytest.mark.parametrize(
         "code, fault",
@@ -251,12 +256,3 @@ class TestTerminal:
         assert hidden >= 1, "no bar was shown: the test proves nothing"
         assert hidden == shown
         assert done.out.rindex("\x1b[?25h") > done.out.rindex("\x1b[?25l")
-
-
-def ended(pid: int) -> bool:
-    """Whether a process has ended, waited for or not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
