@@ -16,7 +16,7 @@ from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import wide
+from genesis.ops.blocks import BLOCK, wide
 from genesis.ops.checks import gradient_like
 
 BLOCK_QUERIES = 128  # small enough to skip many masked keys, large enough for efficient calls
@@ -90,39 +90,64 @@ def _all_blocks(
     return [_blocks(q.shape[1], k.shape[1], row, causal, window) for row in starts]
 
 
+def _by_head(x: np.ndarray, heads: slice) -> np.ndarray:
+    """`[tokens, all heads, D]` as contiguous `[heads, tokens, D]`, in the type of scores."""
+    return np.ascontiguousarray(wide(x[:, heads]).transpose(1, 0, 2))
+
+
+def _by_group(x: np.ndarray, group: int) -> np.ndarray:
+    """Query heads `[queries, heads·group, D]` beside their key head: `[heads, queries·group, D]`."""
+    queries, heads, size = x.shape
+    split = wide(x).reshape(queries, heads // group, group, size).transpose(1, 0, 2, 3)
+    return split.reshape(heads // group, queries * group, size)
+
+
+def _from_group(x: np.ndarray, group: int) -> np.ndarray:
+    """`_by_group` undone, as a view."""
+    heads, rows, size = x.shape
+    return (
+        x.reshape(heads, rows // group, group, size).transpose(1, 0, 2, 3).reshape(rows // group, heads * group, size)
+    )
+
+
 def _product(x: np.ndarray, y: np.ndarray, room: np.ndarray) -> np.ndarray:
     """x·y in the memory of `room`, whose pages are in use already."""
-    found: np.ndarray = np.matmul(x, y, out=room[: len(x) * y.shape[1]].reshape(len(x), y.shape[1]))
+    shape = (*x.shape[:2], y.shape[2])
+    found: np.ndarray = np.matmul(x, y, out=room[: x.shape[0] * x.shape[1] * y.shape[2]].reshape(shape))
     return found
 
 
-def _scores(q: np.ndarray, k: np.ndarray, block: _Block, scale: float, room: np.ndarray) -> np.ndarray:
-    """Scaled scores `[queries, group, keys]`, -inf where hidden; q `[queries, group, D]`, k `[keys, D]`."""
-    queries, group, size = q.shape
-    s = _product((q * q.dtype.type(scale)).reshape(queries * group, size), k.T, room)
-    s = s.reshape(queries, group, -1)
+def _scores(q: np.ndarray, k: np.ndarray, block: _Block, group: int, room: np.ndarray) -> np.ndarray:
+    """Scores `[heads, queries·group, keys]` of scaled queries, -inf where hidden; k `[heads, keys, D]`."""
+    s = _product(q, k.transpose(0, 2, 1), room)
     if block.bias is not None:
-        s[:, :, block.masked] += block.bias
+        s.reshape(len(s), -1, group, s.shape[2])[..., block.masked] += block.bias
     return s
 
 
-def _each_head(work: Callable[[int, int, np.ndarray], None], q: np.ndarray, k: np.ndarray, matrices: int) -> None:
-    """`work(b, h, room)` for every sequence and key head, in threads; `room` `[matrices, elements]` is for scores."""
+def _each_head(work: Callable[[int, slice, np.ndarray], None], q: np.ndarray, k: np.ndarray, matrices: int) -> None:
+    """`work(b, key heads, room)` for every sequence and some heads at a time, in threads.
+
+    `room` `[matrices, elements]` holds scores. Heads go together while their scores stay about a block in size: fewer
+    and larger numpy calls, between which threads wait less for each other.
+    """
     batch, keys, heads = k.shape[:3]
     dtype = np.dtype(np.float32) if q.dtype.itemsize == 2 else q.dtype
-    shape = (matrices, min(BLOCK_QUERIES, q.shape[1]) * (q.shape[2] // heads) * keys)
+    scores = min(BLOCK_QUERIES, q.shape[1]) * (q.shape[2] // heads) * keys
+    together = max(1, min(heads, BLOCK // max(scores, 1)))
+    parts = [slice(h, min(h + together, heads)) for h in range(0, heads, together)]
 
     def some(start: int, stop: int) -> None:
-        with scratch(shape, dtype) as room:
+        with scratch((matrices, together * scores), dtype) as room:
             for i in range(start, stop):
-                work(i // heads, i % heads, room)
+                work(i // len(parts), parts[i % len(parts)], room)
 
     elements = q.size * keys
-    if batch * heads == 1 or not is_split(elements):
-        some(0, batch * heads)
+    if batch * len(parts) == 1 or not is_split(elements):
+        some(0, batch * len(parts))
         return
     with one_blas_thread():
-        parallel(some, batch * heads, elements)
+        parallel(some, batch * len(parts), elements)
 
 
 def _flops(inputs: tuple[Array, ...], attrs: dict[str, object]) -> int:
@@ -165,29 +190,31 @@ def attention(
     group = q.shape[2] // k.shape[2]
     blocks = _all_blocks(q, k, starts, causal, window)
 
-    def head(b: int, h: int, room: np.ndarray) -> None:
-        heads = slice(h * group, (h + 1) * group)
-        kh, vh = wide(k[b, :, h]), wide(v[b, :, h])
+    factor = wide(q[:0]).dtype.type(scale)
+
+    def some_heads(b: int, heads: slice, room: np.ndarray) -> None:
+        kh, vh = _by_head(k[b], heads), _by_head(v[b], heads)
+        mine = slice(heads.start * group, heads.stop * group)
         for block in blocks[b]:
-            rows = slice(block.first, block.last)
-            keys = slice(block.low, block.high)
+            rows, keys = slice(block.first, block.last), slice(block.low, block.high)
             if block.high <= block.low:
-                o[b, rows, heads] = 0
-                lse[b, heads, rows] = -np.inf
+                o[b, rows, mine] = 0
+                lse[b, mine, rows] = -np.inf
                 continue
-            s = _scores(wide(q[b, rows, heads]), kh[keys], block, scale, room[0])
+            s = _scores(_by_group(q[b, rows, mine] * factor, group), kh[:, keys], block, group, room[0])
             top = s.max(axis=-1, keepdims=True)
             top[np.isneginf(top)] = 0  # a query that sees nothing: its weights become 0, not NaN
             s -= top
             np.exp(s, out=s)
             total = s.sum(axis=-1, keepdims=True)
-            weighted = np.matmul(s.reshape(-1, s.shape[-1]), vh[keys]).reshape(*s.shape[:2], -1)
+            weighted = np.matmul(s, vh[:, keys])
+            weighted /= np.where(total == 0, 1, total)
+            o[b, rows, mine] = _from_group(weighted, group)
             with np.errstate(divide="ignore"):
-                lse[b, heads, rows] = (top + np.log(total))[:, :, 0].T
-            o[b, rows, heads] = weighted / np.where(total == 0, 1, total)
+                lse[b, mine, rows] = _from_group(top + np.log(total), group)[:, :, 0].T
 
     if q.size and k.size:
-        _each_head(head, q, k, 1)
+        _each_head(some_heads, q, k, 1)
     else:
         o.fill(0)
         lse.fill(-np.inf)
@@ -216,36 +243,36 @@ def attention_backward(
 ) -> None:
     """With p = e^(s - lse) and c = Σ g·o: dv = pᵀ·g, ds = p·(g·vᵀ - c), dq = scale·ds·k, dk = scale·dsᵀ·q."""
     dq, dk, dv = out
-    group, size = q.shape[2] // k.shape[2], q.shape[3]
+    group = q.shape[2] // k.shape[2]
     blocks = _all_blocks(q, k, starts, causal, window)
 
-    def head(b: int, h: int, room: np.ndarray) -> None:
-        heads = slice(h * group, (h + 1) * group)
-        kh, vh = wide(k[b, :, h]), wide(v[b, :, h])
-        dkh, dvh, factor = np.zeros_like(kh), np.zeros_like(vh), kh.dtype.type(scale)
+    factor = wide(q[:0]).dtype.type(scale)
+
+    def some_heads(b: int, heads: slice, room: np.ndarray) -> None:
+        kh, vh = _by_head(k[b], heads), _by_head(v[b], heads)
+        dkh, dvh = np.zeros_like(kh), np.zeros_like(vh)
+        mine = slice(heads.start * group, heads.stop * group)
         for block in blocks[b]:
             rows, keys = slice(block.first, block.last), slice(block.low, block.high)
             if block.high <= block.low:
-                dq[b, rows, heads] = 0
+                dq[b, rows, mine] = 0
                 continue
-            qb, gb = wide(q[b, rows, heads]), wide(g[b, rows, heads])
-            p = _scores(qb, kh[keys], block, scale, room[0])
-            sums = lse[b, heads, rows].T[:, :, None]
+            # scale multiplies the queries and the small results, never the scores
+            qb, gb = _by_group(q[b, rows, mine] * factor, group), _by_group(g[b, rows, mine], group)
+            p = _scores(qb, kh[:, keys], block, group, room[0])
+            sums = _by_group(lse[b, mine, rows].T[:, :, None], group)
             p -= np.where(np.isneginf(sums), 0, sums)
             np.exp(p, out=p)
-            flat = p.reshape(-1, p.shape[-1])
-            g2 = gb.reshape(-1, size)
-            dvh[keys] += np.matmul(flat.T, g2)
-            ds = _product(g2, vh[keys].T, room[1])
-            ds -= np.einsum("qgd,qgd->qg", gb, wide(o[b, rows, heads])).reshape(-1, 1)
-            ds *= flat
-            # scale multiplies the small results, not the scores
-            dkh[keys] += np.matmul(ds.T, (qb * factor).reshape(-1, size))
-            dq[b, rows, heads] = (np.matmul(ds, kh[keys]) * factor).reshape(qb.shape)
-        dk[b, :, h], dv[b, :, h] = dkh, dvh
+            dvh[:, keys] += np.matmul(p.transpose(0, 2, 1), gb)
+            ds = _product(gb, vh[:, keys].transpose(0, 2, 1), room[1])
+            ds -= np.einsum("hqd,hqd->hq", gb, _by_group(o[b, rows, mine], group))[:, :, None]
+            ds *= p
+            dkh[:, keys] += np.matmul(ds.transpose(0, 2, 1), qb)
+            dq[b, rows, mine] = _from_group(np.matmul(ds, kh[:, keys]) * factor, group)
+        dk[b, :, heads], dv[b, :, heads] = dkh.transpose(1, 0, 2), dvh.transpose(1, 0, 2)
 
     if q.size and k.size:
-        _each_head(head, q, k, 2)
+        _each_head(some_heads, q, k, 2)
     else:
         for x in out:
             x.fill(0)
