@@ -126,8 +126,9 @@ def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
 
     def block(start: int, stop: int) -> None:
         x = wide(a[start:stop])
-        s = sigmoid_values(x)
-        s *= x
+        s = np.exp(-x)  # may overflow to inf, which gives the right 0
+        s += 1
+        np.divide(x, s, out=s)
         np.multiply(s, b[start:stop], out=y[start:stop], casting="unsafe")
 
     each_block(block, y.shape[0], 1)
