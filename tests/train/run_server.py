@@ -145,18 +145,24 @@ def serve() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     print(json.dumps({"ready": os.getpid()}), file=answers, flush=True)
+    running: set[int] = set()
     for line in requests:
         request = json.loads(line)
         if "wait" in request:
             answer: dict[str, Any] = {"status": wait(request["wait"])}
+            running.discard(request["wait"])
         else:
             pid = os.fork()
             if pid == 0:
                 requests.close()
                 os.close(answers.fileno())
                 os._exit(run_child(request))
+            running.add(pid)
             answer = {"pid": pid}
         print(json.dumps(answer), file=answers, flush=True)
+    for pid in running:  # of a test that failed before it waited
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 from genesis.errors import ConfigError, DiskError, InterruptedRun, ModelError, NumericError
 from genesis.optim import Optimizer
 from genesis.train import loop
+from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.metrics import MetricsWriter
 from genesis_models.blocks import CausalLM
@@ -155,6 +156,18 @@ class TestDisk:
         with observed(ShortWrites(1000)):
             assert train(load(recipe, str(tmp_path / "run"))).state_hash == expected
         assert expected in checkpoints(tmp_path / "run").values()
+
+    def test_rows_are_on_the_disk_before_the_checkpoint_that_relies_on_them(self, recipe: Path, tmp_path: Path) -> None:
+        """Else a run that resumes after a power loss would lack rows that it does not write again."""
+        order: list[str] = []
+        sync, save = MetricsWriter.sync, Checkpoints.save
+        noted = [
+            mock.patch.object(MetricsWriter, "sync", lambda self: order.append("rows") or sync(self)),
+            mock.patch.object(Checkpoints, "save", lambda self, state: order.append("checkpoint") or save(self, state)),
+        ]
+        with noted[0], noted[1]:
+            train(load(recipe, str(tmp_path / "run")))
+        assert order == ["rows", "checkpoint"] * 3
 
     def test_the_metrics_failing(self, recipe: Path, tmp_path: Path, expected: str) -> None:
         """A full disk is found by the log first: exit 8 there too, and no half row."""

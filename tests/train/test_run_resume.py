@@ -178,6 +178,7 @@ def test_sampling_does_not_touch_the_random_generator(recipe: Path) -> None:
         before = random.get_state()
         assert training.sample("alpha beta")
         states.append((before, random.get_state()))
+        assert training.state.model.training, "the model was left as it is evaluated"
 
     with mock.patch.object(loop.Training, "_save", noted):
         train(load(recipe, "run"))
