@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from genesis import random
+from genesis.backend.cpu import threads
 from genesis.errors import ConfigError, DataError, GenesisError, ModelError, escape
 from genesis.io.files import (
     DEFAULT,
@@ -82,7 +83,7 @@ class Checkpoints:
         weights = sum(p.array.nbytes for _, p in state.model.named_parameters())
         check_room(self.output_dir, weights + sum(a.nbytes for a in arrays.values()))
         with AtomicFolder(self.folder(state.step), fs=self._fs, replace=True) as folder:
-            folder.metadata.update(step=state.step, state_hash=digest)
+            folder.metadata.update(step=state.step, state_hash=digest, threads=threads())
             self._write_model(folder)
             with folder.create(OPTIMIZER) as file:
                 write_tensors(file, arrays, {"format": "pt"})
@@ -101,8 +102,8 @@ class Checkpoints:
         for step in older[: max(0, len(older) + 1 - self.keep)]:
             remove_folder(self.folder(step), fs=self._fs)
 
-    def load(self, state: TrainState, step: int) -> None:
-        """Set `state` to the checkpoint of `step`.
+    def load(self, state: TrainState, step: int) -> int | None:
+        """Set `state` to the checkpoint of `step`; returns the number of CPU threads that computed it.
 
         Raises:
             ModelError: a file is damaged, missing or of another model, with its name. Nothing older is taken silently.
@@ -122,6 +123,8 @@ class Checkpoints:
         self._read(state, folder)
         if state.hash() != manifest.metadata.get("state_hash"):
             raise ModelError("the restored state is not the one that was saved", where=escape(folder))
+        count = manifest.metadata.get("threads")
+        return count if isinstance(count, int) else None
 
     def set_aside(self, step: int) -> Path | None:
         """Move the checkpoints after `step`, where the run now goes another way, to a folder of their own.

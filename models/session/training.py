@@ -216,9 +216,13 @@ def _restore(training: Training, resume: bool, resume_from: str | None, console:
             next="raise train.steps, or name an older checkpoint with --resume-from",
         )
     if step is not None:
-        checkpoints.load(training.state, step)
+        before = checkpoints.load(training.state, step)
         training.continue_at(step)
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
+        if before is not None and before != threads():
+            console.line(
+                f"warning: {before} threads computed it and {threads()} go on: last bits may differ (train.threads)"
+            )
         if (aside := checkpoints.set_aside(step)) is not None:
             console.line(f"the checkpoints after it now stand in {aside}")
         checkpoints.rotate(step)  # a kill may have come between the last save and its rotation
