@@ -16,6 +16,8 @@ from genesis.ops.checks import gradient_like
 from genesis.ops.elementwise import erf_values, sigmoid_values
 from genesis.ops.sweep import sweep
 
+__all__ = ["gelu", "gelu_tanh", "relu", "silu", "swiglu", "swiglu_backward"]
+
 Grads = tuple[Array | None, ...]
 
 

@@ -19,6 +19,8 @@ from genesis.op import Context, Spec, op
 from genesis.ops.blocks import BLOCK, wide
 from genesis.ops.checks import gradient_like
 
+__all__ = ["attention", "attention_backward"]
+
 BLOCK_QUERIES = 128  # small enough to skip many masked keys, large enough for efficient calls
 
 Grads = tuple[Array | None, ...]

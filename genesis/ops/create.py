@@ -8,6 +8,8 @@ from genesis.dtypes import DType
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
 
+__all__ = ["arange", "linspace"]
+
 
 def _ramp_infer(*, count: int, dtype: DType, **attrs: float) -> Spec:
     if count < 0:

@@ -10,6 +10,8 @@ from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.segment import sum_rows
 
+__all__ = ["embedding", "embedding_backward"]
+
 
 def _infer(ids: Array, weight: Array) -> Spec:
     if ids.dtype.category != INTEGER:

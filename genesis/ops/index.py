@@ -23,6 +23,8 @@ from genesis.ops.segment import add_rows
 from genesis.ops.shape import reshaped
 from genesis.shapes import Shape, broadcast_shapes, numel
 
+__all__ = ["index_get", "index_get_backward", "index_put", "index_put_", "mask_count", "mask_indices", "placed"]
+
 Grads = tuple[Array | None, ...]
 
 _INDICES = 64  # numpy's limit of dimensions

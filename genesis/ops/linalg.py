@@ -20,6 +20,8 @@ from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import broadcast_shapes, numel
 
+__all__ = ["linear", "matmul", "multiply"]
+
 Grads = tuple[Array | None, ...]
 
 

@@ -12,6 +12,8 @@ from genesis.op import Context, Spec, op
 from genesis.ops.blocks import each_block, wide
 from genesis.ops.checks import gradient_like
 
+__all__ = ["cross_entropy", "cross_entropy_backward", "linear_cross_entropy"]
+
 Grads = tuple[Array | None, ...]
 
 WORKSPACE = 16 << 20  # bytes of logits that linear_cross_entropy holds at a time

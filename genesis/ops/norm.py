@@ -11,6 +11,8 @@ from genesis.op import Context, Spec, op
 from genesis.ops.blocks import each_block, rows_of, sum_blocks, wide
 from genesis.ops.checks import gradient_like
 
+__all__ = ["layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
+
 Grads = tuple[Array | None, ...]
 
 

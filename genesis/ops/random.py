@@ -26,6 +26,8 @@ from genesis.ops.sweep import as_type, is_narrow
 from genesis.random import philox
 from genesis.shapes import Shape, numel
 
+__all__ = ["bernoulli", "dropout", "multinomial", "normal", "randint", "randperm", "uniform", "words_for"]
+
 _CHUNK = 1 << 13  # counters drawn at once: their 64-bit temporaries stay in cache
 _UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # what each type holds exactly below 1
 

@@ -24,6 +24,31 @@ from genesis.ops.fold import arrange, fold, fold_into, place
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
 
+__all__ = [
+    "all",
+    "amax",
+    "amin",
+    "any",
+    "argmax",
+    "argmin",
+    "count_nonzero",
+    "cumsum",
+    "logsumexp",
+    "max_with_indices",
+    "mean",
+    "min_with_indices",
+    "norm",
+    "prod",
+    "prod_backward",
+    "put_along_axis",
+    "reads",
+    "single_axis",
+    "std",
+    "sum",
+    "sum_to_shape",
+    "var",
+]
+
 Axes = int | tuple[int, ...] | None
 Grads = tuple[Array | None, ...]
 

@@ -10,6 +10,8 @@ from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import wide
 
+__all__ = ["rope"]
+
 
 def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False) -> Spec:
     if x.ndim != 4 or x.shape[-1] % 2:

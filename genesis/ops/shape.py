@@ -21,6 +21,31 @@ from genesis.op import Context, Op, Spec, op, registry
 from genesis.ops.elementwise import copy, fill
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel, view_strides
 
+__all__ = [
+    "Layout",
+    "as_strided",
+    "as_strided_backward",
+    "as_strided_scatter",
+    "cat",
+    "contiguous",
+    "diagonal",
+    "expand",
+    "extent",
+    "flip",
+    "numpy_items",
+    "overlaps",
+    "pad",
+    "permute",
+    "reshape",
+    "reshaped",
+    "roll",
+    "slice",
+    "slice_layout",
+    "tril",
+    "triu",
+    "unfold",
+]
+
 Grads = tuple[Array | None, ...]
 
 

@@ -11,6 +11,8 @@ from genesis.ops.blocks import each_block, wide
 from genesis.ops.checks import gradient_like
 from genesis.shapes import normalize_axis
 
+__all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
+
 Grads = tuple[Array | None, ...]
 
 

@@ -19,6 +19,8 @@ from genesis.op import Context, Spec, op
 from genesis.ops.reduce import put_along_axis, reads, single_axis
 from genesis.ops.sweep import as_type, is_narrow
 
+__all__ = ["bincount", "nonzero", "nonzero_count", "sort", "topk", "unique", "unique_count"]
+
 Grads = tuple[Array | None, ...]
 Pair = tuple[np.ndarray, np.ndarray]
 

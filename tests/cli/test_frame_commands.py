@@ -41,9 +41,9 @@ def echoed(*words: str, cwd: Path | None = None) -> Any:
 
 
 def test_train_takes_a_recipe_overrides_and_resume_in_any_order() -> None:
-    assert echoed("train", "quickstart") == [250, 3e-3, False, None]
+    assert echoed("train", "quickstart") == [250, 5e-3, False, None]
     assert echoed("train", "quickstart", "train.steps=7", "--resume", "optim.lr=1e-5") == [7, 1e-5, True, None]
-    assert echoed("train", "quickstart", "--resume-from", "checkpoint-100") == [250, 3e-3, False, "checkpoint-100"]
+    assert echoed("train", "quickstart", "--resume-from", "checkpoint-100") == [250, 5e-3, False, "checkpoint-100"]
 
 
 def test_train_takes_a_file_and_prefers_it_to_a_recipe(tmp_path: Path) -> None:

@@ -139,7 +139,10 @@ def test_a_control_character_on_the_command_line_is_escaped() -> None:
 
 
 def test_an_interruption_is_exit_130(tmp_path: Path) -> None:
-    source = f"import time\ndef train(config, **kw):\n open({str(tmp_path / 'on')!r}, 'w').close()\n time.sleep(30)"
+    # A shell may have started the tests with SIGINT ignored, which children inherit.
+    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    wait = f"import time\ndef train(config, **kw):\n open({str(tmp_path / 'on')!r}, 'w').close()\n time.sleep(30)"
+    source = heard + wait
     command = [sys.executable, "-c", FAKE_SESSION.format(source=source), "train", "quickstart"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         while not (tmp_path / "on").exists() and process.poll() is None:
