@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from genesis import random
+from genesis.backend.cpu import threads
 from genesis.errors import DataError, DiskError, GenesisError, ModelError
 from genesis.io import filesystem
 from genesis.io.files import AtomicFolder, FileSystem, sweep
@@ -76,7 +77,7 @@ class TestSaving:
         folder = run.checkpoints.folder(2)
         manifest = verify_manifest(folder)
         assert set(manifest.files) >= FILES
-        assert manifest.metadata == {"step": 2, "state_hash": digest}
+        assert manifest.metadata == {"step": 2, "state_hash": digest, "threads": threads()}
         assert digest == run.state.hash()
 
     def test_the_order_of_calls_survives_a_power_loss(self, run: Training) -> None:

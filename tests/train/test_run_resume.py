@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -294,3 +295,17 @@ def test_the_thread_count_holds_for_blas_too(recipe: Path) -> None:
         after = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
     assert set(seen) == {1}
     assert (set(after), cpu.threads()) == ({2}, before)
+
+
+def test_a_resume_on_another_number_of_threads_says_so(tmp_path: Path) -> None:
+    config, said, usual = make(tmp_path), [], cpu.threads()
+    for threads, steps in ((1, 2), (2, 3), (2, 4)):
+        told = io.StringIO()
+        cpu.set_threads(threads)
+        try:
+            changed = load(config, "run", f"train.steps={steps}", "train.threads=null", "optim.schedule=constant")
+            train(changed, resume=steps > 2, console=told)
+        finally:
+            cpu.set_threads(usual)
+        said.append("last bits may differ" in told.getvalue())
+    assert said == [False, True, False]
