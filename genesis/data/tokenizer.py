@@ -25,7 +25,7 @@ from genesis.data.tokenizer_files import (
     TokenizerFiles,
     read_tokenizer,
 )
-from genesis.errors import ConfigError, DataError, ModelError, escape
+from genesis.errors import ConfigError, DataError, InterruptedRun, ModelError, escape
 from genesis.io.files import FolderUpdate
 from genesis.io.strict_json import canonical_bytes, parse_object
 
@@ -262,7 +262,7 @@ def _guard(where: str) -> Iterator[None]:
     """Turn the library's failures into a ModelError; its panics derive from BaseException and have no public name."""
     try:
         yield
-    except (ModelError, MemoryError):
+    except (InterruptedRun, MemoryError, ModelError):  # a signal may come while the library works
         raise
     except Exception as error:
         raise _refused(escape(error)[:300], where) from error

@@ -17,7 +17,7 @@ import numpy as np
 
 from genesis import random
 from genesis.backend.cpu import threads
-from genesis.errors import ConfigError, DataError, GenesisError, ModelError, escape
+from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, ModelError, escape
 from genesis.io.files import (
     DEFAULT,
     AtomicFolder,
@@ -161,7 +161,7 @@ class Checkpoints:
             state.evaluated_at = int(counters["evaluated_at"])
             sums = counters["interval"]
             state.interval = Interval(float(sums["loss_sum"]), int(sums["targets"]))
-        except (ConfigError, DataError, ModelError):
+        except (ConfigError, DataError, InterruptedRun, ModelError):  # a signal may come while the state is read
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error

@@ -10,13 +10,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from genesis import random
 from genesis.backend.cpu import threads
-from genesis.errors import DataError, DiskError, GenesisError, ModelError
+from genesis.errors import DataError, DiskError, GenesisError, InterruptedRun, ModelError
 from genesis.io import filesystem
 from genesis.io.files import AtomicFolder, FileSystem, sweep
 from genesis.io.manifest import read_manifest, verify_manifest
@@ -196,6 +197,12 @@ class TestLoading:
         assert saved.state.hash() == read_manifest(saved.checkpoints.folder(2)).metadata["state_hash"]
         steps(saved, 1)
         assert saved.state.hash() == after
+
+    def test_a_signal_while_it_is_read_stays_a_signal(self, saved: Training) -> None:
+        stopped = InterruptedRun("stopped", signal=15)
+        with mock.patch.object(random, "set_state", side_effect=stopped), pytest.raises(InterruptedRun) as caught:
+            saved.checkpoints.load(saved.state, 2)
+        assert caught.value is stopped
 
     def test_bit_rot_at_a_thousand_places(self, saved: Training) -> None:
         """The file is named, and nothing is read from it; every file has its share of the places."""
