@@ -250,8 +250,7 @@ class Forks:
         """Starts `genesis words…`; its stdout goes to `out` if that is given."""
         self._count += 1
         streams = [Path(self._folder.name) / f"{self._count}.{name}" for name in ("out", "err")]
-        for stream in streams:
-            stream.touch()  # a signal may end the child before it opens them
+        streams[1].touch()  # a signal may end the child before it opens it
         if out is not None:
             streams[0] = Path(out)
         request = {
