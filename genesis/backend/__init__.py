@@ -75,7 +75,4 @@ def backend_for(device: Device) -> Backend:
     """
     if device.type == "cpu":
         return importlib.import_module("genesis.backend.cpu").backend  # type: ignore[no-any-return]
-    raise DeviceError(
-        f"device {device} was asked for and this version of Genesis runs on the CPU only",
-        next='set train.device to "cpu" (or "auto")',
-    )
+    return importlib.import_module("genesis.backend.cuda").backend_of(device)  # type: ignore[no-any-return]

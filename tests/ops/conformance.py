@@ -8,20 +8,20 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from genesis.array import Array, from_numpy
-from genesis.autograd import apply, gradcheck
+from genesis.autograd import apply, grad, gradcheck
 from genesis.autograd.record import TensorBase
-from genesis.backend import cpu
+from genesis.backend import CPU, cpu
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, GenesisError, IndexRangeError, ShapeError
 from genesis.op import Op, Spec
 from tests.ops.comparing import compare, same_bits
+from tests.ops.devices import current, moved, poisoned, using
 from tests.ops.layouts import LAYOUTS, expandable, memory, place
 from tests.ops.sampling import Case, Rows
 
@@ -192,18 +192,10 @@ def prepare(v: Variant) -> tuple[list[Any], list[Any]]:
     return widened(values), arrays
 
 
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Fresh memory is filled with NaN, so that elements which are never written show."""
-    before, cpu.pool.poison = cpu.pool.poison, True
-    try:
-        yield
-    finally:
-        cpu.pool.poison = before
-
-
 def outputs(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> tuple[Array, ...]:
     """Run an op; for one that mutates, the inputs that it changed."""
+    if current() != CPU and not any(isinstance(x, Array) for x in inputs):
+        attrs = {**attrs, "device": current()}
     with poisoned():
         result = op(*inputs, **attrs)
     if op.mutates:
@@ -256,7 +248,7 @@ def check_value(v: Variant) -> str:
     for i, (array, value) in enumerate(zip(got, expected, strict=True)):
         terms, scale = v.row.reduction(v.case), scales(v.op, oracle_inputs, value)
         exact = v.row.exact or v.op.view is not None
-        if wrong := compare(array.view_np(), value, terms=terms, scale=scale, exact=exact):
+        if wrong := compare(array.numpy(), value, terms=terms, scale=scale, exact=exact):
             return f"output {i}: {wrong}"
     if wrong := _wrong_dtype(v, got):
         return wrong
@@ -299,7 +291,7 @@ def _wrong_dtype(v: Variant, got: tuple[Array, ...]) -> str:
 
 def _second_run(v: Variant, first: tuple[Array, ...]) -> str:
     again = outputs(v.op, prepare(v)[1], v.case.attrs)
-    differ = [i for i, (a, b) in enumerate(zip(first, again, strict=True)) if not same_bits(a.view_np(), b.view_np())]
+    differ = [i for i, (a, b) in enumerate(zip(first, again, strict=True)) if not same_bits(a.numpy(), b.numpy())]
     return f"a second run gives other bits in outputs {differ}" if differ else ""
 
 
@@ -309,7 +301,8 @@ def _refused_view(v: Variant, inputs: list[Any]) -> str | None:
         result = v.op(*inputs, **v.case.attrs)
     except ShapeError as error:
         try:
-            v.op.reference(inputs[0].view_np(), **v.case.attrs)
+            with using(CPU):
+                v.op.reference(prepare(v)[1][0].numpy(), **v.case.attrs)
         except ValueError:
             return ""
         return f"refused ({error}), but numpy can view it"
@@ -329,9 +322,9 @@ def check_out(v: Variant) -> str:
         result = v.op(*inputs, out=target, **v.case.attrs)
         if result is not target or target.storage.version != version + 1:
             return f"out= ({layout}) did not return its array with its version raised"
-        if not same_bits(target.view_np(), plain[0].view_np()):
+        if not same_bits(target.numpy(), plain[0].numpy()):
             return f"out= ({layout}) gives other bits"
-        if memory(target) != memory(place(plain[0].view_np(), layout)):
+        if memory(target) != memory(place(plain[0].numpy(), layout)):
             return f"out= ({layout}) wrote beside its elements"
     return ""
 
@@ -343,7 +336,7 @@ def check_alias(v: Variant) -> str:
     for i, x in enumerate(inputs):
         if isinstance(x, Array) and x.shape == plain.shape and x.dtype is plain.dtype:
             fresh = prepare(v)[1]
-            if not same_bits(v.op(*fresh, out=fresh[i], **v.case.attrs).view_np(), plain.view_np()):
+            if not same_bits(v.op(*fresh, out=fresh[i], **v.case.attrs).numpy(), plain.numpy()):
                 return f"out= over input {i} gives other bits"
     return ""
 
@@ -355,7 +348,7 @@ def check_threads(v: Variant) -> str:
     try:
         for count in (1, 2, 3):
             cpu._PARALLEL_FROM, cpu._workers.count = 1, count
-            results.append([a.view_np().copy() for a in outputs(v.op, prepare(v)[1], v.case.attrs)])
+            results.append([a.numpy().copy() for a in outputs(v.op, prepare(v)[1], v.case.attrs)])
     finally:
         cpu._PARALLEL_FROM, cpu._workers.count = before
     same = all(same_bits(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
@@ -363,7 +356,32 @@ def check_threads(v: Variant) -> str:
 
 
 def check_gradient(v: Variant) -> str:
-    """The vjp through the tape against central differences, in float64."""
+    """The vjp through the tape, in float64: against central differences on the CPU, elsewhere against the CPU's."""
+    function, checked = _leaves(v)
+    if current() == CPU:
+        gradcheck(function, checked)
+        return ""
+    found = _gradients(function, checked)
+    with using(CPU):
+        expected = _gradients(*_leaves(v))
+    for i, (got, want) in enumerate(zip(found, expected, strict=True)):
+        allowed = 1e-9 * (1 + float(np.abs(want).max(initial=0)))
+        if not np.all(np.abs(got - want) <= allowed):
+            return f"gradient {i} differs from the CPU's by {np.abs(got - want).max():.3g}"
+    return ""
+
+
+def _gradients(function: Any, leaves: list[TensorBase]) -> list[np.ndarray]:
+    """Gradients of all leaves for fixed random gradients of the outputs."""
+    outs = [o for o in function(*leaves) if o.array.dtype.is_floating_point and o.requires_grad]
+    rng = np.random.default_rng(5)
+    seeds = [TensorBase.wrap(moved(from_numpy(rng.standard_normal(o.array.shape)))) for o in outs]
+    found = grad(outs, leaves, seeds, allow_unused=True)
+    return [np.zeros(x.array.shape) if g is None else g.array.numpy() for g, x in zip(found, leaves, strict=True)]
+
+
+def _leaves(v: Variant) -> tuple[Any, list[TensorBase]]:
+    """The op as a function of the inputs to check, and those as leaves of the tape."""
     _, arrays = prepare(v)
     wanted = v.row.wrt if v.row.wrt is not None else tuple(i for i, x in enumerate(v.case.inputs) if is_float(x))
     checked = []
@@ -382,8 +400,7 @@ def check_gradient(v: Variant) -> str:
         assert not any(outs[i].requires_grad for i in v.op.auxiliary), "an auxiliary output requires a gradient"
         return tuple(out for i, out in enumerate(outs) if i not in v.op.auxiliary)
 
-    gradcheck(function, checked)
-    return ""
+    return function, checked
 
 
 def check_error(v: Variant) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from genesis.array import Array, empty
 from genesis.dtypes import as_dtype
 from genesis.shapes import contiguous_strides
+from tests.ops.devices import moved
 
 __all__ = ["LAYOUTS", "expandable", "memory", "place"]
 
@@ -40,7 +41,7 @@ def place(values: np.ndarray, layout: str) -> Array:
     around.view_np().view(np.uint8).fill(0xFF)
     array = around.view(shape, strides, offset)
     array.view_np()[...] = values
-    return array
+    return moved(array)
 
 
 def expandable(values: np.ndarray) -> np.ndarray | None:
@@ -53,4 +54,4 @@ def expandable(values: np.ndarray) -> np.ndarray | None:
 def memory(array: Array) -> bytes:
     """All bytes of the array's storage."""
     whole = array.view((array.storage.nbytes // array.dtype.itemsize,), (1,), 0)
-    return whole.view_np().tobytes()
+    return whole.numpy().tobytes()

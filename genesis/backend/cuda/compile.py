@@ -1,0 +1,154 @@
+"""From a kernel's source and signature to machine code, through Triton's compiler and a cache of our own.
+
+Nothing here touches a GPU: any machine can compile for any architecture. The cache is a folder that only its owner may
+read, with one file a kernel: a header line with the checksum and what a launch needs, then the machine code. A file
+that does not match its checksum is compiled again and replaced; a folder that cannot be written is not used.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from genesis.backend.cuda.signature import Signature
+
+__all__ = ["Binary", "binary", "cache_folder", "compile_kernel"]
+
+
+class Binary(NamedTuple):
+    """Machine code and what its launch needs.
+
+    Attributes:
+        image: the cubin.
+        name: the kernel's name in it.
+        shared: bytes of dynamic shared memory.
+        warps: warps a block.
+    """
+
+    image: bytes
+    name: str
+    shared: int
+    warps: int
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: XDG_CACHE_HOME/genesis/kernels, by default below ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "genesis" / "kernels"
+
+
+def binary(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
+    """The machine code of `kernel` for a signature, from the cache where it is there."""
+    folder = cache_folder()
+    path = folder / f"{_key(kernel, signature, capability)}.kernel"
+    found = _read(path)
+    if found is None:
+        found = compile_kernel(kernel, signature, capability)
+        _write(path, found)
+    return found
+
+
+def _key(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
+    """A name for everything that the machine code depends on."""
+    import triton
+
+    constants = [(name, getattr(value, "cache_key", repr(value))) for name, value in signature.constants]
+    parts = (
+        triton.__version__,
+        capability,
+        kernel.fn.__qualname__,
+        kernel.cache_key,
+        signature.types,
+        constants,
+        signature.options,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _read(path: Path) -> Binary | None:
+    try:
+        data = path.read_bytes()
+        header, _, image = data.partition(b"\n")
+        facts = json.loads(header)
+        if facts["sha256"] != hashlib.sha256(image).hexdigest():
+            return None
+        return Binary(image, str(facts["name"]), int(facts["shared"]), int(facts["warps"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, made: Binary) -> None:
+    """Write by rename, so that no process ever reads half a file."""
+    facts = {
+        "sha256": hashlib.sha256(made.image).hexdigest(),
+        "name": made.name,
+        "shared": made.shared,
+        "warps": made.warps,
+    }
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)  # readable by its owner only
+        with os.fdopen(handle, "wb") as file:
+            file.write(json.dumps(facts).encode() + b"\n" + made.image)
+        os.replace(temporary, path)
+    except OSError:  # a home that is full or read-only costs time, nothing else
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """Triton keeps every stage of a compilation in a folder; this process's is its own and gone at the end."""
+    return tempfile.TemporaryDirectory(prefix="genesis-triton-")
+
+
+def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
+    """Compile now, whatever the cache holds."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types, constants, attributes = _for_triton(kernel, signature)
+    source = ASTSource(kernel, types, constants, attributes)
+    target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+    options = {"enable_fp_fusion": True, **dict(signature.options)}  # 3.9 warns where it is left open
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = _scratch().name
+        made = triton.compile(source, target=target, options=options)
+    facts = made.metadata
+    return Binary(made.asm["cubin"], facts.name, int(facts.shared), int(facts.num_warps))
+
+
+def _for_triton(kernel: Any, signature: Signature) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:
+    """Types, constants and attributes as Triton's compiler takes them: by name, by path, by path."""
+    names = [name for name in kernel.arg_names if name not in dict(signature.constants)]
+    assert len(names) == len(signature.types), f"{kernel.__name__} takes {names}, got {len(signature.types)} arguments"
+    types: dict[str, Any] = {}
+    constants: dict[Any, Any] = {}
+    attributes: dict[Any, Any] = {}
+
+    def enter(entry: Any, path: tuple[int, ...]) -> Any:
+        if isinstance(entry, str):
+            kind, _, divides = entry.partition(":")
+            if divides:
+                attributes[path] = [["tt.divisibility", 16]]
+            return kind
+        if entry[:1] == ("constexpr",):
+            constants[path] = entry[1]
+            return "constexpr"
+        return tuple(enter(item, (*path, i)) for i, item in enumerate(entry))
+
+    given = dict(zip(names, signature.types, strict=True))
+    for at, name in enumerate(kernel.arg_names):
+        if name in given:
+            types[name] = enter(given[name], (at,))
+        else:
+            types[name] = "constexpr"
+            constants[(at,)] = dict(signature.constants)[name]
+    return types, constants, attributes

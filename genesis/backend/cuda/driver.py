@@ -1,0 +1,380 @@
+"""The CUDA driver as Genesis uses it: a small typed face over cuda-python, one call a method, errors as exceptions.
+
+`Driver` is the contract, `GpuDriver` the real one. `host.py` has the same contract over host memory, for tests without
+a GPU. Pointers, streams, events and functions are plain integers here; owners with a lifetime stand above.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any, NamedTuple, Protocol
+
+from genesis.errors import DeviceError
+
+__all__ = ["Driver", "Function", "GpuDriver", "OutOfDeviceMemory", "Properties", "driver_for", "is_interpreted"]
+
+
+class OutOfDeviceMemory(Exception):
+    """The driver has no memory left; the pool turns it into the user's error."""
+
+
+class Properties(NamedTuple):
+    """What a device is.
+
+    Attributes:
+        capability: (major, minor), such as (9, 0).
+        memory: bytes in all.
+        processors: streaming multiprocessors.
+        shared_memory: bytes that one block may take.
+        l2: bytes of second-level cache.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    memory: int
+    processors: int
+    shared_memory: int
+    l2: int
+
+
+class Function(NamedTuple):
+    """A loaded kernel.
+
+    Attributes:
+        handle: what `launch` takes.
+        parameters: (offset, size) in bytes of each parameter in the launch buffer.
+    """
+
+    handle: Any
+    parameters: tuple[tuple[int, int], ...]
+
+
+class Driver(Protocol):
+    """What a CUDA device must do. Addresses and handles are integers, sizes bytes; copies follow stream order."""
+
+    index: int
+    properties: Properties
+
+    def allocate(self, nbytes: int) -> int: ...
+    def free(self, pointer: int) -> None: ...
+    def allocate_pinned(self, nbytes: int) -> int: ...
+    def free_pinned(self, pointer: int) -> None: ...
+    def memory_info(self) -> tuple[int, int]: ...
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
+    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None: ...
+    def load(self, image: bytes, name: str, shared: int) -> Function: ...
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
+    ) -> None: ...
+    def create_stream(self, priority: int = 0) -> int: ...
+    def destroy_stream(self, stream: int) -> None: ...
+    def synchronize_stream(self, stream: int) -> None: ...
+    def is_stream_done(self, stream: int) -> bool: ...
+    def wait_event(self, stream: int, event: int) -> None: ...
+    def create_event(self, timing: bool) -> int: ...
+    def destroy_event(self, event: int) -> None: ...
+    def record_event(self, event: int, stream: int) -> None: ...
+    def synchronize_event(self, event: int) -> None: ...
+    def is_event_done(self, event: int) -> bool: ...
+    def elapsed(self, start: int, end: int) -> float: ...
+    def synchronize(self) -> None: ...
+    def begin_capture(self, stream: int) -> None: ...
+    def end_capture(self, stream: int) -> int: ...
+    def is_capturing(self, stream: int) -> bool: ...
+    def instantiate(self, graph: int) -> int: ...
+    def launch_graph(self, executable: int, stream: int) -> None: ...
+    def destroy_graph(self, graph: int, executable: int) -> None: ...
+
+
+def is_interpreted() -> bool:
+    """Whether Triton's interpreter stands in for the GPU (its own setting, TRITON_INTERPRET=1, decides)."""
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+@functools.cache
+def driver_for(index: int) -> Driver:
+    """The driver of device `index`.
+
+    Raises:
+        DeviceError: if there is no such device.
+    """
+    if is_interpreted():
+        from genesis.backend.cuda.host import HostDriver
+
+        return HostDriver(index)
+    return GpuDriver(index)
+
+
+@functools.cache
+def _bindings() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DeviceError(
+            "device cuda was asked for and cuda-python is not installed",
+            next='pip install "cuda-python>=12.9" triton, or set train.device to "cpu"',
+        ) from error
+    return driver
+
+
+@functools.cache
+def start() -> int:
+    """Initialize the driver once; the number of devices.
+
+    Raises:
+        DeviceError: if no NVIDIA driver answers.
+    """
+    cuda = _bindings()
+    try:
+        code = cuda.cuInit(0)[0]
+    except RuntimeError as error:  # libcuda itself is missing
+        raise DeviceError(
+            f"device cuda was asked for and no NVIDIA driver was found ({error})",
+            next='install the driver, or set train.device to "cpu"',
+        ) from error
+    if code != cuda.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"the NVIDIA driver did not start: {code.name}", next='set train.device to "cpu"')
+    return int(cuda.cuDeviceGetCount()[1])
+
+
+class GpuDriver:
+    """One GPU through cuda-python, in its primary context (shared with other libraries of the process)."""
+
+    def __init__(self, index: int) -> None:
+        count = start()
+        if not 0 <= index < count:
+            raise DeviceError(f"device cuda:{index} was asked for; this machine has {count}", next="use cuda:0")
+        self.index = index
+        self._cuda = cuda = _bindings()
+        self._success = cuda.CUresult.CUDA_SUCCESS
+        self._device = self._call(cuda.cuDeviceGet, index)
+        self._context = self._call(cuda.cuDevicePrimaryCtxRetain, self._device)
+        self._thread = threading.local()
+        self._enter()
+        self.properties = self._properties()
+
+    def _enter(self) -> None:
+        """Make the context current in this thread."""
+        if not getattr(self._thread, "entered", False):
+            self._call(self._cuda.cuCtxSetCurrent, self._context)
+            self._thread.entered = True
+
+    def _call(self, function: Any, *args: Any) -> Any:
+        """Call the driver; its result without the code.
+
+        Raises:
+            OutOfDeviceMemory, DeviceError: as the code says.
+        """
+        code, *rest = function(*args)
+        if code != self._success:
+            self._raise(code, function.__name__)
+        return rest[0] if len(rest) == 1 else tuple(rest)
+
+    def _raise(self, code: Any, name: str) -> None:
+        if code == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise OutOfDeviceMemory
+        text = self._cuda.cuGetErrorString(code)[1]
+        meaning = text.decode() if isinstance(text, bytes) else code.name
+        raise DeviceError(
+            f"{name} on cuda:{self.index} failed: {code.name} ({meaning})",
+            next="an earlier kernel may be the cause: set CUDA_LAUNCH_BLOCKING=1 to stop at it",
+        )
+
+    def _properties(self) -> Properties:
+        of = self._cuda.CUdevice_attribute
+
+        def get(name: str) -> int:
+            return int(
+                self._call(self._cuda.cuDeviceGetAttribute, getattr(of, f"CU_DEVICE_ATTRIBUTE_{name}"), self._device)
+            )
+
+        name = self._call(self._cuda.cuDeviceGetName, 256, self._device)
+        return Properties(
+            name=name.split(b"\0")[0].decode(),
+            capability=(get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR")),
+            memory=int(self._call(self._cuda.cuDeviceTotalMem, self._device)),
+            processors=get("MULTIPROCESSOR_COUNT"),
+            shared_memory=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            l2=get("L2_CACHE_SIZE"),
+        )
+
+    # --- Memory -------------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> int:
+        """Device memory; raises OutOfDeviceMemory."""
+        self._enter()
+        return int(self._call(self._cuda.cuMemAlloc, nbytes))
+
+    def free(self, pointer: int) -> None:
+        """Give device memory back; waits for the device."""
+        self._enter()
+        self._call(self._cuda.cuMemFree, pointer)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        """Page-locked host memory, from and to which copies are asynchronous."""
+        self._enter()
+        return int(self._call(self._cuda.cuMemHostAlloc, nbytes, 0))
+
+    def free_pinned(self, pointer: int) -> None:
+        """Give page-locked host memory back."""
+        self._enter()
+        self._call(self._cuda.cuMemFreeHost, pointer)
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
+        self._enter()
+        free, total = self._call(self._cuda.cuMemGetInfo)
+        return int(free), int(total)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy between any two addresses, host or device, in stream order."""
+        self._enter()
+        self._call(self._cuda.cuMemcpyAsync, target, source, nbytes, stream)
+
+    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
+        """Set every byte, in stream order."""
+        self._enter()
+        self._call(self._cuda.cuMemsetD8Async, target, byte, nbytes, stream)
+
+    # --- Kernels ------------------------------------------------------------------------------------------------------
+
+    def load(self, image: bytes, name: str, shared: int) -> Function:
+        """Load a cubin and find the kernel `name`, allowed `shared` bytes of dynamic shared memory."""
+        self._enter()
+        cuda = self._cuda
+        module = self._call(cuda.cuModuleLoadData, image)  # stays loaded while the process lives
+        function = self._call(cuda.cuModuleGetFunction, module, name.encode())
+        if shared > 48 << 10:
+            limit = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call(cuda.cuFuncSetAttribute, function, limit, shared)
+        parameters: list[tuple[int, int]] = []
+        while True:
+            code, offset, size = cuda.cuFuncGetParamInfo(function, len(parameters))
+            if code != self._success:
+                break
+            parameters.append((int(offset), int(size)))
+        return Function(function, tuple(parameters))
+
+    def launch(
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
+    ) -> None:
+        """Launch a kernel; `parameters` is the address of an array of pointers to its parameters."""
+        x, y, z = grid
+        code = self._cuda.cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)[0]
+        if code != self._success:
+            if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+                self._raise(code, "a kernel launch")
+            self._thread.entered = False  # a thread that has not used the device before
+            self._enter()
+            self._call(self._cuda.cuLaunchKernel, function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)
+
+    # --- Streams and events -------------------------------------------------------------------------------------------
+
+    def create_stream(self, priority: int = 0) -> int:
+        """A stream that does not wait for the default one; a lower number is served first."""
+        self._enter()
+        flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
+        return int(self._call(self._cuda.cuStreamCreateWithPriority, flags, priority))
+
+    def destroy_stream(self, stream: int) -> None:
+        """Forget a stream; its work is finished first."""
+        self._enter()
+        self._call(self._cuda.cuStreamDestroy, stream)
+
+    def synchronize_stream(self, stream: int) -> None:
+        """Wait for all work of a stream."""
+        self._enter()
+        self._call(self._cuda.cuStreamSynchronize, stream)
+
+    def is_stream_done(self, stream: int) -> bool:
+        """Whether a stream has nothing left to do."""
+        self._enter()
+        return self._is_done(self._cuda.cuStreamQuery, stream)
+
+    def _is_done(self, query: Any, handle: int) -> bool:
+        (code,) = query(handle)
+        if code == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        if code != self._success:
+            self._raise(code, query.__name__)
+        return True
+
+    def wait_event(self, stream: int, event: int) -> None:
+        """Let the stream's later work wait for the event."""
+        self._enter()
+        self._call(self._cuda.cuStreamWaitEvent, stream, event, 0)
+
+    def create_event(self, timing: bool) -> int:
+        """An event; `timing` lets `elapsed` read it."""
+        self._enter()
+        flags = (
+            self._cuda.CUevent_flags.CU_EVENT_DEFAULT if timing else self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        )
+        return int(self._call(self._cuda.cuEventCreate, flags))
+
+    def destroy_event(self, event: int) -> None:
+        """Forget an event."""
+        self._enter()
+        self._call(self._cuda.cuEventDestroy, event)
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Mark the stream's present end."""
+        self._enter()
+        self._call(self._cuda.cuEventRecord, event, stream)
+
+    def synchronize_event(self, event: int) -> None:
+        """Wait until the event has happened."""
+        self._enter()
+        self._call(self._cuda.cuEventSynchronize, event)
+
+    def is_event_done(self, event: int) -> bool:
+        """Whether the event has happened."""
+        self._enter()
+        return self._is_done(self._cuda.cuEventQuery, event)
+
+    def elapsed(self, start: int, end: int) -> float:
+        """Seconds between two events that have happened."""
+        self._enter()
+        return float(self._call(self._cuda.cuEventElapsedTime, start, end)) / 1e3
+
+    def synchronize(self) -> None:
+        """Wait for everything on the device."""
+        self._enter()
+        self._call(self._cuda.cuCtxSynchronize)
+
+    # --- Graphs -------------------------------------------------------------------------------------------------------
+
+    def begin_capture(self, stream: int) -> None:
+        """Record the stream's work instead of running it, until `end_capture`."""
+        self._enter()
+        mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call(self._cuda.cuStreamBeginCapture, stream, mode)
+
+    def end_capture(self, stream: int) -> int:
+        """The graph recorded since `begin_capture`."""
+        self._enter()
+        return int(self._call(self._cuda.cuStreamEndCapture, stream))
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream's work is being recorded."""
+        self._enter()
+        return bool(int(self._call(self._cuda.cuStreamIsCapturing, stream)))
+
+    def instantiate(self, graph: int) -> int:
+        """An executable of a graph."""
+        self._enter()
+        return int(self._call(self._cuda.cuGraphInstantiate, graph, 0))
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        """Run a graph in stream order."""
+        self._enter()
+        self._call(self._cuda.cuGraphLaunch, executable, stream)
+
+    def destroy_graph(self, graph: int, executable: int) -> None:
+        """Forget a graph and its executable."""
+        self._enter()
+        self._call(self._cuda.cuGraphExecDestroy, executable)
+        self._call(self._cuda.cuGraphDestroy, graph)

@@ -1,0 +1,273 @@
+"""The caching pool of device memory: blocks cut from large segments, reused in stream order, merged when it helps.
+
+A block returns to its arena (one a stream, or one a family of graphs) when its last user is gone on the host. Work that
+was already launched still runs before whatever reuses the memory, because both stand in the same stream. Blocks of a
+size that was just given back are handed out again without a search; they are merged with their neighbours only when no
+free block is large enough.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import Counter
+from typing import Any
+
+from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
+from genesis.errors import OutOfMemoryError
+
+__all__ = ["Arena", "Block", "Pool", "rounded"]
+
+ALIGNMENT = 512  # bytes
+SMALL = 1 << 20  # bytes; up to here blocks share small segments
+SMALL_SEGMENT = 2 << 20
+LARGE_SEGMENT = 20 << 20
+KEEP_WHOLE = 1 << 20  # a remainder of a large block is split off from this size on
+
+
+def rounded(nbytes: int) -> int:
+    """The size of the block for a request: a multiple of 512 bytes, at least one."""
+    return max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+
+
+class Block:
+    """A run of device memory inside a segment, with its neighbours there.
+
+    Attributes:
+        pointer, size: address and bytes.
+        owner: the op that asked for it, while it is in use.
+        small: whether its segment is one for small blocks.
+        free: whether it is in its arena's sorted list.
+    """
+
+    __slots__ = ("after", "arena", "before", "free", "owner", "pointer", "size", "small")
+
+    def __init__(self, arena: Arena, pointer: int, size: int, small: bool) -> None:
+        self.arena, self.pointer, self.size, self.small = arena, pointer, size, small
+        self.before: Block | None = None
+        self.after: Block | None = None
+        self.free, self.owner = False, ""
+
+
+class Arena:
+    """Segments whose blocks are reused in the order of one stream."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.quick: dict[int, list[Block]] = {}  # by size, given back and not yet merged
+        self.sorted: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])  # small and large (size, pointer)
+        self.blocks: dict[int, Block] = {}  # by pointer
+
+    def take(self, size: int) -> Block:
+        """A block of `size` bytes: one just given back, the best fit, or one from a new segment."""
+        found = self._fit(size)
+        if found is None and self.merge():
+            found = self._fit(size)
+        if found is None:
+            found = self._segment(size)
+        return self._split(found, size)
+
+    def _fit(self, size: int) -> Block | None:
+        candidates = self.sorted[size > SMALL]
+        at = bisect.bisect_left(candidates, (size, 0))
+        return self._unlist(self.blocks[candidates[at][1]]) if at < len(candidates) else None
+
+    def _segment(self, size: int) -> Block:
+        if size <= SMALL:
+            nbytes = SMALL_SEGMENT
+        else:
+            nbytes = LARGE_SEGMENT if size < LARGE_SEGMENT // 2 else -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+        try:
+            pointer = self.pool.reserve(nbytes)
+        except OutOfDeviceMemory:
+            if nbytes == size:
+                raise
+            pointer, nbytes = self.pool.reserve(size), size
+        block = Block(self, pointer, nbytes, size <= SMALL)
+        self.blocks[pointer] = block
+        return block
+
+    def _split(self, block: Block, size: int) -> Block:
+        rest = block.size - size
+        if rest >= (ALIGNMENT if block.small else KEEP_WHOLE):
+            tail = Block(self, block.pointer + size, rest, block.small)
+            tail.before, tail.after = block, block.after
+            if block.after is not None:
+                block.after.before = tail
+            block.size, block.after = size, tail
+            self.blocks[tail.pointer] = tail
+            self._list(tail)
+        return block
+
+    def _list(self, block: Block) -> None:
+        block.free = True
+        bisect.insort(self.sorted[not block.small], (block.size, block.pointer))
+
+    def _unlist(self, block: Block) -> Block:
+        candidates = self.sorted[not block.small]
+        at = bisect.bisect_left(candidates, (block.size, block.pointer))
+        assert candidates[at] == (block.size, block.pointer), "a free block is in no list"
+        del candidates[at]
+        block.free = False
+        return block
+
+    def merge(self) -> bool:
+        """Join blocks that were given back with their free neighbours; whether there were any."""
+        waiting = [block for blocks in self.quick.values() for block in blocks]
+        self.quick.clear()
+        for block in waiting:
+            for neighbour in (block.before, block.after):
+                if neighbour is not None and neighbour.free:
+                    block = self._join(block, self._unlist(neighbour))
+            self._list(block)
+        return bool(waiting)
+
+    def _join(self, a: Block, b: Block) -> Block:
+        first, second = (a, b) if a.pointer < b.pointer else (b, a)
+        first.size += second.size
+        first.after = second.after
+        if second.after is not None:
+            second.after.before = first
+        del self.blocks[second.pointer]
+        return first
+
+    def release(self) -> None:
+        """Give segments that are wholly free back to the driver."""
+        self.merge()
+        for block in list(self.blocks.values()):
+            if block.free and block.before is None and block.after is None:
+                self._unlist(block)
+                del self.blocks[block.pointer]
+                self.pool.unreserve(block.pointer, block.size)
+
+
+class Pool:
+    """All arenas of a device, with counters in bytes.
+
+    Attributes:
+        allocated, reserved: in use, and taken from the driver; `max_` their peaks since the last reset.
+        poison: fill fresh memory with NaN patterns, so that reading what was never written shows.
+        owner: the op that is running, for the snapshot.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.arenas: dict[int, Arena] = {}  # by stream
+        self.private: Arena | None = None  # where a capture takes its memory
+        self.segments: dict[int, int] = {}
+        self.allocated = self.max_allocated = self.reserved = self.max_reserved = 0
+        self.allocations = self.driver_allocations = 0
+        self.poison = False
+        self.owner = ""
+        self._lock = threading.RLock()  # a finalizer may give a block back in the middle of `take`
+
+    def take(self, nbytes: int, stream: int) -> Block:
+        """A block of at least `nbytes`, contents undefined.
+
+        Raises:
+            OutOfMemoryError: naming the request, what is free and the biggest holders.
+        """
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
+        with self._lock:
+            arena = self.private or self.arenas.get(stream) or self._arena(stream)
+            blocks = arena.quick.get(size)
+            block = blocks.pop() if blocks else self._slow(arena, size)
+            block.owner = self.owner
+            self.allocations += 1
+            self.allocated += block.size
+            if self.allocated > self.max_allocated:
+                self.max_allocated = self.allocated
+        if self.poison:
+            self.driver.fill(block.pointer, 0xFF, block.size, stream)
+        return block
+
+    def _arena(self, stream: int) -> Arena:
+        return self.arenas.setdefault(stream, Arena(self))
+
+    def _slow(self, arena: Arena, size: int) -> Block:
+        try:
+            return arena.take(size)
+        except OutOfDeviceMemory:
+            pass
+        self.driver.synchronize()
+        for other in self.arenas.values():
+            other.release()
+        try:
+            return arena.take(size)
+        except OutOfDeviceMemory:
+            raise OutOfMemoryError(self._explain(size), next=self._advice()) from None
+
+    def give(self, block: Block) -> None:
+        """Take a block back for reuse in its stream's order."""
+        with self._lock:
+            self.allocated -= block.size
+            block.arena.quick.setdefault(block.size, []).append(block)
+
+    def reserve(self, nbytes: int) -> int:
+        """A segment from the driver; raises OutOfDeviceMemory."""
+        pointer = self.driver.allocate(nbytes)
+        self.driver_allocations += 1
+        self.segments[pointer] = nbytes
+        self.reserved += nbytes
+        self.max_reserved = max(self.max_reserved, self.reserved)
+        return pointer
+
+    def unreserve(self, pointer: int, nbytes: int) -> None:
+        """Give a segment back to the driver."""
+        del self.segments[pointer]
+        self.reserved -= nbytes
+        self.driver.free(pointer)
+
+    def empty_cache(self) -> None:
+        """Give every segment without a block in use back to the driver."""
+        with self._lock:
+            self.driver.synchronize()
+            for arena in self.arenas.values():
+                arena.release()
+
+    def reset_peak(self) -> None:
+        """Let the peaks start from what is in use now."""
+        self.max_allocated, self.max_reserved = self.allocated, self.reserved
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Every block by address: segment, size, whether it is in use, and the op that asked for it."""
+        with self._lock:
+            found = []
+            arenas = [*self.arenas.values(), *([self.private] if self.private else [])]
+            for arena in arenas:
+                idle = {b.pointer for blocks in arena.quick.values() for b in blocks}
+                for block in arena.blocks.values():
+                    used = not block.free and block.pointer not in idle
+                    found.append(
+                        {
+                            "address": block.pointer,
+                            "size": block.size,
+                            "state": "allocated" if used else "free",
+                            "op": block.owner if used else "",
+                        }
+                    )
+            return sorted(found, key=lambda row: row["address"])
+
+    def _explain(self, size: int) -> str:
+        free, total = self.driver.memory_info()
+        holders: Counter[str] = Counter()
+        for row in self.snapshot():
+            if row["state"] == "allocated":
+                holders[row["op"] or "tensors"] += row["size"]
+        biggest = ", ".join(f"{name} {_readable(n)}" for name, n in holders.most_common(3))
+        what = f" for {self.owner}" if self.owner else ""
+        return (
+            f"cuda:{self.driver.index} has no room for {_readable(size)}{what}: {_readable(free)} of {_readable(total)} "
+            f"are free, Genesis holds {_readable(self.allocated)} in tensors and {_readable(self.reserved)} in all"
+            + (f"; made by {biggest}" if biggest else "")
+        )
+
+    def _advice(self) -> str:
+        return "lower train.batch_size or data.seq_len, or set train.activation_checkpointing to full"
+
+
+def _readable(nbytes: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes} bytes"

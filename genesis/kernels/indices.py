@@ -1,0 +1,60 @@
+"""How kernels walk strided memory: dimensions merged on the host, offsets from a linear index on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+
+from genesis.shapes import Shape
+
+__all__ = ["collapse", "is_wide", "offsets"]
+
+
+def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
+    """The same elements in as few dimensions as all operands allow, in the same order.
+
+    Returns:
+        The merged sizes and, for each operand, its strides. At least one dimension.
+    """
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        if sizes and all(m[-1] == s[axis] * size for m, s in zip(merged, strides, strict=True)):
+            sizes[-1] *= size
+            for m, s in zip(merged, strides, strict=True):
+                m[-1] = s[axis]
+            continue
+        sizes.append(size)
+        for m, s in zip(merged, strides, strict=True):
+            m.append(s[axis])
+    if not sizes:
+        return ((1,), *((1,) for _ in strides))
+    return (tuple(sizes), *(tuple(m) for m in merged))
+
+
+def is_wide(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
+    """Whether an element index or an offset passes 2^31."""
+    count = 1
+    for size in sizes:
+        count *= size
+    reach = [sum(abs(st) * (s - 1) for s, st in zip(sizes, each, strict=True)) for each in strides]
+    # room for the last, partly masked tile
+    return max(count, *reach, 0) > (1 << 31) - (1 << 17)
+
+
+@triton.jit
+def offsets(i, sizes, strides, DIMS: tl.constexpr):
+    """Offsets of the elements with linear (row-major) indices i."""
+    o = i * 0
+    for back in tl.static_range(DIMS):
+        axis: tl.constexpr = DIMS - 1 - back
+        if axis == 0:
+            o += i * strides[axis]
+        else:
+            o += (i % sizes[axis]) * strides[axis]
+            i = i // sizes[axis]
+    return o

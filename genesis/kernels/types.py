@@ -1,0 +1,64 @@
+"""Element types inside kernels: Triton's names for ours, the type to compute in, and conversion between types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.dtypes import ALL, DType, float32
+
+__all__ = ["TRITON", "converted", "work_type"]
+
+TRITON = {
+    "float64": tl.float64,
+    "float32": tl.float32,
+    "float16": tl.float16,
+    "bfloat16": tl.bfloat16,
+    "int64": tl.int64,
+    "int32": tl.int32,
+    "int16": tl.int16,
+    "int8": tl.int8,
+    "uint8": tl.uint8,
+    "bool": tl.int1,
+}
+
+
+def work_type(dtype: DType) -> DType:
+    """The type in which a dtype is computed: float32 for 2-byte floats."""
+    return float32 if dtype.is_floating_point and dtype.itemsize == 2 else dtype
+
+
+@triton.jit
+def converted(x, TYPE: tl.constexpr):
+    """x in another type: a float goes to an integer towards zero, anything but 0 is True."""
+    if tl.int1 == TYPE:
+        return x != 0
+    elif x.dtype == tl.int1:
+        return x.to(tl.int8).to(TYPE)
+    elif x.dtype == tl.float64 and TYPE.primitive_bitwidth == 16:
+        return x.to(tl.float32).to(TYPE)
+    elif x.dtype.is_floating() and not TYPE.is_floating() and TYPE.primitive_bitwidth < 32:
+        return x.to(tl.int32).to(TYPE)
+    else:
+        return x.to(TYPE)
+
+
+if is_interpreted():  # which cuts bfloat16 off where a GPU rounds, and reads it as integers
+    _NUMPY = {TRITON[d.name]: d.numpy for d in ALL}
+
+    def converted(x: Any, TYPE: Any) -> Any:
+        """The same on the numpy values behind an interpreted tile."""
+        target = getattr(TYPE, "value", TYPE)
+        values = x.handle.data
+        if x.dtype == tl.bfloat16 and values.dtype == np.uint16:
+            values = values.view(_NUMPY[tl.bfloat16])
+        with np.errstate(all="ignore"):
+            values = values.astype(_NUMPY[target])
+        if target == tl.bfloat16:
+            values = values.view(np.uint16)
+        kind = tl.block_type(target, list(x.shape)) if x.shape else target
+        return tl.tensor(type(x.handle)(values, target), kind)
