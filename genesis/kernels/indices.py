@@ -50,11 +50,7 @@ def is_wide(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
 def offsets(i, sizes, strides, DIMS: tl.constexpr):
     """Offsets of the elements with linear (row-major) indices i."""
     o = i * 0
-    for back in tl.static_range(DIMS):
-        axis: tl.constexpr = DIMS - 1 - back
-        if axis == 0:
-            o += i * strides[axis]
-        else:
-            o += (i % sizes[axis]) * strides[axis]
-            i = i // sizes[axis]
-    return o
+    for back in tl.static_range(DIMS - 1):
+        o += (i % sizes[DIMS - 1 - back]) * strides[DIMS - 1 - back]
+        i = i // sizes[DIMS - 1 - back]
+    return o + i * strides[0]

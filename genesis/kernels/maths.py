@@ -17,17 +17,19 @@ from genesis.backend.cuda.driver import is_interpreted
 
 __all__ = [
     "cos",
+    "divide",
     "erf",
     "exp",
     "exp2",
     "expm1",
-    "isnan",
+    "fmod",
     "log",
     "log1p",
     "log2",
     "log10",
     "power",
     "rint",
+    "root",
     "sin",
     "tan",
     "tanh",
@@ -111,8 +113,20 @@ def power(x, p):
 
 
 @triton.jit
-def isnan(x):
-    return x != x
+def fmod(x, y):
+    return libdevice.fmod(x, y)
+
+
+@triton.jit
+def divide(x, y):
+    """x / y rounded to nearest (Triton's own division of float32 is off by up to two units)."""
+    return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
+
+
+@triton.jit
+def root(x):
+    """The square root rounded to nearest."""
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
 def _on_host(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
@@ -134,3 +148,4 @@ if is_interpreted():
     log, log2, log10, log1p = _on_host(np.log), _on_host(np.log2), _on_host(np.log10), _on_host(np.log1p)
     sin, cos, tan, tanh = _on_host(np.sin), _on_host(np.cos), _on_host(np.tan), _on_host(np.tanh)
     rint, trunc, power, erf = _on_host(np.rint), _on_host(np.trunc), _on_host(np.power), _on_host(erf_values)
+    fmod, divide, root = _on_host(np.fmod), _on_host(np.divide), _on_host(np.sqrt)
