@@ -11,6 +11,7 @@ import numpy as np
 from genesis.backend import Device
 from genesis.backend.cuda.driver import driver_for
 from genesis.backend.cuda.memory import Block, Pool
+from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.twins import twins
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
@@ -127,7 +128,7 @@ def _key(op: Op, operands: tuple[Array, ...], inputs: tuple[Any, ...], attrs: di
     layouts = [(a.shape, a.strides, a.dtype, a.data_ptr() & 15) for a in operands]
     numbers = [None if hasattr(x, "storage") else _exact(x) for x in inputs]
     same = [i for i, a in enumerate(operands) for b in operands[:i] if a is b]
-    key = (op.name, *layouts, *numbers, *same, *((k, _exact(v)) for k, v in attrs.items()))
+    key = (op.name, allow_tf32.on, *layouts, *numbers, *same, *((k, _exact(v)) for k, v in attrs.items()))
     try:
         hash(key)
     except TypeError:

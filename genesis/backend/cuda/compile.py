@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from genesis.backend.cuda.descriptor import Facts
 from genesis.backend.cuda.signature import Signature
 
 __all__ = ["Binary", "binary", "cache_folder", "compile_kernel"]
@@ -28,12 +29,14 @@ class Binary(NamedTuple):
         name: the kernel's name in it.
         shared: bytes of dynamic shared memory.
         warps: warps a block.
+        descriptors: for each descriptor among the arguments, how its tensor map is to be made.
     """
 
     image: bytes
     name: str
     shared: int
     warps: int
+    descriptors: tuple[Facts, ...] = ()
 
 
 def cache_folder() -> Path:
@@ -77,7 +80,8 @@ def _read(path: Path) -> Binary | None:
         facts = json.loads(header)
         if facts["sha256"] != hashlib.sha256(image).hexdigest():
             return None
-        return Binary(image, str(facts["name"]), int(facts["shared"]), int(facts["warps"]))
+        maps = tuple(Facts(int(s), int(k), int(i), tuple(map(int, box))) for s, k, i, box in facts["descriptors"])
+        return Binary(image, str(facts["name"]), int(facts["shared"]), int(facts["warps"]), maps)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -89,6 +93,7 @@ def _write(path: Path, made: Binary) -> None:
         "name": made.name,
         "shared": made.shared,
         "warps": made.warps,
+        "descriptors": made.descriptors,
     }
     temporary = ""
     try:
@@ -122,7 +127,10 @@ def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int
         triton.knobs.cache.dir = _scratch().name
         made = triton.compile(source, target=target, options=options)
     facts = made.metadata
-    return Binary(made.asm["cubin"], facts.name, int(facts.shared), int(facts.num_warps))
+    maps = tuple(
+        Facts(m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"])) for m in facts.tensordesc_meta or ()
+    )
+    return Binary(made.asm["cubin"], facts.name, int(facts.shared), int(facts.num_warps), maps)
 
 
 def _for_triton(kernel: Any, signature: Signature) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.backend.cuda.compile import binary
+from genesis.backend.cuda.descriptor import MAP_BYTES, Facts, encoder, is_descriptor
 from genesis.backend.cuda.driver import Driver, Function, is_interpreted
 from genesis.backend.cuda.signature import Signature, describe, is_array
 
@@ -33,6 +34,7 @@ class Compiled(NamedTuple):
     function: Function
     threads: int
     shared: int
+    descriptors: tuple[Facts, ...]
 
 
 _compiled: dict[Any, Compiled] = {}
@@ -134,8 +136,8 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
     Args:
         kernel: a function under `triton.jit`. Its constexpr parameters come last and are given by keyword.
         grid: programs, in up to three dimensions; nothing is launched where one is 0.
-        args: arrays (passed as pointers), integers, floats (float32, or float64 as `Double`), None, and tuples of
-            integers, in the kernel's order.
+        args: arrays (passed as pointers), tensor descriptors, integers, floats (float32, or float64 as `Double`),
+            None, and tuples of integers, in the kernel's order. At least one array.
         keywords: the constants, and Triton's options num_warps, num_stages, maxnreg.
     """
     from genesis.backend.cuda import backend_of
@@ -203,16 +205,21 @@ def _native(
     if found is None:
         made = binary(kernel, signature, driver.properties.capability)
         function = driver.load(made.image, made.name, made.shared)
-        found = _compiled[key] = Compiled(function, 32 * made.warps, made.shared)
-    function, threads, shared = found
+        found = _compiled[key] = Compiled(function, 32 * made.warps, made.shared, made.descriptors)
+    function, threads, shared, facts = found
     values = list(_flatten(args, signature.types))
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
-    words = (ctypes.c_uint64 * extent)()
-    base = ctypes.addressof(words)
+    words, base = _aligned_words(extent + len(facts))  # behind the parameters: the address of each descriptor
     pointers = (ctypes.c_uint64 * max(len(function.parameters), 1))(*(base + at for at, _ in function.parameters))
-    places, arrays = [], []
+    places, arrays, maps = [], [], []
     for (at, size), value in zip(function.parameters, values, strict=False):  # Triton's own scratch pointers follow: 0
-        if is_array(value):
+        if is_descriptor(value):
+            where = extent + len(maps)
+            words[where] = value.array.data_ptr()
+            places.append((where, Source(0, 0)))
+            arrays.append(value.array)
+            maps.append((where, base + at, encoder(facts[len(maps)], value.shape, value.strides, value.tf32).map))
+        elif is_array(value):
             words[at // 8] = value.data_ptr()
             places.append((at // 8, Source(0, 0)))
             arrays.append(value)
@@ -223,7 +230,19 @@ def _native(
     def run(stream: int, alive: Any = pointers) -> None:
         driver.launch(handle, grid, threads, shared, stream, array)
 
-    return Step(run, tuple(places), words), arrays
+    def run_with_maps(stream: int) -> None:
+        for where, target, made in maps:
+            ctypes.memmove(target, made(words[where]), MAP_BYTES)
+        run(stream)
+
+    return Step(run_with_maps if maps else run, tuple(places), words), arrays
+
+
+def _aligned_words(count: int) -> tuple[Any, int]:
+    """`count` words of 8 bytes that start at a multiple of 64, as tensor maps among the parameters must; and where."""
+    room = (ctypes.c_uint64 * (count + 7))()
+    skip = -ctypes.addressof(room) % 64
+    return (ctypes.c_uint64 * count).from_buffer(room, skip), ctypes.addressof(room) + skip
 
 
 def _put(address: int, size: int, value: Any) -> None:
@@ -243,6 +262,8 @@ def _flatten(args: Any, types: Any) -> Any:
             yield from _flatten(value, entry)
         elif isinstance(entry, str):
             yield value
+            if is_descriptor(value):  # its sizes and strides are parameters, too
+                yield from value.values
 
 
 class _Pointer:
@@ -277,10 +298,16 @@ def _interpreted(
     driver: Driver, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Step, list[Array]]:
     """A launch in Triton's interpreter."""
-    arrays = [a for a in args if is_array(a)]
+    arrays = [a.array if is_descriptor(a) else a for a in args if is_array(a) or is_descriptor(a)]
     words = (ctypes.c_uint64 * max(len(arrays), 1))(*(a.data_ptr() for a in arrays))
     numbers = iter(range(len(arrays)))
-    values = [_Pointer(words, next(numbers), a.dtype) if is_array(a) else a for a in args]
+
+    def value(a: Any) -> Any:
+        if is_descriptor(a):
+            return a.interpreted(_Pointer(words, next(numbers), a.array.dtype))
+        return _Pointer(words, next(numbers), a.dtype) if is_array(a) else a
+
+    values = [value(a) for a in args]
     constants = {k: v for k, v in keywords.items() if k not in _OPTIONS}
     describe(args)  # the same arguments are refused
 

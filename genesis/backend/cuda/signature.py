@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from genesis.backend.cuda.descriptor import is_descriptor
 from genesis.dtypes import DType
 
 __all__ = ["Double", "Signature", "describe", "is_array", "pointer_type"]
@@ -35,7 +36,7 @@ class Signature(NamedTuple):
 
     Attributes:
         types: one entry an argument: a string such as "*fp32" or "i32", with a trailing ":16" where 16 divides the
-            value; a pair for a constant; a tuple of entries for a tuple.
+            value, or "tensordesc<bf16[128, 64]>"; a pair for a constant; a tuple of entries for a tuple.
         constants: the keyword constants, sorted by name.
         options: num_warps and num_stages and the like, sorted by name.
     """
@@ -61,6 +62,8 @@ def describe(value: Any, nested: bool = False, specialize: bool = True) -> Any:
         return pointer_type(value.dtype) + (":16" if value.data_ptr() % 16 == 0 else "")
     if isinstance(value, bool) or value is None:
         return ("constexpr", value)
+    if is_descriptor(value):
+        return f"tensordesc<{_NAMES[value.array.dtype.name]}{list(value.block)}>"
     if isinstance(value, int):
         if specialize and (value == 1 or (nested and value == 0)):
             return ("constexpr", value)

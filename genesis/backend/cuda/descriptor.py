@@ -1,0 +1,147 @@
+"""Tensor descriptors: regions of device memory that the copy engine of Hopper and newer (TMA) walks in boxes.
+
+A `Descriptor` is a kernel's argument. Its machine form is a tensor map of 128 bytes which holds the address, so a
+replayed launch needs another map for every other address: `Encoder` makes and keeps them, one encoder for each layout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from genesis.errors import DeviceError
+from genesis.shapes import Shape
+
+if TYPE_CHECKING:
+    from genesis.array import Array
+
+__all__ = ["MAP_BYTES", "Descriptor", "Encoder", "Facts", "encoder", "is_describable", "is_descriptor"]
+
+MAP_BYTES = 128
+KEPT = 1024  # maps an encoder keeps; a pool hands out few addresses for one layout
+# Numbers of CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapL2promotion and CUtensorMapFloatOOBfill.
+_FLOAT32, _TFLOAT32 = 7, 11
+_NO_INTERLEAVE, _L2_128, _FILL_ZERO = 0, 2, 0
+_TRITON_TYPES = {8: 10, 9: 8, 10: 9}  # where Triton's number of an element type differs from the driver's
+
+
+class Facts(NamedTuple):
+    """What the compiler chose for one descriptor of a kernel: swizzle, element type, bytes an element, box."""
+
+    swizzle: int
+    kind: int
+    item: int
+    box: tuple[int, ...]
+
+
+class Descriptor:
+    """A kernel's argument: a region of an array, loaded and stored in boxes of `block` elements.
+
+    Reads beyond `shape` give 0 and writes beyond it are dropped.
+
+    Args:
+        array: gives the address (its own shape is not used) and the dtype.
+        shape, strides: the region, at most 5 dimensions, strides in elements; the last one is 1, the others are
+            multiples of 16 bytes.
+        block: a power of 2 in each dimension.
+        tf32: round float32 to tf32 on the way to shared memory.
+    """
+
+    __slots__ = ("array", "block", "shape", "strides", "tf32")
+
+    def __init__(self, array: Array, shape: Shape, strides: Shape, block: Shape, tf32: bool = False) -> None:
+        assert len(shape) == len(strides) == len(block) <= 5, (shape, strides, block)
+        assert is_describable(array, shape, strides), (shape, strides, array.dtype)
+        self.array, self.shape, self.strides, self.block, self.tf32 = array, shape, strides, block, tf32
+
+    @property
+    def values(self) -> Shape:
+        """What follows the map among the kernel's parameters."""
+        return (*self.shape, *self.strides)
+
+    def interpreted(self, pointer: Any) -> Any:
+        """The same for Triton's interpreter, with `pointer` in the place of the array."""
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        return TensorDescriptor(pointer, list(self.shape), list(self.strides), list(self.block))
+
+
+def is_descriptor(value: object) -> bool:
+    """Whether a kernel's argument is a descriptor."""
+    return isinstance(value, Descriptor)
+
+
+def is_describable(array: Array, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the copy engine can address a region: base and strides in multiples of 16 bytes, the last stride 1."""
+    item = array.dtype.itemsize
+    return (
+        array.data_ptr() % 16 == 0
+        and strides[-1] == 1
+        and all(0 < size < 1 << 31 for size in shape)
+        and all(st * item % 16 == 0 and 0 < st * item < 1 << 40 for st in strides[:-1])
+    )
+
+
+class Encoder:
+    """Makes the tensor maps of one layout, and keeps the latest of them by address."""
+
+    def __init__(self, facts: Facts, shape: Shape, strides: Shape, tf32: bool) -> None:
+        kind = _TFLOAT32 if tf32 and facts.kind == _FLOAT32 else _TRITON_TYPES.get(facts.kind, facts.kind)
+        self.what = f"a tensor map of shape {shape}, strides {strides}, box {facts.box}, type {kind}"
+        rank = len(shape)
+        sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
+        steps = (ctypes.c_uint64 * rank)(*(stride * facts.item for stride in reversed(strides[:-1])))
+        box = (ctypes.c_uint32 * rank)(*reversed(facts.box))
+        ones = (ctypes.c_uint32 * rank)(*(1,) * rank)
+        self._before = (kind, rank)
+        self._after = (sizes, steps, box, ones, _NO_INTERLEAVE, facts.swizzle, _L2_128, _FILL_ZERO)
+        reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) * facts.item
+        self._small = reach + 1 < 128 << 10
+        self._maps: dict[int, bytes] = {}
+
+    def map(self, address: int) -> bytes:
+        """The 128 bytes for the region at `address`.
+
+        Raises:
+            DeviceError: if the driver refuses the layout.
+        """
+        found = self._maps.get(address)
+        if found is None:
+            if len(self._maps) >= KEPT:
+                self._maps.pop(next(iter(self._maps)))
+            found = self._maps[address] = self._made(address)
+        return found
+
+    def _made(self, address: int) -> bytes:
+        encode, is_old = _entry()
+        buffer = (ctypes.c_uint64 * (MAP_BYTES // 8 + 8))()  # the driver wants 64-byte alignment
+        at = -(-ctypes.addressof(buffer) // 64) * 64
+        code = encode(at, *self._before, address, *self._after)
+        if code:
+            raise DeviceError(f"{self.what} at {address:#x} failed with error {code}", next="report this as a bug")
+        if is_old and self._small:  # these drivers mark regions under 128 KiB wrongly; CUTLASS clears the same bit
+            ctypes.c_uint64.from_address(at + 8).value &= ~(1 << 21)
+        return ctypes.string_at(at, MAP_BYTES)
+
+
+@functools.cache
+def _entry() -> tuple[Callable[..., int], bool]:
+    """cuTensorMapEncodeTiled itself (cuda-python's wrapper returns maps in memory of any alignment), and whether the
+    driver is of those up to 13.1.
+    """
+    from cuda.bindings import driver as cuda
+
+    code, pointer, _ = cuda.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0)
+    if code or not pointer:
+        raise DeviceError("the NVIDIA driver has no tensor maps", next="install a driver for CUDA 12.0 or newer")
+    u32, address = ctypes.c_uint32, ctypes.c_void_p
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, address, u32, u32, address, *(address,) * 4, u32, u32, u32, u32)
+    return kind(int(pointer)), int(cuda.cuDriverGetVersion()[1]) <= 13010
+
+
+@functools.lru_cache(4096)
+def encoder(facts: Facts, shape: Shape, strides: Shape, tf32: bool) -> Encoder:
+    """The encoder of a layout."""
+    return Encoder(facts, shape, strides, tf32)

@@ -1,0 +1,88 @@
+"""Errors that only the data shows, found by kernels and raised at the next wait for the device, without one of their own.
+
+A kernel that meets a bad index touches no memory with it and leaves one 64-bit word in pinned host memory: the number of
+a site (an op and a dimension's size) and the index. The host looks at the word after each synchronisation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import NamedTuple
+
+from genesis.array import Array
+from genesis.backend import Device
+from genesis.backend.cuda import CudaStorage, backend_of
+from genesis.dtypes import int64
+from genesis.errors import IndexRangeError, ShapeError
+
+__all__ = ["check", "flag", "site"]
+
+INDEX_BITS = 32  # of the word; the site's number stands above them
+
+
+class Site(NamedTuple):
+    """Where an index can be wrong.
+
+    Attributes:
+        op: what found it.
+        dim: the dimension that was indexed; None where the index counts something else.
+        size: the index must be smaller than that.
+        lowest: and not smaller than that.
+    """
+
+    op: str
+    dim: int | None
+    size: int
+    lowest: int
+
+
+_sites: list[Site | None] = [None]  # 0 says that nothing is wrong
+_numbers: dict[Site, int] = {}
+
+
+def site(op: str, dim: int | None, size: int, lowest: int = 0) -> int:
+    """The number by which kernels name a place where an index can be wrong."""
+    found = Site(op, dim, size, lowest)
+    if found not in _numbers:
+        _numbers[found] = len(_sites)
+        _sites.append(found)
+    return _numbers[found]
+
+
+@functools.cache
+def flag(device: Device) -> Array:
+    """The word of a device, `[1]` int64 in host memory that its kernels can write."""
+    backend = backend_of(device)
+    pointer = backend.driver.allocate_pinned(int64.itemsize)
+    ctypes.c_int64.from_address(pointer).value = 0
+    _words[device] = ctypes.c_int64.from_address(pointer)
+    # memory of no pool, so that a plan which is recorded now keeps its address
+    return Array(CudaStorage(backend.pool, None, pointer, int64.itemsize), (1,), (1,), int64, device)
+
+
+_words: dict[Device, ctypes.c_int64] = {}
+
+
+def check(device: Device) -> None:
+    """Raise what kernels have left since the last call; the device's stream has been waited for.
+
+    Raises:
+        IndexRangeError: naming op, dimension, size and index.
+        ShapeError: where a result's size that was told ahead is not that of the data.
+    """
+    word = _words.get(device)
+    if word is None or word.value == 0:
+        return
+    found, word.value = word.value, 0
+    place, index = _sites[found >> INDEX_BITS], ctypes.c_int32(found & 0xFFFFFFFF).value
+    assert place is not None, "a fault without a site"
+    if place.dim is None:
+        raise ShapeError(
+            f"{place.op}: the data gives {index} elements, size is {place.size}", next="take it from the counting op"
+        )
+    raise IndexRangeError(
+        f"{place.op}: index {index} is out of range for dimension {place.dim} of size {place.size}",
+        where=f"a kernel that ran on {device} before this wait; it read zeros there and wrote nothing",
+        next=f"use {place.lowest} to {place.size - 1}" if place.size else "an empty dimension has no elements to index",
+    )

@@ -1,0 +1,157 @@
+"""How a reduction is laid out on the GPU: which dimensions are walked together, tile sizes, and how far it is split.
+
+Pure arithmetic on shapes and strides. Equal layouts always give equal plans, so results do not change from run to run.
+Names: a reduction keeps K results, each made of R elements; a tile holds `keep` results × `fold` elements.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+
+from genesis.kernels.indices import collapse
+from genesis.shapes import Shape, contiguous_strides, numel
+
+__all__ = ["Layout", "Tiles", "arrange", "merge_tiles", "tiles"]
+
+PROGRAMS = 1056  # that run at once: 8 of 4 warps on each of 132 processors
+FEW = 96  # programs that keep the memory busy enough where a second launch would cost more than idle processors
+ROW = 32768  # bytes of a row up to which one program holds it whole
+SMALL = 1 << 22  # elements; an input of this size stays in the second-level cache, where short lines cost little
+
+
+class Layout(NamedTuple):
+    """The dimensions of a reduction, merged, in the order of memory.
+
+    Attributes:
+        kept, kept_in, kept_out: sizes of the kept dimensions, and their strides in the input and in the result.
+        reduced, steps: sizes of the reduced dimensions and their strides.
+        inner: whether neighbours in memory are reduced with each other (else they belong to different results).
+    """
+
+    kept: Shape
+    kept_in: Shape
+    kept_out: Shape
+    reduced: Shape
+    steps: Shape
+    inner: bool
+
+    @property
+    def results(self) -> int:
+        return numel(self.kept)
+
+    @property
+    def elements(self) -> int:
+        """How many elements each result is made of."""
+        return numel(self.reduced)
+
+
+class Tiles(NamedTuple):
+    """How the work is cut.
+
+    Attributes:
+        keep, fold: a tile's extents, powers of 2.
+        splits: programs that share the elements of a result.
+        span: elements that each of them takes, a multiple of `fold`.
+        warps: warps a program.
+    """
+
+    keep: int
+    fold: int
+    splits: int
+    span: int
+    warps: int
+
+
+def arrange(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False) -> Layout:
+    """The layout of a reduction of `axes` whose result is contiguous.
+
+    Args:
+        axes: sorted dimension indices.
+        ordered: keep the reduced elements in row-major order (where their positions matter).
+    """
+
+    def memory_order(dims: list[int]) -> list[int]:
+        return sorted(dims, key=lambda i: (strides[i] != 0, -strides[i]))  # repeated dimensions outermost
+
+    keep = [i for i in range(len(shape)) if i not in axes]
+    steps = dict(zip(keep, contiguous_strides(tuple(shape[i] for i in keep)), strict=True))
+    keep = memory_order(keep)
+    fold = list(axes) if ordered else memory_order(list(axes))
+    kept, kept_in, kept_out = collapse(
+        tuple(shape[i] for i in keep), tuple(strides[i] for i in keep), tuple(steps[i] for i in keep)
+    )
+    reduced, inner_steps = collapse(tuple(shape[i] for i in fold), tuple(strides[i] for i in fold))
+    return Layout(kept, kept_in, kept_out, reduced, inner_steps, _is_inner(kept, kept_in, reduced, inner_steps))
+
+
+def _is_inner(kept: Shape, kept_in: Shape, reduced: Shape, steps: Shape) -> bool:
+    def nearest(sizes: Shape, strides: Shape) -> int:
+        return min((st for s, st in zip(sizes, strides, strict=True) if s > 1 and st), default=1 << 62)
+
+    if numel(kept) == 1:
+        return True
+    return nearest(reduced, steps) < nearest(kept, kept_in)
+
+
+def tiles(layout: Layout, itemsize: int, states: int = 1) -> Tiles:
+    """How to cut a reduction.
+
+    Args:
+        itemsize: bytes of an input element.
+        states: numbers that are carried for each result; the more, the fewer fit into registers.
+    """
+    # 4 loads of 16 bytes for each of 128 threads
+    area = max(512, 4 * 128 * 16 // itemsize) // (1 if states == 1 else 2)
+    return (_inner if layout.inner else _outer)(layout, itemsize, area)
+
+
+def _inner(layout: Layout, itemsize: int, area: int) -> Tiles:
+    """Rows that lie together: one program holds one or several whole, longer ones are walked."""
+    results, elements = max(layout.results, 1), max(layout.elements, 1)
+    whole = triton.next_power_of_2(elements)
+    if whole * itemsize <= ROW and whole <= 4 * area:
+        fold = whole
+        run = triton.next_power_of_2(layout.reduced[-1])
+        short = max(1, 32 // run) if layout.steps[-1] and len(layout.reduced) > 1 else 1
+        wanted = max(1, area // fold, short)
+        # short rows share a program, but not so many that processors stay idle
+        keep = min(wanted, max(1, triton.next_power_of_2(results // PROGRAMS + 1) if fold >= 128 else wanted))
+        keep = min(keep, triton.next_power_of_2(results))
+        return Tiles(keep, fold, 1, whole, _warps(keep * fold, area))
+    fold = min(2 * area, whole)
+    return _split(1, fold, results, elements, 8 if fold > area else 4)
+
+
+def _outer(layout: Layout, itemsize: int, area: int) -> Tiles:
+    """Neighbours belong to different results: a tile takes a stretch of them, and rows enough to fill the loads."""
+    results, elements = max(layout.results, 1), max(layout.elements, 1)
+    stretch = 512 // itemsize  # 16 bytes for each thread of a warp
+    if results * elements <= SMALL:
+        stretch = 128 // itemsize
+    keep = min(stretch, triton.next_power_of_2(results))
+    fold = max(1, area // keep)
+    fold = min(fold, triton.next_power_of_2(elements))
+    return _split(keep, fold, -(-results // keep), elements, _warps(keep * fold, area))
+
+
+def _warps(count: int, area: int) -> int:
+    """Warps for a tile of `count` elements: 4 for a usual one, 8 for a large one, fewer where threads would idle."""
+    return 8 if count > area else 4 if count >= 512 else 2 if count >= 256 else 1
+
+
+def _split(keep: int, fold: int, programs: int, elements: int, warps: int) -> Tiles:
+    """Share the elements of a result among programs where results alone do not fill the processors."""
+    chunks = -(-elements // fold)
+    enough = programs >= PROGRAMS // 2 or chunks <= 2 or (programs >= FEW and chunks <= 16)
+    splits = 1 if enough else min(max(PROGRAMS // programs, 1), chunks)
+    span = -(-chunks // splits) * fold
+    return Tiles(keep, fold, -(-elements // span), span, warps)
+
+
+def merge_tiles(results: int, splits: int) -> Tiles:
+    """How to merge `splits` partial results, which lie as [splits, results]."""
+    fold = min(triton.next_power_of_2(splits), 1024)
+    keep = max(1, min(triton.next_power_of_2(results), 1024 // fold, 64))
+    return Tiles(keep, fold, 1, -(-splits // fold) * fold, 4 if keep * fold >= 256 else 1)
