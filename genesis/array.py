@@ -25,7 +25,7 @@ class Array:
         dtype, device: element type and place.
     """
 
-    __slots__ = ("__weakref__", "_np", "device", "dtype", "offset", "shape", "storage", "strides")
+    __slots__ = ("__weakref__", "_np", "device", "dtype", "layout", "offset", "shape", "storage", "strides")
 
     def __init__(
         self, storage: Storage, shape: Shape, strides: Shape, dtype: DType, device: Device = CPU, offset: int = 0
@@ -33,6 +33,7 @@ class Array:
         self.storage, self.shape, self.strides, self.dtype = storage, shape, strides, dtype
         self.device, self.offset = device, offset
         self._np: np.ndarray | None = None
+        self.layout: Any = None  # a device's backend keeps here what it knows about this combination of the above
 
     @property
     def ndim(self) -> int:

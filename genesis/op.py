@@ -174,6 +174,15 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array |
 
     Errors about shapes, dtypes and indices are given the op's name where they lack it.
     """
+    if out is None and op.view is None and not _observers:
+        for x in inputs:
+            if isinstance(x, Array):
+                if x.device is CPU:
+                    break
+                replayed = x.storage.backend.replay(op, inputs, attrs)
+                if replayed is None:
+                    break
+                return replayed
     started = time.perf_counter() if _observers else 0.0
     try:
         outputs = (op.view(*inputs, **attrs),) if op.view is not None else _compute(op, inputs, attrs, out)

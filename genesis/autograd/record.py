@@ -142,7 +142,7 @@ Edges = tuple[Edge | None, ...]
 
 
 def _edges(inputs: tuple[Any, ...]) -> Edges:
-    return tuple(x.edge() if isinstance(x, TensorBase) else None for x in inputs)
+    return tuple([x.edge() if isinstance(x, TensorBase) else None for x in inputs])
 
 
 def _node(op: Op, edges: Edges, arrays: tuple[Any, ...], outs: tuple[Array, ...], attrs: dict[str, Any]) -> Node:
@@ -161,15 +161,17 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         One tensor, or a tuple of them; integer and bool outputs never require a gradient. A float result of an op that
         has no gradient does require one where its inputs do, and says so when backward reaches it.
     """
-    arrays = tuple(x.array if isinstance(x, TensorBase) else x for x in inputs)
+    arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in inputs])
     if out is not None:
         return _apply_out(op, inputs, arrays, out, attrs)
     results = execute(op, arrays, attrs)
     node = None
-    if is_grad_enabled() and any(r.dtype.is_floating_point for r in results):
+    if is_grad_enabled():
         edges = _edges(inputs)
-        if any(e is not None for e in edges):
+        if any(edges) and any([r.dtype.is_floating_point for r in results]):
             node = _node(op, edges, arrays, results, attrs)
+    if len(results) == 1 and op.view is None:  # nearly all calls
+        return TensorBase.wrap(results[0], node if results[0].dtype.is_floating_point else None)
     tensors = tuple(
         TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
         for i, r in enumerate(results)

@@ -53,11 +53,16 @@ class Storage(Protocol):
     @property
     def pointer(self) -> int: ...
 
+    @property
+    def backend(self) -> Backend: ...
+
 
 class Backend(Protocol):
     """What a device must provide. `op` is a `genesis.op.Op`; arrays are `genesis.array.Array`."""
 
     def allocate(self, nbytes: int) -> Storage: ...
+
+    def replay(self, op: Any, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Any, ...] | None: ...
 
     def run(self, op: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None: ...
 

@@ -120,6 +120,11 @@ class CpuStorage:
     def pointer(self) -> int:
         return int(self.block.ctypes.data)
 
+    @property
+    def backend(self) -> CpuBackend:
+        """What runs ops on this memory."""
+        return backend
+
     # Bound now: at the interpreter's end the module's names may be gone before the last storage is.
     def __del__(
         self, give: Callable[[np.ndarray, bool], None] = pool.give, users: Callable[[object], int] = sys.getrefcount
@@ -134,6 +139,10 @@ class CpuBackend:
 
     def allocate(self, nbytes: int) -> CpuStorage:
         return CpuStorage(pool.take(nbytes), nbytes)
+
+    def replay(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Array, ...] | None:
+        """Nothing is remembered here: deciding is cheap beside numpy's work."""
+        return None
 
     def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
         out = outputs[0].view_np() if len(outputs) == 1 else tuple(o.view_np() for o in outputs)

@@ -32,8 +32,8 @@ def as_operand(value: Any, name: str) -> Any:
 
 def check_operands(name: str, *values: Any) -> tuple[Any, ...]:
     """All operands checked, at least one of them a tensor."""
-    checked = tuple(as_operand(v, name) for v in values)
-    if not any(isinstance(v, TensorBase) for v in checked):
+    checked = tuple([v if isinstance(v, TensorBase) else as_operand(v, name) for v in values])
+    if not any([isinstance(v, TensorBase) for v in checked]):
         raise DTypeError(f"{name} needs at least one tensor", next="wrap a number with genesis.tensor()")
     return checked
 

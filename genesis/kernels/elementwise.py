@@ -33,8 +33,8 @@ def read(p_x, i, sizes, strides, m, DIMS: tl.constexpr, NUMBER: tl.constexpr, WO
     """A tile of an operand in the type to compute in; a number fills the tile."""
     if NUMBER:
         return tl.full(i.shape, p_x, WORK)
-    x = tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=m)
-    return converted(x, WORK)
+    else:
+        return converted(tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=m), WORK)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from genesis.kernels.indices import is_wide, offsets
 from genesis.kernels.reduce_plan import Layout, Tiles, merge_tiles, tiles
 from genesis.kernels.types import TRITON, converted, work_type
 
-__all__ = ["Recipe", "fold_into", "partials"]
+__all__ = ["Recipe", "first_state", "fold_into", "number", "partials", "reads"]
 
 
 class Recipe(NamedTuple):
@@ -78,19 +78,22 @@ def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, 
     program, split = tl.program_id(0), tl.program_id(1)
     if WIDE_K:
         program = program.to(tl.int64)
-    begin = split
-    if WIDE_R:
-        begin = begin.to(tl.int64)
-    begin = begin * span
+    begin, length = 0, nr
+    if p_a is not None:
+        begin = (split.to(tl.int64) if WIDE_R else split) * span
+        length = tl.minimum(span, nr - begin)
+        if TAIL == 16:  # or the compiler would not know that whole vectors are masked together
+            length = tl.multiple_of(length, 16)
     i_k = program * BK + tl.arange(0, BK)
     m_k = i_k < nk
     p_k = tl.expand_dims(p_x + offsets(i_k, sizes_k, sx, KDIMS), AXIS)
     m_x = tl.expand_dims(m_k, AXIS)
     i_r = begin + tl.arange(0, BR)
+    if WIDE_R:
+        i_r = i_r.to(tl.int64)
     ROWS: tl.constexpr = BK if AXIS == 1 else BR
     COLUMNS: tl.constexpr = BR if AXIS == 1 else BK
     state = INIT(tl.full((ROWS, COLUMNS), IDENTITY, WORK), tl.expand_dims(i_r, 1 - AXIS))
-    length = tl.minimum(span, nr - begin)
     if LOOP:
         for chunk in range(0, length // BR):  # whole ones need no mask along R, so odd lengths are loaded in vectors
             r = i_r + chunk * BR
@@ -100,10 +103,9 @@ def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, 
     if TAIL:
         last = length // BR
         r = i_r + last * BR
-        m = m_x & tl.expand_dims(r < nr, 1 - AXIS)
+        m = m_x & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)
         o_r = tl.expand_dims(offsets(r, sizes_r, sr, RDIMS), 1 - AXIS)
         x = converted(tl.load(p_k + o_r, mask=m, other=0), READ)
-        m = m & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)
         state = chosen(m, STEP(state, x, tl.expand_dims(r, 1 - AXIS), last, argument), state, STATES)
     state = tl.reduce(state, AXIS, MERGE)
     if p_a is None:
@@ -122,11 +124,10 @@ def load_states(p_a, p_b, p_c, o, m):
     a = tl.load(p_a + o, mask=m, other=0)
     if p_b is None:
         return (a,)
-    b = tl.load(p_b + o, mask=m, other=0)
-    if p_c is None:
-        return (a, b)
+    elif p_c is None:
+        return (a, tl.load(p_b + o, mask=m, other=0))
     else:
-        return (a, b, tl.load(p_c + o, mask=m, other=0))
+        return (a, tl.load(p_b + o, mask=m, other=0), tl.load(p_c + o, mask=m, other=0))
 
 
 @triton.jit
@@ -169,7 +170,7 @@ def merge(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes_k, so, INIT: tl.const
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
-def _reads(dtype: DType) -> DType:
+def reads(dtype: DType) -> DType:
     """What elements are turned into right after the load: float32 for 2-byte floats, int32 for narrow integers."""
     if dtype.is_floating_point:
         return work_type(dtype)
@@ -229,6 +230,11 @@ def partials(
     return a, b, c
 
 
+def _tail(elements: int, fold: int) -> int:
+    """0 where tiles fit, else what is known to divide the rest: 16 or 1."""
+    return 0 if elements % fold == 0 else 16 if elements % 16 == 0 else 1
+
+
 def _index(layout: Layout) -> DType:
     """The type of positions."""
     return int64 if is_wide(layout.reduced, layout.steps) else int32
@@ -248,9 +254,9 @@ def _launch_fold(
         fold, (triton.cdiv(layout.results, cut.keep), cut.splits), *outs, *parts, x, layout.results, layout.elements,
         cut.span, number(argument, work), layout.kept, layout.kept_in, layout.kept_out, layout.reduced, layout.steps,
         INIT=recipe.init, STEP=recipe.step, MERGE=recipe.merge, FINISH=recipe.finish, IDENTITY=recipe.identity,
-        STATES=recipe.states, READ=TRITON[_reads(x.dtype).name], WORK=TRITON[work.name], AXIS=int(layout.inner),
+        STATES=recipe.states, READ=TRITON[reads(x.dtype).name], WORK=TRITON[work.name], AXIS=int(layout.inner),
         KDIMS=len(layout.kept), RDIMS=len(layout.reduced), LOOP=layout.elements >= cut.fold,
-        TAIL=layout.elements % cut.fold != 0,
+        TAIL=_tail(layout.elements, cut.fold),
         WIDE_K=is_wide((*layout.kept, *layout.reduced), (*layout.kept_in, *layout.steps))
         or is_wide(layout.kept, layout.kept_out),
         WIDE_R=is_wide(layout.reduced, layout.steps), BK=cut.keep, BR=cut.fold, num_warps=cut.warps,

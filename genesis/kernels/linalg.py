@@ -1,4 +1,4 @@
-"""Twins of matrix products, and `matmul_into`, with which other twins multiply and finish the result in the same kernel.
+"""Twins of matrix products, and `matmul_into`, with which other twins multiply and finish in the same kernel.
 
 Two kernels do the work. `by_descriptors` stays resident, one program a processor, and has the copy engine of Hopper
 and newer fetch tiles through tensor descriptors; `by_pointers` computes one tile a program on any device and from any
@@ -25,10 +25,9 @@ from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, bfloat16, float32, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
-from genesis.kernels.matmul_tiles import Tile, choose
 from genesis.kernels.maths import exp, tanh
+from genesis.kernels.matmul_tiles import Tile, choose, parts
 from genesis.kernels.types import TRITON, converted, work_type
-from genesis.op import registry
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
 __all__ = ["matmul_into"]
@@ -50,16 +49,16 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, p_residual, alpha, so, WORK: tl.constexpr,
+def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK: tl.constexpr,
              EPILOGUE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The tile as it is stored: activation(alpha·acc + bias) + residual + what out held."""
     BIAS: tl.constexpr = EPILOGUE[0]
     if EPILOGUE[4]:
         b_acc = b_acc * alpha
     if BIAS == "n":
-        b_acc += converted(tl.load(p_bias + o_n, mask=o_n < n, other=0), WORK)[None, :]
+        b_acc += converted(tl.load(p_bias + o_n * step, mask=o_n < n, other=0), WORK)[None, :]
     if BIAS == "m":
-        b_acc += converted(tl.load(p_bias + o_m, mask=o_m < m, other=0), WORK)[:, None]
+        b_acc += converted(tl.load(p_bias + o_m * step, mask=o_m < m, other=0), WORK)[:, None]
     b_acc = activated(b_acc, EPILOGUE[1])
     if EPILOGUE[2] or EPILOGUE[3]:
         o = out_offsets(i_batch, o_m, o_n, so, WIDE)
@@ -121,27 +120,35 @@ def multiplied(d_a, d_b, b_acc, i_batch, batches, o_m, o_n, o_k, A_TURNED: tl.co
 
 
 @triton.jit
-def stored(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, p_residual, alpha, so, EPILOGUE: tl.constexpr,
-           STORE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+def stored(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE: tl.constexpr,
+           STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr,
+           BN: tl.constexpr):  # fmt: skip
     """Finish and store [BM, BN] at (o_m, o_n): through a descriptor of out or of outᵀ, or through pointers."""
     i_m, i_n = o_m + tl.arange(0, BM), o_n + tl.arange(0, BN)
-    b_y = finished(b_acc, i_batch, i_m, i_n, m, n, p_o, p_bias, p_residual, alpha, so, tl.float32, EPILOGUE, WIDE)
+    b_y = finished(b_acc, i_batch, i_m, i_n, m, n, p_o, p_bias, step, p_residual, alpha, so, tl.float32, EPILOGUE, WIDE)
     b_y = converted(b_y, p_o.dtype.element_ty)
     if STORE == "rows":
-        d_o.store([i_batch, o_m, o_n], b_y.reshape(1, BM, BN))
+        if BATCHED:
+            d_o.store([i_batch, o_m, o_n], b_y.reshape(1, BM, BN))
+        else:
+            d_o.store([o_m, o_n], b_y)
     elif STORE == "columns":
-        d_o.store([i_batch, o_n, o_m], b_y.T.reshape(1, BN, BM))
+        if BATCHED:
+            d_o.store([i_batch, o_n, o_m], b_y.T.reshape(1, BN, BM))
+        else:
+            d_o.store([o_n, o_m], b_y.T)
     else:
         b_mask = (i_m < m)[:, None] & (i_n < n)[None, :]
         tl.store(p_o + out_offsets(i_batch, i_m, i_n, so, WIDE), b_y, mask=b_mask)
 
 
 @triton.jit
-def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, p_residual, alpha, m, n, k, batches, so, whole, rest, share,
-                   A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr, B_SPREAD: tl.constexpr,
-                   TYPE: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, STORE: tl.constexpr,
-                   WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                   SPLIT: tl.constexpr, HALVES: tl.constexpr, SPECIALIZED: tl.constexpr):  # fmt: skip
+def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches, so, whole, rest,
+                   share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr,
+                   B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr,
+                   STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                   BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, HALVES: tl.constexpr,
+                   SPECIALIZED: tl.constexpr):  # fmt: skip
     """`whole` tiles from first to last k; then `rest` tiles in SPLIT parts of `share` steps each, kept in `p_parts`."""
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
@@ -159,13 +166,13 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, p_residual, alpha, m, n,
         if HALVES:  # half the registers at the store, and half the shared memory
             HALF: tl.constexpr = BN // 2
             b_left, b_right = tl.split(tl.permute(tl.reshape(b_acc, (BM, 2, HALF)), (0, 2, 1)))
-            stored(b_left, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, p_residual, alpha, so, EPILOGUE, STORE, WIDE,
-                   BM, HALF)  # fmt: skip
-            stored(b_right, d_o, i_batch, o_m, o_n + HALF, m, n, p_o, p_bias, p_residual, alpha, so, EPILOGUE, STORE,
-                   WIDE, BM, HALF)  # fmt: skip
+            stored(b_left, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE, STORE,
+                   BATCHED, WIDE, BM, HALF)  # fmt: skip
+            stored(b_right, d_o, i_batch, o_m, o_n + HALF, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE,
+                   STORE, BATCHED, WIDE, BM, HALF)  # fmt: skip
         else:
-            stored(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, p_residual, alpha, so, EPILOGUE, STORE, WIDE,
-                   BM, BN)  # fmt: skip
+            stored(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE, STORE,
+                   BATCHED, WIDE, BM, BN)  # fmt: skip
     if SPLIT > 1:
         for i_part in tl.range(start, rest * SPLIT, programs):
             i_batch, i_m, i_n = place(whole + i_part // SPLIT, tiles_m, tiles_n, GROUP)
@@ -179,8 +186,8 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, p_residual, alpha, m, n,
 
 
 @triton.jit
-def add_parts(p_o, p_parts, p_bias, p_residual, alpha, m, n, so, whole, EPILOGUE: tl.constexpr, WIDE: tl.constexpr,
-              BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,
+def add_parts(p_o, p_parts, p_bias, step, p_residual, alpha, m, n, so, whole, EPILOGUE: tl.constexpr,
+              WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,
               ROWS: tl.constexpr):  # fmt: skip
     """ROWS rows of a split tile: its parts added from first to last, finished, stored."""
     i_rest, i_rows = tl.program_id(0) // (BM // ROWS), tl.program_id(0) % (BM // ROWS)
@@ -191,6 +198,322 @@ def add_parts(p_o, p_parts, p_bias, p_residual, alpha, m, n, so, whole, EPILOGUE
     for i_part in range(1, SPLIT):
         b_acc += tl.load(p_part + i_part * (BM * BN))
     o_m, o_n = i_m * BM + i_row, i_n * BN + tl.arange(0, BN)
-    b_y = finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, p_residual, alpha, so, tl.float32, EPILOGUE, WIDE)
+    b_y = finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, tl.float32, EPILOGUE, WIDE)
     b_mask = (o_m < m)[:, None] & (o_n < n)[None, :]
     tl.store(p_o + out_offsets(i_batch, o_m, o_n, so, WIDE), converted(b_y, p_o.dtype.element_ty), mask=b_mask)
+
+
+# --- Tiles through pointers -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def by_pointers(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches, ba, bb, sa, sb, so,
+                DIMS: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr,
+                EPILOGUE: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+    """One tile a program; EVEN says that BK divides k."""
+    i_batch, i_m, i_n = place(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP)
+    o_m, o_n, o_k = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN), tl.arange(0, BK)
+    b_m, b_n = (o_m < m)[:, None], (o_n < n)[None, :]
+    x_batch, x_m, x_n, x_k = i_batch, o_m, o_n, o_k
+    if WIDE:
+        x_batch, x_m, x_n, x_k = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64), o_k.to(tl.int64)
+    p_x = p_a + offsets(x_batch, batches, ba, DIMS) + x_m[:, None] * sa[0] + x_k[None, :] * sa[1]
+    p_y = p_b + offsets(x_batch, batches, bb, DIMS) + x_k[:, None] * sb[0] + x_n[None, :] * sb[1]
+    b_acc = tl.zeros((BM, BN), WORK)
+    for i_k in range(tl.cdiv(k, BK)):
+        if EVEN:
+            b_x, b_y = tl.load(p_x, mask=b_m, other=0), tl.load(p_y, mask=b_n, other=0)
+        else:
+            m_k = o_k < k - i_k * BK
+            b_x = tl.load(p_x, mask=b_m & m_k[None, :], other=0)
+            b_y = tl.load(p_y, mask=b_n & m_k[:, None], other=0)
+        b_acc = tl.dot(converted(b_x, TYPE), converted(b_y, TYPE), b_acc, input_precision=PRECISION)
+        p_x += BK * sa[1]
+        p_y += BK * sb[0]
+    b_out = finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK, EPILOGUE, WIDE)
+    tl.store(p_o + out_offsets(i_batch, o_m, o_n, so, WIDE), converted(b_out, p_o.dtype.element_ty), mask=b_m & b_n)
+
+
+@triton.jit
+def by_terms(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches, ba, bb, sa, sb, so, DIMS: tl.constexpr,
+             WORK: tl.constexpr, EPILOGUE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr):  # fmt: skip
+    """One tile a program, a term of the sum at a time: for integers, which wrap around."""
+    i_batch, i_m, i_n = place(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), 8)
+    o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
+    x_batch, x_m, x_n = i_batch, o_m, o_n
+    if WIDE:
+        x_batch, x_m, x_n = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64)
+    p_x = p_a + offsets(x_batch, batches, ba, DIMS) + x_m * sa[0]
+    p_y = p_b + offsets(x_batch, batches, bb, DIMS) + x_n * sb[1]
+    b_acc = tl.zeros((BM, BN), WORK)
+    for _ in range(k):
+        b_x, b_y = tl.load(p_x, mask=o_m < m, other=0), tl.load(p_y, mask=o_n < n, other=0)
+        b_acc += converted(b_x, WORK)[:, None] * converted(b_y, WORK)[None, :]
+        p_x += sa[1]
+        p_y += sb[0]
+    b_out = finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK, EPILOGUE, WIDE)
+    b_mask = (o_m < m)[:, None] & (o_n < n)[None, :]
+    tl.store(p_o + out_offsets(i_batch, o_m, o_n, so, WIDE), converted(b_out, p_o.dtype.element_ty), mask=b_mask)
+
+
+# --- The product as the kernels take it -------------------------------------------------------------------------------
+
+
+class Factor(NamedTuple):
+    """An operand as matrices: strides along the batch dimensions, its rows and its columns."""
+
+    array: Array
+    batch: Shape
+    row: int
+    column: int
+
+    @property
+    def turned(self) -> Factor:
+        return self._replace(row=self.column, column=self.row)
+
+
+class Product(NamedTuple):
+    """o = a·b: [m, k] x [k, n] for each index of the merged batch dimensions."""
+
+    batches: Shape
+    m: int
+    n: int
+    k: int
+    a: Factor
+    b: Factor
+    o: Factor
+
+    @property
+    def swapped(self) -> Product:
+        """oᵀ = bᵀ·aᵀ."""
+        return Product(self.batches, self.n, self.m, self.k, self.b.turned, self.a.turned, self.o.turned)
+
+    @property
+    def matrices(self) -> int:
+        count = 1
+        for size in self.batches:
+            count *= size
+        return count
+
+
+class Finish(NamedTuple):
+    """What happens to the sum: see `matmul_into`. `bias` goes along "n", or along "m" in a swapped product."""
+
+    bias: Array | None
+    activation: str | None
+    residual: Array | None
+    accumulate: bool
+    alpha: float
+    along: str = "n"
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """EPILOGUE of the kernels."""
+        bias = self.along if self.bias is not None else ""
+        return bias, self.activation or "", self.residual is not None, self.accumulate, self.alpha != 1.0
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """p_bias, step, p_residual and alpha of the kernels."""
+        return self.bias, self.bias.strides[0] if self.bias is not None else 1, self.residual, float(self.alpha)
+
+    @property
+    def swapped(self) -> Finish:
+        return self._replace(along="m" if self.along == "n" else "n")
+
+
+def _product(out: Array, x: Array, y: Array) -> Product:
+    """Vectors as matrices, batches broadcast and merged; one product over all rows where y has no batch of its own."""
+    batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    m, n, k = (x.shape[-2] if x.ndim > 1 else 1), (y.shape[-1] if y.ndim > 1 else 1), x.shape[-1]
+    ba = broadcast_strides(x.shape[:-2], x.strides[:-2], batch)
+    bb = broadcast_strides(y.shape[:-2], y.strides[:-2], batch)
+    bo, tail = out.strides[: len(batch)], list(out.strides[len(batch) :])
+    row_x, row_o = (x.strides[-2], tail.pop(0)) if x.ndim > 1 else (0, 0)
+    column_y, column_o = (y.strides[-1], tail.pop(0)) if y.ndim > 1 else (0, 0)
+    row_y = y.strides[-2] if y.ndim > 1 else y.strides[0]
+    if not any(bb):
+        sizes, merged_x, merged_o = collapse((*batch, m), (*ba, row_x), (*bo, row_o))
+        if len(sizes) == 1:
+            batch, ba, bb, bo = (), (), (), ()
+            (m,), (row_x,), (row_o,) = sizes, merged_x, merged_o
+    batch, ba, bb, bo = collapse(batch, ba, bb, bo)
+    a, b = Factor(x, ba, row_x, x.strides[-1]), Factor(y, bb, row_y, column_y)
+    return Product(batch, m, n, k, a, b, Factor(out, bo, row_o, column_o))
+
+
+def _region(f: Factor, batches: Shape, rows: int, columns: int) -> tuple[bool, Shape, Shape, Shape] | None:
+    """How the copy engine sees a factor: whether it is turned (its rows the inner dimension), the region's shape and
+    strides, and for each batch dimension 1 where it moves along; None where it cannot be described.
+    """
+    turned = f.column != 1 and columns > 1
+    inner, outer, step = (rows, columns, f.column) if turned else (columns, rows, f.row)
+    if turned and f.row != 1 and rows > 1:
+        return None
+    grain = 16 // f.array.dtype.itemsize
+    step = step if outer > 1 else -(-inner // grain) * grain
+    spread = tuple(int(stride != 0 and size > 1) for stride, size in zip(f.batch, batches, strict=True))
+    sizes = tuple(size if moves else 1 for size, moves in zip(batches, spread, strict=True))
+    steps = tuple(stride if moves else step * outer for stride, moves in zip(f.batch, spread, strict=True))
+    if any(spread) or len(batches) > 1:
+        shape, strides = (*sizes, outer, inner), (*steps, step, 1)
+    else:
+        spread, shape, strides = (), (outer, inner), (step, 1)
+    if len(spread) > 2 or not is_describable(f.array, shape, strides):
+        return None
+    return turned, shape, strides, spread
+
+
+# --- Launching --------------------------------------------------------------------------------------------------------
+
+
+def matmul_into(
+    out: Array, a: Array, b: Array, *, bias: Array | None = None, activation: str | None = None,
+    residual: Array | None = None, accumulate: bool = False, alpha: float = 1.0,
+) -> None:  # fmt: skip
+    """out = activation(alpha·a·b + bias) + residual, plus what out held where `accumulate` is set.
+
+    Everything after the sum is computed in float32 (float64 for float64, the integers' own type for integers) and
+    rounded once.
+
+    Args:
+        out: `[..., m, n]`, contiguous, of any float dtype where the operands are floats.
+        a, b: `[..., m, k]` and `[..., k, n]` of one dtype and any strides; batch dimensions broadcast. A vector is a
+            row on the left and a column on the right, and its dimension is missing in out.
+        bias: `[n]`, with any stride.
+        activation: "relu", "gelu_tanh" or "silu".
+        residual: of out's shape, contiguous.
+    """
+    assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
+    if out.size == 0:
+        return
+    product = _product(out, a, b)
+    finish = Finish(bias, activation, residual, accumulate, alpha)
+    if not a.dtype.is_floating_point:
+        _launch_terms(product, finish)
+    elif not _launch_descriptors(product, finish):
+        _launch_pointers(product, finish)
+
+
+def _kind(dtype: DType) -> str:
+    """The row of the tile table."""
+    if dtype.itemsize == 2:
+        return "half"
+    return "tf32" if dtype is float32 and allow_tf32 else dtype.name
+
+
+def _dot_type(dtype: DType) -> Any:
+    """The type in which tiles are multiplied; the interpreter cannot multiply bfloat16."""
+    return TRITON[(float32 if is_interpreted() and dtype is bfloat16 else dtype).name]
+
+
+def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None = None) -> bool:
+    """Multiply with the copy engine; False where the device has none or it cannot address the operands."""
+    dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
+    kind = _kind(dtype)
+    if properties.capability < (9, 0) or kind not in ("half", "tf32") or p.k == 0:
+        return False
+    seen_a, seen_b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
+    if seen_a is None or seen_b is None or max(p.o.array.size, p.matrices) >= 1 << 45:
+        return False
+    layout = "nt"[seen_a[0]] + "nt"[seen_b[0]]
+    tile = tile or choose(kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
+    if tile.swapped:
+        p, finish = p.swapped, finish.swapped
+        seen_a, seen_b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
+        assert seen_a is not None and seen_b is not None
+    _launch_persistent(p, finish, tile, seen_a, seen_b, kind == "tf32", properties.processors)
+    return True
+
+
+def _descriptor(f: Factor, seen: Any, rows: int, columns: int, tf32: bool) -> Descriptor:
+    turned, shape, strides, spread = seen
+    block = (columns, rows) if turned else (rows, columns)
+    return Descriptor(f.array, shape, strides, (*(1,) * len(spread), *block), tf32)
+
+
+def _launch_persistent(
+    p: Product, finish: Finish, t: Tile, seen_a: Any, seen_b: Any, tf32: bool, processors: int
+) -> None:
+    """Launch `by_descriptors`, and `add_parts` where tiles are split."""
+    out, dtype = p.o.array, p.a.array.dtype
+    tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
+    steps = triton.cdiv(p.k, t.bk)
+    split = min(t.split or parts(tiles, steps, processors), steps)
+    share = triton.cdiv(steps, split)
+    split = triton.cdiv(steps, share)  # no part is empty
+    whole = tiles if split == 1 else tiles // processors * processors
+    rest = tiles - whole
+    halves = t.bn >= 256
+    seen_o = _region(p.o, p.batches, p.m, p.n) if whole else None
+    d_o = None if seen_o is None else _descriptor(p.o, seen_o, t.bm, t.bn // 2 if halves else t.bn, False)
+    partial = empty((max(rest, 1) * split * t.bm * t.bn,), float32, out.device) if split > 1 else None
+    so = (p.o.batch[-1], p.o.row, p.o.column)
+    wide = is_wide((p.matrices, p.m, p.n), so)
+    launch(
+        by_descriptors, min(processors, whole + rest * split), _descriptor(p.a, seen_a, t.bm, t.bk, tf32),
+        _descriptor(p.b, seen_b, t.bk, t.bn, tf32), d_o, out, partial, *finish.values, p.m, p.n, p.k, p.batches, so, whole, rest, share,
+        A_TURNED=seen_a[0], B_TURNED=seen_b[0], A_SPREAD=seen_a[3], B_SPREAD=seen_b[3], TYPE=_dot_type(dtype),
+        PRECISION="tf32" if tf32 else "ieee", EPILOGUE=finish.constants,
+        STORE="pointers" if seen_o is None else ("columns" if seen_o[0] else "rows"), BATCHED=bool(seen_o and seen_o[3]),
+        WIDE=wide, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SPLIT=split, HALVES=halves, SPECIALIZED=t.specialized,
+        num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+    if split > 1:
+        rows = max(1, min(t.bm, 2048 // t.bn))
+        launch(
+            add_parts, rest * (t.bm // rows), out, partial, *finish.values, p.m, p.n,
+            so, whole, EPILOGUE=finish.constants, WIDE=wide, BM=t.bm, BN=t.bn, GROUP=t.group, SPLIT=split, ROWS=rows,
+        )  # fmt: skip
+
+
+def _launch_pointers(p: Product, finish: Finish, tile: Tile | None = None) -> None:
+    dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
+    kind = dtype.name if dtype.itemsize > 2 and not (dtype is float32 and allow_tf32) else "pointers"
+    t = tile or choose(kind, "nn", p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
+    sa, sb, so = (p.a.row, p.a.column), (p.b.row, p.b.column), (p.o.batch[-1], p.o.row, p.o.column)
+    launch(
+        by_pointers, p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), p.o.array, p.a.array, p.b.array,
+        *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so,
+        DIMS=len(p.batches), TYPE=_dot_type(dtype), WORK=TRITON[work_type(dtype).name],
+        PRECISION="tf32" if dtype is float32 and allow_tf32 else "ieee", EPILOGUE=finish.constants, WIDE=_is_wide(p, so),
+        EVEN=p.k % t.bk == 0, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
+
+
+def _launch_terms(p: Product, finish: Finish) -> None:
+    so = (p.o.batch[-1], p.o.row, p.o.column)
+    launch(
+        by_terms, p.matrices * triton.cdiv(p.m, 32) * triton.cdiv(p.n, 64), p.o.array, p.a.array, p.b.array,
+        *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch,
+        (p.a.row, p.a.column), (p.b.row, p.b.column), so, DIMS=len(p.batches),
+        WORK=tl.int64 if p.a.array.dtype is int64 else tl.int32, EPILOGUE=finish.constants, WIDE=_is_wide(p, so), BM=32,
+        BN=64,
+    )  # fmt: skip
+
+
+def _is_wide(p: Product, so: Shape) -> bool:
+    """Whether an offset of any operand passes 2^31."""
+    return (
+        is_wide((*p.batches, p.m, p.k), (*p.a.batch, p.a.row, p.a.column))
+        or is_wide((*p.batches, p.k, p.n), (*p.b.batch, p.b.row, p.b.column))
+        or is_wide((p.matrices, p.m, p.n), so)
+    )
+
+
+# --- The twins --------------------------------------------------------------------------------------------------------
+
+
+@twin("matmul")
+def matmul(out: Array, x: Array, y: Array) -> None:
+    """y = x @ y."""
+    matmul_into(out, x, y)
+
+
+@twin("linear")
+def linear(out: Array, x: Array, weight: Array, bias: Array | None = None) -> None:
+    """y = x·Wᵀ + b."""
+    turned = weight.view((weight.shape[1], weight.shape[0]), (weight.strides[1], weight.strides[0]))
+    matmul_into(out, x, turned, bias=bias)

@@ -13,7 +13,7 @@ import triton
 from genesis.kernels.indices import collapse
 from genesis.shapes import Shape, contiguous_strides, numel
 
-__all__ = ["Layout", "Tiles", "arrange", "merge_tiles", "tiles"]
+__all__ = ["Layout", "LineTiles", "NormTiles", "Tiles", "arrange", "is_inner", "line_tiles", "merge_tiles", "norm_tiles", "scan_tiles", "tiles"]
 
 PROGRAMS = 1056  # that run at once: 8 of 4 warps on each of 132 processors
 FEW = 96  # programs that keep the memory busy enough where a second launch would cost more than idle processors
@@ -83,10 +83,12 @@ def arrange(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False)
         tuple(shape[i] for i in keep), tuple(strides[i] for i in keep), tuple(steps[i] for i in keep)
     )
     reduced, inner_steps = collapse(tuple(shape[i] for i in fold), tuple(strides[i] for i in fold))
-    return Layout(kept, kept_in, kept_out, reduced, inner_steps, _is_inner(kept, kept_in, reduced, inner_steps))
+    return Layout(kept, kept_in, kept_out, reduced, inner_steps, is_inner(kept, kept_in, reduced, inner_steps))
 
 
-def _is_inner(kept: Shape, kept_in: Shape, reduced: Shape, steps: Shape) -> bool:
+def is_inner(kept: Shape, kept_in: Shape, reduced: Shape, steps: Shape) -> bool:
+    """Whether the element next in memory is of the same result."""
+
     def nearest(sizes: Shape, strides: Shape) -> int:
         return min((st for s, st in zip(sizes, strides, strict=True) if s > 1 and st), default=1 << 62)
 
@@ -155,3 +157,91 @@ def merge_tiles(results: int, splits: int) -> Tiles:
     fold = min(triton.next_power_of_2(splits), 1024)
     keep = max(1, min(triton.next_power_of_2(results), 1024 // fold, 64))
     return Tiles(keep, fold, 1, -(-splits // fold) * fold, 4 if keep * fold >= 256 else 1)
+
+
+def scan_tiles(lines: int, length: int, inner: bool, *, whole: bool = False) -> Tiles:
+    """How to cut a scan of `lines` × `length` elements; `whole` lines stay with one program."""
+    area = 2048
+    fold = min(triton.next_power_of_2(length), area if inner else 64)
+    keep = min(triton.next_power_of_2(lines), max(1, area // fold), 4096 if inner else 64)
+    programs, chunks = -(-lines // keep), -(-length // fold)
+    warps = _warps(keep * fold, area)
+    if whole or programs >= FEW or chunks <= 4:
+        return Tiles(keep, fold, 1, chunks * fold, warps)
+    span = -(-chunks // min(max(PROGRAMS // programs, 1), chunks)) * fold
+    return Tiles(keep, fold, -(-length // span), span, warps)
+
+
+class LineTiles(NamedTuple):
+    """How lines that are read and written (softmax) are cut.
+
+    Attributes:
+        keep, fold: lines and elements of a tile.
+        unroll: tiles that each lane takes at a time, where lines are longer than a program's registers.
+        once: whether a tile holds whole lines.
+        inner: whether a line's elements lie together.
+        warps: warps a program.
+    """
+
+    keep: int
+    fold: int
+    unroll: int
+    once: bool
+    inner: bool
+    warps: int
+
+
+def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int = 1) -> LineTiles:
+    """How to cut `lines` × `length` elements of which every line is read whole before any of it is written.
+
+    Args:
+        arrays: inputs that are held at a time.
+    """
+    wide = 2 if itemsize == 8 else 1  # registers an element
+    whole = triton.next_power_of_2(length)
+    limit = 16384 // (arrays * wide)  # 32 elements for each thread of 16 warps
+    if inner and whole <= limit:
+        keep = min(max(1, 2048 // (arrays * wide) // whole), triton.next_power_of_2(lines))
+        count = keep * whole * arrays * wide
+        return LineTiles(keep, whole, 1, True, True, 16 if count > 8192 else 8 if count > 4096 else _warps(count, 4096))
+    if inner:
+        return LineTiles(1, 8192 // (4 * arrays * wide), 4, False, True, 8)
+    keep = min(max(8, 128 // itemsize), triton.next_power_of_2(lines))
+    if keep * whole <= limit // 2:
+        count = keep * whole * arrays * wide
+        return LineTiles(keep, whole, 1, True, False, 8 if count > 4096 else _warps(count, 4096))
+    fold = max(1, 1024 // (keep * arrays * wide))
+    return LineTiles(keep, fold, 4, False, False, 8 if arrays * wide == 1 else 4)
+
+
+class NormTiles(NamedTuple):
+    """How the rows of a norm are cut.
+
+    Attributes:
+        rows, columns: a tile's extents.
+        once: whether a tile holds whole rows.
+        programs: how many programs share the rows in the backward pass; as many partial sums are kept.
+        warps: warps a program.
+    """
+
+    rows: int
+    columns: int
+    once: bool
+    programs: int
+    warps: int
+
+
+def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False) -> NormTiles:
+    """How to cut a norm of `rows` × `columns` elements."""
+    wide = 2 if itemsize == 8 else 1
+    whole = triton.next_power_of_2(max(columns, 1))
+    limit = (8192 if backward else 16384) // wide
+    once = whole <= limit
+    tile = 1 if not once else max(1, min((1024 if backward else 2048) // wide // whole, triton.next_power_of_2(rows)))
+    span = whole if once else 4096 // wide
+    count = tile * span * wide * (2 if backward else 1)  # registers
+    warps = 16 if count > 8192 else 8 if count > 4096 else 4 if count > 1024 else 2 if count > 512 else 1
+    tiles = -(-rows // tile)
+    # about 16 warps a processor, and at least 4 tiles a program where there are many
+    programs = min(132 * 16 // warps, max(132, -(-tiles // 4)), max(tiles, 1)) if once else min(64, max(rows, 1))
+    return NormTiles(tile, span, once, programs, warps)

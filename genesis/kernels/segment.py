@@ -75,8 +75,8 @@ if is_interpreted():  # which calls Python for each element of a sort or a scan
 
 @triton.jit
 def put_kernel(p_x, p_v, p_keys, p_order, count, span, unit, width, blocks, v_sizes, v_strides, rest, sx_rest, sv_rest,
-               NUMBER: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr, R: tl.constexpr,
-               C: tl.constexpr):  # fmt: skip
+               NUMBER: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr,
+               R: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """The last of equal keys writes its row: x[key · unit + …] = v[order + …]."""
     s = (tl.program_id(0) // blocks).to(tl.int64) * R + tl.arange(0, R)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
@@ -92,7 +92,7 @@ def put_kernel(p_x, p_v, p_keys, p_order, count, span, unit, width, blocks, v_si
     m = (m & (key < span))[:, None] & (c < width)[None, :]
     o_x = (key * unit)[:, None] + offsets(c, rest, sx_rest, REST)[None, :]
     if NUMBER:
-        v = tl.zeros([R, C], p_x.dtype.element_ty) + converted(p_v, p_x.dtype.element_ty)
+        v = converted(tl.full([R, C], p_v, WORK), p_x.dtype.element_ty)
     else:
         o_v = offsets(n.to(tl.int64), v_sizes, v_strides, DIMS)[:, None] + offsets(c, rest, sv_rest, REST)[None, :]
         v = converted(tl.load(p_v + o_v, mask=m), p_x.dtype.element_ty)
@@ -224,10 +224,8 @@ def index_type(count: int) -> DType:
 
 def columns(width: int, most: int) -> int:
     """Columns of a tile: a power of 2 that divides the width where that is not too small."""
-    if width <= most:
-        return int(triton.next_power_of_2(width))
     even = width & -width
-    return min(even, most) if even >= 64 else most
+    return min(even if even >= 64 else int(triton.next_power_of_2(width)), most)
 
 
 def put_rows(target: Array, values: Any, found: Sorted, rows: Rows) -> None:
@@ -241,8 +239,8 @@ def put_rows(target: Array, values: Any, found: Sorted, rows: Rows) -> None:
     launch(
         put_kernel, triton.cdiv(count, r) * blocks, target, values, found.keys, found.order, count, found.span,
         found.unit, width, blocks, rows.sizes, rows.strides, rows.rest, rows.target, rows.values,
-        NUMBER=not isinstance(values, Array), DIMS=len(rows.sizes), REST=len(rows.rest), WIDE=rows.wide, R=r, C=c,
-        num_warps=4,
+        NUMBER=not isinstance(values, Array), WORK=TRITON[work_type(target.dtype).name], DIMS=len(rows.sizes),
+        REST=len(rows.rest), WIDE=rows.wide, R=r, C=c, num_warps=4,
     )  # fmt: skip
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from genesis.backend import Device
 from genesis.backend.cuda.driver import driver_for
+from genesis.backend.cuda.launch import Plan, record, recording
 from genesis.backend.cuda.memory import Block, Pool
+from genesis.backend.cuda.replay import Call, call_key
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.twins import twins
 from genesis.errors import DeviceError
@@ -34,6 +36,11 @@ class CudaStorage:
         self.pool, self.block, self.pointer, self.nbytes, self.owner = pool, block, pointer, nbytes, owner
         self.version = 0
 
+    @property
+    def backend(self) -> CudaBackend:
+        """What runs ops on this memory."""
+        return self.pool.backend
+
     def __del__(self) -> None:
         if self.block is not None:
             self.pool.give(self.block)
@@ -50,13 +57,13 @@ class CudaBackend:
         self.device = device
         self.driver = driver_for(device.index)
         self.pool = Pool(self.driver)
+        self.pool.backend = self
         self.stream = 0
-        self._plans: dict[Any, Any] = {}
+        self._calls: dict[Any, Call] = {}
+        self._plans: dict[Any, Plan] = {}  # of calls that write where they were told to
 
     def allocate(self, nbytes: int) -> CudaStorage:
         """Uninitialized device memory, reused in the order of the current stream."""
-        from genesis.backend.cuda.launch import recording
-
         block = self.pool.take(nbytes, self.stream)
         storage = CudaStorage(self.pool, block, block.pointer, nbytes)
         recorder = recording()
@@ -64,35 +71,45 @@ class CudaBackend:
             recorder.temporaries.append(storage)
         return storage
 
-    def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
-        """Run an op's twin, or replay what it launched before on operands of the same layout."""
-        from genesis.backend.cuda.launch import record, recording
+    def replay(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Array, ...] | None:
+        """The outputs of a call like one before, or None where there was none."""
+        if recording() is not None:
+            return None
+        try:
+            call = self._calls.get(call_key(op, inputs, attrs))
+        except TypeError:  # an attribute that cannot be a key
+            return None
+        return None if call is None else call.run(inputs)
 
+    def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
+        """Run an op's twin and remember what it launched, or replay that on operands of the same layout."""
         out: Any = outputs[0] if len(outputs) == 1 else outputs
+        twin = twin_named(op.name, op.family)
         if recording() is not None:  # inside another op's twin: its launches belong to that one
-            twin_named(op.name, op.family)(out, *inputs, **attrs)
+            twin(out, *inputs, **attrs)
             return
         operands = (*outputs, *(x for x in inputs if hasattr(x, "storage")))
-        key = _key(op, operands, inputs, attrs)
-        plan = self._plans.get(key)
+        try:
+            key = call_key(op, (*outputs, *inputs), attrs)
+            plan = self._plans.get(key)
+        except TypeError:
+            key = plan = None
         if plan is not None:
             plan.run(operands, self.stream)
             return
-        twin = twin_named(op.name, op.family)
         self.pool.owner = op.name
         try:
             plan = record(operands, lambda: twin(out, *inputs, **attrs), self.allocate)
         finally:
             self.pool.owner = ""
-        if plan is not None and key is not None:
-            if len(self._plans) >= PLANS:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = plan
+        if plan is None or key is None:
+            return
+        _remember(self._plans, key, plan)
+        if all(a.offset == 0 and a.is_contiguous for a in outputs) and not any(x is a for a in outputs for x in inputs):
+            _remember(self._calls, call_key(op, inputs, attrs), Call(self, op, outputs, plan))
 
     def to_numpy(self, array: Array) -> np.ndarray:
         """A host copy of the elements; waits for the stream."""
-        from genesis.backend.cuda.launch import recording
-
         if (recorder := recording()) is not None:
             recorder.cacheable = False
         if not array.is_contiguous:
@@ -123,22 +140,11 @@ class CudaBackend:
         return target
 
 
-def _key(op: Op, operands: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-    """All that a twin's launches may depend on; None where that cannot be a key."""
-    layouts = [(a.shape, a.strides, a.dtype, a.data_ptr() & 15) for a in operands]
-    numbers = [None if hasattr(x, "storage") else _exact(x) for x in inputs]
-    same = [i for i, a in enumerate(operands) for b in operands[:i] if a is b]
-    key = (op.name, allow_tf32.on, *layouts, *numbers, *same, *((k, _exact(v)) for k, v in attrs.items()))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _exact(value: Any) -> Any:
-    """A number with its type and sign, so that 1, 1.0 and True differ, and 0.0 and -0.0."""
-    return (value.__class__, repr(value)) if isinstance(value, (int, float)) else value
+def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a value; the oldest goes when there are too many."""
+    if len(kept) >= PLANS:
+        kept.pop(next(iter(kept)))
+    kept[key] = value
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 A block returns to its arena (one a stream, or one a family of graphs) when its last user is gone on the host. Work that
 was already launched still runs before whatever reuses the memory, because both stand in the same stream. Blocks of a
 size that was just given back are handed out again without a search; they are merged with their neighbours only when no
-free block is large enough.
+free block is large enough. A block that another stream used as well waits until that stream is past it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any
 
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
-from genesis.errors import OutOfMemoryError
+from genesis.errors import DeviceError, OutOfMemoryError
 
 __all__ = ["Arena", "Block", "Pool", "rounded"]
 
@@ -38,15 +38,17 @@ class Block:
         owner: the op that asked for it, while it is in use.
         small: whether its segment is one for small blocks.
         free: whether it is in its arena's sorted list.
+        streams: other streams that used it since it was taken; None for none.
     """
 
-    __slots__ = ("after", "arena", "before", "free", "owner", "pointer", "size", "small")
+    __slots__ = ("after", "arena", "before", "free", "owner", "pointer", "size", "small", "streams")
 
     def __init__(self, arena: Arena, pointer: int, size: int, small: bool) -> None:
         self.arena, self.pointer, self.size, self.small = arena, pointer, size, small
         self.before: Block | None = None
         self.after: Block | None = None
         self.free, self.owner = False, ""
+        self.streams: set[int] | None = None
 
 
 class Arena:
@@ -113,8 +115,8 @@ class Arena:
 
     def merge(self) -> bool:
         """Join blocks that were given back with their free neighbours; whether there were any."""
-        waiting = [block for blocks in self.quick.values() for block in blocks]
-        self.quick.clear()
+        quick, self.quick = self.quick, {}  # first: a finalizer may give a block back at any moment
+        waiting = [block for blocks in quick.values() for block in blocks]
         for block in waiting:
             for neighbour in (block.before, block.after):
                 if neighbour is not None and neighbour.free:
@@ -152,8 +154,14 @@ class Pool:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        self.backend: Any = None  # what runs ops on this memory
         self.arenas: dict[int, Arena] = {}  # by stream
-        self.private: Arena | None = None  # where a capture takes its memory
+        self.private: Arena | None = None  # where a capture and its warm-up take their memory, while they run
+        self.graphs: Arena | None = None  # the memory of all graphs
+        self.graph_count = 0
+        self.capturing = False
+        self.held: list[Block] = []  # given back during a capture, which may have recorded work on them
+        self.waiting: list[tuple[Block, list[int]]] = []  # given back, and the events of other streams' use
         self.segments: dict[int, int] = {}
         self.allocated = self.max_allocated = self.reserved = self.max_reserved = 0
         self.allocations = self.driver_allocations = 0
@@ -169,6 +177,8 @@ class Pool:
         """
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
         with self._lock:
+            if self.waiting and not self.capturing:
+                self._collect()
             arena = self.private or self.arenas.get(stream) or self._arena(stream)
             blocks = arena.quick.get(size)
             block = blocks.pop() if blocks else self._slow(arena, size)
@@ -189,9 +199,7 @@ class Pool:
             return arena.take(size)
         except OutOfDeviceMemory:
             pass
-        self.driver.synchronize()
-        for other in self.arenas.values():
-            other.release()
+        self._release()
         try:
             return arena.take(size)
         except OutOfDeviceMemory:
@@ -200,11 +208,66 @@ class Pool:
     def give(self, block: Block) -> None:
         """Take a block back for reuse in its stream's order."""
         with self._lock:
+            if self.capturing and (block.streams is not None or block.arena is not self.private):
+                self.held.append(block)
+                return
+            if block.streams is not None:
+                self._wait_for_streams(block)
+                return
             self.allocated -= block.size
             block.arena.quick.setdefault(block.size, []).append(block)
 
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Note that work of another stream uses a block: it is not reused before that work is done."""
+        with self._lock:
+            block.streams = {stream, *(block.streams or ())}
+
+    def _wait_for_streams(self, block: Block) -> None:
+        """Let a block wait until the streams that used it have passed where they are now."""
+        events = []
+        for stream in block.streams or ():
+            event = self.driver.create_event(False)
+            self.driver.record_event(event, stream)
+            events.append(event)
+        block.streams = None
+        self.waiting.append((block, events))
+
+    def _collect(self, wait: bool = False) -> None:
+        """Give back the waiting blocks whose events have happened; with `wait` all of them."""
+        waiting, self.waiting = self.waiting, []
+        for block, events in waiting:
+            if wait or all(self.driver.is_event_done(event) for event in events):
+                for event in events:
+                    if wait:
+                        self.driver.synchronize_event(event)
+                    self.driver.destroy_event(event)
+                self.give(block)
+            else:
+                self.waiting.append((block, events))
+
+    def _all(self) -> list[Arena]:
+        return [*self.arenas.values(), *([self.graphs] if self.graphs is not None else [])]
+
+    def _release(self) -> None:
+        """Wait for the device and give every segment back that nothing uses: no tensor, no graph."""
+        self.driver.synchronize()
+        self._collect(wait=True)
+        for arena in self._all():
+            if arena is not self.graphs or (self.graph_count == 0 and self.private is None):
+                arena.release()
+
     def reserve(self, nbytes: int) -> int:
-        """A segment from the driver; raises OutOfDeviceMemory."""
+        """A segment from the driver; raises OutOfDeviceMemory.
+
+        Raises:
+            DeviceError: inside a capture, where the driver gives no memory.
+        """
+        if self.capturing:
+            what = f" for {self.owner}" if self.owner else ""
+            raise DeviceError(
+                f"the capture of a CUDA graph needs {_readable(nbytes)} more memory{what} than its warm-up runs did",
+                next="make the function do the same work in every run, or give more warm-up runs",
+            )
         pointer = self.driver.allocate(nbytes)
         self.driver_allocations += 1
         self.segments[pointer] = nbytes
@@ -221,9 +284,7 @@ class Pool:
     def empty_cache(self) -> None:
         """Give every segment without a block in use back to the driver."""
         with self._lock:
-            self.driver.synchronize()
-            for arena in self.arenas.values():
-                arena.release()
+            self._release()
 
     def reset_peak(self) -> None:
         """Let the peaks start from what is in use now."""
@@ -233,10 +294,10 @@ class Pool:
         """Every block by address: segment, size, whether it is in use, and the op that asked for it."""
         with self._lock:
             found = []
-            arenas = [*self.arenas.values(), *([self.private] if self.private else [])]
-            for arena in arenas:
-                idle = {b.pointer for blocks in arena.quick.values() for b in blocks}
-                for block in arena.blocks.values():
+            late = {b.pointer for b, _ in self.waiting}
+            for arena in self._all():
+                idle = late.union(*([b.pointer for b in blocks] for blocks in list(arena.quick.values())))
+                for block in list(arena.blocks.values()):
                     used = not block.free and block.pointer not in idle
                     found.append(
                         {

@@ -1,0 +1,146 @@
+"""CUDA graphs: the launches of a function recorded once and replayed with one call. This part knows no tensors.
+
+All graphs of a device share one arena, apart from that of normal work. Memory that a graph uses inside itself is used
+by the next one, too, so graphs run one after the other, and what one leaves is valid until the next replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from genesis.backend.cuda.memory import Arena, Block
+from genesis.backend.cuda.stream import Stream, current_stream, use
+from genesis.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
+
+__all__ = ["WARM_UPS", "RawGraph"]
+
+WARM_UPS = 2  # the first makes what is made once, in normal memory; the second takes what the capture will need
+T = TypeVar("T")
+
+
+class RawGraph:
+    """A captured graph of one device, replayed on the current stream."""
+
+    def __init__(self, backend: CudaBackend) -> None:
+        self.backend = backend
+        self._graph: tuple[int, int] | None = None  # the driver's graph and its executable
+        self._held: list[Block] = []  # memory that recorded work reads and that was given back meanwhile
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether there is something to replay."""
+        return self._graph is not None
+
+    def capture(self, function: Callable[[], T], warm_ups: int = WARM_UPS) -> T:
+        """Run `function` `warm_ups` times and record it; its result, whose values appear with the first replay.
+
+        What it allocates stays at its place. It must launch the same work in every run, and must not read values on
+        the host, wait, or copy from the host: all that raises DeviceError, and the graph stays empty.
+
+        Raises:
+            DeviceError: see above. UsageError: inside another capture, without warm-up, or a second time.
+        """
+        pool = self.backend.pool
+        if self._graph is not None or pool.private is not None:
+            what = "this graph was captured already" if self._graph is not None else "a capture inside a capture"
+            raise UsageError(what, next="make another Graph")
+        if warm_ups < WARM_UPS:
+            raise UsageError(f"{warm_ups} warm-up runs; a capture needs {WARM_UPS}")
+        _refuse_blocking_launches()
+        origin, side = current_stream(self.backend), Stream(self.backend)
+        side.wait_stream(origin)
+        with use(side):
+            function()
+            with self._arena():
+                for _ in range(warm_ups - 1):
+                    function()
+                result = self._record(function, side)
+        origin.wait_stream(side)
+        return result
+
+    @contextmanager
+    def _arena(self) -> Iterator[None]:
+        """Memory comes from the graphs' arena."""
+        pool = self.backend.pool
+        if pool.graphs is None:
+            pool.graphs = Arena(pool)
+        pool.private = pool.graphs
+        try:
+            yield
+        finally:
+            pool.private = None
+
+    def _record(self, function: Callable[[], T], stream: Stream) -> T:
+        driver, pool = self.backend.driver, self.backend.pool
+        gc.collect()
+        driver.synchronize()
+        collecting = gc.isenabled()
+        gc.disable()  # finalizers of other libraries may call the driver in ways that end a capture
+        driver.begin_capture(stream.handle)
+        pool.capturing = True
+        try:
+            result = function()
+        except BaseException:
+            pool.capturing = False
+            with contextlib.suppress(DeviceError):  # an invalid capture ends with an error
+                driver.destroy_graph(*self._executable(driver.end_capture(stream.handle)))
+            self._give_back()
+            raise
+        finally:
+            if collecting:
+                gc.enable()
+            held, pool.held = pool.held, []
+            self._held += held
+            pool.capturing = False
+        self._graph = self._executable(driver.end_capture(stream.handle))
+        pool.graph_count += 1
+        return result
+
+    def _executable(self, graph: int) -> tuple[int, int]:
+        return graph, self.backend.driver.instantiate(graph)
+
+    def _give_back(self) -> None:
+        held, self._held = self._held, []
+        for block in held:
+            self.backend.pool.give(block)
+
+    def replay(self) -> None:
+        """Run what was recorded, in the order of the current stream.
+
+        Raises:
+            UsageError: nothing was captured, or the graph was closed.
+        """
+        if self._graph is None:
+            raise UsageError("replay() of a graph that was not captured", next="call capture() first")
+        self.backend.driver.launch_graph(self._graph[1], self.backend.stream)
+
+    def close(self) -> None:
+        """Forget the graph after its last replay is done; the memory of all graphs is free when none is left."""
+        graph, self._graph = self._graph, None
+        if graph is None:
+            return
+        self.backend.driver.synchronize()
+        self.backend.driver.destroy_graph(*graph)
+        self.backend.pool.graph_count -= 1
+        self._give_back()
+
+    def __del__(self) -> None:
+        # At the interpreter's end the driver's module may be gone, and the process takes everything with it.
+        if not sys.is_finalizing():
+            with contextlib.suppress(DeviceError, AttributeError):
+                self.close()
+
+
+def _refuse_blocking_launches() -> None:
+    from genesis.backend.cuda import launch
+
+    if launch._BLOCKING:
+        raise DeviceError("CUDA_LAUNCH_BLOCKING waits for every launch, which a graph cannot hold", next="unset it")

@@ -1,0 +1,104 @@
+"""The fast path of an op on CUDA: the same call as before, on other operands, without deciding anything again.
+
+A `Call` knows the layouts of an op's outputs and the plan of its launches. It is found under the op, the layouts of its
+inputs and its other arguments; layouts are interned, so that the look-up compares a few addresses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from genesis.backend.cuda.launch import Plan
+
+if TYPE_CHECKING:
+    from genesis.array import Array
+    from genesis.backend.cuda import CudaBackend
+    from genesis.dtypes import DType
+    from genesis.op import Op
+
+__all__ = ["Call", "Layout", "call_key", "exact", "layout_of"]
+
+
+class Layout:
+    """Shape, strides, dtype and device of an array, and its address modulo 16; one object for each combination."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+
+_layouts: dict[tuple[Any, ...], Layout] = {}
+
+
+def layout_of(array: Array) -> Layout:
+    """The layout of an array, remembered on it."""
+    found: Layout | None = array.layout
+    if found is None:
+        parts = (array.shape, array.strides, array.dtype, array.device, array.data_ptr() & 15)
+        found = _layouts.get(parts)
+        if found is None:
+            found = _layouts.setdefault(parts, Layout(parts))
+        array.layout = found
+    return found
+
+
+def exact(value: Any) -> Any:
+    """A number with its type and sign, so that 1, 1.0 and True differ, and 0.0 and -0.0."""
+    if value.__class__ is float:
+        return (float, value.hex()) if value == 0 else value  # no int equals a float's key below
+    return (value.__class__, value) if isinstance(value, int) else value
+
+
+def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
+    """All that an op's launches may depend on, besides where its outputs are.
+
+    An array that stands in several places is told apart from equal layouts: in the plan they are one operand.
+    """
+    parts: list[Any] = [op]
+    seen: list[Any] = []
+    for x in inputs:
+        if hasattr(x, "storage"):
+            parts.append(x.layout or layout_of(x))
+            if seen:
+                for other in seen:
+                    if other is x:
+                        parts.append(len(seen))
+            seen.append(x)
+        else:
+            parts.append(exact(x))
+    for name, value in attrs.items():
+        parts.append(name)
+        parts.append(exact(value))
+    return tuple(parts)
+
+
+class Call:
+    """A repeatable call: what to allocate, and what to launch on it."""
+
+    __slots__ = ("backend", "make", "mutates", "outputs", "plan", "storage")
+
+    def __init__(self, backend: CudaBackend, op: Op, outputs: tuple[Array, ...], plan: Plan) -> None:
+        self.backend, self.plan, self.mutates = backend, plan, op.mutates
+        self.make: Any = None
+        self.storage: Any = None
+        self.outputs: list[tuple[int, tuple[int, ...], tuple[int, ...], DType, Layout]] = []
+        for a in outputs:
+            self.make, self.storage = type(a), type(a.storage)
+            self.outputs.append((a.nbytes, a.shape, a.strides, a.dtype, layout_of(a)))
+
+    def run(self, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
+        """Fresh outputs of the op on these inputs."""
+        backend = self.backend
+        pool, stream, device = backend.pool, backend.stream, backend.device
+        outputs = []
+        for nbytes, shape, strides, dtype, layout in self.outputs:
+            block = pool.take(nbytes, stream)
+            array = self.make(self.storage(pool, block, block.pointer, nbytes), shape, strides, dtype, device)
+            array.layout = layout
+            outputs.append(array)
+        made = tuple(outputs)
+        self.plan.run((*made, *[x for x in inputs if hasattr(x, "storage")]), stream)
+        for i in self.mutates:
+            inputs[i].storage.version += 1
+        return made

@@ -1,0 +1,147 @@
+"""Which tiles a matrix product is computed in: a table of measured rows, the nearest row for a shape, and the split.
+
+Tuned ahead of time with benchmarks/gpu/matmul.py, which prints rows to paste here. Nothing is measured in a run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+__all__ = ["TABLE", "Row", "Tile", "choose", "fitted", "parts", "shared_bytes"]
+
+
+class Tile(NamedTuple):
+    """How a product is cut.
+
+    Attributes:
+        bm, bn, bk: the tile's sizes.
+        warps, stages: of the compiled kernel.
+        group: rows of tiles that are walked together.
+        split: parts along k of each tile that whole rounds over the processors leave over; 0 lets `parts` decide.
+        specialized: warps of their own load the tiles.
+        swapped: compute outᵀ = bᵀ·aᵀ, so that b is the left factor.
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+    group: int = 8
+    split: int = 0
+    specialized: bool = False
+    swapped: bool = False
+
+
+class Row(NamedTuple):
+    """A measured shape: layout is "nt" for x·wᵀ and so on, t where k is the outer dimension in memory of a, or the
+    inner one of b.
+    """
+
+    layout: str
+    m: int
+    n: int
+    k: int
+    tile: Tile
+
+
+# First guesses from measurements of such kernels on an H200; tile sizes that fill the tensor cores.
+_WIDE = Tile(128, 256, 64, 8, 3)
+_DEEP = Tile(128, 256, 64, 8, 4)
+_SQUARE = Tile(128, 128, 64, 4, 4, specialized=True)
+_SMALL = Tile(64, 64, 64, 4, 4)
+
+TABLE: dict[str, tuple[Row, ...]] = {
+    "half": (
+        Row("nn", 512, 512, 512, _SMALL),
+        Row("nn", 1024, 1024, 1024, Tile(128, 64, 64, 4, 4)),
+        Row("nn", 2048, 2048, 2048, Tile(128, 128, 64, 4, 4)),
+        Row("nn", 4096, 4096, 4096, _DEEP),
+        Row("nn", 8192, 8192, 8192, _DEEP),
+        Row("nt", 8192, 8192, 8192, _DEEP),
+        Row("nt", 8192, 1152, 896, _SQUARE),
+        Row("nt", 8192, 896, 896, Tile(128, 256, 64, 8, 3, specialized=True)),
+        Row("nt", 8192, 9728, 896, _WIDE),
+        Row("nt", 8192, 896, 4864, _WIDE),
+        Row("nn", 8192, 896, 9728, _DEEP),
+        Row("nn", 8192, 4864, 896, _DEEP),
+        Row("tn", 9728, 896, 8192, _SQUARE),
+        Row("tn", 896, 4864, 8192, Tile(128, 256, 64, 8, 4)),
+        Row("nt", 8192, 151936, 896, _DEEP),
+        Row("nn", 8192, 896, 151936, Tile(128, 256, 64, 8, 3, specialized=True)),
+        Row("tn", 151936, 896, 8192, _SQUARE),
+        Row("nt", 1, 4864, 896, Tile(64, 16, 128, 4, 4, swapped=True)),
+        Row("nt", 16, 4864, 896, Tile(64, 16, 128, 4, 4, swapped=True)),
+        Row("nt", 64, 4864, 896, Tile(64, 64, 64, 4, 4, swapped=True)),
+    ),
+    "tf32": (
+        Row("nn", 512, 512, 512, Tile(64, 64, 32, 4, 4)),
+        Row("nn", 1024, 1024, 1024, Tile(128, 64, 32, 4, 4)),
+        Row("nn", 2048, 2048, 2048, Tile(128, 128, 32, 4, 4)),
+        Row("nn", 4096, 4096, 4096, Tile(128, 128, 32, 4, 4)),
+        Row("nn", 8192, 8192, 8192, Tile(128, 128, 32, 4, 4)),
+        Row("nt", 8192, 8192, 8192, Tile(128, 256, 32, 8, 4)),
+    ),
+    "float32": (Row("nn", 1024, 1024, 1024, Tile(64, 64, 16, 4, 3)), Row("nn", 64, 64, 64, Tile(32, 32, 16, 4, 3))),
+    "float64": (Row("nn", 1024, 1024, 1024, Tile(64, 64, 16, 4, 3)), Row("nn", 64, 64, 64, Tile(32, 32, 16, 4, 3))),
+    "pointers": (  # 2-byte floats, and float32 in tf32, that the copy engine cannot fetch
+        Row("nn", 8192, 8192, 8192, Tile(128, 128, 32, 8, 3)),
+        Row("nn", 1024, 1024, 1024, Tile(64, 64, 32, 4, 4)),
+        Row("nn", 64, 64, 64, Tile(32, 32, 32, 4, 3)),
+        Row("nn", 1, 1024, 1024, Tile(16, 64, 64, 4, 3)),
+        Row("nn", 1024, 1, 1024, Tile(64, 16, 64, 4, 3)),
+    ),
+}
+
+TURNED = 2.0  # what another layout counts, in doublings of a size
+STEP_COST = 6  # steps along k that a part's start, its store and the addition take
+MOST = 32  # parts; more only move more partial sums
+
+
+@functools.lru_cache(4096)
+def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: int) -> Tile:
+    """The tile of the nearest row, with as many stages as `shared` bytes of a block's memory hold."""
+
+    def distance(row: Row) -> float:
+        sizes = zip((row.m, row.n, row.k), (m, n, k), strict=True)
+        return sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in sizes) + TURNED * (row.layout != layout)
+
+    return fitted(min(TABLE[kind], key=distance).tile, item, shared)
+
+
+def shared_bytes(tile: Tile, item: int) -> int:
+    """Shared memory that the kernel takes: the stages of both tiles, and room for the store."""
+    stage = (tile.bm + tile.bn) * tile.bk * item
+    store = tile.bm * min(tile.bn, 128) * item
+    return tile.stages * stage + store + 1024
+
+
+def fitted(tile: Tile, item: int, shared: int) -> Tile:
+    """The tile with fewer stages, then smaller, until it fits."""
+    while shared_bytes(tile, item) > shared:
+        if tile.stages > 2:
+            tile = tile._replace(stages=tile.stages - 1)
+        elif tile.bn > 64:
+            tile = tile._replace(bn=tile.bn // 2)
+        else:
+            tile = tile._replace(bk=tile.bk // 2)
+    return tile
+
+
+def parts(tiles: int, steps: int, programs: int) -> int:
+    """Into how many parts along k to split each of the tiles that whole rounds over the programs leave over.
+
+    A part takes its share of the steps along k and STEP_COST more; parts run in rounds, too. 1 where splitting gains
+    less than a tenth of the whole.
+    """
+    rounds, rest = divmod(tiles, programs)
+    if rest == 0 or steps < 2:
+        return 1
+    best, least = 1, float(steps)
+    for split in range(2, min(MOST, steps) + 1):
+        cost = -(-rest * split // programs) * (-(-steps // split)) + STEP_COST + split / 4
+        if cost < least:
+            best, least = split, cost
+    return best if least < steps - (rounds + 1) * steps / 10 / 2 else 1

@@ -1,0 +1,150 @@
+"""The stable order of integer keys, line by line: by counting ranks where lines are short, else by a radix sort.
+
+Both are deterministic: a rank counts smaller keys and equal ones before it; the radix sort moves keys by 8 bits a pass,
+lowest first, to places that follow from prefix sums of the digits' counts.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import int32
+from genesis.kernels.prefix import exclusive_sums
+from genesis.kernels.segment import index_type, sorted_tile
+
+__all__ = ["RANKED", "order_of"]
+
+RANKED = 16384  # the longest line whose ranks are counted
+COMPARISONS = 1 << 32  # and the most pairs for that
+DIGIT = 8  # bits a pass
+TILE = 1024
+
+
+@triton.jit
+def rank_kernel(p_sorted, p_order, p_keys, length, blocks, BI: tl.constexpr, BJ: tl.constexpr):
+    """Keys and their positions, stored at their ranks; BJ divides BI or BI divides BJ."""
+    line = (tl.program_id(0) // blocks).to(tl.int64) * length
+    start = (tl.program_id(0) % blocks) * BI
+    i = start + tl.arange(0, BI)
+    key = tl.load(p_keys + line + i, mask=i < length, other=0)
+    o_j = tl.arange(0, BJ)
+    smaller = tl.zeros([BI, BJ], tl.int32)
+    below = start // BJ * BJ
+    above = tl.minimum(tl.cdiv(start + BI, BJ) * BJ, length)
+    for j in range(0, below, BJ):  # all of them before this tile: equal ones count
+        other = tl.load(p_keys + line + j + o_j)
+        smaller += (other[None, :] <= key[:, None]).to(tl.int32)
+    for j in range(below, above, BJ):
+        other = tl.load(p_keys + line + j + o_j, mask=j + o_j < length, other=0)
+        before = (other[None, :] < key[:, None]) | ((other[None, :] == key[:, None]) & (j + o_j[None, :] < i[:, None]))
+        smaller += (before & (j + o_j < length)[None, :]).to(tl.int32)
+    full = length // BJ * BJ
+    for j in range(above, full, BJ):
+        other = tl.load(p_keys + line + j + o_j)
+        smaller += (other[None, :] < key[:, None]).to(tl.int32)
+    for j in range(tl.maximum(above, full), length, BJ):  # the last tile, where it is not whole
+        other = tl.load(p_keys + line + j + o_j, mask=j + o_j < length, other=0)
+        smaller += ((other[None, :] < key[:, None]) & (j + o_j < length)[None, :]).to(tl.int32)
+    rank = tl.sum(smaller, 1)
+    if p_sorted is not None:
+        tl.store(p_sorted + line + rank, key, mask=i < length)
+    tl.store(p_order + line + rank, i, mask=i < length)
+
+
+@triton.jit
+def digits_of(key, shift, flip):
+    """8 bits of each key from `shift` on; `flip` turns the sign of signed keys."""
+    return ((key >> shift) & 255).to(tl.int32) ^ flip
+
+
+@triton.jit(do_not_specialize=["shift", "flip"])
+def count_digits(p_counts, p_keys, length, tiles, shift, flip, T: tl.constexpr):
+    """counts[line, digit, tile]."""
+    line = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    i = tile.to(tl.int64) * T + tl.arange(0, T)
+    key = tl.load(p_keys + line * length + i, mask=i < length, other=0)
+    digit = tl.where(i < length, digits_of(key, shift, flip), 255)
+    o_d = tl.arange(0, 256)
+    missing = tl.sum((i >= length).to(tl.int32), 0)
+    count = tl.histogram(digit, 256) - tl.where(o_d == 255, missing, 0)
+    tl.store(p_counts + (line * 256 + o_d) * tiles + tile, count)
+
+
+@triton.jit(do_not_specialize=["shift", "flip"])
+def move_digits(p_sorted, p_order_out, p_keys, p_order, p_base, length, tiles, shift, flip, T: tl.constexpr):
+    """One pass: keys and positions to their places by this digit; `p_order` is None in the first pass."""
+    line = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    local = tl.arange(0, T)
+    start = tile.to(tl.int64) * T
+    key = tl.load(p_keys + line * length + start + local, mask=start + local < length, other=0)
+    digit = tl.where(start + local < length, digits_of(key, shift, flip), 255)
+    count = tl.histogram(digit, 256)
+    first = tl.cumsum(count, 0) - count
+    packed = sorted_tile(digit * 65536 + local)
+    digit, local_from = packed // 65536, packed % 65536
+    m = start + local_from < length
+    source = line * length + start + local_from
+    key = tl.load(p_keys + source, mask=m)
+    if p_order is None:
+        position = (start + local_from).to(p_order_out.dtype.element_ty)
+    else:
+        position = tl.load(p_order + source, mask=m)
+    base = tl.load(p_base + (line * 256 + digit) * tiles + tile, mask=m, other=0)
+    target = base + (local - tl.gather(first, digit, 0))
+    if p_sorted is not None:
+        tl.store(p_sorted + target, key, mask=m)
+    tl.store(p_order_out + target, position, mask=m)
+
+
+def _ranks(length: int, lines: int) -> bool:
+    return length <= RANKED and length * length * lines <= COMPARISONS
+
+
+def order_of(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tuple[Array | None, Array]:
+    """The stable rising order of each line.
+
+    Args:
+        keys: `[lines, length]` int32 or int64, contiguous.
+        bits: how many of their low bits differ, the sign's included where `signed`.
+        keep_keys: whether the sorted keys are wanted.
+
+    Returns:
+        The sorted keys (None unless wanted), and the position of each in its line, both `[lines, length]`.
+    """
+    lines, length = keys.shape
+    if _ranks(length, lines):
+        found = empty(keys.shape, keys.dtype, keys.device) if keep_keys else None
+        order = empty(keys.shape, int32, keys.device)
+        bi, bj = (32, 256) if length > 256 else (16, 64)
+        blocks = triton.cdiv(length, bi)
+        launch(rank_kernel, blocks * lines, found, order, keys, length, blocks, BI=bi, BJ=bj, num_warps=4)
+        return found, order
+    return _radix(keys, bits, signed, keep_keys)
+
+
+def _radix(keys: Array, bits: int, signed: bool, keep_keys: bool) -> tuple[Array | None, Array]:
+    lines, length = keys.shape
+    kind, device = index_type(length), keys.device
+    tiles, passes = triton.cdiv(length, TILE), max(1, -(-bits // DIGIT))
+    order: Array | None = None
+    for number in range(passes):
+        last = number == passes - 1
+        flip = 128 if signed and last else 0  # keys are sign-extended, so it is the top bit of their last digit
+        shift = DIGIT * number
+        counts = empty((lines * 256 * tiles,), int32, device)
+        launch(count_digits, lines * tiles, counts, keys, length, tiles, shift, flip, T=TILE, num_warps=4)
+        bases = exclusive_sums(counts)
+        moved = empty(keys.shape, keys.dtype, device) if keep_keys or not last else None
+        positions = empty(keys.shape, kind, device)
+        launch(
+            move_digits, lines * tiles, moved, positions, keys, order, bases, length, tiles, shift, flip, T=TILE,
+            num_warps=4,
+        )  # fmt: skip
+        keys, order = keys if moved is None else moved, positions
+    assert order is not None
+    return (keys if keep_keys else None), order

@@ -1,0 +1,124 @@
+"""The true elements of a mask in row-major order: counted by tile, and written where the counts' prefix sums say."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend import Device
+from genesis.backend.cuda import backend_of, faults
+from genesis.backend.cuda.launch import launch, recording
+from genesis.dtypes import int32, int64
+from genesis.kernels.indices import collapse, is_wide, offsets
+from genesis.kernels.prefix import exclusive_sums
+from genesis.kernels.segment import report
+
+__all__ = ["count_true", "true_positions"]
+
+TILE = 4096
+SHARED = 1 << 22  # elements; from here on the counts of `count_true` are kept for `true_positions`
+
+# What the last count on each device left: the mask it was of, and its tiles' offsets.
+_counted: dict[Device, tuple[Any, Any, Array]] = {}
+
+
+@triton.jit
+def truths(p_x, i, n, sizes, strides, DIMS: tl.constexpr):
+    """Whether the elements at linear indices i are not 0, as int32."""
+    x = tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=i < n, other=0)
+    if x.dtype == tl.bfloat16:  # which the interpreter reads as integers: -0 is the one value to look after
+        x = x.to(tl.int16, bitcast=True) & 0x7FFF
+    return ((x != 0) & (i < n)).to(tl.int32)
+
+
+@triton.jit
+def count_kernel(p_counts, p_x, n, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):
+    """counts[tile]."""
+    tile = tl.program_id(0)
+    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
+    tl.store(p_counts + tile, tl.sum(truths(p_x, i, n, sizes, strides, DIMS), 0))
+
+
+@triton.jit(do_not_specialize=["count", "by_count", "by_dim", "site"])
+def select_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count, by_dim, shape, site,
+                  DIMS: tl.constexpr, NDIM: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """The coordinates of true elements, at out[number · by_count + dimension · by_dim]."""
+    tile = tl.program_id(0)
+    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
+    true = truths(p_x, i, n, sizes, strides, DIMS)
+    number = tl.load(p_base + tile) + tl.cumsum(true, 0) - 1
+    m = (true != 0) & (number < count)
+    rest = i
+    for back in tl.static_range(NDIM):
+        d = NDIM - 1 - back
+        at = rest if d == 0 else rest % shape[d]
+        rest = rest // shape[d]
+        tl.store(p_o + number * by_count + d * by_dim, at.to(tl.int64), mask=m)
+    if tile == tl.num_programs(0) - 1:
+        total = tl.load(p_base + tile) + tl.sum(true, 0)
+        report(p_fault, site, total, total != count)
+
+
+def _tile_offsets(x: Array, total: Array | None) -> Array:
+    """For each tile of x how many elements are true before it; their sum over all into `total`."""
+    sizes, strides = collapse(x.shape, x.strides)
+    tiles = triton.cdiv(x.size, TILE)
+    counts = empty((tiles,), int32, x.device)
+    launch(
+        count_kernel, tiles, counts, x, x.size, sizes, strides, DIMS=len(sizes), WIDE=is_wide(sizes, strides), T=TILE,
+        num_warps=4,
+    )  # fmt: skip
+    return exclusive_sums(counts, total)
+
+
+def _place(x: Array) -> tuple[Any, ...]:
+    return (x.offset, x.shape, x.strides, x.dtype, x.storage.version, backend_of(x.device).stream)
+
+
+def count_true(out: Array, x: Array) -> None:
+    """How many elements of x are not 0, into an int64 scalar.
+
+    Of a large mask the tiles' offsets are kept for the `true_positions` that usually follows, so this twin runs anew at
+    every call: a plan would not tell that it ran.
+    """
+    found = _tile_offsets(x, out)
+    recorder = recording()
+    if x.size >= SHARED and recorder is not None and any(x is operand for operand in recorder.operands):
+        recorder.cacheable = False
+        _counted[x.device] = (weakref.ref(x.storage), _place(x), found)
+
+
+def _kept_offsets(x: Array) -> Array | None:
+    """What the last count left, if it was of this mask and nothing has written to it."""
+    if x.size < SHARED:
+        return None
+    storage, place, found = _counted.pop(x.device, (None, None, None))
+    if storage is None or storage() is not x.storage or place != _place(x):
+        return None
+    recorder = recording()
+    if recorder is not None:
+        recorder.cacheable = False
+    return found
+
+
+def true_positions(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
+    """The indices of the elements of x that are not 0, `count` of them, at out[number · by_count + dimension · by_dim].
+
+    A different number of them is reported; then `out` gets the first ones, or is filled with 0 after the last.
+    """
+    if out.size == 0:
+        return
+    found = _kept_offsets(x)
+    if found is None:
+        found = _tile_offsets(x, empty((1,), int64, x.device))
+    sizes, strides = collapse(x.shape, x.strides)
+    shape = x.shape or (1,)
+    launch(
+        select_kernel, found.size, out, found, x, faults.flag(x.device), x.size, sizes, strides, count, by_count,
+        by_dim, shape, faults.site(op, None, count), DIMS=len(sizes), NDIM=len(shape),
+        WIDE=is_wide(sizes, strides), T=TILE, num_warps=8,
+    )  # fmt: skip
