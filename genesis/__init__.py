@@ -3,6 +3,9 @@
 Tensors, autograd, modules and optimizers follow torch's names and semantics. The command-line tool is `genesis`.
 """
 
+import importlib
+from typing import Any
+
 from genesis.tensor import Tensor  # before the function `tensor`, whose name the module has too
 
 # isort: split
@@ -31,7 +34,6 @@ from genesis.functions.create import (
     empty,
     empty_like,
     eye,
-    from_dlpack,
     from_numpy,
     full,
     full_like,
@@ -101,6 +103,7 @@ from genesis.functions.elementwise import (
     trunc,
     where,
 )
+from genesis.functions.exchange import from_dlpack
 from genesis.functions.index import (
     gather,
     index_add,
@@ -186,6 +189,13 @@ from genesis.random import Generator, manual_seed
 
 from genesis import nn, optim  # isort: skip  they need the names above
 
+
+def __getattr__(name: str) -> Any:
+    if name == "cuda":  # loaded at its first use
+        return importlib.import_module("genesis.cuda")
+    raise AttributeError(f"module 'genesis' has no attribute {name!r}")
+
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -229,6 +239,7 @@ __all__ = [
     "contiguous",
     "cos",
     "count_nonzero",
+    "cuda",
     "cumsum",
     "diagonal",
     "div",

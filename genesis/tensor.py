@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array, from_numpy
+from genesis.array import Array
 from genesis.autograd import backward as tape_backward
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
@@ -18,12 +18,15 @@ from genesis.errors import DTypeError, GradientError, ShapeError
 from genesis.functions import activation as _activation
 from genesis.functions import create as _create
 from genesis.functions import elementwise as _elementwise
+from genesis.functions import exchange as _exchange
 from genesis.functions import index as _index
 from genesis.functions import linalg as _linalg
 from genesis.functions import random as _random
 from genesis.functions import reduce as _reduce
 from genesis.functions import shape as _shape
 from genesis.functions import sort as _sort
+from genesis.functions import transfer as _transfer
+from genesis.op import registry
 from genesis.shapes import Shape
 
 __all__ = ["Tensor"]
@@ -141,11 +144,21 @@ class Tensor(TensorBase, concrete=True):
         values = self.numpy()
         return values if dtype is None and not copy else np.array(values, dtype=dtype, copy=True)
 
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.numpy().__dlpack__(**options)
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: builtins.bool | None = None
+    ) -> Any:
+        """A capsule over the same memory, for `from_dlpack` of another library; see `genesis.functions.exchange`."""
+        if self.requires_grad:
+            raise GradientError("DLPack of a tensor that requires a gradient", next="use .detach()")
+        return _exchange.to_dlpack(self.array, stream, max_version, dl_device, copy)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.numpy().__dlpack_device__()
+    def __dlpack_device__(self) -> tuple[builtins.int, builtins.int]:
+        return _exchange.dlpack_device(self.device)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the interface; only tensors on CUDA have it."""
+        return _exchange.cuda_array_interface(self.array, self.requires_grad)
 
     def __float__(self) -> builtins.float:
         return builtins.float(self.item())
@@ -187,7 +200,7 @@ class Tensor(TensorBase, concrete=True):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if not self.is_leaf:
             raise GradientError("only leaves can be deep-copied", next="detach() it first")
-        copied = Tensor(from_numpy(self.array.numpy(), share=False), requires_grad=self.requires_grad)
+        copied = Tensor(registry["copy"](self.array), requires_grad=self.requires_grad)
         memo[id(self)] = copied
         return copied
 
@@ -270,9 +283,17 @@ class Tensor(TensorBase, concrete=True):
 
     # --- Placement and type ------------------------------------------------------------------------------------------
 
-    def to(self, *args: Any, dtype: Any = None, device: Any = None, copy: builtins.bool = False) -> Tensor:
+    def to(
+        self,
+        *args: Any,
+        dtype: Any = None,
+        device: Any = None,
+        copy: builtins.bool = False,
+        non_blocking: builtins.bool = False,
+    ) -> Tensor:
         """In another dtype, on another device, or both; itself where nothing changes (unless `copy`)."""
-        return _create.to(self, *args, dtype=dtype, device=device, copy=copy)  # type: ignore[no-any-return]
+        moved = _create.to(self, *args, dtype=dtype, device=device, copy=copy, non_blocking=non_blocking)
+        return moved  # type: ignore[no-any-return]
 
     def float(self) -> Tensor:
         return self.to(float32)
@@ -301,8 +322,23 @@ class Tensor(TensorBase, concrete=True):
     def cpu(self) -> Tensor:
         return self.to(device="cpu")
 
-    def cuda(self, index: Any = 0) -> Tensor:
-        return self.to(device=f"cuda:{index}")
+    def cuda(self, index: builtins.int | None = None, non_blocking: builtins.bool = False) -> Tensor:
+        device = "cuda" if index is None else f"cuda:{index}"
+        return self.to(device=device, non_blocking=non_blocking)
+
+    @property
+    def is_cuda(self) -> builtins.bool:
+        return self.device.type == "cuda"
+
+    def is_pinned(self) -> builtins.bool:
+        """Whether it stands in page-locked host memory; see `pin_memory`."""
+        return _transfer.is_pinned(self.array)
+
+    pin_memory = _create.pin_memory
+
+    def record_stream(self, stream: Any) -> None:
+        """Tell that work of `stream` uses this memory: it is not reused before that work is done."""
+        _transfer.record_stream(self.array, stream.handle)
 
     # --- Elementwise -------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,29 @@ settings.load_profile("repeatable")
 LOOPBACK = ("127.", "::1", "localhost")
 
 
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu", action="store_true", help="run what is marked gpu, on a real one")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without --gpu, kernels run in Triton's interpreter; it is chosen before the first of them is imported."""
+    if config.getoption("--gpu"):
+        os.environ.pop("TRITON_INTERPRET", None)
+    else:
+        os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is left open
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the device at hand cannot run."""
+    on_gpu = config.getoption("--gpu")
+    for item in items:
+        if item.get_closest_marker("gpu") and not on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: make gpu"))
+
+
 class NetworkUsed(BaseException):
     """A test reached for the network. Not an `Exception`, so that code under test cannot swallow it."""
 

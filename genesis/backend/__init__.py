@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +33,15 @@ class Device:
 CPU = Device("cpu")
 
 
+class _Current(threading.local):
+    """The CUDA device that "cuda" means in this thread; `genesis.cuda.device` sets it."""
+
+    index = 0
+
+
+current_cuda = _Current()
+
+
 def as_device(value: Device | str | None) -> Device:
     """The device meant by "cpu", "cuda", "cuda:1", a `Device`, or None (the CPU)."""
     if isinstance(value, Device):
@@ -41,7 +51,7 @@ def as_device(value: Device | str | None) -> Device:
     kind, _, index = str(value).partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
         raise DeviceError(f"{value!r} is not a device", next='use "cpu", "cuda" or "cuda:<index>"')
-    return Device(kind, int(index or 0)) if kind == "cuda" else CPU
+    return Device(kind, int(index) if index else current_cuda.index) if kind == "cuda" else CPU
 
 
 class Storage(Protocol):

@@ -14,17 +14,20 @@ import numpy as np
 
 from genesis import array as arrays
 from genesis.array import Array
+from genesis.autograd.function import Function
 from genesis.autograd.record import TensorBase, apply
 from genesis.backend import Device, as_device, backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float32, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.functions.elementwise import to_dtype
+from genesis.functions.exchange import from_cuda_array_interface
 from genesis.functions.shape import array_of, sizes_of
+from genesis.functions.transfer import is_pinned, moved, pinned_empty
 from genesis.ops import create as ops
 from genesis.ops import elementwise
 from genesis.shapes import Shape
 
-METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "pin_memory")
 
 __all__ = [
     "arange",
@@ -32,7 +35,6 @@ __all__ = [
     "empty",
     "empty_like",
     "eye",
-    "from_dlpack",
     "from_numpy",
     "full",
     "full_like",
@@ -109,9 +111,13 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
 
 
 def as_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
-    """`data` as a tensor, without a copy where it is one, or a numpy array, of that type and device."""
+    """`data` as a tensor, without a copy where it has memory of that type and device: a tensor, a numpy array, an
+    object with `__cuda_array_interface__`.
+    """
     if isinstance(data, TensorBase):
         return to(data, dtype=dtype, device=device)
+    if hasattr(data, "__cuda_array_interface__"):
+        return to(_wrap(from_cuda_array_interface(data)), dtype=dtype, device=device)
     if isinstance(data, np.ndarray) and as_device(device).type == "cpu":
         return to(from_numpy(data), dtype=dtype)
     return tensor(data, dtype=dtype, device=device)
@@ -126,18 +132,6 @@ def from_numpy(values: np.ndarray) -> Any:
     if not isinstance(values, np.ndarray):
         raise DTypeError(f"from_numpy takes a numpy array, got {type(values).__name__}", next="use genesis.tensor()")
     return _wrap(arrays.from_numpy(values))
-
-
-def from_dlpack(source: Any) -> Any:
-    """A tensor over the memory of any object with `__dlpack__`, on the host.
-
-    Raises:
-        DTypeError: for types that numpy cannot exchange, such as bfloat16.
-    """
-    try:
-        return from_numpy(np.from_dlpack(source))
-    except (BufferError, AttributeError, RuntimeError) as error:
-        raise DTypeError(f"from_dlpack: {type(source).__name__} cannot be taken over: {error}") from error
 
 
 # --- Filled -----------------------------------------------------------------------------------------------------------
@@ -312,21 +306,59 @@ def _targets(args: Iterable[Any], dtype: Any, device: Any) -> tuple[Any, Any]:
     return dtype, device
 
 
-def to(x: Any, *args: Any, dtype: Any = None, device: Any = None, copy: bool = False) -> Any:
+class _Moved(Function):
+    """A copy on another device; its gradient goes back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, device: Device, non_blocking: bool) -> Any:
+        ctx.device = x.array.device
+        return TensorBase.wrap(moved(x.array, device, non_blocking))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return TensorBase.wrap(moved(grad.array, ctx.device)), None, None
+
+
+def to(
+    x: Any, *args: Any, dtype: Any = None, device: Any = None, copy: bool = False, non_blocking: bool = False
+) -> Any:
     """x in another dtype, on another device, or both: to(dtype), to(device), to(device, dtype), to(other).
+
+    Args:
+        non_blocking: a copy from page-locked memory (`pin_memory`) to a device does not wait; the source must not be
+            changed before it is done.
 
     Returns:
         x itself where nothing changes, unless `copy`.
 
     Raises:
-        DeviceError: for a device that this build has no backend for.
+        DeviceError: for a device that this machine has not.
         DTypeError: for what is neither a dtype nor a device.
     """
     a = array_of(x, "to")
     dtype, device = _targets(args, dtype, device)
     place = a.device if device is None else as_device(device)
+    made = x
+    if dtype is not None and as_dtype(dtype).itemsize <= a.dtype.itemsize:  # the fewer bytes travel
+        made = to_dtype(made, as_dtype(dtype))
     if place != a.device:
-        backend_for(place)  # raises where there is none
-        raise DeviceError(f"tensors cannot be moved from {a.device} to {place}", next="make them on that device")
-    made = x if dtype is None else to_dtype(x, as_dtype(dtype))
+        made = _Moved.apply(made, place, non_blocking)
+    if dtype is not None:
+        made = to_dtype(made, as_dtype(dtype))
     return apply(elementwise.copy, x) if copy and made is x else made
+
+
+def pin_memory(x: Any, device: Any = "cuda") -> Any:
+    """A copy in page-locked host memory; x itself where it is there. See `to(non_blocking=True)`.
+
+    Raises:
+        DeviceError: x is not on the CPU, or there is no such device.
+    """
+    a = array_of(x, "pin_memory")
+    if a.device.type != "cpu":
+        raise DeviceError(f"pin_memory of a tensor on {a.device}", next="only host memory can be page-locked")
+    if is_pinned(a):
+        return x
+    made = pinned_empty(a.shape, a.dtype, as_device(device))
+    elementwise.copy(a, out=made)
+    return _wrap(made)

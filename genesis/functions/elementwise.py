@@ -8,6 +8,7 @@ from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import as_dtype, result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions.make import as_operand, binary, check_operands, inplace, unary
+from genesis.functions.transfer import overwrite
 from genesis.ops import elementwise as ops
 
 METHODS = (
@@ -145,9 +146,20 @@ def clone(x: Any) -> Any:
     return apply(ops.copy, x)
 
 
-def copy_(x: Any, source: Any) -> Any:
-    """Overwrite x with `source` (broadcast, cast to x's dtype)."""
-    return apply_(ops.overwrite, x, x, as_operand(source, "copy_"))
+def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """Overwrite x with `source` (broadcast, cast to x's dtype), which may be on another device.
+
+    Args:
+        non_blocking: between a device and page-locked memory of the same layout and dtype, do not wait.
+    """
+    source = as_operand(source, "copy_")
+    if isinstance(source, TensorBase) and source.array.device != x.array.device:
+        if x.requires_grad or source.requires_grad:  # on the tape the copy and the change are two steps
+            source = source.to(device=x.array.device)
+        else:
+            overwrite(x.array, source.array, non_blocking)
+            return x
+    return apply_(ops.overwrite, x, x, source)
 
 
 def fill_(x: Any, value: Any) -> Any:

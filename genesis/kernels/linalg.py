@@ -26,7 +26,7 @@ from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, bfloat16, float32, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
-from genesis.kernels.matmul_tiles import Tile, choose, parts
+from genesis.kernels.matmul_tiles import Tile, choose, parts, pieces
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
@@ -36,36 +36,45 @@ __all__ = ["matmul_into"]
 # --- What a tile goes through after the sum ---------------------------------------------------------------------------
 
 
+# EPILOGUE of the kernels is the sum of those that apply.
+ALPHA = tl.constexpr(1)
+BIAS_N = tl.constexpr(2)
+BIAS_M = tl.constexpr(4)
+RESIDUAL = tl.constexpr(8)
+ACCUMULATE = tl.constexpr(16)
+RELU = tl.constexpr(32)
+GELU_TANH = tl.constexpr(64)
+SILU = tl.constexpr(128)
+
+
 @triton.jit
-def activated(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == "relu":
-        return tl.where(x > 0, x, tl.where(x != x, x, 0))
-    elif ACTIVATION == "silu":
-        return x / (1 + exp(-x))
-    elif ACTIVATION == "gelu_tanh":
-        return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-    else:
-        return x
+def activated(x, EPILOGUE: tl.constexpr):
+    if EPILOGUE & RELU:
+        x = tl.where(x < 0, 0, x)  # NaN stays
+    if EPILOGUE & SILU:
+        x = x / (1 + exp(-x))
+    if EPILOGUE & GELU_TANH:
+        x = 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    return x
 
 
 @triton.jit
 def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK: tl.constexpr,
              EPILOGUE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The tile as it is stored: activation(alpha·acc + bias) + residual + what out held."""
-    BIAS: tl.constexpr = EPILOGUE[0]
-    if EPILOGUE[4]:
+    if EPILOGUE & ALPHA:
         b_acc = b_acc * alpha
-    if BIAS == "n":
+    if EPILOGUE & BIAS_N:
         b_acc += converted(tl.load(p_bias + o_n * step, mask=o_n < n, other=0), WORK)[None, :]
-    if BIAS == "m":
+    if EPILOGUE & BIAS_M:
         b_acc += converted(tl.load(p_bias + o_m * step, mask=o_m < m, other=0), WORK)[:, None]
-    b_acc = activated(b_acc, EPILOGUE[1])
-    if EPILOGUE[2] or EPILOGUE[3]:
+    b_acc = activated(b_acc, EPILOGUE)
+    if EPILOGUE & (RESIDUAL | ACCUMULATE):
         o = out_offsets(i_batch, o_m, o_n, so, WIDE)
         b_mask = (o_m < m)[:, None] & (o_n < n)[None, :]
-        if EPILOGUE[2]:
+        if EPILOGUE & RESIDUAL:
             b_acc += converted(tl.load(p_residual + o, mask=b_mask, other=0), WORK)
-        if EPILOGUE[3]:
+        if EPILOGUE & ACCUMULATE:
             b_acc += converted(tl.load(p_o + o, mask=b_mask, other=0), WORK)
     return b_acc
 
@@ -116,7 +125,17 @@ def multiplied(d_a, d_b, b_acc, i_batch, batches, o_m, o_n, o_k, A_TURNED: tl.co
         b_b = fetched(d_b, i_batch, batches, o_n, o_k, B_SPREAD, BN, BK).T
     else:
         b_b = fetched(d_b, i_batch, batches, o_k, o_n, B_SPREAD, BK, BN)
+    if PRECISION == "tf32" and A_TURNED:
+        b_a = in_registers(b_a)
     return tl.dot(converted(b_a, TYPE), converted(b_b, TYPE), b_acc, input_precision=PRECISION)
+
+
+@triton.jit
+def in_registers(x):
+    """The same, moved by an instruction, after which the tensor cores read it from registers: from shared
+    memory they take float32 only with k innermost.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)
 
 
 @triton.jit
@@ -143,18 +162,34 @@ def stored(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, a
 
 
 @triton.jit
+def stored_in_pieces(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so,
+                     EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr,
+                     BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+    """Store columns in PIECES parts, one after the other: less shared memory, which the stages can have."""
+    if PIECES == 1:
+        stored(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE, STORE, BATCHED,
+               WIDE, BM, BN)  # fmt: skip
+    else:
+        HALF: tl.constexpr = BN // 2
+        b_left, b_right = tl.split(tl.permute(tl.reshape(b_acc, (BM, 2, HALF)), (0, 2, 1)))
+        stored_in_pieces(b_left, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE,
+                         STORE, BATCHED, WIDE, BM, HALF, PIECES // 2)  # fmt: skip
+        stored_in_pieces(b_right, d_o, i_batch, o_m, o_n + HALF, m, n, p_o, p_bias, step, p_residual, alpha, so,
+                         EPILOGUE, STORE, BATCHED, WIDE, BM, HALF, PIECES // 2)  # fmt: skip
+
+
+@triton.jit
 def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches, so, whole, rest,
                    share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr,
                    B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr,
                    STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                   BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, HALVES: tl.constexpr,
-                   SPECIALIZED: tl.constexpr):  # fmt: skip
+                   BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """`whole` tiles from first to last k; then `rest` tiles in SPLIT parts of `share` steps each, kept in `p_parts`."""
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
     # The store counts tiles by itself: one number for both would tie the loads of the next tile to this one's store.
     i_stored = start - programs
-    for i_tile in tl.range(start, whole, programs, flatten=True, warp_specialize=SPECIALIZED):
+    for i_tile in tl.range(start, whole, programs, flatten=True):
         i_batch, i_m, i_n = place(i_tile, tiles_m, tiles_n, GROUP)
         b_acc = tl.zeros((BM, BN), tl.float32)
         for i_k in range(steps):
@@ -162,17 +197,8 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
                                A_SPREAD, B_SPREAD, TYPE, PRECISION, BM, BN, BK)  # fmt: skip
         i_stored += programs
         i_batch, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP)
-        o_m, o_n = i_m * BM, i_n * BN
-        if HALVES:  # half the registers at the store, and half the shared memory
-            HALF: tl.constexpr = BN // 2
-            b_left, b_right = tl.split(tl.permute(tl.reshape(b_acc, (BM, 2, HALF)), (0, 2, 1)))
-            stored(b_left, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE, STORE,
-                   BATCHED, WIDE, BM, HALF)  # fmt: skip
-            stored(b_right, d_o, i_batch, o_m, o_n + HALF, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE,
-                   STORE, BATCHED, WIDE, BM, HALF)  # fmt: skip
-        else:
-            stored(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, EPILOGUE, STORE,
-                   BATCHED, WIDE, BM, BN)  # fmt: skip
+        stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
+                         EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
     if SPLIT > 1:
         for i_part in tl.range(start, rest * SPLIT, programs):
             i_batch, i_m, i_n = place(whole + i_part // SPLIT, tiles_m, tiles_n, GROUP)
@@ -309,10 +335,13 @@ class Finish(NamedTuple):
     along: str = "n"
 
     @property
-    def constants(self) -> tuple[Any, ...]:
+    def flags(self) -> int:
         """EPILOGUE of the kernels."""
-        bias = self.along if self.bias is not None else ""
-        return bias, self.activation or "", self.residual is not None, self.accumulate, self.alpha != 1.0
+        found = {None: 0, "relu": RELU.value, "gelu_tanh": GELU_TANH.value, "silu": SILU.value}[self.activation]
+        if self.bias is not None:
+            found |= BIAS_N.value if self.along == "n" else BIAS_M.value
+        found |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
+        return int(found | ALPHA.value * (self.alpha != 1.0))
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -446,9 +475,9 @@ def _launch_persistent(
     split = triton.cdiv(steps, share)  # no part is empty
     whole = tiles if split == 1 else tiles // processors * processors
     rest = tiles - whole
-    halves = t.bn >= 256
+    cut = pieces(t, out.dtype.itemsize)
     seen_o = _region(p.o, p.batches, p.m, p.n) if whole else None
-    d_o = None if seen_o is None else _descriptor(p.o, seen_o, t.bm, t.bn // 2 if halves else t.bn, False)
+    d_o = None if seen_o is None else _descriptor(p.o, seen_o, t.bm, t.bn // cut, False)
     partial = empty((max(rest, 1) * split * t.bm * t.bn,), float32, out.device) if split > 1 else None
     so = (p.o.batch[-1], p.o.row, p.o.column)
     wide = is_wide((p.matrices, p.m, p.n), so)
@@ -456,16 +485,16 @@ def _launch_persistent(
         by_descriptors, min(processors, whole + rest * split), _descriptor(p.a, seen_a, t.bm, t.bk, tf32),
         _descriptor(p.b, seen_b, t.bk, t.bn, tf32), d_o, out, partial, *finish.values, p.m, p.n, p.k, p.batches, so, whole, rest, share,
         A_TURNED=seen_a[0], B_TURNED=seen_b[0], A_SPREAD=seen_a[3], B_SPREAD=seen_b[3], TYPE=_dot_type(dtype),
-        PRECISION="tf32" if tf32 else "ieee", EPILOGUE=finish.constants,
+        PRECISION="tf32" if tf32 else "ieee", EPILOGUE=finish.flags,
         STORE="pointers" if seen_o is None else ("columns" if seen_o[0] else "rows"), BATCHED=bool(seen_o and seen_o[3]),
-        WIDE=wide, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SPLIT=split, HALVES=halves, SPECIALIZED=t.specialized,
+        WIDE=wide, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SPLIT=split, PIECES=cut,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if split > 1:
         rows = max(1, min(t.bm, 2048 // t.bn))
         launch(
             add_parts, rest * (t.bm // rows), out, partial, *finish.values, p.m, p.n,
-            so, whole, EPILOGUE=finish.constants, WIDE=wide, BM=t.bm, BN=t.bn, GROUP=t.group, SPLIT=split, ROWS=rows,
+            so, whole, EPILOGUE=finish.flags, WIDE=wide, BM=t.bm, BN=t.bn, GROUP=t.group, SPLIT=split, ROWS=rows,
         )  # fmt: skip
 
 
@@ -478,7 +507,7 @@ def _launch_pointers(p: Product, finish: Finish, tile: Tile | None = None) -> No
         by_pointers, p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), p.o.array, p.a.array, p.b.array,
         *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so,
         DIMS=len(p.batches), TYPE=_dot_type(dtype), WORK=TRITON[work_type(dtype).name],
-        PRECISION="tf32" if dtype is float32 and allow_tf32 else "ieee", EPILOGUE=finish.constants, WIDE=_is_wide(p, so),
+        PRECISION="tf32" if dtype is float32 and allow_tf32 else "ieee", EPILOGUE=finish.flags, WIDE=_is_wide(p, so),
         EVEN=p.k % t.bk == 0, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 
@@ -489,7 +518,7 @@ def _launch_terms(p: Product, finish: Finish) -> None:
         by_terms, p.matrices * triton.cdiv(p.m, 32) * triton.cdiv(p.n, 64), p.o.array, p.a.array, p.b.array,
         *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch,
         (p.a.row, p.a.column), (p.b.row, p.b.column), so, DIMS=len(p.batches),
-        WORK=tl.int64 if p.a.array.dtype is int64 else tl.int32, EPILOGUE=finish.constants, WIDE=_is_wide(p, so), BM=32,
+        WORK=tl.int64 if p.a.array.dtype is int64 else tl.int32, EPILOGUE=finish.flags, WIDE=_is_wide(p, so), BM=32,
         BN=64,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
-__all__ = ["TABLE", "Row", "Tile", "choose", "fitted", "parts", "shared_bytes"]
+__all__ = ["TABLE", "Row", "Tile", "choose", "fitted", "parts", "pieces", "shared_bytes"]
 
 
 class Tile(NamedTuple):
@@ -20,7 +20,6 @@ class Tile(NamedTuple):
         warps, stages: of the compiled kernel.
         group: rows of tiles that are walked together.
         split: parts along k of each tile that whole rounds over the processors leave over; 0 lets `parts` decide.
-        specialized: warps of their own load the tiles.
         swapped: compute outᵀ = bᵀ·aᵀ, so that b is the left factor.
     """
 
@@ -31,7 +30,6 @@ class Tile(NamedTuple):
     stages: int
     group: int = 8
     split: int = 0
-    specialized: bool = False
     swapped: bool = False
 
 
@@ -50,7 +48,7 @@ class Row(NamedTuple):
 # First guesses from measurements of such kernels on an H200; tile sizes that fill the tensor cores.
 _WIDE = Tile(128, 256, 64, 8, 3)
 _DEEP = Tile(128, 256, 64, 8, 4)
-_SQUARE = Tile(128, 128, 64, 4, 4, specialized=True)
+_SQUARE = Tile(128, 128, 64, 4, 4)
 _SMALL = Tile(64, 64, 64, 4, 4)
 
 TABLE: dict[str, tuple[Row, ...]] = {
@@ -62,7 +60,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("nn", 8192, 8192, 8192, _DEEP),
         Row("nt", 8192, 8192, 8192, _DEEP),
         Row("nt", 8192, 1152, 896, _SQUARE),
-        Row("nt", 8192, 896, 896, Tile(128, 256, 64, 8, 3, specialized=True)),
+        Row("nt", 8192, 896, 896, Tile(128, 256, 64, 8, 3)),
         Row("nt", 8192, 9728, 896, _WIDE),
         Row("nt", 8192, 896, 4864, _WIDE),
         Row("nn", 8192, 896, 9728, _DEEP),
@@ -70,7 +68,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("tn", 9728, 896, 8192, _SQUARE),
         Row("tn", 896, 4864, 8192, Tile(128, 256, 64, 8, 4)),
         Row("nt", 8192, 151936, 896, _DEEP),
-        Row("nn", 8192, 896, 151936, Tile(128, 256, 64, 8, 3, specialized=True)),
+        Row("nn", 8192, 896, 151936, Tile(128, 256, 64, 8, 3)),
         Row("tn", 151936, 896, 8192, _SQUARE),
         Row("nt", 1, 4864, 896, Tile(64, 16, 128, 4, 4, swapped=True)),
         Row("nt", 16, 4864, 896, Tile(64, 16, 128, 4, 4, swapped=True)),
@@ -114,8 +112,16 @@ def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: in
 def shared_bytes(tile: Tile, item: int) -> int:
     """Shared memory that the kernel takes: the stages of both tiles, and room for the store."""
     stage = (tile.bm + tile.bn) * tile.bk * item
-    store = tile.bm * min(tile.bn, 128) * item
+    store = tile.bm * tile.bn * item // pieces(tile, item)
     return tile.stages * stage + store + 1024
+
+
+def pieces(tile: Tile, item: int) -> int:
+    """Into how many pieces the store cuts a tile: 32 KiB each, of at least 32 columns."""
+    count = 1
+    while tile.bm * tile.bn * item // count > 32 << 10 and tile.bn // count > 32:
+        count *= 2
+    return count
 
 
 def fitted(tile: Tile, item: int, shared: int) -> Tile:

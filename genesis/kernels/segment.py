@@ -35,7 +35,7 @@ def report(p_fault, site, i, bad):
     """Leave one of the bad indices `i` for the host (`backend.cuda.faults`); a site of 0 has been reported before."""
     low = tl.minimum(tl.maximum(i.to(tl.int64), -2147483648), 2147483647) & 0xFFFFFFFF
     word = (tl.full((), 0, tl.int64) + site) * 4294967296 + low
-    tl.store(p_fault + (i * 0).to(tl.int32), word, mask=bad & (site > 0))
+    tl.store(p_fault + (i * 0).to(tl.int32), word, mask=bad & (word > 0xFFFFFFFF))
 
 
 @triton.jit

@@ -62,6 +62,18 @@ class CudaBackend:
         self._calls: dict[Any, Call] = {}
         self._plans: dict[Any, Plan] = {}  # of calls that write where they were told to
 
+    def refuse_in_capture(self, what: str) -> None:
+        """Raise DeviceError while a graph is captured, for what a graph cannot hold."""
+        if self.pool.capturing:
+            raise DeviceError(
+                f"{what} inside the capture of a CUDA graph",
+                next="keep values on the device, copy inputs into static tensors before replay(), read results after it",
+            )
+
+    def adopt(self, pointer: int, nbytes: int, owner: object) -> CudaStorage:
+        """Memory that another library owns; it is let go with the last view of it."""
+        return CudaStorage(self.pool, None, pointer, nbytes, owner)
+
     def allocate(self, nbytes: int) -> CudaStorage:
         """Uninitialized device memory, reused in the order of the current stream."""
         block = self.pool.take(nbytes, self.stream)
@@ -112,6 +124,7 @@ class CudaBackend:
         """A host copy of the elements; waits for the stream."""
         if (recorder := recording()) is not None:
             recorder.cacheable = False
+        self.refuse_in_capture("device values were read on the host")
         if not array.is_contiguous:
             array = self._move(array, self._like(array))
         values = np.empty(array.shape, array.dtype.numpy)
@@ -122,6 +135,7 @@ class CudaBackend:
 
     def from_numpy(self, values: np.ndarray, array: Array) -> None:
         """Write host values into a device array, cast to its dtype."""
+        self.refuse_in_capture("host values were copied to the device")
         source = np.ascontiguousarray(np.broadcast_to(values, array.shape).astype(array.dtype.numpy, copy=False))
         if not source.nbytes:
             return

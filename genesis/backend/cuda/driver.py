@@ -121,7 +121,7 @@ def _bindings() -> Any:
 
 
 @functools.cache
-def start() -> int:
+def start(index: int = 0) -> int:
     """Initialize the driver once; the number of devices.
 
     Raises:
@@ -132,11 +132,11 @@ def start() -> int:
         code = cuda.cuInit(0)[0]
     except RuntimeError as error:  # libcuda itself is missing
         raise DeviceError(
-            f"device cuda was asked for and no NVIDIA driver was found ({error})",
+            f"device cuda:{index} was asked for and no NVIDIA driver was found ({error})",
             next='install the driver, or set train.device to "cpu"',
         ) from error
     if code != cuda.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"the NVIDIA driver did not start: {code.name}", next='set train.device to "cpu"')
+        raise DeviceError(f"device cuda:{index} was asked for and the NVIDIA driver did not start: {code.name}", next='set train.device to "cpu"')
     return int(cuda.cuDeviceGetCount()[1])
 
 
@@ -144,7 +144,7 @@ class GpuDriver:
     """One GPU through cuda-python, in its primary context (shared with other libraries of the process)."""
 
     def __init__(self, index: int) -> None:
-        count = start()
+        count = start(index)
         if not 0 <= index < count:
             raise DeviceError(f"device cuda:{index} was asked for; this machine has {count}", next="use cuda:0")
         self.index = index

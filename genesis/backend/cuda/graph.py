@@ -11,9 +11,9 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from genesis.backend.cuda.memory import Arena, Block
+from genesis.backend.cuda.memory import Arena, Block, Pool
 from genesis.backend.cuda.stream import Stream, current_stream, use
 from genesis.errors import DeviceError, UsageError
 
@@ -26,13 +26,20 @@ WARM_UPS = 2  # the first makes what is made once, in normal memory; the second 
 T = TypeVar("T")
 
 
+class Recorded(NamedTuple):
+    """The driver's graph and its executable, and memory that it reads and that was given back meanwhile."""
+
+    graph: int
+    executable: int
+    held: list[Block]
+
+
 class RawGraph:
     """A captured graph of one device, replayed on the current stream."""
 
     def __init__(self, backend: CudaBackend) -> None:
         self.backend = backend
-        self._graph: tuple[int, int] | None = None  # the driver's graph and its executable
-        self._held: list[Block] = []  # memory that recorded work reads and that was given back meanwhile
+        self._graph: Recorded | None = None
 
     @property
     def is_captured(self) -> bool:
@@ -81,6 +88,7 @@ class RawGraph:
     def _record(self, function: Callable[[], T], stream: Stream) -> T:
         driver, pool = self.backend.driver, self.backend.pool
         gc.collect()
+        _destroy_retired()
         driver.synchronize()
         collecting = gc.isenabled()
         gc.disable()  # finalizers of other libraries may call the driver in ways that end a capture
@@ -89,28 +97,23 @@ class RawGraph:
         try:
             result = function()
         except BaseException:
-            pool.capturing = False
-            with contextlib.suppress(DeviceError):  # an invalid capture ends with an error
-                driver.destroy_graph(*self._executable(driver.end_capture(stream.handle)))
-            self._give_back()
+            with contextlib.suppress(DeviceError):  # what the driver has ended already
+                graph = driver.end_capture(stream.handle)
+                driver.destroy_graph(graph, driver.instantiate(graph))
             raise
         finally:
+            pool.capturing = False
+            held, pool.held = pool.held, []
             if collecting:
                 gc.enable()
-            held, pool.held = pool.held, []
-            self._held += held
-            pool.capturing = False
-        self._graph = self._executable(driver.end_capture(stream.handle))
+        try:
+            graph = driver.end_capture(stream.handle)
+            self._graph = Recorded(graph, driver.instantiate(graph), held)
+        except DeviceError:
+            _give_back(pool, held)
+            raise
         pool.graph_count += 1
         return result
-
-    def _executable(self, graph: int) -> tuple[int, int]:
-        return graph, self.backend.driver.instantiate(graph)
-
-    def _give_back(self) -> None:
-        held, self._held = self._held, []
-        for block in held:
-            self.backend.pool.give(block)
 
     def replay(self) -> None:
         """Run what was recorded, in the order of the current stream.
@@ -120,23 +123,39 @@ class RawGraph:
         """
         if self._graph is None:
             raise UsageError("replay() of a graph that was not captured", next="call capture() first")
-        self.backend.driver.launch_graph(self._graph[1], self.backend.stream)
+        self.backend.driver.launch_graph(self._graph.executable, self.backend.stream)
 
     def close(self) -> None:
         """Forget the graph after its last replay is done; the memory of all graphs is free when none is left."""
-        graph, self._graph = self._graph, None
-        if graph is None:
+        recorded, self._graph = self._graph, None
+        if recorded is None:
             return
-        self.backend.driver.synchronize()
-        self.backend.driver.destroy_graph(*graph)
-        self.backend.pool.graph_count -= 1
-        self._give_back()
+        _retired.append((self.backend, recorded))
+        if not self.backend.pool.capturing:  # a finalizer may come in the middle of another graph's capture
+            _destroy_retired()
 
     def __del__(self) -> None:
         # At the interpreter's end the driver's module may be gone, and the process takes everything with it.
         if not sys.is_finalizing():
-            with contextlib.suppress(DeviceError, AttributeError):
+            with contextlib.suppress(DeviceError):
                 self.close()
+
+
+_retired: list[tuple[CudaBackend, Recorded]] = []
+
+
+def _destroy_retired() -> None:
+    while _retired:
+        backend, recorded = _retired.pop()
+        backend.driver.synchronize()  # it may still run
+        backend.driver.destroy_graph(recorded.graph, recorded.executable)
+        backend.pool.graph_count -= 1
+        _give_back(backend.pool, recorded.held)
+
+
+def _give_back(pool: Pool, blocks: list[Block]) -> None:
+    for block in blocks:
+        pool.give(block)
 
 
 def _refuse_blocking_launches() -> None:

@@ -1,13 +1,16 @@
 """The driver's contract over host memory: what lets every kernel run in Triton's interpreter on a machine with no GPU.
 
-Streams run at once, so events have always happened. Nothing here is fast, and nothing here is for users.
+Streams run at once, so events have always happened. A graph is a list of the calls that were recorded. Nothing here is
+fast, and nothing here is for users.
 """
 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,8 @@ class HostDriver:
         self._handles = itertools.count(1)
         self._events: dict[int, float] = {}
         self._used = 0
+        self._captures: dict[int, list[Callable[[], None]]] = {}  # by stream
+        self.graphs: dict[int, list[Callable[[], None]]] = {}
 
     def allocate(self, nbytes: int) -> int:
         """Host memory at a multiple of 512 bytes."""
@@ -57,11 +62,19 @@ class HostDriver:
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy now."""
-        ctypes.memmove(target, source, nbytes)
+        self._do(stream, lambda: ctypes.memmove(target, source, nbytes))
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Set bytes now."""
-        ctypes.memset(target, byte, nbytes)
+        self._do(stream, lambda: ctypes.memset(target, byte, nbytes))
+
+    def _do(self, stream: int, work: Callable[[], Any]) -> None:
+        """Work of a stream: done, or recorded."""
+        capture = self._captures.get(stream)
+        if capture is None:
+            work()
+        else:
+            capture.append(work)
 
     def load(self, image: bytes, name: str, shared: int) -> Function:
         """No machine code runs here."""
@@ -71,7 +84,9 @@ class HostDriver:
         self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
     ) -> None:
         """Run a kernel now: `function` is a call that the launcher bound to its arguments."""
-        function(grid)
+        if stream in self._captures:
+            function = _with_present_addresses(function)
+        self._do(stream, lambda: function(grid))
 
     def create_stream(self, priority: int = 0) -> int:
         """A number."""
@@ -81,7 +96,9 @@ class HostDriver:
         """Nothing to do."""
 
     def synchronize_stream(self, stream: int) -> None:
-        """Nothing to wait for."""
+        """Nothing to wait for; refused while the stream is captured."""
+        if stream in self._captures:
+            raise DeviceError("cuStreamSynchronize during a capture", next="end the capture first")
 
     def is_stream_done(self, stream: int) -> bool:
         """Always."""
@@ -114,27 +131,51 @@ class HostDriver:
         return self._events[end] - self._events[start]
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Nothing to wait for; refused during a capture, as the driver does."""
+        if self._captures:
+            raise DeviceError("cuCtxSynchronize during a capture", next="end the capture first")
 
     def begin_capture(self, stream: int) -> None:
-        """Graphs need a GPU."""
-        raise DeviceError("the interpreter has no graphs", next="run on a GPU")
+        """Record the stream's work from here on."""
+        if stream == 0 or stream in self._captures:
+            raise DeviceError(f"stream {stream} cannot be captured", next="capture a stream of your own, once")
+        self._captures[stream] = []
 
     def end_capture(self, stream: int) -> int:
-        """Graphs need a GPU."""
-        raise DeviceError("the interpreter has no graphs", next="run on a GPU")
+        """What was recorded."""
+        graph = next(self._handles)
+        self.graphs[graph] = self._captures.pop(stream)
+        return graph
 
     def is_capturing(self, stream: int) -> bool:
-        """Never."""
-        return False
+        """Whether the stream's work is being recorded."""
+        return stream in self._captures
 
     def instantiate(self, graph: int) -> int:
-        """Graphs need a GPU."""
-        raise DeviceError("the interpreter has no graphs", next="run on a GPU")
+        """The graph itself."""
+        return graph
 
     def launch_graph(self, executable: int, stream: int) -> None:
-        """Graphs need a GPU."""
-        raise DeviceError("the interpreter has no graphs", next="run on a GPU")
+        """Do what was recorded, in its order."""
+        for work in self.graphs[executable]:
+            work()
 
     def destroy_graph(self, graph: int, executable: int) -> None:
-        """Nothing to forget."""
+        """Forget a graph."""
+        del self.graphs[graph]
+
+
+def _with_present_addresses(function: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A bound kernel that will run with the addresses it has now: its launcher changes them for every launch."""
+    values = [getattr(value, "base", value) for value in inspect.getclosurevars(function).nonlocals.get("values", ())]
+    saved = [(value.words, bytes(value.words)) for value in values if hasattr(value, "words")]
+
+    def run(grid: Any) -> None:
+        later = [bytes(words) for words, _ in saved]
+        for words, then in saved:
+            ctypes.memmove(words, then, len(then))
+        function(grid)
+        for (words, _), now in zip(saved, later, strict=True):
+            ctypes.memmove(words, now, len(now))
+
+    return run

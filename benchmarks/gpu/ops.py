@@ -1,0 +1,277 @@
+"""Genesis against torch on one GPU, op by op, in one process: time on the GPU by graph replay, checked before timed.
+
+    python -m benchmarks.gpu.ops --out benchmarks/results/DATE-gpu-ops.json [--only matmul]
+
+The ratio is torch / Genesis: above 1, Genesis is faster. Inputs are random and shared between the two without a copy.
+Boolean selection waits for the GPU (its result's size is data), so there wall time stands for GPU time, for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+import genesis
+from benchmarks.gpu.timing import backend, gpu_us, torch_gpu_us, wall_us
+from genesis.array import Array
+from genesis.autograd.record import TensorBase
+from genesis.backend import Device
+from genesis.backend.cuda import CudaStorage
+from genesis.dtypes import as_dtype
+
+CUDA = Device("cuda", 0)
+
+
+class Row(NamedTuple):
+    """One comparison.
+
+    Attributes:
+        ours, theirs: the calls; their results must agree.
+        nbytes, flops: counted work, for the rates.
+        tolerance: of the relative error in norm.
+        calls: how often a graph repeats the call.
+        wall: compare wall times.
+    """
+
+    name: str
+    ours: Callable[[], Any]
+    theirs: Callable[[], Any]
+    nbytes: int = 0
+    flops: int = 0
+    tolerance: float = 1e-5
+    calls: int = 20
+    wall: bool = False
+
+
+def shared(x: torch.Tensor) -> Any:
+    """A Genesis tensor over torch's memory."""
+    storage = CudaStorage(backend.pool, None, x.data_ptr(), x.numel() * x.element_size(), owner=x)
+    dtype = as_dtype(str(x.dtype))
+    return TensorBase.wrap(Array(storage, tuple(x.shape), tuple(x.stride()), dtype, CUDA))
+
+
+def as_torch(x: Any) -> torch.Tensor:
+    """Genesis's result as a torch tensor (a copy through the host: this is not timed)."""
+    if x.dtype is genesis.bfloat16:
+        x = x.float()
+    return torch.from_numpy(x.numpy().copy()).cuda()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Any, torch.Tensor]:
+    """Normal values, for both."""
+    x = torch.randn(*shape, device="cuda", dtype=dtype)
+    return shared(x), x
+
+
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+def elementwise_rows() -> Iterator[Row]:
+    """Additions, small to large."""
+    for shape in ((256, 256), (512, 512), (2048, 2048), (4096, 4096), (8192, 8192), (32, 512, 896)):
+        (x, p), (y, q) = random(*shape), random(*shape)
+        yield Row(f"add {shape} fp32", lambda x=x, y=y: x + y, lambda p=p, q=q: p + q, 12 * p.numel())
+
+
+def reduction_rows() -> Iterator[Row]:
+    """Sums and maxima over all axes, the last, the first two, the middle one."""
+    for shape in ((4, 512, 896), (16, 2048, 4864)):
+        for dtype in (torch.float32, torch.bfloat16):
+            x, p = random(*shape, dtype=dtype)
+            size, tag = p.numel() * p.element_size(), f"{shape} {SHORT[dtype]}"
+            close = 1e-5 if dtype is torch.float32 else 1e-2
+            for axis in (None, -1, (0, 1), 1):
+                yield Row(
+                    f"sum {axis} {tag}",
+                    lambda x=x, axis=axis: x.sum(axis) if axis is not None else x.sum(),
+                    lambda p=p, axis=axis: p.sum(axis) if axis is not None else p.sum(),
+                    size,
+                    tolerance=close,
+                )
+            yield Row(f"max None {tag}", lambda x=x: x.max(), lambda p=p: p.max(), size)
+            yield Row(f"max (0, 1) {tag}", lambda x=x: x.amax((0, 1)), lambda p=p: p.amax((0, 1)), size)
+            for axis in (-1, 1):
+                yield Row(
+                    f"max {axis} {tag}",
+                    lambda x=x, axis=axis: x.max(axis)[0],
+                    lambda p=p, axis=axis: p.max(axis)[0],
+                    size,
+                )
+
+
+def matmul_rows() -> Iterator[Row]:
+    """Square products in bf16 and tf32, and the matmuls of a training step of Qwen2.5-0.5B."""
+    genesis.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    for dtype in (torch.bfloat16, torch.float32):
+        for n in (512, 1024, 2048, 4096, 8192):
+            (x, p), (y, q) = random(n, n, dtype=dtype), random(n, n, dtype=dtype)
+            name = f"matmul {n} {'bf16' if dtype is torch.bfloat16 else 'tf32'}"
+            calls = 20 if n < 8192 else 6
+            yield Row(name, lambda x=x, y=y: x @ y, lambda p=p, q=q: p @ q, 0, 2 * n**3, 4e-3, calls)
+    m = 8192
+    for k, n in ((896, 1152), (896, 896), (896, 9728), (4864, 896), (896, 151936)):
+        (x, p), (w, v) = random(m, k, dtype=torch.bfloat16), random(n, k, dtype=torch.bfloat16)
+        g, h = random(m, n, dtype=torch.bfloat16)
+        calls, flops = (4 if n > 100_000 else 20), 2 * m * k * n
+        tag = f"{m}x{k} -> {n} bf16"
+        yield Row(f"forward {tag}", lambda x=x, w=w: x @ w.T, lambda p=p, v=v: p @ v.T, 0, flops, 4e-3, calls)
+        yield Row(f"dgrad {tag}", lambda g=g, w=w: g @ w, lambda h=h, v=v: h @ v, 0, flops, 4e-3, calls)
+        yield Row(f"wgrad {tag}", lambda g=g, x=x: g.T @ x, lambda h=h, p=p: h.T @ p, 0, flops, 4e-3, calls)
+
+
+def softmax_rows() -> Iterator[Row]:
+    """Rows of 16K and of a vocabulary."""
+    for shape, dtype in (
+        ((16384, 16384), torch.float32),
+        ((8192, 151936), torch.float32),
+        ((8192, 151936), torch.bfloat16),
+    ):
+        x, p = random(*shape, dtype=dtype)
+        close = 1e-5 if dtype is torch.float32 else 1e-2
+        size = 2 * p.numel() * p.element_size()
+        name = f"softmax {shape} {SHORT[dtype]}"
+        yield Row(name, lambda x=x: x.softmax(-1), lambda p=p: p.softmax(-1), size, 0, close, 4)
+
+
+def movement_rows() -> Iterator[Row]:
+    """Transposes, rows gathered and added, selection by a mask."""
+    for dtype in (torch.bfloat16, torch.float32):
+        x, p = random(16384, 4096, dtype=dtype)
+        size = 2 * p.numel() * p.element_size()
+        name = f"transpose copy (16384, 4096) {SHORT[dtype]}"
+        yield Row(name, lambda x=x: x.T.contiguous(), lambda p=p: p.t().contiguous(), size)
+    for dtype in (torch.float32, torch.bfloat16):
+        table, source = random(151936, 896, dtype=dtype), random(8192, 896, dtype=dtype)
+        rows = torch.randint(0, 151936, (8192,), device="cuda")
+        index, size = shared(rows), source[1].numel() * source[1].element_size()
+        yield Row(
+            f"gather 8192 of (151936, 896) {SHORT[dtype]}",
+            lambda t=table[0], i=index: t.index_select(0, i),
+            lambda t=table[1], i=rows: t.index_select(0, i),
+            2 * size,
+        )
+        yield Row(
+            f"scatter-add 8192 into (151936, 896) {SHORT[dtype]}",
+            lambda t=table[0], i=index, s=source[0]: t.index_add(0, i, s),
+            lambda t=table[1], i=rows, s=source[1]: t.index_add(0, i, s),
+            2 * table[1].numel() * table[1].element_size() + 2 * size,
+            tolerance=1e-2 if dtype is torch.bfloat16 else 1e-5,
+        )
+    x, p = random(64 << 20)
+    for share in (0.01, 0.5, 0.99):
+        keep = torch.rand(64 << 20, device="cuda") < share
+        mask = shared(keep)
+        yield Row(
+            f"masked select {share:.0%} of 64Mi fp32",
+            lambda x=x, m=mask: x[m],
+            lambda p=p, m=keep: p[m],
+            int(p.numel() * (1 + 4 + 4 * share)),
+            calls=10,
+            wall=True,
+        )
+
+
+GROUPS = {
+    "elementwise": elementwise_rows,
+    "reduction": reduction_rows,
+    "matmul": matmul_rows,
+    "softmax": softmax_rows,
+    "movement": movement_rows,
+}
+
+
+def copy_rate() -> float:
+    """Bytes per second, read and written, of a device-to-device copy of 1 GiB."""
+    x = torch.randn(1 << 28, device="cuda")
+    y = torch.empty_like(x)
+    driver = backend.driver
+    us = gpu_us(lambda: driver.copy(y.data_ptr(), x.data_ptr(), 1 << 30, backend.stream), 10)
+    return (2 << 30) / us * 1e6
+
+
+def error_of(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The relative error in norm; infinite where the shapes differ."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    a, b = ours.double(), theirs.double()
+    return float((a - b).norm() / b.norm().clamp(min=1e-30))
+
+
+def measure(row: Row) -> dict[str, Any]:
+    """Check one row, then time both sides by turns."""
+    try:
+        error = error_of(as_torch(row.ours()), row.theirs())
+        if not error <= row.tolerance:
+            return {"op": row.name, "failed": f"relative error {error:.2e}"}
+        if row.wall:
+            ours = [wall_us(row.ours, backend.driver.synchronize, row.calls, 5) for _ in range(2)]
+            theirs = [wall_us(row.theirs, torch.cuda.synchronize, row.calls, 5) for _ in range(2)]
+        else:
+            ours, theirs = [], []
+            for _ in range(2):
+                ours.append(gpu_us(row.ours, row.calls))
+                theirs.append(torch_gpu_us(row.theirs, row.calls))
+    except Exception as failure:  # one broken row must not end the run
+        return {"op": row.name, "failed": f"{type(failure).__name__}: {failure}"[:400]}
+    mine, peer = min(ours), min(theirs)
+    found = {"op": row.name, "genesis_us": round(mine, 2), "torch_us": round(peer, 2), "ratio": round(peer / mine, 3)}
+    found["spread"] = round(max(max(ours) / mine, max(theirs) / peer) - 1, 3)
+    if row.nbytes:
+        found["TB/s"] = round(row.nbytes / mine / 1e6, 3)
+    if row.flops:
+        found["TFLOP/s"] = round(row.flops / mine / 1e6, 1)
+    return found
+
+
+def main() -> None:
+    """Measure, write the JSON, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", nargs="*", default=list(GROUPS), choices=list(GROUPS))
+    options = parser.parse_args()
+    rate = copy_rate()
+    found = []
+    for group in options.only:
+        for row in GROUPS[group]():
+            found.append(measure(row))
+            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        backend.pool.empty_cache()
+    ratios = [r["ratio"] for r in found if "ratio" in r]
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "command": "python -m " + " ".join(["benchmarks.gpu.ops", *sys.argv[1:]]),
+        "gpu": backend.driver.properties.name,
+        "versions": {
+            "genesis": genesis.__version__,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "python": platform.python_version(),
+        },
+        "copy TB/s": round(rate / 1e12, 3),
+        "median ratio": statistics.median(ratios) if ratios else None,
+        "rows": found,
+    }
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    for r in found:
+        rest = r.get("failed") or f"{r['genesis_us']:9.2f} {r['torch_us']:9.2f} {r['ratio']:6.2f}"
+        print(f"{r['op']:44s} {rest} {r.get('TB/s', r.get('TFLOP/s', ''))}")
+    print(f"copy {rate / 1e12:.2f} TB/s; median ratio {report['median ratio']}; below 0.9: {sum(r < 0.9 for r in ratios)}")
+
+
+if __name__ == "__main__":
+    main()

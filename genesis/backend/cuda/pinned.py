@@ -1,0 +1,112 @@
+"""Page-locked host memory, from and to which copies run beside the host: blocks kept for reuse, one pool a device.
+
+A block that a copy may still read or write is not handed out again before that copy is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+
+from genesis.backend.cuda import CudaBackend
+from genesis.backend.cuda.driver import OutOfDeviceMemory
+from genesis.errors import OutOfMemoryError
+
+__all__ = ["PinnedBlock", "block_of", "pinned_block", "pinned_bytes"]
+
+SMALLEST = 512  # bytes; sizes are powers of two
+
+
+class PinnedBlock:
+    """A run of page-locked memory; goes back to its pool with the last view of it.
+
+    Attributes:
+        pointer, size: address and bytes.
+        streams: those with copies that may still run.
+    """
+
+    def __init__(self, pool: _Pool, pointer: int, size: int) -> None:
+        self.pool, self.pointer, self.size = pool, pointer, size
+        self.streams: set[int] = set()
+
+    def bytes(self, nbytes: int) -> np.ndarray:
+        """The memory as numpy, `[nbytes]` uint8; views of it keep the block."""
+        memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(self.pointer)
+        memory._block = self  # type: ignore[attr-defined]
+        return np.frombuffer(memory, np.uint8)[:nbytes]
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.pool.give(self.pointer, self.size, self.streams)
+
+
+class _Pool:
+    def __init__(self, backend: CudaBackend) -> None:
+        self.backend = backend
+        self.free: dict[int, list[tuple[int, list[int]]]] = {}  # by size: pointer, events of its last uses
+        self.late: list[tuple[int, int, set[int]]] = []  # given back during a capture
+        self.reserved = 0
+
+    def take(self, nbytes: int) -> PinnedBlock:
+        size = max(1 << max(nbytes - 1, 0).bit_length(), SMALLEST)
+        driver, capturing = self.backend.driver, self.backend.pool.capturing
+        while self.late and not capturing:
+            self.give(*self.late.pop())
+        kept = self.free.setdefault(size, [])
+        for i, (pointer, events) in enumerate(kept):
+            if not events or (not capturing and all(driver.is_event_done(event) for event in events)):
+                del kept[i]
+                for event in events:
+                    driver.destroy_event(event)
+                return PinnedBlock(self, pointer, size)
+        self.backend.refuse_in_capture("page-locked memory was allocated")
+        try:
+            pointer = driver.allocate_pinned(size)
+        except OutOfDeviceMemory:
+            raise OutOfMemoryError(
+                f"the host has no room for {size:,} bytes of page-locked memory; Genesis holds {self.reserved:,}",
+                next="lower train.batch_size or data.seq_len",
+            ) from None
+        self.reserved += size
+        return PinnedBlock(self, pointer, size)
+
+    def give(self, pointer: int, size: int, streams: set[int]) -> None:
+        if streams and self.backend.pool.capturing:
+            self.late.append((pointer, size, streams))
+            return
+        events = []
+        for stream in streams:
+            event = self.backend.driver.create_event(False)
+            self.backend.driver.record_event(event, stream)
+            events.append(event)
+        self.free[size].append((pointer, events))
+
+
+@functools.cache
+def _pool(backend: CudaBackend) -> _Pool:
+    return _Pool(backend)
+
+
+def pinned_block(backend: CudaBackend, nbytes: int) -> PinnedBlock:
+    """Page-locked memory of at least `nbytes`, contents undefined.
+
+    Raises:
+        OutOfMemoryError: the host has no room. DeviceError: inside a capture.
+    """
+    return _pool(backend).take(nbytes)
+
+
+def pinned_bytes(backend: CudaBackend) -> int:
+    """Bytes of page-locked memory held, in use or kept for reuse."""
+    return _pool(backend).reserved
+
+
+def block_of(memory: Any) -> PinnedBlock | None:
+    """The block below numpy memory, if it is page-locked memory of ours."""
+    while isinstance(memory, np.ndarray):
+        memory = memory.base
+    return getattr(memory, "_block", None)

@@ -1,0 +1,182 @@
+"""DLPack capsules in both forms, plain and versioned: structs of C with a lifetime, and nothing about arrays.
+
+The producer's memory lives until the consumer calls the struct's deleter, or until a capsule that nobody took is gone
+and the next one is made.
+The layout is that of dlpack.h, version 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import sys
+from typing import Any, NamedTuple
+
+__all__ = ["CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DLPACK_VERSION", "Described", "Taken", "capsule", "settle", "take"]
+
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
+DLPACK_VERSION = (1, 0)
+_READ_ONLY, _COPIED = 1, 2  # flags of the versioned form
+_PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
+
+
+class Described(NamedTuple):
+    """What a struct says of an array.
+
+    Attributes:
+        device: (DLDeviceType, number).
+        kind: (DLDataTypeCode, bits).
+        strides: in elements.
+    """
+
+    pointer: int
+    device: tuple[int, int]
+    kind: tuple[int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _ManagedVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_python = ctypes.pythonapi
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", _python)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _python))
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _python))
+_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _python))
+
+# --- Out --------------------------------------------------------------------------------------------------------------
+
+_lent: dict[int, tuple[Any, ...]] = {}  # by the struct's address: the struct, its arrays, and the owner of the memory
+
+
+@_Deleter
+def _release(address: int) -> None:
+    _lent.pop(address, None)
+
+
+# A capsule may be destroyed while an error is on its way up, where no Python code may run: so it has no destructor. We
+# hold it as well, and look now and then whether we are the only one left.
+_unsettled: list[tuple[Any, int]] = []  # capsules and the addresses of their structs
+
+
+def settle() -> None:
+    """Stop lending the memory of capsules that are gone without having been taken."""
+    for capsule, address in [_unsettled.pop() for _ in range(len(_unsettled))]:
+        if not (_is_valid(capsule, _PLAIN) or _is_valid(capsule, _VERSIONED)):
+            continue  # taken: the consumer calls the deleter
+        if sys.getrefcount(capsule) > 3:  # the pair's, the loop's and the call's
+            _unsettled.append((capsule, address))
+        else:
+            _lent.pop(address, None)
+
+
+def capsule(described: Described, owner: Any, *, versioned: bool, copied: bool = False) -> Any:
+    """A capsule that lends memory which lives as long as `owner`."""
+    settle()
+    ndim = len(described.shape)
+    shape, strides = (ctypes.c_int64 * ndim)(*described.shape), (ctypes.c_int64 * ndim)(*described.strides)
+    tensor = _Tensor(
+        described.pointer, *described.device, ndim, *described.kind, 1, shape, strides, 0
+    )
+    made: _Managed | _ManagedVersioned
+    deleter = ctypes.cast(_release, ctypes.c_void_p)
+    if versioned:
+        made = _ManagedVersioned(*DLPACK_VERSION, None, deleter, _COPIED if copied else 0, tensor)
+    else:
+        made = _Managed(tensor, None, deleter)
+    address = ctypes.addressof(made)
+    _lent[address] = (made, shape, strides, owner)
+    lent = _new(address, _VERSIONED if versioned else _PLAIN, None)
+    _unsettled.append((lent, address))
+    return lent
+
+
+# --- In ---------------------------------------------------------------------------------------------------------------
+
+
+class Taken:
+    """A struct taken out of a capsule; the producer's deleter runs when this object is gone.
+
+    Attributes:
+        described: the array.
+        read_only: the memory must not be written.
+    """
+
+    def __init__(self, address: int, versioned: bool) -> None:
+        kind: Any = _ManagedVersioned if versioned else _Managed
+        self._struct = kind.from_address(address)
+        self._address = address
+        tensor = self._struct.tensor
+        shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        self.lanes = int(tensor.lanes)
+        self.read_only = versioned and bool(self._struct.flags & _READ_ONLY)
+        self.described = Described(
+            (tensor.data or 0) + tensor.byte_offset,
+            (tensor.device_type, tensor.device_id),
+            (tensor.code, tensor.bits),
+            shape,
+            tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _contiguous(shape),
+        )
+
+    def __del__(self) -> None:
+        address, self._address = getattr(self, "_address", 0), 0
+        if address and self._struct.deleter:
+            with contextlib.suppress(TypeError):  # at the interpreter's end
+                _Deleter(self._struct.deleter)(address)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = itertools.accumulate(reversed(shape[1:]), lambda a, b: a * max(b, 1), initial=1)
+    return tuple(reversed(list(sizes)))[: len(shape)] if shape else ()
+
+
+def take(capsule: Any) -> Taken:
+    """Take the struct out of a capsule, which is used up by that.
+
+    Raises:
+        ValueError: it is no DLPack capsule, was taken before, or is of a version with another layout.
+    """
+    for name in (_VERSIONED, _PLAIN):
+        if _is_valid(capsule, name):
+            address = _pointer(capsule, name)
+            versioned = name is _VERSIONED
+            if versioned and _ManagedVersioned.from_address(address).major != DLPACK_VERSION[0]:
+                raise ValueError(f"DLPack version {_ManagedVersioned.from_address(address).major}")
+            _set_name(capsule, _USED[name])
+            return Taken(address, versioned)
+    raise ValueError("it is no DLPack capsule, or it was taken before")
+
+
+_USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}  # kept: a capsule does not copy its name

@@ -1,0 +1,236 @@
+"""Sharing memory with other libraries without a copy: DLPack and `__cuda_array_interface__`, both ways.
+
+On CUDA the consumer names the stream it will use, and that stream is made to wait for ours; the other way round ours
+waits for the producer's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from genesis.array import Array, from_numpy
+from genesis.autograd.record import TensorBase
+from genesis.backend import CPU, Device, as_device, backend_for, dlpack
+from genesis.backend.cpu import CpuStorage
+from genesis.dtypes import (
+    DType,
+    as_dtype,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+)
+from genesis.errors import DeviceError, DTypeError
+from genesis.functions.transfer import moved, record_stream
+from genesis.op import registry
+from genesis.shapes import contiguous_strides
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
+
+__all__ = ["cuda_array_interface", "dlpack_device", "from_cuda_array_interface", "from_dlpack", "to_dlpack"]
+
+_SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6  # DLDataTypeCode
+_KINDS: dict[DType, tuple[int, int]] = {
+    float64: (_FLOAT, 64),
+    float32: (_FLOAT, 32),
+    float16: (_FLOAT, 16),
+    bfloat16: (_BFLOAT, 16),
+    int64: (_SIGNED, 64),
+    int32: (_SIGNED, 32),
+    int16: (_SIGNED, 16),
+    int8: (_SIGNED, 8),
+    uint8: (_UNSIGNED, 8),
+    bool_: (_BOOL, 8),
+}
+_DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
+_LEGACY = 1  # how other libraries and the driver name the default stream, which is 0 here
+
+
+def _backend(device: Device) -> CudaBackend:
+    return backend_for(device)  # type: ignore[return-value]
+
+
+# --- DLPack -----------------------------------------------------------------------------------------------------------
+
+
+def dlpack_device(device: Device) -> tuple[int, int]:
+    """(DLDeviceType, number) of a device."""
+    return (dlpack.CPU, 0) if device == CPU else (dlpack.CUDA, device.index)
+
+
+def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
+    """A capsule over `array`; arguments as the array API standard gives them to `__dlpack__`.
+
+    Args:
+        stream: the consumer's: an address, None or 1 for the default stream, -1 for no waiting; None on the CPU.
+        max_version: the newest (major, minor) that the consumer reads; None for the form without a version.
+        dl_device: where the consumer wants it; another place than the array's own is a copy on the host.
+        copy: True makes one, False forbids it.
+
+    Raises:
+        BufferError: it would need a copy that `copy` forbids, or a device that is not the host.
+    """
+    versioned = max_version is not None and tuple(max_version)[0] >= dlpack.DLPACK_VERSION[0]
+    copied = bool(copy)
+    if dl_device is not None and tuple(dl_device) != dlpack_device(array.device):
+        if copy is False or tuple(dl_device) != (dlpack.CPU, 0):
+            raise BufferError(f"a tensor on {array.device} cannot be lent to device {tuple(dl_device)} without a copy")
+        array, copied = moved(array, CPU), True
+    elif copied:
+        array = registry["copy"](array)
+    if array.device != CPU:
+        _let_wait(array, stream)
+    described = dlpack.Described(
+        array.data_ptr(), dlpack_device(array.device), _KINDS[array.dtype], array.shape, array.strides
+    )
+    return dlpack.capsule(described, array.storage, versioned=versioned, copied=copied)
+
+
+def _let_wait(array: Array, stream: Any) -> None:
+    """Let the consumer's stream wait for ours, and our pool for the consumer's stream."""
+    if stream == -1:
+        return
+    backend = _backend(array.device)
+    theirs = 0 if stream in (None, _LEGACY) else int(stream)
+    if theirs != backend.stream:
+        _follow(backend, theirs, backend.stream)
+        record_stream(array, theirs)
+
+
+def _follow(backend: CudaBackend, later: int, earlier: int) -> None:
+    """Let work that `later` gets from now on wait for what is in `earlier`."""
+    event = backend.driver.create_event(False)
+    backend.driver.record_event(event, earlier)
+    backend.driver.wait_event(later, event)
+    backend.driver.destroy_event(event)  # the driver keeps what waits
+
+
+def from_dlpack(source: Any) -> Any:
+    """A tensor over the memory of any object with `__dlpack__`, on the host or a CUDA device; read-only memory is copied.
+
+    Raises:
+        DTypeError: for element types that Genesis lacks. DeviceError: for memory that is neither host nor CUDA memory.
+    """
+    try:
+        kind, number = source.__dlpack_device__()
+        options = {} if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) else {"stream": _our_stream(number)}
+        taken = dlpack.take(_capsule_of(source, options))
+    except (AttributeError, BufferError, RuntimeError, ValueError) as error:
+        raise DTypeError(f"from_dlpack: {type(source).__name__} cannot be taken over: {error}") from error
+    dtype = _DTYPES.get(taken.described.kind)
+    if dtype is None or taken.lanes != 1:
+        code, bits = taken.described.kind
+        raise DTypeError(f"from_dlpack: elements of DLPack type {code} with {bits} bits are not supported")
+    place = taken.described.device[0]
+    if place in (dlpack.CPU, dlpack.CUDA_HOST):
+        array = _host_array(taken, dtype)
+    elif place in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+        array = _device_array(taken, dtype)
+    else:
+        raise DeviceError(f"from_dlpack: memory of DLPack device {place}", next="move it to the host or to CUDA")
+    return TensorBase.wrap(array)
+
+
+def _our_stream(number: int) -> int:
+    return _backend(Device("cuda", number)).stream or _LEGACY
+
+
+def _capsule_of(source: Any, options: dict[str, Any]) -> Any:
+    try:
+        return source.__dlpack__(max_version=dlpack.DLPACK_VERSION, **options)
+    except TypeError:  # a producer from before the versioned form
+        return source.__dlpack__(**options)
+
+
+def _host_array(taken: dlpack.Taken, dtype: DType) -> Array:
+    described, item = taken.described, dtype.itemsize
+    if 0 in described.shape:
+        return from_numpy(np.empty(described.shape, dtype.numpy))
+    reach = [(size - 1) * stride for size, stride in zip(described.shape, described.strides, strict=True)]
+    before, extent = sum(r for r in reach if r < 0), 1 + sum(abs(r) for r in reach)
+    memory = (ctypes.c_uint8 * (extent * item)).from_address(described.pointer + before * item)
+    memory._taken = taken  # type: ignore[attr-defined]  # every view of the memory keeps it
+    block = np.frombuffer(memory, np.uint8)
+    if before == 0 and not taken.read_only and described.pointer % item == 0:
+        return Array(CpuStorage(block, extent * item, owner=taken), described.shape, described.strides, dtype)
+    strides = tuple(stride * item for stride in described.strides)
+    return from_numpy(np.ndarray(described.shape, dtype.numpy, block, -before * item, strides), share=False)
+
+
+def _device_array(taken: dlpack.Taken, dtype: DType) -> Array:
+    pointer, (_, number), _, shape, strides = taken.described
+    device = Device("cuda", number)
+    array = _adopted(pointer, shape, strides, dtype, device, taken)
+    return registry["copy"](array) if taken.read_only else array  # type: ignore[no-any-return]
+
+
+def _adopted(
+    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: Device, owner: object
+) -> Array:
+    if any(stride < 0 for stride in strides):
+        raise DeviceError("CUDA memory with negative strides cannot be shared", next="make it contiguous first")
+    extent = 0 if 0 in shape else 1 + sum((n - 1) * st for n, st in zip(shape, strides, strict=True))
+    storage = _backend(device).adopt(pointer, extent * dtype.itemsize, owner)
+    return Array(storage, shape, strides, dtype, device)
+
+
+# --- __cuda_array_interface__ -----------------------------------------------------------------------------------------
+
+
+def cuda_array_interface(array: Array, requires_grad: bool) -> dict[str, Any]:
+    """Version 3 of the interface.
+
+    Raises:
+        AttributeError: on the CPU, for bfloat16 (which it cannot express), and for tensors that require a gradient.
+    """
+    if array.device == CPU:
+        raise AttributeError("a tensor on the CPU has no __cuda_array_interface__")
+    if array.dtype is bfloat16:
+        raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack, or .view of another type")
+    if requires_grad:
+        raise AttributeError("the tensor requires a gradient: use .detach()")
+    return {
+        "shape": array.shape,
+        "typestr": array.dtype.numpy.str,
+        "data": (array.data_ptr() if array.size else 0, False),
+        "strides": None if array.is_contiguous else tuple(st * array.dtype.itemsize for st in array.strides),
+        "stream": _backend(array.device).stream or _LEGACY,
+        "version": 3,
+    }
+
+
+def from_cuda_array_interface(source: Any) -> Array:
+    """An array over CUDA memory that `source` describes; our stream waits for the producer's.
+
+    Raises:
+        DTypeError: for types that Genesis lacks, and for masks.
+    """
+    facts = source.__cuda_array_interface__
+    if facts.get("mask") is not None:
+        raise DTypeError("__cuda_array_interface__ with a mask cannot be a tensor")
+    dtype = as_dtype(np.dtype(facts["typestr"]))
+    shape, (pointer, read_only) = tuple(facts["shape"]), facts["data"]
+    steps = facts.get("strides")
+    if steps is not None and any(step % dtype.itemsize for step in steps):
+        raise DTypeError(f"strides of {steps} bytes for elements of {dtype.itemsize}")
+    strides = contiguous_strides(shape) if steps is None else tuple(step // dtype.itemsize for step in steps)
+    device = as_device("cuda")
+    stream = facts.get("stream")
+    if stream is not None:
+        backend = _backend(device)
+        theirs = 0 if stream == _LEGACY else int(stream)
+        if theirs != backend.stream:
+            _follow(backend, backend.stream, theirs)
+    array = _adopted(pointer if math.prod(shape) else 0, shape, strides, dtype, device, source)
+    return registry["copy"](array) if read_only else array  # type: ignore[no-any-return]

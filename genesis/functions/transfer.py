@@ -1,0 +1,122 @@
+"""Copies of arrays between the host and a device, or from one device to another, waiting or not; page-locked memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from genesis.array import Array, empty, from_numpy
+from genesis.backend import CPU, Device, backend_for
+from genesis.backend.cpu import CpuStorage
+from genesis.dtypes import DType
+from genesis.errors import DeviceError
+from genesis.shapes import Shape, contiguous_strides
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
+    from genesis.backend.cuda.pinned import PinnedBlock
+
+__all__ = ["is_pinned", "moved", "overwrite", "pinned_empty", "record_stream"]
+
+
+def _backend(device: Device) -> CudaBackend:
+    return backend_for(device)  # type: ignore[return-value]
+
+
+def pinned_empty(shape: Shape, dtype: DType, device: Device) -> Array:
+    """A contiguous array in page-locked memory that `device` copies from and to; contents undefined."""
+    from genesis.backend.cuda.pinned import pinned_block
+
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    block = pinned_block(_backend(device), nbytes)
+    storage = CpuStorage(block.bytes(nbytes), nbytes, owner=block)
+    return Array(storage, tuple(shape), contiguous_strides(tuple(shape)), dtype)
+
+
+def is_pinned(array: Array) -> bool:
+    """Whether an array stands in page-locked memory of ours."""
+    return array.device == CPU and _block(array) is not None
+
+
+def _block(array: Array) -> PinnedBlock | None:
+    """The page-locked memory below an array of the CPU; None where it is ordinary."""
+    from genesis.backend.cuda.pinned import block_of
+
+    return block_of(array.storage.block)  # type: ignore[attr-defined]
+
+
+def moved(array: Array, device: Device, non_blocking: bool = False) -> Array:
+    """The array on `device`: itself where it is there, else a copy.
+
+    Args:
+        non_blocking: from page-locked memory to a device, do not wait; the source must not be changed meanwhile.
+    """
+    if array.device == device:
+        return array
+    if device == CPU:
+        return from_numpy(array.numpy())
+    if array.device != CPU:  # through the host
+        return moved(from_numpy(array.numpy()), device)
+    made = empty(array.shape, array.dtype, device)
+    _upload(made, array, non_blocking)
+    return made
+
+
+def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
+    """Write `source` (broadcast, cast) into `target` on another device.
+
+    Args:
+        non_blocking: do not wait where one of them stands in page-locked memory and layout and dtype are the same.
+    """
+    target.storage.version += 1
+    if source.device == CPU:
+        _upload(target, source, non_blocking)
+        return
+    same = target.shape == source.shape and target.dtype is source.dtype
+    direct = same and target.is_contiguous and source.is_contiguous
+    block = _block(target) if direct and target.device == CPU else None
+    if block is None or not non_blocking:
+        backend_for(target.device).from_numpy(_castable(source.numpy(), target), target)
+        return
+    backend = _backend(source.device)
+    backend.refuse_in_capture("device values were copied to the host")
+    if target.nbytes:
+        backend.driver.copy(target.data_ptr(), source.data_ptr(), target.nbytes, backend.stream)
+        block.streams.add(backend.stream)
+
+
+def _upload(target: Array, source: Array, non_blocking: bool) -> None:
+    """From the host to a device."""
+    backend = _backend(target.device)
+    block = _block(source)
+    backend.from_numpy(_castable(source.view_np(), target), target)
+    if block is None:  # the driver has read ordinary memory when the call returns
+        return
+    if non_blocking:
+        block.streams.add(backend.stream)
+    else:
+        backend.driver.synchronize_stream(backend.stream)
+
+
+def _castable(values: np.ndarray, target: Array) -> Any:
+    with np.errstate(all="ignore"):  # a cast may overflow to inf, as in torch
+        return values.astype(target.dtype.numpy, copy=False)
+
+
+def record_stream(array: Array, stream: int) -> None:
+    """Note that work of another stream uses an array's memory.
+
+    Raises:
+        DeviceError: for memory of the host.
+    """
+    if array.device == CPU:
+        block = _block(array)
+        if block is None:
+            raise DeviceError("record_stream of a tensor on the CPU", next="it is for CUDA and for page-locked memory")
+        block.streams.add(stream)
+        return
+    backend = _backend(array.device)
+    used = getattr(array.storage, "block", None)
+    if used is not None and used.arena is not backend.pool.arenas.get(stream):  # its own stream's order is enough
+        backend.pool.record_stream(used, stream)

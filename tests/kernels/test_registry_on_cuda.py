@@ -1,0 +1,103 @@
+"""Every op of the registry on CUDA: on a GPU all checks of the op suite, in Triton's interpreter a part of them.
+
+The interpreter runs a kernel's programs one after another in Python. There each op is checked in every dtype, and in
+float32 in every memory layout, on its first cases; all gradients once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pkgutil
+from collections import Counter
+from functools import cache
+
+import pytest
+
+import genesis.ops
+import genesis.tensor  # noqa: F401  the class of which recorded results are made
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.op import registry
+from tests.ops import conformance
+from tests.ops.conformance import Variant
+from tests.ops.devices import CUDA, using
+from tests.ops.samples import all_rows
+
+for module in pkgutil.iter_modules(genesis.ops.__path__):
+    importlib.import_module(f"genesis.ops.{module.name}")
+OPS = {name: op for name, op in registry.items() if op.view is None}
+
+# How many checks of a kind a row gets in the interpreter, in each dtype and layout.
+CASES = {"value": 2, "out": 1, "alias": 1, "gradient": 2}
+
+
+def chosen(variants: list[Variant]) -> list[Variant]:
+    """The checks of one row that run here: threads are the CPU's matter, errors are found before any device is used."""
+    wanted = [v for v in variants if v.check in CASES]
+    if not is_interpreted():
+        return wanted
+    counts: Counter[tuple[str, str, str]] = Counter()
+    kept = []
+    for v in wanted:
+        first = v.row.dtypes[:1] + ("float32",)
+        if v.layout != "contiguous" and v.dtype not in first:
+            continue
+        kind = (v.check, v.dtype, v.layout)
+        counts[kind] += 1
+        if counts[kind] <= CASES[v.check]:
+            kept.append(v)
+    return kept
+
+
+@cache
+def collected() -> dict[tuple[str, str], list[Variant]]:
+    """The checks by op and kind."""
+    found: dict[tuple[str, str], list[Variant]] = {}
+    with using(CUDA):
+        for row in all_rows():
+            if row.op not in OPS:
+                continue
+            for v in chosen(list(conformance.variants(row, OPS[row.op]))):
+                found.setdefault((v.op.name, "gradient" if v.check == "gradient" else v.dtype), []).append(v)
+    return found
+
+
+@pytest.mark.parametrize("key", sorted(collected()), ids="-".join)
+def test_op_conforms_on_cuda(key: tuple[str, str]) -> None:
+    failures = []
+    with using(CUDA):
+        for variant in collected()[key]:
+            try:
+                conformance.run(variant)
+            except AssertionError as error:
+                failures.append(str(error))
+    assert not failures, f"{len(failures)} checks fail:\n" + "\n".join(failures[:10])
+
+
+def test_every_op_is_covered() -> None:
+    covered = {name for name, _ in collected()}
+    assert covered == set(OPS)
+    gradients = {name for name, kind in collected() if kind == "gradient"}
+    assert gradients == {name for name, op in OPS.items() if op.vjp is not None}
+
+
+def test_a_wrong_twin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genesis.backend.cuda import backend_of, twin_named, twins
+
+    right = twin_named("exp", "elementwise")
+
+    def wrong(out: genesis.array.Array, x: genesis.array.Array) -> None:
+        right(out, x)
+        registry["add"](out, 1e-3, out=out)
+
+    backend = backend_of(CUDA)
+    monkeypatch.setitem(twins, "exp", wrong)
+    monkeypatch.setattr(backend, "_calls", {})
+    monkeypatch.setattr(backend, "_plans", {})
+    twin_named.cache_clear()
+    try:
+        with using(CUDA), pytest.raises(AssertionError, match="exp: value of case"):
+            for v in itertools.islice(collected()["exp", "float32"], 1):
+                conformance.run(v)
+    finally:
+        twin_named.cache_clear()
