@@ -66,7 +66,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate)·up, fused."""
-    return apply(activation_ops.swiglu, gate, up)[0]  # type: ignore[no-any-return]
+    return apply(activation_ops.swiglu, gate, up)  # type: ignore[no-any-return]
 
 
 # --- Normalization ----------------------------------------------------------------------------------------------------

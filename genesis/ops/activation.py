@@ -1,4 +1,4 @@
-"""Activations: relu, silu, gelu (erf and tanh forms), whose backward recomputes from the input, and SwiGLU's gate."""
+"""Activations: relu, silu, gelu (erf and tanh forms), and SwiGLU's gate; backward recomputes from the input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from genesis.array import Array
-from genesis.dtypes import float32, float64, result_type
+from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Op, Spec, op
 from genesis.ops.blocks import each_block, store, wide, working
@@ -108,39 +108,28 @@ gelu = _activation("gelu", _gelu, _gelu_slope, 24)
 gelu_tanh = _activation("gelu_tanh", _gelu_tanh, _gelu_tanh_slope, 15)
 
 
-def _swiglu_infer(gate: Array, up: Array) -> tuple[Spec, Spec]:
+def _swiglu_infer(gate: Array, up: Array) -> Spec:
     if gate.shape != up.shape:
         raise ShapeError(f"swiglu: gate has shape {gate.shape}, up has {up.shape}")
     dtype = result_type((gate, up))
-    y = _infer("swiglu")(Array(gate.storage, gate.shape, gate.strides, dtype, gate.device, gate.offset))
-    return y, Spec(gate.shape, float64 if dtype is float64 else float32)
+    return _infer("swiglu")(Array(gate.storage, gate.shape, gate.strides, dtype, gate.device, gate.offset))
 
 
-def _swiglu_vjp(ctx: Context, g: Array, _: None) -> Grads:
+def _swiglu_vjp(ctx: Context, g: Array) -> Grads:
     gate, up = ctx.inputs
-    return swiglu_backward(g, gate, up, ctx.outputs[1])
+    return swiglu_backward(g, gate, up)
 
 
-@op(
-    "swiglu",
-    _swiglu_infer,
-    vjp=_swiglu_vjp,
-    saves=(0, 1, "out"),
-    auxiliary=(1,),
-    flops=lambda i, o, a: 7 * o[0].size,
-)
-def swiglu(out: tuple[np.ndarray, np.ndarray], gate: np.ndarray, up: np.ndarray) -> None:
-    """y = silu(gate)·up (Shazeer, 2020); also gives σ = sigmoid(gate), without gradient.
-
-    σ is kept for backward because e^x takes as long as all the other passes together.
-    """
-    y, sigma, a, b = (x.reshape(-1) for x in (*out, gate, up))
+@op("swiglu", _swiglu_infer, vjp=_swiglu_vjp, saves=(0, 1), flops=lambda i, o, a: 7 * o[0].size)
+def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
+    """y = silu(gate)·up (Shazeer, 2020)."""
+    y, a, b = (x.reshape(-1) for x in (out, gate, up))
 
     def block(start: int, stop: int) -> None:
-        x, s = wide(a[start:stop]), sigma[start:stop]
-        sigmoid_values(x, out=s)
-        silu = np.multiply(x, s, out=working(y[start:stop]))
-        np.multiply(silu, wide(b[start:stop]), out=silu)
+        x = wide(a[start:stop])
+        silu = sigmoid_values(x, out=working(y[start:stop]))
+        silu *= x
+        silu *= wide(b[start:stop])
         store(silu, y[start:stop])
 
     each_block(block, y.shape[0], 1)
@@ -148,18 +137,17 @@ def swiglu(out: tuple[np.ndarray, np.ndarray], gate: np.ndarray, up: np.ndarray)
 
 @op(
     "swiglu_backward",
-    lambda g, gate, up, sigma: gradient_like("swiglu_backward", g, gate, up),
-    flops=lambda i, o, a: 9 * o[0].size,
+    lambda g, gate, up: gradient_like("swiglu_backward", g, gate, up),
+    flops=lambda i, o, a: 13 * o[0].size,
 )
-def swiglu_backward(
-    out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.ndarray, up: np.ndarray, sigma: np.ndarray
-) -> None:
+def swiglu_backward(out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
     """dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, with σ = sigmoid(gate)."""
-    da, db, grad, a, b, sigmas = (x.reshape(-1) for x in (*out, g, gate, up, sigma))
+    da, db, grad, a, b = (x.reshape(-1) for x in (*out, g, gate, up))
 
     def block(start: int, stop: int) -> None:
-        s, gb = wide(sigmas[start:stop]), wide(grad[start:stop])
-        silu = np.multiply(s, wide(a[start:stop]), out=working(db[start:stop]))
+        x, gb = wide(a[start:stop]), wide(grad[start:stop])
+        s = sigmoid_values(x)
+        silu = np.multiply(s, x, out=working(db[start:stop]))
         slope = np.subtract(1, s, out=working(da[start:stop]))
         slope *= silu
         slope += s  # σ + silu·(1 - σ)

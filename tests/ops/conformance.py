@@ -278,7 +278,6 @@ OWN_DTYPE = {
 STATISTICS = {
     "attention": {1},
     "rms_norm": {1},
-    "swiglu": {1},
     "layer_norm": {1, 2},
     "cross_entropy": {0, 1},
     "linear_cross_entropy": {0},

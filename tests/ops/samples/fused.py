@@ -288,12 +288,12 @@ def activation_rows(name: str) -> list[Rows]:
     ]
 
 
-def swiglu_oracle(gate: np.ndarray, up: np.ndarray) -> Pair:
-    s = np.asarray(sigmoid(gate))
-    return gate * s * up, s
+def swiglu_oracle(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    return np.asarray(gate * sigmoid(gate) * up)
 
 
-def swiglu_backward_oracle(g: np.ndarray, gate: np.ndarray, up: np.ndarray, s: np.ndarray) -> Pair:
+def swiglu_backward_oracle(g: np.ndarray, gate: np.ndarray, up: np.ndarray) -> Pair:
+    s = sigmoid(gate)
     return g * up * s * (1 + gate * (1 - s)), g * gate * s
 
 
@@ -302,8 +302,7 @@ def swiglus(rng: np.random.Generator) -> list[Case]:
 
 
 def swiglu_backwards(rng: np.random.Generator) -> list[Case]:
-    gates = [normal(rng, *s) * 2 for s in SHAPES]
-    return [Case((normal(rng, *x.shape), x, normal(rng, *x.shape), np.asarray(sigmoid(x)))) for x in gates]
+    return [Case((normal(rng, *s), normal(rng, *s) * 2, normal(rng, *s))) for s in SHAPES]
 
 
 ACTIVATION_ROWS = [row for name in ACTIVATIONS for row in activation_rows(name)] + [
@@ -319,7 +318,7 @@ ACTIVATION_ROWS = [row for name in ACTIVATIONS for row in activation_rows(name)]
         "swiglu_backward",
         swiglu_backward_oracle,
         swiglu_backwards,
-        errors=((Case((np.ones(3), np.ones(4), np.ones(4), np.ones(4))), ShapeError, "gradient"),),
+        errors=((Case((np.ones(3), np.ones(4), np.ones(4))), ShapeError, "gradient"),),
         reduction=lambda case: 4,
     ),
 ]
