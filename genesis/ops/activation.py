@@ -1,4 +1,4 @@
-"""Activations: relu, silu, gelu (erf and tanh forms) and SwiGLU's gate; backward recomputes from the input."""
+"""Activations: relu, silu, gelu (erf and tanh forms), and SwiGLU's gate; backward recomputes from the input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genesis.array import Array
 from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Op, Spec, op
-from genesis.ops.blocks import each_block, wide
+from genesis.ops.blocks import each_block, store, wide, working
 from genesis.ops.checks import gradient_like
 from genesis.ops.elementwise import erf_values, sigmoid_values
 from genesis.ops.sweep import sweep
@@ -111,9 +111,8 @@ gelu_tanh = _activation("gelu_tanh", _gelu_tanh, _gelu_tanh_slope, 15)
 def _swiglu_infer(gate: Array, up: Array) -> Spec:
     if gate.shape != up.shape:
         raise ShapeError(f"swiglu: gate has shape {gate.shape}, up has {up.shape}")
-    return _infer("swiglu")(
-        Array(gate.storage, gate.shape, gate.strides, result_type((gate, up)), gate.device, gate.offset)
-    )
+    dtype = result_type((gate, up))
+    return _infer("swiglu")(Array(gate.storage, gate.shape, gate.strides, dtype, gate.device, gate.offset))
 
 
 def _swiglu_vjp(ctx: Context, g: Array) -> Grads:
@@ -128,10 +127,10 @@ def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
 
     def block(start: int, stop: int) -> None:
         x = wide(a[start:stop])
-        s = np.exp(-x)  # may overflow to inf, which gives the right 0
-        s += 1
-        np.divide(x, s, out=s)
-        np.multiply(s, b[start:stop], out=y[start:stop], casting="unsafe")
+        silu = sigmoid_values(x, out=working(y[start:stop]))
+        silu *= x
+        silu *= wide(b[start:stop])
+        store(silu, y[start:stop])
 
     each_block(block, y.shape[0], 1)
 
@@ -148,10 +147,14 @@ def swiglu_backward(out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.
     def block(start: int, stop: int) -> None:
         x, gb = wide(a[start:stop]), wide(grad[start:stop])
         s = sigmoid_values(x)
-        silu = s * x
-        np.multiply(gb, silu, out=db[start:stop], casting="unsafe")
-        s += silu * (1 - s)  # σ·(1 + x·(1 - σ))
-        s *= gb
-        np.multiply(s, b[start:stop], out=da[start:stop], casting="unsafe")
+        silu = np.multiply(s, x, out=working(db[start:stop]))
+        slope = np.subtract(1, s, out=working(da[start:stop]))
+        slope *= silu
+        slope += s  # σ + silu·(1 - σ)
+        slope *= gb
+        slope *= wide(b[start:stop])
+        silu *= gb
+        store(slope, da[start:stop])
+        store(silu, db[start:stop])
 
     each_block(block, grad.shape[0], 1)

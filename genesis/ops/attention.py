@@ -6,6 +6,8 @@ and sums are float32 or wider.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,7 +23,8 @@ from genesis.ops.checks import gradient_like
 
 __all__ = ["attention", "attention_backward"]
 
-BLOCK_QUERIES = 128  # small enough to skip many masked keys, large enough for efficient calls
+BLOCK_QUERIES = 64  # small enough to skip many masked keys, large enough for efficient calls
+SAFE_SCORE = 40.0  # scores no further from 0 need no shift: e^±40 and sums of it are far inside float32
 
 Grads = tuple[Array | None, ...]
 
@@ -62,12 +65,28 @@ class _Block(NamedTuple):
     bias: np.ndarray | None
 
 
+@functools.cache
+def _triangle(queries: int) -> np.ndarray:
+    """The bias of consecutive queries over the keys after the first of them: each sees the keys up to its own."""
+    hidden = np.arange(queries - 1) >= np.arange(queries)[:, None, None]
+    bias = np.where(hidden, np.float32(-np.inf), np.float32(0))
+    bias.flags.writeable = False
+    return bias
+
+
 def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, window: int) -> list[_Block]:
     """The query blocks of one sequence. Query i stands at key position i + keys - queries."""
     shift = keys - queries
     result = []
     for first in range(0, queries, BLOCK_QUERIES):
         last = min(first + BLOCK_QUERIES, queries)
+        alone = starts is None or bool((starts[first:last] == starts[first]).all())
+        if causal and not window and alone:  # most blocks: built without looking at each pair of query and key
+            low = 0 if starts is None else max(int(starts[first]), 0)
+            if low <= first + shift:
+                masked = slice(first + shift + 1 - low, last + shift - low)
+                result.append(_Block(first, last, low, last + shift, masked, _triangle(last - first)))
+                continue
         position = np.arange(first, last) + shift
         begin = np.zeros(last - first, np.int64) if starts is None else np.maximum(starts[first:last], 0)
         if window:
@@ -92,20 +111,23 @@ def _all_blocks(
     return [_blocks(q.shape[1], k.shape[1], row, causal, window) for row in starts]
 
 
-def _by_head(x: np.ndarray, heads: slice) -> np.ndarray:
-    """`[tokens, all heads, D]` as contiguous `[heads, tokens, D]`, in the type of scores."""
-    return np.ascontiguousarray(wide(x[:, heads]).transpose(1, 0, 2))
+def _by_group(x: np.ndarray, group: int, column: np.ndarray | float | None = None) -> np.ndarray:
+    """`[tokens, heads·group, D]` as contiguous `[heads, tokens·group, D]`, in the type of scores.
 
-
-def _by_group(x: np.ndarray, group: int) -> np.ndarray:
-    """Query heads `[queries, heads·group, D]` beside their key head: `[heads, queries·group, D]`."""
-    queries, heads, size = x.shape
-    split = wide(x).reshape(queries, heads // group, group, size).transpose(1, 0, 2, 3)
-    return split.reshape(heads // group, queries * group, size)
+    With `column` (`[heads, tokens, group]` or a number) there is one more element per row, which holds it: a product of
+    rows [x, c] and [y, 1] adds c to x·y without a pass over the scores.
+    """
+    tokens, heads, size = x.shape
+    width = size if column is None else size + 1
+    found = np.empty((heads // group, tokens, group, width), np.float32 if x.dtype.itemsize == 2 else x.dtype)
+    found[..., :size] = x.reshape(tokens, heads // group, group, size).transpose(1, 0, 2, 3)
+    if column is not None:
+        found[..., size] = column
+    return found.reshape(heads // group, tokens * group, width)
 
 
 def _from_group(x: np.ndarray, group: int) -> np.ndarray:
-    """`_by_group` undone, as a view."""
+    """`_by_group` undone, as a view where strides allow."""
     heads, rows, size = x.shape
     return (
         x.reshape(heads, rows // group, group, size).transpose(1, 0, 2, 3).reshape(rows // group, heads * group, size)
@@ -125,6 +147,19 @@ def _scores(q: np.ndarray, k: np.ndarray, block: _Block, group: int, room: np.nd
     if block.bias is not None:
         s.reshape(len(s), -1, group, s.shape[2])[..., block.masked] += block.bias
     return s
+
+
+def _longest(x: np.ndarray) -> float:
+    """The largest Euclidean length of a row; NaN if there is one."""
+    return math.sqrt(np.einsum("hrd,hrd->hr", x, x).max(initial=0))
+
+
+def _shift(s: np.ndarray) -> np.ndarray:
+    """Subtract each row's largest score `[..., 1]`, which is returned; 0 for a row that sees nothing."""
+    top: np.ndarray = s.max(axis=-1, keepdims=True)
+    top[np.isneginf(top)] = 0  # its weights become 0, not NaN
+    s -= top
+    return top
 
 
 def _each_head(work: Callable[[int, slice, np.ndarray], None], q: np.ndarray, k: np.ndarray, matrices: int) -> None:
@@ -195,25 +230,26 @@ def attention(
     factor = wide(q[:0]).dtype.type(scale)
 
     def some_heads(b: int, heads: slice, room: np.ndarray) -> None:
-        kh, vh = _by_head(k[b], heads), _by_head(v[b], heads)
         mine = slice(heads.start * group, heads.stop * group)
+        qh, kh, vh = _by_group(q[b, :, mine], group), _by_group(k[b, :, heads], 1), _by_group(v[b, :, heads], 1, 1)
+        qh *= factor
+        shifted = not (_longest(qh) * _longest(kh) <= SAFE_SCORE)  # Cauchy-Schwarz; also where there are NaNs
+        top = np.zeros((*qh.shape[:2], 1), qh.dtype)
+        sums = np.zeros((*qh.shape[:2], vh.shape[2]), qh.dtype)  # of the weighted values, and of the weights
         for block in blocks[b]:
-            rows, keys = slice(block.first, block.last), slice(block.low, block.high)
             if block.high <= block.low:
-                o[b, rows, mine] = 0
-                lse[b, mine, rows] = -np.inf
                 continue
-            s = _scores(_by_group(q[b, rows, mine] * factor, group), kh[:, keys], block, group, room[0])
-            top = s.max(axis=-1, keepdims=True)
-            top[np.isneginf(top)] = 0  # a query that sees nothing: its weights become 0, not NaN
-            s -= top
+            rows, keys = slice(block.first * group, block.last * group), slice(block.low, block.high)
+            s = _scores(qh[:, rows], kh[:, keys], block, group, room[0])
+            if shifted:
+                top[:, rows] = _shift(s)
             np.exp(s, out=s)
-            total = s.sum(axis=-1, keepdims=True)
-            weighted = np.matmul(s, vh[:, keys])
-            weighted /= np.where(total == 0, 1, total)
-            o[b, rows, mine] = _from_group(weighted, group)
-            with np.errstate(divide="ignore"):
-                lse[b, mine, rows] = _from_group(top + np.log(total), group)[:, :, 0].T
+            np.matmul(s, vh[:, keys], out=sums[:, rows])
+        weighted, total = sums[..., :-1], sums[..., -1:]
+        with np.errstate(divide="ignore"):
+            lse[b, mine] = _from_group(top + np.log(total), group)[:, :, 0].T
+        weighted /= np.where(total == 0, 1, total)
+        o[b, :, mine] = _from_group(weighted, group)
 
     if q.size and k.size:
         _each_head(some_heads, q, k, 1)
@@ -251,26 +287,28 @@ def attention_backward(
     factor = wide(q[:0]).dtype.type(scale)
 
     def some_heads(b: int, heads: slice, room: np.ndarray) -> None:
-        kh, vh = _by_head(k[b], heads), _by_head(v[b], heads)
-        dkh, dvh = np.zeros_like(kh), np.zeros_like(vh)
-        mine = slice(heads.start * group, heads.stop * group)
+        mine, size = slice(heads.start * group, heads.stop * group), q.shape[3]
+        kh, vh = _by_group(k[b, :, heads], 1, 1), _by_group(v[b, :, heads], 1, 1)
+        # scale multiplies the queries and the small results, never the scores; -lse and -c come with the products
+        sums = lse[b, mine].reshape(-1, group, q.shape[1]).transpose(0, 2, 1)
+        qh = _by_group(q[b, :, mine], group, np.where(np.isneginf(sums), 0, -sums))
+        qh[..., :size] *= factor
+        gh = _by_group(g[b, :, mine], group, 0)
+        gh[..., size] -= np.einsum("hqd,hqd->hq", gh[..., :size], _by_group(o[b, :, mine], group))
+        dqh, dkh, dvh = (np.zeros((*x.shape[:2], size), x.dtype) for x in (qh, kh, vh))
         for block in blocks[b]:
-            rows, keys = slice(block.first, block.last), slice(block.low, block.high)
             if block.high <= block.low:
-                dq[b, rows, mine] = 0
                 continue
-            # scale multiplies the queries and the small results, never the scores
-            qb, gb = _by_group(q[b, rows, mine] * factor, group), _by_group(g[b, rows, mine], group)
-            p = _scores(qb, kh[:, keys], block, group, room[0])
-            sums = _by_group(lse[b, mine, rows].T[:, :, None], group)
-            p -= np.where(np.isneginf(sums), 0, sums)
+            rows, keys = slice(block.first * group, block.last * group), slice(block.low, block.high)
+            p = _scores(qh[:, rows], kh[:, keys], block, group, room[0])
             np.exp(p, out=p)
-            dvh[:, keys] += np.matmul(p.transpose(0, 2, 1), gb)
-            ds = _product(gb, vh[:, keys].transpose(0, 2, 1), room[1])
-            ds -= np.einsum("hqd,hqd->hq", gb, _by_group(o[b, rows, mine], group))[:, :, None]
+            dvh[:, keys] += np.matmul(p.transpose(0, 2, 1), gh[:, rows, :size])
+            ds = _product(gh[:, rows], vh[:, keys].transpose(0, 2, 1), room[1])
             ds *= p
-            dkh[:, keys] += np.matmul(ds.transpose(0, 2, 1), qb)
-            dq[b, rows, mine] = _from_group(np.matmul(ds, kh[:, keys]) * factor, group)
+            dkh[:, keys] += np.matmul(ds.transpose(0, 2, 1), qh[:, rows, :size])
+            np.matmul(ds, kh[:, keys, :size], out=dqh[:, rows])
+        dqh *= factor
+        dq[b, :, mine] = _from_group(dqh, group)
         dk[b, :, heads], dv[b, :, heads] = dkh.transpose(1, 0, 2), dvh.transpose(1, 0, 2)
 
     if q.size and k.size:

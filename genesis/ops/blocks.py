@@ -11,7 +11,7 @@ import numpy as np
 
 from genesis.backend.cpu import parallel
 
-__all__ = ["BLOCK", "each_block", "rows_of", "sum_blocks", "wide"]
+__all__ = ["BLOCK", "each_block", "rows_of", "store", "sum_blocks", "wide", "working"]
 
 BLOCK = 1 << 17  # elements; smaller blocks stay nearer to the core, and numpy's cost per call then outweighs that
 
@@ -57,3 +57,17 @@ def rows_of(x: np.ndarray, width: int | None = None) -> np.ndarray:
 def wide(x: np.ndarray) -> np.ndarray:
     """A block in the type that sums are accumulated in: float32 for 2-byte floats."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x
+
+
+def working(target: np.ndarray) -> np.ndarray:
+    """Where to compute a block of the result `target`: in its own memory where that is wide enough, else beside it.
+
+    Each temporary less is a block less that competes for the cache. `store` brings the values to `target`.
+    """
+    return np.empty(target.shape, np.float32) if target.dtype.itemsize == 2 else target
+
+
+def store(values: np.ndarray, target: np.ndarray) -> None:
+    """Put what was computed in `working(target)` into `target`."""
+    if values is not target:
+        np.copyto(target, values, casting="unsafe")

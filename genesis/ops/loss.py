@@ -17,6 +17,7 @@ __all__ = ["cross_entropy", "cross_entropy_backward", "linear_cross_entropy"]
 Grads = tuple[Array | None, ...]
 
 WORKSPACE = 16 << 20  # bytes of logits that linear_cross_entropy holds at a time
+SAFE_LOGIT = 40.0  # rows whose largest logit is no further from 0 need no shift: e^40 is far inside float32
 MIN_CHUNK = 256  # tokens; below, adding up the weight gradient would cost more than the matmul
 
 
@@ -183,33 +184,37 @@ def linear_cross_entropy(
             chosen = kept[first : first + rows]
             xc = wide(x if chosen.size == x.shape[0] else x[chosen])
             logits = np.matmul(xc, w.T, out=buffer[: chosen.size])
-            total += _loss_rows(logits, labels[chosen], with_grads)
+            losses, sums = _loss_rows(logits, labels[chosen], with_grads)
+            total += losses
             if dx is None or sum_dw is None:
                 continue
-            dx[chosen] = np.matmul(logits, w)
+            # each row's 1 / Σ e^x goes to the narrow factors, not over the logits
+            dx[chosen] = np.matmul(logits, w) / sums
             if first == 0:
-                np.matmul(logits.T, xc, out=sum_dw)
+                np.matmul(logits.T, xc / sums, out=sum_dw)
             else:
-                sum_dw += np.matmul(logits.T, xc)
+                sum_dw += np.matmul(logits.T, xc / sums)
     loss[...] = total
     if dw is not None and dw is not sum_dw:
         dw[...] = sum_dw
 
 
-def _loss_rows(logits: np.ndarray, labels: np.ndarray, with_grads: bool) -> float:
-    """The summed loss of some rows; `logits` becomes its own gradient."""
+def _loss_rows(logits: np.ndarray, labels: np.ndarray, with_grads: bool) -> tuple[float, np.ndarray]:
+    """The summed loss of some rows, and sums `[rows, 1]`; `logits` becomes its own gradient, times `sums`."""
     losses = np.empty(labels.shape, np.float64)
+    sums = np.empty((labels.shape[0], 1), logits.dtype)
 
     def block(start: int, stop: int) -> None:
         part, index = logits[start:stop], np.arange(stop - start)
-        part -= part.max(axis=1, keepdims=True)
+        top = part.max(axis=1, keepdims=True)
+        if not (np.abs(top).max(initial=0) <= SAFE_LOGIT):  # also where there are NaNs
+            part -= top
         chosen = part[index, labels[start:stop]].astype(np.float64)
         np.exp(part, out=part)
-        sums = part.sum(axis=1)
-        losses[start:stop] = np.log(sums) - chosen
+        total = part.sum(axis=1, keepdims=True, out=sums[start:stop])
+        losses[start:stop] = np.log(total[:, 0]) - chosen
         if with_grads:
-            part *= (1 / sums)[:, None]
-            part[index, labels[start:stop]] -= 1
+            part[index, labels[start:stop]] -= total[:, 0]
 
     each_block(block, *logits.shape)
-    return float(losses.sum())
+    return float(losses.sum()), sums

@@ -8,7 +8,7 @@ from genesis.array import Array
 from genesis.dtypes import DType, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import each_block, rows_of, sum_blocks, wide
+from genesis.ops.blocks import each_block, rows_of, store, sum_blocks, wide, working
 from genesis.ops.checks import gradient_like
 
 __all__ = ["layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
@@ -57,11 +57,12 @@ def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarr
 
     def block(start: int, stop: int) -> None:
         xb = wide(rows[start:stop])
-        mean = np.einsum("nh,nh->n", xb, xb) / xb.shape[1]
+        mean = np.vecdot(xb, xb) / xb.shape[1]
         r = 1 / np.sqrt(mean + eps, dtype=xb.dtype)
         rstd[start:stop] = r
-        yb = xb * r[:, None]
-        np.multiply(yb, w, out=y[start:stop], casting="unsafe")
+        yb = np.multiply(xb, r[:, None], out=working(y[start:stop]))
+        yb *= w
+        store(yb, y[start:stop])
 
     each_block(block, rows.shape[0], max(rows.shape[1], 1))
 
@@ -74,18 +75,19 @@ def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarr
 def rms_norm_backward(
     out: tuple[np.ndarray, np.ndarray], g: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray
 ) -> None:
-    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)), dw = Σ rows g·n."""
+    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)), dw = Σ rows g·n. The sums are taken from g·x."""
     dx, rows, grads, r = rows_of(out[0]), rows_of(x), rows_of(g), rstd.reshape(-1)
     w = wide(weight)
 
     def block(start: int, stop: int) -> np.ndarray:
-        gb, rb = wide(grads[start:stop]), r[start:stop, None]
-        n = wide(rows[start:stop]) * rb
-        dw: np.ndarray = np.einsum("nh,nh->h", gb, n)
-        gw = gb * w
-        n *= (np.einsum("nh,nh->n", gw, n) / n.shape[1])[:, None]
-        gw -= n
-        np.multiply(gw, rb, out=dx[start:stop], casting="unsafe")
+        gb, xb, rb = wide(grads[start:stop]), wide(rows[start:stop]), r[start:stop]
+        product = gb * xb
+        dw: np.ndarray = np.einsum("n,nh->h", rb, product)
+        factor = np.vecdot(product, w) * rb * rb / xb.shape[1]
+        gw = np.multiply(gb, w, out=working(dx[start:stop]))
+        gw -= np.multiply(xb, factor[:, None], out=product)
+        gw *= rb[:, None]
+        store(gw, dx[start:stop])
         return dw
 
     sum_blocks(block, rows.shape[0], max(rows.shape[1], 1), out[1])

@@ -88,6 +88,7 @@ SHAPES: list[tuple[tuple[int, int, int, int, int, int], dict[str, Any]]] = [
     ((2, 0, 3, 2, 1, 2), {}),
     ((1, 70, 70, 2, 1, 4), {"window": 20}),
     ((1, 67, 80, 1, 1, 2), {}),
+    ((2, 5, 7, 4, 2, 4), {"scale": 60.0}),  # e^score would overflow
 ]
 
 
@@ -113,6 +114,8 @@ def backwards(rng: np.random.Generator) -> list[Case]:
     cases = []
     for case in attentions(rng):
         q, k, v, *starts = case.inputs
+        if case.attrs["scale"] > 1:  # far scores with another variant's lse would overflow; the gradient check has them
+            continue
         o, lse = attention_oracle(*case.inputs, **case.attrs)
         cases.append(Case((normal(rng, *q.shape), q, k, v, o, lse + 0.0, *starts), case.attrs))
     return cases

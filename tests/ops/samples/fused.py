@@ -459,7 +459,9 @@ def linear_cross_entropies(rng: np.random.Generator, with_grads: tuple[bool, ...
             labels[1] = -100
         inputs = (normal(rng, n, h), normal(rng, v, h), labels)
         cases += [Case(inputs, {"ignore_index": -100, "with_grads": w}) for w in with_grads]
-    return cases
+    x, weight, labels = (normal(rng, 3, 4), normal(rng, 5, 4), integers(rng, 0, 5, 3))
+    far = (x * 200 / np.abs(x @ weight.T).max(axis=1, keepdims=True), weight, labels)  # e^x would overflow
+    return cases + [Case(far, {"ignore_index": -100, "with_grads": w}) for w in with_grads]
 
 
 LOSS_ATTRS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
