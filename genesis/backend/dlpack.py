@@ -13,10 +13,21 @@ import itertools
 import sys
 from typing import Any, NamedTuple
 
-__all__ = ["CPU", "CUDA", "CUDA_HOST", "CUDA_MANAGED", "DLPACK_VERSION", "Described", "Taken", "capsule", "settle", "take"]
+__all__ = [
+    "CPU",
+    "CUDA",
+    "CUDA_HOST",
+    "CUDA_MANAGED",
+    "VERSION",
+    "Described",
+    "Taken",
+    "capsule",
+    "settle",
+    "take",
+]
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13  # DLDeviceType
-DLPACK_VERSION = (1, 0)
+VERSION = (1, 0)
 _READ_ONLY, _COPIED = 1, 2  # flags of the versioned form
 _PLAIN, _VERSIONED = b"dltensor", b"dltensor_versioned"
 
@@ -107,13 +118,11 @@ def capsule(described: Described, owner: Any, *, versioned: bool, copied: bool =
     settle()
     ndim = len(described.shape)
     shape, strides = (ctypes.c_int64 * ndim)(*described.shape), (ctypes.c_int64 * ndim)(*described.strides)
-    tensor = _Tensor(
-        described.pointer, *described.device, ndim, *described.kind, 1, shape, strides, 0
-    )
+    tensor = _Tensor(described.pointer, *described.device, ndim, *described.kind, 1, shape, strides, 0)
     made: _Managed | _ManagedVersioned
     deleter = ctypes.cast(_release, ctypes.c_void_p)
     if versioned:
-        made = _ManagedVersioned(*DLPACK_VERSION, None, deleter, _COPIED if copied else 0, tensor)
+        made = _ManagedVersioned(*VERSION, None, deleter, _COPIED if copied else 0, tensor)
     else:
         made = _Managed(tensor, None, deleter)
     address = ctypes.addressof(made)
@@ -172,7 +181,7 @@ def take(capsule: Any) -> Taken:
         if _is_valid(capsule, name):
             address = _pointer(capsule, name)
             versioned = name is _VERSIONED
-            if versioned and _ManagedVersioned.from_address(address).major != DLPACK_VERSION[0]:
+            if versioned and _ManagedVersioned.from_address(address).major != VERSION[0]:
                 raise ValueError(f"DLPack version {_ManagedVersioned.from_address(address).major}")
             _set_name(capsule, _USED[name])
             return Taken(address, versioned)

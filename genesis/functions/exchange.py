@@ -81,7 +81,7 @@ def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy:
     Raises:
         BufferError: it would need a copy that `copy` forbids, or a device that is not the host.
     """
-    versioned = max_version is not None and tuple(max_version)[0] >= dlpack.DLPACK_VERSION[0]
+    versioned = max_version is not None and max_version[0] >= dlpack.VERSION[0]
     copied = bool(copy)
     if dl_device is not None and tuple(dl_device) != dlpack_device(array.device):
         if copy is False or tuple(dl_device) != (dlpack.CPU, 0):
@@ -117,7 +117,7 @@ def _follow(backend: CudaBackend, later: int, earlier: int) -> None:
 
 
 def from_dlpack(source: Any) -> Any:
-    """A tensor over the memory of any object with `__dlpack__`, on the host or a CUDA device; read-only memory is copied.
+    """A tensor over the memory of any object with `__dlpack__`, on the host or on CUDA; read-only memory is copied.
 
     Raises:
         DTypeError: for element types that Genesis lacks. DeviceError: for memory that is neither host nor CUDA memory.
@@ -148,7 +148,7 @@ def _our_stream(number: int) -> int:
 
 def _capsule_of(source: Any, options: dict[str, Any]) -> Any:
     try:
-        return source.__dlpack__(max_version=dlpack.DLPACK_VERSION, **options)
+        return source.__dlpack__(max_version=dlpack.VERSION, **options)
     except TypeError:  # a producer from before the versioned form
         return source.__dlpack__(**options)
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.signature import Double
 from genesis.dtypes import DType, float64, int32, int64
@@ -23,7 +25,7 @@ from genesis.kernels.indices import is_wide, offsets
 from genesis.kernels.reduce_plan import Layout, Tiles, merge_tiles, tiles
 from genesis.kernels.types import TRITON, converted, work_type
 
-__all__ = ["Recipe", "first_state", "fold_into", "number", "partials", "reads"]
+__all__ = ["Recipe", "first_state", "fold_into", "number", "partials", "reads", "reduced"]
 
 
 class Recipe(NamedTuple):
@@ -58,6 +60,31 @@ def chosen(m, new, old, STATES: tl.constexpr):
         return (tl.where(m, new[0], old[0]), tl.where(m, new[1], old[1]))
     else:
         return (tl.where(m, new[0], old[0]), tl.where(m, new[1], old[1]), tl.where(m, new[2], old[2]))
+
+
+@triton.jit
+def reduced(state, AXIS: tl.constexpr, MERGE: tl.constexpr):
+    return tl.reduce(state, AXIS, MERGE)
+
+
+if is_interpreted():  # which would call MERGE for every element
+
+    def reduced(state: Any, AXIS: Any, MERGE: Any) -> Any:
+        """The same on whole tiles: halves are merged until one is left."""
+        axis = getattr(AXIS, "value", AXIS)
+        values = [tile.handle.data for tile in state]
+        kinds = [tile.dtype for tile in state]
+        make = type(state[0].handle)
+
+        def tile(value: np.ndarray, kind: Any) -> Any:
+            return tl.tensor(make(value, kind), tl.block_type(kind, list(value.shape)))
+
+        while values[0].shape[axis] > 1:
+            halves = [np.split(v, 2, axis) for v in values]
+            sides = [tile(h[side], kind) for side in (0, 1) for h, kind in zip(halves, kinds, strict=True)]
+            merged = MERGE(*sides)
+            values = [t.handle.data for t in (merged if isinstance(merged, tuple) else (merged,))]
+        return tuple(tile(v.squeeze(axis), kind) for v, kind in zip(values, kinds, strict=True))
 
 
 @triton.jit
@@ -107,7 +134,7 @@ def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, 
         o_r = tl.expand_dims(offsets(r, sizes_r, sr, RDIMS), 1 - AXIS)
         x = converted(tl.load(p_k + o_r, mask=m, other=0), READ)
         state = chosen(m, STEP(state, x, tl.expand_dims(r, 1 - AXIS), last, argument), state, STATES)
-    state = tl.reduce(state, AXIS, MERGE)
+    state = reduced(state, AXIS, MERGE)
     if p_a is None:
         store_results(p_o, p_i, state, offsets(i_k, sizes_k, so, KDIMS), m_k, argument, FINISH)
     else:
@@ -163,7 +190,7 @@ def merge(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes_k, so, INIT: tl.const
             m = m_k[None, :] & (s < ns)[:, None]
             o = s.to(tl.int64)[:, None] * nk + i_k[None, :]
             state = chosen(m, merged(state, load_states(p_a, p_b, p_c, o, m), MERGE, STATES), state, STATES)
-    state = tl.reduce(state, 0, MERGE)
+    state = reduced(state, 0, MERGE)
     store_results(p_o, p_i, state, offsets(i_k, sizes_k, so, KDIMS), m_k, argument, FINISH)
 
 

@@ -23,7 +23,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.twins import twin
-from genesis.dtypes import DType, bfloat16, float32, int64
+from genesis.dtypes import DType, bfloat16, float32, float64, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
 from genesis.kernels.matmul_tiles import Tile, choose, parts, pieces
@@ -49,11 +49,11 @@ SILU = tl.constexpr(128)
 
 @triton.jit
 def activated(x, EPILOGUE: tl.constexpr):
-    if EPILOGUE & RELU:
+    if RELU & EPILOGUE:
         x = tl.where(x < 0, 0, x)  # NaN stays
-    if EPILOGUE & SILU:
+    if SILU & EPILOGUE:
         x = x / (1 + exp(-x))
-    if EPILOGUE & GELU_TANH:
+    if GELU_TANH & EPILOGUE:
         x = 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     return x
 
@@ -62,19 +62,19 @@ def activated(x, EPILOGUE: tl.constexpr):
 def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK: tl.constexpr,
              EPILOGUE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The tile as it is stored: activation(alpha·acc + bias) + residual + what out held."""
-    if EPILOGUE & ALPHA:
+    if ALPHA & EPILOGUE:
         b_acc = b_acc * alpha
-    if EPILOGUE & BIAS_N:
+    if BIAS_N & EPILOGUE:
         b_acc += converted(tl.load(p_bias + o_n * step, mask=o_n < n, other=0), WORK)[None, :]
-    if EPILOGUE & BIAS_M:
+    if BIAS_M & EPILOGUE:
         b_acc += converted(tl.load(p_bias + o_m * step, mask=o_m < m, other=0), WORK)[:, None]
     b_acc = activated(b_acc, EPILOGUE)
-    if EPILOGUE & (RESIDUAL | ACCUMULATE):
+    if (RESIDUAL | ACCUMULATE) & EPILOGUE:
         o = out_offsets(i_batch, o_m, o_n, so, WIDE)
         b_mask = (o_m < m)[:, None] & (o_n < n)[None, :]
-        if EPILOGUE & RESIDUAL:
+        if RESIDUAL & EPILOGUE:
             b_acc += converted(tl.load(p_residual + o, mask=b_mask, other=0), WORK)
-        if EPILOGUE & ACCUMULATE:
+        if ACCUMULATE & EPILOGUE:
             b_acc += converted(tl.load(p_o + o, mask=b_mask, other=0), WORK)
     return b_acc
 
@@ -180,11 +180,13 @@ def stored_in_pieces(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_r
 
 @triton.jit
 def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches, so, whole, rest,
-                   share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr,
+                   split, share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr,
                    B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr,
                    STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                    BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
-    """`whole` tiles from first to last k; then `rest` tiles in SPLIT parts of `share` steps each, kept in `p_parts`."""
+    """`whole` tiles from first to last k; then, where SPLIT is set, `rest` tiles in `split` parts of `share` steps each,
+    kept in `p_parts`.
+    """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
     # The store counts tiles by itself: one number for both would tie the loads of the next tile to this one's store.
@@ -199,10 +201,10 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
         i_batch, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP)
         stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
                          EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
-    if SPLIT > 1:
-        for i_part in tl.range(start, rest * SPLIT, programs):
-            i_batch, i_m, i_n = place(whole + i_part // SPLIT, tiles_m, tiles_n, GROUP)
-            first = i_part % SPLIT * share
+    if SPLIT:
+        for i_part in tl.range(start, rest * split, programs):
+            i_batch, i_m, i_n = place(whole + i_part // split, tiles_m, tiles_n, GROUP)
+            first = i_part % split * share
             b_acc = tl.zeros((BM, BN), tl.float32)
             for i_k in range(first, tl.minimum(first + share, steps)):
                 b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, i_m * BM, i_n * BN, i_k * BK, A_TURNED, B_TURNED,
@@ -212,16 +214,16 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
 
 
 @triton.jit
-def add_parts(p_o, p_parts, p_bias, step, p_residual, alpha, m, n, so, whole, EPILOGUE: tl.constexpr,
-              WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,
+def add_parts(p_o, p_parts, p_bias, step, p_residual, alpha, m, n, so, whole, split, EPILOGUE: tl.constexpr,
+              WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
               ROWS: tl.constexpr):  # fmt: skip
     """ROWS rows of a split tile: its parts added from first to last, finished, stored."""
     i_rest, i_rows = tl.program_id(0) // (BM // ROWS), tl.program_id(0) % (BM // ROWS)
     i_batch, i_m, i_n = place(whole + i_rest, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP)
     i_row = i_rows * ROWS + tl.arange(0, ROWS)
-    p_part = p_parts + i_rest.to(tl.int64) * (SPLIT * BM * BN) + i_row[:, None] * BN + tl.arange(0, BN)[None, :]
+    p_part = p_parts + i_rest.to(tl.int64) * split * (BM * BN) + i_row[:, None] * BN + tl.arange(0, BN)[None, :]
     b_acc = tl.load(p_part)
-    for i_part in range(1, SPLIT):
+    for i_part in range(1, split):
         b_acc += tl.load(p_part + i_part * (BM * BN))
     o_m, o_n = i_m * BM + i_row, i_n * BN + tl.arange(0, BN)
     b_y = finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, tl.float32, EPILOGUE, WIDE)
@@ -265,7 +267,7 @@ def by_pointers(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches
 def by_terms(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches, ba, bb, sa, sb, so, DIMS: tl.constexpr,
              WORK: tl.constexpr, EPILOGUE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr,
              BN: tl.constexpr):  # fmt: skip
-    """One tile a program, a term of the sum at a time: for integers, which wrap around."""
+    """One tile a program, a term of the sum at a time: for integers, which wrap around, and float64."""
     i_batch, i_m, i_n = place(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), 8)
     o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
     x_batch, x_m, x_n = i_batch, o_m, o_n
@@ -274,7 +276,7 @@ def by_terms(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches, b
     p_x = p_a + offsets(x_batch, batches, ba, DIMS) + x_m * sa[0]
     p_y = p_b + offsets(x_batch, batches, bb, DIMS) + x_n * sb[1]
     b_acc = tl.zeros((BM, BN), WORK)
-    for _ in range(k):
+    for _ in tl.range(0, k, loop_unroll_factor=4):
         b_x, b_y = tl.load(p_x, mask=o_m < m, other=0), tl.load(p_y, mask=o_n < n, other=0)
         b_acc += converted(b_x, WORK)[:, None] * converted(b_y, WORK)[None, :]
         p_x += sa[1]
@@ -377,22 +379,23 @@ def _region(f: Factor, batches: Shape, rows: int, columns: int) -> tuple[bool, S
     """How the copy engine sees a factor: whether it is turned (its rows the inner dimension), the region's shape and
     strides, and for each batch dimension 1 where it moves along; None where it cannot be described.
     """
-    turned = f.column != 1 and columns > 1
-    inner, outer, step = (rows, columns, f.column) if turned else (columns, rows, f.row)
-    if turned and f.row != 1 and rows > 1:
-        return None
-    grain = 16 // f.array.dtype.itemsize
-    step = step if outer > 1 else -(-inner // grain) * grain
     spread = tuple(int(stride != 0 and size > 1) for stride, size in zip(f.batch, batches, strict=True))
-    sizes = tuple(size if moves else 1 for size, moves in zip(batches, spread, strict=True))
-    steps = tuple(stride if moves else step * outer for stride, moves in zip(f.batch, spread, strict=True))
-    if any(spread) or len(batches) > 1:
-        shape, strides = (*sizes, outer, inner), (*steps, step, 1)
-    else:
-        spread, shape, strides = (), (outer, inner), (step, 1)
-    if len(spread) > 2 or not is_describable(f.array, shape, strides):
+    if len(spread) > 2:
         return None
-    return turned, shape, strides, spread
+    for turned in (False, True):
+        inner, right, outer, down = (rows, f.row, columns, f.column) if turned else (columns, f.column, rows, f.row)
+        if right != 1 and inner > 1:
+            continue
+        grain = 16 // f.array.dtype.itemsize
+        down = down if outer > 1 else -(-inner // grain) * grain  # a single row may have any stride
+        shape, strides = (outer, inner), (down, 1)
+        if any(spread) or len(spread) > 1:
+            sizes = tuple(size if moves else 1 for size, moves in zip(batches, spread, strict=True))
+            steps = tuple(stride if moves else down * outer for stride, moves in zip(f.batch, spread, strict=True))
+            shape, strides = (*sizes, *shape), (*steps, *strides)
+        if is_describable(f.array, shape, strides):
+            return turned, shape, strides, spread if len(shape) > 2 else ()
+    return None
 
 
 # --- Launching --------------------------------------------------------------------------------------------------------
@@ -400,7 +403,7 @@ def _region(f: Factor, batches: Shape, rows: int, columns: int) -> tuple[bool, S
 
 def matmul_into(
     out: Array, a: Array, b: Array, *, bias: Array | None = None, activation: str | None = None,
-    residual: Array | None = None, accumulate: bool = False, alpha: float = 1.0,
+    residual: Array | None = None, accumulate: bool = False, alpha: float = 1.0, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """out = activation(alpha·a·b + bias) + residual, plus what out held where `accumulate` is set.
 
@@ -414,16 +417,17 @@ def matmul_into(
         bias: `[n]`, with any stride.
         activation: "relu", "gelu_tanh" or "silu".
         residual: of out's shape, contiguous.
+        tile: in the place of the table's choice, to measure it.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
     if out.size == 0:
         return
     product = _product(out, a, b)
     finish = Finish(bias, activation, residual, accumulate, alpha)
-    if not a.dtype.is_floating_point:
+    if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_terms(product, finish)
-    elif not _launch_descriptors(product, finish):
-        _launch_pointers(product, finish)
+    elif not _launch_descriptors(product, finish, tile):
+        _launch_pointers(product, finish, tile)
 
 
 def _kind(dtype: DType) -> str:
@@ -438,7 +442,7 @@ def _dot_type(dtype: DType) -> Any:
     return TRITON[(float32 if is_interpreted() and dtype is bfloat16 else dtype).name]
 
 
-def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None = None) -> bool:
+def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
     """Multiply with the copy engine; False where the device has none or it cannot address the operands."""
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
     kind = _kind(dtype)
@@ -483,22 +487,22 @@ def _launch_persistent(
     wide = is_wide((p.matrices, p.m, p.n), so)
     launch(
         by_descriptors, min(processors, whole + rest * split), _descriptor(p.a, seen_a, t.bm, t.bk, tf32),
-        _descriptor(p.b, seen_b, t.bk, t.bn, tf32), d_o, out, partial, *finish.values, p.m, p.n, p.k, p.batches, so, whole, rest, share,
+        _descriptor(p.b, seen_b, t.bk, t.bn, tf32), d_o, out, partial, *finish.values, p.m, p.n, p.k, p.batches, so, whole, rest, split, share,
         A_TURNED=seen_a[0], B_TURNED=seen_b[0], A_SPREAD=seen_a[3], B_SPREAD=seen_b[3], TYPE=_dot_type(dtype),
         PRECISION="tf32" if tf32 else "ieee", EPILOGUE=finish.flags,
         STORE="pointers" if seen_o is None else ("columns" if seen_o[0] else "rows"), BATCHED=bool(seen_o and seen_o[3]),
-        WIDE=wide, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SPLIT=split, PIECES=cut,
+        WIDE=wide, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SPLIT=split > 1, PIECES=cut,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if split > 1:
         rows = max(1, min(t.bm, 2048 // t.bn))
         launch(
             add_parts, rest * (t.bm // rows), out, partial, *finish.values, p.m, p.n,
-            so, whole, EPILOGUE=finish.flags, WIDE=wide, BM=t.bm, BN=t.bn, GROUP=t.group, SPLIT=split, ROWS=rows,
+            so, whole, split, EPILOGUE=finish.flags, WIDE=wide, BM=t.bm, BN=t.bn, GROUP=t.group, ROWS=rows,
         )  # fmt: skip
 
 
-def _launch_pointers(p: Product, finish: Finish, tile: Tile | None = None) -> None:
+def _launch_pointers(p: Product, finish: Finish, tile: Tile | None) -> None:
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
     kind = dtype.name if dtype.itemsize > 2 and not (dtype is float32 and allow_tf32) else "pointers"
     t = tile or choose(kind, "nn", p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
@@ -513,12 +517,13 @@ def _launch_pointers(p: Product, finish: Finish, tile: Tile | None = None) -> No
 
 
 def _launch_terms(p: Product, finish: Finish) -> None:
+    dtype = p.a.array.dtype
     so = (p.o.batch[-1], p.o.row, p.o.column)
     launch(
         by_terms, p.matrices * triton.cdiv(p.m, 32) * triton.cdiv(p.n, 64), p.o.array, p.a.array, p.b.array,
         *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch,
         (p.a.row, p.a.column), (p.b.row, p.b.column), so, DIMS=len(p.batches),
-        WORK=tl.int64 if p.a.array.dtype is int64 else tl.int32, EPILOGUE=finish.flags, WIDE=_is_wide(p, so), BM=32,
+        WORK=TRITON[dtype.name] if dtype in (float64, int64) else tl.int32, EPILOGUE=finish.flags, WIDE=_is_wide(p, so), BM=32,
         BN=64,
     )  # fmt: skip
 

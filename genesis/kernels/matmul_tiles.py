@@ -83,7 +83,6 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("nt", 8192, 8192, 8192, Tile(128, 256, 32, 8, 4)),
     ),
     "float32": (Row("nn", 1024, 1024, 1024, Tile(64, 64, 16, 4, 3)), Row("nn", 64, 64, 64, Tile(32, 32, 16, 4, 3))),
-    "float64": (Row("nn", 1024, 1024, 1024, Tile(64, 64, 16, 4, 3)), Row("nn", 64, 64, 64, Tile(32, 32, 16, 4, 3))),
     "pointers": (  # 2-byte floats, and float32 in tf32, that the copy engine cannot fetch
         Row("nn", 8192, 8192, 8192, Tile(128, 128, 32, 8, 3)),
         Row("nn", 1024, 1024, 1024, Tile(64, 64, 32, 4, 4)),

@@ -115,7 +115,7 @@ def _inner(layout: Layout, itemsize: int, area: int) -> Tiles:
     whole = triton.next_power_of_2(elements)
     if whole * itemsize <= ROW and whole <= 4 * area:
         fold = whole
-        run = triton.next_power_of_2(layout.reduced[-1])
+        run = max(1, triton.next_power_of_2(layout.reduced[-1]))
         short = max(1, 32 // run) if layout.steps[-1] and len(layout.reduced) > 1 else 1
         wanted = max(1, area // fold, short)
         # short rows share a program, but not so many that processors stay idle

@@ -5,15 +5,17 @@ The three: totals of every stretch of a line, the running totals of those, and t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType
-from genesis.kernels.fold import Recipe, partials, reads
+from genesis.kernels.fold import Recipe, partials, reads, reduced
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.reduce_plan import Layout, Tiles, is_inner, scan_tiles
 from genesis.kernels.types import TRITON, converted
@@ -31,6 +33,31 @@ class Lines(NamedTuple):
     along: Shape
     steps_in: Shape
     steps_out: Shape
+
+
+@triton.jit
+def running(x, AXIS: tl.constexpr, MERGE: tl.constexpr, REVERSE: tl.constexpr):
+    return tl.associative_scan(x, AXIS, MERGE, reverse=REVERSE)
+
+
+if is_interpreted():  # which would call MERGE for every element
+
+    def running(x: Any, AXIS: Any, MERGE: Any, REVERSE: Any) -> Any:
+        """The same on whole tiles: each element takes up the one 1, 2, 4, … before it (Hillis and Steele, 1986)."""
+        axis, reverse = getattr(AXIS, "value", AXIS), getattr(REVERSE, "value", REVERSE)
+        values = np.moveaxis(x.handle.data, axis, 0)
+        values = values[::-1] if reverse else values
+        make = type(x.handle)
+
+        def tile(part: np.ndarray) -> Any:
+            return tl.tensor(make(part, x.dtype), tl.block_type(x.dtype, list(part.shape)))
+
+        distance = 1
+        while distance < len(values):
+            merged = MERGE(tile(values[:-distance]), tile(values[distance:])).handle.data
+            values = np.concatenate([values[:distance], merged])
+            distance *= 2
+        return tile(np.moveaxis(values[::-1] if reverse else values, 0, axis))
 
 
 @triton.jit
@@ -61,10 +88,10 @@ def scan(p_o, p_x, p_before, nk, nr, span, sizes_k, sx, so, sizes_r, sr, sq, MER
         m = m_x & tl.expand_dims((source >= begin) & (source < end), 1 - AXIS)
         x = tl.load(p_k + tl.expand_dims(offsets(source, sizes_r, sr, RDIMS), 1 - AXIS), mask=m, other=0)
         x = tl.where(m, converted(converted(x, READ), WORK), IDENTITY)
-        y = MERGE(tl.expand_dims(carry, AXIS), tl.associative_scan(x, AXIS, MERGE, reverse=REVERSE))
+        y = MERGE(tl.expand_dims(carry, AXIS), running(x, AXIS, MERGE, REVERSE))
         o = q_k + tl.expand_dims(offsets(r, sizes_r, sq, RDIMS), 1 - AXIS)
         tl.store(o, converted(y, p_o.dtype.element_ty), mask=m_x & tl.expand_dims(r < end, 1 - AXIS))
-        carry = MERGE(carry, tl.reduce(x, AXIS, MERGE))
+        carry = MERGE(carry, reduced((x,), AXIS, MERGE)[0])
 
 
 def scan_lines(

@@ -11,7 +11,8 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of, faults
-from genesis.backend.cuda.launch import launch, recording
+from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.recording import recording
 from genesis.dtypes import int32, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.prefix import exclusive_sums

@@ -10,10 +10,9 @@ import numpy as np
 
 from genesis.backend import Device
 from genesis.backend.cuda.driver import driver_for
-from genesis.backend.cuda.launch import Plan, record, recording
 from genesis.backend.cuda.memory import Block, Pool
+from genesis.backend.cuda.recording import Plan, record, recording
 from genesis.backend.cuda.replay import Call, call_key
-from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.twins import twins
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
@@ -67,7 +66,7 @@ class CudaBackend:
         if self.pool.capturing:
             raise DeviceError(
                 f"{what} inside the capture of a CUDA graph",
-                next="keep values on the device, copy inputs into static tensors before replay(), read results after it",
+                next="copy inputs into static tensors before replay(), and read results after it",
             )
 
     def adopt(self, pointer: int, nbytes: int, owner: object) -> CudaStorage:
@@ -111,7 +110,7 @@ class CudaBackend:
             return
         self.pool.owner = op.name
         try:
-            plan = record(operands, lambda: twin(out, *inputs, **attrs), self.allocate)
+            plan = record(operands, lambda: twin(out, *inputs, **attrs), self.driver, self.allocate)
         finally:
             self.pool.owner = ""
         if plan is None or key is None:

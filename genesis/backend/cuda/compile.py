@@ -12,13 +12,17 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from genesis.backend.cuda.descriptor import Facts
 from genesis.backend.cuda.signature import Signature
 
-__all__ = ["Binary", "binary", "cache_folder", "compile_kernel"]
+__all__ = ["Binary", "Progress", "binary", "cache_folder", "compile_kernel", "compiling", "progress"]
 
 
 class Binary(NamedTuple):
@@ -45,15 +49,70 @@ def cache_folder() -> Path:
     return Path(base) / "genesis" / "kernels"
 
 
-def binary(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
-    """The machine code of `kernel` for a signature, from the cache where it is there."""
-    folder = cache_folder()
-    path = folder / f"{_key(kernel, signature, capability)}.kernel"
+Progress = Callable[[int, int], None]
+
+
+class _Work:
+    """The compilations of this process, side by side in threads, and how many there are.
+
+    Triton's passes and the assembler, most of the work, run outside Python's lock.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self.done = 0
+        self.listeners: list[Progress] = []
+        self.lock = threading.Lock()
+
+    @functools.cached_property
+    def threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(min(os.cpu_count() or 1, 16), thread_name_prefix="genesis-compile")
+
+    def start(self, kernel: Any, signature: Signature, capability: tuple[int, int], path: Path) -> Future[Binary]:
+        with self.lock:
+            self.asked += 1
+        self._tell()
+        return self.threads.submit(self._run, kernel, signature, capability, path)
+
+    def _run(self, kernel: Any, signature: Signature, capability: tuple[int, int], path: Path) -> Binary:
+        made = compile_kernel(kernel, signature, capability)
+        _write(path, made)
+        with self.lock:
+            self.done += 1
+        self._tell()
+        return made
+
+    def _tell(self) -> None:
+        for listener in tuple(self.listeners):
+            listener(self.done, self.asked)
+
+
+_work = _Work()
+
+
+@contextmanager
+def progress(listener: Progress) -> Iterator[None]:
+    """Call `listener(done, asked)` at every kernel that is asked for or done inside the block, from any thread."""
+    _work.listeners.append(listener)
+    try:
+        yield
+    finally:
+        _work.listeners.remove(listener)
+
+
+def compiling(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Future[Binary]:
+    """The machine code of `kernel` for a signature: from the cache, or from a compilation that starts now."""
+    path = cache_folder() / f"{_key(kernel, signature, capability)}.kernel"
     found = _read(path)
     if found is None:
-        found = compile_kernel(kernel, signature, capability)
-        _write(path, found)
-    return found
+        return _work.start(kernel, signature, capability, path)
+    ready: Future[Binary] = Future()
+    ready.set_result(found)
+    return ready
+
+
+def binary(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
+    """The same, waited for."""
+    return compiling(kernel, signature, capability).result()
 
 
 def _key(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
@@ -113,6 +172,35 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="genesis-triton-")
 
 
+class _OwnCache:
+    """Triton's cache folder while any thread compiles for us; its setting is the process's."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.lock = threading.Lock()
+        self.before: Any = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        from triton import knobs
+
+        with self.lock:
+            if self.users == 0:
+                self.before = knobs.cache.dir
+                knobs.cache.dir = _scratch().name
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                if self.users == 0:
+                    knobs.cache.dir = self.before
+
+
+_own_cache = _OwnCache()
+
+
 def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
     """Compile now, whatever the cache holds."""
     import triton
@@ -123,8 +211,7 @@ def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int
     source = ASTSource(kernel, types, constants, attributes)
     target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
     options = {"enable_fp_fusion": True, **dict(signature.options)}  # 3.9 warns where it is left open
-    with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = _scratch().name
+    with _own_cache():
         made = triton.compile(source, target=target, options=options)
     facts = made.metadata
     maps = tuple(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from genesis.errors import DeviceError
@@ -55,6 +57,8 @@ class Driver(Protocol):
 
     index: int
     properties: Properties
+    pending: deque[Callable[[], None]]  # launches that wait for a kernel's compilation, in order
+    capturing: bool  # a graph is being recorded: nothing waits
 
     def allocate(self, nbytes: int) -> int: ...
     def free(self, pointer: int) -> None: ...
@@ -153,6 +157,10 @@ class GpuDriver:
         self._device = self._call(cuda.cuDeviceGet, index)
         self._context = self._call(cuda.cuDevicePrimaryCtxRetain, self._device)
         self._thread = threading.local()
+        self.pending: deque[Callable[[], None]] = deque()
+        self.capturing = False
+        self._flushing = threading.RLock()
+        self._inside = False
         self._enter()
         self.properties = self._properties()
 
@@ -161,6 +169,28 @@ class GpuDriver:
         if not getattr(self._thread, "entered", False):
             self._call(self._cuda.cuCtxSetCurrent, self._context)
             self._thread.entered = True
+
+    def _ordered(self) -> None:
+        """Before anything that follows stream order: launch what waited for its kernel."""
+        self._enter()
+        if self.pending:
+            self.flush()
+
+    def flush(self) -> None:
+        """Launch what waited for its kernel, waiting with it."""
+        with self._flushing:
+            if self._inside:  # a waiting piece of work that sets memory, say
+                return
+            self._inside = True
+            try:
+                while self.pending:
+                    self.pending[0]()  # stays in the queue meanwhile: others must not overtake it
+                    self.pending.popleft()
+            except BaseException:
+                self.pending.clear()
+                raise
+            finally:
+                self._inside = False
 
     def _call(self, function: Any, *args: Any) -> Any:
         """Call the driver; its result without the code.
@@ -210,7 +240,7 @@ class GpuDriver:
 
     def free(self, pointer: int) -> None:
         """Give device memory back; waits for the device."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuMemFree, pointer)
 
     def allocate_pinned(self, nbytes: int) -> int:
@@ -231,12 +261,12 @@ class GpuDriver:
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy between any two addresses, host or device, in stream order."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuMemcpyAsync, target, source, nbytes, stream)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Set every byte, in stream order."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuMemsetD8Async, target, byte, nbytes, stream)
 
     # --- Kernels ------------------------------------------------------------------------------------------------------
@@ -281,17 +311,17 @@ class GpuDriver:
 
     def destroy_stream(self, stream: int) -> None:
         """Forget a stream; its work is finished first."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuStreamDestroy, stream)
 
     def synchronize_stream(self, stream: int) -> None:
         """Wait for all work of a stream."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuStreamSynchronize, stream)
 
     def is_stream_done(self, stream: int) -> bool:
         """Whether a stream has nothing left to do."""
-        self._enter()
+        self._ordered()
         return self._is_done(self._cuda.cuStreamQuery, stream)
 
     def _is_done(self, query: Any, handle: int) -> bool:
@@ -304,7 +334,7 @@ class GpuDriver:
 
     def wait_event(self, stream: int, event: int) -> None:
         """Let the stream's later work wait for the event."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuStreamWaitEvent, stream, event, 0)
 
     def create_event(self, timing: bool) -> int:
@@ -322,40 +352,42 @@ class GpuDriver:
 
     def record_event(self, event: int, stream: int) -> None:
         """Mark the stream's present end."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuEventRecord, event, stream)
 
     def synchronize_event(self, event: int) -> None:
         """Wait until the event has happened."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuEventSynchronize, event)
 
     def is_event_done(self, event: int) -> bool:
         """Whether the event has happened."""
-        self._enter()
+        self._ordered()
         return self._is_done(self._cuda.cuEventQuery, event)
 
     def elapsed(self, start: int, end: int) -> float:
         """Seconds between two events that have happened."""
-        self._enter()
+        self._ordered()
         return float(self._call(self._cuda.cuEventElapsedTime, start, end)) / 1e3
 
     def synchronize(self) -> None:
         """Wait for everything on the device."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuCtxSynchronize)
 
     # --- Graphs -------------------------------------------------------------------------------------------------------
 
     def begin_capture(self, stream: int) -> None:
         """Record the stream's work instead of running it, until `end_capture`."""
-        self._enter()
+        self._ordered()
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._call(self._cuda.cuStreamBeginCapture, stream, mode)
+        self.capturing = True
 
     def end_capture(self, stream: int) -> int:
         """The graph recorded since `begin_capture`."""
         self._enter()
+        self.capturing = False
         return int(self._call(self._cuda.cuStreamEndCapture, stream))
 
     def is_capturing(self, stream: int) -> bool:
@@ -370,7 +402,7 @@ class GpuDriver:
 
     def launch_graph(self, executable: int, stream: int) -> None:
         """Run a graph in stream order."""
-        self._enter()
+        self._ordered()
         self._call(self._cuda.cuGraphLaunch, executable, stream)
 
     def destroy_graph(self, graph: int, executable: int) -> None:

@@ -10,6 +10,7 @@ import ctypes
 import inspect
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ class HostDriver:
         if index:
             raise DeviceError(f"device cuda:{index} was asked for; the interpreter has one device", next="use cuda:0")
         self.index = index
+        self.pending: deque[Callable[[], None]] = deque()
+        self.capturing = False
         self.properties = Properties("Triton's interpreter", (9, 0), MEMORY, 4, 227 << 10, 50 << 20)
         self.memory = MEMORY
         self._blocks: dict[int, np.ndarray] = {}

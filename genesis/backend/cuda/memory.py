@@ -245,6 +245,11 @@ class Pool:
             else:
                 self.waiting.append((block, events))
 
+    def settle(self) -> None:
+        """Take back the blocks that waited for other streams; the device is idle."""
+        with self._lock:
+            self._collect(wait=True)
+
     def _all(self) -> list[Arena]:
         return [*self.arenas.values(), *([self.graphs] if self.graphs is not None else [])]
 

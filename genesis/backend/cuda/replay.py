@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from genesis.backend.cuda.launch import Plan
+from genesis.backend.cuda.precision import allow_tf32
+from genesis.backend.cuda.recording import Plan
 
 if TYPE_CHECKING:
     from genesis.array import Array
@@ -55,7 +56,7 @@ def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[An
 
     An array that stands in several places is told apart from equal layouts: in the plan they are one operand.
     """
-    parts: list[Any] = [op]
+    parts: list[Any] = [op, allow_tf32.on]
     seen: list[Any] = []
     for x in inputs:
         if hasattr(x, "storage"):

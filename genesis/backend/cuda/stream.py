@@ -126,7 +126,9 @@ class Event:
             UsageError: one of them keeps no time, or was never recorded.
         """
         if self._backend is None or end._backend is None or not (self.enable_timing and end.enable_timing):
-            raise UsageError("elapsed_time of events that keep no time", next="Event(enable_timing=True), then record()")
+            raise UsageError(
+                "elapsed_time of events that keep no time", next="Event(enable_timing=True), then record()"
+            )
         return self._backend.driver.elapsed(self._handle, end._handle) * 1e3
 
     def __del__(self) -> None:

@@ -1,0 +1,250 @@
+"""Twins of cross entropy: from logits in one pass over them, and from hidden states chunk of tokens by chunk.
+
+A row of logits belongs to one program, which keeps a running maximum and, a lane each, running sums: every logit is read
+once and costs one exponential. The fast exponential serves, because its argument x - max is at most 0 and exact to half a
+unit: the error of a term e^d is below (|d| + 3)·2^-24·e^d, which never exceeds 4 units of the sum.
+
+No count of valid tokens is read back. A label that is out of range leaves a fault for the next wait (`cuda.faults`), and
+its row counts as ignored.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda import faults
+from genesis.backend.cuda.launch import clear, launch
+from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.twins import twin
+from genesis.dtypes import DType, float32, float64
+from genesis.kernels.elementwise import elementwise
+from genesis.kernels.linalg import matmul_into
+from genesis.kernels.segment import report
+from genesis.kernels.types import TRITON, converted, work_type
+
+__all__: list[str] = []
+
+WORKSPACE = 640 << 20  # bytes of float32 logits at a time: 1024 tokens of 152k words; fewer add up dW more often
+MIN_ROWS = 256  # of a chunk; below, adding up dW would cost more than the product
+ROW_BLOCK = 8192  # logits of a row that a program reads at once: 16 KB of a 2-byte type
+TILE = 4096  # logits of a program of the backward pass
+
+
+# --- Rows -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def label_of(p_labels, p_fault, i_row, step, ignore, classes, site):
+    """The label of a row and whether it counts."""
+    label = tl.load(p_labels + i_row * step).to(tl.int64)
+    kept = label != ignore
+    inside = (label >= 0) & (label < classes)
+    report(p_fault, site, label, kept & (inside == 0))
+    return label, kept & inside
+
+
+@triton.jit
+def row_sums(p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):
+    """(maximum, Σ e^(x - maximum), Σ x) of a row, the last only where MEAN."""
+    top = tl.full((), -float("inf"), WORK)
+    sums, plain = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)
+    for first in range(0, classes, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        x = converted(tl.load(p_x + i.to(tl.int64) * step, mask=i < classes, other=-float("inf")), WORK)
+        higher = tl.maximum(top, tl.max(x, 0))
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # nothing but -inf so far: terms are 0, not NaN
+        sums = sums * tl.exp(top - base) + tl.exp(x - base)
+        if MEAN:
+            plain += tl.where(i < classes, x, 0.0)
+        top = higher
+    return top, tl.sum(sums, 0), tl.sum(plain, 0)
+
+
+@triton.jit
+def log_sum(top, sums):
+    """log Σ e^x; NaN where all of x are infinite, as the reference has it."""
+    return tl.where(tl.abs(top) == float("inf"), float("nan"), top + tl.log(sums))
+
+
+@triton.jit
+def loss_kernel(p_loss, p_lse, p_x, p_labels, p_fault, classes, ignore, site, smoothing, z, sx, sc, sl,
+                SMOOTH: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i_row = tl.program_id(0).to(tl.int64)
+    p_row = p_x + i_row * sx
+    label, kept = label_of(p_labels, p_fault, i_row, sl, ignore, classes, site)
+    top, sums, plain = row_sums(p_row, classes, sc, SMOOTH, WORK, BLOCK)
+    lse = log_sum(top, sums)
+    chosen = converted(tl.load(p_row + label * sc, mask=kept, other=0), WORK)
+    loss = (lse - chosen) * (1 - smoothing) + lse * lse * z
+    if SMOOTH:
+        loss += (lse - plain / classes) * smoothing
+    tl.store(p_lse + i_row, lse)
+    tl.store(p_loss + i_row, tl.where(kept, loss, 0.0))
+
+
+@triton.jit
+def gradient_kernel(p_o, p_g, p_x, p_labels, p_lse, p_fault, classes, tiles, ignore, site, smoothing, z, sg, sx, sc, sl,
+                    se, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V)."""
+    i_row = (tl.program_id(0) // tiles).to(tl.int64)
+    i = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    m = i < classes
+    label, kept = label_of(p_labels, p_fault, i_row, sl, ignore, classes, site)
+    g, lse = converted(tl.load(p_g + i_row * sg), WORK), converted(tl.load(p_lse + i_row * se), WORK)
+    x = converted(tl.load(p_x + i_row * sx + i.to(tl.int64) * sc, mask=m & kept, other=0), WORK)
+    d = tl.exp(x - lse) * (lse * z * 2 + 1) - smoothing / classes
+    d -= tl.where(i == label, tl.full((), 1, WORK) - smoothing, 0.0)
+    y = tl.where(kept, d * g, 0.0)
+    tl.store(p_o + i_row * classes + i, converted(y, p_o.dtype.element_ty), mask=m)
+
+
+def _block(classes: int, work: DType, limit: int) -> int:
+    return min(limit * 4 // work.itemsize, max(16, triton.next_power_of_2(classes)))
+
+
+def _warps(block: int) -> int:
+    return max(1, min(8, block // 512))
+
+
+def _number(value: float, work: DType) -> float:
+    return Double(value) if work is float64 else float(value)
+
+
+@twin("cross_entropy")
+def cross_entropy(
+    out: tuple[Array, Array], logits: Array, labels: Array, ignore_index: int, label_smoothing: float, z_loss: float
+) -> None:
+    """Loss of each row, 0 where the label is `ignore_index`; also each row's log-sum-exp."""
+    losses, lse = out
+    rows, classes = logits.shape
+    work = work_type(logits.dtype)
+    block = _block(classes, work, ROW_BLOCK)
+    launch(
+        loss_kernel, rows, losses, lse, logits, labels, faults.flag(out[0].device), classes, ignore_index,
+        faults.site("cross_entropy", 1, classes), _number(label_smoothing, work), _number(z_loss, work),
+        *logits.strides, labels.strides[0], SMOOTH=bool(label_smoothing), WORK=TRITON[work.name], BLOCK=block,
+        num_warps=_warps(block),
+    )  # fmt: skip
+
+
+@twin("cross_entropy_backward")
+def cross_entropy_backward(
+    out: Array, g: Array, logits: Array, labels: Array, lse: Array, ignore_index: int, label_smoothing: float,
+    z_loss: float,
+) -> None:  # fmt: skip
+    """The gradient of the logits from those of the losses; rows with `ignore_index` get 0."""
+    rows, classes = logits.shape
+    work = work_type(logits.dtype)
+    block = _block(classes, work, TILE)
+    tiles = triton.cdiv(classes, block)
+    launch(
+        gradient_kernel, rows * tiles, out, g, logits, labels, lse, faults.flag(out.device), classes, tiles,
+        ignore_index, faults.site("cross_entropy_backward", 1, classes), _number(label_smoothing, work),
+        _number(z_loss, work), g.strides[0], *logits.strides, labels.strides[0], lse.strides[0],
+        WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
+    )  # fmt: skip
+
+
+# --- From hidden states -----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def chunk_kernel(p_loss, p_d, p_x, p_labels, p_fault, classes, ignore, site, sl, sd, GRADS: tl.constexpr,
+                 WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Losses of rows of logits; with GRADS their gradients, written over the logits in the type of `p_d`.
+
+    A narrower gradient ends before the logits that are still to be read begin, except within a tile: there the barrier
+    lets every thread have read first.
+    """
+    i_row = tl.program_id(0).to(tl.int64)
+    p_row, p_out = p_x + i_row * classes, p_d + i_row * sd
+    label, kept = label_of(p_labels, p_fault, i_row, sl, ignore, classes, site)
+    top, sums, _ = row_sums(p_row, classes, 1, False, WORK, BLOCK)
+    lse = log_sum(top, sums)
+    chosen = tl.load(p_row + label, mask=kept, other=0)
+    tl.store(p_loss + i_row, tl.where(kept, lse - chosen, 0.0))
+    if GRADS:
+        weight = tl.where(kept, 1 / sums, 0.0)
+        base = tl.where(kept, top, float("inf"))  # rows that do not count: e^-inf = 0
+        for first in range(0, classes, BLOCK):
+            i = first + tl.arange(0, BLOCK)
+            m = i < classes
+            x = tl.load(p_row + i, mask=m, other=0)
+            tl.debug_barrier()
+            d = tl.exp(x - base) * weight - tl.where((i == label) & kept, 1.0, 0.0)
+            tl.store(p_out + i, converted(d, p_d.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def total_kernel(p_o, p_x, n, BLOCK: tl.constexpr):
+    """Σ x in float64."""
+    acc = tl.zeros((BLOCK,), tl.float64)
+    for first in range(0, n, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        acc += tl.load(p_x + i, mask=i < n, other=0).to(tl.float64)
+    tl.store(p_o, converted(tl.sum(acc, 0), p_o.dtype.element_ty))
+
+
+@triton.jit
+def _same(x):
+    return x
+
+
+def chunk_rows(tokens: int, classes: int, itemsize: int) -> int:
+    """How many tokens go together: chunks of nearly equal size, of whole tiles of the product, within the workspace."""
+    most = max(MIN_ROWS, WORKSPACE // max(classes * itemsize, 1) // MIN_ROWS * MIN_ROWS)
+    even = -(-tokens // -(-tokens // most)) if tokens else 0
+    return min(tokens, -(-even // 128) * 128)
+
+
+def _rows_of(x: Array, first: int, count: int) -> Array:
+    return x.view((count, *x.shape[1:]), x.strides, x.offset + first * x.strides[0])
+
+
+def _turned(x: Array) -> Array:
+    return x.view((x.shape[1], x.shape[0]), (x.strides[1], x.strides[0]))
+
+
+@twin("linear_cross_entropy")
+def linear_cross_entropy(
+    out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, ignore_index: int, with_grads: bool
+) -> None:
+    """The summed cross entropy of logits x·weightᵀ; with `with_grads` also dx and dweight.
+
+    Logits and sums are float32 (float64 for float64). Their gradients are rounded to x's type, in which they are
+    multiplied, and stand in the memory of the logits.
+    """
+    loss, dx, dw = out if isinstance(out, tuple) else (out, None, None)
+    (tokens, _), classes, device = x.shape, weight.shape[0], x.device
+    if tokens == 0 or weight.size == 0:
+        for result in (loss, dx, dw):
+            if result is not None:
+                clear(result)
+        return
+    work = work_type(x.dtype)
+    rows = chunk_rows(tokens, classes, work.itemsize)
+    losses = empty((tokens,), work, device)
+    memory = empty((rows, classes), work, device)
+    ratio = work.itemsize // x.dtype.itemsize
+    narrow = dw is not None and dw.dtype is not work and rows < tokens
+    sum_dw = empty(dw.shape, work, device) if dw is not None and narrow else dw
+    block = _block(classes, work, ROW_BLOCK)
+    for first in range(0, tokens, rows):
+        count = min(rows, tokens - first)
+        xc, logits = _rows_of(x, first, count), _rows_of(memory, 0, count)
+        matmul_into(logits, xc, _turned(weight))
+        grads = Array(memory.storage, (count, classes), (ratio * classes, 1), x.dtype, device, memory.offset * ratio)
+        launch(
+            chunk_kernel, count, _rows_of(losses, first, count), grads, logits, _rows_of(labels, first, count),
+            faults.flag(device), classes, ignore_index, faults.site("linear_cross_entropy", 1, classes),
+            labels.strides[0], ratio * classes, GRADS=with_grads, WORK=TRITON[work.name], BLOCK=block,
+            num_warps=_warps(block),
+        )  # fmt: skip
+        if dx is not None and sum_dw is not None:
+            matmul_into(_rows_of(dx, first, count), grads, weight)
+            matmul_into(sum_dw, _turned(grads), xc, accumulate=first > 0)
+    launch(total_kernel, 1, loss, losses, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(tokens))), num_warps=8)
+    if dw is not None and narrow and sum_dw is not None:
+        elementwise(_same, dw, sum_dw, work=float32)
