@@ -40,6 +40,7 @@ def main() -> None:
     add = registry["add"]
     a, b = x.array, y.array
     out = add(a, b)
+    backend.driver.synchronize()  # the kernel is compiled and the plan ready
     plan = next(iter(backend._plans.values()))
     grad = x.clone().requires_grad_()
     rows = {

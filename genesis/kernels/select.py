@@ -55,10 +55,9 @@ def select_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count,
     m = (true != 0) & (number < count)
     rest = i
     for back in tl.static_range(NDIM):
-        d = NDIM - 1 - back
-        at = rest if d == 0 else rest % shape[d]
-        rest = rest // shape[d]
-        tl.store(p_o + number * by_count + d * by_dim, at.to(tl.int64), mask=m)
+        at = rest if back == NDIM - 1 else rest % shape[NDIM - 1 - back]
+        rest = rest // shape[NDIM - 1 - back]
+        tl.store(p_o + number * by_count + (NDIM - 1 - back) * by_dim, at.to(tl.int64), mask=m)
     if tile == tl.num_programs(0) - 1:
         total = tl.load(p_base + tile) + tl.sum(true, 0)
         report(p_fault, site, total, total != count)

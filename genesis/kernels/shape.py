@@ -53,14 +53,13 @@ def move_kernel(p_o, p_x, value, n, sizes, strides, ends, shifts, PAD: tl.conste
     rest, o = i, i * 0
     inside = m
     for back in tl.static_range(DIMS):
-        d = DIMS - 1 - back
-        c = (rest if d == 0 else rest % sizes[d]) + shifts[d]
-        rest = rest // sizes[d]
+        c = (rest if back == DIMS - 1 else rest % sizes[DIMS - 1 - back]) + shifts[DIMS - 1 - back]
+        rest = rest // sizes[DIMS - 1 - back]
         if PAD:
-            inside = inside & (c >= 0) & (c < ends[d])
+            inside = inside & (c >= 0) & (c < ends[DIMS - 1 - back])
         else:
-            c = tl.where(c >= ends[d], c - ends[d], c)
-        o += c * strides[d]
+            c = tl.where(c >= ends[DIMS - 1 - back], c - ends[DIMS - 1 - back], c)
+        o += c * strides[DIMS - 1 - back]
     x = tl.load(p_x + o, mask=inside)
     if PAD:
         x = tl.where(inside, x, converted(tl.full([T], value, WORK), p_o.dtype.element_ty))

@@ -10,6 +10,7 @@ import numpy as np
 
 from genesis.backend import Device
 from genesis.backend.cuda.driver import driver_for
+from genesis.backend.cuda.faults import check as check_faults
 from genesis.backend.cuda.memory import Block, Pool
 from genesis.backend.cuda.recording import Plan, record, recording
 from genesis.backend.cuda.replay import Call, call_key
@@ -130,6 +131,7 @@ class CudaBackend:
         if values.nbytes:
             self.driver.copy(values.ctypes.data, array.data_ptr(), values.nbytes, self.stream)
             self.driver.synchronize_stream(self.stream)
+            check_faults(self.device)
         return values
 
     def from_numpy(self, values: np.ndarray, array: Array) -> None:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from genesis.array import Array
 from genesis.backend import Device
-from genesis.backend.cuda import CudaStorage, backend_of
 from genesis.dtypes import int64
 from genesis.errors import IndexRangeError, ShapeError
 
@@ -53,12 +52,14 @@ def site(op: str, dim: int | None, size: int, lowest: int = 0) -> int:
 @functools.cache
 def flag(device: Device) -> Array:
     """The word of a device, `[1]` int64 in host memory that its kernels can write."""
+    from genesis.backend.cuda import backend_of
+
     backend = backend_of(device)
     pointer = backend.driver.allocate_pinned(int64.itemsize)
     ctypes.c_int64.from_address(pointer).value = 0
     _words[device] = ctypes.c_int64.from_address(pointer)
     # memory of no pool, so that a plan which is recorded now keeps its address
-    return Array(CudaStorage(backend.pool, None, pointer, int64.itemsize), (1,), (1,), int64, device)
+    return Array(backend.adopt(pointer, int64.itemsize, None), (1,), (1,), int64, device)
 
 
 _words: dict[Device, ctypes.c_int64] = {}
