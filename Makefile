@@ -3,6 +3,7 @@
 VENV ?= .venv
 PEERS_VENV ?= .venv-peers
 WORKERS ?= 2
+GPU_WORKERS ?= 8
 PIP_FLAGS ?=
 
 # The first interpreter on the path that is new enough; `make test PYTHON=python3.12` chooses another.
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit format peers clean
+.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-bench kernels format peers clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +43,17 @@ layers: install-dev ## import-linter alone
 
 unit: install-dev ## the tests alone
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, graphs, training, large tensors
+	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) tests/kernels tests/cuda
+	$(BIN)/python -m pytest --gpu -n 0 -m gpu tests/kernels/test_large.py
+
+gpu-bench: peers ## on a machine with an NVIDIA GPU: every op against torch; writes benchmarks/results
+	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost
+	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
+
+kernels: install-dev ## compile every kernel signature of the suite for sm_80, sm_90 and sm_100; needs no GPU
+	$(BIN)/python -m tests.kernels.ahead --all --jobs $(WORKERS)
 
 format: install-dev ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

@@ -43,10 +43,15 @@ class KeyValueCache:
 
 
 class Rotary:
-    """cos and sin by position, grown as longer sequences come. It has no parameters and may be shared by threads."""
+    """cos and sin by position, grown as longer sequences come. It has no parameters and may be shared by threads.
+
+    On the CPU the rows are looked up in numpy. Positions that stand on a device are not read back: the whole table goes
+    there once.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+        self._placed: dict[tuple[int, genesis.Device], tuple[Tensor, Tensor]] = {}
         empty = np.empty((0, config.head_dim // 2), np.float32)
         self._tables = (empty, empty)  # replaced as a whole, so that no thread sees one table without the other
 
@@ -55,6 +60,23 @@ class Rotary:
         cos, sin = self._for_length(int(positions.max(initial=-1)) + 1)
         cos, sin = cos[positions], sin[positions]
         return genesis.from_numpy(cos).to(device=device), genesis.from_numpy(sin).to(device=device)
+
+    def span(self, begin: int, end: int, device: genesis.Device) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions `begin` … `end` - 1 on a device, `[T, D/2]` float32."""
+        cos, sin = self._on_device(end, device)
+        return cos.narrow(0, begin, end - begin), sin.narrow(0, begin, end - begin)
+
+    def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """cos and sin `[*positions.shape, D/2]` of positions below `end` that stand on a device."""
+        cos, sin = self._on_device(end, positions.device)
+        return F.embedding(positions, cos), F.embedding(positions, sin)
+
+    def _on_device(self, length: int, device: genesis.Device) -> tuple[Tensor, Tensor]:
+        cos, sin = self._for_length(length)
+        key = (len(cos), device)
+        if key not in self._placed:
+            self._placed[key] = genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)
+        return self._placed[key]
 
     def _for_length(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         found = self._tables
@@ -181,23 +203,31 @@ class CausalLM(nn.Module):
         """Final hidden states `[B, T, H]` of tokens `[B, T]`.
 
         Args:
-            position_ids: `[B, T]`; positions that restart at 0 mark document borders, and attention is cut there.
+            position_ids: `[B, T]`; positions that restart at 0 mark document borders, and attention is cut there. On a
+                device they must be below the tokens seen so far, these included.
             cache: keys and values of earlier tokens; extended by this call. Positions continue from it.
         """
-        t = input_ids.shape[1]
-        begin = 0 if cache is None else cache.length
-        starts = None
-        if position_ids is None:
-            positions = np.arange(begin, begin + t)
-        else:
-            positions = position_ids.numpy()
-            starts = genesis.from_numpy(np.arange(begin, begin + t) - positions).to(device=input_ids.device)
-        cos, sin = self._rotary(positions, input_ids.device)
+        t, begin = input_ids.shape[1], 0 if cache is None else cache.length
+        cos, sin, starts = self._positions(begin, begin + t, position_ids, input_ids.device)
         recompute = self.activation_checkpointing and self.training and cache is None
         x = self.model(input_ids, Context(cos, sin, starts, cache), recompute)
         if cache is not None:
             cache.length += t
         return x
+
+    def _positions(
+        self, begin: int, end: int, position_ids: Tensor | None, device: genesis.Device
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """cos and sin of the tokens' positions, and where each token's document starts (None for one document)."""
+        if device.type != "cpu":
+            if position_ids is None:
+                return *self._rotary.span(begin, end, device), None
+            ids = position_ids.to(device=device)
+            return *self._rotary.at(ids, end), genesis.arange(begin, end, device=device) - ids
+        if position_ids is None:
+            return *self._rotary(np.arange(begin, end), device), None
+        positions = position_ids.numpy()
+        return *self._rotary(positions, device), genesis.from_numpy(np.arange(begin, end) - positions)
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor | None = None, cache: KeyValueCache | None = None
@@ -210,7 +240,7 @@ class CausalLM(nn.Module):
         input_ids: Tensor,
         labels: Tensor,
         position_ids: Tensor | None = None,
-        num_targets: int | None = None,
+        num_targets: int | Tensor | None = None,
     ) -> Tensor:
         """Next-token cross entropy: position t predicts `labels[:, t + 1]`; the logits never exist whole.
 
@@ -218,14 +248,14 @@ class CausalLM(nn.Module):
             labels: `[B, T]`, -100 where there is nothing to predict.
             num_targets: what the summed loss is divided by; the number of targets in this batch unless given.
         """
-        targets = np.full(labels.shape, -100, np.int64)
-        targets[:, :-1] = labels.numpy()[:, 1:]
-        count = int((targets != -100).sum()) if num_targets is None else num_targets
+        targets = genesis.full(labels.shape, -100, dtype="int64", device=input_ids.device)
+        targets[:, :-1] = labels[:, 1:]
+        count = (targets != -100).sum() if num_targets is None else num_targets
         x = self.hidden_states(input_ids, position_ids)
         total = F.linear_cross_entropy(
             x.view(-1, x.shape[-1]),
             self.head_weight,
-            genesis.from_numpy(targets.reshape(-1)).to(device=input_ids.device),
+            targets.view(-1),
             reduction="sum",
         )
         return total / count

@@ -147,9 +147,10 @@ def _mul(x, y):
 def _floor_divide(x, y):
     """Towards minus infinity. An integer divided by 0 gives 0: an error would have to wait for the GPU."""
     if x.dtype.is_floating():
-        quotient = maths.divide(x - _remainder(x, y), y)
-        whole = tl.floor(quotient)
-        whole = tl.where(quotient - whole > 0.5, whole + 1, whole)
+        rest = maths.fmod(x, y)
+        quotient = maths.divide(x - rest, y) - ((rest != 0) & ((rest < 0) != (y < 0))).to(x.dtype)
+        whole = maths.floor(quotient)
+        whole = tl.where(quotient - whole > 0.5, whole + 1, whole)  # the quotient was a rounding below
         return tl.where(y == 0, maths.divide(x, y), whole)
     else:
         safe = tl.where(y == 0, 1, y).to(x.dtype)
@@ -229,28 +230,27 @@ def _sign(x):
 
 @triton.jit
 def _rsqrt(x):
-    return maths.divide(x * 0 + 1, maths.root(x))
+    return maths.divide(tl.full(x.shape, 1, x.dtype), maths.root(x))
 
 
 @triton.jit
 def _reciprocal(x):
-    return maths.divide(x * 0 + 1, x)
+    return maths.divide(tl.full(x.shape, 1, x.dtype), x)
 
 
 @triton.jit
 def _sigmoid(x):
-    e = maths.exp(-x)
-    return maths.divide(e * 0 + 1, e + 1)
+    return maths.divide(tl.full(x.shape, 1, x.dtype), maths.exp(-x) + 1)
 
 
 @triton.jit
 def _floor(x):
-    return tl.floor(x) if x.dtype.is_floating() else x
+    return maths.floor(x) if x.dtype.is_floating() else x
 
 
 @triton.jit
 def _ceil(x):
-    return tl.ceil(x) if x.dtype.is_floating() else x
+    return maths.ceil(x) if x.dtype.is_floating() else x
 
 
 @triton.jit

@@ -26,11 +26,13 @@ from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, bfloat16, float32, float64, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
-from genesis.kernels.matmul_tiles import Tile, choose, parts, pieces
+from genesis.kernels.matmul_tiles import Tile, choose, cut, pieces
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
 __all__ = ["matmul_into"]
+
+FLOAT32 = "ieee"  # how float32 is multiplied without tf32
 
 
 # --- What a tile goes through after the sum ---------------------------------------------------------------------------
@@ -82,7 +84,7 @@ def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alph
 @triton.jit
 def out_offsets(i_batch, o_m, o_n, so, WIDE: tl.constexpr):
     if WIDE:
-        i_batch, o_m, o_n = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64)
+        i_batch, o_m, o_n = tl.zeros((1, 1), tl.int64) + i_batch, o_m.to(tl.int64), o_n.to(tl.int64)
     return i_batch * so[0] + o_m[:, None] * so[1] + o_n[None, :] * so[2]
 
 
@@ -115,7 +117,7 @@ def fetched(d_x, i_batch, batches, at0, at1, SPREAD: tl.constexpr, ROWS: tl.cons
 @triton.jit
 def multiplied(d_a, d_b, b_acc, i_batch, batches, o_m, o_n, o_k, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
                A_SPREAD: tl.constexpr, B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-               BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+               MOVED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """acc plus the product of two tiles; a turned operand lies with its k (a) or n (b) outermost."""
     if A_TURNED:
         b_a = fetched(d_a, i_batch, batches, o_k, o_m, A_SPREAD, BK, BM).T
@@ -125,7 +127,7 @@ def multiplied(d_a, d_b, b_acc, i_batch, batches, o_m, o_n, o_k, A_TURNED: tl.co
         b_b = fetched(d_b, i_batch, batches, o_n, o_k, B_SPREAD, BN, BK).T
     else:
         b_b = fetched(d_b, i_batch, batches, o_k, o_n, B_SPREAD, BK, BN)
-    if PRECISION == "tf32" and A_TURNED:
+    if MOVED:
         b_a = in_registers(b_a)
     return tl.dot(converted(b_a, TYPE), converted(b_b, TYPE), b_acc, input_precision=PRECISION)
 
@@ -178,14 +180,15 @@ def stored_in_pieces(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_r
                          EPILOGUE, STORE, BATCHED, WIDE, BM, HALF, PIECES // 2)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m", "n", "k", "whole", "rest", "split", "share"])  # one kernel for all sizes
 def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches, so, whole, rest,
                    split, share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr,
-                   B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr,
-                   STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                   BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
-    """`whole` tiles from first to last k; then, where SPLIT is set, `rest` tiles in `split` parts of `share` steps each,
-    kept in `p_parts`.
+                   B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, MOVED: tl.constexpr,
+                   EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,
+                   PIECES: tl.constexpr):  # fmt: skip
+    """`whole` tiles from first to last k; then, with SPLIT, `rest` tiles in `split` parts of `share` steps each, which
+    go to `p_parts`.
     """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
@@ -196,7 +199,7 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
         b_acc = tl.zeros((BM, BN), tl.float32)
         for i_k in range(steps):
             b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, i_m * BM, i_n * BN, i_k * BK, A_TURNED, B_TURNED,
-                               A_SPREAD, B_SPREAD, TYPE, PRECISION, BM, BN, BK)  # fmt: skip
+                               A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
         i_stored += programs
         i_batch, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP)
         stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
@@ -208,12 +211,12 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
             b_acc = tl.zeros((BM, BN), tl.float32)
             for i_k in range(first, tl.minimum(first + share, steps)):
                 b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, i_m * BM, i_n * BN, i_k * BK, A_TURNED, B_TURNED,
-                                   A_SPREAD, B_SPREAD, TYPE, PRECISION, BM, BN, BK)  # fmt: skip
+                                   A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
             o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
-            tl.store(p_parts + i_part.to(tl.int64) * (BM * BN) + o, b_acc)
+            tl.store(p_parts + i_part * (BM * BN) + o, b_acc)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["whole", "split"])
 def add_parts(p_o, p_parts, p_bias, step, p_residual, alpha, m, n, so, whole, split, EPILOGUE: tl.constexpr,
               WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
               ROWS: tl.constexpr):  # fmt: skip
@@ -221,7 +224,7 @@ def add_parts(p_o, p_parts, p_bias, step, p_residual, alpha, m, n, so, whole, sp
     i_rest, i_rows = tl.program_id(0) // (BM // ROWS), tl.program_id(0) % (BM // ROWS)
     i_batch, i_m, i_n = place(whole + i_rest, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP)
     i_row = i_rows * ROWS + tl.arange(0, ROWS)
-    p_part = p_parts + i_rest.to(tl.int64) * split * (BM * BN) + i_row[:, None] * BN + tl.arange(0, BN)[None, :]
+    p_part = p_parts + i_rest * split * (BM * BN) + i_row[:, None] * BN + tl.arange(0, BN)[None, :]
     b_acc = tl.load(p_part)
     for i_part in range(1, split):
         b_acc += tl.load(p_part + i_part * (BM * BN))
@@ -375,10 +378,24 @@ def _product(out: Array, x: Array, y: Array) -> Product:
     return Product(batch, m, n, k, a, b, Factor(out, bo, row_o, column_o))
 
 
-def _region(f: Factor, batches: Shape, rows: int, columns: int) -> tuple[bool, Shape, Shape, Shape] | None:
-    """How the copy engine sees a factor: whether it is turned (its rows the inner dimension), the region's shape and
-    strides, and for each batch dimension 1 where it moves along; None where it cannot be described.
+class Region(NamedTuple):
+    """A factor as the copy engine sees it: whether it is turned (its rows the inner dimension), the region's shape and
+    strides, and for each batch dimension 1 where the factor moves along, 0 where it repeats.
     """
+
+    turned: bool
+    shape: Shape
+    strides: Shape
+    spread: Shape
+
+    def descriptor(self, array: Array, rows: int, columns: int, tf32: bool = False) -> Descriptor:
+        """Tiles of [rows, columns]."""
+        block = (columns, rows) if self.turned else (rows, columns)
+        return Descriptor(array, self.shape, self.strides, (*(1,) * len(self.spread), *block), tf32)
+
+
+def _region(f: Factor, batches: Shape, rows: int, columns: int) -> Region | None:
+    """The region of a factor, or None where the copy engine cannot address it."""
     spread = tuple(int(stride != 0 and size > 1) for stride, size in zip(f.batch, batches, strict=True))
     if len(spread) > 2:
         return None
@@ -389,12 +406,12 @@ def _region(f: Factor, batches: Shape, rows: int, columns: int) -> tuple[bool, S
         grain = 16 // f.array.dtype.itemsize
         down = down if outer > 1 else -(-inner // grain) * grain  # a single row may have any stride
         shape, strides = (outer, inner), (down, 1)
-        if any(spread) or len(spread) > 1:
+        if any(spread):
             sizes = tuple(size if moves else 1 for size, moves in zip(batches, spread, strict=True))
             steps = tuple(stride if moves else down * outer for stride, moves in zip(f.batch, spread, strict=True))
             shape, strides = (*sizes, *shape), (*steps, *strides)
         if is_describable(f.array, shape, strides):
-            return turned, shape, strides, spread if len(shape) > 2 else ()
+            return Region(turned, shape, strides, spread if any(spread) else ())
     return None
 
 
@@ -448,57 +465,43 @@ def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
     kind = _kind(dtype)
     if properties.capability < (9, 0) or kind not in ("half", "tf32") or p.k == 0:
         return False
-    seen_a, seen_b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
-    if seen_a is None or seen_b is None or max(p.o.array.size, p.matrices) >= 1 << 45:
+    a, b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
+    if a is None or b is None:
         return False
-    layout = "nt"[seen_a[0]] + "nt"[seen_b[0]]
+    layout = "nt"[a.turned] + "nt"[b.turned]
     tile = tile or choose(kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
     if tile.swapped:
         p, finish = p.swapped, finish.swapped
-        seen_a, seen_b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
-        assert seen_a is not None and seen_b is not None
-    _launch_persistent(p, finish, tile, seen_a, seen_b, kind == "tf32", properties.processors)
+        a, b = b._replace(turned=not b.turned), a._replace(turned=not a.turned)
+    _launch_persistent(p, finish, tile, a, b, properties.processors)
     return True
 
 
-def _descriptor(f: Factor, seen: Any, rows: int, columns: int, tf32: bool) -> Descriptor:
-    turned, shape, strides, spread = seen
-    block = (columns, rows) if turned else (rows, columns)
-    return Descriptor(f.array, shape, strides, (*(1,) * len(spread), *block), tf32)
-
-
-def _launch_persistent(
-    p: Product, finish: Finish, t: Tile, seen_a: Any, seen_b: Any, tf32: bool, processors: int
-) -> None:
+def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region, processors: int) -> None:
     """Launch `by_descriptors`, and `add_parts` where tiles are split."""
-    out, dtype = p.o.array, p.a.array.dtype
+    out, dtype, tf32 = p.o.array, p.a.array.dtype, p.a.array.dtype is float32
     tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
-    steps = triton.cdiv(p.k, t.bk)
-    split = min(t.split or parts(tiles, steps, processors), steps)
-    share = triton.cdiv(steps, split)
-    split = triton.cdiv(steps, share)  # no part is empty
-    whole = tiles if split == 1 else tiles // processors * processors
-    rest = tiles - whole
-    cut = pieces(t, out.dtype.itemsize)
-    seen_o = _region(p.o, p.batches, p.m, p.n) if whole else None
-    d_o = None if seen_o is None else _descriptor(p.o, seen_o, t.bm, t.bn // cut, False)
-    partial = empty((max(rest, 1) * split * t.bm * t.bn,), float32, out.device) if split > 1 else None
+    c = cut(tiles, triton.cdiv(p.k, t.bk), processors, t.split)
+    partial = empty((c.rest * c.split * t.bm * t.bn,), float32, out.device) if c.split > 1 else None
+    o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole else None
+    columns = t.bn // pieces(t, out.dtype.itemsize)
     so = (p.o.batch[-1], p.o.row, p.o.column)
-    wide = is_wide((p.matrices, p.m, p.n), so)
+    store = {"EPILOGUE": finish.flags, "WIDE": is_wide((p.matrices, p.m, p.n), so)}
+    size = {"BM": t.bm, "BN": t.bn, "GROUP": t.group}
     launch(
-        by_descriptors, min(processors, whole + rest * split), _descriptor(p.a, seen_a, t.bm, t.bk, tf32),
-        _descriptor(p.b, seen_b, t.bk, t.bn, tf32), d_o, out, partial, *finish.values, p.m, p.n, p.k, p.batches, so, whole, rest, split, share,
-        A_TURNED=seen_a[0], B_TURNED=seen_b[0], A_SPREAD=seen_a[3], B_SPREAD=seen_b[3], TYPE=_dot_type(dtype),
-        PRECISION="tf32" if tf32 else "ieee", EPILOGUE=finish.flags,
-        STORE="pointers" if seen_o is None else ("columns" if seen_o[0] else "rows"), BATCHED=bool(seen_o and seen_o[3]),
-        WIDE=wide, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SPLIT=split > 1, PIECES=cut,
-        num_warps=t.warps, num_stages=t.stages,
+        by_descriptors, min(processors, c.whole + c.rest * c.split), a.descriptor(p.a.array, t.bm, t.bk, tf32),
+        b.descriptor(p.b.array, t.bk, t.bn, tf32), o and o.descriptor(out, t.bm, columns), out, partial,
+        *finish.values, p.m, p.n, p.k, p.batches, so, *c, A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread,
+        B_SPREAD=b.spread, TYPE=_dot_type(dtype), PRECISION="tf32" if tf32 else "ieee",
+        MOVED=tf32 and a.turned and not is_interpreted(), BATCHED=bool(o and o.spread), BK=t.bk, SPLIT=c.split > 1,
+        STORE="pointers" if o is None else ("columns" if o.turned else "rows"), PIECES=t.bn // columns,
+        num_warps=t.warps, num_stages=t.stages, **store, **size,
     )  # fmt: skip
-    if split > 1:
+    if c.split > 1:
         rows = max(1, min(t.bm, 2048 // t.bn))
         launch(
-            add_parts, rest * (t.bm // rows), out, partial, *finish.values, p.m, p.n,
-            so, whole, split, EPILOGUE=finish.flags, WIDE=wide, BM=t.bm, BN=t.bn, GROUP=t.group, ROWS=rows,
+            add_parts, c.rest * (t.bm // rows), out, partial, *finish.values, p.m, p.n, so, c.whole, c.split, ROWS=rows,
+            **store, **size,
         )  # fmt: skip
 
 
@@ -509,22 +512,21 @@ def _launch_pointers(p: Product, finish: Finish, tile: Tile | None) -> None:
     sa, sb, so = (p.a.row, p.a.column), (p.b.row, p.b.column), (p.o.batch[-1], p.o.row, p.o.column)
     launch(
         by_pointers, p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), p.o.array, p.a.array, p.b.array,
-        *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so,
-        DIMS=len(p.batches), TYPE=_dot_type(dtype), WORK=TRITON[work_type(dtype).name],
-        PRECISION="tf32" if dtype is float32 and allow_tf32 else "ieee", EPILOGUE=finish.flags, WIDE=_is_wide(p, so),
+        *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so, DIMS=len(p.batches),
+        TYPE=_dot_type(dtype), WORK=TRITON[work_type(dtype).name],
+        PRECISION="tf32" if dtype is float32 and allow_tf32 else FLOAT32, EPILOGUE=finish.flags, WIDE=_is_wide(p, so),
         EVEN=p.k % t.bk == 0, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 
 
 def _launch_terms(p: Product, finish: Finish) -> None:
     dtype = p.a.array.dtype
-    so = (p.o.batch[-1], p.o.row, p.o.column)
+    sa, sb, so = (p.a.row, p.a.column), (p.b.row, p.b.column), (p.o.batch[-1], p.o.row, p.o.column)
     launch(
         by_terms, p.matrices * triton.cdiv(p.m, 32) * triton.cdiv(p.n, 64), p.o.array, p.a.array, p.b.array,
-        *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch,
-        (p.a.row, p.a.column), (p.b.row, p.b.column), so, DIMS=len(p.batches),
-        WORK=TRITON[dtype.name] if dtype in (float64, int64) else tl.int32, EPILOGUE=finish.flags, WIDE=_is_wide(p, so), BM=32,
-        BN=64,
+        *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so, DIMS=len(p.batches),
+        WORK=TRITON[dtype.name] if dtype in (float64, int64) else tl.int32, EPILOGUE=finish.flags,
+        WIDE=_is_wide(p, so), BM=32, BN=64,
     )  # fmt: skip
 
 

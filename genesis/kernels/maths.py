@@ -1,6 +1,7 @@
 """Functions of one tile that Triton's language lacks or has only in a fast, less exact form.
 
-On a GPU they come from CUDA's libdevice; in Triton's interpreter numpy computes them.
+On a GPU they come from CUDA's libdevice, whose float32 forms take subnormal numbers for 0 under Triton: where that
+shows, the function is computed in float64 or patched. In Triton's interpreter numpy computes them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ __all__ = [
     "cos",
     "divide",
     "erf",
+    "ceil",
     "exp",
     "exp2",
     "expm1",
+    "floor",
     "fmod",
     "log",
     "log1p",
@@ -94,7 +97,7 @@ def tanh(x):
 
 @triton.jit
 def erf(x):
-    return libdevice.erf(x)
+    return tl.where(tl.abs(x) < 1e-30, x * 1.1283791670955126, libdevice.erf(x))
 
 
 @triton.jit
@@ -108,13 +111,23 @@ def trunc(x):
 
 
 @triton.jit
+def floor(x):
+    return tl.where((x < 0) & (x > -1), -1.0, tl.floor(x))
+
+
+@triton.jit
+def ceil(x):
+    return tl.where((x > 0) & (x < 1), 1.0, tl.ceil(x))
+
+
+@triton.jit
 def power(x, p):
-    return libdevice.pow(x, p)
+    return libdevice.pow(x.to(tl.float64), p.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def fmod(x, y):
-    return libdevice.fmod(x, y)
+    return libdevice.fmod(x.to(tl.float64), y.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit

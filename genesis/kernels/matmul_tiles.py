@@ -9,7 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
-__all__ = ["TABLE", "Row", "Tile", "choose", "fitted", "parts", "pieces", "shared_bytes"]
+__all__ = ["TABLE", "Cut", "Row", "Tile", "choose", "cut", "fitted", "parts", "pieces", "shared_bytes"]
 
 
 class Tile(NamedTuple):
@@ -93,7 +93,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
 }
 
 TURNED = 2.0  # what another layout counts, in doublings of a size
-STEP_COST = 6  # steps along k that a part's start, its store and the addition take
+PART_COST = 8  # steps along k that a part's start and store take, and reading it back
+ADD_COST = 4  # steps that the launch of the addition takes
 MOST = 32  # parts; more only move more partial sums
 
 
@@ -135,18 +136,39 @@ def fitted(tile: Tile, item: int, shared: int) -> Tile:
     return tile
 
 
+class Cut(NamedTuple):
+    """How tiles are shared out: `whole` of them go from first to last k, `rest` in `split` parts of `share` steps."""
+
+    whole: int
+    rest: int
+    split: int
+    share: int
+
+
+@functools.lru_cache(4096)
+def cut(tiles: int, steps: int, programs: int, split: int = 0) -> Cut:
+    """Whole rounds over the programs and a rest in parts, none of them empty; `split` 0 takes what `parts` advises."""
+    split = min(split or parts(tiles, steps, programs), steps)
+    share = -(-steps // split)
+    split = -(-steps // share)
+    whole = tiles if split == 1 else tiles // programs * programs
+    if whole == tiles:
+        return Cut(tiles, 0, 1, steps)
+    return Cut(whole, tiles - whole, split, share)
+
+
 def parts(tiles: int, steps: int, programs: int) -> int:
     """Into how many parts along k to split each of the tiles that whole rounds over the programs leave over.
 
-    A part takes its share of the steps along k and STEP_COST more; parts run in rounds, too. 1 where splitting gains
-    less than a tenth of the whole.
+    A round of parts takes its share of the steps along k, and what it costs to keep and add them. 1 where splitting
+    gains less than a twentieth of the whole.
     """
     rounds, rest = divmod(tiles, programs)
     if rest == 0 or steps < 2:
         return 1
-    best, least = 1, float(steps)
+    best, least = 1, steps * (1 - (rounds + 1) / 20)
     for split in range(2, min(MOST, steps) + 1):
-        cost = -(-rest * split // programs) * (-(-steps // split)) + STEP_COST + split / 4
+        cost = -(-rest * split // programs) * (-(-steps // split) + PART_COST) + ADD_COST
         if cost < least:
             best, least = split, cost
-    return best if least < steps - (rounds + 1) * steps / 10 / 2 else 1
+    return best

@@ -1,7 +1,8 @@
 """Twins of the optimizer steps: one launch over all elements, after one that makes the step's few constants.
 
 Learning rate, step count and gradient scale may be numbers or 0-d arrays, which are never read back: a single program
-computes from them, in float64, the constants that all elements share (powers of β, say). Numbers change from step to
+computes from them, in float64, the constants that all elements share (powers of β, say). A gradient scale of NaN leaves
+the step out: nothing is stored. Numbers change from step to
 step and would each leave a plan behind, so plans are kept only where these inputs are arrays.
 
 Norms are added up in float64 from partial sums at fixed cuts, so they do not depend on timing.
@@ -53,6 +54,20 @@ def put(p_c, AT: tl.constexpr, value):
 
 
 @triton.jit
+def note(p_c, scale, IS_NUMBER: tl.constexpr):
+    """The gradient scale in float64; it is noted whether it is a number, as otherwise the step is left out."""
+    c = scalar(scale, IS_NUMBER)
+    put(p_c, 9, (c == c).to(tl.float64))
+    return c
+
+
+@triton.jit
+def wanted(m, p_c):
+    """The mask of a store of a step, which holds nothing where the step is left out."""
+    return m & (tl.load(p_c + 9) != 0)
+
+
+@triton.jit
 def exact(x):
     """A number argument in float64."""
     return tl.full((), x, tl.float64)
@@ -62,13 +77,13 @@ def exact(x):
 def sgd_constants(p_c, lr, step, scale, decay, NUMBERS: tl.constexpr):
     rate = scalar(lr, NUMBERS & 1)
     put(p_c, 0, 1 - rate * decay)
-    put(p_c, 1, rate * scalar(scale, NUMBERS & 4))
+    put(p_c, 1, rate * note(p_c, scale, NUMBERS & 4))
 
 
 @triton.jit
 def momentum_constants(p_c, lr, step, scale, momentum, dampening, decay, NUMBERS: tl.constexpr):
     put(p_c, 0, scalar(lr, NUMBERS & 1))
-    put(p_c, 1, scalar(scale, NUMBERS & 4))
+    put(p_c, 1, note(p_c, scale, NUMBERS & 4))
     put(p_c, 2, exact(momentum))
     put(p_c, 3, 1 - exact(dampening))
     put(p_c, 4, exact(decay))
@@ -77,7 +92,7 @@ def momentum_constants(p_c, lr, step, scale, momentum, dampening, decay, NUMBERS
 
 @triton.jit
 def adam_constants(p_c, lr, step, scale, beta1, beta2, eps, decay, L2: tl.constexpr, NUMBERS: tl.constexpr):
-    rate, count, c = scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2), scalar(scale, NUMBERS & 4)
+    rate, count, c = scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2), note(p_c, scale, NUMBERS & 4)
     b1, b2 = exact(beta1), exact(beta2)
     root = maths.root(1 - maths.power(b2, count))
     pre = c * 0 + 1 if L2 else c  # with L2 the gradient is scaled when the decay is added
@@ -94,7 +109,7 @@ def adam_constants(p_c, lr, step, scale, beta1, beta2, eps, decay, L2: tl.conste
 
 @triton.jit
 def lion_constants(p_c, lr, step, scale, beta1, beta2, decay, NUMBERS: tl.constexpr):
-    rate, c = scalar(lr, NUMBERS & 1), scalar(scale, NUMBERS & 4)
+    rate, c = scalar(lr, NUMBERS & 1), note(p_c, scale, NUMBERS & 4)
     b1, b2 = exact(beta1), exact(beta2)
     put(p_c, 0, b1)
     put(p_c, 1, b2)
@@ -108,7 +123,7 @@ def lion_constants(p_c, lr, step, scale, beta1, beta2, decay, NUMBERS: tl.conste
 def adafactor_constants(p_c, lr, step, scale, power, decay, NUMBERS: tl.constexpr):
     rate, count = scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2)
     limit = 1 / maths.root(count)
-    put(p_c, 0, scalar(scale, NUMBERS & 4))
+    put(p_c, 0, note(p_c, scale, NUMBERS & 4))
     put(p_c, 1, maths.power(count, exact(power)))
     put(p_c, 2, 1 - rate * decay)
     put(p_c, 3, tl.where(limit < rate, limit, rate))
@@ -117,7 +132,7 @@ def adafactor_constants(p_c, lr, step, scale, power, decay, NUMBERS: tl.constexp
 @triton.jit
 def muon_constants(p_c, lr, step, scale, momentum, decay, ratio, NUMBERS: tl.constexpr):
     rate = scalar(lr, NUMBERS & 1)
-    put(p_c, 0, (1 - exact(momentum)) * scalar(scale, NUMBERS & 4))
+    put(p_c, 0, (1 - exact(momentum)) * note(p_c, scale, NUMBERS & 4))
     put(p_c, 1, exact(momentum))
     put(p_c, 2, 1 - rate * decay)
     put(p_c, 3, rate * ratio)
@@ -132,7 +147,7 @@ def _constants(
         dtype: what they are rounded to, once.
         rest: the kernel's own numbers.
     """
-    made = empty((9,), dtype, like.device)
+    made = empty((10,), dtype, like.device)  # the last says whether the step is made
     given = (lr, step, scale)
     numbers = sum(1 << i for i, x in enumerate(given) if not isinstance(x, Array))
     if numbers:
@@ -154,6 +169,7 @@ def tile(p_x, o, m, WORK: tl.constexpr):
 def sgd(p_p, p_g, p_c, n, sizes, sp, sg, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
         BLOCK: tl.constexpr):  # fmt: skip
     i, m = positions(n, BLOCK, WIDE)
+    m = wanted(m, p_c)
     o_p = offsets(i, sizes, sp, DIMS)
     keep, take = tl.load(p_c), tl.load(p_c + 1)
     p = tl.load(p_p + o_p, mask=m)
@@ -165,6 +181,7 @@ def sgd(p_p, p_g, p_c, n, sizes, sp, sg, WORK: tl.constexpr, DIMS: tl.constexpr,
 def sgd_momentum(p_p, p_g, p_b, p_c, n, sizes, sp, sg, sb, NESTEROV: tl.constexpr, WORK: tl.constexpr,
                  DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i, m = positions(n, BLOCK, WIDE)
+    m = wanted(m, p_c)
     o_p, o_b = offsets(i, sizes, sp, DIMS), offsets(i, sizes, sb, DIMS)
     rate, scale, mu, damp, decay = (
         tl.load(p_c), tl.load(p_c + 1), tl.load(p_c + 2), tl.load(p_c + 3), tl.load(p_c + 4),
@@ -181,6 +198,7 @@ def sgd_momentum(p_p, p_g, p_b, p_c, n, sizes, sp, sg, sb, NESTEROV: tl.constexp
 def adam(p_p, p_g, p_m, p_v, p_c, n, sizes, sp, sg, sm, sv, L2: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr,
          WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i, mask = positions(n, BLOCK, WIDE)
+    mask = wanted(mask, p_c)
     o_p, o_m, o_v = offsets(i, sizes, sp, DIMS), offsets(i, sizes, sm, DIMS), offsets(i, sizes, sv, DIMS)
     b1, b2, k1, k2 = tl.load(p_c), tl.load(p_c + 1), tl.load(p_c + 2), tl.load(p_c + 3)
     small, alpha, keep = tl.load(p_c + 4), tl.load(p_c + 5), tl.load(p_c + 6)
@@ -202,6 +220,7 @@ def adam(p_p, p_g, p_m, p_v, p_c, n, sizes, sp, sg, sm, sv, L2: tl.constexpr, WO
 def lion(p_p, p_g, p_m, p_c, n, sizes, sp, sg, sm, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
          BLOCK: tl.constexpr):  # fmt: skip
     i, mask = positions(n, BLOCK, WIDE)
+    mask = wanted(mask, p_c)
     o_p, o_m = offsets(i, sizes, sp, DIMS), offsets(i, sizes, sm, DIMS)
     b1, b2, k1, k2 = tl.load(p_c), tl.load(p_c + 1), tl.load(p_c + 2), tl.load(p_c + 3)
     rate, keep = tl.load(p_c + 4), tl.load(p_c + 5)
@@ -373,7 +392,7 @@ def matrix_stats(p_p, p_g, p_row, p_columns, p_squares, p_c, rows, columns, tile
     p_r = p_row + offsets(i_batch, sizes, br, DIMS) + i_row.to(tl.int64) * sr
     old = tl.load(p_r, mask=i_row < rows).to(tl.float64)
     new = (1 - weight) * old + weight * (of_rows.to(tl.float64) / columns)
-    tl.store(p_r, converted(new, WORK), mask=i_row < rows)
+    tl.store(p_r, converted(new, WORK), mask=wanted(i_row < rows, p_c))
 
 
 @triton.jit
@@ -396,7 +415,7 @@ def column_stats(p_col, p_factor, p_row, p_columns, p_c, rows, columns, tiles, s
         sums += tl.load(p_columns + (i_batch * tiles + t) * columns + i_column, mask=m, other=0).to(tl.float64)
     p_q = p_col + offsets(i_batch, sizes, bc, DIMS) + i_column.to(tl.int64) * sc
     new = (1 - weight) * tl.load(p_q, mask=m).to(tl.float64) + weight * (sums / rows)
-    tl.store(p_q, converted(new, WORK), mask=m)
+    tl.store(p_q, converted(new, WORK), mask=wanted(m, p_c))
     tl.store(p_factor + i_batch * columns + i_column, converted(new / mean, WORK), mask=m)
 
 
@@ -429,7 +448,7 @@ def matrix_update(p_p, p_g, p_row, p_factor, p_squares, p_c, rows, columns, tile
         else:
             o = o_p + r * sp[0] + c * sp[1]
             p = tl.load(p_p + o, mask=m)
-            tl.store(p_p + o, p * keep - u * tl.load(p_squares).to(WORK), mask=m)
+            tl.store(p_p + o, p * keep - u * tl.load(p_squares).to(WORK), mask=wanted(m, p_c))
     if MEASURE:
         tl.store(p_squares + tl.program_id(0), total)
 
@@ -445,7 +464,7 @@ def vector_stats(p_p, p_g, p_v, p_squares, p_measured, p_c, n, sizes, sp, sg, sv
     weight = tl.load(p_c + 1)
     v = tl.load(p_v + o_v, mask=m, other=1)
     v = v * (1 - weight).to(WORK) + g * g * weight.to(WORK)
-    tl.store(p_v + o_v, v, mask=m)
+    tl.store(p_v + o_v, v, mask=wanted(m, p_c))
     u = relative(g, v, tiny)
     tl.store(p_squares + tl.program_id(0), tl.sum((p * p).to(tl.float64), 0))
     tl.store(p_measured + tl.program_id(0), tl.sum((u * u).to(tl.float64), 0))
@@ -459,7 +478,8 @@ def vector_update(p_p, p_g, p_v, p_size, p_c, n, sizes, sp, sg, sv, tiny, WORK: 
     g = converted(tl.load(p_g + offsets(i, sizes, sg, DIMS), mask=m, other=0), WORK) * tl.load(p_c).to(WORK)
     u = relative(g, tl.load(p_v + offsets(i, sizes, sv, DIMS), mask=m, other=1), tiny)
     p = tl.load(p_p + o_p, mask=m)
-    tl.store(p_p + o_p, p * tl.load(p_c + 2).to(WORK) - u * tl.load(p_size).to(WORK), mask=m)
+    new = p * tl.load(p_c + 2).to(WORK) - u * tl.load(p_size).to(WORK)
+    tl.store(p_p + o_p, new, mask=wanted(m, p_c))
 
 
 @triton.jit
@@ -597,7 +617,7 @@ def muon_direction(p_o, p_g, p_b, p_c, n, sizes, so, sg, sb, NESTEROV: tl.conste
     take, mu = tl.load(p_c), tl.load(p_c + 1)
     step = tile(p_g, offsets(i, sizes, sg, DIMS), m, WORK) * take
     b = tl.load(p_b + o_b, mask=m) * mu + step
-    tl.store(p_b + o_b, b, mask=m)
+    tl.store(p_b + o_b, b, mask=wanted(m, p_c))
     tl.store(p_o + offsets(i, sizes, so, DIMS), step + b * mu if NESTEROV else b, mask=m)
 
 
@@ -607,7 +627,7 @@ def muon_update(p_p, p_u, p_c, n, sizes, sp, su, WORK: tl.constexpr, DIMS: tl.co
     i, m = positions(n, BLOCK, WIDE)
     o_p = offsets(i, sizes, sp, DIMS)
     p, u = tl.load(p_p + o_p, mask=m), tl.load(p_u + offsets(i, sizes, su, DIMS), mask=m)
-    tl.store(p_p + o_p, p * tl.load(p_c + 2) - u * tl.load(p_c + 3), mask=m)
+    tl.store(p_p + o_p, p * tl.load(p_c + 2) - u * tl.load(p_c + 3), mask=wanted(m, p_c))
 
 
 def _turned(x: Array) -> Array:

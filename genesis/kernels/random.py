@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import triton
 import triton.language as tl
@@ -21,10 +20,11 @@ from triton.language.extra import libdevice
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.backend.cuda.launch import launch, recording
+from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.recording import recording
 from genesis.backend.cuda.signature import Double
 from genesis.backend.cuda.twins import twin
-from genesis.dtypes import DType, float64, int32, int64
+from genesis.dtypes import DType, float64, int64
 from genesis.kernels import maths
 from genesis.kernels.elementwise import elementwise
 from genesis.kernels.indices import collapse, is_wide, offsets

@@ -54,8 +54,8 @@ if is_interpreted():  # which would call MERGE for every element
 
         distance = 1
         while distance < len(values):
-            merged = MERGE(tile(values[:-distance]), tile(values[distance:])).handle.data
-            values = np.concatenate([values[:distance], merged])
+            merged = MERGE(tile(np.roll(values, distance, 0)), tile(values)).handle.data
+            values = np.concatenate([values[:distance], merged[distance:]])
             distance *= 2
         return tile(np.moveaxis(values[::-1] if reverse else values, 0, axis))
 

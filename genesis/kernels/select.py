@@ -51,15 +51,17 @@ def select_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count,
     tile = tl.program_id(0)
     i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
     true = truths(p_x, i, n, sizes, strides, DIMS)
-    number = tl.load(p_base + tile) + tl.cumsum(true, 0) - 1
-    m = (true != 0) & (number < count)
+    base = tl.load(p_base + tile)
+    number = tl.cumsum(true, 0) - 1  # inside the tile: short offsets from one long one
+    m = (true != 0) & (number < tl.minimum(count - base, T).to(tl.int32))
+    p_o += base * by_count
     rest = i
     for back in tl.static_range(NDIM):
         at = rest if back == NDIM - 1 else rest % shape[NDIM - 1 - back]
         rest = rest // shape[NDIM - 1 - back]
-        tl.store(p_o + number * by_count + (NDIM - 1 - back) * by_dim, at.to(tl.int64), mask=m)
+        tl.store(p_o + (NDIM - 1 - back) * by_dim + number * by_count, at.to(tl.int64), mask=m)
     if tile == tl.num_programs(0) - 1:
-        total = tl.load(p_base + tile) + tl.sum(true, 0)
+        total = base + tl.sum(true, 0)
         report(p_fault, site, total, total != count)
 
 
@@ -120,5 +122,5 @@ def true_positions(op: str, out: Array, x: Array, count: int, by_count: int, by_
     launch(
         select_kernel, found.size, out, found, x, faults.flag(x.device), x.size, sizes, strides, count, by_count,
         by_dim, shape, faults.site(op, None, count), DIMS=len(sizes), NDIM=len(shape),
-        WIDE=is_wide(sizes, strides), T=TILE, num_warps=8,
+        WIDE=is_wide(sizes, strides), T=TILE, num_warps=16,
     )  # fmt: skip

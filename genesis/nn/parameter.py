@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from genesis.array import Array, from_numpy
+from genesis.array import Array
 from genesis.errors import DTypeError
+from genesis.op import registry
 from genesis.tensor import Tensor
 
 __all__ = ["Parameter", "replace_array"]
@@ -32,7 +33,7 @@ class Parameter(Tensor):
         return f"Parameter containing:\n{super().__repr__()}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        copied = Parameter(Tensor(from_numpy(self.array.numpy(), share=False)), self._requires_grad)
+        copied = Parameter(Tensor(registry["copy"](self.array)), self._requires_grad)
         memo[id(self)] = copied
         return copied
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from genesis.array import Array, from_numpy
 from genesis.errors import ModelError, escape
+from genesis.functions.transfer import moved
 from genesis.op import registry
 from genesis.tensor import Tensor
 
@@ -77,7 +78,7 @@ def load_state(owner: str, targets: Mapping[str, Tensor], given: Mapping[str, An
             )
     for name, tensor in targets.items():
         if name in arrays:
-            registry["cast"](arrays[name], dtype=tensor.array.dtype, out=tensor.array)
+            registry["cast"](moved(arrays[name], tensor.device), dtype=tensor.array.dtype, out=tensor.array)
     return LoadResult(missing, unexpected)
 
 

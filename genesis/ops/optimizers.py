@@ -76,6 +76,11 @@ def _flops(per_element: int) -> Callable[..., int]:
     return lambda inputs, outputs, attrs: per_element * inputs[0].size
 
 
+def _is_left_out(grad_scale: Scalar) -> bool:
+    """Whether the step is not to be made."""
+    return math.isnan(float(grad_scale))
+
+
 def _constants(dtype: np.dtype, *values: float) -> list[np.ndarray]:
     """0-d arrays: numpy takes them faster than scalars, which it would convert at every call."""
     return [np.array(v, dtype) for v in values]
@@ -117,6 +122,8 @@ def sgd_step(
     out: tuple[()], param: np.ndarray, grad: np.ndarray, lr: Scalar, grad_scale: Scalar, *, weight_decay: float
 ) -> None:
     """p -= lr·(c·g + wd·p), c the `grad_scale`."""
+    if _is_left_out(grad_scale):
+        return
     rate = float(lr)
     keep, take = _constants(param.dtype, 1 - rate * weight_decay, rate * float(grad_scale))
 
@@ -148,6 +155,8 @@ def sgd_momentum_step(
 
     Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013), in torch's form.
     """
+    if _is_left_out(grad_scale):
+        return
     first = float(step) <= 1
     scale, decay, mu, damp, rate = _constants(
         param.dtype, float(grad_scale), weight_decay, momentum, 1 - dampening, float(lr)
@@ -201,6 +210,8 @@ def adamw_step(
     Args:
         step: counts from 1.
     """
+    if _is_left_out(grad_scale):
+        return
     rate, count, c = float(lr), float(step), float(grad_scale)
     root = math.sqrt(1 - beta2**count)
     l2 = bool(weight_decay) and not decoupled
@@ -246,6 +257,8 @@ def lion_step(
     weight_decay: float,
 ) -> None:
     """p = (1 - lr·wd)·p - lr·sign(β1·m + (1-β1)·c·g), then m = β2·m + (1-β2)·c·g (Chen et al., 2023, algorithm 2)."""
+    if _is_left_out(grad_scale):
+        return
     rate, c = float(lr), float(grad_scale)
     huge = float(np.finfo(param.dtype).max) ** 0.8
     b1, b2, k1, k2, high, low, keep, up = _constants(
@@ -362,7 +375,7 @@ def adafactor_step(
         col_var: `[..., 1, columns]`.
         eps1: None means the step of the dtype at 1.
     """
-    if param.size == 0:
+    if param.size == 0 or _is_left_out(grad_scale):
         return
     g = _scaled(grad, grad_scale, param.dtype)
     square = np.square(g)
@@ -392,7 +405,7 @@ def adafactor_vector_step(
     weight_decay: float,
 ) -> None:
     """Adafactor for vectors and numbers: the second moment is kept whole. See `adafactor_step`."""
-    if param.size == 0:
+    if param.size == 0 or _is_left_out(grad_scale):
         return
     g = _scaled(grad, grad_scale, param.dtype)
     _move(variance, np.square(g), float(step) ** beta2_decay)
@@ -482,7 +495,7 @@ def muon_step(
 
     See `newton_schulz`; `lr_ratio` makes up for the shape of the matrix.
     """
-    if param.size == 0:
+    if param.size == 0 or _is_left_out(grad_scale):
         return
     kind, rate = param.dtype.type, float(lr)
     step = np.multiply(grad, kind((1 - momentum) * float(grad_scale)), dtype=param.dtype)

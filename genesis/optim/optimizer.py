@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from genesis.array import Array, empty, from_numpy
 from genesis.autograd import enable_grad, no_grad
+from genesis.backend import CPU, Device
 from genesis.dtypes import DType, bfloat16, float32, float64
 from genesis.errors import ConfigError, GradientError, ModelError
+from genesis.functions.transfer import moved
 from genesis.op import registry
 from genesis.ops.optimizers import rounding_counters, stochastic_round, total_norm
 from genesis.optim.flat import FlatBuffers
@@ -41,7 +43,7 @@ class Unit:
         param: float32 or float64, updated in place: the parameter, its master, or a widened copy.
         grad: of the parameter's own dtype.
         state: tensors by name, updated in place.
-        step: counts from 1.
+        step: counts from 1; a 0-d array in a fused update on a device.
         target: the 2-byte parameter that is written afterwards, if there is one.
         noise: counter from which the rounding to `target` is random; None rounds to nearest.
     """
@@ -49,7 +51,7 @@ class Unit:
     param: Tensor
     grad: Tensor
     state: dict[str, Tensor]
-    step: int
+    step: Any
     target: Tensor | None = None
     noise: int | None = None
 
@@ -101,6 +103,7 @@ class Optimizer:
         self.state: dict[Tensor, dict[str, Any]] = {}
         self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
         self._places: dict[Tensor, tuple[FlatBuffers, int]] = {}
+        self._scalars: dict[tuple[str, Device], tuple[float, Array]] = {}
         self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a step
         self._counters_per_step = 0
         groups = list(params)
@@ -210,7 +213,8 @@ class Optimizer:
 
         Args:
             closure: computes the loss (and its gradients) anew; its result is returned.
-            grad_scale: gradients are multiplied by it on the fly: a clip scale, the inverse of a loss scale.
+            grad_scale: gradients are multiplied by it on the fly: a clip scale, the inverse of a loss scale. Where it
+                is NaN no parameter and no state changes, and nothing waits to find that out.
         """
         loss = None
         if closure is not None:
@@ -227,9 +231,16 @@ class Optimizer:
         if self.implementation == "plain":
             grad = unit.grad if unit.grad.dtype is unit.param.dtype else unit.grad.to(unit.param.dtype)
             factor = Tensor(scale) if isinstance(scale, Array) else scale
+            if math.isnan(float(factor)):
+                return
             self.plain_update(unit, group, grad if isinstance(factor, float) and factor == 1 else grad * factor)
-        else:
+        elif unit.param.device == CPU:
             self.fused_update(unit, group, scale)
+        else:  # numbers would make every step a new recording of its launches
+            place = unit.param.device
+            ready = replace(unit, step=self._on_device("step", unit.step, place))
+            rate = self._on_device("lr", group["lr"], place)
+            self.fused_update(ready, {**group, "lr": rate}, self._on_device("scale", scale, place))
         if unit.target is None:
             return
         out = unit.target.array
@@ -237,6 +248,16 @@ class Optimizer:
             registry["cast"](unit.param.array, dtype=out.dtype, out=out)
         else:
             stochastic_round(unit.param.array, dtype=out.dtype, seed=self.seed, offset=unit.noise, out=out)
+
+    def _on_device(self, name: str, value: Any, device: Device) -> Array:
+        """A number as a 0-d array of the device; copied again only when it has changed."""
+        if isinstance(value, (Array, Tensor)):
+            return value.array if isinstance(value, Tensor) else value
+        known = self._scalars.get((name, device))
+        if known is None or known[0] != value:
+            known = value, moved(from_numpy(np.array(value, np.float64)), device)
+            self._scalars[name, device] = known
+        return known[1]
 
     def _units(self, index: int, group: dict[str, Any]) -> Iterator[Unit]:
         flats = self._flats[index]
@@ -339,7 +360,7 @@ class Optimizer:
             state["step"] = int(saved[number]["step"])
             for name, tensor in state.items():
                 if name != "step":
-                    registry["copy"](_as_array(saved[number][name]), out=tensor.array)
+                    registry["copy"](moved(_as_array(saved[number][name]), tensor.device), out=tensor.array)
 
     def _match_groups(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, Tensor, int]]:
         """(number in the saved state, parameter, number of its group) for every parameter."""

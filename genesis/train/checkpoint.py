@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from genesis import random
+from genesis.backend import backend_for
 from genesis.backend.cpu import threads
 from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, ModelError, escape
 from genesis.io.files import (
@@ -31,6 +32,7 @@ from genesis.io.files import (
 from genesis.io.hf import WeightFolder, read_json
 from genesis.io.paths import safe_join
 from genesis.io.safetensors import SafeTensors, write_tensors
+from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, restore_optimizer
 from genesis.train.state import Interval, TrainState
 
@@ -150,7 +152,7 @@ class Checkpoints:
         counters = read_json(safe_join(folder, TRAINER))
         with WeightFolder(folder) as weights:
             for name, parameter in state.model.named_parameters():
-                _copy_into(parameter.detach().numpy(), weights.read(name), name, folder)
+                _copy_into(parameter, weights.read(name), name, folder)
         with SafeTensors(safe_join(folder, OPTIMIZER)) as file:
             arrays = {name: file.read(name) for name in file.names}
         try:
@@ -175,10 +177,10 @@ def _is_committed(folder: Path) -> bool:
     return True
 
 
-def _copy_into(target: np.ndarray, source: np.ndarray, name: str, folder: Path) -> None:
-    if target.shape != source.shape or target.dtype != source.dtype:
+def _copy_into(target: Tensor, source: np.ndarray, name: str, folder: Path) -> None:
+    if target.shape != source.shape or target.dtype.numpy != source.dtype:
         raise ModelError(
             f"{escape(name)} is {source.dtype} {source.shape}, the model's is {target.dtype} {target.shape}",
             where=escape(folder),
         )
-    target[...] = source
+    backend_for(target.device).from_numpy(source, target.array)

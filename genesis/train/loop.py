@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from genesis.backend import Device
-from genesis.backend.cpu import pool
+from genesis.backend import CPU, Device
 from genesis.data.loader import Batch, PackedLoader
 from genesis.data.pipeline import HeldOut
 from genesis.errors import InterruptedRun, escape
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation, evaluate
+from genesis.train.memory import peak_memory
 from genesis.train.metrics import MetricsWriter, read_metrics
 from genesis.train.progress import Progress
 from genesis.train.signals import Interrupts
@@ -22,7 +24,12 @@ from genesis.train.state import Interval, TrainState
 from genesis.train.step import StepResult, take_step
 from genesis.train.throughput import Throughput
 
+if TYPE_CHECKING:
+    from genesis.train.device_steps import DeviceSteps, Reading
+
 __all__ = ["Summary", "Training", "total_steps"]
+
+Row = dict[str, float | None]
 
 
 def total_steps(config: Config, loader: PackedLoader) -> int:
@@ -76,6 +83,16 @@ class Training:
     state_hash: str = ""
     metrics: MetricsWriter = field(init=False)
     resumed_at: int | None = None
+    _grad_norm: float = math.nan  # of the last step that was counted
+    _rows: deque[tuple[int, Row, Reading]] = field(default_factory=deque)  # that wait for a device's figures
+    _on_device: DeviceSteps | None = None
+
+    def __post_init__(self) -> None:
+        if self.device != CPU:
+            from genesis.train.device_steps import DeviceSteps
+
+            limit, every = self.config.train.max_grad_norm, self.config.log.every
+            self._on_device = DeviceSteps(self.state, self.device, limit, every)
 
     def continue_at(self, step: int) -> None:
         """The state was set to the checkpoint of `step`."""
@@ -93,7 +110,8 @@ class Training:
             self._recall_evaluation()
             self._settle()  # a resumed run may owe an evaluation that a signal cut short
             while self.state.step < self.steps:
-                self._report(self._step(self._batches()))
+                self._step(self._batches())
+                self._report()
                 self._settle()
         if not self.state_hash:  # the run was complete already
             self.state_hash = self.state.hash()
@@ -117,46 +135,85 @@ class Training:
     def _batches(self) -> list[Batch]:
         return [next(self.state.loader) for _ in range(self.config.train.accumulation_steps)]
 
-    def _step(self, batches: Sequence[Batch]) -> StepResult:
+    def _step(self, batches: Sequence[Batch]) -> None:
         state, train = self.state, self.config.train
+        lr = self.lr_at(state.step)
+        if self._on_device is not None:
+            self._on_device.take(batches, lr)
+            return
         begun = time.perf_counter()
-        result = take_step(state, batches, self.lr_at(state.step), train.max_grad_norm, self.device)
-        self.throughput.add(result.tokens, time.perf_counter() - begun)
-        state.interval.loss_sum += result.loss_sum
-        state.interval.targets += result.targets
-        return result
+        result = take_step(state, batches, lr, train.max_grad_norm, self.device)
+        self._count(replace(result, seconds=time.perf_counter() - begun))
+
+    def _count(self, result: StepResult) -> None:
+        """Add a step's figures to those of the next row."""
+        if result.seconds is not None:
+            self.throughput.add(result.tokens, result.seconds)
+        self.state.interval.loss_sum += result.loss_sum
+        self.state.interval.targets += result.targets
+        self._grad_norm = result.grad_norm
 
     def _settle(self) -> None:
         """What is due between two steps: evaluate, save, and stop if a signal came."""
         step, last = self.state.step, self.state.step == self.steps
-        if step and self.state.evaluated_at != step and (last or _due(step, self.config.eval.every)):
+        evaluates = step and self.state.evaluated_at != step and (last or _due(step, self.config.eval.every))
+        saves = step and self.saved_at != step and (last or _due(step, self.config.checkpoint.every))
+        if evaluates or saves or self.interrupts.received is not None:
+            self._catch_up()
+        if evaluates:
             self._evaluate()
-        if step and self.saved_at != step and (last or _due(step, self.config.checkpoint.every)):
+        if saves:
             self._save()
         if self.interrupts.received is not None:
             self._stop(self.interrupts.received)
 
-    def _report(self, result: StepResult) -> None:
-        """Every `log.every` steps, and at the last one, a row of metrics."""
+    def _report(self) -> None:
+        """Every `log.every` steps, and at the last one, a row of metrics; of a device's steps one interval late."""
         state = self.state
         if state.step % self.config.log.every and state.step != self.steps:
             self.progress.update(state.step)
             return
-        self.last_loss = state.interval.loss
-        row: dict[str, float | None] = {
-            "train/loss": state.interval.loss,
+        row: Row = {
             "train/learning_rate": self.lr_at(state.step - 1),
-            "train/grad_norm": result.grad_norm,
             "train/epoch": state.loader.epochs_done,
             "train/num_tokens": state.num_tokens,
-            **self.throughput.interval(),
-            "perf/mfu": None,  # the peak of a CPU is not known
-            "memory/max_allocated": pool.max_allocated,
-            "memory/max_reserved": pool.max_allocated + pool.cached,
         }
-        self.metrics.write(state.step, row)
-        self.progress.update(state.step, row)
-        state.interval = Interval()
+        if self._on_device is None:
+            self._write(state.step, row)
+            return
+        self._rows.append((state.step, row, self._on_device.reading()))
+        self._read_rows(keep=1)
+
+    def _read_rows(self, keep: int) -> None:
+        """Write the rows whose figures were asked for, but for the last `keep`."""
+        while len(self._rows) > keep:
+            step, row, reading = self._rows.popleft()
+            for result in reading.results():
+                self._count(result)
+            self._write(step, row)
+
+    def _catch_up(self) -> None:
+        """Wait for the figures of all steps: what is evaluated or saved is known to be sound."""
+        if self._on_device is not None:
+            self._read_rows(keep=0)
+            for result in self._on_device.reading().results():
+                self._count(result)
+
+    def _write(self, step: int, row: Row) -> None:
+        self.last_loss = self.state.interval.loss
+        allocated, reserved = peak_memory(self.device)
+        full: Row = {
+            "train/loss": self.state.interval.loss,
+            "train/grad_norm": self._grad_norm,
+            **row,
+            **self.throughput.interval(),
+            "perf/mfu": None,  # the peak of the device is not known
+            "memory/max_allocated": allocated,
+            "memory/max_reserved": reserved,
+        }
+        self.metrics.write(step, full)
+        self.progress.update(step, full)
+        self.state.interval = Interval()
 
     def _evaluate(self) -> None:
         state, config = self.state, self.config

@@ -23,7 +23,11 @@ class LanguageModel(Protocol):
     training: bool
 
     def loss(
-        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None, num_targets: int | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        num_targets: int | Tensor | None = None,
     ) -> Tensor: ...
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...

@@ -1,7 +1,7 @@
 """One optimizer step: micro-batches forward and backward, the gradient norm, clipping, the update.
 
-It waits only for what the CPU path has at hand anyway: the loss and the norm, which are checked before any weight
-changes.
+It waits for the loss and the norm, which are checked before any weight changes. That costs nothing on the CPU; steps on
+a GPU are those of `device_steps.py`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from genesis.errors import NumericError, escape
 from genesis.train.shards import accumulate_gradients
 from genesis.train.state import TrainState
 
-__all__ = ["StepResult", "take_step"]
+__all__ = ["StepResult", "not_finite", "take_step"]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Figures of a step: the loss summed over its targets, their number, tokens, the gradient norm before clipping."""
+    """Figures of a step: the loss summed over its targets, their number, tokens, the gradient norm before clipping.
+
+    `seconds` is set where the device measured it.
+    """
 
     loss_sum: float
     targets: int
     tokens: int
     grad_norm: float
+    seconds: float | None = None
 
 
 def take_step(
@@ -46,7 +50,7 @@ def take_step(
         losses.append(accumulate_gradients(state.model, batch, targets, device))
     norm = state.optimizer.grad_norm().item()
     if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
-        raise _not_finite(state, batches, losses)
+        raise not_finite(state, batches, losses, "the gradient norm overflows")
     for group in state.optimizer.param_groups:
         group["lr"] = lr
     # torch's clip coefficient; the update multiplies by it on the fly, so clipping costs no pass over the gradients
@@ -58,8 +62,8 @@ def take_step(
     return StepResult(math.fsum(losses) * targets, targets, tokens, norm)
 
 
-def _not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[float]) -> NumericError:
-    """Which tensor went bad first, and on which samples."""
+def not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[float], otherwise: str) -> NumericError:
+    """Which tensor went bad first, and on which samples; `otherwise` where all of them are finite."""
     bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if bad is not None:
         culprit, batches = f"the loss of micro-batch {bad} is {losses[bad]}", [batches[bad]]
@@ -69,7 +73,7 @@ def _not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[fl
                 culprit = f"the gradient of {escape(name)} is not finite"
                 break
         else:
-            culprit = "the gradient norm overflows"
+            culprit = otherwise
     samples = [line for batch in batches for line in state.loader.describe(batch)]
     shown = "; ".join(samples[:8]) + (f"; and {len(samples) - 8} more" if len(samples) > 8 else "")
     return NumericError(

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from genesis.backend import Device, as_device, backend_for
+from genesis.backend import CPU, Device, as_device
 from genesis.data.pipeline import Prepared, prepare
-from genesis.errors import ConfigError, ModelError, escape
+from genesis.errors import ConfigError, DeviceError, ModelError, escape
 from genesis.io.filesystem import disk_error
 from genesis.io.lock import LOCK_NAME
 from genesis.train.config import Config
@@ -19,20 +19,46 @@ from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.presets import preset
 
-__all__ = ["RESOLVED", "Stages", "check_is_ours", "model_config", "prepare_data", "resolve_device"]
+__all__ = [
+    "RESOLVED",
+    "Stages",
+    "check_is_ours",
+    "gpu_in_words",
+    "model_config",
+    "prepare_data",
+    "resolve_device",
+]
 
 RESOLVED = "config.resolved.yaml"
 
 
 def resolve_device(name: str) -> Device:
-    """The device that a setting means; "auto" is the CPU, as this version has no other.
+    """The device that a setting means; "auto" is a GPU where there is one that Genesis can use, else the CPU.
 
     Raises:
-        DeviceError: this build has no backend for it.
+        DeviceError: the device was named, and is missing or too old; there is no silent run on another one.
     """
-    device = as_device("cpu" if name == "auto" else name)
-    backend_for(device)
+    if name == "auto":
+        return as_device("cuda" if gpu_in_words()[0] else "cpu")
+    device = as_device(name)
+    if device != CPU:
+        from genesis import cuda
+
+        cuda.check_supported(device)
     return device
+
+
+def gpu_in_words() -> tuple[bool, str]:
+    """Whether "auto" means a GPU, and which one, or why not."""
+    from genesis import cuda
+    from genesis.backend.cuda.driver import is_interpreted
+
+    try:
+        if not cuda.is_available() or is_interpreted():
+            return False, "no GPU was found"
+        return True, cuda.check_supported("cuda:0")
+    except DeviceError as error:
+        return False, error.what
 
 
 def check_is_ours(output: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from genesis import random
-from genesis.backend import Device
+from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
@@ -35,7 +35,14 @@ from genesis_models.folder import load, write_model
 from genesis_models.generate import Sampling
 from genesis_models.registry import build
 from genesis_models.session.inference import continue_text
-from genesis_models.session.preparation import RESOLVED, check_is_ours, model_config, prepare_data, resolve_device
+from genesis_models.session.preparation import (
+    RESOLVED,
+    check_is_ours,
+    gpu_in_words,
+    model_config,
+    prepare_data,
+    resolve_device,
+)
 
 __all__ = ["train"]
 
@@ -121,7 +128,7 @@ def _make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device
 
 def _announce(config: Config, data: Prepared, model: CausalLM, device: Device, console: Output) -> None:
     """What is about to happen, in three lines."""
-    chosen = " (auto: this version of Genesis has no GPU backend)" if config.train.device == "auto" else ""
+    chosen = f" (auto: {gpu_in_words()[1]})" if config.train.device == "auto" else ""
     count = sum(p.numel() for p in model.parameters())
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {count:,} parameters, {config.model.dtype}")
@@ -219,7 +226,7 @@ def _restore(training: Training, resume: bool, resume_from: str | None, console:
         before = checkpoints.load(training.state, step)
         training.continue_at(step)
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
-        if before is not None and before != threads():
+        if training.device == CPU and before is not None and before != threads():
             console.line(
                 f"warning: {before} threads computed it and {threads()} go on: last bits may differ (train.threads)"
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -159,7 +160,5 @@ def _give_back(pool: Pool, blocks: list[Block]) -> None:
 
 
 def _refuse_blocking_launches() -> None:
-    from genesis.backend.cuda import launch
-
-    if launch._BLOCKING:
+    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
         raise DeviceError("CUDA_LAUNCH_BLOCKING waits for every launch, which a graph cannot hold", next="unset it")

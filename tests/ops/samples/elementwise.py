@@ -353,7 +353,7 @@ POWERS = [
 
 ROUNDING = [
     unary(name, oracle, lambda rng, *s: 3 * normal(rng, *s), between, int_dtypes=INTS)
-    for name, oracle in (("floor", np.floor), ("ceil", np.ceil), ("trunc", np.fix), ("round", _round))
+    for name, oracle in (("floor", np.floor), ("ceil", np.ceil), ("trunc", np.trunc), ("round", _round))
 ]
 
 UNARY = [

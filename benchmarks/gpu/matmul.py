@@ -1,0 +1,337 @@
+"""Tiles for matrix products: measures candidates, prints the best as rows for the table, and compares with torch.
+
+    python -m benchmarks.gpu.matmul [--shapes forward dgrad wgrad …] [--table] [--candidates 128,256,64,8,3 …]
+
+A shape is a group's name, a shape's name, or KIND:LAYOUT:M:N:K (KIND half, tf32 or float32; LAYOUT as in
+genesis/kernels/matmul_tiles.py, so "nt" is x·wᵀ). All candidates are compiled side by side before anything is timed.
+Times are medians over replays of a graph of calls that take turns on several sets of random inputs, more than the L2
+holds. Every candidate's result is checked against a float32 product first. --table measures only what the shipped table
+chooses. The ratio is torch / Genesis: above 1, Genesis is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.gpu.timing import backend, gpu_us, torch_gpu_us
+from genesis.array import Array
+from genesis.backend import Device
+from genesis.backend.cuda import CudaStorage, native
+from genesis.backend.cuda.compile import compiling
+from genesis.backend.cuda.precision import allow_tf32
+from genesis.dtypes import as_dtype
+from genesis.kernels import linalg
+from genesis.kernels.matmul_tiles import Tile, choose, cut, shared_bytes
+
+CUDA = Device("cuda", 0)
+L2 = 50 << 20
+
+
+class Shape(NamedTuple):
+    """One product: kind "half" is bfloat16."""
+
+    kind: str
+    layout: str
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.layout}:{self.m}:{self.n}:{self.k}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.kind == "half" else torch.float32
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def nbytes(self) -> int:
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * self.dtype.itemsize
+
+
+SQUARES = (512, 1024, 2048, 4096, 8192)
+LINEARS = ((896, 896), (1152, 896), (4864, 896), (9728, 896), (896, 4864), (151936, 896))  # out, in
+GROUPS: dict[str, tuple[Shape, ...]] = {
+    "bf16": tuple(Shape("half", "nn", n, n, n) for n in SQUARES),
+    "tf32": tuple(Shape("tf32", "nn", n, n, n) for n in SQUARES),
+    "forward": tuple(Shape("half", "nt", 8192, n, k) for n, k in LINEARS),
+    "dgrad": tuple(Shape("half", "nn", 8192, k, n) for n, k in LINEARS),
+    "wgrad": tuple(Shape("half", "tn", n, k, 8192) for n, k in LINEARS),
+    "short": tuple(Shape("half", layout, m, 4864, 896) for m in (128, 512, 2048) for layout in ("nt", "nn")),
+    "decode": tuple(
+        Shape("half", "nt", m, n, k) for m in (1, 16) for n, k in ((896, 4864), (4864, 896), (151936, 896))
+    ),
+    "float32": tuple(Shape("float32", "nn", n, n, n) for n in (512, 2048, 4096)),
+}
+ESSENTIAL = ("bf16", "tf32", "forward", "dgrad", "wgrad")
+
+HALF = [
+    (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4), (128, 128, 64, 4, 3),
+    (128, 128, 64, 4, 4), (128, 128, 64, 8, 4), (128, 128, 128, 8, 2), (64, 256, 64, 4, 4), (64, 128, 64, 4, 4),
+    (128, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 128, 128, 4, 3), (128, 64, 128, 4, 3), (64, 64, 128, 4, 4),
+]  # fmt: skip
+TF32 = [
+    (128, 256, 32, 8, 3), (128, 256, 32, 8, 4), (256, 128, 32, 8, 3), (128, 128, 32, 4, 4), (128, 128, 32, 8, 4),
+    (64, 256, 32, 4, 4), (128, 64, 32, 4, 4), (64, 128, 32, 4, 4), (64, 64, 32, 4, 4), (128, 128, 64, 8, 3),
+    (64, 64, 64, 4, 4),
+]  # fmt: skip
+FLOAT32 = [
+    (64, 64, 16, 4, 3), (128, 64, 16, 4, 3), (128, 64, 16, 8, 3), (128, 128, 16, 8, 3), (64, 128, 16, 8, 3),
+    (128, 128, 8, 8, 4), (32, 64, 16, 4, 3), (64, 64, 8, 4, 4),
+]  # fmt: skip
+NARROW = [(64, 16, 128, 4, 4), (64, 16, 256, 4, 3), (128, 16, 128, 4, 4), (64, 32, 128, 4, 4), (64, 64, 128, 4, 3)]
+
+
+def tiles_of(shape: Shape) -> list[Tile]:
+    """The candidates for a shape: tiles, each with the splits and, in tf32, the sides that can matter."""
+    if shape.kind == "float32":
+        return [Tile(*t) for t in FLOAT32]
+    narrow = min(shape.m, shape.n) <= 64
+    base = [Tile(*t) for t in (NARROW if narrow else HALF if shape.kind == "half" else TF32)]
+    if narrow:
+        base = [t._replace(swapped=shape.m < shape.n) for t in base]
+    elif shape.kind == "tf32":
+        base += [t._replace(swapped=True) for t in base]
+    limits = backend.driver.properties
+    base = [t for t in base if shared_bytes(t, shape.dtype.itemsize) <= limits.shared_memory]
+    found = []
+    for t in base:
+        rows, columns = (shape.n, shape.m) if t.swapped else (shape.m, shape.n)
+        count, steps = -(-rows // t.bm) * -(-columns // t.bn), -(-shape.k // t.bk)
+        if count > 40 * limits.processors:  # the last round does not matter
+            splits = {1}
+        else:
+            splits = {1, cut(count, steps, limits.processors).split, *((2, 3, 4, 6, 8, 16) if steps >= 16 else (2,))}
+        cuts = {cut(count, steps, limits.processors, s): s for s in sorted(splits, reverse=True)}
+        found += [t._replace(split=s) for s in sorted(cuts.values())]
+    return pruned(shape, found)
+
+
+def pruned(shape: Shape, tiles: list[Tile], most: int = 40) -> list[Tile]:
+    """Without those whose rounds over the processors waste so much that they cannot win, the least wasteful first."""
+    programs = backend.driver.properties.processors
+
+    def rounds(t: Tile) -> float:  # time in units of useful work
+        rows, columns = (shape.n, shape.m) if t.swapped else (shape.m, shape.n)
+        count, steps = -(-rows // t.bm) * -(-columns // t.bn), -(-shape.k // t.bk)
+        c = cut(count, steps, programs, t.split)
+        spent = -(-c.whole // programs) * steps + -(-c.rest * c.split // programs) * (c.share + 4)
+        rate = 1.0 if t.bm * t.bn >= 1 << 15 else 0.85 if t.bm * t.bn >= 1 << 14 else 0.6  # of the tensor cores, about
+        return spent * t.bm * t.bn * t.bk / rate
+
+    return sorted(tiles, key=rounds)[:most]
+
+
+def shared(x: torch.Tensor) -> Array:
+    """A Genesis array over torch's memory."""
+    storage = CudaStorage(backend.pool, None, x.data_ptr(), x.numel() * x.element_size(), owner=x)
+    return Array(storage, tuple(x.shape), tuple(x.stride()), as_dtype(str(x.dtype)), CUDA)
+
+
+class Inputs(NamedTuple):
+    """One set of operands, for both libraries over the same memory."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+
+    def ours(self, tile: Tile | None) -> None:
+        linalg.matmul_into(shared(self.out), shared(self.a), shared(self.b), tile=tile)
+
+
+def inputs_of(shape: Shape) -> Inputs:
+    def made(rows: int, columns: int, turned: bool) -> torch.Tensor:
+        x = torch.randn((columns, rows) if turned else (rows, columns), device="cuda", dtype=shape.dtype)
+        return x.t() if turned else x
+
+    a = made(shape.m, shape.k, shape.layout[0] == "t")
+    b = made(shape.k, shape.n, shape.layout[1] == "t")
+    return Inputs(a, b, torch.empty(shape.m, shape.n, device="cuda", dtype=shape.dtype))
+
+
+class Check:
+    """The relative error in norm of some rows and columns, the first and the last among them, against float64."""
+
+    def __init__(self, shape: Shape, x: Inputs) -> None:
+        self.rows = torch.linspace(0, shape.m - 1, min(shape.m, 512), device="cuda").long()
+        self.columns = torch.linspace(0, shape.n - 1, min(shape.n, 4096), device="cuda").long()
+        self.want = x.a[self.rows].double() @ x.b[:, self.columns].double()
+
+    def error(self, x: Inputs) -> float:
+        found = x.out[self.rows][:, self.columns].double()
+        return float((found - self.want).norm() / self.want.norm())
+
+
+def compile_all(work: Iterable[tuple[Shape, Tile | None]]) -> dict[tuple[Shape, Tile | None], str]:
+    """Compile every kernel of these candidates side by side; those that fail, with the reason."""
+    asked: dict[tuple[Shape, Tile | None], list[Any]] = {}
+    before, capability = linalg.launch, backend.driver.properties.capability
+    for shape, group in itertools.groupby(work, key=lambda item: item[0]):
+        x = inputs_of(shape)
+        for _, tile in group:
+            futures = asked[shape, tile] = []
+
+            def ask(kernel: Any, grid: Any, *args: Any, futures: list[Any] = futures, **keywords: Any) -> None:
+                futures.append(compiling(kernel, native._signature(kernel, args, keywords), capability))
+
+            linalg.launch = ask
+            try:
+                with Switched(shape):
+                    x.ours(tile)
+            finally:
+                linalg.launch = before
+    failed = {}
+    for key, futures in asked.items():
+        for future in futures:
+            try:
+                made = future.result()
+                if made.shared > backend.driver.properties.shared_memory:
+                    failed[key] = f"{made.shared} bytes of shared memory"
+            except Exception as error:  # a candidate that the compiler refuses is no candidate
+                failed[key] = f"{type(error).__name__}: {str(error)[-200:]}"
+    return failed
+
+
+class Switched:
+    """tf32 on for tf32 shapes, in both libraries."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.on = shape.kind == "tf32"
+
+    def __enter__(self) -> None:
+        self.before = allow_tf32.set(self.on)
+        torch.backends.cuda.matmul.allow_tf32 = self.on
+
+    def __exit__(self, *error: object) -> None:
+        allow_tf32.set(self.before)
+
+
+def calls_for(shape: Shape, budget_us: float) -> int:
+    """How many calls take about `budget_us`."""
+    rate = {"half": 600e6, "tf32": 300e6, "float32": 30e6}[shape.kind]
+    guess = max(shape.flops / rate, shape.nbytes / 3e6, 4.0)
+    return int(min(max(budget_us / guess, 3), 40))
+
+
+def measure(shape: Shape, tiles: list[Tile | None], budget_us: float) -> tuple[list[tuple[float, Tile | None]], float]:
+    """Microseconds of each candidate that is right, best first, and of torch."""
+    sets = [inputs_of(shape) for _ in range(min(8, 1 + 2 * L2 // shape.nbytes))]
+    n, found, check = calls_for(shape, budget_us), [], Check(shape, sets[0])
+    limit = {"half": 6e-3, "tf32": 2e-3, "float32": 2e-6}[shape.kind]
+    with Switched(shape):
+        for tile in tiles:
+            try:
+                sets[0].out.fill_(float("nan"))
+                torch.cuda.synchronize()
+                sets[0].ours(tile)
+                backend.driver.synchronize()
+                error = check.error(sets[0])
+                if not error < limit:
+                    print(f"  wrong: {shape} {tile}: relative error {error:.1e}", flush=True)
+                    continue
+                found.append((gpu_us([turn(x, tile) for x in sets], n, 7), tile))
+            except Exception as failure:  # one broken candidate must not end the run
+                print(f"  failed: {shape} {tile}: {type(failure).__name__}: {str(failure)[:200]}", flush=True)
+        theirs = torch_gpu_us([lambda x=x: torch.mm(x.a, x.b, out=x.out) for x in sets], n, 7)
+    return sorted(found, key=lambda item: item[0]), theirs
+
+
+def turn(x: Inputs, tile: Tile | None) -> Callable[[], None]:
+    return lambda: x.ours(tile)
+
+
+def shapes_of(names: list[str]) -> list[Shape]:
+    found: list[Shape] = []
+    for name in names:
+        if name in GROUPS:
+            found += GROUPS[name]
+        else:
+            kind, layout, *sizes = name.split(":")
+            found.append(Shape(kind, layout, *map(int, sizes)))
+    return list(dict.fromkeys(found))
+
+
+def chosen(shape: Shape) -> Tile:
+    """What the shipped table says."""
+    shared_memory = backend.driver.properties.shared_memory
+    return choose(shape.kind, shape.layout, shape.m, shape.n, shape.k, shape.dtype.itemsize, shared_memory)
+
+
+def row(shape: Shape, tile: Tile) -> str:
+    """A line of the table's source."""
+    rest = "".join(
+        f", {name}={value}" for name, value in tile._asdict().items() if value != Tile._field_defaults.get(name, value)
+    )
+    body = ", ".join(map(str, tile[:5]))
+    return f'        Row("{shape.layout}", {shape.m}, {shape.n}, {shape.k}, Tile({body}{rest})),'
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=list(ESSENTIAL))
+    parser.add_argument("--table", action="store_true", help="only what the shipped table chooses")
+    parser.add_argument("--candidates", nargs="+", help="BM,BN,BK,WARPS,STAGES[,GROUP[,SPLIT[,SWAPPED]]] instead")
+    parser.add_argument("--budget", type=float, default=2500.0, help="microseconds of GPU time a graph")
+    parser.add_argument("--keep", type=int, default=3, help="candidates that are printed and timed again")
+    options = parser.parse_args()
+    shapes = shapes_of(options.shapes)
+    plan: dict[Shape, list[Any]] = {}
+    for shape in shapes:
+        if options.table:
+            plan[shape] = [None]
+        elif options.candidates:
+            plan[shape] = [Tile(*map(int, c.split(","))) for c in options.candidates]
+        else:
+            plan[shape] = list(dict.fromkeys([*tiles_of(shape), chosen(shape)]))
+    started = time.perf_counter()
+    failed = compile_all((shape, tile) for shape, tiles in plan.items() for tile in tiles)
+    for (shape, tile), reason in failed.items():
+        print(f"  not compiled: {shape} {tile}: {reason}")
+    print(f"compiled in {time.perf_counter() - started:.0f} s", flush=True)
+    rows, ratios = [], []
+    for shape, tiles in plan.items():
+        gc.collect()
+        torch.cuda.empty_cache()
+        found, theirs = measure(shape, [t for t in tiles if (shape, t) not in failed], options.budget)
+        best = [t for _, t in found[: options.keep]]
+        if len(found) > 1:  # the winner by luck is the winner no more
+            found, theirs = measure(shape, best, 4 * options.budget)
+        if not found:
+            print(f"{shape!s:32s} nothing measured")
+            continue
+        us, tile = found[0]
+        ratios.append(theirs / us)
+        rates = "  ".join(f"{shape.flops / t / 1e6:.0f}" for t, _ in found)
+        print(
+            f"{shape!s:32s} {us:9.2f} us, torch {theirs:9.2f} us, ratio {theirs / us:5.3f}; torch "
+            f"{shape.flops / theirs / 1e6:.0f}, ours {rates} TFLOP/s", flush=True,
+        )  # fmt: skip
+        for t, each in found:
+            print(f"      {t:9.2f} {tuple(each) if each else 'table: ' + str(tuple(chosen(shape)))}", flush=True)
+        if tile is not None:
+            rows.append((shape, tile))
+    for kind in sorted({shape.kind for shape, _ in rows}):
+        print(f'    "{kind}": (')
+        print("\n".join(row(shape, tile) for shape, tile in rows if shape.kind == kind))
+        print("    ),")
+    if ratios:
+        ratios.sort()
+        print(
+            f"median ratio {ratios[len(ratios) // 2]:.3f}, least {ratios[0]:.3f}; {time.perf_counter() - started:.0f} s"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

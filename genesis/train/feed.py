@@ -1,0 +1,68 @@
+"""Batches on their way to a GPU: written into page-locked memory, copied on a stream of their own, two in turn.
+
+While one batch is computed on, the next one travels. Nothing waits but the host, and only when it is two batches ahead.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from genesis import cuda
+from genesis.backend import Device
+from genesis.data.loader import Batch
+from genesis.dtypes import int64
+from genesis.functions.create import empty
+from genesis.tensor import Tensor
+
+__all__ = ["DeviceBatch", "Feed"]
+
+
+class DeviceBatch(NamedTuple):
+    """Ids, labels and positions `[B, T]`, and what the summed loss is divided by, 0-d; all int64.
+
+    Their memory is written again by the second batch after this one.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    position_ids: Tensor
+    num_targets: Tensor
+
+
+class _Slot:
+    def __init__(self, device: Device, size: int) -> None:
+        self.host = empty(size, dtype=int64).pin_memory(device)
+        self.there = empty(size, dtype=int64, device=device)
+        self.copied, self.read = cuda.Event(), cuda.Event()
+
+
+class Feed:
+    """Brings batches of one shape to `device`."""
+
+    def __init__(self, device: Device, rows: int, length: int) -> None:
+        self.device, self.shape = device, (rows, length)
+        self._copies = cuda.Stream(device)
+        self._slots = [_Slot(device, 3 * rows * length + 1) for _ in range(2)]
+        self._last: _Slot | None = None
+
+    def put(self, batch: Batch, num_targets: int) -> DeviceBatch:
+        """The batch on the device; work that is launched from now on finds it there."""
+        compute = cuda.current_stream(self.device)
+        if self._last is not None:
+            self._last.read.record(compute)  # all that reads the batch before this one is launched
+        slot = self._last = self._slots[0] if self._last is self._slots[1] else self._slots[1]
+        slot.copied.synchronize()
+        size = batch.input_ids.size
+        values = slot.host.numpy()
+        for i, part in enumerate((batch.input_ids, batch.labels, batch.position_ids)):
+            np.copyto(values[i * size : (i + 1) * size].reshape(part.shape), part)
+        values[-1] = num_targets
+        self._copies.wait_event(slot.read)
+        with cuda.stream(self._copies):
+            slot.there.copy_(slot.host, non_blocking=True)
+            slot.copied.record(self._copies)
+        compute.wait_event(slot.copied)
+        ids, labels, positions = (slot.there[i * size : (i + 1) * size].view(*self.shape) for i in range(3))
+        return DeviceBatch(ids, labels, positions, slot.there[3 * size])

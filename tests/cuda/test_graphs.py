@@ -1,0 +1,330 @@
+"""Graphs: capture, replay, their memory, what may not be captured, buckets, and when something is captured again."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis import Tensor, cuda
+from genesis.backend import Device, backend_for
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.errors import DeviceError, GenesisError, ShapeError, UsageError
+
+CUDA = Device("cuda")
+
+
+def pool() -> Any:
+    return backend_for(CUDA).pool  # type: ignore[attr-defined]
+
+
+def values(x: Tensor) -> list[float]:
+    return x.cpu().tolist()  # type: ignore[no-any-return]
+
+
+def test_a_replay_computes_from_what_is_in_the_static_input_now() -> None:
+    x = genesis.arange(4.0, device="cuda")
+    graph, calls = cuda.Graph(), []
+
+    def function() -> Tensor:
+        calls.append(None)
+        return (x * 2 + 1) * x
+
+    y = graph.capture(function)
+    assert len(calls) == 3  # two warm-up runs and the capture
+    graph.replay()
+    assert values(y) == [0, 3, 10, 21]
+    x.copy_(genesis.tensor([1.0, 1.0, 2.0, 2.0]))
+    other = (genesis.ones(4, device="cuda") * 2 + 1) * 5  # the same launches with other addresses, outside
+    graph.replay()
+    assert values(y) == [3, 3, 10, 10]
+    assert values(other) == [15] * 4
+    assert len(calls) == 3
+
+
+def test_warm_up_runs_are_run_and_the_capture_is_not() -> None:
+    total = genesis.zeros(1, device="cuda")
+    graph = cuda.Graph()
+    graph.capture(lambda: total.add_(1))
+    assert values(total) == [2]
+    graph.replay()
+    assert values(total) == [3]
+
+
+def test_a_training_step_is_one_graph() -> None:
+    w = genesis.ones(3, 3, device="cuda", requires_grad=True)
+    x = genesis.ones(2, 3, device="cuda")
+
+    def step() -> Tensor:
+        w.grad = None
+        loss = ((x * w[:2]) * 2).sum()
+        loss.backward()
+        return loss.detach()
+
+    graph = cuda.Graph()
+    loss = graph.capture(step)
+    x.fill_(2)
+    graph.replay()
+    assert values(loss) == 24
+    assert w.grad is not None
+    assert values(w.grad) == [[4, 4, 4], [4, 4, 4], [0, 0, 0]]
+
+
+def test_graphs_share_one_arena_and_give_it_back_together() -> None:
+    gc.collect()
+    x = genesis.ones(1 << 20, device="cuda")
+    graphs, reserved = [], []
+    for _ in range(3):
+        graphs.append(cuda.Graph())
+        del_me = graphs[-1].capture(lambda: (x + 1) * 2)
+        del del_me
+        reserved.append(cuda.memory_reserved())
+    assert reserved[2] == reserved[1] == reserved[0]
+    count = pool().graph_count
+    cuda.empty_cache()
+    held = sum(b.size for b in pool().graphs.blocks.values())
+    assert held >= x.nbytes  # graphs may be replayed: their memory stays
+    for graph in graphs:
+        graph.close()
+    assert pool().graph_count == count - 3
+    if pool().graph_count == 0:
+        cuda.empty_cache()
+        assert not pool().graphs.blocks
+    with pytest.raises(UsageError, match="not captured"):
+        graphs[0].replay()
+
+
+def test_memory_given_back_during_a_capture_is_not_reused_while_the_graph_lives() -> None:
+    kept = [genesis.ones(5000, device="cuda")]
+    address = kept[0].data_ptr()
+
+    def function() -> Tensor:
+        y = kept[0] * 3
+        if pool().capturing:
+            kept.clear()  # the recorded launch reads this memory at every replay
+        return y
+
+    graph = cuda.Graph()
+    y = graph.capture(function)
+    fresh = [genesis.zeros(5000, device="cuda") for _ in range(3)]
+    assert address not in [x.data_ptr() for x in fresh]
+    graph.replay()
+    assert values(y)[:2] == [3, 3]
+    graph.close()
+    assert genesis.empty(5000, device="cuda").data_ptr() == address
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "message"),
+    [
+        (lambda x: x.sum().item(), "device values were read on the host"),
+        (lambda x: x.cpu(), "device values were read on the host"),
+        (lambda x: x.copy_(genesis.ones(4)), "host values were copied to the device"),
+        (lambda x: cuda.synchronize(), "the device was waited for"),
+        (lambda x: cuda.current_stream().synchronize(), "a stream was waited for"),
+        (lambda x: cuda.current_stream().query(), "asked whether it is done"),
+        (lambda x: cuda.empty_cache(), "memory was given back"),
+        (lambda x: genesis.empty(99 << 20, device="cuda"), "needs 396.0 MiB more memory than its warm-up runs"),
+        (lambda x: cuda.Graph().capture(lambda: x + 1), "a capture inside a capture"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_refused_and_all_goes_on(forbidden: Any, message: str) -> None:
+    x = genesis.ones(4, device="cuda")
+
+    def function() -> Tensor:
+        if pool().capturing:
+            forbidden(x)
+        return x + 1
+
+    graph = cuda.Graph()
+    with pytest.raises(GenesisError, match=message):
+        graph.capture(function)
+    assert not graph.is_captured
+    assert not pool().capturing
+    assert pool().private is None
+    assert gc.isenabled()
+    assert values(x + 1) == [2] * 4
+    y = graph.capture(lambda: x + 2)  # the same object, another try
+    graph.replay()
+    assert values(y) == [3] * 4
+
+
+def test_errors_of_use() -> None:
+    x = genesis.ones(4, device="cuda")
+    with pytest.raises(UsageError, match="not captured"):
+        cuda.Graph().replay()
+    graph = cuda.Graph()
+    with pytest.raises(UsageError, match="1 warm-up runs"):
+        graph.capture(lambda: x + 1, warm_ups=1)
+    graph.capture(lambda: x + 1)
+    with pytest.raises(UsageError, match="captured already"):
+        graph.capture(lambda: x + 1)
+
+
+def test_blocking_launches_and_graphs_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with pytest.raises(DeviceError, match="CUDA_LAUNCH_BLOCKING"):
+        cuda.Graph().capture(lambda: None)
+
+
+def test_a_graph_may_be_dropped_while_another_is_captured() -> None:
+    x = genesis.ones(4, device="cuda")
+    old = [cuda.Graph()]
+    old[0].capture(lambda: x + 1)
+    count = pool().graph_count
+
+    def function() -> Tensor:
+        if pool().capturing:
+            old.clear()
+        return x * 2
+
+    graph = cuda.Graph()
+    y = graph.capture(function)
+    graph.replay()
+    assert values(y) == [2] * 4
+    graph.close()
+    assert pool().graph_count == count - 1
+
+
+# --- make_graphed -----------------------------------------------------------------------------------------------------
+
+
+def test_values_and_addresses_of_inputs_are_no_reason_to_capture_again() -> None:
+    graphed = cuda.make_graphed(lambda a, b: a * b + 1, [genesis.ones(3, device="cuda")] * 2)
+    for factor in (2.0, 3.0):
+        a, b = genesis.full((3,), factor, device="cuda"), genesis.arange(3.0, device="cuda")
+        assert values(graphed(a, b)) == [1, 1 + factor, 1 + 2 * factor]
+    assert graphed.captures == 1
+
+
+def test_dtypes_and_shapes_are() -> None:
+    graphed = cuda.make_graphed(lambda a: a + 1)
+    for dtype, size in (("float32", 3), ("float16", 3), ("float32", 4), ("float16", 3)):
+        assert values(graphed(genesis.ones(size, dtype=dtype, device="cuda"))) == [2] * size
+    assert graphed.captures == 3
+
+
+def test_another_address_of_a_tensor_that_is_read_is() -> None:
+    layer = genesis.nn.Linear(2, 2, bias=False).to("cuda")
+    layer.weight.detach().fill_(1)
+    x = genesis.ones(1, 2, device="cuda")
+    graphed = cuda.make_graphed(lambda x: x * layer.weight.detach(), reads=layer.parameters())
+    assert values(graphed(x)) == [[1, 1], [1, 1]]
+    layer.weight.detach().fill_(2)  # a value
+    assert values(graphed(x)) == [[2, 2], [2, 2]]
+    assert graphed.captures == 1
+    old = layer.weight.detach()  # kept, so that the new address is another one
+    layer.to(dtype="float64")
+    assert values(graphed(x)) == [[2, 2], [2, 2]]
+    assert graphed.captures == 2
+    assert old.dtype is genesis.float32
+
+
+def test_buckets_round_up_pad_and_cut_back() -> None:
+    seen = []
+
+    def function(a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        seen.append(a.shape)
+        return {"rows": a + b, "all": (a * b).sum()}
+
+    graphed = cuda.make_graphed(function, buckets=[4, 2, 8], pad=(0.0, 7.0))
+    for size in (1, 2, 3, 4, 3, 1):
+        a = genesis.arange(float(size), device="cuda")
+        b = genesis.full((size,), 10.0, device="cuda")
+        found = graphed(a, b)
+        assert values(found["rows"]) == [10.0 + i for i in range(size)]
+        assert values(found["all"]) == 10.0 * sum(range(size))  # a's padding is 0
+    assert graphed.captures == 2
+    assert set(seen) == {(2,), (4,)}
+    with pytest.raises(ShapeError, match="size 9 along dimension 0 is beyond the largest bucket, 8"):
+        graphed(genesis.ones(9, device="cuda"), genesis.ones(9, device="cuda"))
+    with pytest.raises(ShapeError, match=r"sizes \[1, 2\]"):
+        graphed(genesis.ones(1, device="cuda"), genesis.ones(2, device="cuda"))
+
+
+def test_results_outlive_the_next_call_unless_asked_otherwise() -> None:
+    one, two = genesis.ones(3, device="cuda"), genesis.full((3,), 2.0, device="cuda")
+    graphed = cuda.make_graphed(lambda a: a * 10)
+    first = graphed(one)
+    graphed(two)
+    assert values(first) == [10] * 3
+    static = cuda.make_graphed(lambda a: a * 10, copy_results=False)
+    first = static(one)
+    static(two)
+    assert values(first) == [20] * 3
+
+
+@pytest.mark.parametrize("wrong", [(), (1.0,), (np.ones(3),)])
+def test_only_cuda_tensors_are_inputs(wrong: tuple[Any, ...]) -> None:
+    with pytest.raises(UsageError, match="takes CUDA tensors"):
+        cuda.make_graphed(lambda *a: a[0])(*wrong)
+    with pytest.raises(UsageError, match="got cpu"):
+        cuda.make_graphed(lambda a: a)(genesis.ones(3))
+
+
+def test_a_graph_that_is_alive_at_the_end_ends_quietly() -> None:
+    import subprocess
+    import sys
+
+    script = (
+        "import genesis; from genesis import cuda\n"
+        "x = genesis.ones(4, device='cuda')\n"
+        "graph = cuda.Graph(); y = graph.capture(lambda: x + 1); graph.replay()\n"
+        "kept = [graph, y, cuda.Event(), cuda.Stream(), x.cpu().pin_memory()]; kept.append(kept)\n"
+        "kept[2].record(); print(y.cpu().tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2.0, 2.0, 2.0, 2.0]\n", "")
+
+
+@pytest.mark.gpu
+def test_a_replay_of_many_launches_costs_little() -> None:
+    x = genesis.ones(1 << 16, device="cuda")
+
+    def chain() -> Tensor:
+        y = x
+        for _ in range(100):
+            y = y + 1
+        return y
+
+    graph = cuda.Graph()
+    y = graph.capture(chain)
+    graph.replay()
+    cuda.synchronize()
+    begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(10):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    assert values(y)[:2] == [101, 101]
+    assert begin.elapsed_time(end) / 10 < 0.3, "1.5 us a launch, and twice that for a machine that is not quiet"
+
+
+def test_the_interpreter_records_as_the_driver_does() -> None:
+    """The fake that stands in for graphs here must refuse what the driver refuses."""
+    if not is_interpreted():
+        pytest.skip("there is a real driver")
+    driver = backend_for(CUDA).driver  # type: ignore[attr-defined]
+    with pytest.raises(DeviceError, match="stream 0"):
+        driver.begin_capture(0)
+    stream = driver.create_stream()
+    driver.begin_capture(stream)
+    assert driver.is_capturing(stream)
+    for wait in (driver.synchronize, lambda: driver.synchronize_stream(stream)):
+        with pytest.raises(DeviceError, match="during a capture"):
+            wait()
+    block = pool().take(512, 0)
+    driver.fill(block.pointer, 1, 512, 0)
+    driver.fill(block.pointer, 7, 512, stream)
+    graph = driver.end_capture(stream)
+    import ctypes
+
+    assert ctypes.c_uint8.from_address(block.pointer).value == 1
+    driver.launch_graph(driver.instantiate(graph), stream)
+    assert ctypes.c_uint8.from_address(block.pointer).value == 7
+    driver.destroy_graph(graph, graph)
+    pool().give(block)
