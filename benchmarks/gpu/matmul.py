@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -57,7 +56,7 @@ class Shape(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return (self.m * self.k + self.k * self.n + self.m * self.n) * self.dtype.itemsize
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * (2 if self.kind == "half" else 4)
 
 
 SQUARES = (512, 1024, 2048, 4096, 8192)
@@ -148,6 +147,9 @@ class Inputs(NamedTuple):
 
     def ours(self, tile: Tile | None) -> None:
         linalg.matmul_into(shared(self.out), shared(self.a), shared(self.b), tile=tile)
+
+    def theirs(self) -> None:
+        torch.mm(self.a, self.b, out=self.out)
 
 
 def inputs_of(shape: Shape) -> Inputs:
@@ -243,7 +245,7 @@ def measure(shape: Shape, tiles: list[Tile | None], budget_us: float) -> tuple[l
                 found.append((gpu_us([turn(x, tile) for x in sets], n, 7), tile))
             except Exception as failure:  # one broken candidate must not end the run
                 print(f"  failed: {shape} {tile}: {type(failure).__name__}: {str(failure)[:200]}", flush=True)
-        theirs = torch_gpu_us([lambda x=x: torch.mm(x.a, x.b, out=x.out) for x in sets], n, 7)
+        theirs = torch_gpu_us([x.theirs for x in sets], n, 7)
     return sorted(found, key=lambda item: item[0]), theirs
 
 
@@ -266,6 +268,12 @@ def chosen(shape: Shape) -> Tile:
     """What the shipped table says."""
     shared_memory = backend.driver.properties.shared_memory
     return choose(shape.kind, shape.layout, shape.m, shape.n, shape.k, shape.dtype.itemsize, shared_memory)
+
+
+def tile_of(text: str) -> Tile:
+    """A tile from its numbers, separated by commas."""
+    values = dict(zip(Tile._fields, map(int, text.split(",")), strict=False))
+    return Tile(**{**values, "swapped": bool(values.get("swapped", 0))})  # type: ignore[arg-type]
 
 
 def row(shape: Shape, tile: Tile) -> str:
@@ -292,7 +300,7 @@ def main() -> None:
         if options.table:
             plan[shape] = [None]
         elif options.candidates:
-            plan[shape] = [Tile(*map(int, c.split(","))) for c in options.candidates]
+            plan[shape] = [tile_of(c) for c in options.candidates]
         else:
             plan[shape] = list(dict.fromkeys([*tiles_of(shape), chosen(shape)]))
     started = time.perf_counter()
@@ -334,4 +342,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

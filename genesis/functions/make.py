@@ -32,8 +32,13 @@ def as_operand(value: Any, name: str) -> Any:
 
 def check_operands(name: str, *values: Any) -> tuple[Any, ...]:
     """All operands checked, at least one of them a tensor."""
-    checked = tuple([v if isinstance(v, TensorBase) else as_operand(v, name) for v in values])
-    if not any([isinstance(v, TensorBase) for v in checked]):
+    tensors = 0
+    for v in values:
+        tensors += isinstance(v, TensorBase)
+    if tensors == len(values):  # nothing to convert, nothing to refuse
+        return values
+    checked = tuple([as_operand(v, name) for v in values])
+    if not tensors:
         raise DTypeError(f"{name} needs at least one tensor", next="wrap a number with genesis.tensor()")
     return checked
 

@@ -64,7 +64,7 @@ def chosen(m, new, old, STATES: tl.constexpr):
 
 @triton.jit
 def reduced(state, AXIS: tl.constexpr, MERGE: tl.constexpr):
-    return tl.reduce(state, AXIS, MERGE)
+    return tl.reduce(state, AXIS, MERGE.value)  # it does not open constants itself
 
 
 if is_interpreted():  # which would call MERGE for every element

@@ -374,6 +374,8 @@ def _product(out: Array, x: Array, y: Array) -> Product:
             batch, ba, bb, bo = (), (), (), ()
             (m,), (row_x,), (row_o,) = sizes, merged_x, merged_o
     batch, ba, bb, bo = collapse(batch, ba, bb, bo)
+    if batch == (1,):  # a stride of 0 is a constant, which leaves the tiles' alignment known
+        ba = bb = bo = (0,)
     a, b = Factor(x, ba, row_x, x.strides[-1]), Factor(y, bb, row_y, column_y)
     return Product(batch, m, n, k, a, b, Factor(out, bo, row_o, column_o))
 

@@ -6,10 +6,14 @@ lowest first, to places that follow from prefix sums of the digits' counts.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import int32
 from genesis.kernels.prefix import exclusive_sums
@@ -24,31 +28,61 @@ TILE = 1024
 
 
 @triton.jit
-def rank_kernel(p_sorted, p_order, p_keys, length, blocks, BI: tl.constexpr, BJ: tl.constexpr):
-    """Keys and their positions, stored at their ranks; BJ divides BI or BI divides BJ."""
+def clamped_difference(x, y):
+    """x - y between 0 and 1: in whole float32 numbers whether x > y, in one instruction of the widest pipe."""
+    x, y = tl.broadcast(x, y)
+    return tl.inline_asm_elementwise(
+        "sub.sat.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+if is_interpreted():  # which has no assembler
+
+    def clamped_difference(x: Any, y: Any) -> Any:
+        """The same by numpy."""
+        values = np.clip(x.handle.data - y.handle.data, 0, 1)
+        return tl.tensor(type(x.handle)(values, tl.float32), tl.block_type(tl.float32, list(values.shape)))
+
+
+@triton.jit
+def are_less(x, y, FLOATS: tl.constexpr):
+    """1 where x < y, else 0."""
+    if FLOATS:
+        return clamped_difference(y, x)
+    else:
+        return (x < y).to(tl.int32)
+
+
+@triton.jit
+def rank_kernel(p_sorted, p_order, p_keys, length, blocks, FLOATS: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
+    """Keys and their positions, stored at their ranks. FLOATS: keys are from 0 to 2^24 - 1 and compared as float32."""
     line = (tl.program_id(0) // blocks).to(tl.int64) * length
     start = (tl.program_id(0) % blocks) * BI
     i = start + tl.arange(0, BI)
     key = tl.load(p_keys + line + i, mask=i < length, other=0)
+    mine = (key.to(tl.float32) if FLOATS else key)[:, None]
     o_j = tl.arange(0, BJ)
-    smaller = tl.zeros([BI, BJ], tl.int32)
+    before = tl.zeros([BI, BJ], tl.float32 if FLOATS else tl.int32)  # keys before mine in the result
     below = start // BJ * BJ
     above = tl.minimum(tl.cdiv(start + BI, BJ) * BJ, length)
-    for j in range(0, below, BJ):  # all of them before this tile: equal ones count
-        other = tl.load(p_keys + line + j + o_j)
-        smaller += (other[None, :] <= key[:, None]).to(tl.int32)
-    for j in range(below, above, BJ):
-        other = tl.load(p_keys + line + j + o_j, mask=j + o_j < length, other=0)
-        before = (other[None, :] < key[:, None]) | ((other[None, :] == key[:, None]) & (j + o_j[None, :] < i[:, None]))
-        smaller += (before & (j + o_j < length)[None, :]).to(tl.int32)
     full = length // BJ * BJ
+    for j in range(0, below, BJ):  # whole tiles of positions before mine: equal keys count
+        other = tl.load(p_keys + line + j + o_j)
+        other = (other.to(tl.float32) if FLOATS else other)[None, :]
+        before += are_less(other, mine + 1, FLOATS) if FLOATS else (other <= mine).to(tl.int32)
+    for j in range(below, above, BJ):
+        at = j + o_j
+        other = tl.load(p_keys + line + at, mask=at < length, other=0)[None, :]
+        sooner = (other < key[:, None]) | ((other == key[:, None]) & (at[None, :] < i[:, None]))
+        before += (sooner & (at < length)[None, :]).to(before.dtype)
     for j in range(above, full, BJ):
         other = tl.load(p_keys + line + j + o_j)
-        smaller += (other[None, :] < key[:, None]).to(tl.int32)
+        before += are_less((other.to(tl.float32) if FLOATS else other)[None, :], mine, FLOATS)
     for j in range(tl.maximum(above, full), length, BJ):  # the last tile, where it is not whole
-        other = tl.load(p_keys + line + j + o_j, mask=j + o_j < length, other=0)
-        smaller += ((other[None, :] < key[:, None]) & (j + o_j < length)[None, :]).to(tl.int32)
-    rank = tl.sum(smaller, 1)
+        at = j + o_j
+        other = tl.load(p_keys + line + at, mask=at < length, other=0)[None, :]
+        before += ((other < key[:, None]) & (at < length)[None, :]).to(before.dtype)
+    rank = tl.sum(before, 1).to(tl.int32)
     if p_sorted is not None:
         tl.store(p_sorted + line + rank, key, mask=i < length)
     tl.store(p_order + line + rank, i, mask=i < length)
@@ -122,7 +156,10 @@ def order_of(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tu
         order = empty(keys.shape, int32, keys.device)
         bi, bj = (32, 256) if length > 256 else (16, 64)
         blocks = triton.cdiv(length, bi)
-        launch(rank_kernel, blocks * lines, found, order, keys, length, blocks, BI=bi, BJ=bj, num_warps=4)
+        floats = bits <= 24 and not signed and keys.dtype is int32
+        launch(
+            rank_kernel, blocks * lines, found, order, keys, length, blocks, FLOATS=floats, BI=bi, BJ=bj, num_warps=4
+        )  # fmt: skip
         return found, order
     return _radix(keys, bits, signed, keep_keys)
 

@@ -37,7 +37,7 @@ class Lines(NamedTuple):
 
 @triton.jit
 def running(x, AXIS: tl.constexpr, MERGE: tl.constexpr, REVERSE: tl.constexpr):
-    return tl.associative_scan(x, AXIS, MERGE, reverse=REVERSE)
+    return tl.associative_scan(x, AXIS, MERGE.value, reverse=REVERSE)
 
 
 if is_interpreted():  # which would call MERGE for every element

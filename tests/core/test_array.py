@@ -185,7 +185,7 @@ def test_devices_by_name() -> None:
             as_device(wrong)  # type: ignore[arg-type]
 
 
-def test_a_device_without_a_backend_says_what_to_do() -> None:
-    with pytest.raises(DeviceError, match="cuda:0") as caught:
-        backend_for(Device("cuda"))
+def test_a_device_that_is_not_there_says_what_to_do() -> None:
+    with pytest.raises(DeviceError, match="cuda:7") as caught:
+        backend_for(Device("cuda", 7))
     assert caught.value.exit_code == 6 and caught.value.next

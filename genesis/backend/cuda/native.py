@@ -82,10 +82,10 @@ def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, args: tuple[An
             slots.append(at // 8)
         else:
             _put(base + at, size, value)
-    handle, array = function.handle, ctypes.addressof(pointers)
+    handle, array, launch = function.handle, ctypes.addressof(pointers), driver.launch
 
     def run(stream: int, alive: Any = pointers) -> None:
-        driver.launch(handle, grid, threads, shared, stream, array)
+        launch(handle, grid, threads, shared, stream, array)
 
     def run_with_maps(stream: int) -> None:
         for where, target, made in maps:

@@ -111,9 +111,9 @@ class Plan:
     def run(self, operands: tuple[Array, ...], stream: int) -> None:
         """Launch everything on these operands."""
         pointers = [x.storage.pointer + x.offset * x.dtype.itemsize for x in operands]
-        temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
-        for storage in temporaries:
-            pointers.append(storage.pointer)
+        if self.sizes:
+            temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
+            pointers += [storage.pointer for storage in temporaries]
         if self.driver.pending:
             self.driver.pending.append(lambda: self._launch(pointers, stream))
         else:

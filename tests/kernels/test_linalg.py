@@ -1,0 +1,211 @@
+"""The paths of matrix products that small odd samples do not reach: tensor descriptors, split tiles, epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import genesis.backend.cuda.descriptor as descriptors
+from genesis.array import Array, empty
+from genesis.backend import Device, backend_for
+from genesis.backend.cuda.precision import allow_tf32
+from genesis.dtypes import DType, bfloat16, float16, float32
+from genesis.errors import DeviceError
+from genesis.kernels import linalg
+from genesis.kernels.matmul_tiles import Tile
+from genesis.ops.linalg import matmul
+from genesis.shapes import Shape
+
+CUDA = Device("cuda", 0)
+TILE = Tile(32, 32, 16, 4, 3, split=1)
+BY_DESCRIPTORS, ADD_PARTS, BY_POINTERS = linalg.by_descriptors, linalg.add_parts, linalg.by_pointers
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The kernels that products launch from here on."""
+    kernels: list[object] = []
+    launch = linalg.launch
+
+    def spy(kernel: object, *args: object, **keywords: object) -> None:
+        kernels.append(kernel)
+        launch(kernel, *args, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(linalg, "launch", spy)
+    return kernels
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    before = allow_tf32.set(True)
+    yield
+    allow_tf32.set(before)
+
+
+def on_gpu(values: np.ndarray, dtype: DType, turned: bool = False) -> Array:
+    """A device array; turned: its last two dimensions lie the other way round in memory."""
+    stored = np.ascontiguousarray(np.swapaxes(values, -1, -2)) if turned else values
+    array = empty(stored.shape, dtype, CUDA)
+    backend_for(CUDA).from_numpy(stored, array)
+    if not turned:
+        return array
+    return array.view(values.shape, (*array.strides[:-2], array.strides[-1], array.strides[-2]))
+
+
+def difference(
+    layout: str, x_shape: Shape, y_shape: Shape, dtype: DType, tile: Tile | None, finish: tuple[str, ...] = ()
+) -> float:
+    """The largest error of a product, relative to the largest element, against float64."""
+    rng = np.random.default_rng(7)
+    x = on_gpu(rng.normal(size=x_shape), dtype, layout[0] == "t")
+    y = on_gpu(rng.normal(size=y_shape), dtype, layout[1] == "t")
+    want = x.numpy().astype(np.float64) @ y.numpy().astype(np.float64)
+    out = on_gpu(rng.normal(size=want.shape), dtype)
+    bias, residual = on_gpu(rng.normal(size=want.shape[-1:]), dtype), on_gpu(rng.normal(size=want.shape), dtype)
+    before = out.numpy().astype(np.float64)
+    want = 0.5 * want if "alpha" in finish else want
+    want = want + bias.numpy().astype(np.float64) if "bias" in finish else want
+    if "relu" in finish:
+        want = np.maximum(want, 0)
+    if "silu" in finish:
+        want = want / (1 + np.exp(-want))
+    if "gelu_tanh" in finish:
+        want = 0.5 * want * (1 + np.tanh(np.sqrt(2 / np.pi) * (want + 0.044715 * want**3)))
+    want = want + residual.numpy().astype(np.float64) if "residual" in finish else want
+    want = want + before if "accumulate" in finish else want
+    linalg.matmul_into(
+        out, x, y, tile=tile, alpha=0.5 if "alpha" in finish else 1.0,
+        bias=bias if "bias" in finish else None, residual=residual if "residual" in finish else None,
+        activation=next((a for a in ("relu", "silu", "gelu_tanh") if a in finish), None),
+        accumulate="accumulate" in finish,
+    )  # fmt: skip
+    return float(np.abs(out.numpy().astype(np.float64) - want).max() / np.abs(want).max())
+
+
+ROUNDING = {bfloat16: 2.0**-8, float16: 2.0**-10, float32: 2e-6}  # of the store; sums are far below it
+
+
+@pytest.mark.parametrize("swapped", (False, True))
+@pytest.mark.parametrize("dtype", (bfloat16, float32))
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+def test_every_layout_goes_through_descriptors(
+    layout: str, dtype: DType, swapped: bool, launched: list[object], tf32: None
+) -> None:
+    error = difference(layout, (72, 40), (40, 88), dtype, TILE._replace(swapped=swapped))
+    assert launched == [BY_DESCRIPTORS]
+    assert error < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("layout", ("nn", "tt"))
+def test_tiles_that_rounds_leave_over_are_split(layout: str, launched: list[object]) -> None:
+    error = difference(layout, (72, 200), (200, 88), float16, TILE._replace(split=3), ("bias", "residual"))
+    assert launched == [BY_DESCRIPTORS, ADD_PARTS]
+    assert error < ROUNDING[float16]
+
+
+@pytest.mark.parametrize("split", (1, 2))
+@pytest.mark.parametrize("swapped", (False, True))
+@pytest.mark.parametrize(
+    "finish",
+    [("bias",), ("relu",), ("silu",), ("bias", "gelu_tanh"), ("residual",), ("accumulate", "alpha"),
+     ("alpha", "bias", "silu", "residual", "accumulate")],
+)  # fmt: skip
+def test_epilogues(finish: tuple[str, ...], swapped: bool, split: int, launched: list[object]) -> None:
+    tile = TILE._replace(swapped=swapped, split=split)
+    assert difference("nt", (40, 48), (48, 72), float16, tile, finish) < ROUNDING[float16]
+    assert (ADD_PARTS in launched) == (split == 2)
+
+
+def test_epilogues_through_pointers(launched: list[object]) -> None:
+    finish = ("alpha", "bias", "gelu_tanh", "residual", "accumulate")
+    assert difference("nn", (19, 21), (21, 23), float16, None, finish) < ROUNDING[float16]
+    assert launched == [BY_POINTERS]
+
+
+@pytest.mark.parametrize(
+    "x, y", [((3, 24, 32), (3, 32, 40)), ((3, 24, 32), (1, 32, 40)), ((24, 32), (3, 32, 40)),
+             ((2, 1, 24, 32), (1, 3, 32, 40)), ((2, 3, 24, 32), (3, 32, 40)), ((2, 3, 24, 32), (32, 40))],
+)  # fmt: skip
+def test_batches_and_their_broadcasts(x: Shape, y: Shape, launched: list[object]) -> None:
+    assert difference("nn", x, y, bfloat16, TILE._replace(split=0)) < ROUNDING[bfloat16]
+    assert launched == [BY_DESCRIPTORS]
+
+
+def test_a_wide_tile_is_stored_in_pieces(launched: list[object], tf32: None) -> None:
+    assert difference("nn", (136, 24), (24, 264), float32, Tile(128, 256, 16, 8, 3)) < ROUNDING[float32]
+    assert launched == [BY_DESCRIPTORS]
+
+
+@pytest.mark.parametrize(
+    "layout, x, y", [("nn", (16, 33), (33, 16)), ("tn", (33, 16), (16, 16)), ("nt", (16, 20), (20, 16))]
+)
+def test_strides_of_no_16_bytes_go_through_pointers(layout: str, x: Shape, y: Shape, launched: list[object]) -> None:
+    assert difference(layout, x, y, bfloat16, None) < ROUNDING[bfloat16]
+    assert launched == [BY_POINTERS]
+
+
+def test_an_unaligned_base_goes_through_pointers(launched: list[object]) -> None:
+    values = np.random.default_rng(1).normal(size=(16, 40))
+    whole = on_gpu(values, bfloat16)
+    x = whole.view((16, 32), whole.strides, 1)
+    out = empty((16, 16), bfloat16, CUDA)
+    linalg.matmul_into(out, x, x.view((32, 16), (1, 40), 1))
+    assert launched == [BY_POINTERS]
+    found = x.numpy().astype(np.float64)
+    assert np.abs(out.numpy().astype(np.float64) - found @ found.T).max() < ROUNDING[bfloat16] * 60
+
+
+def test_an_out_of_odd_columns_is_stored_through_pointers(launched: list[object]) -> None:
+    assert difference("nt", (40, 32), (32, 45), bfloat16, TILE) < ROUNDING[bfloat16]
+    assert launched == [BY_DESCRIPTORS]
+
+
+def test_float32_is_exact_until_tf32_is_allowed(launched: list[object]) -> None:
+    assert difference("nn", (32, 32), (32, 32), float32, None) < ROUNDING[float32]
+    assert launched == [BY_POINTERS]
+
+
+def test_plans_follow_the_tf32_switch(launched: list[object]) -> None:
+    x = on_gpu(np.eye(32), float32)
+    matmul(x, x)
+    before = allow_tf32.set(True)
+    try:
+        matmul(x, x)
+    finally:
+        allow_tf32.set(before)
+    matmul(x, x)  # replayed
+    assert launched == [BY_POINTERS, BY_DESCRIPTORS]
+
+
+def test_a_replayed_plan_follows_its_operands() -> None:
+    values = [np.random.default_rng(i).normal(size=(32, 32)) for i in range(4)]
+    for left, right in (values[:2], values[2:]):
+        x, y = on_gpu(left, bfloat16), on_gpu(right, bfloat16)
+        got = matmul(x, y).numpy().astype(np.float64)
+        want = x.numpy().astype(np.float64) @ y.numpy().astype(np.float64)
+        assert np.abs(got - want).max() < ROUNDING[bfloat16] * np.abs(want).max()
+
+
+def test_maps_are_kept_by_address_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def encode(
+        at: int, kind: int, rank: int, address: int, sizes: object, strides: object, box: object, *rest: int
+    ) -> int:
+        made.append(address)
+        return 0 if address else 1
+
+    monkeypatch.setattr(descriptors, "_entry", lambda: (encode, True))
+    encoder = descriptors.Encoder(descriptors.Facts(3, 10, 2, (64, 64)), (128, 64), (64, 1), False)
+    assert len(encoder.map(16)) == descriptors.MAP_BYTES
+    encoder.map(16)
+    assert made == [16]
+    for address in range(32, 32 + 16 * descriptors.KEPT, 16):
+        encoder.map(address)
+    assert len(encoder._maps) == descriptors.KEPT
+    encoder.map(16)
+    assert made.count(16) == 2
+    with pytest.raises(DeviceError, match=r"tensor map of shape \(128, 64\).* failed with error 1"):
+        encoder.map(0)
