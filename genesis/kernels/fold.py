@@ -62,9 +62,10 @@ def chosen(m, new, old, STATES: tl.constexpr):
         return (tl.where(m, new[0], old[0]), tl.where(m, new[1], old[1]), tl.where(m, new[2], old[2]))
 
 
-@triton.jit
-def reduced(state, AXIS: tl.constexpr, MERGE: tl.constexpr):
-    return tl.reduce(state, AXIS, MERGE.value)  # it does not open constants itself
+@tl.core.builtin
+def reduced(state, AXIS, MERGE, _semantic=None, _generator=None):  # type: ignore[no-untyped-def]
+    """`tl.reduce` with a function that came as a constant, which it does not open itself."""
+    return tl.reduce(state, AXIS, MERGE.value, _semantic=_semantic, _generator=_generator)
 
 
 if is_interpreted():  # which would call MERGE for every element

@@ -18,9 +18,10 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.signature import Double
 from genesis.backend.cuda.twins import twin
 from genesis.dtypes import float64
+from genesis.kernels import segment
 from genesis.kernels.indices import is_wide, offsets
 from genesis.kernels.radix import order_of
-from genesis.kernels.segment import Rows, Sorted, add_rows, columns, index_type, put_rows, report, rows_of
+from genesis.kernels.segment import Rows, Sorted, add_rows, index_type, put_rows, report, rows_of
 from genesis.kernels.select import count_true, true_positions
 from genesis.kernels.types import work_type
 from genesis.ops.index import placed
@@ -210,15 +211,14 @@ def gather(out: Array, x: Array, places: Places, outer: tuple[Shape, Shape], inn
     rows = before.width * count
     if rows == 0 or width == 0:
         return
-    c = columns(width, 1024)
-    r = max(1, 2048 // c)
+    r, c, warps = segment.tile_of(width)
     blocks = triton.cdiv(width, c)
     wide = is_wide((rows + r, width)) or is_wide(before.rest, before.target) or is_wide(after.rest, after.target)
     launch(
         gather_kernel, triton.cdiv(rows, r) * blocks, out, x, *places.arrays, faults.flag(x.device), rows, count,
         width, blocks, places.sizes, places.strides, places.extents, places.steps, places.sites, before.rest,
         before.target, after.rest, after.target, NEGATIVE=places.negative, OUTER=rows != count,
-        DIMS=len(places.sizes), OUTERS=len(before.rest), INNERS=len(after.rest), WIDE=wide, R=r, C=c, num_warps=4,
+        DIMS=len(places.sizes), OUTERS=len(before.rest), INNERS=len(after.rest), WIDE=wide, R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def gradient_kernel(p_o, p_g, p_x, p_labels, p_lse, p_fault, classes, tiles, ign
     g, lse = converted(tl.load(p_g + i_row * sg), WORK), converted(tl.load(p_lse + i_row * se), WORK)
     read = i < tl.where(kept, classes, 0)
     x = converted(tl.load(p_x + i_row * sx + i.to(tl.int64) * sc, mask=read, other=0), WORK)
-    d = tl.exp(x - lse) * (lse * z * 2 + 1) - smoothing / classes
+    d = tl.exp(x - lse) * (lse * z * 2 + 1) - tl.full((), smoothing, WORK) / classes
     d -= tl.where(i == label, tl.full((), 1, WORK) - smoothing, 0.0)
     y = tl.where(kept, d * g, 0.0)
     tl.store(p_o + i_row * classes + i, converted(y, p_o.dtype.element_ty), mask=m)

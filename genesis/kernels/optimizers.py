@@ -64,7 +64,8 @@ def note(p_c, scale, IS_NUMBER: tl.constexpr):
 @triton.jit
 def wanted(m, p_c):
     """The mask of a store of a step, which holds nothing where the step is left out."""
-    return m & (tl.load(p_c + 9) != 0)
+    made = tl.zeros(m.shape, p_c.dtype.element_ty) + tl.load(p_c + 9)  # the interpreter cannot spread a scalar bool
+    return m & (made != 0)
 
 
 @triton.jit
@@ -293,7 +294,7 @@ def power_sums(p_o, p_x, n, sizes, sx, order, ORDER: tl.constexpr, WORK: tl.cons
     i_program = tl.program_id(0)
     start = (i_program.to(tl.int64) if WIDE else i_program) * SPAN
     acc = tl.zeros((BLOCK,), WORK)
-    for at in range(0, SPAN, BLOCK):
+    for at in range(0, tl.minimum(n - start, SPAN), BLOCK):
         i = start + at + tl.arange(0, BLOCK)
         x = tl.abs(converted(tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=i < n, other=0), WORK))
         if ORDER == 2:

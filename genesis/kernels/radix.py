@@ -135,6 +135,11 @@ def move_digits(p_sorted, p_order_out, p_keys, p_order, p_base, length, tiles, s
     tl.store(p_order_out + target, position, mask=m)
 
 
+def rank_tile(length: int) -> tuple[int, int, int]:
+    """(keys of a program, keys it compares with at once, warps)."""
+    return (32, 256, 4) if length > 256 else (16, 64, 4)
+
+
 def _ranks(length: int, lines: int) -> bool:
     return length <= RANKED and length * length * lines <= COMPARISONS
 
@@ -154,11 +159,12 @@ def order_of(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tu
     if _ranks(length, lines):
         found = empty(keys.shape, keys.dtype, keys.device) if keep_keys else None
         order = empty(keys.shape, int32, keys.device)
-        bi, bj = (32, 256) if length > 256 else (16, 64)
+        bi, bj, warps = rank_tile(length)
         blocks = triton.cdiv(length, bi)
         floats = bits <= 24 and not signed and keys.dtype is int32
         launch(
-            rank_kernel, blocks * lines, found, order, keys, length, blocks, FLOATS=floats, BI=bi, BJ=bj, num_warps=4
+            rank_kernel, blocks * lines, found, order, keys, length, blocks, FLOATS=floats, BI=bi, BJ=bj,
+            num_warps=warps,
         )  # fmt: skip
         return found, order
     return _radix(keys, bits, signed, keep_keys)

@@ -35,9 +35,11 @@ class Lines(NamedTuple):
     steps_out: Shape
 
 
-@triton.jit
-def running(x, AXIS: tl.constexpr, MERGE: tl.constexpr, REVERSE: tl.constexpr):
-    return tl.associative_scan(x, AXIS, MERGE.value, reverse=REVERSE)
+@tl.core.builtin
+def running(x, AXIS, MERGE, REVERSE, _semantic=None, _generator=None):  # type: ignore[no-untyped-def]
+    """`tl.associative_scan` with a function that came as a constant, which it does not open itself."""
+    reverse = REVERSE.value
+    return tl.associative_scan(x, AXIS, MERGE.value, reverse=reverse, _semantic=_semantic, _generator=_generator)
 
 
 if is_interpreted():  # which would call MERGE for every element

@@ -21,7 +21,7 @@ from genesis.kernels.indices import collapse, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape
 
-__all__ = ["Rows", "Sorted", "add_rows", "index_type", "put_rows", "report", "rows_of", "sorted_tile"]
+__all__ = ["Rows", "Sorted", "add_rows", "index_type", "put_rows", "report", "rows_of", "sorted_tile", "tile_of"]
 
 PARTS = 64  # windows whose partial sums are read at once
 FAR = 1 << 31
@@ -155,9 +155,7 @@ def join_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks, rest, sx
         while more > 0:
             w = at + tl.arange(0, PARTS)
             same = tl.load(p_keys + w * R, mask=w * R < count, other=-1) == key
-            parts = tl.load(
-                p_parts + (w * 2 * width)[:, None] + c[None, :], mask=same[:, None] & m_c[None, :], other=0
-            )
+            parts = tl.load(p_parts + (w * 2 * width)[:, None] + c[None, :], mask=same[:, None] & m_c[None, :], other=0)
             total += tl.sum(parts, 0).to(WORK)
             at += PARTS
             more = tl.min(same.to(tl.int32), 0)
@@ -228,23 +226,28 @@ def columns(width: int, most: int) -> int:
     return min(even if even >= 64 else int(triton.next_power_of_2(width)), most)
 
 
+def tile_of(width: int) -> tuple[int, int, int]:
+    """(rows, columns, warps) of a tile that moves rows."""
+    c = columns(width, 1024)
+    return max(1, 2048 // c), c, 4
+
+
 def put_rows(target: Array, values: Any, found: Sorted, rows: Rows) -> None:
     """target[key] = values[position]; where keys repeat, the last position's. A number is written to all."""
     count, width = found.keys.size, rows.width
     if count == 0 or width == 0:
         return
-    c = columns(width, 512)
-    r = max(1, 2048 // c)
+    r, c, warps = tile_of(width)
     blocks = triton.cdiv(width, c)
     launch(
         put_kernel, triton.cdiv(count, r) * blocks, target, values, found.keys, found.order, count, found.span,
         found.unit, width, blocks, rows.sizes, rows.strides, rows.rest, rows.target, rows.values,
         NUMBER=not isinstance(values, Array), WORK=TRITON[work_type(target.dtype).name], DIMS=len(rows.sizes),
-        REST=len(rows.rest), WIDE=rows.wide, R=r, C=c, num_warps=4,
+        REST=len(rows.rest), WIDE=rows.wide, R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 
-def _window(count: int, width: int) -> tuple[int, int, int]:
+def window_of(count: int, width: int) -> tuple[int, int, int]:
     """(slots of a window, columns of a tile, warps)."""
     slots = 16 if count <= 1 << 16 else 64
     c = columns(width, 2048 // slots)
@@ -265,7 +268,7 @@ def add_rows(
     count, width = found.keys.size, rows.width
     if count == 0 or width == 0:
         return
-    r, c, warps = _window(count, width)
+    r, c, warps = window_of(count, width)
     work = work_type(target.dtype) if work is None else work
     blocks, windows = triton.cdiv(width, c), triton.cdiv(count, r)
     parts = empty((windows, 2, width), work if work.name != "bool" else int32, target.device)

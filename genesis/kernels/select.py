@@ -21,7 +21,7 @@ from genesis.kernels.segment import report
 __all__ = ["count_true", "true_positions"]
 
 TILE = 4096
-SHARED = 1 << 22  # elements; from here on the counts of `count_true` are kept for `true_positions`
+SHARED = 1 << 27  # elements; from here on counting again costs more than launches without a plan
 
 # What the last count on each device left: the mask it was of, and its tiles' offsets.
 _counted: dict[Device, tuple[Any, Any, Array]] = {}

@@ -122,9 +122,7 @@ def pad(out: Array, x: Array, widths: tuple[tuple[int, int], ...], value: float)
         twin_named("fill", "elementwise")(out, value=number, shape=out.shape, dtype=out.dtype)
         return
     ends, strides, sizes, before = _merged(x, [w != (0, 0) for w in widths], list(out.shape), [a for a, _ in widths])
-    _move(
-        out, x, Double(number) if out.dtype is float64 else number, sizes, strides, ends, [-b for b in before], True
-    )
+    _move(out, x, Double(number) if out.dtype is float64 else number, sizes, strides, ends, [-b for b in before], True)
 
 
 # --- Triangles --------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Copies between arrays that lie differently in memory: tiles that are read along one's contiguous axis and written along
-the other's, turned around in shared memory in between.
+"""Copies between arrays that lie differently in memory: tiles that are read along one's contiguous axis and written
+along the other's, turned around in shared memory in between.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Optimizer steps on a GPU. Nothing in a step waits: losses and norms are read an interval later, all at once.
 
 A step whose loss or gradient is not finite must change no weight, and no later step may either. So a number on the
-device is 0 while all is well and NaN from the first bad step on; it is added to the clip scale, and a scale of NaN leaves
-an update out. When the figures are read, the bad step is made once more, from the weights that it found, to say what is
-wrong.
+device is 0 while all is well and NaN from the first bad step on; it is added to the clip scale, and a scale of NaN
+leaves an update out. When the figures are read, the bad step is made once more, from the weights that it found, to say
+what is wrong.
 """
 
 from __future__ import annotations

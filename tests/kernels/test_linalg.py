@@ -10,6 +10,7 @@ import pytest
 import genesis.backend.cuda.descriptor as descriptors
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
+from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32
 from genesis.errors import DeviceError
@@ -27,7 +28,6 @@ BY_DESCRIPTORS, ADD_PARTS, BY_POINTERS = linalg.by_descriptors, linalg.add_parts
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """The kernels that products launch from here on."""
     kernels: list[object] = []
-    launch = linalg.launch
 
     def spy(kernel: object, *args: object, **keywords: object) -> None:
         kernels.append(kernel)

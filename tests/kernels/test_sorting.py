@@ -55,11 +55,11 @@ def specials(dtype: str, rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Values with ties, both zeros, infinities and NaN, or the ends of an integer type."""
     kind = as_dtype(dtype)
     if kind.is_floating_point:
-        x = np.round(rng.standard_normal(shape) * 4) / 2
-        x[rng.random(shape) < 0.2] = -0.0
+        halves = np.round(rng.standard_normal(shape) * 4) / 2
+        halves[rng.random(shape) < 0.2] = -0.0
         for value in (np.nan, np.inf, -np.inf, -np.nan):
-            x[rng.random(shape) < 0.05] = value
-        return x.astype(kind.numpy)
+            halves[rng.random(shape) < 0.05] = value
+        return halves.astype(kind.numpy)
     limits = np.iinfo(kind.numpy) if dtype != "bool" else None
     x = rng.integers(-9, 9, shape) if limits is None or limits.min < 0 else rng.integers(0, 9, shape)
     x = x.astype(kind.numpy)
@@ -121,7 +121,7 @@ def test_topk_by_a_tournament(monkeypatch: pytest.MonkeyPatch, dtype: str, large
 def test_runs_that_cross_windows(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few targets for many positions: most runs are longer than a window, some than all that are read at once."""
     monkeypatch.setattr(segment, "PARTS", 2)
-    monkeypatch.setattr(segment, "_window", lambda count, width: (16, segment.columns(width, 128), 4))
+    monkeypatch.setattr(segment, "window_of", lambda count, width: (16, segment.columns(width, 128), 4))
     rng = np.random.default_rng(rows)
     ids, g = rng.integers(0, rows, 150), rng.standard_normal((150, width))
     expected = np.zeros((rows, width))
@@ -272,9 +272,7 @@ def test_bad_indices_read_zeros_and_write_nothing() -> None:
 # --- Transposed copies ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("shape", "order"), [((70, 40), (1, 0)), ((3, 70, 40), (0, 2, 1)), ((20, 3, 33), (2, 1, 0))]
-)
+@pytest.mark.parametrize(("shape", "order"), [((70, 40), (1, 0)), ((3, 70, 40), (0, 2, 1)), ((20, 3, 33), (2, 1, 0))])
 @pytest.mark.parametrize("dtype", [float32, bfloat16, float64, int32])
 def test_transposed_copy(shape: tuple[int, ...], order: tuple[int, ...], dtype: DType) -> None:
     values = np.random.default_rng(4).integers(-99, 99, shape).astype(dtype.numpy)

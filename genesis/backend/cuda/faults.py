@@ -1,7 +1,7 @@
-"""Errors that only the data shows, found by kernels and raised at the next wait for the device, without one of their own.
+"""Errors that only the data shows: found by kernels, raised at the next wait for the device, without one of their own.
 
-A kernel that meets a bad index touches no memory with it and leaves one 64-bit word in pinned host memory: the number of
-a site (an op and a dimension's size) and the index. The host looks at the word after each synchronisation.
+A kernel that meets a bad index touches no memory with it and leaves one 64-bit word in pinned host memory: the number
+of a site (an op and a dimension's size) and the index. The host looks at the word after each synchronisation.
 """
 
 from __future__ import annotations

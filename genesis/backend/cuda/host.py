@@ -36,7 +36,7 @@ class HostDriver:
         self.properties = Properties("Triton's interpreter", (9, 0), MEMORY, 4, 227 << 10, 50 << 20)
         self.memory = MEMORY
         self._blocks: dict[int, np.ndarray] = {}
-        self._handles = itertools.count(1)
+        self._handles = itertools.count(16)  # 1 and 2 name the default streams
         self._events: dict[int, float] = {}
         self._used = 0
         self._captures: dict[int, list[Callable[[], None]]] = {}  # by stream

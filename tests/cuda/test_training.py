@@ -1,0 +1,194 @@
+"""Training on CUDA gives what it gives on the CPU: the steps, what stops them, the whole command, its checkpoints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis import cuda
+from genesis.backend import CPU, Device
+from genesis.errors import ConfigError, DeviceError, NumericError
+from genesis.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
+from genesis.train.device_steps import DeviceSteps
+from genesis.train.feed import Feed
+from genesis_models.blocks import CausalLM
+from genesis_models.registry import build
+from genesis_models.session import preparation
+from tests.train.runs import assembled, checkpoints, load, make, rows, train
+
+CUDA = Device("cuda")
+SHAPE = {
+    "model_type": "qwen3",
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+
+def steps(model: CausalLM, device: str, count: int) -> tuple[list[float], dict[str, np.ndarray]]:
+    """Losses of `count` AdamW steps on packed rows of 16 tokens, and the weights afterwards."""
+    rng = np.random.default_rng(0)
+    model.to(device=device)
+    optimizer = AdamW(model.named_parameters(), lr=1e-2, fused=True)
+    losses = []
+    for _ in range(count):
+        ids = rng.integers(0, 128, (2, 16))
+        positions = np.concatenate([np.arange(10), np.arange(6)])[None].repeat(2, 0)
+        batch = (genesis.tensor(a, device=device) for a in (ids, ids, positions))
+        input_ids, labels, position_ids = batch
+        optimizer.zero_grad()
+        loss = model.loss(input_ids, labels, position_ids=position_ids, num_targets=30)
+        loss.backward()
+        optimizer.step(grad_scale=genesis.nn.utils.clip_scale(optimizer.grad_norm(), 1.0))
+        losses.append(loss.item())
+    return losses, {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+
+
+def test_three_steps_equal_those_of_the_cpu() -> None:
+    losses, weights = steps(build(SHAPE, 1), "cpu", 3)
+    found, placed = steps(build(SHAPE, 1), "cuda", 3)
+    assert found == pytest.approx(losses, rel=1e-4)
+    assert losses[2] != pytest.approx(losses[0], rel=1e-4)
+    # AdamW divides by the root of second moments: rounding in a gradient near 0 becomes a part of lr in a weight.
+    furthest = max(float(np.abs(placed[n] - weights[n]).max()) for n in weights)
+    assert furthest < 3e-3
+    median = np.median(np.concatenate([np.abs(placed[n] - weights[n]).ravel() for n in weights]))
+    assert median < 1e-6
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: SGD(p, lr=0.1, fused=True),
+    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adam": lambda p: Adam(p, lr=0.1, weight_decay=0.1, fused=True),
+    "adamw": lambda p: AdamW(p, lr=0.1, fused=True),
+    "lion": lambda p: Lion(p, lr=0.1, fused=True),
+    "adafactor": lambda p: Adafactor(p, lr=0.1, fused=True),
+    "muon": lambda p: Muon([{"params": p, "use_muon": True}], lr=0.1, fused=True),
+    "foreach": lambda p: AdamW(p, lr=0.1, foreach=True),
+    "plain": lambda p: AdamW(p, lr=0.1, foreach=False),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_scale_of_nan_leaves_the_step_out(name: str, device: str) -> None:
+    rng = np.random.default_rng(1)
+    shapes = [(3, 4)] if name == "muon" else [(3, 4), (5,)]
+    params = [genesis.tensor(rng.standard_normal(s), dtype="float32", device=device) for s in shapes]
+    for p in params:
+        p.requires_grad_()
+    optimizer = OPTIMIZERS[name](params)
+
+    def step(scale: float, gradient: float) -> list[bytes]:
+        for p in params:
+            p.grad = genesis.full(p.shape, gradient, device=device)
+        optimizer.step(grad_scale=genesis.tensor(scale, device=device))
+        states = [t for p in params for t in optimizer.state[p].values() if isinstance(t, genesis.Tensor)]
+        return [t.detach().cpu().numpy().tobytes() for t in (*params, *states)]
+
+    first = step(1.0, 0.5)
+    assert step(float("nan"), float("nan")) == first
+    assert step(float("nan"), 0.5) == first
+    assert step(1.0, 0.5) != first
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("corpus"))
+
+
+def test_the_feed_brings_every_batch_whole_and_in_order(recipe: Path, tmp_path: Path) -> None:
+    loader = assembled(load(recipe, str(tmp_path / "run"))).state.loader
+    feed = Feed(CUDA, loader.batch_size, loader.seq_len)
+    for index in range(loader.num_batches(0)):
+        batch = loader.batch(0, index)
+        there = feed.put(batch, 100 + index)
+        for mine, its in zip((batch.input_ids, batch.labels, batch.position_ids), there[:3], strict=True):
+            assert np.array_equal(its.cpu().numpy(), mine)
+        assert there.num_targets.item() == 100 + index
+
+
+def test_a_bad_step_and_all_after_it_change_no_weight_and_are_explained(recipe: Path, tmp_path: Path) -> None:
+    config = load(recipe, str(tmp_path / "run"), "train.device=cuda", "log.every=4")
+    training = assembled(config)
+    state, device_steps = training.state, training._on_device
+    assert isinstance(device_steps, DeviceSteps)
+    loss = type(state.model).loss
+    hashes, bad = [], 2
+
+    def poisoned(self: Any, ids: Any, *args: Any, **options: Any) -> Any:
+        found = loss(self, ids, *args, **options)
+        return found * float("nan") if state.step == bad else found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(state.model), "loss", poisoned)
+        for _ in range(4):
+            training._step(training._batches())
+            hashes.append([p.detach().cpu().numpy().tobytes() for _, p in state.model.named_parameters()])
+        assert hashes[0] != hashes[1] == hashes[2] == hashes[3]
+        with pytest.raises(NumericError, match="loss of micro-batch 0 is nan in step 3") as caught:
+            training._catch_up()
+    assert caught.value.exit_code == 9
+    assert "the weights are those of step 2" in str(caught.value)
+    assert re.search(r"samples: row 0: .*doc\d\d\.txt", caught.value.where)
+
+
+@pytest.mark.slow
+def test_a_run_on_cuda_is_that_on_the_cpu_and_resumes_bit_by_bit(recipe: Path, tmp_path: Path) -> None:
+    small = ("eval.max_batches=1", "train.accumulation_steps=1", "train.steps=4", "eval.prompts=[]", "eval.every=4")
+    on_cpu = load(recipe, str(tmp_path / "cpu"), "train.device=cpu", *small)
+    whole = load(recipe, str(tmp_path / "cuda"), "train.device=cuda", *small)
+    parts = load(recipe, str(tmp_path / "parts"), "train.device=cuda", *small)
+    train(on_cpu)
+    summary = train(whole)
+    kept = rows(whole.train.output_dir)
+    for mine, its in zip(kept, rows(on_cpu.train.output_dir), strict=True):
+        assert mine.keys() == its.keys()
+        for name, value in mine.items():
+            assert value == pytest.approx(its[name], rel=1e-3), name
+    with pytest.raises(ConfigError, match="device"):
+        train(load(recipe, str(tmp_path / "cuda"), "train.device=cpu", *small, "train.steps=5"), resume=True)
+    train(load(recipe, str(tmp_path / "parts"), "train.device=cuda", *small, "train.steps=2"))
+    resumed = train(parts, resume=True)
+    assert resumed.state_hash == summary.state_hash
+    assert checkpoints(parts.train.output_dir)[4] == checkpoints(whole.train.output_dir)[4]
+    assert summary.tokens_per_second is None or summary.tokens_per_second > 0
+
+
+def test_auto_takes_a_gpu_where_there_is_one_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genesis.backend.cuda.driver.is_interpreted", lambda: False)
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "check_supported", lambda device: "NVIDIA H200, 140 GiB")
+    assert preparation.resolve_device("auto") == CUDA
+    assert preparation.gpu_in_words() == (True, "NVIDIA H200, 140 GiB")
+    monkeypatch.setattr(cuda, "is_available", lambda: False)
+    assert preparation.resolve_device("auto") == CPU
+    assert preparation.gpu_in_words() == (False, "no GPU was found")
+
+    def old(device: Any) -> str:
+        raise DeviceError("cuda:0 is a Tesla T4 of compute capability 7.5")
+
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "check_supported", old)
+    assert preparation.resolve_device("auto") == CPU
+    assert "T4" in preparation.gpu_in_words()[1]
+    with pytest.raises(DeviceError, match="T4"):
+        preparation.resolve_device("cuda")
+
+
+def test_the_interpreter_is_never_chosen_by_auto() -> None:
+    if not cuda.get_device_name().startswith("Triton"):
+        pytest.skip("there is a GPU")
+    assert preparation.resolve_device("auto") == CPU
+    assert preparation.resolve_device("cuda") == CUDA
