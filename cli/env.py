@@ -44,6 +44,8 @@ def report(found: dict[str, Any]) -> Iterator[str]:
         yield from _packages([row for row in found["packages"] if row["extra"] == extra])
     yield ""
     yield "gpu"
+    if cuda.get("kernel_driver"):
+        yield f"  {escape(cuda['kernel_driver'])}"
     if cuda.get("cuda"):
         yield f"  driver speaks CUDA {cuda['cuda']}"
     for device in cuda["devices"]:

@@ -90,13 +90,14 @@ FLOAT32 = [
     (64, 64, 16, 4, 3), (128, 64, 16, 4, 3), (128, 64, 16, 8, 3), (128, 128, 16, 8, 3), (64, 128, 16, 8, 3),
     (128, 128, 16, 4, 3), (32, 64, 16, 4, 3), (64, 64, 16, 8, 3), (64, 64, 32, 4, 3),
 ]  # fmt: skip
+EMULATED = [(128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 4), (128, 64, 32, 8, 3), (128, 256, 32, 8, 2)]
 NARROW = [(64, 16, 128, 4, 4), (64, 16, 256, 4, 3), (128, 16, 128, 4, 4), (64, 32, 128, 4, 4), (64, 64, 128, 4, 3)]
 
 
 def tiles_of(shape: Shape) -> list[Tile]:
     """The candidates for a shape: tiles, each with the splits and, in tf32, the sides that can matter."""
     if shape.kind == "float32":
-        return [Tile(*t) for t in FLOAT32]
+        return [Tile(*t) for t in (FLOAT32 if linalg.FLOAT32 == "ieee" else EMULATED)]
     narrow = min(shape.m, shape.n) <= 64
     base = [Tile(*t) for t in (NARROW if narrow else HALF if shape.kind == "half" else TF32)]
     if narrow:
@@ -290,7 +291,9 @@ def main() -> None:
     parser.add_argument("--candidates", nargs="+", help="BM,BN,BK,WARPS,STAGES[,GROUP[,SPLIT[,SWAPPED]]] instead")
     parser.add_argument("--budget", type=float, default=2500.0, help="microseconds of GPU time a graph")
     parser.add_argument("--keep", type=int, default=3, help="candidates that are printed and timed again")
+    parser.add_argument("--float32", default=linalg.FLOAT32, choices=("ieee", "tf32x3", "bf16x6"))
     options = parser.parse_args()
+    linalg.FLOAT32 = options.float32
     shapes = shapes_of(options.shapes)
     plan: dict[Shape, list[Any]] = {}
     for shape in shapes:
@@ -309,6 +312,7 @@ def main() -> None:
     for shape, tiles in plan.items():
         gc.collect()
         torch.cuda.empty_cache()
+        backend.pool.empty_cache()
         found, theirs = measure(shape, [t for t in tiles if (shape, t) not in failed], options.budget)
         best = [t for _, t in found[: options.keep]]
         if len(found) > 1:  # the winner by luck is the winner no more

@@ -92,9 +92,11 @@ _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)((
 _lent: dict[int, tuple[Any, ...]] = {}  # by the struct's address: the struct, its arrays, and the owner of the memory
 
 
-@_Deleter
-def _release(address: int) -> None:
+def _end(address: int) -> None:
     _lent.pop(address, None)
+
+
+_release = _Deleter(_end)
 
 
 # A capsule may be destroyed while an error is on its way up, where no Python code may run: so it has no destructor. We

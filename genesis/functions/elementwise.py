@@ -155,7 +155,7 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     source = as_operand(source, "copy_")
     if isinstance(source, TensorBase) and source.array.device != x.array.device:
         if x.requires_grad or source.requires_grad:  # on the tape the copy and the change are two steps
-            source = source.to(device=x.array.device)
+            source = source.to(device=x.array.device)  # type: ignore[attr-defined]
         else:
             overwrite(x.array, source.array, non_blocking)
             return x

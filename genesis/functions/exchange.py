@@ -161,7 +161,7 @@ def _host_array(taken: dlpack.Taken, dtype: DType) -> Array:
     before, extent = sum(r for r in reach if r < 0), 1 + sum(abs(r) for r in reach)
     memory = (ctypes.c_uint8 * (extent * item)).from_address(described.pointer + before * item)
     memory._taken = taken  # type: ignore[attr-defined]  # every view of the memory keeps it
-    block = np.frombuffer(memory, np.uint8)
+    block: np.ndarray = np.ndarray((extent * item,), np.uint8, memory)  # type: ignore[arg-type]
     if before == 0 and not taken.read_only and described.pointer % item == 0:
         return Array(CpuStorage(block, extent * item, owner=taken), described.shape, described.strides, dtype)
     strides = tuple(stride * item for stride in described.strides)
@@ -172,7 +172,7 @@ def _device_array(taken: dlpack.Taken, dtype: DType) -> Array:
     pointer, (_, number), _, shape, strides = taken.described
     device = Device("cuda", number)
     array = _adopted(pointer, shape, strides, dtype, device, taken)
-    return registry["copy"](array) if taken.read_only else array  # type: ignore[no-any-return]
+    return registry["copy"](array) if taken.read_only else array
 
 
 def _adopted(
@@ -233,4 +233,4 @@ def from_cuda_array_interface(source: Any) -> Array:
         if theirs != backend.stream:
             _follow(backend, backend.stream, theirs)
     array = _adopted(pointer if math.prod(shape) else 0, shape, strides, dtype, device, source)
-    return registry["copy"](array) if read_only else array  # type: ignore[no-any-return]
+    return registry["copy"](array) if read_only else array

@@ -180,7 +180,7 @@ def merge(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes_k, so, INIT: tl.const
     i_k = program * BK + tl.arange(0, BK)
     i_s = tl.arange(0, BS)
     m_k = i_k < nk
-    LAST: tl.constexpr = 0x7FFFFFFF if INDEX == tl.int32 else 0x7FFFFFFFFFFFFFFF
+    LAST: tl.constexpr = 0x7FFFFFFF if tl.int32 == INDEX else 0x7FFFFFFFFFFFFFFF
     state = INIT(tl.full((BS, BK), IDENTITY, WORK), tl.full((BS, 1), LAST, INDEX))
     m = m_k[None, :] & (i_s < ns)[:, None]
     o = i_s.to(tl.int64)[:, None] * nk + i_k[None, :]

@@ -358,16 +358,20 @@ class Finish(NamedTuple):
         return self._replace(along="m" if self.along == "n" else "n")
 
 
-def _product(out: Array, x: Array, y: Array) -> Product:
+def _product(out: Array, x: Array, y: Array, turned: bool) -> Product:
     """Vectors as matrices, batches broadcast and merged; one product over all rows where y has no batch of its own."""
-    batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    m, n, k = (x.shape[-2] if x.ndim > 1 else 1), (y.shape[-1] if y.ndim > 1 else 1), x.shape[-1]
+    if turned:
+        y_shape, y_strides = (*y.shape[:-2], y.shape[-1], y.shape[-2]), (*y.strides[:-2], y.strides[-1], y.strides[-2])
+    else:
+        y_shape, y_strides = y.shape, y.strides
+    batch = broadcast_shapes(x.shape[:-2], y_shape[:-2])
+    m, n, k = (x.shape[-2] if x.ndim > 1 else 1), (y_shape[-1] if y.ndim > 1 else 1), x.shape[-1]
     ba = broadcast_strides(x.shape[:-2], x.strides[:-2], batch)
-    bb = broadcast_strides(y.shape[:-2], y.strides[:-2], batch)
+    bb = broadcast_strides(y_shape[:-2], y_strides[:-2], batch)
     bo, tail = out.strides[: len(batch)], list(out.strides[len(batch) :])
     row_x, row_o = (x.strides[-2], tail.pop(0)) if x.ndim > 1 else (0, 0)
-    column_y, column_o = (y.strides[-1], tail.pop(0)) if y.ndim > 1 else (0, 0)
-    row_y = y.strides[-2] if y.ndim > 1 else y.strides[0]
+    column_y, column_o = (y_strides[-1], tail.pop(0)) if y.ndim > 1 else (0, 0)
+    row_y = y_strides[-2] if y.ndim > 1 else y_strides[0]
     if not any(bb):
         sizes, merged_x, merged_o = collapse((*batch, m), (*ba, row_x), (*bo, row_o))
         if len(sizes) == 1:
@@ -421,7 +425,7 @@ def _region(f: Factor, batches: Shape, rows: int, columns: int) -> Region | None
 
 
 def matmul_into(
-    out: Array, a: Array, b: Array, *, bias: Array | None = None, activation: str | None = None,
+    out: Array, a: Array, b: Array, *, turned: bool = False, bias: Array | None = None, activation: str | None = None,
     residual: Array | None = None, accumulate: bool = False, alpha: float = 1.0, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """out = activation(alpha·a·b + bias) + residual, plus what out held where `accumulate` is set.
@@ -433,6 +437,7 @@ def matmul_into(
         out: `[..., m, n]`, contiguous, of any float dtype where the operands are floats.
         a, b: `[..., m, k]` and `[..., k, n]` of one dtype and any strides; batch dimensions broadcast. A vector is a
             row on the left and a column on the right, and its dimension is missing in out.
+        turned: b is `[..., n, k]`, as weights are.
         bias: `[n]`, with any stride.
         activation: "relu", "gelu_tanh" or "silu".
         residual: of out's shape, contiguous.
@@ -441,7 +446,7 @@ def matmul_into(
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
     if out.size == 0:
         return
-    product = _product(out, a, b)
+    product = _product(out, a, b, turned)
     finish = Finish(bias, activation, residual, accumulate, alpha)
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_terms(product, finish)
@@ -553,5 +558,4 @@ def matmul(out: Array, x: Array, y: Array) -> None:
 @twin("linear")
 def linear(out: Array, x: Array, weight: Array, bias: Array | None = None) -> None:
     """y = x·Wᵀ + b."""
-    turned = weight.view((weight.shape[1], weight.shape[0]), (weight.strides[1], weight.strides[0]))
-    matmul_into(out, x, turned, bias=bias)
+    matmul_into(out, x, weight, turned=True, bias=bias)

@@ -34,14 +34,19 @@ def inverse_root(mean, eps):
 
 
 @triton.jit
+def row_of(p, i_h, m_h, step, WORK: tl.constexpr):
+    """A parameter as a tile [1, H], in the layout of the tiles it multiplies."""
+    return converted(tl.load(p + (i_h * step)[None, :], mask=m_h[None, :], other=0), WORK)
+
+
+@triton.jit
 def scaled(x, m, r, p_w, p_b, i_h, m_h, dw, db, CENTRED: tl.constexpr):
     """A tile's results from its statistics."""
-    w = converted(tl.load(p_w + i_h * dw, mask=m_h, other=0), x.dtype)
+    w = row_of(p_w, i_h, m_h, dw, x.dtype)
     if CENTRED:
-        b = converted(tl.load(p_b + i_h * db, mask=m_h, other=0), x.dtype)
-        return (x - m[:, None]) * r[:, None] * w[None, :] + b[None, :]
+        return (x - m[:, None]) * r[:, None] * w + row_of(p_b, i_h, m_h, db, x.dtype)
     else:
-        return x * r[:, None] * w[None, :]
+        return x * r[:, None] * w
 
 
 @triton.jit
@@ -90,14 +95,13 @@ def forward(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, dw, db, CENT
 
 
 @triton.jit
-def products(p_g, p_x, p_w, i_h, m_h, m, mean, r, dg, dx, dw, WORK: tl.constexpr, CENTRED: tl.constexpr):
+def products(p_g, p_x, w, i_h, m, mean, r, dg, dx, WORK: tl.constexpr, CENTRED: tl.constexpr):
     """g, n = (x - mean)·r, and g·w of a tile; 0 outside of it."""
     g = converted(tl.load(p_g + (i_h * dg)[None, :], mask=m, other=0), WORK)
     x = converted(tl.load(p_x + (i_h * dx)[None, :], mask=m, other=0), WORK)
-    w = converted(tl.load(p_w + i_h * dw, mask=m_h, other=0), WORK)
     if CENTRED:
         x = tl.where(m, x - mean[:, None], 0)
-    return g, x * r[:, None], g * w[None, :]
+    return g, x * r[:, None], g * w
 
 
 @triton.jit
@@ -109,9 +113,13 @@ def backward(p_d, p_dw, p_db, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, 
     i_h = tl.arange(0, BH)
     m_h = i_h < h
     count = tl.full((BN,), 1, WORK) * h
+    w = row_of(p_w, i_h, m_h, dw, WORK)
     to_w, to_b = tl.zeros((BN, BH), WORK), tl.zeros((BN, BH), WORK)
+    lane = tl.arange(0, BN)
+    if WIDE:
+        lane = lane.to(tl.int64)
     for tile in range(program, tl.cdiv(n, BN), tl.num_programs(0)):
-        i_n = (tile.to(tl.int64) if WIDE else tile) * BN + tl.arange(0, BN)
+        i_n = tile * BN + lane
         m_n = i_n < n
         m = m_n[:, None] & m_h[None, :]
         r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS), mask=m_n, other=0)
@@ -120,7 +128,7 @@ def backward(p_d, p_dw, p_db, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, 
             mean = tl.load(p_m + offsets(i_n, sizes, sm, DIMS), mask=m_n, other=0)
         g_n = (p_g + offsets(i_n, sizes, sg, DIMS))[:, None]
         x_n = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None]
-        g, z, gw = products(g_n, x_n, p_w, i_h, m_h, m, mean, r, dg, dx, dw, WORK, CENTRED)
+        g, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
         to_w += g * z
         d = gw - z * maths.divide(tl.sum(gw * z, 1), count)[:, None]
         if CENTRED:
@@ -148,7 +156,8 @@ def backward_rows(p_d, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, sr, dg,
     for first in range(0, h, BH):
         i_h = first + tl.arange(0, BH)
         m = (i_h < h)[None, :]
-        g, z, gw = products(g_n, x_n, p_w, i_h, i_h < h, m, mean, r, dg, dx, dw, WORK, CENTRED)
+        w = row_of(p_w, i_h, i_h < h, dw, WORK)
+        g, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
         first_sum += gw
         second_sum += gw * z
     count = tl.full((1,), 1, WORK) * h
@@ -157,7 +166,8 @@ def backward_rows(p_d, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, sr, dg,
     for first in range(0, h, BH):
         i_h = first + tl.arange(0, BH)
         m = (i_h < h)[None, :]
-        g, z, gw = products(g_n, x_n, p_w, i_h, i_h < h, m, mean, r, dg, dx, dw, WORK, CENTRED)
+        w = row_of(p_w, i_h, i_h < h, dw, WORK)
+        g, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
         d = gw - z * along
         if CENTRED:
             d -= centre
@@ -173,7 +183,7 @@ def backward_columns(p_dw, p_db, p_g, p_x, p_m, p_r, n, h, sizes, sg, sx, sm, sr
     m_h = i_h < h
     to_w, to_b = tl.zeros((1, BH), WORK), tl.zeros((1, BH), WORK)
     for row in range(tl.program_id(1), n, tl.num_programs(1)):
-        i_n = row.to(tl.int64) + tl.arange(0, 1)
+        i_n = row + tl.arange(0, 1).to(tl.int64)
         r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS))
         m = m_h[None, :]
         g = converted(tl.load((p_g + offsets(i_n, sizes, sg, DIMS))[:, None] + (i_h * dg)[None, :], mask=m), WORK)

@@ -11,6 +11,8 @@ Norms are added up in float64 from partial sums at fixed cuts, so they do not de
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,6 +160,24 @@ def _constants(
     return made
 
 
+@triton.jit
+def _same(x):
+    return x
+
+
+@contextmanager
+def _apart(*arrays: Array) -> Iterator[list[Array]]:
+    """Arrays to change in place; expanded views, whose elements share memory, as copies that are written back."""
+    own = [empty(x.shape, x.dtype, x.device) if x.overlaps_itself() else x for x in arrays]
+    for x, copy in zip(arrays, own, strict=True):
+        if copy is not x:
+            elementwise(_same, copy, x)
+    yield own
+    for x, copy in zip(arrays, own, strict=True):
+        if copy is not x:
+            elementwise(_same, x, copy)
+
+
 # --- Elementwise steps ------------------------------------------------------------------------------------------------
 
 
@@ -235,12 +255,14 @@ def lion(p_p, p_g, p_m, p_c, n, sizes, sp, sg, sm, WORK: tl.constexpr, DIMS: tl.
 
 def _step(kernel: Any, arrays: tuple[Array, ...], constants: Array, **flags: bool) -> None:
     """Launch an elementwise step on a parameter, its gradient and its states."""
-    param = arrays[0]
-    sizes, *strides = collapse(param.shape, *(x.strides for x in arrays))
-    launch(
-        kernel, triton.cdiv(param.size, BLOCK), *arrays, constants, param.size, sizes, *strides, **flags,
-        WORK=TRITON[param.dtype.name], DIMS=len(sizes), WIDE=is_wide(sizes, *strides), BLOCK=BLOCK, num_warps=4,
-    )  # fmt: skip
+    changed, grad = (arrays[0], *arrays[2:]), arrays[1]
+    with _apart(*changed) as (param, *states):
+        operands = (param, grad, *states)
+        sizes, *strides = collapse(param.shape, *(x.strides for x in operands))
+        launch(
+            kernel, triton.cdiv(param.size, BLOCK), *operands, constants, param.size, sizes, *strides, **flags,
+            WORK=TRITON[param.dtype.name], DIMS=len(sizes), WIDE=is_wide(sizes, *strides), BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
 
 
 @twin("sgd_step")
@@ -538,32 +560,43 @@ def adafactor_step(
     if param.size == 0:
         return
     made = _constants(adafactor_constants, float64, param, lr, step, grad_scale, beta2_decay, weight_decay)
-    at = _matrices(param, grad, row_var, col_var)
-    bp, bg, br, bc = at.batch
-    sp, sg, sr, sc = param.strides[-2:], grad.strides[-2:], row_var.strides[-2], col_var.strides[-1]
-    device, dtype, tiny = param.device, param.dtype, _tiny(param.dtype, eps1)
-    squares, measured = empty((at.programs,), float64, device), empty((at.programs,), float64, device)
-    sums = empty((at.programs, at.columns), dtype, device)
-    factor = empty((at.programs // at.tiles, at.columns), dtype, device)
-    common: dict[str, Any] = {"WORK": TRITON[dtype.name], "DIMS": len(at.sizes)}
-    tile_sizes = {"ROWS": TILE_ROWS, "COLUMNS": min(TILE_COLUMNS, max(16, triton.next_power_of_2(at.columns)))}
-    shape = (at.rows, at.columns, at.tiles, at.sizes)
-    launch(
-        matrix_stats, at.programs, param, grad, row_var, sums, squares, made, *shape, bp, bg, br, sp, sg, sr,
-        **common, **tile_sizes,
-    )  # fmt: skip
-    launch(
-        column_stats, (at.programs // at.tiles, triton.cdiv(at.columns, 64)), col_var, factor, row_var, sums, made,
-        *shape, bc, br, sc, sr, tiny, **common, COLUMNS=64, BLOCK=min(1024, max(16, triton.next_power_of_2(at.rows))),
-    )  # fmt: skip
-    rest = (made, *shape, bp, bg, br, sp, sg, sr, tiny)
-    launch(
-        matrix_update, at.programs, param, grad, row_var, factor, measured, *rest, MEASURE=True, **common, **tile_sizes
-    )
-    size = _step_size(squares, measured, made, param.size, eps2, d)
-    launch(
-        matrix_update, at.programs, param, grad, row_var, factor, size, *rest, MEASURE=False, **common, **tile_sizes
-    )
+    with _apart(param, row_var, col_var) as (param, row_var, col_var):
+        at = _matrices(param, grad, row_var, col_var)
+        bp, bg, br, bc = at.batch
+        sp, sg, sr, sc = param.strides[-2:], grad.strides[-2:], row_var.strides[-2], col_var.strides[-1]
+        device, dtype, tiny = param.device, param.dtype, _tiny(param.dtype, eps1)
+        squares, measured = empty((at.programs,), float64, device), empty((at.programs,), float64, device)
+        sums = empty((at.programs, at.columns), dtype, device)
+        factor = empty((at.programs // at.tiles, at.columns), dtype, device)
+        common: dict[str, Any] = {"WORK": TRITON[dtype.name], "DIMS": len(at.sizes)}
+        tile_sizes = {"ROWS": TILE_ROWS, "COLUMNS": min(TILE_COLUMNS, max(16, triton.next_power_of_2(at.columns)))}
+        shape = (at.rows, at.columns, at.tiles, at.sizes)
+        launch(
+            matrix_stats, at.programs, param, grad, row_var, sums, squares, made, *shape, bp, bg, br, sp, sg, sr,
+            **common, **tile_sizes,
+        )  # fmt: skip
+        launch(
+            column_stats, (at.programs // at.tiles, triton.cdiv(at.columns, 64)), col_var, factor, row_var, sums, made,
+            *shape, bc, br, sc, sr, tiny, **common, COLUMNS=64, BLOCK=min(1024, max(16, triton.next_power_of_2(at.rows))),
+        )  # fmt: skip
+        rest = (made, *shape, bp, bg, br, sp, sg, sr, tiny)
+        launch(
+            matrix_update,
+            at.programs,
+            param,
+            grad,
+            row_var,
+            factor,
+            measured,
+            *rest,
+            MEASURE=True,
+            **common,
+            **tile_sizes,
+        )
+        size = _step_size(squares, measured, made, param.size, eps2, d)
+        launch(
+            matrix_update, at.programs, param, grad, row_var, factor, size, *rest, MEASURE=False, **common, **tile_sizes
+        )
 
 
 @twin("adafactor_vector_step")
@@ -575,16 +608,17 @@ def adafactor_vector_step(
     if param.size == 0:
         return
     made = _constants(adafactor_constants, float64, param, lr, step, grad_scale, beta2_decay, weight_decay)
-    sizes, *strides = collapse(param.shape, param.strides, grad.strides, variance.strides)
-    programs, tiny = triton.cdiv(param.size, BLOCK), _tiny(param.dtype, eps1)
-    squares, measured = empty((programs,), float64, param.device), empty((programs,), float64, param.device)
-    common: dict[str, Any] = {
-        "WORK": TRITON[param.dtype.name], "DIMS": len(sizes), "WIDE": is_wide(sizes, *strides), "BLOCK": BLOCK,
-    }  # fmt: skip
-    rest = (made, param.size, sizes, *strides, tiny)
-    launch(vector_stats, programs, param, grad, variance, squares, measured, *rest, **common)
-    size = _step_size(squares, measured, made, param.size, eps2, d)
-    launch(vector_update, programs, param, grad, variance, size, *rest, **common)
+    with _apart(param, variance) as (param, variance):
+        sizes, *strides = collapse(param.shape, param.strides, grad.strides, variance.strides)
+        programs, tiny = triton.cdiv(param.size, BLOCK), _tiny(param.dtype, eps1)
+        squares, measured = empty((programs,), float64, param.device), empty((programs,), float64, param.device)
+        common: dict[str, Any] = {
+            "WORK": TRITON[param.dtype.name], "DIMS": len(sizes), "WIDE": is_wide(sizes, *strides), "BLOCK": BLOCK,
+        }  # fmt: skip
+        rest = (made, param.size, sizes, *strides, tiny)
+        launch(vector_stats, programs, param, grad, variance, squares, measured, *rest, **common)
+        size = _step_size(squares, measured, made, param.size, eps2, d)
+        launch(vector_update, programs, param, grad, variance, size, *rest, **common)
 
 
 # --- Muon -------------------------------------------------------------------------------------------------------------
@@ -675,11 +709,6 @@ def newton_schulz(
     elementwise(_same, out, found, work=found.dtype)
 
 
-@triton.jit
-def _same(x):
-    return x
-
-
 @twin("muon_step")
 def muon_step(
     out: tuple[()], param: Array, grad: Array, momentum_buffer: Array, lr: Scalar, grad_scale: Scalar, *,
@@ -690,20 +719,21 @@ def muon_step(
     if param.size == 0:
         return
     made = _constants(muon_constants, param.dtype, param, lr, 0, grad_scale, momentum, weight_decay, lr_ratio)
-    direction = empty(param.shape, param.dtype, param.device)
-    sizes, *strides = collapse(param.shape, direction.strides, grad.strides, momentum_buffer.strides)
-    common: dict[str, Any] = {"WORK": TRITON[param.dtype.name], "BLOCK": BLOCK}
-    programs = triton.cdiv(param.size, BLOCK)
-    launch(
-        muon_direction, programs, direction, grad, momentum_buffer, made, param.size, sizes, *strides,
-        NESTEROV=nesterov, DIMS=len(sizes), WIDE=is_wide(sizes, *strides), **common,
-    )  # fmt: skip
-    update = _orthogonalized(direction, coefficients, eps, iterations)
-    sizes, *strides = collapse(param.shape, param.strides, update.strides)
-    launch(
-        muon_update, programs, param, update, made, param.size, sizes, *strides,
-        DIMS=len(sizes), WIDE=is_wide(sizes, *strides), **common,
-    )  # fmt: skip
+    with _apart(param, momentum_buffer) as (param, momentum_buffer):
+        direction = empty(param.shape, param.dtype, param.device)
+        sizes, *strides = collapse(param.shape, direction.strides, grad.strides, momentum_buffer.strides)
+        common: dict[str, Any] = {"WORK": TRITON[param.dtype.name], "BLOCK": BLOCK}
+        programs = triton.cdiv(param.size, BLOCK)
+        launch(
+            muon_direction, programs, direction, grad, momentum_buffer, made, param.size, sizes, *strides,
+            NESTEROV=nesterov, DIMS=len(sizes), WIDE=is_wide(sizes, *strides), **common,
+        )  # fmt: skip
+        update = _orthogonalized(direction, coefficients, eps, iterations)
+        sizes, *strides = collapse(param.shape, param.strides, update.strides)
+        launch(
+            muon_update, programs, param, update, made, param.size, sizes, *strides,
+            DIMS=len(sizes), WIDE=is_wide(sizes, *strides), **common,
+        )  # fmt: skip
 
 
 # --- Stochastic rounding ----------------------------------------------------------------------------------------------

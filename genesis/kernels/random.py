@@ -238,7 +238,7 @@ def ends_kernel(p_ends, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
 def where_kernel(p_o, p_ends, p_total, n, samples, s0, s1, f0, f1, STEPS: tl.constexpr, COUNT: tl.constexpr):
     """For each sample the first category that ends above its draw, by bisection."""
     i_row = tl.program_id(1).to(tl.int64)
-    i = (tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT))
+    i = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
     m = i < samples
     at = i_row * samples + i
     counter = unsigned(f0, f1) + (at // 2).to(tl.uint64)

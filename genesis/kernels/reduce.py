@@ -6,7 +6,6 @@ Sums accumulate in float32 (float64 for float64), integers in int64; each result
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -14,13 +13,13 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.twins import twin
-from genesis.dtypes import DType, float32, float64, int32, int64
+from genesis.dtypes import DType, float64, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.fold import Recipe, first_state, fold_into
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.reduce_plan import arrange
 from genesis.kernels.scan import scan_lines
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
 
 __all__ = ["ADD", "MULTIPLY", "reduce_axes"]

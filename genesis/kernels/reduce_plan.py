@@ -13,7 +13,20 @@ import triton
 from genesis.kernels.indices import collapse
 from genesis.shapes import Shape, contiguous_strides, numel
 
-__all__ = ["Layout", "LineTiles", "NormTiles", "Tiles", "arrange", "is_inner", "line_tiles", "merge_tiles", "norm_tiles", "scan_tiles", "tiles"]
+__all__ = [
+    "Layout",
+    "LineTiles",
+    "NormTiles",
+    "Tiles",
+    "arrange",
+    "is_inner",
+    "line_tiles",
+    "merge_tiles",
+    "norm_tiles",
+    "scan_tiles",
+    "still",
+    "tiles",
+]
 
 PROGRAMS = 1056  # that run at once: 8 of 4 warps on each of 132 processors
 FEW = 96  # programs that keep the memory busy enough where a second launch would cost more than idle processors
@@ -82,8 +95,14 @@ def arrange(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False)
     kept, kept_in, kept_out = collapse(
         tuple(shape[i] for i in keep), tuple(strides[i] for i in keep), tuple(steps[i] for i in keep)
     )
+    kept_in, kept_out = still(kept, kept_in, kept_out)
     reduced, inner_steps = collapse(tuple(shape[i] for i in fold), tuple(strides[i] for i in fold))
     return Layout(kept, kept_in, kept_out, reduced, inner_steps, is_inner(kept, kept_in, reduced, inner_steps))
+
+
+def still(sizes: Shape, *strides: Shape) -> tuple[Shape, ...]:
+    """The strides, 0 where there is one element: then the compiler knows that its offset is 0, and aligned."""
+    return strides if numel(sizes) != 1 else tuple((0,) * len(sizes) for _ in strides)
 
 
 def is_inner(kept: Shape, kept_in: Shape, reduced: Shape, steps: Shape) -> bool:
@@ -105,15 +124,18 @@ def tiles(layout: Layout, itemsize: int, states: int = 1) -> Tiles:
         states: numbers that are carried for each result; the more, the fewer fit into registers.
     """
     # 4 loads of 16 bytes for each of 128 threads
-    area = max(512, 4 * 128 * 16 // itemsize) // (1 if states == 1 else 2)
-    return (_inner if layout.inner else _outer)(layout, itemsize, area)
+    full = max(512, 4 * 128 * 16 // itemsize)
+    area = full // (1 if states == 1 else 2)
+    if layout.inner:
+        return _inner(layout, itemsize, area, longest=4 * (full if states < 3 else area))
+    return _outer(layout, itemsize, area)
 
 
-def _inner(layout: Layout, itemsize: int, area: int) -> Tiles:
+def _inner(layout: Layout, itemsize: int, area: int, longest: int) -> Tiles:
     """Rows that lie together: one program holds one or several whole, longer ones are walked."""
     results, elements = max(layout.results, 1), max(layout.elements, 1)
     whole = triton.next_power_of_2(elements)
-    if whole * itemsize <= ROW and whole <= 4 * area:
+    if whole * itemsize <= ROW and whole <= longest:
         fold = whole
         run = max(1, triton.next_power_of_2(layout.reduced[-1]))
         short = max(1, 32 // run) if layout.steps[-1] and len(layout.reduced) > 1 else 1
@@ -123,19 +145,19 @@ def _inner(layout: Layout, itemsize: int, area: int) -> Tiles:
         keep = min(keep, triton.next_power_of_2(results))
         return Tiles(keep, fold, 1, whole, _warps(keep * fold, area))
     fold = min(2 * area, whole)
-    return _split(1, fold, results, elements, 8 if fold > area else 4)
+    return _split(1, fold, results, elements, 8 if fold * itemsize > 8192 else 4)
 
 
 def _outer(layout: Layout, itemsize: int, area: int) -> Tiles:
     """Neighbours belong to different results: a tile takes a stretch of them, and rows enough to fill the loads."""
     results, elements = max(layout.results, 1), max(layout.elements, 1)
     stretch = 512 // itemsize  # 16 bytes for each thread of a warp
-    if results * elements <= SMALL:
-        stretch = 128 // itemsize
+    if results * elements <= SMALL:  # more programs of more warps: a launch less, and less waiting in each
+        stretch, area = min(128 // itemsize, 32), 2 * area
     keep = min(stretch, triton.next_power_of_2(results))
     fold = max(1, area // keep)
     fold = min(fold, triton.next_power_of_2(elements))
-    return _split(keep, fold, -(-results // keep), elements, _warps(keep * fold, area))
+    return _split(keep, fold, -(-results // keep), elements, _warps(keep * fold, 8192 // itemsize))
 
 
 def _warps(count: int, area: int) -> int:

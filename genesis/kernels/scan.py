@@ -17,7 +17,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType
 from genesis.kernels.fold import Recipe, partials, reads, reduced
 from genesis.kernels.indices import collapse, is_wide, offsets
-from genesis.kernels.reduce_plan import Layout, Tiles, is_inner, scan_tiles
+from genesis.kernels.reduce_plan import Layout, Tiles, is_inner, scan_tiles, still
 from genesis.kernels.types import TRITON, converted
 from genesis.shapes import Shape, numel
 
@@ -111,7 +111,8 @@ def scan_lines(
         return
     keep = [i for i in range(x.ndim) if i not in axes]
     keep.sort(key=lambda i: (x.strides[i] != 0, -x.strides[i]))
-    lines = Lines(*_merged(x, out, keep), *_merged(x, out, list(axes)))
+    kept, kept_in, kept_out = _merged(x, out, keep)
+    lines = Lines(kept, *still(kept, kept_in, kept_out), *_merged(x, out, list(axes)))
     count, length = numel(lines.kept), numel(lines.along)
     inner = is_inner(lines.kept, lines.kept_in, lines.along, lines.steps_in)
     cut = scan_tiles(count, length, inner)

@@ -1,4 +1,4 @@
-"""Twins of softmax and log_softmax over one dimension, and of their gradients. Sums are float32, or float64 for float64.
+"""Twins of softmax and log_softmax over one dimension, and of their gradients. Sums are float32 or wider.
 
 A line that fits into a program's registers is read once. A longer one is read twice: first for its maximum and sum,
 which every lane carries for itself (Milakov and Gimelshein, 2018), then, mostly from the second-level cache, for the
@@ -16,7 +16,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.twins import twin
 from genesis.kernels import maths
 from genesis.kernels.indices import collapse, is_wide, offsets
-from genesis.kernels.reduce_plan import LineTiles, is_inner, line_tiles
+from genesis.kernels.reduce_plan import LineTiles, is_inner, line_tiles, still
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import normalize_axis
 
@@ -210,8 +210,8 @@ def _lines(out: Array, dim: int, *inputs: Array) -> tuple[tuple[int, ...], ...]:
     keep = [i for i in range(out.ndim) if i != axis]
     keep.sort(key=lambda i: (inputs[0].strides[i] != 0, -inputs[0].strides[i]))
     arrays = (out, *inputs)
-    merged = collapse(tuple(out.shape[i] for i in keep), *(tuple(a.strides[i] for i in keep) for a in arrays))
-    return (*merged, tuple(a.strides[axis] if out.ndim else 1 for a in arrays))
+    sizes, *merged = collapse(tuple(out.shape[i] for i in keep), *(tuple(a.strides[i] for i in keep) for a in arrays))
+    return (sizes, *still(sizes, *merged), tuple(a.strides[axis] if out.ndim else 1 for a in arrays))
 
 
 def _tiles(out: Array, dim: int, kept: tuple[int, ...], steps: tuple[int, ...], step: int, arrays: int) -> LineTiles:

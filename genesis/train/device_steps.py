@@ -120,7 +120,7 @@ class DeviceSteps:
     def _run(self, batch: Batch, targets: int) -> Tensor:
         """Forward and backward of one batch: its part of the loss, on the device."""
         placed = self._feed.put(batch, targets)
-        loss = self.state.model.loss(
+        loss: Tensor = self.state.model.loss(
             placed.input_ids, placed.labels, position_ids=placed.position_ids, num_targets=placed.num_targets
         )
         loss.backward()
@@ -135,7 +135,8 @@ class DeviceSteps:
 
     def _fresh(self) -> Tensor:
         """Room for the loss and the gradient norm of each step, `[every, 2]`."""
-        return empty(self.every, 2, dtype=float32, device=self.device)
+        room: Tensor = empty(self.every, 2, dtype=float32, device=self.device)
+        return room
 
     def explain(self, before: int, batches: Sequence[tuple[int, int]], loss: float, norm: float) -> NumericError:
         """Make a step without its update once more, and say what was not finite, and on which samples."""

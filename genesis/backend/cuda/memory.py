@@ -9,8 +9,10 @@ free block is large enough. A block that another stream used as well waits until
 from __future__ import annotations
 
 import bisect
+import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
@@ -222,8 +224,10 @@ class Pool:
         with self._lock:
             block.streams = {stream, *(block.streams or ())}
 
-    def _wait_for_streams(self, block: Block) -> None:
+    def _wait_for_streams(self, block: Block, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Let a block wait until the streams that used it have passed where they are now."""
+        if ending():  # the driver's module may be gone, and the process takes everything with it
+            return
         events = []
         for stream in block.streams or ():
             event = self.driver.create_event(False)

@@ -37,7 +37,8 @@ class PinnedBlock:
         """The memory as numpy, `[nbytes]` uint8; views of it keep the block."""
         memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(self.pointer)
         memory._block = self  # type: ignore[attr-defined]
-        return np.frombuffer(memory, np.uint8)[:nbytes]
+        whole: np.ndarray = np.ndarray((nbytes,), np.uint8, memory)  # type: ignore[arg-type]
+        return whole
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

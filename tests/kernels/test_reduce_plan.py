@@ -1,0 +1,157 @@
+"""The planner of reductions: layouts that name every element once, and cuts that cover all of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from genesis.kernels.reduce_plan import (
+    PROGRAMS,
+    Layout,
+    Tiles,
+    arrange,
+    line_tiles,
+    merge_tiles,
+    norm_tiles,
+    scan_tiles,
+    tiles,
+)
+from genesis.shapes import contiguous_strides, numel
+
+
+def addresses(sizes: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Offsets in row-major order."""
+    grid = np.indices(sizes).reshape(len(sizes), -1)
+    return np.asarray(strides) @ grid
+
+
+def reduced_by(layout: Layout, memory: np.ndarray) -> np.ndarray:
+    """Sums of `memory` as the kernels would form them."""
+    rows = addresses(layout.kept, layout.kept_in)[:, None] + addresses(layout.reduced, layout.steps)[None, :]
+    out = np.full(layout.results, np.nan)
+    out[addresses(layout.kept, layout.kept_out)] = memory[rows].sum(axis=1)
+    return out
+
+
+@st.composite
+def views(draw: st.DrawFn) -> tuple[np.ndarray, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Memory, a view on it (permuted, stepped or repeated), and axes to reduce."""
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    order = draw(st.permutations(range(len(shape))))
+    base = contiguous_strides(tuple(shape[i] for i in order))
+    strides = [0] * len(shape)
+    for i, stride in zip(order, base, strict=True):
+        strides[i] = stride * draw(st.sampled_from([1, 1, 2])) if draw(st.integers(0, 4)) else 0
+    memory = np.arange(1.0, 1 + 2 * numel(shape) * 2)
+    axes = tuple(i for i in range(len(shape)) if draw(st.booleans()))
+    return memory, tuple(shape), tuple(strides), axes
+
+
+@settings(max_examples=200, deadline=None)
+@given(views(), st.booleans())
+def test_a_layout_reduces_what_numpy_reduces(view: tuple, ordered: bool) -> None:
+    memory, shape, strides, axes = view
+    layout = arrange(shape, strides, axes, ordered=ordered)
+    x = np.lib.stride_tricks.as_strided(memory, shape, tuple(8 * s for s in strides))
+    assert np.array_equal(reduced_by(layout, memory), x.sum(axis=axes).ravel())
+
+
+def test_the_check_of_layouts_sees_a_wrong_stride() -> None:
+    layout = arrange((3, 4), (4, 1), (1,))
+    wrong = layout._replace(kept_in=(3,))
+    memory = np.arange(12.0)
+    assert not np.array_equal(reduced_by(wrong, memory), memory.reshape(3, 4).sum(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "axes", "inner", "dims"),
+    [
+        ((4, 5, 6), (30, 6, 1), (2,), True, (1, 1)),  # last
+        ((4, 5, 6), (30, 6, 1), (0, 1), False, (1, 1)),  # first two: one run of rows
+        ((4, 5, 6), (30, 6, 1), (1,), False, (2, 1)),  # middle
+        ((4, 5, 6), (30, 6, 1), (0, 1, 2), True, (1, 1)),  # all
+        ((4, 5), (1, 4), (0,), True, (1, 1)),  # a transposed matrix: the first dimension is the near one
+        ((4, 5), (0, 1), (0,), False, (1, 1)),  # repeated rows
+    ],
+)
+def test_orientation(
+    shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...], inner: bool, dims: tuple[int, int]
+) -> None:
+    layout = arrange(shape, strides, axes)
+    assert (layout.inner, (len(layout.kept), len(layout.reduced))) == (inner, dims)
+
+
+def test_positions_keep_row_major_order() -> None:
+    turned = arrange((3, 4), (1, 3), (0, 1), ordered=True)
+    assert addresses(turned.reduced, turned.steps).tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
+    free = arrange((3, 4), (1, 3), (0, 1))
+    assert free.reduced == (12,) and free.steps == (1,)
+
+
+def covered(cut: Tiles, elements: int) -> bool:
+    """Whether the splits of a result take every element once, and none is left without work."""
+    starts = [s * cut.span for s in range(cut.splits)]
+    taken = sum(min(start + cut.span, elements) - start for start in starts)
+    return cut.span % cut.fold == 0 and taken == elements and all(start < max(elements, 1) for start in starts)
+
+
+SIZES = [1, 2, 7, 128, 896, 1000, 4864, 32768, 151_936, 1_835_008, (1 << 31) + 5]
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_cuts_cover_every_element(inner: bool) -> None:
+    for results, elements, itemsize, states in itertools.product(SIZES, SIZES, (1, 2, 4, 8), (1, 2, 3)):
+        steps = ((elements,), (1,)) if inner else ((1,), (results,))
+        layout = Layout((results,), steps[0], (1,), (elements,), steps[1], inner)
+        cut = tiles(layout, itemsize, states)
+        assert covered(cut, elements), (layout, cut)
+        assert cut.keep & (cut.keep - 1) == 0 and cut.fold & (cut.fold - 1) == 0
+        assert cut.keep * cut.fold * itemsize <= 1 << 16
+        assert -(-results // cut.keep) * cut.splits <= max(PROGRAMS, -(-results // cut.keep))
+
+
+def test_the_check_of_cuts_sees_a_gap() -> None:
+    assert not covered(Tiles(1, 64, 2, 64, 1), 129)
+    assert not covered(Tiles(1, 64, 3, 64, 1), 128)
+
+
+def test_few_results_are_split_and_many_are_not() -> None:
+    def cut(shape: tuple[int, ...], axes: tuple[int, ...]) -> Tiles:
+        return tiles(arrange(shape, contiguous_strides(shape), axes), 4)
+
+    big = (16, 2048, 4864)
+    assert cut(big, (0, 1, 2)).splits > 500
+    assert cut(big, (0, 1)).splits > 8
+    assert cut(big, (2,)).splits == cut(big, (1,)).splits == 1
+    assert cut((4, 512, 896), (2,)).splits == 1
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_scans_and_merges_cover_their_lines(inner: bool) -> None:
+    for lines, length in itertools.product(SIZES[:-1], SIZES):
+        assert covered(scan_tiles(lines, length, inner), length)
+        assert scan_tiles(lines, length, inner, whole=True).splits == 1
+        again = merge_tiles(lines, min(length, PROGRAMS))
+        assert again.keep * again.fold <= 1024 and again.span >= min(length, PROGRAMS)
+
+
+def test_lines_are_held_whole_only_where_registers_last() -> None:
+    for length, itemsize, inner, arrays in itertools.product(SIZES, (2, 4, 8), (False, True), (1, 2)):
+        cut = line_tiles(1000, length, itemsize, inner, arrays)
+        assert not cut.once or cut.fold >= length
+        registers = cut.keep * cut.fold * cut.unroll * arrays * (2 if itemsize == 8 else 1)
+        assert registers <= 32 * 32 * cut.warps, (length, itemsize, inner, arrays, cut)
+
+
+def test_norms_share_rows_among_a_fixed_number_of_programs() -> None:
+    for rows, columns, itemsize in itertools.product((1, 3, 700, 16384, 1 << 20), (1, 64, 896, 4096, 20000), (2, 4, 8)):
+        cut = norm_tiles(rows, columns, itemsize, backward=True)
+        assert cut.once == (cut.columns >= columns)
+        assert 1 <= cut.programs <= max(rows, 1)
+        assert cut.programs <= 132 * 16
