@@ -161,14 +161,15 @@ def norm_rows() -> Iterator[Row]:
         whole = 1 << (shape[1] - 1).bit_length()
         size = p.numel() * p.element_size()
 
-        def forward(cut: Any, x: Any = x, weight: Any = weight, rstd: Any = rstd, y: Any = shared(y)) -> None:
-            norm._forward(y, None, rstd, x, weight, None, 1e-6, cut)
+        out, grad, outs = shared(y), shared(g), (shared(d), shared(dw))
+
+        def forward(cut: Any, x: Any = x, weight: Any = weight, rstd: Any = rstd, out: Any = out) -> None:
+            norm._forward(out, None, rstd, x, weight, None, 1e-6, cut)
 
         def backward(
-            cut: Any, x: Any = x, weight: Any = weight, rstd: Any = rstd, g: Any = shared(g),
-            outs: Any = (shared(d), shared(dw)),
+            cut: Any, x: Any = x, weight: Any = weight, rstd: Any = rstd, grad: Any = grad, outs: Any = outs
         ) -> None:  # fmt: skip
-            norm._backward(outs, g, x, weight, None, rstd, cut)
+            norm._backward(outs, grad, x, weight, None, rstd, cut)
 
         rows = [n for n in (1, 2, 4) if n * whole <= 8192]
         wide = [NormTiles(n, whole, True, 0, k) for n in rows for k in (2, 4, 8, 16)]

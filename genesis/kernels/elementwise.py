@@ -19,6 +19,7 @@ from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, bool_, float64, result_type
 from genesis.kernels import maths
 from genesis.kernels.indices import collapse, is_wide, offsets
+from genesis.kernels.transpose import transposed_copy
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import broadcast_strides
 
@@ -428,8 +429,9 @@ def pow(out: Array, x: Any, p: Any) -> None:
 
 @twin("copy", "cast")
 def copy(out: Array, x: Array, dtype: DType | None = None) -> None:
-    """y = x, in out's memory and dtype."""
-    elementwise(_same, out, x, work=x.dtype)
+    """y = x, in out's memory and dtype; through shared memory where one is the other's transpose."""
+    if not transposed_copy(out, x):
+        elementwise(_same, out, x, work=x.dtype)
 
 
 @twin("overwrite")

@@ -2,7 +2,7 @@
 
 A `Recipe` says what is folded. Its state is a tuple of tiles: one for sums and extrema, value and position for argmax,
 count, mean and squared distances for a variance, maximum and scaled sum for logsumexp. The same kernel serves inner
-(AXIS 1, tile [K, R]) and outer reductions (AXIS 0, tile [R, K]): the dimension next in memory is always the tile's last.
+(AXIS 1, tile [K, R]) and outer reductions (AXIS 0, tile [R, K]): the dimension next in memory is the tile's last.
 Where few results have many elements, each program writes its state and a second launch merges them in fixed order. (A
 last program that merges would save that launch, about 1 us, at the price of a counter in memory which every replay
 must find at zero.)

@@ -51,7 +51,8 @@ def scaled(x, m, r, p_w, p_b, i_h, m_h, dw, db, CENTRED: tl.constexpr):
 
 @triton.jit
 def forward(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, dw, db, CENTRED: tl.constexpr, WORK: tl.constexpr,
-            DIMS: tl.constexpr, WIDE: tl.constexpr, ONCE: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+            DIMS: tl.constexpr, WIDE: tl.constexpr, ONCE: tl.constexpr, BN: tl.constexpr,
+            BH: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
     if WIDE:
         program = program.to(tl.int64)
@@ -157,7 +158,7 @@ def backward_rows(p_d, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, sr, dg,
         i_h = first + tl.arange(0, BH)
         m = (i_h < h)[None, :]
         w = row_of(p_w, i_h, i_h < h, dw, WORK)
-        g, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
+        _, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
         first_sum += gw
         second_sum += gw * z
     count = tl.full((1,), 1, WORK) * h
@@ -167,7 +168,7 @@ def backward_rows(p_d, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, sr, dg,
         i_h = first + tl.arange(0, BH)
         m = (i_h < h)[None, :]
         w = row_of(p_w, i_h, i_h < h, dw, WORK)
-        g, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
+        _, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
         d = gw - z * along
         if CENTRED:
             d -= centre

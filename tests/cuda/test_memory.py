@@ -60,7 +60,7 @@ def test_counters_follow_tensors_and_peaks_stay() -> None:
 
 
 def test_empty_cache_gives_back_and_the_snapshot_names_the_op() -> None:
-    x = genesis.ones(3 * MIB, device="cuda", dtype="uint8")
+    x = genesis.empty(3 * MIB, device="cuda", dtype="uint8")
     rows = [r for r in cuda.memory_snapshot() if r["address"] == x.data_ptr()]
     assert rows == [{"address": x.data_ptr(), "size": 3 * MIB, "state": "allocated", "op": rows[0]["op"]}]
     del x
@@ -169,16 +169,16 @@ def test_leak_check_is_flat_and_sees_a_leak() -> None:
     kept = []
 
     def step() -> None:
-        x = genesis.ones(64, 64, device="cuda")
+        x = genesis.ones(8, 64, device="cuda")
         (x + x).mul_(2.0)
 
     def leaky() -> None:
-        kept.append(genesis.ones(64, 64, device="cuda"))
+        kept.append(genesis.ones(8, 64, device="cuda"))
 
     flat = cuda.leak_check(step, 100)
     assert flat.growth == 0
     assert flat.peak > flat.before
-    assert cuda.leak_check(leaky, 10).growth == 10 * 64 * 64 * 4
+    assert cuda.leak_check(leaky, 10).growth == 10 * 8 * 64 * 4
 
 
 def test_poison_fills_fresh_memory() -> None:

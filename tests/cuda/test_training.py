@@ -16,12 +16,14 @@ from genesis.errors import ConfigError, DeviceError, NumericError
 from genesis.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.feed import Feed
+from genesis_models import session
 from genesis_models.blocks import CausalLM
 from genesis_models.registry import build
 from genesis_models.session import preparation
 from tests.train.runs import assembled, checkpoints, load, make, rows, train
 
 CUDA = Device("cuda")
+SMALL = ("train.accumulation_steps=1", "train.batch_size=1", "data.seq_len=16")
 SHAPE = {
     "model_type": "qwen3",
     "vocab_size": 128,
@@ -120,7 +122,7 @@ def test_the_feed_brings_every_batch_whole_and_in_order(recipe: Path, tmp_path: 
 
 
 def test_a_bad_step_and_all_after_it_change_no_weight_and_are_explained(recipe: Path, tmp_path: Path) -> None:
-    config = load(recipe, str(tmp_path / "run"), "train.device=cuda", "log.every=4")
+    config = load(recipe, str(tmp_path / "run"), "train.device=cuda", "log.every=4", *SMALL)
     training = assembled(config)
     state, device_steps = training.state, training._on_device
     assert isinstance(device_steps, DeviceSteps)
@@ -146,7 +148,7 @@ def test_a_bad_step_and_all_after_it_change_no_weight_and_are_explained(recipe: 
 
 @pytest.mark.slow
 def test_a_run_on_cuda_is_that_on_the_cpu_and_resumes_bit_by_bit(recipe: Path, tmp_path: Path) -> None:
-    small = ("eval.max_batches=1", "train.accumulation_steps=1", "train.steps=4", "eval.prompts=[]", "eval.every=4")
+    small = (*SMALL, "eval.max_batches=1", "train.steps=4", "eval.prompts=[]", "eval.every=4")
     on_cpu = load(recipe, str(tmp_path / "cpu"), "train.device=cpu", *small)
     whole = load(recipe, str(tmp_path / "cuda"), "train.device=cuda", *small)
     parts = load(recipe, str(tmp_path / "parts"), "train.device=cuda", *small)
@@ -192,3 +194,28 @@ def test_the_interpreter_is_never_chosen_by_auto() -> None:
         pytest.skip("there is a GPU")
     assert preparation.resolve_device("auto") == CPU
     assert preparation.resolve_device("cuda") == CUDA
+
+
+def test_generation_and_evaluation_run_on_cuda_as_on_the_cpu(recipe: Path, tmp_path: Path) -> None:
+    quick = ("train.steps=1", "eval.prompts=[]", "eval.max_batches=1", "train.device=cpu")
+    config = load(recipe, str(tmp_path / "run"), *SMALL, *quick)
+    train(config)
+    folder = str(config.train.output_dir)
+    found = []
+    for device in ("cpu", "cuda"):
+        pieces = session.generate(
+            folder,
+            "alpha",
+            max_tokens=3,
+            temperature=0.0,
+            top_k=None,
+            top_p=None,
+            seed=0,
+            device=device,
+            dtype="float32",
+        )
+        source = [str(recipe.parent / "doc00.txt")]
+        measured = session.evaluate(folder, source, seq_len=16, batch_size=2, device=device, dtype="float32")
+        found.append(("".join(pieces), measured))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-5)

@@ -30,7 +30,7 @@ class HostDriver:
     def __init__(self, index: int) -> None:
         if index:
             raise DeviceError(f"device cuda:{index} was asked for; the interpreter has one device", next="use cuda:0")
-        self.index = index
+        self.index: int = index
         self.pending: deque[Callable[[], None]] = deque()
         self.capturing = False
         self.properties = Properties("Triton's interpreter", (9, 0), MEMORY, 4, 227 << 10, 50 << 20)

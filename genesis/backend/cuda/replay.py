@@ -54,7 +54,8 @@ def exact(value: Any) -> Any:
 def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
     """All that an op's launches may depend on, besides where its outputs are.
 
-    An array that stands in several places is told apart from equal layouts: in the plan they are one operand.
+    An array that stands in several places is told apart from equal layouts: in the plan they are one operand. Where an
+    op changes its inputs, so is memory that two of them share: its twin may have to copy one first.
     """
     parts: list[Any] = [op, allow_tf32.on]
     seen: list[Any] = []
@@ -62,9 +63,9 @@ def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[An
         if hasattr(x, "storage"):
             parts.append(x.layout or layout_of(x))
             if seen:
-                for other in seen:
-                    if other is x:
-                        parts.append(len(seen))
+                for i, other in enumerate(seen):
+                    if other is x or (op.mutates and other.storage is x.storage):
+                        parts.append((i, len(seen)))
             seen.append(x)
         else:
             parts.append(exact(x))
