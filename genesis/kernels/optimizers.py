@@ -30,7 +30,7 @@ from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.linalg import matmul_into
 from genesis.kernels.random import counters, forget_plan, quads, words_of
 from genesis.kernels.types import TRITON, converted, work_type
-from genesis.shapes import Shape, contiguous_strides, numel
+from genesis.shapes import Shape, numel
 
 __all__: list[str] = []
 
@@ -755,7 +755,7 @@ def rounding_kernel(p_o, p_x, n, s0, s1, f0, f1, sizes, sx, DIMS: tl.constexpr, 
 @twin("stochastic_round")
 def stochastic_round(out: Array, x: Array, *, dtype: DType, seed: int, offset: int) -> None:
     """x rounded up or down at random, with odds that make the mean exact; eight elements a counter."""
-    assert x.dtype is float32 and out.dtype is bfloat16 and out.strides == contiguous_strides(out.shape)
+    assert x.dtype is float32 and out.dtype is bfloat16 and out.is_contiguous
     sizes, sx = collapse(x.shape, x.strides)
     count = 128
     launch(

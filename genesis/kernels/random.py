@@ -11,7 +11,6 @@ Seeds and offsets change with every call: kernels take them as unspecialized num
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import triton
@@ -27,7 +26,7 @@ from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, float64, int64
 from genesis.kernels import maths
 from genesis.kernels.elementwise import elementwise
-from genesis.kernels.indices import collapse, is_wide, offsets
+from genesis.kernels.indices import collapse, offsets
 from genesis.kernels.radix import order_of
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape, contiguous_strides, numel

@@ -1,9 +1,10 @@
 """Compile the kernels of the op suite ahead of time, without a GPU:
 
-    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--all] [--jobs 2]
+    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all] [--jobs 2]
 
 Every kernel is compiled in every combination of dtypes and constant functions that the suite's samples launch; --all
-compiles every signature besides, with each pattern of strides and alignment. The exit code is 1 where one fails.
+compiles every signature besides, with each pattern of strides and alignment; --dtypes keeps the samples of these
+dtypes (and those of ops that take no others). The exit code is 1 where one fails.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.ops.samples import all_rows
 __all__ = ["main", "needed"]
 
 
-def needed(ops: list[str], every: bool) -> list[tuple[Any, Signature]]:
+def needed(ops: list[str], every: bool, dtypes: list[str]) -> list[tuple[Any, Signature]]:
     """The kernels and signatures that the samples of these ops (or families; all if none is named) launch."""
     for module in pkgutil.iter_modules(genesis.ops.__path__):
         importlib.import_module(f"genesis.ops.{module.name}")
@@ -41,8 +42,9 @@ def needed(ops: list[str], every: bool) -> list[tuple[Any, Signature]]:
             op = registry[row.op]
             if op.view is not None or (ops and op.name not in ops and op.family not in ops):
                 continue
+            wanted = set(dtypes) & {*row.dtypes, *row.int_dtypes}
             for v in conformance.variants(row, op):
-                if v.check == "value":
+                if v.check == "value" and (not wanted or v.dtype in wanted):
                     _launch(v)
     if every:
         return list(found.values())
@@ -68,11 +70,11 @@ def _kinds(signature: Signature) -> tuple[Any, ...]:
     return types, functions, flags
 
 
-def _compile(job: tuple[str, int, int, tuple[str, ...], bool]) -> list[str]:
+def _compile(job: tuple[str, int, int, tuple[str, ...], bool, tuple[str, ...]]) -> list[str]:
     """Compile one part of the jobs (found again: kernels do not travel between processes); what failed, in words."""
-    arches, part, parts, ops, every = job
+    arches, part, parts, ops, every, dtypes = job
     failures = []
-    for i, (kernel, signature) in enumerate(needed(list(ops), every)):
+    for i, (kernel, signature) in enumerate(needed(list(ops), every, list(dtypes))):
         if i % parts != part:
             continue
         for arch in arches.split(","):
@@ -89,14 +91,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90, 100])
     parser.add_argument("--ops", nargs="*", default=[])
+    parser.add_argument("--dtypes", nargs="*", default=[])
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     import triton
 
     arches = ",".join(map(str, options.arch))
-    count = len(needed(options.ops, options.all))
-    jobs = [(arches, part, options.jobs, tuple(options.ops), options.all) for part in range(options.jobs)]
+    count = len(needed(options.ops, options.all, options.dtypes))
+    jobs = [
+        (arches, part, options.jobs, tuple(options.ops), options.all, tuple(options.dtypes))
+        for part in range(options.jobs)
+    ]
     with ProcessPoolExecutor(options.jobs) as pool:
         failures = [failure for found in pool.map(_compile, jobs) for failure in found]
     print("\n".join(failures))
