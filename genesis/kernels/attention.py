@@ -1,12 +1,12 @@
-"""Twins of attention: forward with a running softmax, backward as two kernels, neither with a matrix of scores in memory.
+"""Twins of attention: forward with a running softmax, backward as two kernels; no matrix of scores is in memory.
 
-Forward and the gradient of the queries go query block by query block over the keys that the block may see; the gradients
-of keys and values go key block by key block over the queries that may see it. So each result has one writer, nothing is
-added atomically, and the same inputs give the same bits. Blocks that nobody sees are skipped; those that all see whole
-go through a loop without masks, the others (at the diagonal, at document borders, at the window's end) through one with.
+Forward and the gradient of the queries go query block by query block over the keys that the block may see; gradients
+of keys and values go key block by key block over the queries that may see it. So each result has one writer, nothing
+is added atomically, and the same inputs give the same bits. Blocks that nobody sees are skipped; those that all see
+whole go through a loop without masks, the others (the diagonal, document borders, the window's end) through one with.
 
-Query heads of a group share a key head. Its gradients are sums over the group: one program adds them, or, where programs
-would be too few to fill the GPU, several add some heads each and `add_splits` their parts, in order.
+Query heads of a group share a key head. Its gradients are sums over the group: one program adds them, or, where
+programs would be too few to fill the GPU, several add some heads each and `add_splits` their parts, in order.
 
 Scores and weights are in units of log2: e^x = 2^(x·log2 e), and the factor joins the scale. Products take tiles of the
 inputs' type (weights and their gradients are rounded to it, as tensor cores need) and accumulate in float32; float32
@@ -437,7 +437,8 @@ def key_kernel(p_dk, p_dv, p_g, p_q, p_k, p_v, p_lse, p_delta, p_starts, p_low, 
     low, whole, to, high = query_blocks(p_low, p_high, i_batch, first, tokens, keys, shift, CAUSAL, LEFT, BM, BN)
     b_dk, b_dv = tl.zeros((BN, HEAD), WORK), tl.zeros((BN, HEAD), WORK)
     left = whole - low
-    for i_query_head in range(i_head * group + i_split * each, i_head * group + tl.minimum((i_split + 1) * each, group)):
+    end = i_head * group + tl.minimum((i_split + 1) * each, group)
+    for i_query_head in range(i_head * group + i_split * each, end):
         q = p_q + i_batch * sq[0] + i_query_head * sq[2]
         g = p_g + i_batch * sg[0] + i_query_head * sg[2]
         lse = p_lse + i_batch * sl[0] + i_query_head * sl[1]
@@ -445,13 +446,15 @@ def key_kernel(p_dk, p_dv, p_g, p_q, p_k, p_v, p_lse, p_delta, p_starts, p_low, 
         for i in range(whole, to):
             b_dk, b_dv = key_step(
                 b_dk, b_dv, b_k, b_v, q, g, lse, delta, p_starts, i_batch, i, i_key, tokens, keys, shift,
-                size, window, factor, sign, sq, sg, sl, ss, False, CAUSAL, LEFT, SIGNED, EVEN, TYPE, PRECISION, BM, HEAD,
+                size, window, factor, sign, sq, sg, sl, ss, False, CAUSAL, LEFT, SIGNED, EVEN, TYPE, PRECISION, BM,
+                HEAD,
             )  # fmt: skip
         for n in range(0, left + high - to):
             i = tl.where(n < left, low + n, to + n - left)
             b_dk, b_dv = key_step(
                 b_dk, b_dv, b_k, b_v, q, g, lse, delta, p_starts, i_batch, i, i_key, tokens, keys, shift,
-                size, window, factor, sign, sq, sg, sl, ss, True, CAUSAL, LEFT, SIGNED, EVEN, TYPE, PRECISION, BM, HEAD,
+                size, window, factor, sign, sq, sg, sl, ss, True, CAUSAL, LEFT, SIGNED, EVEN, TYPE, PRECISION, BM,
+                HEAD,
             )  # fmt: skip
     o = (i_split * batches + i_batch) * sd[0] + i_head * sd[2] + start * sd[1]
     o_tile = o_key[:, None] * sd[1] + i_d[None, :]
@@ -563,7 +566,7 @@ def backward_into(
     starts: Array | None, scale: float, causal: bool, window: int, tiles: tuple[Tile, Tile] | None = None,
     each: int | None = None,
 ) -> None:  # fmt: skip
-    """Launch the backward kernels, with tiles for queries and keys, and query heads a program, of one's own if given."""
+    """Launch the backward kernels, with tiles for queries and keys, and heads a program, of one's own if given."""
     dq, dk, dv = grads
     c = _common(q, k, starts, scale, causal, window)
     work, device, group = work_type(q.dtype), q.device, c.heads // c.key_heads

@@ -1,11 +1,11 @@
 """Twins of cross entropy: from logits in one pass over them, and from hidden states chunk of tokens by chunk.
 
-A row of logits belongs to one program, which keeps a running maximum and, a lane each, running sums: every logit is read
-once and costs one exponential. The fast exponential serves, because its argument x - max is at most 0 and exact to half a
-unit: the error of a term e^d is below (|d| + 3)·2^-24·e^d, which never exceeds 4 units of the sum.
+A row of logits belongs to one program, which keeps a running maximum and, a lane each, running sums: every logit is
+read once and costs one exponential. The fast exponential serves, because its argument x - max is at most 0 and exact to
+half a unit: the error of a term e^d is below (|d| + 3)·2^-24·e^d, which never exceeds 4 units of the sum.
 
-No count of valid tokens is read back. A label that is out of range leaves a fault for the next wait (`cuda.faults`), and
-its row counts as ignored.
+No count of valid tokens is read back. A label that is out of range leaves a fault for the next wait (`cuda.faults`),
+and its row counts as ignored.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Learning rate, step count and gradient scale may be numbers or 0-d arrays, which are never read back: a single program
 computes from them, in float64, the constants that all elements share (powers of β, say). A gradient scale of NaN leaves
-the step out: nothing is stored. Numbers change from step to
-step and would each leave a plan behind, so plans are kept only where these inputs are arrays.
+the step out: nothing is stored. Numbers change from step to step and would each leave a plan behind, so plans are kept
+only where these inputs are arrays.
 
 Norms are added up in float64 from partial sums at fixed cuts, so they do not depend on timing.
 """
@@ -453,7 +453,7 @@ def relative(g, variance, tiny):
 def matrix_update(p_p, p_g, p_row, p_factor, p_squares, p_c, rows, columns, tiles, sizes, bp, bg, br, sp, sg, sr, tiny,
                   MEASURE: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
                   COLUMNS: tl.constexpr):  # fmt: skip
-    """MEASURE: leave Σ u² of these rows; otherwise p = keep·p - u·step, with the step size that stands in `p_squares`."""
+    """MEASURE: leave Σ u² of these rows; else p = keep·p - u·step, with the step size that stands in `p_squares`."""
     i_batch, i_row = matrix_tile(tiles, sizes, DIMS, ROWS)
     o_p, o_g = offsets(i_batch, sizes, bp, DIMS), offsets(i_batch, sizes, bg, DIMS)
     scale, keep = tl.load(p_c).to(WORK), tl.load(p_c + 2).to(WORK)
@@ -534,7 +534,7 @@ def _step_size(squares: Array, measured: Array, constants: Array, n: int, eps2: 
 
 
 class _Matrices(NamedTuple):
-    """How matrices lie: the dimensions before the last two, merged, and their strides for p, g, row and column states."""
+    """How matrices lie: the dimensions before the last two, merged, and their strides for p, g and the states."""
 
     sizes: Shape
     batch: tuple[Shape, ...]
@@ -577,7 +577,8 @@ def adafactor_step(
         )  # fmt: skip
         launch(
             column_stats, (at.programs // at.tiles, triton.cdiv(at.columns, 64)), col_var, factor, row_var, sums, made,
-            *shape, bc, br, sc, sr, tiny, **common, COLUMNS=64, BLOCK=min(1024, max(16, triton.next_power_of_2(at.rows))),
+            *shape, bc, br, sc, sr, tiny, **common, COLUMNS=64,
+            BLOCK=min(1024, max(16, triton.next_power_of_2(at.rows))),
         )  # fmt: skip
         rest = (made, *shape, bp, bg, br, sp, sg, sr, tiny)
         launch(

@@ -2,8 +2,8 @@
 
 A program draws whole counters and lays their words out in element order, so no counter is computed twice. Integers and
 uniforms have the CPU's bits. Normals are computed in float64 as there and rounded once; libdevice's logarithm, sine and
-cosine may differ from numpy's by a unit of float64, which float32 results show once in some 2^28 elements. Data that the
-CPU refuses cannot be refused without waiting for the GPU: such elements are NaN, such samples -1.
+cosine may differ from numpy's by a unit of float64, which float32 results show once in some 2^28 elements. Data that
+the CPU refuses cannot be refused without waiting for the GPU: such elements are NaN, such samples -1.
 
 Seeds and offsets change with every call: kernels take them as unspecialized numbers, and calls leave no plan behind.
 """

@@ -14,23 +14,30 @@ from tests.models.golden import NAMES, golden, relative_error
 LOGITS, LOSS, GRADIENT, TRAJECTORY, WEIGHTS = 1e-4, 1e-5, 1e-4, 1e-4, 1e-3  # the bounds of the acceptance test
 
 
-def ids(array: np.ndarray) -> genesis.Tensor:
-    return genesis.from_numpy(array.astype(np.int64))
+BF16 = 2e-2  # relative norm: a few roundings to 8 bits (eps 7.8e-3) a layer, and two layers
 
 
+def ids(array: np.ndarray, device: str = "cpu") -> genesis.Tensor:
+    return genesis.from_numpy(array.astype(np.int64)).to(device)
+
+
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", NAMES)
 class TestGolden:
-    def test_logits(self, name: str) -> None:
+    def test_logits(self, name: str, device: str) -> None:
         reference = golden(name)
-        model = genesis_models.load(reference.folder)
+        model = genesis_models.load(reference.folder, device=device)
         with genesis.no_grad():
-            logits = model(ids(reference.arrays["input_ids"])).numpy()
+            logits = model(ids(reference.arrays["input_ids"], device)).numpy()
         assert np.abs(logits - reference.arrays["logits"]).max() < LOGITS
 
-    def test_loss_and_gradients(self, name: str) -> None:
+    def test_loss_and_gradients(self, name: str, device: str) -> None:
         reference = golden(name)
-        model = genesis_models.load(reference.folder)
-        loss = model.loss(ids(reference.arrays["input_ids"]), ids(reference.arrays["labels"]))
+        model = genesis_models.load(reference.folder, device=device)
+        loss = model.loss(ids(reference.arrays["input_ids"], device), ids(reference.arrays["labels"], device))
         assert abs(loss.item() - float(reference.arrays["loss"])) < LOSS
         loss.backward()
         gradients = {n: p.grad.numpy() for n, p in model.named_parameters()}
@@ -40,16 +47,16 @@ class TestGolden:
         assert max(errors.values()) < GRADIENT, errors
 
     @pytest.mark.parametrize("checkpointing", [False, True])
-    def test_six_steps(self, name: str, checkpointing: bool) -> None:
+    def test_six_steps(self, name: str, device: str, checkpointing: bool) -> None:
         reference = golden(name)
         hyper = reference.trainer
-        model = genesis_models.load(reference.folder)
+        model = genesis_models.load(reference.folder, device=device)
         model.activation_checkpointing = checkpointing
         groups = decay_groups(model.named_parameters(), hyper["weight_decay"])
         optimizer = AdamW(groups, lr=hyper["lr"], betas=tuple(hyper["betas"]), eps=hyper["eps"])
         for step, batch in enumerate(reference.arrays["train_ids"]):
             optimizer.zero_grad()
-            loss = model.loss(ids(batch), ids(batch))
+            loss = model.loss(ids(batch, device), ids(batch, device))
             loss.backward()
             norm = clip_grad_norm_(list(model.parameters()), hyper["max_grad_norm"])
             optimizer.step()
@@ -60,14 +67,33 @@ class TestGolden:
         assert errors.keys() == expected.keys()
         assert max(errors.values()) < WEIGHTS, errors
 
-    def test_saved_and_loaded_again(self, name: str, tmp_path: object) -> None:
-        reference = golden(name)
-        model = genesis_models.load(reference.folder)
-        genesis_models.save(model, f"{tmp_path}/saved", source=reference.folder)
-        again = genesis_models.load(f"{tmp_path}/saved")
-        for (n, a), (m, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
-            assert n == m
-            np.testing.assert_array_equal(a.detach().numpy(), b.detach().numpy())
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_again(name: str, tmp_path: object) -> None:
+    reference = golden(name)
+    model = genesis_models.load(reference.folder)
+    genesis_models.save(model, f"{tmp_path}/saved", source=reference.folder)
+    again = genesis_models.load(f"{tmp_path}/saved")
+    for (n, a), (m, b) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert n == m
+        np.testing.assert_array_equal(a.detach().numpy(), b.detach().numpy())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_on_a_gpu(name: str) -> None:
+    reference = golden(name)
+    model = genesis_models.load(reference.folder, device="cuda", dtype="bfloat16")
+    inputs, labels = (ids(reference.arrays[key], "cuda") for key in ("input_ids", "labels"))
+    with genesis.no_grad():
+        logits = model(inputs).float().numpy()
+    assert relative_error(logits, reference.arrays["logits"]) < BF16
+    loss = model.loss(inputs, labels)
+    assert loss.item() == pytest.approx(float(reference.arrays["loss"]), rel=BF16)
+    loss.backward()
+    expected = reference.group("grad")
+    errors = {n: relative_error(p.grad.float().numpy(), expected[n]) for n, p in model.named_parameters()}
+    assert max(errors.values()) < 4 * BF16, errors
 
 
 def test_relative_error_rejects_what_is_wrong() -> None:
