@@ -12,16 +12,18 @@ chooses. The ratio is torch / Genesis: above 1, Genesis is faster.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import itertools
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 
-from benchmarks.gpu.timing import backend, gpu_us, torch_gpu_us
+from benchmarks.gpu.timing import backend
 from genesis.array import Array
 from genesis.backend import Device
 from genesis.backend.cuda import CudaStorage, native
@@ -33,6 +35,8 @@ from genesis.kernels.matmul_tiles import Tile, choose, cut, shared_bytes
 
 CUDA = Device("cuda", 0)
 L2 = 50 << 20
+ROUNDS = 9
+LIMITS = {"half": 6e-3, "tf32": 2e-3, "float32": 2e-6}  # of the relative error
 
 
 class Shape(NamedTuple):
@@ -225,26 +229,88 @@ def calls_for(shape: Shape, budget_us: float) -> int:
 
 
 def measure(shape: Shape, tiles: list[Tile | None], budget_us: float) -> tuple[list[tuple[float, Tile | None]], float]:
-    """Microseconds of each candidate that is right, best first, and of torch."""
+    """Microseconds of each candidate that is right, best first, and of torch: all take turns, since the clock wanders."""
     sets = [inputs_of(shape) for _ in range(min(8, 1 + 2 * L2 // shape.nbytes))]
-    n, found, check = calls_for(shape, budget_us), [], Check(shape, sets[0])
-    limit = {"half": 6e-3, "tf32": 2e-3, "float32": 2e-6}[shape.kind]
-    with Switched(shape):
+    n, check = calls_for(shape, budget_us), Check(shape, sets[0])
+    with Switched(shape), contextlib.ExitStack() as stack:
+        graphs: list[tuple[Tile | None, Callable[[], float]]] = []
         for tile in tiles:
             try:
-                sets[0].out.fill_(float("nan"))
-                torch.cuda.synchronize()
-                sets[0].ours(tile)
-                backend.driver.synchronize()
-                error = check.error(sets[0])
-                if not error < limit:
+                error = error_of(tile, sets[0], check)
+                if not error < LIMITS[shape.kind]:
                     print(f"  wrong: {shape} {tile}: relative error {error:.1e}", flush=True)
                     continue
-                found.append((gpu_us([turn(x, tile) for x in sets], n, 7), tile))
+                graphs.append((tile, stack.enter_context(gpu_graph([turn(x, tile) for x in sets], n))))
             except Exception as failure:  # one broken candidate must not end the run
                 print(f"  failed: {shape} {tile}: {type(failure).__name__}: {str(failure)[:200]}", flush=True)
-        theirs = torch_gpu_us([x.theirs for x in sets], n, 7)
-    return sorted(found, key=lambda item: item[0]), theirs
+        theirs = torch_gpu_graph([x.theirs for x in sets], n)
+        times: list[list[float]] = [[] for _ in range(len(graphs) + 1)]
+        for _ in range(ROUNDS):
+            for found, (_, replay) in zip(times, [*graphs, (None, theirs)], strict=True):
+                found.append(replay())
+    medians = [statistics.median(found) for found in times]
+    ours = sorted(zip(medians, [tile for tile, _ in graphs], strict=False), key=lambda item: item[0])
+    return ours, medians[-1]
+
+
+def error_of(tile: Tile | None, x: Inputs, check: Check) -> float:
+    """The relative error of one call."""
+    x.out.fill_(float("nan"))
+    torch.cuda.synchronize()
+    x.ours(tile)
+    backend.driver.synchronize()
+    return check.error(x)
+
+
+@contextlib.contextmanager
+def gpu_graph(turns: list[Callable[[], None]], n: int) -> Iterator[Callable[[], float]]:
+    """A graph of n calls that take turns; a call of it replays it and gives the microseconds of each."""
+    driver, before = backend.driver, backend.stream
+    backend.stream = stream = driver.create_stream()
+    try:
+        for call in turns * 2:
+            call()
+        driver.synchronize()
+        driver.begin_capture(stream)
+        for i in range(n):
+            turns[i % len(turns)]()
+        graph = driver.end_capture(stream)
+    finally:
+        backend.stream = before
+    executable = driver.instantiate(graph)
+    start, end = driver.create_event(True), driver.create_event(True)
+
+    def replay() -> float:
+        driver.record_event(start, stream)
+        driver.launch_graph(executable, stream)
+        driver.record_event(end, stream)
+        driver.synchronize_event(end)
+        return driver.elapsed(start, end) / n * 1e6
+
+    yield replay
+    driver.destroy_graph(graph, executable)
+
+
+def torch_gpu_graph(turns: list[Callable[[], None]], n: int) -> Callable[[], float]:
+    """The same for torch."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for call in turns * 2:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(n):
+            turns[i % len(turns)]()
+    start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+
+    def replay() -> float:
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / n * 1e3
+
+    return replay
 
 
 def turn(x: Inputs, tile: Tile | None) -> Callable[[], None]:

@@ -28,6 +28,7 @@ from genesis.array import Array
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.backend.cuda import CudaStorage
+from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import as_dtype
 
 CUDA = Device("cuda", 0)
@@ -112,7 +113,7 @@ def reduction_rows() -> Iterator[Row]:
 
 def matmul_rows() -> Iterator[Row]:
     """Square products in bf16 and tf32, and the matmuls of a training step of Qwen2.5-0.5B."""
-    genesis.backends.cuda.matmul.allow_tf32 = True
+    allow_tf32.set(True)
     torch.backends.cuda.matmul.allow_tf32 = True
     for dtype in (torch.bfloat16, torch.float32):
         for n in (512, 1024, 2048, 4096, 8192):

@@ -397,20 +397,20 @@ def key_step(b_dk, b_dv, b_k, b_v, p_q, p_g, p_lse, p_delta, p_starts, i_batch, 
     b_g = rows_of(p_g + start * sg[1], o_row, i_d, sg[1], sg[3], m_query, size, MASKED, EVEN, TYPE)
     b_lse = exponent_of(p_lse, i_query.to(tl.int64) * sl[2], m_query)
     b_delta = tl.load(p_delta + i_query, mask=m_query, other=0)
-    b_s = tl.dot(b_k, tl.trans(b_q), input_precision=PRECISION, out_dtype=b_dk.dtype)
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=b_dk.dtype)
     if SIGNED:
         b_s = b_s * sign
-    b_p = power_of_2(b_s * factor - b_lse[None, :])  # [keys, queries]
+    b_p = power_of_2(b_s * factor - b_lse[:, None])
     if MASKED:
-        seen = i_key[:, None] < end_key(i_query, shift, keys, CAUSAL)[None, :]
+        seen = i_key[None, :] < end_key(i_query, shift, keys, CAUSAL)[:, None]
         if LEFT:
             b_first = first_key(p_starts, i_batch, i_query, m_query, shift, keys, window, ss)
-            seen = seen & (i_key[:, None] >= b_first[None, :])
+            seen = seen & (i_key[None, :] >= b_first[:, None])
         b_p = tl.where(seen, b_p, 0.0)
-    b_dv += tl.dot(operand(b_p, TYPE), b_g, input_precision=PRECISION, out_dtype=b_dk.dtype)
-    b_dp = tl.dot(b_v, tl.trans(b_g), input_precision=PRECISION, out_dtype=b_dk.dtype)
-    b_ds = operand(b_p * (b_dp - b_delta[None, :]), TYPE)
-    b_dk += tl.dot(b_ds, b_q, input_precision=PRECISION, out_dtype=b_dk.dtype)
+    b_dv += tl.dot(tl.trans(operand(b_p, TYPE)), b_g, input_precision=PRECISION, out_dtype=b_dk.dtype)
+    b_dp = tl.dot(b_g, tl.trans(b_v), input_precision=PRECISION, out_dtype=b_dk.dtype)
+    b_ds = operand(b_p * (b_dp - b_delta[:, None]), TYPE)
+    b_dk += tl.dot(tl.trans(b_ds), b_q, input_precision=PRECISION, out_dtype=b_dk.dtype)
     return b_dk, b_dv
 
 

@@ -27,6 +27,7 @@ from genesis.dtypes import DType, bfloat16, float32, float64, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
 from genesis.kernels.matmul_tiles import Tile, choose, cut, pieces
+from genesis.kernels.transpose import transposed_copy
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
@@ -89,14 +90,37 @@ def out_offsets(i_batch, o_m, o_n, so, WIDE: tl.constexpr):
 
 
 @triton.jit
-def place(i_tile, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Batch, row and column of a tile: GROUP rows are walked together, so that neighbours in time share L2."""
-    i_batch = i_tile // (tiles_m * tiles_n)
-    i_tile = i_tile % (tiles_m * tiles_n)
-    first = i_tile // (GROUP * tiles_n) * GROUP
-    rows = tl.minimum(tiles_m - first, GROUP)
-    within = i_tile % (GROUP * tiles_n)
-    return i_batch, first + within % rows, within // rows
+def quotient(x, y):
+    """x // y for 0 <= x < 2^21 and y > 0, by a reciprocal which loops can keep: whole division takes ten times as long.
+
+    (x + 1/2) / y is at least 1 / 2y from any whole number, and the rounding of the product is less.
+    """
+    return ((x.to(tl.float32) + 0.5) * (1.0 / y.to(tl.float32))).to(tl.int32)
+
+
+@triton.jit
+def place(i_tile, tiles_m, tiles_n, GROUP: tl.constexpr, MATRICES: tl.constexpr):
+    """Batch, row and column of a tile: GROUP rows are walked together, so that neighbours in time share L2.
+
+    MATRICES says whether there are 1 ("one"), or several with fewer than 2^21 tiles in all ("few") or more ("many").
+    """
+    if MATRICES == "many":
+        i_batch = i_tile // (tiles_m * tiles_n)
+        i_tile = i_tile % (tiles_m * tiles_n)
+        i_group = i_tile // (GROUP * tiles_n)
+        rows = tl.minimum(tiles_m - i_group * GROUP, GROUP)
+        within = i_tile % (GROUP * tiles_n)
+        i_n = within // rows
+    else:
+        i_batch = 0
+        if MATRICES == "few":
+            i_batch = quotient(i_tile, tiles_m * tiles_n)
+            i_tile -= i_batch * tiles_m * tiles_n
+        i_group = quotient(i_tile, GROUP * tiles_n)
+        rows = tl.minimum(tiles_m - i_group * GROUP, GROUP)
+        within = i_tile - i_group * GROUP * tiles_n
+        i_n = quotient(within, rows)
+    return i_batch, i_group * GROUP + within - i_n * rows, i_n
 
 
 # --- Tiles through tensor descriptors ---------------------------------------------------------------------------------
@@ -186,27 +210,36 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
                    B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, MOVED: tl.constexpr,
                    EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr,
                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,
-                   PIECES: tl.constexpr):  # fmt: skip
+                   PIECES: tl.constexpr, ONCE: tl.constexpr, SPECIAL: tl.constexpr, MATRICES: tl.constexpr):  # fmt: skip
     """`whole` tiles from first to last k; then, with SPLIT, `rest` tiles in `split` parts of `share` steps each, which
     go to `p_parts`.
     """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
-    # The store counts tiles by itself: one number for both would tie the loads of the next tile to this one's store.
-    i_stored = start - programs
-    for i_tile in tl.range(start, whole, programs, flatten=True):
-        i_batch, i_m, i_n = place(i_tile, tiles_m, tiles_n, GROUP)
+    if ONCE:
+        i_batch, i_m, i_n = place(start, tiles_m, tiles_n, GROUP, MATRICES)
         b_acc = tl.zeros((BM, BN), tl.float32)
         for i_k in range(steps):
             b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, i_m * BM, i_n * BN, i_k * BK, A_TURNED, B_TURNED,
                                A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
-        i_stored += programs
-        i_batch, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP)
         stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
                          EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
+    else:
+        # The store counts tiles by itself: one number for both would tie the loads of the next tile to this one's store.
+        i_stored = start - programs
+        for i_tile in tl.range(start, whole, programs, flatten=not SPECIAL, warp_specialize=SPECIAL):
+            i_batch, i_m, i_n = place(i_tile, tiles_m, tiles_n, GROUP, MATRICES)
+            b_acc = tl.zeros((BM, BN), tl.float32)
+            for i_k in range(steps):
+                b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, i_m * BM, i_n * BN, i_k * BK, A_TURNED, B_TURNED,
+                                   A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+            i_stored += programs
+            i_batch, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP, MATRICES)
+            stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
+                             EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
     if SPLIT:
         for i_part in tl.range(start, rest * split, programs):
-            i_batch, i_m, i_n = place(whole + i_part // split, tiles_m, tiles_n, GROUP)
+            i_batch, i_m, i_n = place(whole + i_part // split, tiles_m, tiles_n, GROUP, MATRICES)
             first = i_part % split * share
             b_acc = tl.zeros((BM, BN), tl.float32)
             for i_k in range(first, tl.minimum(first + share, steps)):
@@ -219,10 +252,10 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
 @triton.jit(do_not_specialize=["whole", "split"])
 def add_parts(p_o, p_parts, p_bias, step, p_residual, alpha, m, n, so, whole, split, EPILOGUE: tl.constexpr,
               WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr,
-              ROWS: tl.constexpr):  # fmt: skip
+              MATRICES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """ROWS rows of a split tile: its parts added from first to last, finished, stored."""
     i_rest, i_rows = tl.program_id(0) // (BM // ROWS), tl.program_id(0) % (BM // ROWS)
-    i_batch, i_m, i_n = place(whole + i_rest, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP)
+    i_batch, i_m, i_n = place(whole + i_rest, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP, MATRICES)
     i_row = i_rows * ROWS + tl.arange(0, ROWS)
     p_part = p_parts + i_rest * split * (BM * BN) + i_row[:, None] * BN + tl.arange(0, BN)[None, :]
     b_acc = tl.load(p_part)
@@ -241,9 +274,9 @@ def add_parts(p_o, p_parts, p_bias, step, p_residual, alpha, m, n, so, whole, sp
 def by_pointers(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches, ba, bb, sa, sb, so,
                 DIMS: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr,
                 EPILOGUE: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+                BK: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr):  # fmt: skip
     """One tile a program; EVEN says that BK divides k."""
-    i_batch, i_m, i_n = place(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP)
+    i_batch, i_m, i_n = place(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP, MATRICES)
     o_m, o_n, o_k = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN), tl.arange(0, BK)
     b_m, b_n = (o_m < m)[:, None], (o_n < n)[None, :]
     x_batch, x_m, x_n, x_k = i_batch, o_m, o_n, o_k
@@ -268,10 +301,10 @@ def by_pointers(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches
 
 @triton.jit
 def by_terms(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches, ba, bb, sa, sb, so, DIMS: tl.constexpr,
-             WORK: tl.constexpr, EPILOGUE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr):  # fmt: skip
+             WORK: tl.constexpr, EPILOGUE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+             MATRICES: tl.constexpr):  # fmt: skip
     """One tile a program, a term of the sum at a time: for integers, which wrap around, and float64."""
-    i_batch, i_m, i_n = place(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), 8)
+    i_batch, i_m, i_n = place(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), 8, MATRICES)
     o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
     x_batch, x_m, x_n = i_batch, o_m, o_n
     if WIDE:
@@ -477,6 +510,15 @@ def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
         return False
     layout = "nt"[a.turned] + "nt"[b.turned]
     tile = tile or choose(kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
+    if tile.transposed and not a.turned and b.turned:
+        tile = tile._replace(transposed=False)
+    if tile.transposed:
+        if a.turned:
+            p = p._replace(a=_turned_copy(p.a, p.batches, p.m, p.k))
+        if not b.turned:
+            p = p._replace(b=_turned_copy(p.b.turned, p.batches, p.n, p.k).turned)
+        a, b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
+        assert a is not None and b is not None
     if tile.swapped:
         p, finish = p.swapped, finish.swapped
         a, b = b._replace(turned=not b.turned), a._replace(turned=not a.turned)
@@ -484,24 +526,35 @@ def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
     return True
 
 
+def _turned_copy(f: Factor, batches: Shape, rows: int, columns: int) -> Factor:
+    """The factor with its columns innermost in memory."""
+    moves = tuple(size if stride else 1 for size, stride in zip(batches, f.batch, strict=True))
+    shape = (*moves, rows, columns)
+    copy = empty(shape, f.array.dtype, f.array.device)
+    assert transposed_copy(copy, f.array.view(shape, (*f.batch, f.row, f.column)))
+    batch = tuple(step if stride else 0 for step, stride in zip(copy.strides, f.batch, strict=False))
+    return Factor(copy, batch, columns, 1)
+
+
 def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region, processors: int) -> None:
     """Launch `by_descriptors`, and `add_parts` where tiles are split."""
     out, dtype, tf32 = p.o.array, p.a.array.dtype, p.a.array.dtype is float32
     tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
-    c = cut(tiles, triton.cdiv(p.k, t.bk), processors, t.split)
+    programs = processors * t.resident
+    c = cut(tiles, triton.cdiv(p.k, t.bk), programs, t.split)
     partial = empty((c.rest * c.split * t.bm * t.bn,), float32, out.device) if c.split > 1 else None
-    o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole else None
+    o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole and not t.direct else None
     columns = t.bn // pieces(t, out.dtype.itemsize)
     so = (p.o.batch[-1], p.o.row, p.o.column)
     store = {"EPILOGUE": finish.flags, "WIDE": is_wide((p.matrices, p.m, p.n), so)}
-    size = {"BM": t.bm, "BN": t.bn, "GROUP": t.group}
+    size = {"BM": t.bm, "BN": t.bn, "GROUP": t.group, "MATRICES": _matrices(p, tiles)}
     launch(
-        by_descriptors, min(processors, c.whole + c.rest * c.split), a.descriptor(p.a.array, t.bm, t.bk, tf32),
+        by_descriptors, c.whole if t.once else min(programs, c.whole + c.rest * c.split), a.descriptor(p.a.array, t.bm, t.bk, tf32),
         b.descriptor(p.b.array, t.bk, t.bn, tf32), o and o.descriptor(out, t.bm, columns), out, partial,
         *finish.values, p.m, p.n, p.k, p.batches, so, *c, A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread,
         B_SPREAD=b.spread, TYPE=_dot_type(dtype), PRECISION="tf32" if tf32 else "ieee",
         MOVED=tf32 and a.turned and not is_interpreted(), BATCHED=bool(o and o.spread), BK=t.bk, SPLIT=c.split > 1,
-        STORE="pointers" if o is None else ("columns" if o.turned else "rows"), PIECES=t.bn // columns,
+        STORE="pointers" if o is None else ("columns" if o.turned else "rows"), PIECES=t.bn // columns, ONCE=t.once, SPECIAL=t.special,
         num_warps=t.warps, num_stages=t.stages, **store, **size,
     )  # fmt: skip
     if c.split > 1:
@@ -517,24 +570,33 @@ def _launch_pointers(p: Product, finish: Finish, tile: Tile | None) -> None:
     kind = dtype.name if dtype.itemsize > 2 and not (dtype is float32 and allow_tf32) else "pointers"
     t = tile or choose(kind, "nn", p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
     sa, sb, so = (p.a.row, p.a.column), (p.b.row, p.b.column), (p.o.batch[-1], p.o.row, p.o.column)
+    tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
     launch(
-        by_pointers, p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), p.o.array, p.a.array, p.b.array,
+        by_pointers, tiles, p.o.array, p.a.array, p.b.array,
         *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so, DIMS=len(p.batches),
         TYPE=_dot_type(dtype), WORK=TRITON[work_type(dtype).name],
         PRECISION="tf32" if dtype is float32 and allow_tf32 else FLOAT32, EPILOGUE=finish.flags, WIDE=_is_wide(p, so),
-        EVEN=p.k % t.bk == 0, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, num_warps=t.warps, num_stages=t.stages,
+        EVEN=p.k % t.bk == 0, MATRICES=_matrices(p, tiles), BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 
 
 def _launch_terms(p: Product, finish: Finish) -> None:
     dtype = p.a.array.dtype
     sa, sb, so = (p.a.row, p.a.column), (p.b.row, p.b.column), (p.o.batch[-1], p.o.row, p.o.column)
+    tiles = p.matrices * triton.cdiv(p.m, 32) * triton.cdiv(p.n, 64)
     launch(
-        by_terms, p.matrices * triton.cdiv(p.m, 32) * triton.cdiv(p.n, 64), p.o.array, p.a.array, p.b.array,
+        by_terms, tiles, p.o.array, p.a.array, p.b.array,
         *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so, DIMS=len(p.batches),
         WORK=TRITON[dtype.name] if dtype in (float64, int64) else tl.int32, EPILOGUE=finish.flags,
-        WIDE=_is_wide(p, so), BM=32, BN=64,
+        WIDE=_is_wide(p, so), BM=32, BN=64, MATRICES=_matrices(p, tiles),
     )  # fmt: skip
+
+
+def _matrices(p: Product, tiles: int) -> str:
+    """MATRICES of `place`."""
+    if tiles >= 1 << 21:
+        return "many"
+    return "one" if p.matrices == 1 else "few"
 
 
 def _is_wide(p: Product, so: Shape) -> bool:

@@ -31,6 +31,12 @@ class Tile(NamedTuple):
     group: int = 8
     split: int = 0
     swapped: bool = False
+    resident: int = 1
+    transposed: bool = False
+    once: bool = False
+    direct: bool = False
+    cuts: int = 0
+    special: bool = False
 
 
 class Row(NamedTuple):
@@ -118,8 +124,8 @@ def shared_bytes(tile: Tile, item: int) -> int:
 
 def pieces(tile: Tile, item: int) -> int:
     """Into how many pieces the store cuts a tile: 32 KiB each, of at least 32 columns."""
-    count = 1
-    while tile.bm * tile.bn * item // count > 32 << 10 and tile.bn // count > 32:
+    count = tile.cuts or 1
+    while not tile.cuts and tile.bm * tile.bn * item // count > 32 << 10 and tile.bn // count > 32:
         count *= 2
     return count
 
