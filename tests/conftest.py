@@ -25,8 +25,6 @@ settings.load_profile("repeatable")
 LOOPBACK = ("127.", "::1", "localhost")
 
 
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run what is marked gpu, on a real one")
 

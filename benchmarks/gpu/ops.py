@@ -271,7 +271,8 @@ def main() -> None:
     for r in found:
         rest = r.get("failed") or f"{r['genesis_us']:9.2f} {r['torch_us']:9.2f} {r['ratio']:6.2f}"
         print(f"{r['op']:44s} {rest} {r.get('TB/s', r.get('TFLOP/s', ''))}")
-    print(f"copy {rate / 1e12:.2f} TB/s; median ratio {report['median ratio']}; below 0.9: {sum(r < 0.9 for r in ratios)}")
+    slow = sum(r < 0.9 for r in ratios)
+    print(f"copy {rate / 1e12:.2f} TB/s; median ratio {report['median ratio']}; below 0.9: {slow}")
 
 
 if __name__ == "__main__":

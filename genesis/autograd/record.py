@@ -168,7 +168,7 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     node = None
     if is_grad_enabled():
         edges = _edges(inputs)
-        if any(edges) and any([r.dtype.is_floating_point for r in results]):
+        if any(edges) and any(r.dtype.is_floating_point for r in results):
             node = _node(op, edges, arrays, results, attrs)
     if len(results) == 1 and op.view is None:  # nearly all calls
         return TensorBase.wrap(results[0], node if results[0].dtype.is_floating_point else None)

@@ -384,19 +384,19 @@ def query_blocks(p_low, p_high, i_batch, n_first, tokens, keys, shift, CAUSAL: t
 
 
 @triton.jit
-def key_step(b_dk, b_dv, b_k, b_v, p_q, p_g, p_lse, p_delta, p_starts, i_batch, i_block, i_key, tokens, keys, shift,
-             size, window, factor, sign, sq, sg, sl, ss, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+def key_step(b_dk, b_dv, b_k, b_v, p_q, p_g, p_lse, p_delta, p_starts, i_batch, i_member, i_block, i_key, tokens, keys,
+             shift, size, window, factor, sign, sq, sg, sl, ss, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
              LEFT: tl.constexpr, SIGNED: tl.constexpr, EVEN: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
              BM: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
     """Add what one block of queries gives to the gradients of the keys and values."""
     o_row, i_d = tl.arange(0, BM), tl.arange(0, HEAD)
     i_query = i_block * BM + o_row
     m_query = i_query < tokens
-    start = tl.zeros((), tl.int64) + i_block * BM
-    b_q = rows_of(p_q + start * sq[1], o_row, i_d, sq[1], sq[3], m_query, size, MASKED, EVEN, TYPE)
-    b_g = rows_of(p_g + start * sg[1], o_row, i_d, sg[1], sg[3], m_query, size, MASKED, EVEN, TYPE)
-    b_lse = exponent_of(p_lse, i_query.to(tl.int64) * sl[2], m_query)
-    b_delta = tl.load(p_delta + i_query, mask=m_query, other=0)
+    start, head = tl.zeros((), tl.int64) + i_block * BM, tl.zeros((), tl.int64) + i_member
+    b_q = rows_of(p_q + head * sq[2] + start * sq[1], o_row, i_d, sq[1], sq[3], m_query, size, MASKED, EVEN, TYPE)
+    b_g = rows_of(p_g + head * sg[2] + start * sg[1], o_row, i_d, sg[1], sg[3], m_query, size, MASKED, EVEN, TYPE)
+    b_lse = exponent_of(p_lse + head * sl[1], i_query.to(tl.int64) * sl[2], m_query)
+    b_delta = tl.load(p_delta + head * tokens + i_query, mask=m_query, other=0)
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION, out_dtype=b_dk.dtype)
     if SIGNED:
         b_s = b_s * sign
@@ -436,26 +436,27 @@ def key_kernel(p_dk, p_dv, p_g, p_q, p_k, p_v, p_lse, p_delta, p_starts, p_low, 
     b_v = rows_of(p_v, o_key, i_d, sv[1], sv[3], m_key, size, True, EVEN, TYPE)
     low, whole, to, high = query_blocks(p_low, p_high, i_batch, first, tokens, keys, shift, CAUSAL, LEFT, BM, BN)
     b_dk, b_dv = tl.zeros((BN, HEAD), WORK), tl.zeros((BN, HEAD), WORK)
-    left = whole - low
-    end = i_head * group + tl.minimum((i_split + 1) * each, group)
-    for i_query_head in range(i_head * group + i_split * each, end):
-        q = p_q + i_batch * sq[0] + i_query_head * sq[2]
-        g = p_g + i_batch * sg[0] + i_query_head * sg[2]
-        lse = p_lse + i_batch * sl[0] + i_query_head * sl[1]
-        delta = p_delta + (i_batch * heads * group + i_query_head) * tokens
-        for i in range(whole, to):
-            b_dk, b_dv = key_step(
-                b_dk, b_dv, b_k, b_v, q, g, lse, delta, p_starts, i_batch, i, i_key, tokens, keys, shift,
-                size, window, factor, sign, sq, sg, sl, ss, False, CAUSAL, LEFT, SIGNED, EVEN, TYPE, PRECISION, BM,
-                HEAD,
-            )  # fmt: skip
-        for n in range(0, left + high - to):
-            i = tl.where(n < left, low + n, to + n - left)
-            b_dk, b_dv = key_step(
-                b_dk, b_dv, b_k, b_v, q, g, lse, delta, p_starts, i_batch, i, i_key, tokens, keys, shift,
-                size, window, factor, sign, sq, sg, sl, ss, True, CAUSAL, LEFT, SIGNED, EVEN, TYPE, PRECISION, BM,
-                HEAD,
-            )  # fmt: skip
+    p_q += i_batch * sq[0] + (i_head * group + i_split * each) * sq[2]
+    p_g += i_batch * sg[0] + (i_head * group + i_split * each) * sg[2]
+    p_lse += i_batch * sl[0] + (i_head * group + i_split * each) * sl[1]
+    p_delta += (i_batch * heads * group + i_head * group + i_split * each) * tokens
+    members = tl.minimum(each, group - i_split * each)
+    # one loop over heads and blocks: the pipeline does not run dry between heads
+    inside, left = to - whole, whole - low
+    for n in range(0, members * inside):
+        b_dk, b_dv = key_step(
+            b_dk, b_dv, b_k, b_v, p_q, p_g, p_lse, p_delta, p_starts, i_batch, n // inside, whole + n % inside, i_key,
+            tokens, keys, shift, size, window, factor, sign, sq, sg, sl, ss, False, CAUSAL, LEFT, SIGNED, EVEN, TYPE,
+            PRECISION, BM, HEAD,
+        )  # fmt: skip
+    border = left + high - to
+    for n in range(0, members * border):
+        i = n % border
+        b_dk, b_dv = key_step(
+            b_dk, b_dv, b_k, b_v, p_q, p_g, p_lse, p_delta, p_starts, i_batch, n // border,
+            tl.where(i < left, low + i, to + i - left), i_key, tokens, keys, shift, size, window, factor, sign, sq, sg,
+            sl, ss, True, CAUSAL, LEFT, SIGNED, EVEN, TYPE, PRECISION, BM, HEAD,
+        )  # fmt: skip
     o = (i_split * batches + i_batch) * sd[0] + i_head * sd[2] + start * sd[1]
     o_tile = o_key[:, None] * sd[1] + i_d[None, :]
     m = m_key[:, None] & (i_d < size)[None, :]

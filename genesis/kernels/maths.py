@@ -17,10 +17,10 @@ from triton.language.extra import libdevice
 from genesis.backend.cuda.driver import is_interpreted
 
 __all__ = [
+    "ceil",
     "cos",
     "divide",
     "erf",
-    "ceil",
     "exp",
     "exp2",
     "expm1",

@@ -1,4 +1,4 @@
-"""The device that the op suite runs on: the CPU, or a CUDA device (a real one, or Triton's interpreter in its place)."""
+"""The device that the op suite runs on: the CPU, or a CUDA device (a GPU, or Triton's interpreter in its place)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ class CudaStorage:
     @property
     def backend(self) -> CudaBackend:
         """What runs ops on this memory."""
-        return self.pool.backend
+        found: CudaBackend = self.pool.backend
+        return found
 
     def __del__(self) -> None:
         if self.block is not None:
@@ -101,10 +102,10 @@ class CudaBackend:
             twin(out, *inputs, **attrs)
             return
         operands = (*outputs, *(x for x in inputs if hasattr(x, "storage")))
+        key: tuple[Any, ...] | None = call_key(op, (*outputs, *inputs), attrs)
         try:
-            key = call_key(op, (*outputs, *inputs), attrs)
             plan = self._plans.get(key)
-        except TypeError:
+        except TypeError:  # an attribute that cannot be a key
             key = plan = None
         if plan is not None:
             plan.run(operands, self.stream)

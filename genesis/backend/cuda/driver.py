@@ -140,7 +140,8 @@ def start(index: int = 0) -> int:
             next='install the driver, or set train.device to "cpu"',
         ) from error
     if code != cuda.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"device cuda:{index} was asked for and the NVIDIA driver did not start: {code.name}", next='set train.device to "cpu"')
+        what = f"device cuda:{index} was asked for and the NVIDIA driver did not start: {code.name}"
+        raise DeviceError(what, next='set train.device to "cpu"')
     return int(cuda.cuDeviceGetCount()[1])
 
 

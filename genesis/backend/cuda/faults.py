@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from genesis.array import Array
 from genesis.backend import Device
-from genesis.dtypes import int64
+from genesis.dtypes import DType, int64
 from genesis.errors import IndexRangeError, ShapeError
 
 __all__ = ["check", "flag", "site"]
@@ -49,9 +48,21 @@ def site(op: str, dim: int | None, size: int, lowest: int = 0) -> int:
     return _numbers[found]
 
 
+class Word(NamedTuple):
+    """The word as kernels take it: what a launch asks of an array (which stands above this layer)."""
+
+    storage: Any
+    device: Device
+    dtype: DType = int64
+
+    def data_ptr(self) -> int:
+        """Its address, which host and device share."""
+        return int(self.storage.pointer)
+
+
 @functools.cache
-def flag(device: Device) -> Array:
-    """The word of a device, `[1]` int64 in host memory that its kernels can write."""
+def flag(device: Device) -> Word:
+    """The word of a device, one int64 in host memory that its kernels can write."""
     from genesis.backend.cuda import backend_of
 
     backend = backend_of(device)
@@ -59,7 +70,7 @@ def flag(device: Device) -> Array:
     ctypes.c_int64.from_address(pointer).value = 0
     _words[device] = ctypes.c_int64.from_address(pointer)
     # memory of no pool, so that a plan which is recorded now keeps its address
-    return Array(backend.adopt(pointer, int64.itemsize, None), (1,), (1,), int64, device)
+    return Word(backend.adopt(pointer, int64.itemsize, None), device)
 
 
 _words: dict[Device, ctypes.c_int64] = {}

@@ -327,8 +327,8 @@ class Pool:
         biggest = ", ".join(f"{name} {_readable(n)}" for name, n in holders.most_common(3))
         what = f" for {self.owner}" if self.owner else ""
         return (
-            f"cuda:{self.driver.index} has no room for {_readable(size)}{what}: {_readable(free)} of {_readable(total)} "
-            f"are free, Genesis holds {_readable(self.allocated)} in tensors and {_readable(self.reserved)} in all"
+            f"cuda:{self.driver.index} has no room for {_readable(size)}{what}: {_readable(free)} of {_readable(total)}"
+            f" are free, Genesis holds {_readable(self.allocated)} in tensors and {_readable(self.reserved)} in all"
             + (f"; made by {biggest}" if biggest else "")
         )
 

@@ -1,4 +1,4 @@
-"""Launches of machine code: signature, compilation in the background, and parameters packed as the kernel takes them."""
+"""Launches of machine code: signature, compilation in the background, parameters packed as the kernel takes them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, args: tuple[An
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
     words, base = _aligned_words(extent + len(facts))  # behind the parameters: the address of each descriptor
     pointers = (ctypes.c_uint64 * max(len(function.parameters), 1))(*(base + at for at, _ in function.parameters))
-    slots, maps = [], []
+    slots: list[int] = []
+    maps: list[tuple[int, int, Any]] = []
     values = _flatten(args, signature.types)
     for (at, size), value in zip(function.parameters, values, strict=False):  # Triton's own scratch pointers follow: 0
         if is_descriptor(value):

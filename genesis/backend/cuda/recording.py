@@ -22,9 +22,9 @@ _state = threading.local()
 
 
 class Source(NamedTuple):
-    """Where a recorded address comes from: operand or temporary number `index`, `delta` bytes further."""
+    """Where a recorded address comes from: operand or temporary number `operand`, `delta` bytes further."""
 
-    index: int
+    operand: int
     delta: int
 
 

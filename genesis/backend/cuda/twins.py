@@ -13,8 +13,8 @@ twins: dict[str, Twin] = {}
 def twin(*names: str) -> Callable[[Twin], Twin]:
     """Decorator: the function below runs the ops of these names on CUDA arrays.
 
-    It has the reference's signature, `twin(out, *inputs, **attrs)`, with arrays in the place of numpy arrays, and writes
-    every element of `out` (a tuple where the op has several outputs).
+    It has the reference's signature, `twin(out, *inputs, **attrs)`, with arrays in the place of numpy arrays, and
+    writes every element of `out` (a tuple where the op has several outputs).
     """
 
     def register(function: Twin) -> Twin:
