@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,14 @@ from genesis.backend.cpu import CpuStorage
 from genesis.dtypes import DType, as_dtype
 from genesis.shapes import Shape, contiguous_strides, is_contiguous, numel
 
-__all__ = ["Array", "empty", "from_numpy"]
+__all__ = ["Array", "Spec", "empty", "from_numpy"]
+
+
+class Spec(NamedTuple):
+    """Shape and dtype of an array, also of one that does not exist yet."""
+
+    shape: Shape
+    dtype: DType
 
 
 class Array:
@@ -25,7 +32,7 @@ class Array:
         dtype, device: element type and place.
     """
 
-    __slots__ = ("__weakref__", "_np", "device", "dtype", "layout", "offset", "shape", "storage", "strides")
+    __slots__ = ("__weakref__", "_np", "_spec", "device", "dtype", "layout", "offset", "shape", "storage", "strides")
 
     def __init__(
         self, storage: Storage, shape: Shape, strides: Shape, dtype: DType, device: Device = CPU, offset: int = 0
@@ -33,6 +40,7 @@ class Array:
         self.storage, self.shape, self.strides, self.dtype = storage, shape, strides, dtype
         self.device, self.offset = device, offset
         self._np: np.ndarray | None = None
+        self._spec: Spec | None = None
         self.layout: Any = None  # a device's backend keeps here what it knows about this combination of the above
 
     @property
@@ -47,6 +55,13 @@ class Array:
     @property
     def nbytes(self) -> int:
         return numel(self.shape) * self.dtype.itemsize
+
+    @property
+    def spec(self) -> Spec:
+        """Shape and dtype, as one object for the array's life: autograd notes it for every recorded op."""
+        if self._spec is None:
+            self._spec = Spec(self.shape, self.dtype)
+        return self._spec
 
     @property
     def is_contiguous(self) -> bool:

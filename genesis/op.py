@@ -12,22 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from genesis.array import Array, empty
+from genesis.array import Array, Spec, empty
 from genesis.backend import CPU, Device, backend_for
-from genesis.dtypes import DType
 from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError
-from genesis.shapes import Shape, numel
+from genesis.shapes import numel
 
 __all__ = ["Context", "Cost", "Op", "Saves", "Spec", "common_device", "execute", "observe", "op", "registry"]
 
 registry: dict[str, Op] = {}
-
-
-class Spec(NamedTuple):
-    """Shape and dtype of an output before it exists."""
-
-    shape: Shape
-    dtype: DType
 
 
 class Cost(NamedTuple):
@@ -114,8 +106,9 @@ class Op:
     ) -> Context:
         """What backward will need, and nothing more, so that memory is freed early."""
         saves = self.saves(needs) if callable(self.saves) else self.saves
-        kept = tuple(x if i in saves or not isinstance(x, Array) else None for i, x in enumerate(inputs))
-        specs = tuple(Spec(x.shape, x.dtype) if isinstance(x, Array) else None for x in inputs)
+        # Lists, not generators, which cost a call for each element: this runs for every recorded op.
+        kept = tuple([x if i in saves or not isinstance(x, Array) else None for i, x in enumerate(inputs)])
+        specs = tuple([x.spec if isinstance(x, Array) else None for x in inputs])
         out: tuple[Array | None, ...] = outputs if "out" in saves else (None,) * len(outputs)
         return Context(kept, out, attrs, needs, specs)
 

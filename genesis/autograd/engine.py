@@ -67,7 +67,7 @@ class Saved:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.versions = [(x, x.storage.version) for x in (*context.inputs, *context.outputs) if isinstance(x, Array)]
+        self.versions = [(x, x.storage.version) for x in context.inputs + context.outputs if isinstance(x, Array)]
 
     def checked(self, name: str) -> Context:
         """The context.
@@ -98,7 +98,7 @@ class Node(BaseNode):
         specs: tuple[Spec | None, ...],
         recompute: Callable[[], Saved] | None = None,
     ) -> None:
-        super().__init__(op.name, edges, specs)
+        BaseNode.__init__(self, op.name, edges, specs)
         self.op, self.saved, self.recompute = op, saved, recompute
 
     def apply(self, grads: list[Array | None]) -> Sequence[Array | None]:

@@ -147,8 +147,8 @@ def _edges(inputs: tuple[Any, ...]) -> Edges:
 
 def _node(op: Op, edges: Edges, arrays: tuple[Any, ...], outs: tuple[Array, ...], attrs: dict[str, Any]) -> Node:
     """A recorded call of `op`."""
-    saved = Saved(op.context(arrays, outs, attrs, tuple(e is not None for e in edges)))
-    specs = tuple(Spec(o.shape, o.dtype) for o in outs)
+    saved = Saved(op.context(arrays, outs, attrs, tuple([e is not None for e in edges])))
+    specs = tuple([o.spec for o in outs])
     if saving_calls.intercept is not None:
         return Node(op, None, edges, specs, saving_calls.intercept(saved))
     return Node(op, saved, edges, specs)

@@ -27,7 +27,7 @@ from genesis.dtypes import DType, bfloat16, float32, float64, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
 from genesis.kernels.matmul_tiles import Tile, choose, cut, pieces
-from genesis.kernels.transpose import transposed_copy
+from genesis.kernels.transpose import LEAST, transposed_copy
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
@@ -95,7 +95,7 @@ def quotient(x, y):
 
     (x + 1/2) / y is at least 1 / 2y from any whole number, and the rounding of the product is less.
     """
-    return ((x.to(tl.float32) + 0.5) * (1.0 / y.to(tl.float32))).to(tl.int32)
+    return ((tl.cast(x, tl.float32) + 0.5) * (1.0 / tl.cast(y, tl.float32))).to(tl.int32)
 
 
 @triton.jit
@@ -204,49 +204,65 @@ def stored_in_pieces(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_r
                          EPILOGUE, STORE, BATCHED, WIDE, BM, HALF, PIECES // 2)  # fmt: skip
 
 
+@triton.jit
+def summed(d_a, d_b, i_batch, batches, o_m, o_n, first, end, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+           A_SPREAD: tl.constexpr, B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
+           MOVED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """The tile at (o_m, o_n), from step `first` along k to before `end`."""
+    b_acc = tl.zeros((BM, BN), tl.float32)
+    for i_k in range(first, end):
+        b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, o_m, o_n, i_k * BK, A_TURNED, B_TURNED, A_SPREAD,
+                           B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+    return b_acc
+
+
 @triton.jit(do_not_specialize=["m", "n", "k", "whole", "rest", "split", "share"])  # one kernel for all sizes
-def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches, so, whole, rest,
-                   split, share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr,
-                   B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, MOVED: tl.constexpr,
-                   EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr,
-                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr,
-                   PIECES: tl.constexpr, ONCE: tl.constexpr, SPECIAL: tl.constexpr, MATRICES: tl.constexpr):  # fmt: skip
-    """`whole` tiles from first to last k; then, with SPLIT, `rest` tiles in `split` parts of `share` steps each, which
-    go to `p_parts`.
+def by_descriptors(d_a, d_b, d_o, d_half_a, d_half_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches,
+                   so, whole, rest, split, share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
+                   A_SPREAD: tl.constexpr, B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
+                   MOVED: tl.constexpr, EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr,
+                   WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+                   MATRICES: tl.constexpr, REST: tl.constexpr, ONCE: tl.constexpr,
+                   PIECES: tl.constexpr):  # fmt: skip
+    """`whole` tiles from first to last k (ONCE: one for each program, which spares the loop); then `rest` tiles, by
+    REST in `split` "parts" of `share` steps, which go to `p_parts`, or in "halves" of BM / 2 rows.
     """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
     if ONCE:
         i_batch, i_m, i_n = place(start, tiles_m, tiles_n, GROUP, MATRICES)
-        b_acc = tl.zeros((BM, BN), tl.float32)
-        for i_k in range(steps):
-            b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, i_m * BM, i_n * BN, i_k * BK, A_TURNED, B_TURNED,
-                               A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+        b_acc = summed(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, 0, steps, A_TURNED, B_TURNED, A_SPREAD,
+                       B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
         stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
                          EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
     else:
-        # The store counts tiles by itself: one number for both would tie the loads of the next tile to this one's store.
+        # The store counts tiles itself: one number for both would tie the loads of the next tile to this one's store.
         i_stored = start - programs
-        for i_tile in tl.range(start, whole, programs, flatten=not SPECIAL, warp_specialize=SPECIAL):
+        for i_tile in tl.range(start, whole, programs, flatten=True):
             i_batch, i_m, i_n = place(i_tile, tiles_m, tiles_n, GROUP, MATRICES)
-            b_acc = tl.zeros((BM, BN), tl.float32)
-            for i_k in range(steps):
-                b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, i_m * BM, i_n * BN, i_k * BK, A_TURNED, B_TURNED,
-                                   A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+            b_acc = summed(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, 0, steps, A_TURNED, B_TURNED, A_SPREAD,
+                           B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
             i_stored += programs
             i_batch, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP, MATRICES)
             stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
                              EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
-    if SPLIT:
+    if REST == "parts":
         for i_part in tl.range(start, rest * split, programs):
             i_batch, i_m, i_n = place(whole + i_part // split, tiles_m, tiles_n, GROUP, MATRICES)
             first = i_part % split * share
-            b_acc = tl.zeros((BM, BN), tl.float32)
-            for i_k in range(first, tl.minimum(first + share, steps)):
-                b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, i_m * BM, i_n * BN, i_k * BK, A_TURNED, B_TURNED,
-                                   A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+            b_acc = summed(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, first, tl.minimum(first + share, steps),
+                           A_TURNED, B_TURNED, A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
             o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
             tl.store(p_parts + i_part * (BM * BN) + o, b_acc)
+    if REST == "halves":
+        HALF: tl.constexpr = BM // 2
+        for i_half in tl.range(start, rest * 2, programs):
+            i_batch, i_m, i_n = place(whole + i_half // 2, tiles_m, tiles_n, GROUP, MATRICES)
+            o_m = i_m * BM + i_half % 2 * HALF
+            b_acc = summed(d_half_a, d_b, i_batch, batches, o_m, i_n * BN, 0, steps, A_TURNED, B_TURNED, A_SPREAD,
+                           B_SPREAD, TYPE, PRECISION, MOVED, HALF, BN, BK)  # fmt: skip
+            stored_in_pieces(b_acc, d_half_o, i_batch, o_m, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
+                             EPILOGUE, STORE, BATCHED, WIDE, HALF, BN, PIECES)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["whole", "split"])
@@ -510,54 +526,55 @@ def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
         return False
     layout = "nt"[a.turned] + "nt"[b.turned]
     tile = tile or choose(kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
-    if tile.transposed and not a.turned and b.turned:
-        tile = tile._replace(transposed=False)
-    if tile.transposed:
-        if a.turned:
-            p = p._replace(a=_turned_copy(p.a, p.batches, p.m, p.k))
-        if not b.turned:
-            p = p._replace(b=_turned_copy(p.b.turned, p.batches, p.n, p.k).turned)
-        a, b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
-        assert a is not None and b is not None
     if tile.swapped:
         p, finish = p.swapped, finish.swapped
         a, b = b._replace(turned=not b.turned), a._replace(turned=not a.turned)
+    if tile.copied and min(p.m, p.n, p.k) >= LEAST and p.k % (16 // dtype.itemsize) == 0:
+        if not b.turned:
+            p = p._replace(b=_copied(p.b.turned, p.batches, p.n, p.k).turned)
+        if a.turned and tile.copied > 1:
+            p = p._replace(a=_copied(p.a, p.batches, p.m, p.k))
+        a, b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
+        assert a is not None and b is not None
     _launch_persistent(p, finish, tile, a, b, properties.processors)
     return True
 
 
-def _turned_copy(f: Factor, batches: Shape, rows: int, columns: int) -> Factor:
-    """The factor with its columns innermost in memory."""
-    moves = tuple(size if stride else 1 for size, stride in zip(batches, f.batch, strict=True))
-    shape = (*moves, rows, columns)
+def _copied(f: Factor, batches: Shape, rows: int, columns: int) -> Factor:
+    """A copy with its columns innermost in memory, of a factor that has its rows there."""
+    shape = (*(size if step else 1 for size, step in zip(batches, f.batch, strict=True)), rows, columns)
     copy = empty(shape, f.array.dtype, f.array.device)
-    assert transposed_copy(copy, f.array.view(shape, (*f.batch, f.row, f.column)))
-    batch = tuple(step if stride else 0 for step, stride in zip(copy.strides, f.batch, strict=False))
-    return Factor(copy, batch, columns, 1)
+    done = transposed_copy(copy, f.array.view(shape, (*f.batch, f.row, f.column), f.array.offset))
+    assert done, (shape, f)
+    batch = tuple(step and own for step, own in zip(f.batch, copy.strides[:-2], strict=True))
+    return Factor(copy, tuple(0 if not step else own for step, own in zip(f.batch, batch, strict=True)), columns, 1)
 
 
 def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region, processors: int) -> None:
-    """Launch `by_descriptors`, and `add_parts` where tiles are split."""
+    """Launch `by_descriptors`, and `add_parts` where tiles are split along k."""
     out, dtype, tf32 = p.o.array, p.a.array.dtype, p.a.array.dtype is float32
-    tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
-    programs = processors * t.resident
+    tiles, programs = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), processors * t.resident
     c = cut(tiles, triton.cdiv(p.k, t.bk), programs, t.split)
-    partial = empty((c.rest * c.split * t.bm * t.bn,), float32, out.device) if c.split > 1 else None
-    o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole and not t.direct else None
+    adds = c.split > 1 and not t.halves
+    partial = empty((c.rest * c.split * t.bm * t.bn,), float32, out.device) if adds else None
+    o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole or t.halves else None
     columns = t.bn // pieces(t, out.dtype.itemsize)
     so = (p.o.batch[-1], p.o.row, p.o.column)
     store = {"EPILOGUE": finish.flags, "WIDE": is_wide((p.matrices, p.m, p.n), so)}
     size = {"BM": t.bm, "BN": t.bn, "GROUP": t.group, "MATRICES": _matrices(p, tiles)}
+    halves = c.split > 1 and t.halves
     launch(
-        by_descriptors, c.whole if t.once else min(programs, c.whole + c.rest * c.split), a.descriptor(p.a.array, t.bm, t.bk, tf32),
-        b.descriptor(p.b.array, t.bk, t.bn, tf32), o and o.descriptor(out, t.bm, columns), out, partial,
-        *finish.values, p.m, p.n, p.k, p.batches, so, *c, A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread,
-        B_SPREAD=b.spread, TYPE=_dot_type(dtype), PRECISION="tf32" if tf32 else "ieee",
-        MOVED=tf32 and a.turned and not is_interpreted(), BATCHED=bool(o and o.spread), BK=t.bk, SPLIT=c.split > 1,
-        STORE="pointers" if o is None else ("columns" if o.turned else "rows"), PIECES=t.bn // columns, ONCE=t.once, SPECIAL=t.special,
-        num_warps=t.warps, num_stages=t.stages, **store, **size,
+        by_descriptors, min(programs, c.whole + c.rest * c.split), a.descriptor(p.a.array, t.bm, t.bk, tf32),
+        b.descriptor(p.b.array, t.bk, t.bn, tf32), o and o.descriptor(out, t.bm, columns),
+        a.descriptor(p.a.array, t.bm // 2, t.bk, tf32) if halves else None,
+        o.descriptor(out, t.bm // 2, columns) if o and halves else None, out, partial, *finish.values, p.m, p.n, p.k,
+        p.batches, so, *c, A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread, B_SPREAD=b.spread,
+        TYPE=_dot_type(dtype), PRECISION="tf32" if tf32 else "ieee", MOVED=tf32 and a.turned and not is_interpreted(),
+        BATCHED=bool(o and o.spread), BK=t.bk, REST="parts" if adds else "halves" if halves else "none",
+        ONCE=c.whole == tiles <= programs, STORE="pointers" if o is None else ("columns" if o.turned else "rows"),
+        PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages, **store, **size,
     )  # fmt: skip
-    if c.split > 1:
+    if adds:
         rows = max(1, min(t.bm, 2048 // t.bn))
         launch(
             add_parts, c.rest * (t.bm // rows), out, partial, *finish.values, p.m, p.n, so, c.whole, c.split, ROWS=rows,

@@ -21,6 +21,10 @@ class Tile(NamedTuple):
         group: rows of tiles that are walked together.
         split: parts along k of each tile that whole rounds over the processors leave over; 0 lets `parts` decide.
         swapped: compute outᵀ = bᵀ·aᵀ, so that b is the left factor.
+        resident: programs on a processor at a time; one's epilogue runs beside the other's products.
+        copied: 1 copies the right factor first where k is not its inner dimension, 2 the left one, too. The tensor
+            cores take float32 from shared memory only with k innermost.
+        halves: with a split of 2, tiles are cut in two along m, not k, so that nothing has to be added.
     """
 
     bm: int
@@ -32,11 +36,8 @@ class Tile(NamedTuple):
     split: int = 0
     swapped: bool = False
     resident: int = 1
-    transposed: bool = False
-    once: bool = False
-    direct: bool = False
-    cuts: int = 0
-    special: bool = False
+    copied: int = 0
+    halves: bool = False
 
 
 class Row(NamedTuple):
@@ -98,6 +99,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     ),
 }
 
+RESERVED = 1 << 10  # bytes of shared memory that each program on a processor takes besides
 TURNED = 2.0  # what another layout counts, in doublings of a size
 PART_COST = 8  # steps along k that a part's start and store take, and reading it back
 ADD_COST = 4  # steps that the launch of the addition takes
@@ -123,17 +125,19 @@ def shared_bytes(tile: Tile, item: int) -> int:
 
 
 def pieces(tile: Tile, item: int) -> int:
-    """Into how many pieces the store cuts a tile: 32 KiB each, of at least 32 columns."""
-    count = tile.cuts or 1
-    while not tile.cuts and tile.bm * tile.bn * item // count > 32 << 10 and tile.bn // count > 32:
+    """Into how many pieces the store cuts a tile: 32 KiB a processor each, of at least 32 columns."""
+    count = 1
+    while tile.resident * tile.bm * tile.bn * item // count > 32 << 10 and tile.bn // count > 32:
         count *= 2
     return count
 
 
 def fitted(tile: Tile, item: int, shared: int) -> Tile:
     """The tile with fewer stages, then smaller, until it fits."""
-    while shared_bytes(tile, item) > shared:
-        if tile.stages > 2:
+    while shared_bytes(tile, item) > (shared + RESERVED) // tile.resident - RESERVED:
+        if tile.resident > 1:
+            tile = tile._replace(resident=1)
+        elif tile.stages > 2:
             tile = tile._replace(stages=tile.stages - 1)
         elif tile.bn > 64:
             tile = tile._replace(bn=tile.bn // 2)

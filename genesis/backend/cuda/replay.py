@@ -84,20 +84,20 @@ class Call:
         self.backend, self.plan, self.mutates = backend, plan, op.mutates
         self.make: Any = None
         self.storage: Any = None
-        self.outputs: list[tuple[int, tuple[int, ...], tuple[int, ...], DType, Layout]] = []
+        self.outputs: list[tuple[int, tuple[int, ...], tuple[int, ...], DType, Layout, Any]] = []
         for a in outputs:
             self.make, self.storage = type(a), type(a.storage)
-            self.outputs.append((a.nbytes, a.shape, a.strides, a.dtype, layout_of(a)))
+            self.outputs.append((a.nbytes, a.shape, a.strides, a.dtype, layout_of(a), a.spec))
 
     def run(self, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
         """Fresh outputs of the op on these inputs."""
         backend = self.backend
         pool, stream, device = backend.pool, backend.stream, backend.device
         outputs = []
-        for nbytes, shape, strides, dtype, layout in self.outputs:
+        for nbytes, shape, strides, dtype, layout, spec in self.outputs:
             block = pool.take(nbytes, stream)
             array = self.make(self.storage(pool, block, block.pointer, nbytes), shape, strides, dtype, device)
-            array.layout = layout
+            array.layout, array._spec = layout, spec
             outputs.append(array)
         made = tuple(outputs)
         self.plan.run((*made, *[x for x in inputs if hasattr(x, "storage")]), stream)
