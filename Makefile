@@ -1,6 +1,7 @@
 # The project's commands. `make quickstart` trains a small model; `make test` runs every check; `make help` lists the rest.
 
 VENV ?= .venv
+LOWEST_VENV ?= .venv-lowest
 PEERS_VENV ?= .venv-peers
 WORKERS ?= 2
 GPU_WORKERS ?= 8
@@ -14,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-bench kernels format peers clean
+.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-bench kernels kernels-lowest format peers clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +26,7 @@ quickstart: install ## set up .venv and train a 4M-parameter model on this CPU
 test: install-dev ## set up .venv and run every check: lint, types, layers, tests
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory kernels-lowest
 
 lint: style types layers ## ruff, mypy and the import layers
 
@@ -52,6 +54,14 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: every op against torch; wri
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
 
+# Triton 3.6 is the lowest supported one; its interpreter, not its compiler, needs a numpy before 2.4.
+kernels-lowest: $(LOWEST_VENV)/.installed ## compile the kernels with the lowest supported Triton
+	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --arch 90 --dtypes float32 bfloat16 --jobs $(WORKERS)
+
+$(LOWEST_VENV)/.installed: pyproject.toml | $(LOWEST_VENV)/.created
+	@$(LOWEST_VENV)/bin/python $(PIP_INSTALL) 'triton==3.6.*' pytest hypothesis --editable .
+	@touch $@
+
 kernels: install-dev ## compile every kernel signature of the suite for sm_80, sm_90 and sm_100; needs no GPU
 	$(BIN)/python -m tests.kernels.ahead --all --jobs $(WORKERS)
 
@@ -73,7 +83,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.created
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
 	@touch $(VENV)/.installed $@
 
-$(VENV)/.created $(PEERS_VENV)/.created:
+$(VENV)/.created $(PEERS_VENV)/.created $(LOWEST_VENV)/.created:
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || { \
 		echo "Genesis needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | head -n 1)."; \
 		echo "Name another interpreter: make $(or $(MAKECMDGOALS),quickstart) PYTHON=/path/to/python3.12"; \
@@ -87,5 +97,5 @@ $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
 	@touch $@
 
 clean: ## remove what the commands above made, the virtual environments included; runs/ stays
-	rm -rf $(VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

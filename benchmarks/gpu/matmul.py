@@ -229,7 +229,7 @@ def calls_for(shape: Shape, budget_us: float) -> int:
 
 
 def measure(shape: Shape, tiles: list[Tile | None], budget_us: float) -> tuple[list[tuple[float, Tile | None]], float]:
-    """Microseconds of each candidate that is right, best first, and of torch: all take turns, since the clock wanders."""
+    """Microseconds of each candidate that is right, best first, and of torch. All take turns: the clock wanders."""
     sets = [inputs_of(shape) for _ in range(min(8, 1 + 2 * L2 // shape.nbytes))]
     n, check = calls_for(shape, budget_us), Check(shape, sets[0])
     with Switched(shape), contextlib.ExitStack() as stack:

@@ -66,11 +66,21 @@ def getitem(x: Any, index: Any) -> Any:
         IndexRangeError: naming dimension, size and index.
         DTypeError: for index tensors that are neither integers nor bools.
     """
-    plan = plan_get(x.array, _arrays_in(index))
+    index = _arrays_in(index)
+    if isinstance(index, Array) and index.dtype is bool_ and index.shape == x.array.shape and index.shape:
+        return _selected(x, index)
+    plan = plan_get(x.array, index)
     if plan.kind is Kind.VIEW:
         return apply(views.slice, x, items=plan.items or ())
     part = x if plan.items is None else apply(views.slice, x, items=plan.items)
     return apply(ops.index_get, part, *plan.indices, dims=plan.dims, named=plan.named)
+
+
+def _selected(x: Any, mask: Array) -> Any:
+    """The elements of x where a mask of its shape holds; reading how many there are is the one wait."""
+    offsets = ops.mask_offsets(mask)
+    count = offsets.view((), (), offsets.offset + offsets.size - 1).item()
+    return apply(ops.masked_select, x, mask, offsets, count=count)
 
 
 def setitem(x: Any, index: Any, value: Any) -> None:

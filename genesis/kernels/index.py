@@ -22,7 +22,7 @@ from genesis.kernels import segment
 from genesis.kernels.indices import is_wide, offsets
 from genesis.kernels.radix import order_of
 from genesis.kernels.segment import Rows, Sorted, add_rows, index_type, put_rows, report, rows_of
-from genesis.kernels.select import count_true, true_positions
+from genesis.kernels.select import block_offsets, count_true, select_true, spread_true, true_positions
 from genesis.kernels.types import work_type
 from genesis.ops.index import placed
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
@@ -337,3 +337,21 @@ def mask_count(out: Array, mask: Array) -> None:
 def mask_indices(out: Array, mask: Array, count: int) -> None:
     """The indices of the true elements in row-major order, `[dimensions, count]`."""
     true_positions("mask_indices", out, mask, count, 1, count)
+
+
+@twin("mask_offsets")
+def mask_offsets(out: Array, mask: Array) -> None:
+    """How many elements are true before each block, and in all."""
+    block_offsets(out, mask)
+
+
+@twin("masked_select")
+def masked_select(out: Array, x: Array, mask: Array, offsets: Array, count: int) -> None:
+    """The elements of x where `mask` holds, in row-major order."""
+    select_true(out, x, mask, offsets)
+
+
+@twin("masked_select_backward")
+def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) -> None:
+    """g, in order, where `mask` holds, and 0 elsewhere."""
+    spread_true(out, g, mask, offsets)

@@ -139,21 +139,27 @@ def fetched(d_x, i_batch, batches, at0, at1, SPREAD: tl.constexpr, ROWS: tl.cons
 
 
 @triton.jit
-def multiplied(d_a, d_b, b_acc, i_batch, batches, o_m, o_n, o_k, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
-               A_SPREAD: tl.constexpr, B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-               MOVED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """acc plus the product of two tiles; a turned operand lies with its k (a) or n (b) outermost."""
-    if A_TURNED:
-        b_a = fetched(d_a, i_batch, batches, o_k, o_m, A_SPREAD, BK, BM).T
+def left(d_a, i_batch, batches, o_m, o_k, TURNED: tl.constexpr, SPREAD: tl.constexpr, TYPE: tl.constexpr,
+         MOVED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """A tile [BM, BK] of the left factor; a turned one lies with its k outermost."""
+    if TURNED:
+        b_a = fetched(d_a, i_batch, batches, o_k, o_m, SPREAD, BK, BM).T
     else:
-        b_a = fetched(d_a, i_batch, batches, o_m, o_k, A_SPREAD, BM, BK)
-    if B_TURNED:
-        b_b = fetched(d_b, i_batch, batches, o_n, o_k, B_SPREAD, BN, BK).T
-    else:
-        b_b = fetched(d_b, i_batch, batches, o_k, o_n, B_SPREAD, BK, BN)
+        b_a = fetched(d_a, i_batch, batches, o_m, o_k, SPREAD, BM, BK)
     if MOVED:
         b_a = in_registers(b_a)
-    return tl.dot(converted(b_a, TYPE), converted(b_b, TYPE), b_acc, input_precision=PRECISION)
+    return converted(b_a, TYPE)
+
+
+@triton.jit
+def right(d_b, i_batch, batches, o_n, o_k, TURNED: tl.constexpr, SPREAD: tl.constexpr, TYPE: tl.constexpr,
+          BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """A tile [BK, BN] of the right factor; a turned one lies with its n outermost."""
+    if TURNED:
+        b_b = fetched(d_b, i_batch, batches, o_n, o_k, SPREAD, BN, BK).T
+    else:
+        b_b = fetched(d_b, i_batch, batches, o_k, o_n, SPREAD, BK, BN)
+    return converted(b_b, TYPE)
 
 
 @triton.jit
@@ -211,21 +217,22 @@ def summed(d_a, d_b, i_batch, batches, o_m, o_n, first, end, A_TURNED: tl.conste
     """The tile at (o_m, o_n), from step `first` along k to before `end`."""
     b_acc = tl.zeros((BM, BN), tl.float32)
     for i_k in range(first, end):
-        b_acc = multiplied(d_a, d_b, b_acc, i_batch, batches, o_m, o_n, i_k * BK, A_TURNED, B_TURNED, A_SPREAD,
-                           B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+        b_a = left(d_a, i_batch, batches, o_m, i_k * BK, A_TURNED, A_SPREAD, TYPE, MOVED, BM, BK)
+        b_b = right(d_b, i_batch, batches, o_n, i_k * BK, B_TURNED, B_SPREAD, TYPE, BN, BK)
+        b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION)
     return b_acc
 
 
 @triton.jit(do_not_specialize=["m", "n", "k", "whole", "rest", "split", "share"])  # one kernel for all sizes
-def by_descriptors(d_a, d_b, d_o, d_half_a, d_half_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches,
+def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches,
                    so, whole, rest, split, share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
                    A_SPREAD: tl.constexpr, B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
                    MOVED: tl.constexpr, EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr,
                    WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                   MATRICES: tl.constexpr, REST: tl.constexpr, ONCE: tl.constexpr,
+                   MATRICES: tl.constexpr, SPLIT: tl.constexpr, ONCE: tl.constexpr,
                    PIECES: tl.constexpr):  # fmt: skip
-    """`whole` tiles from first to last k (ONCE: one for each program, which spares the loop); then `rest` tiles, by
-    REST in `split` "parts" of `share` steps, which go to `p_parts`, or in "halves" of BM / 2 rows.
+    """`whole` tiles from first to last k (ONCE: one for each program, which spares the loop); then, with SPLIT, `rest`
+    tiles in `split` parts of `share` steps each, which go to `p_parts`.
     """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
@@ -246,7 +253,7 @@ def by_descriptors(d_a, d_b, d_o, d_half_a, d_half_o, p_o, p_parts, p_bias, step
             i_batch, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP, MATRICES)
             stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
                              EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
-    if REST == "parts":
+    if SPLIT:
         for i_part in tl.range(start, rest * split, programs):
             i_batch, i_m, i_n = place(whole + i_part // split, tiles_m, tiles_n, GROUP, MATRICES)
             first = i_part % split * share
@@ -254,15 +261,6 @@ def by_descriptors(d_a, d_b, d_o, d_half_a, d_half_o, p_o, p_parts, p_bias, step
                            A_TURNED, B_TURNED, A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
             o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
             tl.store(p_parts + i_part * (BM * BN) + o, b_acc)
-    if REST == "halves":
-        HALF: tl.constexpr = BM // 2
-        for i_half in tl.range(start, rest * 2, programs):
-            i_batch, i_m, i_n = place(whole + i_half // 2, tiles_m, tiles_n, GROUP, MATRICES)
-            o_m = i_m * BM + i_half % 2 * HALF
-            b_acc = summed(d_half_a, d_b, i_batch, batches, o_m, i_n * BN, 0, steps, A_TURNED, B_TURNED, A_SPREAD,
-                           B_SPREAD, TYPE, PRECISION, MOVED, HALF, BN, BK)  # fmt: skip
-            stored_in_pieces(b_acc, d_half_o, i_batch, o_m, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
-                             EPILOGUE, STORE, BATCHED, WIDE, HALF, BN, PIECES)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["whole", "split"])
@@ -544,10 +542,10 @@ def _copied(f: Factor, batches: Shape, rows: int, columns: int) -> Factor:
     """A copy with its columns innermost in memory, of a factor that has its rows there."""
     shape = (*(size if step else 1 for size, step in zip(batches, f.batch, strict=True)), rows, columns)
     copy = empty(shape, f.array.dtype, f.array.device)
-    done = transposed_copy(copy, f.array.view(shape, (*f.batch, f.row, f.column), f.array.offset))
+    done = transposed_copy(copy, f.array.view(shape, (*f.batch, f.row, f.column)))
     assert done, (shape, f)
-    batch = tuple(step and own for step, own in zip(f.batch, copy.strides[:-2], strict=True))
-    return Factor(copy, tuple(0 if not step else own for step, own in zip(f.batch, batch, strict=True)), columns, 1)
+    batch = tuple(own if step else 0 for step, own in zip(f.batch, copy.strides[:-2], strict=True))
+    return Factor(copy, batch, columns, 1)
 
 
 def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region, processors: int) -> None:
@@ -555,26 +553,23 @@ def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region
     out, dtype, tf32 = p.o.array, p.a.array.dtype, p.a.array.dtype is float32
     tiles, programs = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), processors * t.resident
     c = cut(tiles, triton.cdiv(p.k, t.bk), programs, t.split)
-    adds = c.split > 1 and not t.halves
-    partial = empty((c.rest * c.split * t.bm * t.bn,), float32, out.device) if adds else None
-    o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole or t.halves else None
+    partial = empty((c.rest * c.split * t.bm * t.bn,), float32, out.device) if c.split > 1 else None
+    o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole else None
     columns = t.bn // pieces(t, out.dtype.itemsize)
     so = (p.o.batch[-1], p.o.row, p.o.column)
     store = {"EPILOGUE": finish.flags, "WIDE": is_wide((p.matrices, p.m, p.n), so)}
     size = {"BM": t.bm, "BN": t.bn, "GROUP": t.group, "MATRICES": _matrices(p, tiles)}
-    halves = c.split > 1 and t.halves
     launch(
         by_descriptors, min(programs, c.whole + c.rest * c.split), a.descriptor(p.a.array, t.bm, t.bk, tf32),
-        b.descriptor(p.b.array, t.bk, t.bn, tf32), o and o.descriptor(out, t.bm, columns),
-        a.descriptor(p.a.array, t.bm // 2, t.bk, tf32) if halves else None,
-        o.descriptor(out, t.bm // 2, columns) if o and halves else None, out, partial, *finish.values, p.m, p.n, p.k,
-        p.batches, so, *c, A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread, B_SPREAD=b.spread,
-        TYPE=_dot_type(dtype), PRECISION="tf32" if tf32 else "ieee", MOVED=tf32 and a.turned and not is_interpreted(),
-        BATCHED=bool(o and o.spread), BK=t.bk, REST="parts" if adds else "halves" if halves else "none",
-        ONCE=c.whole == tiles <= programs, STORE="pointers" if o is None else ("columns" if o.turned else "rows"),
-        PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages, **store, **size,
+        b.descriptor(p.b.array, t.bk, t.bn, tf32),
+        o and o.descriptor(out, t.bm, columns), out, partial, *finish.values, p.m, p.n, p.k, p.batches, so, *c,
+        A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread, B_SPREAD=b.spread, TYPE=_dot_type(dtype),
+        PRECISION="tf32" if tf32 else "ieee", MOVED=tf32 and a.turned and not is_interpreted(),
+        BATCHED=bool(o and o.spread), BK=t.bk, SPLIT=c.split > 1, ONCE=c.whole == tiles <= programs and t.once,
+        STORE="pointers" if o is None else ("columns" if o.turned else "rows"), PIECES=t.bn // columns,
+        num_warps=t.warps, num_stages=t.stages, **store, **size,
     )  # fmt: skip
-    if adds:
+    if c.split > 1:
         rows = max(1, min(t.bm, 2048 // t.bn))
         launch(
             add_parts, c.rest * (t.bm // rows), out, partial, *finish.values, p.m, p.n, so, c.whole, c.split, ROWS=rows,
@@ -593,7 +588,8 @@ def _launch_pointers(p: Product, finish: Finish, tile: Tile | None) -> None:
         *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so, DIMS=len(p.batches),
         TYPE=_dot_type(dtype), WORK=TRITON[work_type(dtype).name],
         PRECISION="tf32" if dtype is float32 and allow_tf32 else FLOAT32, EPILOGUE=finish.flags, WIDE=_is_wide(p, so),
-        EVEN=p.k % t.bk == 0, MATRICES=_matrices(p, tiles), BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, num_warps=t.warps, num_stages=t.stages,
+        EVEN=p.k % t.bk == 0, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, MATRICES=_matrices(p, tiles), num_warps=t.warps,
+        num_stages=t.stages,
     )  # fmt: skip
 
 

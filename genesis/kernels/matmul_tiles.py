@@ -24,7 +24,6 @@ class Tile(NamedTuple):
         resident: programs on a processor at a time; one's epilogue runs beside the other's products.
         copied: 1 copies the right factor first where k is not its inner dimension, 2 the left one, too. The tensor
             cores take float32 from shared memory only with k innermost.
-        halves: with a split of 2, tiles are cut in two along m, not k, so that nothing has to be added.
     """
 
     bm: int
@@ -37,7 +36,11 @@ class Tile(NamedTuple):
     swapped: bool = False
     resident: int = 1
     copied: int = 0
-    halves: bool = False
+
+    @property
+    def once(self) -> bool:
+        """Whether a program with a single tile goes without the loop over tiles: large tiles are no faster so."""
+        return self.bm * self.bn < 1 << 15
 
 
 class Row(NamedTuple):
@@ -52,42 +55,71 @@ class Row(NamedTuple):
     tile: Tile
 
 
-# First guesses from measurements of such kernels on an H200; tile sizes that fill the tensor cores.
-_WIDE = Tile(128, 256, 64, 8, 3)
 _DEEP = Tile(128, 256, 64, 8, 4)
+_PAIR = Tile(128, 128, 64, 4, 3, split=1, resident=2)
 _SQUARE = Tile(128, 128, 64, 4, 4)
-_SMALL = Tile(64, 64, 64, 4, 4)
+_LOW = Tile(64, 128, 128, 4, 4, split=1)
+_DECODE = Tile(64, 16, 128, 4, 4, swapped=True, resident=2)
+_TF32 = Tile(128, 256, 32, 8, 4)
+_TF32_PAIR = Tile(128, 128, 32, 4, 3, split=1, resident=2)
+_TF32_LOW = Tile(64, 64, 64, 4, 3, swapped=True, resident=2)
 
+# Measured on an H200.
 TABLE: dict[str, tuple[Row, ...]] = {
     "half": (
-        Row("nn", 512, 512, 512, _SMALL),
-        Row("nn", 1024, 1024, 1024, Tile(128, 64, 64, 4, 4)),
-        Row("nn", 2048, 2048, 2048, Tile(128, 128, 64, 4, 4)),
+        Row("nn", 512, 512, 512, Tile(64, 64, 128, 4, 4, split=1)),
+        Row("nn", 1024, 1024, 1024, _LOW._replace(group=4)),
+        Row("nn", 2048, 2048, 2048, Tile(128, 256, 64, 8, 4, group=4, split=1)),
         Row("nn", 4096, 4096, 4096, _DEEP),
         Row("nn", 8192, 8192, 8192, _DEEP),
         Row("nt", 8192, 8192, 8192, _DEEP),
-        Row("nt", 8192, 1152, 896, _SQUARE),
-        Row("nt", 8192, 896, 896, Tile(128, 256, 64, 8, 3)),
-        Row("nt", 8192, 9728, 896, _WIDE),
-        Row("nt", 8192, 896, 4864, _WIDE),
-        Row("nn", 8192, 896, 9728, _DEEP),
-        Row("nn", 8192, 4864, 896, _DEEP),
-        Row("tn", 9728, 896, 8192, _SQUARE),
-        Row("tn", 896, 4864, 8192, Tile(128, 256, 64, 8, 4)),
-        Row("nt", 8192, 151936, 896, _DEEP),
-        Row("nn", 8192, 896, 151936, Tile(128, 256, 64, 8, 3)),
+        Row("nt", 8192, 896, 896, _PAIR),
+        Row("nt", 8192, 1152, 896, _PAIR),
+        Row("nt", 8192, 4864, 896, _PAIR._replace(group=4)),
+        Row("nt", 8192, 9728, 896, _DEEP._replace(split=1)),
+        Row("nt", 8192, 896, 4864, _DEEP._replace(split=1)),
+        Row("nt", 8192, 151936, 896, _PAIR),
+        Row("nn", 8192, 896, 896, _DEEP._replace(group=4, split=1)),
+        Row("nn", 8192, 896, 1152, _PAIR),
+        Row("nn", 8192, 4864, 896, _PAIR),
+        Row("nn", 8192, 896, 4864, _SQUARE._replace(split=2)),
+        Row("nn", 8192, 896, 9728, _SQUARE._replace(split=2)),
+        Row("nn", 8192, 896, 151936, _SQUARE._replace(split=5)),
+        Row("tn", 896, 896, 8192, _LOW),
+        Row("tn", 1152, 896, 8192, _LOW),
+        Row("tn", 4864, 896, 8192, _PAIR._replace(split=16)),
+        Row("tn", 9728, 896, 8192, _PAIR._replace(split=16)),
+        Row("tn", 896, 4864, 8192, _PAIR._replace(split=16)),
         Row("tn", 151936, 896, 8192, _SQUARE),
-        Row("nt", 1, 4864, 896, Tile(64, 16, 128, 4, 4, swapped=True)),
-        Row("nt", 16, 4864, 896, Tile(64, 16, 128, 4, 4, swapped=True)),
-        Row("nt", 64, 4864, 896, Tile(64, 64, 64, 4, 4, swapped=True)),
+        Row("nt", 2048, 4864, 896, _PAIR),
+        Row("nt", 512, 9728, 896, _LOW),
+        Row("nn", 512, 4864, 896, _LOW),
+        Row("tn", 4864, 896, 512, _LOW),
+        Row("nt", 128, 4864, 896, _LOW),
+        Row("nt", 64, 4864, 896, Tile(64, 64, 128, 4, 6, swapped=True)),
+        Row("nn", 64, 4864, 896, Tile(64, 64, 128, 4, 6, swapped=True)),
+        Row("nt", 16, 4864, 896, _DECODE),
+        Row("nt", 1, 4864, 896, _DECODE),
     ),
     "tf32": (
-        Row("nn", 512, 512, 512, Tile(64, 64, 32, 4, 4)),
-        Row("nn", 1024, 1024, 1024, Tile(128, 64, 32, 4, 4)),
-        Row("nn", 2048, 2048, 2048, Tile(128, 128, 32, 4, 4)),
-        Row("nn", 4096, 4096, 4096, Tile(128, 128, 32, 4, 4)),
-        Row("nn", 8192, 8192, 8192, Tile(128, 128, 32, 4, 4)),
-        Row("nt", 8192, 8192, 8192, Tile(128, 256, 32, 8, 4)),
+        Row("nn", 512, 512, 512, Tile(64, 32, 64, 4, 4, split=1, copied=1)),
+        Row("nn", 1024, 1024, 1024, Tile(64, 128, 64, 4, 4, split=1, copied=1)),
+        Row("nn", 2048, 2048, 2048, Tile(128, 256, 32, 8, 3, split=1, copied=1)),
+        Row("nn", 4096, 4096, 4096, _TF32._replace(group=16, split=1, copied=1)),
+        Row("nn", 8192, 8192, 8192, _TF32._replace(group=16, copied=1)),
+        Row("nn", 8192, 896, 4864, _TF32._replace(split=1, copied=1)),
+        Row("nn", 256, 4096, 4096, _TF32_LOW),
+        Row("nn", 64, 4096, 4096, _TF32_LOW),
+        Row("nn", 128, 1024, 1024, _TF32_LOW),
+        Row("nt", 512, 512, 512, Tile(64, 32, 64, 4, 4, split=1)),
+        Row("nt", 1024, 1024, 1024, Tile(64, 128, 64, 4, 4, split=1)),
+        Row("nt", 2048, 2048, 2048, _TF32_PAIR),
+        Row("nt", 4096, 4096, 4096, _TF32._replace(split=1)),
+        Row("nt", 8192, 8192, 8192, _TF32),
+        Row("nt", 8192, 4864, 896, _TF32_PAIR),
+        Row("nt", 64, 4096, 4096, _TF32_LOW._replace(swapped=False)),
+        Row("tn", 9728, 896, 8192, _TF32_PAIR._replace(split=16, copied=1)),
+        Row("tn", 896, 4864, 8192, _TF32_PAIR._replace(split=16, copied=2)),
     ),
     "float32": (Row("nn", 1024, 1024, 1024, Tile(64, 64, 16, 4, 3)), Row("nn", 64, 64, 64, Tile(32, 32, 16, 4, 3))),
     "pointers": (  # 2-byte floats, and float32 in tf32, that the copy engine cannot fetch
@@ -108,13 +140,18 @@ MOST = 32  # parts; more only move more partial sums
 
 @functools.lru_cache(4096)
 def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: int) -> Tile:
-    """The tile of the nearest row, with as many stages as `shared` bytes of a block's memory hold."""
+    """The tile of the nearest row, with as many stages as `shared` bytes of a block's memory hold.
+
+    A number of parts is right only for the tiles that the row's own shape leaves over: `parts` decides for others.
+    """
 
     def distance(row: Row) -> float:
         sizes = zip((row.m, row.n, row.k), (m, n, k), strict=True)
         return sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in sizes) + TURNED * (row.layout != layout)
 
-    return fitted(min(TABLE[kind], key=distance).tile, item, shared)
+    row = min(TABLE[kind], key=distance)
+    same = (row.m, row.n, row.k) == (m, n, k)
+    return fitted(row.tile if same or row.tile.split < 2 else row.tile._replace(split=0), item, shared)
 
 
 def shared_bytes(tile: Tile, item: int) -> int:

@@ -45,19 +45,20 @@ def scan_tiles(p_o, p_base, p_x, n, BLOCK: tl.constexpr):
     tl.store(p_o + i, tl.load(p_base + tl.program_id(0)) + tl.cumsum(x, 0) - x, mask=m)
 
 
-def exclusive_sums(counts: Array, total: Array | None = None) -> Array:
+def exclusive_sums(counts: Array, total: Array | None = None, out: Array | None = None) -> Array:
     """out[i] = counts[0] + … + counts[i - 1].
 
     Args:
         counts: `[n]` of any integer type, contiguous; n < 2^31.
         total: `[]` or `[1]` int64 that gets the sum of all.
+        out: `[n]` int64, contiguous; made here unless given.
 
     Returns:
         `[n]` int64.
     """
     n, device = counts.size, counts.device
     total = empty((1,), int64, device) if total is None else total
-    out = empty((n,), int64, device)
+    out = empty((n,), int64, device) if out is None else out
     if n <= ALONE:
         launch(scan_all, 1, out, total, counts, n, BLOCK=_block(n), num_warps=_warps(n))
         return out

@@ -15,9 +15,10 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, float64, int32, int64
 from genesis.kernels import maths
+from genesis.kernels.extremes import extremes
 from genesis.kernels.fold import Recipe, first_state, fold_into
 from genesis.kernels.indices import collapse, is_wide, offsets
-from genesis.kernels.reduce_plan import arrange
+from genesis.kernels.reduce_plan import arrange, tiles
 from genesis.kernels.scan import scan_lines
 from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
@@ -176,14 +177,14 @@ def placed(z, r):
 def step_largest(state, x, r, chunk, argument):
     """Positions come in order within a lane: only a larger element wins, or the first NaN."""
     best, at = state
-    wins = (x > best) | ((x != x) & (best == best))
+    wins = ((x <= best) == 0) & (best == best)
     return (tl.where(wins, x, best), tl.where(wins, r, at))
 
 
 @triton.jit
 def step_smallest(state, x, r, chunk, argument):
     best, at = state
-    wins = (x < best) | ((x != x) & (best == best))
+    wins = ((x >= best) == 0) & (best == best)
     return (tl.where(wins, x, best), tl.where(wins, r, at))
 
 
@@ -367,6 +368,10 @@ def _positions(largest: bool, values: Array | None, positions: Array, x: Array, 
     work = _own(x.dtype)
     recipe = _extreme(largest, work, LARGEST if largest else SMALLEST)
     layout = arrange(x.shape, x.strides, normalize_axes(axis, x.ndim), ordered=True)
+    cut = tiles(layout, x.dtype.itemsize)
+    if layout.inner and cut.splits == 1 and cut.fold >= layout.elements > 0:
+        extremes(larger if largest else smaller, recipe.identity, values, positions, x, layout, cut)
+        return
     fold_into(recipe, values, x, layout, work, positions=positions)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "NormTiles",
     "Tiles",
     "arrange",
+    "group_of",
     "is_inner",
     "line_tiles",
     "merge_tiles",
@@ -31,6 +32,7 @@ __all__ = [
 PROGRAMS = 1056  # that run at once: 8 of 4 warps on each of 132 processors
 FEW = 96  # programs that keep the memory busy enough where a second launch would cost more than idle processors
 ROW = 32768  # bytes of a row up to which one program holds it whole
+GROUP = 4096  # bytes of a row's group
 SMALL = 1 << 22  # elements; an input of this size stays in the second-level cache, where short lines cost little
 
 
@@ -146,6 +148,14 @@ def _inner(layout: Layout, itemsize: int, area: int, longest: int) -> Tiles:
         return Tiles(keep, fold, 1, whole, _warps(keep * fold, area))
     fold = min(2 * area, whole)
     return _split(1, fold, results, elements, 8 if fold * itemsize > 8192 else 4)
+
+
+def group_of(cut: Tiles, itemsize: int) -> int:
+    """How many neighbours of a row share an extreme, where positions are looked for: `cut.fold`, or a part of it.
+
+    Larger groups cost less exchange between threads, smaller ones less reading again.
+    """
+    return cut.fold if cut.keep > 1 else min(cut.fold, GROUP // itemsize)
 
 
 def _outer(layout: Layout, itemsize: int, area: int) -> Tiles:

@@ -1,4 +1,7 @@
-"""The true elements of a mask in row-major order: counted by tile, and written where the counts' prefix sums say."""
+"""The true elements of a mask in row-major order: counted by tile, and written where the counts' prefix sums say.
+
+Their positions, or the values that stand there in an array of the mask's shape.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,18 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of, faults
-from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.recording import recording
 from genesis.dtypes import int32, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.prefix import exclusive_sums
 from genesis.kernels.segment import report
+from genesis.ops.index import MASK_BLOCK
 
-__all__ = ["count_true", "true_positions"]
+__all__ = ["block_offsets", "count_true", "select_true", "spread_true", "true_positions"]
 
 TILE = 4096
+SELECT_WARPS = 8
 SHARED = 1 << 27  # elements; from here on counting again costs more than launches without a plan
 
 # What the last count on each device left: the mask it was of, and its tiles' offsets.
@@ -65,6 +70,33 @@ def select_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count,
         report(p_fault, site, total, total != count)
 
 
+@triton.jit(do_not_specialize=["count"])
+def values_kernel(p_o, p_base, p_x, p_m, n, count, sizes, sx, sm, DIMS: tl.constexpr, WIDE: tl.constexpr,
+                  T: tl.constexpr):  # fmt: skip
+    """out[number] = x where the mask is true."""
+    tile = tl.program_id(0)
+    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
+    true = truths(p_m, i, n, sizes, sm, DIMS)
+    x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=true != 0)
+    base = tl.load(p_base + tile)
+    number = tl.cumsum(true, 0) - 1
+    tl.store(p_o + base + number, x, mask=(true != 0) & (number < tl.minimum(count - base, T).to(tl.int32)))
+
+
+@triton.jit(do_not_specialize=["count"])
+def spread_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, DIMS: tl.constexpr, WIDE: tl.constexpr,
+                  T: tl.constexpr):  # fmt: skip
+    """out = g[number · step] where the mask is true, and 0 elsewhere."""
+    tile = tl.program_id(0)
+    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
+    true = truths(p_m, i, n, sizes, sm, DIMS)
+    base = tl.load(p_base + tile)
+    number = tl.cumsum(true, 0) - 1
+    m = (true != 0) & (number < tl.minimum(count - base, T).to(tl.int32))
+    g = tl.load(p_g + (base + number) * step, mask=m, other=0)
+    tl.store(p_o + i, g, mask=i < n)
+
+
 def _tile_offsets(x: Array, total: Array | None) -> Array:
     """For each tile of x how many elements are true before it; their sum over all into `total`."""
     sizes, strides = collapse(x.shape, x.strides)
@@ -75,6 +107,51 @@ def _tile_offsets(x: Array, total: Array | None) -> Array:
         num_warps=4,
     )  # fmt: skip
     return exclusive_sums(counts, total)
+
+
+def block_offsets(out: Array, x: Array) -> None:
+    """How many elements of x are true before each block of `MASK_BLOCK`, and in all."""
+    blocks = out.size - 1
+    total = out.view((1,), (1,), out.offset + blocks)
+    if blocks == 0:
+        clear(out)
+        return
+    sizes, strides = collapse(x.shape, x.strides)
+    counts = empty((blocks,), int32, x.device)
+    launch(
+        count_kernel, blocks, counts, x, x.size, sizes, strides, DIMS=len(sizes), WIDE=is_wide(sizes, strides),
+        T=MASK_BLOCK, num_warps=4,
+    )  # fmt: skip
+    exclusive_sums(counts, total, out.view((blocks,), (1,)))
+
+
+def _unplanned() -> None:
+    """Keep no plan of a call whose shapes hold a count: it would hardly be used again, and push out others."""
+    recorder = recording()
+    if recorder is not None:
+        recorder.cacheable = False
+
+
+def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
+    """The elements of x where the mask is true, in row-major order; `before` is of `block_offsets`."""
+    _unplanned()
+    if out.size == 0:
+        return
+    sizes, sx, sm = collapse(x.shape, x.strides, mask.strides)
+    launch(
+        values_kernel, before.size - 1, out, before, x, mask, x.size, out.size, sizes, sx, sm, DIMS=len(sizes),
+        WIDE=is_wide(sizes, sx, sm), T=MASK_BLOCK, num_warps=SELECT_WARPS,
+    )  # fmt: skip
+
+
+def spread_true(out: Array, g: Array, mask: Array, before: Array) -> None:
+    """g, in order, where the mask is true, and 0 elsewhere."""
+    _unplanned()
+    sizes, sm = collapse(mask.shape, mask.strides)
+    launch(
+        spread_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
+        DIMS=len(sizes), WIDE=is_wide(sizes, sm), T=MASK_BLOCK, num_warps=SELECT_WARPS,
+    )  # fmt: skip
 
 
 def _place(x: Array) -> tuple[Any, ...]:

@@ -23,10 +23,23 @@ from genesis.ops.segment import add_rows
 from genesis.ops.shape import reshaped
 from genesis.shapes import Shape, broadcast_shapes, numel
 
-__all__ = ["index_get", "index_get_backward", "index_put", "index_put_", "mask_count", "mask_indices", "placed"]
+__all__ = [
+    "MASK_BLOCK",
+    "index_get",
+    "index_get_backward",
+    "index_put",
+    "index_put_",
+    "mask_count",
+    "mask_indices",
+    "mask_offsets",
+    "masked_select",
+    "masked_select_backward",
+    "placed",
+]
 
 Grads = tuple[Array | None, ...]
 
+MASK_BLOCK = 4096  # elements of a mask that are counted together
 _INDICES = 64  # numpy's limit of dimensions
 
 
@@ -273,3 +286,60 @@ def mask_indices(out: np.ndarray, mask: np.ndarray, count: int) -> None:
     """The indices of the `count` true elements in row-major order, `[dimensions, count]`."""
     for row, found in zip(out, np.nonzero(mask) if mask.ndim else (), strict=True):
         row[...] = found
+
+
+def _mask_offsets_infer(mask: Array) -> Spec:
+    _mask_of("mask_offsets", mask)
+    return Spec((-(-mask.size // MASK_BLOCK) + 1,), int64)
+
+
+@op("mask_offsets", _mask_offsets_infer, flops=lambda i, o, a: i[0].size)
+def mask_offsets(out: np.ndarray, mask: np.ndarray) -> None:
+    """How many elements are true before each block of `MASK_BLOCK` in row-major order, and at the end, in all."""
+    out[0] = 0
+    if mask.size:
+        flat = mask.reshape(-1)
+        np.cumsum(np.add.reduceat(flat, np.arange(0, flat.size, MASK_BLOCK), dtype=np.int64), out=out[1:])
+
+
+def _masked_select_check(name: str, shape: Shape, mask: Array, offsets: Array) -> None:
+    _mask_of(name, mask)
+    if mask.shape != shape:
+        raise ShapeError(f"{name}: a mask of shape {mask.shape} for shape {shape}")
+    if offsets.dtype is not int64 or offsets.shape != (-(-mask.size // MASK_BLOCK) + 1,):
+        raise ShapeError(f"{name}: {offsets.dtype} offsets of shape {offsets.shape} for a mask of shape {mask.shape}")
+
+
+def _masked_select_infer(x: Array, mask: Array, offsets: Array, *, count: int) -> Spec:
+    _masked_select_check("masked_select", x.shape, mask, offsets)
+    return Spec((count,), x.dtype)
+
+
+def _masked_select_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = g where the mask holds, in order, and 0 elsewhere."""
+    return masked_select_backward(g, *ctx.inputs[1:]), None, None
+
+
+@op("masked_select", _masked_select_infer, vjp=_masked_select_vjp, saves=(1, 2), flops=lambda i, o, a: 0)
+def masked_select(out: np.ndarray, x: np.ndarray, mask: np.ndarray, offsets: np.ndarray, count: int) -> None:
+    """The elements of x where `mask`, of the same shape, holds, in row-major order.
+
+    Args:
+        offsets: `mask_offsets` of the mask.
+        count: the last of them.
+    """
+    out[...] = x[mask]
+
+
+def _masked_select_backward_infer(g: Array, mask: Array, offsets: Array) -> Spec:
+    _masked_select_check("masked_select_backward", mask.shape, mask, offsets)
+    if g.ndim != 1:
+        raise ShapeError(f"masked_select_backward: the gradient has shape {g.shape}, expected a vector")
+    return Spec(mask.shape, g.dtype)
+
+
+@op("masked_select_backward", _masked_select_backward_infer, flops=lambda i, o, a: 0)
+def masked_select_backward(out: np.ndarray, g: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> None:
+    """Gradient of `masked_select`: g, in order, where `mask` holds, and 0 elsewhere."""
+    out.fill(0)
+    out[mask] = g

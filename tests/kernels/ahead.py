@@ -30,17 +30,17 @@ from tests.ops import conformance
 from tests.ops.devices import CUDA, using
 from tests.ops.samples import all_rows
 
-__all__ = ["main", "needed"]
+__all__ = ["failures", "main", "needed"]
 
 
-def needed(ops: list[str], every: bool, dtypes: list[str]) -> list[tuple[Any, Signature]]:
+def needed(ops: list[str], every: bool, dtypes: list[str], without: list[str]) -> list[tuple[Any, Signature]]:
     """The kernels and signatures that the samples of these ops (or families; all if none is named) launch."""
     for module in pkgutil.iter_modules(genesis.ops.__path__):
         importlib.import_module(f"genesis.ops.{module.name}")
     with collecting() as found, using(CUDA):
         for row in all_rows():
             op = registry[row.op]
-            if op.view is not None or (ops and op.name not in ops and op.family not in ops):
+            if op.view is not None or (ops and op.name not in ops and op.family not in ops) or op.family in without:
                 continue
             wanted = set(dtypes) & {*row.dtypes, *row.int_dtypes}
             for v in conformance.variants(row, op):
@@ -70,20 +70,24 @@ def _kinds(signature: Signature) -> tuple[Any, ...]:
     return types, functions, flags
 
 
-def _compile(job: tuple[str, int, int, tuple[str, ...], bool, tuple[str, ...]]) -> list[str]:
-    """Compile one part of the jobs (found again: kernels do not travel between processes); what failed, in words."""
-    arches, part, parts, ops, every, dtypes = job
-    failures = []
-    for i, (kernel, signature) in enumerate(needed(list(ops), every, list(dtypes))):
-        if i % parts != part:
-            continue
-        for arch in arches.split(","):
+def failures(kernels: list[tuple[Any, Signature]], arches: list[int]) -> list[str]:
+    """What does not compile, in words."""
+    found = []
+    for kernel, signature in kernels:
+        for arch in arches:
             try:
-                compile_kernel(kernel, signature, (int(arch) // 10, int(arch) % 10))
+                compile_kernel(kernel, signature, divmod(arch, 10))
             except Exception as error:  # whatever a compiler raises is a finding
                 cause = error.__cause__ or error
-                failures.append(f"sm_{arch} {kernel.fn.__name__} {signature}: {str(cause)[-500:]}")
-    return failures
+                found.append(f"sm_{arch} {kernel.fn.__name__} {signature}: {str(cause)[-500:]}")
+    return found
+
+
+def _part(job: tuple[int, int, argparse.Namespace]) -> list[str]:
+    """Compile one part of the kernels, which are found again: they do not travel between processes."""
+    part, parts, options = job
+    kernels = needed(options.ops, options.all, options.dtypes, options.without)
+    return failures(kernels[part::parts], options.arch)
 
 
 def main() -> int:
@@ -91,6 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90, 100])
     parser.add_argument("--ops", nargs="*", default=[])
+    parser.add_argument("--without", nargs="*", default=[], help="families to leave out")
     parser.add_argument("--dtypes", nargs="*", default=[])
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
@@ -98,16 +103,13 @@ def main() -> int:
     import triton
 
     arches = ",".join(map(str, options.arch))
-    count = len(needed(options.ops, options.all, options.dtypes))
-    jobs = [
-        (arches, part, options.jobs, tuple(options.ops), options.all, tuple(options.dtypes))
-        for part in range(options.jobs)
-    ]
+    count = len(needed(options.ops, options.all, options.dtypes, options.without))
+    jobs = [(part, options.jobs, options) for part in range(options.jobs)]
     with ProcessPoolExecutor(options.jobs) as pool:
-        failures = [failure for found in pool.map(_compile, jobs) for failure in found]
-    print("\n".join(failures))
-    print(f"Triton {triton.__version__}: {count} kernels for sm_{arches}, {len(failures)} failures")
-    return 1 if failures or not count else 0
+        failed = [failure for found in pool.map(_part, jobs) for failure in found]
+    print("\n".join(failed))
+    print(f"Triton {triton.__version__}: {count} kernels for sm_{arches}, {len(failed)} failures")
+    return 1 if failed or not count else 0
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def chosen(variants: list[Variant]) -> list[Variant]:
             continue
         kind = (v.check, v.dtype, v.layout)
         counts[kind] += 1
-        if counts[kind] <= CASES[v.check]:
+        if counts[kind] <= (CASES[v.check] if v.layout == "contiguous" else 1):
             kept.append(v)
     return kept
 

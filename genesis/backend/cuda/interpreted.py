@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
+
 from genesis.backend.cuda.descriptor import is_descriptor
 from genesis.backend.cuda.driver import Driver
 from genesis.backend.cuda.native import OPTIONS
@@ -59,10 +61,12 @@ def interpreted_step(driver: Driver, kernel: Any, grid: Grid, args: tuple[Any, .
     values = [value(a) for a in args]
     constants = {k: v for k, v in keywords.items() if k not in OPTIONS}
 
+    def interpret(whole: Grid) -> None:
+        with np.errstate(all="ignore"):  # a GPU does not warn of NaN and overflow either
+            kernel[whole](*values, **constants)
+
     def prepare(step: Step) -> None:
         step.words, step.slots = words, tuple(range(count))
-        step.run = lambda stream: driver.launch(
-            lambda whole: kernel[whole](*values, **constants), grid, 0, 0, stream, 0
-        )
+        step.run = lambda stream: driver.launch(interpret, grid, 0, 0, stream, 0)
 
     return Step(prepare, lambda: True)

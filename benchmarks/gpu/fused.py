@@ -1,0 +1,292 @@
+"""The fused ops of a language model against torch, at the shapes of Qwen2.5-0.5B (8 sequences of 1024), bf16.
+
+    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu rope loss head optimizer random]
+    python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
+
+The first form times each op beside torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
+flash. The second tries tiles of one attention kernel (`genesis.kernels.attention.TILES`), fastest first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu.ops import Row, measure, random, shared
+from benchmarks.gpu.timing import backend, gpu_us
+from genesis.autograd.record import TensorBase
+from genesis.kernels.attention import Tile, backward_into, forward_into
+from genesis.op import registry
+
+BATCH, TOKENS, HIDDEN, FFN, VOCABULARY, PARAMETERS = 8, 1024, 896, 4864, 151_936, 494_032_768
+BF16 = torch.bfloat16
+ATTENTION = [  # batch, tokens, query heads, key heads, head size
+    (8, 1024, 14, 2, 64),
+    (8, 1024, 14, 14, 64),
+    (4, 4096, 14, 14, 64),
+    (2, 8192, 16, 16, 128),
+]
+
+
+def ran(name: str, *inputs: Any, result: int = 0, **attrs: Any) -> Callable[[], Any]:
+    """An op on the arrays of tensors; the call gives its output number `result`."""
+    arrays = [x.array if isinstance(x, TensorBase) else x for x in inputs]
+
+    def call() -> Any:
+        found = registry[name](*arrays, **attrs)
+        return TensorBase.wrap(found[result] if isinstance(found, tuple) else found)
+
+    return call
+
+
+# --- Rows -------------------------------------------------------------------------------------------------------------
+
+
+def peer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kind: SDPBackend) -> torch.Tensor:
+    """torch's attention of [B, T, H, D], causal."""
+    group = q.shape[2] != k.shape[2]
+    with sdpa_kernel(kind):
+        o = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=group)
+    return o.transpose(1, 2)
+
+
+def usable(q: torch.Tensor, k: torch.Tensor) -> list[SDPBackend]:
+    """The backends that take these shapes, forward and backward."""
+    found = []
+    for kind in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
+        try:
+            a, b = q[:, :64].detach().requires_grad_(), k[:, :64].detach().requires_grad_()
+            peer(a, b, b, kind).sum().backward()
+            found.append(kind)
+        except RuntimeError:
+            continue
+    return found
+
+
+def attention_rows() -> Iterator[Row]:
+    """Forward, and backward, of causal attention."""
+    for b, t, hq, hk, d in ATTENTION:
+        (q, p), (k, r), (v, s), (g, h) = (random(b, t, n, d, dtype=BF16) for n in (hq, hk, hk, hq))
+        attrs = {"scale": d**-0.5, "causal": True}
+        flops = 2 * b * hq * t * t * d
+        o, lse = (TensorBase.wrap(x) for x in registry["attention"](q.array, k.array, v.array, **attrs))
+        for kind in usable(p, r):
+            name = f"({b},{t},{hq}/{hk},{d}) {kind.name.split('_')[0].lower()}"
+            leaves = [x.detach().requires_grad_() for x in (p, r, s)]
+            out = peer(*leaves, kind)
+            yield Row(
+                f"attention {name}", ran("attention", q, k, v, **attrs),
+                lambda p=p, r=r, s=s, kind=kind: peer(p, r, s, kind), flops=flops, tolerance=1e-2,
+            )  # fmt: skip
+            yield Row(
+                f"attention backward {name}", ran("attention_backward", g, q, k, v, o, lse, result=1, **attrs),
+                lambda out=out, leaves=leaves, h=h: torch.autograd.grad(out, leaves, h, retain_graph=True)[1],
+                flops=5 * flops // 2, tolerance=1e-2,
+            )  # fmt: skip
+
+
+def swiglu_rows() -> Iterator[Row]:
+    """silu(gate)·up and its gradients."""
+    (a, p), (b, q), (g, h) = (random(BATCH * TOKENS, FFN, dtype=BF16) for _ in range(3))
+    size = 2 * p.numel()
+    yield Row("swiglu", ran("swiglu", a, b), lambda: F.silu(p) * q, 3 * size, tolerance=1e-2)
+    leaves = [p.detach().requires_grad_(), q.detach().requires_grad_()]
+    out = F.silu(leaves[0]) * leaves[1]
+    yield Row(
+        "swiglu backward", ran("swiglu_backward", g, a, b),
+        lambda: torch.autograd.grad(out, leaves, h, retain_graph=True)[0], 5 * size, tolerance=1e-2,
+    )  # fmt: skip
+
+
+def rope_rows() -> Iterator[Row]:
+    """Rotation of queries and of keys."""
+    angles = torch.rand(TOKENS, 32, device="cuda") * 6
+    cos, sin = angles.cos(), angles.sin()
+    for heads in (14, 2):
+        x, p = random(BATCH, TOKENS, heads, 64, dtype=BF16)
+
+        def rotate(p: torch.Tensor = p) -> torch.Tensor:
+            c, s = (torch.cat((t, t), -1)[None, :, None].to(BF16) for t in (cos, sin))
+            return p * c + torch.cat((-p[..., 32:], p[..., :32]), -1) * s
+
+        yield Row(
+            f"rope {heads} heads", ran("rope", x, shared(cos), shared(sin)), rotate, 4 * p.numel(), tolerance=2e-2
+        )
+
+
+def loss_rows() -> Iterator[Row]:
+    """Cross entropy of logits and its gradient."""
+    rows = BATCH * TOKENS
+    labels = torch.randint(0, VOCABULARY, (rows,), device="cuda")
+    attrs: dict[str, Any] = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
+    x, p = random(rows, VOCABULARY, dtype=BF16)
+    y = shared(labels)
+    size = 2 * p.numel()
+    yield Row(
+        "cross_entropy", ran("cross_entropy", x, y, **attrs),
+        lambda: F.cross_entropy(p, labels, reduction="none").float(), size, tolerance=1e-2, calls=5,
+    )  # fmt: skip
+    lse = TensorBase.wrap(registry["cross_entropy"](x.array, y.array, **attrs)[1])
+    g = torch.ones(rows, device="cuda")
+    leaf = p.detach().requires_grad_()
+    out = F.cross_entropy(leaf, labels, reduction="none")
+    yield Row(
+        "cross_entropy backward", ran("cross_entropy_backward", shared(g), x, y, lse, **attrs),
+        lambda: torch.autograd.grad(out, leaf, g.to(BF16), retain_graph=True)[0], 2 * size, tolerance=2e-2, calls=5,
+    )  # fmt: skip
+
+
+def head_rows() -> Iterator[Row]:
+    """The head's product with cross entropy and all gradients."""
+    rows = BATCH * TOKENS
+    labels = torch.randint(0, VOCABULARY, (rows,), device="cuda")
+    y = shared(labels)
+    (h, a), (w, b) = random(rows, HIDDEN, dtype=BF16), random(VOCABULARY, HIDDEN, dtype=BF16)
+    a.mul_(0.05)
+    b.mul_(0.05)
+
+    def whole() -> torch.Tensor:
+        leaves = [a.detach().requires_grad_(), b.detach().requires_grad_()]
+        return torch.autograd.grad(F.cross_entropy(leaves[0] @ leaves[1].T, labels, reduction="sum"), leaves)[0]
+
+    yield Row(
+        "linear_cross_entropy with gradients",
+        ran("linear_cross_entropy", h, w, y, result=1, ignore_index=-100, with_grads=True), whole,
+        flops=6 * rows * HIDDEN * VOCABULARY, tolerance=3e-2, calls=3,
+    )  # fmt: skip
+
+
+def optimizer_rows() -> Iterator[Row]:
+    """AdamW over all parameters as one buffer, with its rate, step and scale on the device; the gradients' norm."""
+    p = torch.randn(PARAMETERS, device="cuda") * 0.02
+    q, m, v = p.clone(), torch.zeros_like(p), torch.zeros_like(p)
+    (_, grad), numbers = random(PARAMETERS), [torch.tensor(x, device="cuda") for x in (1e-4, 1.0, 1.0)]
+    leaf = q.requires_grad_()
+    leaf.grad = grad
+    torch_adam = torch.optim.AdamW([leaf], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=True)
+    step = ran_in_place(
+        "adamw_step", p, grad, m, v, *numbers, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, decoupled=True
+    )
+
+    def theirs() -> torch.Tensor:
+        torch_adam.step()
+        return leaf.detach()
+
+    yield Row("adamw 494M fp32", step, theirs, 28 * PARAMETERS, tolerance=1e-4, calls=3)
+    yield Row(
+        "total_norm 494M fp32", ran("total_norm", shared(grad), ord=2.0), lambda: torch.linalg.vector_norm(grad),
+        4 * PARAMETERS, tolerance=1e-4, calls=5,
+    )  # fmt: skip
+
+
+def ran_in_place(name: str, *inputs: torch.Tensor, **attrs: Any) -> Callable[[], Any]:
+    """An op that changes its first input; the call gives that."""
+    arrays = [shared(x).array for x in inputs]
+
+    def call() -> Any:
+        registry[name](*arrays, **attrs)
+        return TensorBase.wrap(arrays[0])
+
+    return call
+
+
+def random_rows() -> Iterator[Row]:
+    """Dropout by bytes; its numbers are Genesis's own, so only p = 0 can be compared."""
+    x, p = random(8192, 4864, dtype=BF16)
+    yield Row(
+        "dropout p=0", ran("dropout", x, p=0.0, seed=1, offset=2), lambda: F.dropout(p, 1e-30), 4 * p.numel(),
+        tolerance=1e-2,
+    )  # fmt: skip
+
+
+GROUPS = {
+    "attention": attention_rows,
+    "swiglu": swiglu_rows,
+    "rope": rope_rows,
+    "loss": loss_rows,
+    "head": head_rows,
+    "optimizer": optimizer_rows,
+    "random": random_rows,
+}
+
+
+# --- Tiles of attention -----------------------------------------------------------------------------------------------
+
+
+def candidates(kernel: str) -> Iterator[Tile]:
+    """Tiles to try."""
+    queries, keys = ((32, 64, 128), (64, 128)) if kernel == "keys" else ((64, 128), (32, 64, 128))
+    for m, n, warps, stages in itertools.product(queries, keys, (4, 8), (1, 2, 3, 4)):
+        yield Tile(m, n, warps, stages)
+
+
+def sweep(kernel: str, batch: int, tokens: int, heads: int, key_heads: int, head: int) -> None:
+    """Print the microseconds of forward or backward with each candidate, fastest first."""
+    counts = (heads, key_heads, key_heads, heads)
+    q, k, v, g = (random(batch, tokens, n, head, dtype=BF16)[0].array for n in counts)
+    scale = head**-0.5
+    o, lse = registry["attention"](q, k, v, scale=scale)
+    grads = registry["attention_backward"](g, q, k, v, o, lse, scale=scale)
+    best = {"queries": Tile(64, 64, 4, 3), "keys": Tile(32, 64, 4, 2)}
+    found = []
+    for tile in candidates(kernel):
+        for each in (1, 2, 4, heads // key_heads) if kernel == "keys" else (0,):
+
+            def call(tile: Tile = tile, each: int = each) -> None:
+                if kernel == "forward":
+                    forward_into(o, lse, q, k, v, None, scale, True, 0, tile)
+                else:
+                    chosen = {**best, kernel: tile}
+                    pair = chosen["queries"], chosen["keys"]
+                    backward_into(grads, g, q, k, v, o, lse, None, scale, True, 0, pair, each or None)
+
+            try:
+                found.append((gpu_us(call, 5, 5), tile, each))
+            except Exception as failure:  # too much shared memory, say
+                print(f"{tuple(tile)}: {type(failure).__name__}", file=sys.stderr, flush=True)
+    work = (2 if kernel == "forward" else 5) * batch * heads * tokens * tokens * head
+    for us, tile, each in sorted(found)[:12]:
+        print(f"{us:9.1f} us {work / us / 1e6:7.1f} TFLOP/s  {tuple(tile)} heads a program {each or '-'}")
+
+
+def main() -> None:
+    """Measure or sweep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", nargs="*", default=list(GROUPS), choices=list(GROUPS))
+    parser.add_argument("--sweep", choices=["forward", "queries", "keys"])
+    parser.add_argument("--head", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--heads", type=int, nargs=2, default=(14, 2))
+    options = parser.parse_args()
+    if options.sweep:
+        sweep(options.sweep, options.batch, options.tokens, *options.heads, options.head)
+        return
+    found = []
+    for group in options.only:
+        for row in GROUPS[group]():
+            found.append(measure(row))
+            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        backend.pool.empty_cache()
+    if options.out:
+        options.out.write_text(json.dumps({"gpu": backend.driver.properties.name, "rows": found}, indent=1) + "\n")
+    for r in found:
+        rest = r.get("failed") or f"{r['genesis_us']:9.1f} {r['torch_us']:9.1f} {r['ratio']:6.2f}"
+        print(f"{r['op']:48s} {rest} {r.get('TB/s', r.get('TFLOP/s', ''))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Extreme elements and their positions in rows that one program holds whole; longer ones are folded in `fold.py`.
+
+A row is held as groups of neighbours. The groups' extremes cost one instruction an element; the first group that has
+the row's extreme is read again, from the cache, and only there positions are compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array
+from genesis.backend.cuda.launch import launch
+from genesis.kernels.fold import reads, reduced
+from genesis.kernels.indices import is_wide, offsets
+from genesis.kernels.reduce_plan import Layout, Tiles, group_of
+from genesis.kernels.types import TRITON, converted
+
+__all__ = ["extremes"]
+
+
+@triton.jit
+def is_best(x, best):
+    """Where x is the extreme; if that is NaN, where x is one."""
+    return (x == best) | (x != x)
+
+
+@triton.jit
+def extreme_kernel(p_o, p_i, p_x, nk, nr, sizes_k, sx, so, sizes_r, sr, MERGE: tl.constexpr, IDENTITY: tl.constexpr,
+                   READ: tl.constexpr, KDIMS: tl.constexpr, RDIMS: tl.constexpr, WIDE_K: tl.constexpr,
+                   WIDE_R: tl.constexpr, BK: tl.constexpr, GROUPS: tl.constexpr, G: tl.constexpr):  # fmt: skip
+    program = tl.program_id(0)
+    if WIDE_K:
+        program = program.to(tl.int64)
+    i_k = program * BK + tl.arange(0, BK)
+    m_k = i_k < nk
+    p_k = p_x + offsets(i_k, sizes_k, sx, KDIMS)
+    i_g = tl.arange(0, G)
+    first = tl.arange(0, GROUPS) * G
+    if WIDE_R:
+        first = first.to(tl.int64)
+    i_r = first[:, None] + i_g[None, :]
+    m = m_k[:, None, None] & (i_r < nr)[None, :, :]
+    x = converted(tl.load(p_k[:, None, None] + offsets(i_r, sizes_r, sr, RDIMS)[None, :, :], mask=m, other=0), READ)
+    x = tl.where(m, x, tl.full((1, 1, 1), IDENTITY, READ))
+    in_groups = reduced((x,), 2, MERGE)[0]
+    best = reduced((in_groups,), 1, MERGE)[0]
+    if GROUPS == 1:
+        wins = m & is_best(x, best[:, None, None])
+        at = tl.min(tl.min(tl.where(wins, i_r[None, :, :], GROUPS * G), 2), 1)
+    else:
+        begin = tl.min(tl.where(is_best(in_groups, best[:, None]), first[None, :], GROUPS * G), 1)
+        r = tl.minimum(begin, (GROUPS - 1) * G)[:, None] + i_g[None, :]
+        m_r = m_k[:, None] & (r < nr)
+        y = converted(tl.load(p_k[:, None] + offsets(r, sizes_r, sr, RDIMS), mask=m_r, other=0), READ)
+        at = tl.min(tl.where(m_r & is_best(y, best[:, None]), r, GROUPS * G), 1)
+    o = offsets(i_k, sizes_k, so, KDIMS)
+    if p_o is not None:
+        tl.store(p_o + o, converted(best, p_o.dtype.element_ty), mask=m_k)
+    tl.store(p_i + o, at.to(tl.int64), mask=m_k)
+
+
+def extremes(
+    merge: Any, identity: float, values: Array | None, positions: Array, x: Array, layout: Layout, cut: Tiles
+) -> None:
+    """The extremes of rows and where they first stand; NaN is one, before all others.
+
+    Args:
+        merge: the larger or smaller of two tiles, NaN where there is one.
+        identity: what loses against all elements.
+        values: contiguous results, or None where only positions are asked for.
+        positions: int64.
+        cut: `fold` holds a row of the layout, which is `inner` and has elements.
+    """
+    if layout.results == 0:
+        return
+    group = group_of(cut, x.dtype.itemsize)
+    launch(
+        extreme_kernel, triton.cdiv(layout.results, cut.keep), values, positions, x, layout.results, layout.elements,
+        layout.kept, layout.kept_in, layout.kept_out, layout.reduced, layout.steps, MERGE=merge, IDENTITY=identity,
+        READ=TRITON[reads(x.dtype).name], KDIMS=len(layout.kept), RDIMS=len(layout.reduced),
+        WIDE_K=is_wide((*layout.kept, *layout.reduced), (*layout.kept_in, *layout.steps))
+        or is_wide(layout.kept, layout.kept_out),
+        WIDE_R=is_wide(layout.reduced, layout.steps), BK=cut.keep, GROUPS=cut.fold // group, G=group,
+        num_warps=cut.warps,
+    )  # fmt: skip
