@@ -84,5 +84,5 @@ def extremes(
         WIDE_K=is_wide((*layout.kept, *layout.reduced), (*layout.kept_in, *layout.steps))
         or is_wide(layout.kept, layout.kept_out),
         WIDE_R=is_wide(layout.reduced, layout.steps), BK=cut.keep, GROUPS=cut.fold // group, G=group,
-        num_warps=cut.warps,
+        num_warps=8 if cut.keep * cut.fold * x.dtype.itemsize > 16384 else min(cut.warps, 4),
     )  # fmt: skip

@@ -112,7 +112,7 @@ def place(i_tile, tiles_m, tiles_n, GROUP: tl.constexpr, MATRICES: tl.constexpr)
         within = i_tile % (GROUP * tiles_n)
         i_n = within // rows
     else:
-        i_batch = 0
+        i_batch = i_tile * 0
         if MATRICES == "few":
             i_batch = quotient(i_tile, tiles_m * tiles_n)
             i_tile -= i_batch * tiles_m * tiles_n
@@ -224,13 +224,12 @@ def summed(d_a, d_b, i_batch, batches, o_m, o_n, first, end, A_TURNED: tl.conste
 
 
 @triton.jit(do_not_specialize=["m", "n", "k", "whole", "rest", "split", "share"])  # one kernel for all sizes
-def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches,
-                   so, whole, rest, split, share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
-                   A_SPREAD: tl.constexpr, B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-                   MOVED: tl.constexpr, EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr,
-                   WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                   MATRICES: tl.constexpr, SPLIT: tl.constexpr, ONCE: tl.constexpr,
-                   PIECES: tl.constexpr):  # fmt: skip
+def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches, so, whole, rest,
+                   split, share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr,
+                   B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, MOVED: tl.constexpr,
+                   EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
+                   SPLIT: tl.constexpr, ONCE: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """`whole` tiles from first to last k (ONCE: one for each program, which spares the loop); then, with SPLIT, `rest`
     tiles in `split` parts of `share` steps each, which go to `p_parts`.
     """
@@ -561,13 +560,12 @@ def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region
     size = {"BM": t.bm, "BN": t.bn, "GROUP": t.group, "MATRICES": _matrices(p, tiles)}
     launch(
         by_descriptors, min(programs, c.whole + c.rest * c.split), a.descriptor(p.a.array, t.bm, t.bk, tf32),
-        b.descriptor(p.b.array, t.bk, t.bn, tf32),
-        o and o.descriptor(out, t.bm, columns), out, partial, *finish.values, p.m, p.n, p.k, p.batches, so, *c,
-        A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread, B_SPREAD=b.spread, TYPE=_dot_type(dtype),
-        PRECISION="tf32" if tf32 else "ieee", MOVED=tf32 and a.turned and not is_interpreted(),
-        BATCHED=bool(o and o.spread), BK=t.bk, SPLIT=c.split > 1, ONCE=c.whole == tiles <= programs and t.once,
+        b.descriptor(p.b.array, t.bk, t.bn, tf32), o and o.descriptor(out, t.bm, columns), out, partial,
+        *finish.values, p.m, p.n, p.k, p.batches, so, *c, A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread,
+        B_SPREAD=b.spread, TYPE=_dot_type(dtype), PRECISION="tf32" if tf32 else "ieee",
+        MOVED=tf32 and a.turned and not is_interpreted(), BATCHED=bool(o and o.spread), BK=t.bk, SPLIT=c.split > 1,
         STORE="pointers" if o is None else ("columns" if o.turned else "rows"), PIECES=t.bn // columns,
-        num_warps=t.warps, num_stages=t.stages, **store, **size,
+        ONCE=c.whole == tiles <= programs and t.once, num_warps=t.warps, num_stages=t.stages, **store, **size,
     )  # fmt: skip
     if c.split > 1:
         rows = max(1, min(t.bm, 2048 // t.bn))
@@ -584,9 +582,8 @@ def _launch_pointers(p: Product, finish: Finish, tile: Tile | None) -> None:
     sa, sb, so = (p.a.row, p.a.column), (p.b.row, p.b.column), (p.o.batch[-1], p.o.row, p.o.column)
     tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
     launch(
-        by_pointers, tiles, p.o.array, p.a.array, p.b.array,
-        *finish.values, p.m, p.n, p.k, p.batches, p.a.batch, p.b.batch, sa, sb, so, DIMS=len(p.batches),
-        TYPE=_dot_type(dtype), WORK=TRITON[work_type(dtype).name],
+        by_pointers, tiles, p.o.array, p.a.array, p.b.array, *finish.values, p.m, p.n, p.k, p.batches, p.a.batch,
+        p.b.batch, sa, sb, so, DIMS=len(p.batches), TYPE=_dot_type(dtype), WORK=TRITON[work_type(dtype).name],
         PRECISION="tf32" if dtype is float32 and allow_tf32 else FLOAT32, EPILOGUE=finish.flags, WIDE=_is_wide(p, so),
         EVEN=p.k % t.bk == 0, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, MATRICES=_matrices(p, tiles), num_warps=t.warps,
         num_stages=t.stages,

@@ -142,7 +142,7 @@ MOST = 32  # parts; more only move more partial sums
 def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: int) -> Tile:
     """The tile of the nearest row, with as many stages as `shared` bytes of a block's memory hold.
 
-    A number of parts is right only for the tiles that the row's own shape leaves over: `parts` decides for others.
+    A split is right only for the tiles that the row's own shape leaves over: `parts` decides for others.
     """
 
     def distance(row: Row) -> float:
@@ -151,7 +151,7 @@ def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: in
 
     row = min(TABLE[kind], key=distance)
     same = (row.m, row.n, row.k) == (m, n, k)
-    return fitted(row.tile if same or row.tile.split < 2 else row.tile._replace(split=0), item, shared)
+    return fitted(row.tile if same else row.tile._replace(split=0), item, shared)
 
 
 def shared_bytes(tile: Tile, item: int) -> int:

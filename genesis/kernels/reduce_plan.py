@@ -32,7 +32,7 @@ __all__ = [
 PROGRAMS = 1056  # that run at once: 8 of 4 warps on each of 132 processors
 FEW = 96  # programs that keep the memory busy enough where a second launch would cost more than idle processors
 ROW = 32768  # bytes of a row up to which one program holds it whole
-GROUP = 4096  # bytes of a row's group
+GROUP = 256  # elements of a row's group for each byte of an element
 SMALL = 1 << 22  # elements; an input of this size stays in the second-level cache, where short lines cost little
 
 
@@ -130,7 +130,7 @@ def tiles(layout: Layout, itemsize: int, states: int = 1) -> Tiles:
     area = full // (1 if states == 1 else 2)
     if layout.inner:
         return _inner(layout, itemsize, area, longest=4 * (full if states < 3 else area))
-    return _outer(layout, itemsize, area)
+    return _outer(layout, itemsize, area, states)
 
 
 def _inner(layout: Layout, itemsize: int, area: int, longest: int) -> Tiles:
@@ -146,8 +146,8 @@ def _inner(layout: Layout, itemsize: int, area: int, longest: int) -> Tiles:
         keep = min(wanted, max(1, triton.next_power_of_2(results // PROGRAMS + 1) if fold >= 128 else wanted))
         keep = min(keep, triton.next_power_of_2(results))
         return Tiles(keep, fold, 1, whole, _warps(keep * fold, area))
-    fold = min(2 * area, whole)
-    return _split(1, fold, results, elements, 8 if fold * itemsize > 8192 else 4)
+    fold = min(2 * area, 4096, whole)
+    return _split(1, fold, results, elements, 8 if fold * itemsize >= 8192 else 4)
 
 
 def group_of(cut: Tiles, itemsize: int) -> int:
@@ -155,19 +155,25 @@ def group_of(cut: Tiles, itemsize: int) -> int:
 
     Larger groups cost less exchange between threads, smaller ones less reading again.
     """
-    return cut.fold if cut.keep > 1 else min(cut.fold, GROUP // itemsize)
+    return cut.fold if cut.keep > 1 else min(cut.fold, GROUP * itemsize)
 
 
-def _outer(layout: Layout, itemsize: int, area: int) -> Tiles:
+def _outer(layout: Layout, itemsize: int, area: int, states: int) -> Tiles:
     """Neighbours belong to different results: a tile takes a stretch of them, and rows enough to fill the loads."""
     results, elements = max(layout.results, 1), max(layout.elements, 1)
-    stretch = 512 // itemsize  # 16 bytes for each thread of a warp
-    if results * elements <= SMALL:  # more programs of more warps: a launch less, and less waiting in each
+    stretch, small = min(128, 512 // itemsize), results * elements <= SMALL
+    if small:  # more programs of more warps: a launch less, and less waiting in each
         stretch, area = min(128 // itemsize, 32), 2 * area
+    elif states == 2 and itemsize <= 4:
+        stretch, area = 64 * itemsize, 4096
     keep = min(stretch, triton.next_power_of_2(results))
-    fold = max(1, area // keep)
-    fold = min(fold, triton.next_power_of_2(elements))
-    return _split(keep, fold, -(-results // keep), elements, _warps(keep * fold, 8192 // itemsize))
+    programs = -(-results // keep)
+    alone = states == 1 and not small and programs >= PROGRAMS // 2
+    if alone:  # nothing is split: fewer loads in each thread, but more threads
+        area = min(area, 2048)
+    fold = min(max(1, area // keep), triton.next_power_of_2(elements))
+    warps = 8 if alone and keep * fold >= 2048 else _warps(keep * fold, 8192 // itemsize)
+    return _split(keep, fold, programs, elements, min(warps, 4) if states == 2 and not small else warps)
 
 
 def _warps(count: int, area: int) -> int:

@@ -26,6 +26,8 @@ __all__ = ["block_offsets", "count_true", "select_true", "spread_true", "true_po
 
 TILE = 4096
 SELECT_WARPS = 8
+COUNTS = (1, 4)
+HIDE, DENSE = 1, 0
 SHARED = 1 << 27  # elements; from here on counting again costs more than launches without a plan
 
 # What the last count on each device left: the mask it was of, and its tiles' offsets.
@@ -42,11 +44,13 @@ def truths(p_x, i, n, sizes, strides, DIMS: tl.constexpr):
 
 
 @triton.jit
-def count_kernel(p_counts, p_x, n, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):
-    """counts[tile]."""
-    tile = tl.program_id(0)
-    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
-    tl.store(p_counts + tile, tl.sum(truths(p_x, i, n, sizes, strides, DIMS), 0))
+def count_kernel(p_counts, p_x, n, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
+                 TILES: tl.constexpr):  # fmt: skip
+    """counts[tile], several of them in each program."""
+    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    i = (tile.to(tl.int64) if WIDE else tile)[:, None] * T + tl.arange(0, T)[None, :]
+    count = tl.sum(truths(p_x, i, n, sizes, strides, DIMS), 1)
+    tl.store(p_counts + tile, count, mask=tile < tl.cdiv(n, T))
 
 
 @triton.jit(do_not_specialize=["count", "by_count", "by_dim", "site"])
@@ -72,12 +76,17 @@ def select_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count,
 
 @triton.jit(do_not_specialize=["count"])
 def values_kernel(p_o, p_base, p_x, p_m, n, count, sizes, sx, sm, DIMS: tl.constexpr, WIDE: tl.constexpr,
-                  T: tl.constexpr):  # fmt: skip
+                  T: tl.constexpr, HIDE: tl.constexpr, DENSE: tl.constexpr):  # fmt: skip
     """out[number] = x where the mask is true."""
     tile = tl.program_id(0)
     i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
     true = truths(p_m, i, n, sizes, sm, DIMS)
-    x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=true != 0)
+    o = offsets(i, sizes, sx, DIMS)
+    if HIDE == 1:
+        o += true >> 1
+    if HIDE == 2:
+        o += (i * 0) ^ tl.where(n < 0, 1, 0)
+    x = tl.load(p_x + o, mask=i < n if DENSE else true != 0)
     base = tl.load(p_base + tile)
     number = tl.cumsum(true, 0) - 1
     tl.store(p_o + base + number, x, mask=(true != 0) & (number < tl.minimum(count - base, T).to(tl.int32)))
@@ -103,8 +112,8 @@ def _tile_offsets(x: Array, total: Array | None) -> Array:
     tiles = triton.cdiv(x.size, TILE)
     counts = empty((tiles,), int32, x.device)
     launch(
-        count_kernel, tiles, counts, x, x.size, sizes, strides, DIMS=len(sizes), WIDE=is_wide(sizes, strides), T=TILE,
-        num_warps=4,
+        count_kernel, triton.cdiv(tiles, COUNTS[0]), counts, x, x.size, sizes, strides, DIMS=len(sizes),
+        WIDE=is_wide(sizes, strides), T=TILE, TILES=COUNTS[0], num_warps=COUNTS[1],
     )  # fmt: skip
     return exclusive_sums(counts, total)
 
@@ -119,8 +128,8 @@ def block_offsets(out: Array, x: Array) -> None:
     sizes, strides = collapse(x.shape, x.strides)
     counts = empty((blocks,), int32, x.device)
     launch(
-        count_kernel, blocks, counts, x, x.size, sizes, strides, DIMS=len(sizes), WIDE=is_wide(sizes, strides),
-        T=MASK_BLOCK, num_warps=4,
+        count_kernel, triton.cdiv(blocks, COUNTS[0]), counts, x, x.size, sizes, strides, DIMS=len(sizes),
+        WIDE=is_wide(sizes, strides), T=MASK_BLOCK, TILES=COUNTS[0], num_warps=COUNTS[1],
     )  # fmt: skip
     exclusive_sums(counts, total, out.view((blocks,), (1,)))
 
@@ -140,7 +149,7 @@ def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
     sizes, sx, sm = collapse(x.shape, x.strides, mask.strides)
     launch(
         values_kernel, before.size - 1, out, before, x, mask, x.size, out.size, sizes, sx, sm, DIMS=len(sizes),
-        WIDE=is_wide(sizes, sx, sm), T=MASK_BLOCK, num_warps=SELECT_WARPS,
+        WIDE=is_wide(sizes, sx, sm), T=MASK_BLOCK, HIDE=HIDE, DENSE=DENSE, num_warps=SELECT_WARPS,
     )  # fmt: skip
 
 

@@ -16,22 +16,25 @@ def _info(dtype: np.dtype) -> Any:
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
 
 
-def tolerance(expected: np.ndarray, dtype: np.dtype, terms: int, scale: Any) -> np.ndarray:
+def tolerance(expected: np.ndarray, dtype: np.dtype, terms: int, scale: Any, inner: int = 0) -> np.ndarray:
     """The error allowed in each element of a result of type `dtype`; see the formula in `sampling.py`.
 
     Args:
         terms: how many terms are added up in an element.
         scale: s of the formula, a number or one for each element.
+        inner: the sum of |factors| that are rounded to a 2-byte `dtype` before their products are added up.
     """
     work = np.dtype(np.float32) if is_narrow(dtype) else dtype
     size = np.abs(np.nan_to_num(expected, nan=0.0, posinf=0.0, neginf=0.0))
-    inner = size + (np.sqrt(terms) * scale if terms > 1 else 0.0)
-    store = float(_info(dtype).eps) / 2 * size if is_narrow(dtype) else 0.0
-    allowed = store + 4 * float(_info(work).eps) * inner + float(_info(dtype).smallest_subnormal)
-    return np.asarray(allowed)
+    summed = size + (np.sqrt(terms) * scale if terms > 1 else 0.0)
+    half = float(_info(dtype).eps) / 2 if is_narrow(dtype) else 0.0
+    allowed = half * (size + inner * scale) + 4 * float(_info(work).eps) * summed
+    return np.asarray(allowed + float(_info(dtype).smallest_subnormal))
 
 
-def compare(actual: np.ndarray, expected: Any, *, terms: int = 1, scale: Any = 1.0, exact: bool = False) -> str:
+def compare(
+    actual: np.ndarray, expected: Any, *, terms: int = 1, scale: Any = 1.0, exact: bool = False, inner: int = 0
+) -> str:
     """What is wrong with `actual`, in a sentence; empty where nothing is.
 
     Args:
@@ -53,7 +56,7 @@ def compare(actual: np.ndarray, expected: Any, *, terms: int = 1, scale: Any = 1
             if exact:
                 good &= (np.signbit(got) == np.signbit(want)) | np.isnan(got)
             else:
-                good |= np.abs(got - want) <= tolerance(want, actual.dtype, terms, scale)
+                good |= np.abs(got - want) <= tolerance(want, actual.dtype, terms, scale, inner)
     if good.all():
         return ""
     at = tuple(int(i) for i in np.argwhere(~good)[0])

@@ -78,6 +78,12 @@ def test_tolerance_follows_its_formula() -> None:
     assert got == pytest.approx(4 * eps32 * (3 + 4 * 5))
     got = tolerance(np.array([3.0]), np.dtype(np.float16), 1, 1.0)
     assert got == pytest.approx(half / 2 * 3 + 4 * eps32 * 3, rel=1e-4)
+    inner = tolerance(np.array([3.0]), np.dtype(np.float16), 16, 5.0, inner=2) - tolerance(
+        np.array([3.0]), np.dtype(np.float16), 16, 5.0
+    )
+    assert inner == pytest.approx(2 * half / 2 * 5)
+    wide = tolerance(np.array([3.0]), np.dtype(np.float32), 16, 5.0, inner=2)
+    assert wide == tolerance(np.array([3.0]), np.dtype(np.float32), 16, 5.0)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,7 @@ ROWS = [
             (Case((X, X.astype(np.float32), X), {"scale": 1.0}), DTypeError, "one float type"),
         ),
         reduction=terms,
+        inner=1,  # the softmax's weights meet v
     ),
     Rows(
         "attention_backward",

@@ -503,6 +503,7 @@ LOSS_ROWS = [
             ),
         ),
         reduction=lambda case: 4 * max(case.inputs[1].size, 1) * max(len(case.inputs[2]), 1),
+        inner=2,  # p - 1 and the other p of a token meet the weight, and add up to at most 2
     ),
 ]
 

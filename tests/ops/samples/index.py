@@ -151,6 +151,27 @@ def masks(rng: np.random.Generator) -> list[np.ndarray]:
     return [*(mask(rng, *s) for s in shapes), np.zeros((2, 2), bool), np.ones((2, 2), bool)]
 
 
+def offsets_of(mask: np.ndarray) -> np.ndarray:
+    """How many elements are true before each block of 4096, and in all."""
+    flat = [bool(v) for v in mask.ravel()]
+    return np.array([sum(flat[:start]) for start in range(0, len(flat), 4096)] + [sum(flat)], np.int64)
+
+
+def selections(rng: np.random.Generator) -> list[Case]:
+    """Values under masks of their shape; two blocks, whose border lies inside a row, among them."""
+    found = [*masks(rng), mask(rng, 3, 2000)]
+    return [Case((normal(rng, *m.shape), m, offsets_of(m)), {"count": int(m.sum())}) for m in found]
+
+
+def spreads(rng: np.random.Generator) -> list[Case]:
+    return [Case((case.inputs[0][case.inputs[1]], *case.inputs[1:])) for case in selections(rng)]
+
+
+def spread_oracle(g: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    left = iter(g)
+    return np.array([next(left) if v else 0 for v in mask.ravel()], g.dtype).reshape(mask.shape)
+
+
 def positions(mask: np.ndarray, count: int) -> np.ndarray:
     found = [index for index in np.ndindex(mask.shape) if mask[index]]
     return np.array(found, np.int64).reshape(count, mask.ndim).T
@@ -238,5 +259,47 @@ ROWS = [
         lambda rng: [Case((m,), {"count": int(m.sum())}) for m in masks(rng)],
         dtypes=("float64",),
         errors=((Case((np.array([1.0]),), {"count": 1}), DTypeError, "takes a bool mask"),),
+    ),
+    Rows(
+        "mask_offsets",
+        offsets_of,
+        lambda rng: [Case((m,)) for m in (*masks(rng), mask(rng, 3, 2000))],
+        dtypes=("float64",),
+        errors=((Case((np.array([1, 0]),)), DTypeError, "takes a bool mask"),),
+    ),
+    Rows(
+        "masked_select",
+        lambda x, mask, offsets, count: x[tuple(positions(mask, count))],
+        selections,
+        int_dtypes=(*WHOLES, "bool"),
+        grads=lambda rng: few(selections(rng)),
+        exact=True,
+        errors=(
+            (
+                Case((np.zeros((2, 3)), np.zeros((3, 2), bool), np.array([0, 0])), {"count": 0}),
+                ShapeError,
+                r"a mask of shape \(3, 2\) for shape \(2, 3\)",
+            ),
+            (
+                Case((np.zeros(2), np.zeros(2, bool), np.array([0])), {"count": 0}),
+                ShapeError,
+                r"offsets of shape \(1,\) for a mask of shape \(2,\)",
+            ),
+            (Case((np.zeros(2), np.zeros(2), np.array([0, 0])), {"count": 0}), DTypeError, "takes a bool mask"),
+        ),
+    ),
+    Rows(
+        "masked_select_backward",
+        spread_oracle,
+        spreads,
+        int_dtypes=WHOLES,
+        exact=True,
+        errors=(
+            (
+                Case((np.zeros((1, 2)), np.ones(2, bool), np.array([0, 2]))),
+                ShapeError,
+                r"gradient has shape \(1, 2\), expected a vector",
+            ),
+        ),
     ),
 ]
