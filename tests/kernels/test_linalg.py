@@ -6,16 +6,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import triton
+import triton.language as tl
 
 import genesis.backend.cuda.descriptor as descriptors
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
-from genesis.dtypes import DType, bfloat16, float16, float32
+from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels import linalg
 from genesis.kernels.matmul_tiles import Tile
+from genesis.kernels.transpose import transposed_copy
 from genesis.ops.linalg import matmul
 from genesis.shapes import Shape
 
@@ -96,6 +99,63 @@ def test_every_layout_goes_through_descriptors(
     error = difference(layout, (72, 40), (40, 88), dtype, TILE._replace(swapped=swapped))
     assert launched == [BY_DESCRIPTORS]
     assert error < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("swapped", (False, True))
+@pytest.mark.parametrize("copied", (1, 2))
+@pytest.mark.parametrize(
+    "layout, x, y, copies",  # of copied 1 and 2, then of both where swapped
+    [("nn", (72, 40), (40, 88), (1, 1, 0, 1)), ("nt", (72, 40), (40, 88), (0, 0, 0, 0)),
+     ("tn", (72, 40), (40, 88), (1, 2, 1, 2)), ("tt", (72, 40), (40, 88), (0, 1, 1, 1)),
+     ("tn", (3, 24, 32), (3, 32, 40), (1, 2, 1, 2)), ("nn", (2, 1, 24, 32), (1, 3, 32, 40), (1, 1, 0, 1)),
+     ("nn", (24, 34), (34, 40), (0, 0, 0, 0)), ("nn", (24, 12), (12, 40), (0, 0, 0, 0))],
+)  # fmt: skip
+def test_float32_is_copied_to_have_k_innermost(
+    layout: str, x: Shape, y: Shape, copies: tuple[int, ...], copied: int, swapped: bool, tf32: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    made: list[Array] = []
+
+    def spy(out: Array, x: Array) -> bool:
+        made.append(out)
+        return transposed_copy(out, x)
+
+    monkeypatch.setattr(linalg, "transposed_copy", spy)
+    error = difference(layout, x, y, float32, TILE._replace(copied=copied, swapped=swapped))
+    assert error < ROUNDING[float32]
+    assert len(made) == copies[2 * swapped + copied - 1]
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (40, 48), (200, 136)])
+@pytest.mark.parametrize("resident", (1, 2))
+def test_a_program_takes_one_tile_or_many(shape: Shape, resident: int, launched: list[object]) -> None:
+    m, n = shape
+    assert difference("nn", (m, 40), (40, n), bfloat16, TILE._replace(resident=resident)) < ROUNDING[bfloat16]
+    assert launched == [BY_DESCRIPTORS]
+
+
+@triton.jit
+def quotients(p_x, y, p_o, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(p_o + i, linalg.quotient(tl.load(p_x + i, mask=i < n, other=0), y), mask=i < n)
+
+
+@pytest.mark.parametrize("divisor", (1, 2, 3, 7, 8, 9, 56, 304, 1187, 4752, 65537, (1 << 20) + 1, (1 << 21) - 1))
+def test_quotients_are_whole_division(divisor: int) -> None:
+    edges = np.arange(0, 1 << 21, divisor)[-3000:]
+    x = np.unique(np.concatenate([edges, edges[1:] - 1, edges + 1, np.arange(3000), (1 << 21) - np.arange(1, 3000)]))
+    x = x[x < 1 << 21].astype(np.int32)
+    values, out = empty(x.shape, int32, CUDA), empty(x.shape, int32, CUDA)
+    backend_for(CUDA).from_numpy(x, values)
+    launch(quotients, triton.cdiv(len(x), 4096), values, divisor, out, len(x), B=4096)
+    np.testing.assert_array_equal(out.numpy(), x // divisor)
+
+
+@pytest.mark.parametrize("matrices", ("few", "many"))
+def test_many_tiles_are_placed_as_few(matrices: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linalg, "_matrices", lambda p, tiles: matrices)
+    assert difference("nn", (3, 72, 32), (3, 32, 104), bfloat16, TILE._replace(group=2)) < ROUNDING[bfloat16]
+    assert difference("nn", (3, 72, 33), (3, 33, 105), bfloat16, None) < ROUNDING[bfloat16]
 
 
 @pytest.mark.parametrize("layout", ("nn", "tt"))

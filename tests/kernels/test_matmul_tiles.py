@@ -33,10 +33,15 @@ def test_rows_name_each_shape_once_with_sizes_that_kernels_take() -> None:
 
 
 def test_the_nearest_row_counts_doublings_and_prefers_the_layout() -> None:
-    by_size = {(row.layout, row.m, row.n, row.k): row.tile for row in TABLE["half"]}
+    by_size = {(row.layout, row.m, row.n, row.k): row.tile._replace(split=0) for row in TABLE["half"]}
     assert choose("half", "nn", 8100, 8300, 8000, 2, HOPPER) == by_size["nn", 8192, 8192, 8192]
     assert choose("half", "nt", 8100, 8300, 8000, 2, HOPPER) == by_size["nt", 8192, 8192, 8192]
     assert choose("half", "nt", 6000, 900, 900, 2, HOPPER) == by_size["nt", 8192, 896, 896]
+
+
+def test_a_measured_split_is_for_its_own_shape() -> None:
+    assert choose("half", "tn", 9728, 896, 8192, 2, HOPPER).split == 16
+    assert choose("half", "tn", 9728, 896, 4096, 2, HOPPER).split == 0
 
 
 @pytest.mark.parametrize("shared", OTHERS)
@@ -56,9 +61,20 @@ def test_fitted_gives_up_stages_before_size() -> None:
     assert fitted(tile, 2, 99 << 10).bn < 256
 
 
+def test_fitted_keeps_room_for_each_resident_program() -> None:
+    tile = Tile(128, 128, 64, 4, 3, resident=2)
+    assert fitted(tile, 2, HOPPER) == tile
+    assert fitted(tile._replace(stages=4), 2, HOPPER) == tile._replace(stages=4, resident=1)
+    assert fitted(tile, 2, 163 << 10) == tile._replace(resident=1)
+    for row in (row for kind in ("half", "tf32") for row in TABLE[kind]):
+        item = 2 if row in TABLE["half"] else 4
+        assert fitted(row.tile, item, HOPPER) == row.tile, row
+
+
 def test_the_store_takes_pieces_of_32_kibibytes() -> None:
     assert [pieces(Tile(128, n, 64, 8, 3), 2) for n in (64, 128, 256)] == [1, 1, 2]
     assert [pieces(Tile(128, n, 32, 8, 3), 4) for n in (64, 128, 256)] == [1, 2, 4]
+    assert pieces(Tile(128, 128, 64, 4, 3, resident=2), 2) == 2
     assert pieces(Tile(256, 32, 64, 8, 3), 8) == 1  # 32 columns at least
 
 
