@@ -31,7 +31,7 @@ from genesis.backend.cuda.compile import compiling
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import as_dtype
 from genesis.kernels import linalg
-from genesis.kernels.matmul_tiles import Tile, choose, cut, shared_bytes
+from genesis.kernels.matmul_tiles import Tile, choose, cut, fitted
 
 CUDA = Device("cuda", 0)
 L2 = 50 << 20
@@ -106,19 +106,21 @@ def tiles_of(shape: Shape) -> list[Tile]:
     base = [Tile(*t) for t in (NARROW if narrow else HALF if shape.kind == "half" else TF32)]
     if narrow:
         base = [t._replace(swapped=shape.m < shape.n) for t in base]
-    elif shape.kind == "tf32":
-        base += [t._replace(swapped=True) for t in base]
+    elif shape.kind == "tf32" and shape.layout != "nt":
+        base = [t._replace(**{name: kind(1)}) for t in base for name, kind in (("swapped", bool), ("copied", int))]
+    base += [t._replace(resident=2) for t in base if t.warps == 4]
     limits = backend.driver.properties
-    base = [t for t in base if shared_bytes(t, shape.dtype.itemsize) <= limits.shared_memory]
+    base = [t for t in base if fitted(t, shape.dtype.itemsize, limits.shared_memory) == t]
     found = []
     for t in base:
         rows, columns = (shape.n, shape.m) if t.swapped else (shape.m, shape.n)
         count, steps = -(-rows // t.bm) * -(-columns // t.bn), -(-shape.k // t.bk)
+        programs = limits.processors * t.resident
         if count > 40 * limits.processors:  # the last round does not matter
             splits = {1}
         else:
-            splits = {1, cut(count, steps, limits.processors).split, *((2, 3, 4, 6, 8, 16) if steps >= 16 else (2,))}
-        cuts = {cut(count, steps, limits.processors, s): s for s in sorted(splits, reverse=True)}
+            splits = {1, cut(count, steps, programs).split, *((2, 3, 4, 6, 8, 16) if steps >= 16 else (2,))}
+        cuts = {cut(count, steps, programs, s): s for s in sorted(splits, reverse=True)}
         found += [t._replace(split=s) for s in sorted(cuts.values())]
     return pruned(shape, found)
 
@@ -130,8 +132,8 @@ def pruned(shape: Shape, tiles: list[Tile], most: int = 40) -> list[Tile]:
     def rounds(t: Tile) -> float:  # time in units of useful work
         rows, columns = (shape.n, shape.m) if t.swapped else (shape.m, shape.n)
         count, steps = -(-rows // t.bm) * -(-columns // t.bn), -(-shape.k // t.bk)
-        c = cut(count, steps, programs, t.split)
-        spent = -(-c.whole // programs) * steps + -(-c.rest * c.split // programs) * (c.share + 4)
+        c = cut(count, steps, programs * t.resident, t.split)
+        spent = -(-c.whole // programs) * steps + -(-c.rest * c.split // programs) * (c.share + 4)  # residents share
         rate = 1.0 if t.bm * t.bn >= 1 << 15 else 0.85 if t.bm * t.bn >= 1 << 14 else 0.6  # of the tensor cores, about
         return spent * t.bm * t.bn * t.bk / rate
 
@@ -354,7 +356,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=list(ESSENTIAL))
     parser.add_argument("--table", action="store_true", help="only what the shipped table chooses")
-    parser.add_argument("--candidates", nargs="+", help="BM,BN,BK,WARPS,STAGES[,GROUP[,SPLIT[,SWAPPED]]] instead")
+    parser.add_argument("--candidates", nargs="+", help="BM,BN,BK,WARPS,STAGES[,GROUP,SPLIT,SWAPPED,RESIDENT,COPIED] instead")
     parser.add_argument("--budget", type=float, default=2500.0, help="microseconds of GPU time a graph")
     parser.add_argument("--keep", type=int, default=3, help="candidates that are printed and timed again")
     parser.add_argument("--float32", default=linalg.FLOAT32, choices=("ieee", "tf32x3", "bf16x6"))

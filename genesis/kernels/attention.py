@@ -485,9 +485,11 @@ def add_splits(p_dk, p_dv, p_dks, p_dvs, n, SPLITS: tl.constexpr, BLOCK: tl.cons
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
     b_dk, b_dv = tl.load(p_dks + i, mask=m), tl.load(p_dvs + i, mask=m)
-    for split in tl.static_range(1, SPLITS):
-        b_dk += tl.load(p_dks + split * n + i, mask=m)
-        b_dv += tl.load(p_dvs + split * n + i, mask=m)
+    for _ in tl.static_range(1, SPLITS):
+        p_dks += n
+        p_dvs += n
+        b_dk += tl.load(p_dks + i, mask=m)
+        b_dv += tl.load(p_dvs + i, mask=m)
     tl.store(p_dk + i, converted(b_dk, p_dk.dtype.element_ty), mask=m)
     tl.store(p_dv + i, converted(b_dv, p_dv.dtype.element_ty), mask=m)
 

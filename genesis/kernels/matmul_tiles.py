@@ -93,7 +93,6 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("tn", 151936, 896, 8192, _SQUARE),
         Row("nt", 2048, 4864, 896, _PAIR),
         Row("nt", 2048, 9728, 896, _DEEP),
-        Row("nt", 2048, 1152, 896, Tile(64, 128, 64, 4, 3, split=1, resident=3)),
         Row("nt", 2048, 896, 4864, Tile(64, 128, 64, 4, 4, resident=2)),
         Row("nt", 512, 9728, 896, _LOW),
         Row("nn", 512, 896, 4864, Tile(64, 64, 128, 4, 6, split=1)),

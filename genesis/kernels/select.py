@@ -27,7 +27,7 @@ __all__ = ["block_offsets", "count_true", "select_true", "spread_true", "true_po
 TILE = 4096
 SELECT_WARPS = 8
 COUNTS = (1, 4)
-HIDE, DENSE = 1, 0
+DENSE, C = 0, 128
 SHARED = 1 << 27  # elements; from here on counting again costs more than launches without a plan
 
 # What the last count on each device left: the mask it was of, and its tiles' offsets.
@@ -76,20 +76,23 @@ def select_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count,
 
 @triton.jit(do_not_specialize=["count"])
 def values_kernel(p_o, p_base, p_x, p_m, n, count, sizes, sx, sm, DIMS: tl.constexpr, WIDE: tl.constexpr,
-                  T: tl.constexpr, HIDE: tl.constexpr, DENSE: tl.constexpr):  # fmt: skip
+                  T: tl.constexpr, DENSE: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """out[number] = x where the mask is true."""
     tile = tl.program_id(0)
-    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
-    true = truths(p_m, i, n, sizes, sm, DIMS)
-    o = offsets(i, sizes, sx, DIMS)
-    if HIDE == 1:
-        o += true >> 1
-    if HIDE == 2:
-        o += (i * 0) ^ tl.where(n < 0, 1, 0)
-    x = tl.load(p_x + o, mask=i < n if DENSE else true != 0)
+    begin = (tile.to(tl.int64) if WIDE else tile) * T
+    # in another shape, so that a warp takes neighbours: one exchange between threads, of short numbers
+    i = begin + tl.arange(0, T // C)[:, None] * C + tl.arange(0, C)[None, :]
+    if DENSE:
+        x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=i < n)
+    true = truths(p_m, begin + tl.arange(0, T), n, sizes, sm, DIMS)
     base = tl.load(p_base + tile)
     number = tl.cumsum(true, 0) - 1
-    tl.store(p_o + base + number, x, mask=(true != 0) & (number < tl.minimum(count - base, T).to(tl.int32)))
+    m = (true != 0) & (number < tl.minimum(count - base, T).to(tl.int32))
+    number = tl.reshape(tl.where(m, number, -1).to(tl.int16), (T // C, C))
+    m = number >= 0
+    if not DENSE:  # what is not selected is not read; that neighbours are read must not be seen by the compiler
+        x = tl.load(p_x + offsets(tl.where(m, i, 0), sizes, sx, DIMS), mask=m)
+    tl.store(p_o + base + number.to(tl.int32), x, mask=m)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -149,7 +152,7 @@ def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
     sizes, sx, sm = collapse(x.shape, x.strides, mask.strides)
     launch(
         values_kernel, before.size - 1, out, before, x, mask, x.size, out.size, sizes, sx, sm, DIMS=len(sizes),
-        WIDE=is_wide(sizes, sx, sm), T=MASK_BLOCK, HIDE=HIDE, DENSE=DENSE, num_warps=SELECT_WARPS,
+        WIDE=is_wide(sizes, sx, sm), T=MASK_BLOCK, DENSE=DENSE, C=C, num_warps=SELECT_WARPS,
     )  # fmt: skip
 
 
