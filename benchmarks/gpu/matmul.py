@@ -356,7 +356,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=list(ESSENTIAL))
     parser.add_argument("--table", action="store_true", help="only what the shipped table chooses")
-    parser.add_argument("--candidates", nargs="+", help="BM,BN,BK,WARPS,STAGES[,GROUP,SPLIT,SWAPPED,RESIDENT,COPIED] instead")
+    parser.add_argument(
+        "--candidates", nargs="+", help="BM,BN,BK,WARPS,STAGES[,GROUP,SPLIT,SWAPPED,RESIDENT,COPIED] instead"
+    )
     parser.add_argument("--budget", type=float, default=2500.0, help="microseconds of GPU time a graph")
     parser.add_argument("--keep", type=int, default=3, help="candidates that are printed and timed again")
     parser.add_argument("--float32", default=linalg.FLOAT32, choices=("ieee", "tf32x3", "bf16x6"))

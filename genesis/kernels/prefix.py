@@ -11,8 +11,8 @@ from genesis.dtypes import int64
 
 __all__ = ["exclusive_sums"]
 
-TILE = 4096  # counts a program adds at once
-ALONE = 4 * TILE  # up to here one program does all
+TILE = 1024  # counts a program adds at once
+ALONE = 2 * TILE  # up to here one program does all
 
 
 @triton.jit

@@ -15,7 +15,8 @@ from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of, faults
 from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.recording import recording
+from genesis.backend.cuda.recording import Plan, record, recording
+from genesis.backend.cuda.replay import layout_of
 from genesis.dtypes import int32, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.prefix import exclusive_sums
@@ -25,10 +26,11 @@ from genesis.ops.index import MASK_BLOCK
 __all__ = ["block_offsets", "count_true", "select_true", "spread_true", "true_positions"]
 
 TILE = 4096
-SELECT_WARPS = 8
-COUNTS = (1, 4)
-DENSE, C = 0, 128
+COLUMNS = 512  # of the shape in which values are moved
+PLANS = 256
 SHARED = 1 << 27  # elements; from here on counting again costs more than launches without a plan
+
+_plans: dict[Any, Plan] = {}  # of `values_kernel`
 
 # What the last count on each device left: the mask it was of, and its tiles' offsets.
 _counted: dict[Device, tuple[Any, Any, Array]] = {}
@@ -44,13 +46,11 @@ def truths(p_x, i, n, sizes, strides, DIMS: tl.constexpr):
 
 
 @triton.jit
-def count_kernel(p_counts, p_x, n, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
-                 TILES: tl.constexpr):  # fmt: skip
-    """counts[tile], several of them in each program."""
-    tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
-    i = (tile.to(tl.int64) if WIDE else tile)[:, None] * T + tl.arange(0, T)[None, :]
-    count = tl.sum(truths(p_x, i, n, sizes, strides, DIMS), 1)
-    tl.store(p_counts + tile, count, mask=tile < tl.cdiv(n, T))
+def count_kernel(p_counts, p_x, n, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):
+    """counts[tile]."""
+    tile = tl.program_id(0)
+    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
+    tl.store(p_counts + tile, tl.sum(truths(p_x, i, n, sizes, strides, DIMS), 0))
 
 
 @triton.jit(do_not_specialize=["count", "by_count", "by_dim", "site"])
@@ -74,25 +74,21 @@ def select_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count,
         report(p_fault, site, total, total != count)
 
 
-@triton.jit(do_not_specialize=["count"])
-def values_kernel(p_o, p_base, p_x, p_m, n, count, sizes, sx, sm, DIMS: tl.constexpr, WIDE: tl.constexpr,
-                  T: tl.constexpr, DENSE: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """out[number] = x where the mask is true."""
+@triton.jit
+def values_kernel(p_o, p_base, p_x, p_m, n, sizes, sx, sm, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
+                  C: tl.constexpr):  # fmt: skip
+    """out[number] = x where the mask is true. All of x is read: that needs not wait for the mask."""
     tile = tl.program_id(0)
     begin = (tile.to(tl.int64) if WIDE else tile) * T
-    # in another shape, so that a warp takes neighbours: one exchange between threads, of short numbers
+    # in another shape than the mask, so that its long vectors do not set how x is read and written
     i = begin + tl.arange(0, T // C)[:, None] * C + tl.arange(0, C)[None, :]
-    if DENSE:
-        x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=i < n)
+    x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=i < n)
     true = truths(p_m, begin + tl.arange(0, T), n, sizes, sm, DIMS)
-    base = tl.load(p_base + tile)
+    base, end = tl.load(p_base + tile), tl.load(p_base + tile + 1)
     number = tl.cumsum(true, 0) - 1
-    m = (true != 0) & (number < tl.minimum(count - base, T).to(tl.int32))
+    m = (true != 0) & (number < (end - base).to(tl.int32))  # also where the mask has changed since it was counted
     number = tl.reshape(tl.where(m, number, -1).to(tl.int16), (T // C, C))
-    m = number >= 0
-    if not DENSE:  # what is not selected is not read; that neighbours are read must not be seen by the compiler
-        x = tl.load(p_x + offsets(tl.where(m, i, 0), sizes, sx, DIMS), mask=m)
-    tl.store(p_o + base + number.to(tl.int32), x, mask=m)
+    tl.store(p_o + base + number.to(tl.int32), x, mask=number >= 0)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -115,8 +111,8 @@ def _tile_offsets(x: Array, total: Array | None) -> Array:
     tiles = triton.cdiv(x.size, TILE)
     counts = empty((tiles,), int32, x.device)
     launch(
-        count_kernel, triton.cdiv(tiles, COUNTS[0]), counts, x, x.size, sizes, strides, DIMS=len(sizes),
-        WIDE=is_wide(sizes, strides), T=TILE, TILES=COUNTS[0], num_warps=COUNTS[1],
+        count_kernel, tiles, counts, x, x.size, sizes, strides, DIMS=len(sizes),
+        WIDE=is_wide(sizes, strides), T=TILE, num_warps=2,
     )  # fmt: skip
     return exclusive_sums(counts, total)
 
@@ -131,8 +127,8 @@ def block_offsets(out: Array, x: Array) -> None:
     sizes, strides = collapse(x.shape, x.strides)
     counts = empty((blocks,), int32, x.device)
     launch(
-        count_kernel, triton.cdiv(blocks, COUNTS[0]), counts, x, x.size, sizes, strides, DIMS=len(sizes),
-        WIDE=is_wide(sizes, strides), T=MASK_BLOCK, TILES=COUNTS[0], num_warps=COUNTS[1],
+        count_kernel, blocks, counts, x, x.size, sizes, strides, DIMS=len(sizes),
+        WIDE=is_wide(sizes, strides), T=MASK_BLOCK, num_warps=2,
     )  # fmt: skip
     exclusive_sums(counts, total, out.view((blocks,), (1,)))
 
@@ -145,14 +141,34 @@ def _unplanned() -> None:
 
 
 def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
-    """The elements of x where the mask is true, in row-major order; `before` is of `block_offsets`."""
+    """The elements of x where the mask is true, in row-major order.
+
+    The launch is remembered here, for all counts: the op's own plan would be for this one only.
+
+    Args:
+        before: of `block_offsets`; `out` has as many elements as its last one says.
+    """
     _unplanned()
     if out.size == 0:
         return
+    operands, backend = (out, before, x, mask), backend_of(x.device)
+    key = (layout_of(x), layout_of(mask), x is mask, *(a.data_ptr() % 16 for a in operands))
+    plan = _plans.get(key)
+    if plan is not None:
+        plan.run(operands, backend.stream)
+        return
+    plan = record(operands, lambda: _launch_values(*operands), backend.driver, backend.allocate)
+    if plan is not None:
+        if len(_plans) >= PLANS:
+            _plans.clear()
+        _plans[key] = plan
+
+
+def _launch_values(out: Array, before: Array, x: Array, mask: Array) -> None:
     sizes, sx, sm = collapse(x.shape, x.strides, mask.strides)
     launch(
-        values_kernel, before.size - 1, out, before, x, mask, x.size, out.size, sizes, sx, sm, DIMS=len(sizes),
-        WIDE=is_wide(sizes, sx, sm), T=MASK_BLOCK, DENSE=DENSE, C=C, num_warps=SELECT_WARPS,
+        values_kernel, before.size - 1, out, before, x, mask, x.size, sizes, sx, sm, DIMS=len(sizes),
+        WIDE=is_wide(sizes, sx, sm), T=MASK_BLOCK, C=COLUMNS, num_warps=4,
     )  # fmt: skip
 
 
@@ -162,7 +178,7 @@ def spread_true(out: Array, g: Array, mask: Array, before: Array) -> None:
     sizes, sm = collapse(mask.shape, mask.strides)
     launch(
         spread_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
-        DIMS=len(sizes), WIDE=is_wide(sizes, sm), T=MASK_BLOCK, num_warps=SELECT_WARPS,
+        DIMS=len(sizes), WIDE=is_wide(sizes, sm), T=MASK_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
