@@ -48,12 +48,13 @@ def site(op: str, dim: int | None, size: int, lowest: int = 0) -> int:
     return _numbers[found]
 
 
-class Word(NamedTuple):
+class Word:
     """The word as kernels take it: what a launch asks of an array (which stands above this layer)."""
 
-    storage: Any
-    device: Device
     dtype: DType = int64
+
+    def __init__(self, storage: Any, device: Device) -> None:
+        self.storage, self.device = storage, device
 
     def data_ptr(self) -> int:
         """Its address, which host and device share."""
