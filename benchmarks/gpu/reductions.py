@@ -23,8 +23,9 @@ from genesis.backend import Device
 from genesis.backend.cuda import CudaStorage
 from genesis.dtypes import as_dtype
 from genesis.kernels import norm, reduce, softmax
+from genesis.kernels.extremes import extremes
 from genesis.kernels.fold import fold_into
-from genesis.kernels.reduce_plan import LineTiles, NormTiles, Tiles, arrange, line_tiles, norm_tiles, tiles
+from genesis.kernels.reduce_plan import LineTiles, NormTiles, Tiles, arrange, line_tiles, norm_tiles, tiles, whole_rows
 
 CUDA = Device("cuda", 0)
 SHAPES = ((4, 512, 896), (16, 2048, 4864))
@@ -113,13 +114,22 @@ def _fold_row(kind: str, p: torch.Tensor, axes: Any) -> Row:
             return torch.amax(p, reduced) if axes is not None else torch.max(p)
         return torch.sum(p, reduced) if axes is not None else torch.sum(p)
 
-    default = tiles(layout, p.element_size(), recipe.states)
+    whole = whole_rows(layout, p.element_size()) if placed else None
+    default = whole or tiles(layout, p.element_size(), recipe.states)
+
+    def run(cut: Tiles) -> None:
+        if whole is None or positions is None:
+            fold_into(recipe, out, x, layout, work, positions=positions, cut=cut)
+        else:
+            extremes(reduce.larger, recipe.identity, out, positions, x, layout, cut)
+
+    candidates = folds(default, layout.elements, -(-layout.results // default.keep))
     return Row(
         f"{kind} {axes} {tuple(p.shape)} {SHORT[p.dtype]}",
-        lambda cut: fold_into(recipe, out, x, layout, work, positions=positions, cut=cut),
+        run,
         [values, places] if placed else [values],
         default,
-        folds(default, layout.elements, -(-layout.results // default.keep)),
+        candidates if whole is None else [whole._replace(warps=w) for w in (2, 4, 8, 16)],
         theirs,
         p.numel() * p.element_size(),
         20,

@@ -72,7 +72,7 @@ def extremes(
         identity: what loses against all elements.
         values: contiguous results, or None where only positions are asked for.
         positions: int64.
-        cut: `fold` holds a row of the layout, which is `inner` and has elements.
+        cut: of `whole_rows`.
     """
     if layout.results == 0:
         return
@@ -84,5 +84,5 @@ def extremes(
         WIDE_K=is_wide((*layout.kept, *layout.reduced), (*layout.kept_in, *layout.steps))
         or is_wide(layout.kept, layout.kept_out),
         WIDE_R=is_wide(layout.reduced, layout.steps), BK=cut.keep, GROUPS=cut.fold // group, G=group,
-        num_warps=8 if cut.keep * cut.fold * x.dtype.itemsize > 16384 else min(cut.warps, 4),
+        num_warps=cut.warps,
     )  # fmt: skip

@@ -319,6 +319,15 @@ def _apart(a: Any, x: Array) -> Any:
     """`a`, or a copy of it where it stands in x's memory."""
     if not isinstance(a, Array) or a.storage is not x.storage:
         return a
+    return _copied(a)
+
+
+def _in_a_row(a: Array) -> Array:
+    """`a`, or a contiguous copy of it."""
+    return a if a.is_contiguous else _copied(a)
+
+
+def _copied(a: Array) -> Array:
     copied = empty(a.shape, a.dtype, a.device)
     twin_named("copy", "elementwise")(copied, a)
     return copied
@@ -348,10 +357,10 @@ def mask_offsets(out: Array, mask: Array) -> None:
 @twin("masked_select")
 def masked_select(out: Array, x: Array, mask: Array, offsets: Array, count: int) -> None:
     """The elements of x where `mask` holds, in row-major order."""
-    select_true(out, x, mask, offsets)
+    select_true(out, x, mask, _in_a_row(offsets))
 
 
 @twin("masked_select_backward")
 def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) -> None:
     """g, in order, where `mask` holds, and 0 elsewhere."""
-    spread_true(out, g, mask, offsets)
+    spread_true(out, g, mask, _in_a_row(offsets))

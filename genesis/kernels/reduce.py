@@ -18,7 +18,7 @@ from genesis.kernels import maths
 from genesis.kernels.extremes import extremes
 from genesis.kernels.fold import Recipe, first_state, fold_into
 from genesis.kernels.indices import collapse, is_wide, offsets
-from genesis.kernels.reduce_plan import arrange, tiles
+from genesis.kernels.reduce_plan import arrange, whole_rows
 from genesis.kernels.scan import scan_lines
 from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
@@ -368,8 +368,8 @@ def _positions(largest: bool, values: Array | None, positions: Array, x: Array, 
     work = _own(x.dtype)
     recipe = _extreme(largest, work, LARGEST if largest else SMALLEST)
     layout = arrange(x.shape, x.strides, normalize_axes(axis, x.ndim), ordered=True)
-    cut = tiles(layout, x.dtype.itemsize)
-    if layout.inner and cut.splits == 1 and cut.fold >= layout.elements > 0:
+    cut = whole_rows(layout, x.dtype.itemsize)
+    if cut is not None:
         extremes(larger if largest else smaller, recipe.identity, values, positions, x, layout, cut)
         return
     fold_into(recipe, values, x, layout, work, positions=positions)

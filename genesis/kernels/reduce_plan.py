@@ -27,6 +27,7 @@ __all__ = [
     "scan_tiles",
     "still",
     "tiles",
+    "whole_rows",
 ]
 
 PROGRAMS = 1056  # that run at once: 8 of 4 warps on each of 132 processors
@@ -148,6 +149,14 @@ def _inner(layout: Layout, itemsize: int, area: int, longest: int) -> Tiles:
         return Tiles(keep, fold, 1, whole, _warps(keep * fold, area))
     fold = min(2 * area, 4096, whole)
     return _split(1, fold, results, elements, 8 if fold * itemsize >= 8192 else 4)
+
+
+def whole_rows(layout: Layout, itemsize: int) -> Tiles | None:
+    """How to cut a search for positions in rows that one program holds whole; None for other layouts."""
+    cut = tiles(layout, itemsize)
+    if not layout.inner or cut.splits > 1 or not cut.fold >= layout.elements > 0:
+        return None
+    return cut._replace(warps=8 if cut.keep * cut.fold * itemsize > 16384 else min(cut.warps, 4))
 
 
 def group_of(cut: Tiles, itemsize: int) -> int:

@@ -11,18 +11,26 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from genesis.array import Array, empty
+from genesis.backend import backend_for
+from genesis.dtypes import float32
+from genesis.kernels import reduce_plan
 from genesis.kernels.reduce_plan import (
     PROGRAMS,
     Layout,
     Tiles,
     arrange,
+    group_of,
     line_tiles,
     merge_tiles,
     norm_tiles,
     scan_tiles,
     tiles,
+    whole_rows,
 )
+from genesis.op import registry
 from genesis.shapes import contiguous_strides, numel
+from tests.ops.devices import CUDA
 
 
 def addresses(sizes: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
@@ -130,6 +138,29 @@ def test_few_results_are_split_and_many_are_not() -> None:
     assert cut(big, (0, 1)).splits > 8
     assert cut(big, (2,)).splits == cut(big, (1,)).splits == 1
     assert cut((4, 512, 896), (2,)).splits == 1
+
+
+def on_device(values: np.ndarray) -> Array:
+    array = empty(values.shape, float32, CUDA)
+    backend_for(CUDA).from_numpy(values, array)
+    return array
+
+
+def test_positions_are_found_in_groups_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ties and NaN in several groups, in the last one, which is not full, and rows of nothing but infinities."""
+    monkeypatch.setattr(reduce_plan, "GROUP", 64)  # 256 elements
+    x = np.random.default_rng(5).integers(-3, 4, (9, 1900)).astype(np.float32)
+    x[0, [1300, 700, 1899]] = 9
+    x[1, [1899, 1100]] = np.nan
+    x[2, 1899] = 9
+    x[3], x[4], x[5, 255:257] = -np.inf, np.inf, -9
+    cut = whole_rows(arrange(x.shape, contiguous_strides(x.shape), (1,), ordered=True), 4)
+    assert cut is not None and cut.fold // group_of(cut, 4) == 8
+    for name, oracle in (("max_with_indices", np.argmax), ("min_with_indices", np.argmin)):
+        values, positions = registry[name](on_device(x), axis=1)
+        expected = oracle(x, axis=1)
+        assert np.array_equal(positions.numpy(), expected)
+        assert np.array_equal(values.numpy(), x[np.arange(9), expected], equal_nan=True)
 
 
 @pytest.mark.parametrize("inner", [False, True])

@@ -211,6 +211,19 @@ def test_a_selection_shares_the_counts_of_its_mask(monkeypatch: pytest.MonkeyPat
     assert not select._counted
 
 
+def test_selections_of_any_count_share_one_launch() -> None:
+    x = np.random.default_rng(3).standard_normal((3, 3000))
+    select._plans.clear()
+    for share in (0.0, 0.1, 0.5, 1.0):
+        mask = np.random.default_rng(4).random(x.shape) < share
+        array = on_device(mask)
+        offsets = registry["mask_offsets"](array)
+        found = registry["masked_select"](on_device(x), array, offsets, count=int(mask.sum()))
+        assert np.array_equal(found.numpy(), x[mask])
+    assert len(select._plans) == 1
+    assert not any(plan for key, plan in backend_for(CUDA)._plans.items() if key[0].name == "masked_select")
+
+
 @pytest.mark.parametrize("given", [4, 8])
 def test_a_wrong_size_is_reported(given: int) -> None:
     mask = on_device(np.arange(12) % 2 == 0)
