@@ -27,6 +27,7 @@ LOOPBACK = ("127.", "::1", "localhost")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run what is marked gpu, on a real one")
+    parser.addoption("--few", action="store_true", help="of the op suite on a GPU, what the interpreter runs of it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("TRITON_INTERPRET", None)
     else:
         os.environ["TRITON_INTERPRET"] = "1"
+    if config.getoption("--few") or not config.getoption("--gpu"):
+        os.environ["OP_SUITE"] = "few"
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is left open
 
 

@@ -7,10 +7,12 @@ that does not match its checksum is compiled again and replaced; a folder that c
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -167,9 +169,11 @@ def _write(path: Path, made: Binary) -> None:
 
 
 @functools.cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
+def _scratch() -> str:
     """Triton keeps every stage of a compilation in a folder; this process's is its own and gone at the end."""
-    return tempfile.TemporaryDirectory(prefix="genesis-triton-")
+    folder = tempfile.mkdtemp(prefix="genesis-triton-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class _OwnCache:
@@ -187,7 +191,7 @@ class _OwnCache:
         with self.lock:
             if self.users == 0:
                 self.before = knobs.cache.dir
-                knobs.cache.dir = _scratch().name
+                knobs.cache.dir = _scratch()
             self.users += 1
         try:
             yield
