@@ -554,6 +554,8 @@ def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region
     c = cut(tiles, triton.cdiv(p.k, t.bk), programs, t.split)
     partial = empty((c.rest * c.split * t.bm * t.bn,), float32, out.device) if c.split > 1 else None
     o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole else None
+    if o is not None and o.shape[-1] * out.dtype.itemsize % 16:  # the engine wrote past the end of such rows
+        o = None
     columns = t.bn // pieces(t, out.dtype.itemsize)
     so = (p.o.batch[-1], p.o.row, p.o.column)
     store = {"EPILOGUE": finish.flags, "WIDE": is_wide((p.matrices, p.m, p.n), so)}
