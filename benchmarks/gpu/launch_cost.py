@@ -1,6 +1,6 @@
 """What one small op costs on the host, by stage: a 64K-element add, eager.
 
-    python -m benchmarks.gpu.launch_cost
+python -m benchmarks.gpu.launch_cost
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import gc
 import json
 import platform
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -204,6 +205,12 @@ def copy_rate() -> float:
     return max(rates)
 
 
+def driver_version() -> str:
+    """The NVIDIA driver's version."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def error_of(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The relative error in norm; infinite where the shapes differ."""
     if ours.shape != theirs.shape:
@@ -258,6 +265,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "command": "python -m " + " ".join(["benchmarks.gpu.ops", *sys.argv[1:]]),
         "gpu": backend.driver.properties.name,
+        "driver": driver_version(),
         "versions": {
             "genesis": genesis.__version__,
             "torch": torch.__version__,
