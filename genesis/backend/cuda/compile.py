@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 import threading
@@ -36,7 +35,6 @@ class Binary(NamedTuple):
         name: the kernel's name in it.
         shared: bytes of dynamic shared memory.
         warps: warps a block.
-        parameters: how many the machine code takes, Triton's own scratch addresses at the end included.
         descriptors: for each descriptor among the arguments, how its tensor map is to be made.
     """
 
@@ -44,7 +42,6 @@ class Binary(NamedTuple):
     name: str
     shared: int
     warps: int
-    parameters: int
     descriptors: tuple[Facts, ...] = ()
 
 
@@ -145,8 +142,7 @@ def _read(path: Path) -> Binary | None:
         if facts["sha256"] != hashlib.sha256(image).hexdigest():
             return None
         maps = tuple(Facts(int(s), int(k), int(i), tuple(map(int, box))) for s, k, i, box in facts["descriptors"])
-        shared, warps, parameters = (int(facts[key]) for key in ("shared", "warps", "parameters"))
-        return Binary(image, str(facts["name"]), shared, warps, parameters, maps)
+        return Binary(image, str(facts["name"]), int(facts["shared"]), int(facts["warps"]), maps)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -158,7 +154,6 @@ def _write(path: Path, made: Binary) -> None:
         "name": made.name,
         "shared": made.shared,
         "warps": made.warps,
-        "parameters": made.parameters,
         "descriptors": made.descriptors,
     }
     temporary = ""
@@ -226,11 +221,7 @@ def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int
     maps = tuple(
         Facts(m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"])) for m in facts.tensordesc_meta or ()
     )
-    entry = re.search(r"\.entry\s+\S+\s*\((.*?)\n\)", made.asm["ptx"], re.DOTALL)
-    assert entry is not None, "PTX without an entry"
-    parameters = entry.group(1).count(".param")
-    shared, warps = int(facts.shared), int(facts.num_warps)
-    return Binary(made.asm["cubin"], facts.name, shared, warps, parameters, maps)
+    return Binary(made.asm["cubin"], facts.name, int(facts.shared), int(facts.num_warps), maps)
 
 
 def _for_triton(kernel: Any, signature: Signature) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:

@@ -67,7 +67,7 @@ class Driver(Protocol):
     def memory_info(self) -> tuple[int, int]: ...
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None: ...
-    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function: ...
+    def load(self, image: bytes, name: str, shared: int) -> Function: ...
     def launch(
         self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
     ) -> None: ...
@@ -272,12 +272,8 @@ class GpuDriver:
 
     # --- Kernels ------------------------------------------------------------------------------------------------------
 
-    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
-        """Load a cubin and find the kernel `name`, allowed `shared` bytes of dynamic shared memory.
-
-        Args:
-            parameters: how many the kernel takes.
-        """
+    def load(self, image: bytes, name: str, shared: int) -> Function:
+        """Load a cubin and find the kernel `name`, allowed `shared` bytes of dynamic shared memory."""
         self._enter()
         cuda = self._cuda
         module = self._call(cuda.cuModuleLoadData, image)  # stays loaded while the process lives
@@ -285,8 +281,13 @@ class GpuDriver:
         if shared > 48 << 10:
             limit = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call(cuda.cuFuncSetAttribute, function, limit, shared)
-        places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
-        return Function(function, tuple((int(offset), int(size)) for offset, size in places))
+        parameters: list[tuple[int, int]] = []
+        while True:
+            code, offset, size = cuda.cuFuncGetParamInfo(function, len(parameters))
+            if code != self._success:
+                break
+            parameters.append((int(offset), int(size)))
+        return Function(function, tuple(parameters))
 
     def launch(
         self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int

@@ -79,7 +79,7 @@ class HostDriver:
         else:
             capture.append(work)
 
-    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
+    def load(self, image: bytes, name: str, shared: int) -> Function:
         """No machine code runs here."""
         raise DeviceError("the interpreter runs kernels from their source", next="unset TRITON_INTERPRET")
 

@@ -59,7 +59,7 @@ def native_step(driver: Driver, kernel: Any, grid: Grid, args: tuple[Any, ...], 
     def prepare(step: Step) -> None:
         if key not in _loaded:
             made = future.result()
-            function = driver.load(made.image, made.name, made.shared, made.parameters)
+            function = driver.load(made.image, made.name, made.shared)
             _loaded[key] = Loaded(function, 32 * made.warps, made.shared, made.descriptors)
         _pack(step, driver, _loaded[key], grid, args, signature)
 
