@@ -1,7 +1,7 @@
 """Every op of the registry on CUDA: on a GPU all checks of the op suite, in Triton's interpreter a part of them.
 
 The interpreter runs a kernel's programs one after another in Python. There each op is checked in every dtype, and in
-float32 in every memory layout, on its first cases; all gradients once.
+float32 (or the first dtype it takes) in every memory layout and with out= and over its inputs; gradients once.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ for module in pkgutil.iter_modules(genesis.ops.__path__):
     importlib.import_module(f"genesis.ops.{module.name}")
 OPS = {name: op for name, op in registry.items() if op.view is None}
 
-# How many checks of a kind a row gets in the interpreter, in each dtype and layout.
-CASES = {"value": 2, "out": 1, "alias": 1, "gradient": 2}
+CHECKS = ("value", "out", "alias", "gradient")
 
 
 def chosen(variants: list[Variant]) -> list[Variant]:
     """The checks of one row that run here: threads are the CPU's matter, errors are found before any device is used."""
-    wanted = [v for v in variants if v.check in CASES]
+    wanted = [v for v in variants if v.check in CHECKS]
     if os.environ.get("OP_SUITE") != "few":  # set by tests/conftest.py
         return wanted
-    counts: Counter[tuple[str, str, str]] = Counter()
+    seen: Counter[tuple[str, str, str]] = Counter()
     kept = []
     for v in wanted:
-        first = (*v.row.dtypes[:1], "float32")
-        if v.layout != "contiguous" and v.dtype not in first:
+        main = "float32" if "float32" in v.row.dtypes else (*v.row.dtypes, *v.row.int_dtypes, "float64")[0]
+        if v.dtype != main and v.check != "gradient" and (v.check != "value" or v.layout != "contiguous"):
             continue
         kind = (v.check, v.dtype, v.layout)
-        counts[kind] += 1
-        if counts[kind] <= (CASES[v.check] if v.layout == "contiguous" else 1):
+        seen[kind] += 1
+        if seen[kind] <= (2 if v.dtype == main and v.check == "value" and v.layout == "contiguous" else 1):
             kept.append(v)
     return kept
 
