@@ -25,8 +25,8 @@ quickstart: install ## set up .venv and train a 4M-parameter model on this CPU
 
 test: install-dev ## set up .venv and run every check: lint, types, layers, tests
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory kernels-lowest
+	@$(MAKE) --no-print-directory unit
 
 lint: style types layers ## ruff, mypy and the import layers
 
