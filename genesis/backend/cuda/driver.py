@@ -7,6 +7,7 @@ a GPU. Pointers, streams, events and functions are plain integers here; owners w
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -93,9 +94,8 @@ class Driver(Protocol):
 
 def is_interpreted() -> bool:
     """Whether Triton's interpreter stands in for the GPU (its own setting, TRITON_INTERPRET=1, decides)."""
-    from triton import knobs
-
-    return bool(knobs.runtime.interpret)
+    # Read here, not asked of Triton: importing it takes time, and a signal that arrives meanwhile ends the process.
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "true", "y", "yes")
 
 
 @functools.cache
