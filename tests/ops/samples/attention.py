@@ -88,7 +88,7 @@ SHAPES: list[tuple[tuple[int, int, int, int, int, int], dict[str, Any]]] = [
     ((2, 0, 3, 2, 1, 2), {}),
     ((1, 70, 70, 2, 1, 4), {"window": 20}),
     ((1, 67, 80, 1, 1, 2), {}),
-    ((2, 5, 7, 4, 2, 4), {"scale": 60.0}),  # e^score would overflow
+    ((1, 3, 5, 2, 1, 4), {"scale": 60.0}),  # e^score would overflow
 ]
 
 
