@@ -60,6 +60,7 @@ def build(
     """
     checked = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
     model = empty_model(checked)
+    model.to(device=device)  # the draws are the same on every device
     generator = Generator(seed)
     with genesis.no_grad():
         for name, parameter in model.named_parameters():
@@ -67,5 +68,5 @@ def build(
                 parameter.normal_(0.0, checked.initializer_range, generator=generator)
             else:
                 parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
-    model.to(device=device, dtype=dtype)
+    model.to(dtype=dtype)
     return model

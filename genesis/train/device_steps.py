@@ -1,4 +1,4 @@
-"""Optimizer steps on a GPU. Nothing in a step waits: losses and norms are read an interval later, all at once.
+"""Optimizer steps on a GPU, as CUDA graphs. Nothing in a step waits: losses and norms are read an interval later.
 
 A step whose loss or gradient is not finite must change no weight, and no later step may either. So a number on the
 device is 0 while all is well and NaN from the first bad step on; it is added to the clip scale, and a scale of NaN
@@ -9,7 +9,7 @@ what is wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from genesis import cuda
@@ -21,6 +21,7 @@ from genesis.errors import NumericError
 from genesis.functions.create import empty, zeros
 from genesis.nn.utils import clip_scale
 from genesis.tensor import Tensor
+from genesis.train.captured import Captured
 from genesis.train.feed import Feed
 from genesis.train.state import TrainState
 from genesis.train.step import StepResult, not_finite
@@ -79,14 +80,28 @@ class DeviceSteps:
         state: the run.
         max_grad_norm: gradients are scaled down to it; None leaves them.
         every: how many steps lie between two readings, at most.
+        note: told once why steps cannot be captured, if so.
     """
 
-    def __init__(self, state: TrainState, device: Device, max_grad_norm: float | None, every: int) -> None:
+    def __init__(
+        self,
+        state: TrainState,
+        device: Device,
+        max_grad_norm: float | None,
+        every: int,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.state, self.device, self.max_grad_norm, self.every = state, device, max_grad_norm, every
         self._feed = Feed(device, state.loader.batch_size, state.loader.seq_len)
-        self._guard = zeros((), device=device)
+        self._guard, self._loss = zeros((), device=device), zeros((), device=device)
+        self._now = zeros(2, device=device)  # loss and norm of the step
         self._made: list[_Made] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
+        self._captures_update = getattr(state.optimizer, "capturable", False)
+        self._first, self._following, self._update, self._whole = (
+            Captured(part, device, note)
+            for part in (self._run_first, self._run_following, self._run_update, self._run_whole)
+        )
 
     def take(self, batches: Sequence[Batch], lr: float) -> None:
         """Launch a step on `batches` as if they were one big batch: the summed loss is divided by all their targets."""
@@ -95,21 +110,22 @@ class DeviceSteps:
         if not self._made:
             self._begun.record()
         targets = sum(b.num_targets for b in batches)
-        state.optimizer.zero_grad()
-        loss = self._run(batches[0], targets)
-        for batch in batches[1:]:
-            loss = loss + self._run(batch, targets)
-        norm = state.optimizer.grad_norm()
-        with no_grad():
-            self._guard.add_((loss + norm) * 0.0)  # infinity times 0 is NaN, too
-            scale = self._guard + 1.0
-            if self.max_grad_norm is not None:
-                scale = clip_scale(norm, self.max_grad_norm) + self._guard
-            self._figures[place, 0].copy_(loss)
-            self._figures[place, 1].copy_(norm)
         for group in state.optimizer.param_groups:
             group["lr"] = lr
-        state.optimizer.step(grad_scale=scale)
+        self._feed.put(batches[0], targets)
+        if len(batches) == 1 and self._captures_update:
+            self._whole()
+        else:
+            self._first()
+            for batch in batches[1:]:
+                self._feed.put(batch, targets)
+                self._following()
+            if self._captures_update:
+                self._update()
+            else:
+                self._run_update()
+        with no_grad():
+            self._figures[place].copy_(self._now)
         tokens = sum(b.num_tokens for b in batches)
         ended = cuda.Event(enable_timing=True)
         ended.record()
@@ -117,14 +133,43 @@ class DeviceSteps:
         state.step += 1
         state.num_tokens += tokens
 
-    def _run(self, batch: Batch, targets: int) -> Tensor:
-        """Forward and backward of one batch: its part of the loss, on the device."""
-        placed = self._feed.put(batch, targets)
+    # --- What is captured ---------------------------------------------------------------------------------------------
+
+    def _run_whole(self) -> None:
+        self._run_first()
+        self._run_update()
+
+    def _run_first(self) -> None:
+        """The first micro-batch, whose gradients take the place of those before."""
+        self.state.optimizer.zero_grad()
+        self._loss.copy_(self._run())
+
+    def _run_following(self) -> None:
+        self._loss.add_(self._run())
+
+    def _run(self) -> Tensor:
+        """Forward and backward of the batch in the feed: its part of the loss."""
+        batch = self._feed.batch
         loss: Tensor = self.state.model.loss(
-            placed.input_ids, placed.labels, position_ids=placed.position_ids, num_targets=placed.num_targets
+            batch.input_ids, batch.labels, position_ids=batch.position_ids, num_targets=batch.num_targets
         )
         loss.backward()
         return loss.detach()
+
+    def _run_update(self) -> None:
+        """Clip, update, and leave loss and norm where they are read."""
+        optimizer = self.state.optimizer
+        norm = optimizer.grad_norm()
+        with no_grad():
+            self._now[0].copy_(self._loss)
+            self._now[1].copy_(norm)
+            self._guard.add_((self._loss + norm) * 0.0)  # infinity times 0 is NaN, too
+            scale = self._guard + 1.0
+            if self.max_grad_norm is not None:
+                scale = clip_scale(norm, self.max_grad_norm) + self._guard
+        optimizer.step(grad_scale=scale)
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
 
     def reading(self) -> Reading:
         """The figures of the steps since the last call."""
@@ -144,5 +189,8 @@ class DeviceSteps:
         self.state.optimizer.zero_grad()
         again = [self.state.loader.batch(epoch, index) for epoch, index in batches]
         targets = sum(b.num_targets for b in again)
-        losses = [float(self._run(batch, targets).item()) for batch in again]
+        losses = []
+        for batch in again:
+            self._feed.put(batch, targets)
+            losses.append(float(self._run().item()))
         return not_finite(self.state, again, losses, f"the loss was {loss} and the gradient norm {norm}")

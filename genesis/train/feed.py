@@ -1,6 +1,7 @@
 """Batches on their way to a GPU: written into page-locked memory, copied on a stream of their own, two in turn.
 
 While one batch is computed on, the next one travels. Nothing waits but the host, and only when it is two batches ahead.
+Each batch ends up at the same place, where the step reads it: a step that is a CUDA graph reads fixed addresses.
 """
 
 from __future__ import annotations
@@ -20,10 +21,7 @@ __all__ = ["DeviceBatch", "Feed"]
 
 
 class DeviceBatch(NamedTuple):
-    """Ids, labels and positions `[B, T]`, and what the summed loss is divided by, 0-d; all int64.
-
-    Their memory is written again by the second batch after this one.
-    """
+    """Ids, labels and positions `[B, T]`, and what the summed loss is divided by, 0-d; all int64."""
 
     input_ids: Tensor
     labels: Tensor
@@ -39,20 +37,25 @@ class _Slot:
 
 
 class Feed:
-    """Brings batches of one shape to `device`."""
+    """Brings batches of one shape to `device`.
+
+    Attributes:
+        batch: where the batch that was put last is, in the order of the stream it was put on.
+    """
 
     def __init__(self, device: Device, rows: int, length: int) -> None:
         self.device, self.shape = device, (rows, length)
         self._copies = cuda.Stream(device)
         self._slots = [_Slot(device, 3 * rows * length + 1) for _ in range(2)]
-        self._last: _Slot | None = None
+        size = rows * length
+        self._there = empty(3 * size + 1, dtype=int64, device=device)
+        ids, labels, positions = (self._there[i * size : (i + 1) * size].view(rows, length) for i in range(3))
+        self.batch = DeviceBatch(ids, labels, positions, self._there[3 * size])
 
     def put(self, batch: Batch, num_targets: int) -> DeviceBatch:
-        """The batch on the device; work that is launched from now on finds it there."""
-        compute = cuda.current_stream(self.device)
-        if self._last is not None:
-            self._last.read.record(compute)  # all that reads the batch before this one is launched
-        slot = self._last = self._slots[0] if self._last is self._slots[1] else self._slots[1]
+        """Bring a batch: work that is launched from now on finds it in `batch`, which is returned."""
+        compute, slot = cuda.current_stream(self.device), self._slots[0]
+        self._slots.reverse()
         slot.copied.synchronize()
         size = batch.input_ids.size
         values = slot.host.numpy()
@@ -64,5 +67,6 @@ class Feed:
             slot.there.copy_(slot.host, non_blocking=True)
             slot.copied.record(self._copies)
         compute.wait_event(slot.copied)
-        ids, labels, positions = (slot.there[i * size : (i + 1) * size].view(*self.shape) for i in range(3))
-        return DeviceBatch(ids, labels, positions, slot.there[3 * size])
+        self._there.copy_(slot.there)
+        slot.read.record(compute)
+        return self.batch

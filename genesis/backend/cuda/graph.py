@@ -21,7 +21,7 @@ from genesis.errors import DeviceError, UsageError
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["WARM_UPS", "RawGraph"]
+__all__ = ["WARM_UPS", "RawGraph", "launches_block"]
 
 WARM_UPS = 2  # the first makes what is made once, in normal memory; the second takes what the capture will need
 T = TypeVar("T")
@@ -56,23 +56,47 @@ class RawGraph:
         Raises:
             DeviceError: see above. UsageError: inside another capture, without warm-up, or a second time.
         """
-        pool = self.backend.pool
-        if self._graph is not None or pool.private is not None:
-            what = "this graph was captured already" if self._graph is not None else "a capture inside a capture"
-            raise UsageError(what, next="make another Graph")
         if warm_ups < WARM_UPS:
             raise UsageError(f"{warm_ups} warm-up runs; a capture needs {WARM_UPS}")
-        _refuse_blocking_launches()
+        self._refuse()
         origin, side = current_stream(self.backend), Stream(self.backend)
         side.wait_stream(origin)
         with use(side):
             function()
-            with self._arena():
-                for _ in range(warm_ups - 1):
-                    function()
-                result = self._record(function, side)
+            for _ in range(warm_ups - 1):
+                self.rehearse(function)
+            result = self.record(function)
         origin.wait_stream(side)
         return result
+
+    def rehearse(self, function: Callable[[], T]) -> T:
+        """Run `function` with the memory that its recording will use. It must have run before in normal memory, which
+        holds what is made once.
+
+        A program whose first runs count (the steps of a training run) calls the function, then this, then `record`,
+        where `capture` would run the function without need.
+        """
+        self._refuse()
+        with self._arena():
+            return function()
+
+    def record(self, function: Callable[[], T]) -> T:
+        """Record `function`, which was rehearsed; nothing of it runs before the first replay. See `capture`."""
+        self._refuse()
+        origin, side = current_stream(self.backend), Stream(self.backend)
+        side.wait_stream(origin)
+        with use(side), self._arena():
+            result = self._record(function, side)
+        origin.wait_stream(side)
+        return result
+
+    def _refuse(self) -> None:
+        """Raise for what cannot be captured now."""
+        if self._graph is not None or self.backend.pool.private is not None:
+            what = "this graph was captured already" if self._graph is not None else "a capture inside a capture"
+            raise UsageError(what, next="make another Graph")
+        if launches_block():
+            raise DeviceError("CUDA_LAUNCH_BLOCKING waits for every launch, which a graph cannot hold", next="unset it")
 
     @contextmanager
     def _arena(self) -> Iterator[None]:
@@ -159,6 +183,6 @@ def _give_back(pool: Pool, blocks: list[Block]) -> None:
         pool.give(block)
 
 
-def _refuse_blocking_launches() -> None:
-    if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
-        raise DeviceError("CUDA_LAUNCH_BLOCKING waits for every launch, which a graph cannot hold", next="unset it")
+def launches_block() -> bool:
+    """Whether every launch waits until it is done: CUDA's own setting, for debugging."""
+    return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")

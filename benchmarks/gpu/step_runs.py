@@ -1,0 +1,163 @@
+"""The Genesis side of training_step.py: steps as `genesis train` makes them, on random tokens."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+import time
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import genesis_models
+from genesis import cuda
+from genesis.backend import Device
+from genesis.backend.cuda import backend_of
+from genesis.data.loader import Batch
+from genesis.op import observe
+from genesis.train.config import OptimConfig
+from genesis.train.device_steps import DeviceSteps
+from genesis.train.optimizer import build_optimizer
+from genesis.train.state import TrainState
+from genesis_models.presets import preset
+
+__all__ = ["measured"]
+
+DEVICE = Device("cuda", 0)
+WARM_UP = 6
+
+
+def sizes(shape: str) -> tuple[int, int, int]:
+    """Batch, length and micro-steps of `8x1024` or `32x1024x8`."""
+    b, t, *more = (int(x) for x in shape.split("x"))
+    return b, t, more[0] if more else 1
+
+
+def measured(job: dict[str, Any], shape: str, started: float) -> dict[str, Any]:
+    """One shape's row."""
+    b, t, micro = sizes(shape)
+    gc.collect()
+    cuda.empty_cache()
+    model, steps = prepared(job, b, t, micro)
+    n = sum(p.numel() for p in model.parameters())
+    config = model.config
+    rng = np.random.default_rng(0)
+
+    def batches() -> list[Batch]:
+        return [batch(rng, b, t, config.vocab_size) for _ in range(micro)]
+
+    begun = time.perf_counter()
+    for _ in range(WARM_UP):
+        steps.take(batches(), 1e-5)
+    losses = [r.loss_sum / r.targets for r in steps.reading().results()]
+    warm = time.perf_counter() - begun
+    first_fast = time.perf_counter() - started
+    cuda.reset_peak_memory_stats()
+    made = [batches() for _ in range(job["steps"])]
+    times = []
+    for each in made:
+        begun = time.perf_counter()
+        steps.take(each, 1e-5)
+        cuda.synchronize()
+        times.append(time.perf_counter() - begun)
+    results = steps.reading().results()
+    losses += [r.loss_sum / r.targets for r in results]
+    seconds = statistics.median(times) / micro
+    flops = b * t * (6 * n + 6 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * t)
+    row = {
+        "side": "genesis", "size": job["size"], "shape": shape, "ms": seconds * 1e3, "min_ms": min(times) / micro * 1e3,
+        "gpu_ms": statistics.median([r.seconds for r in results[1:] if r.seconds]) / micro * 1e3,
+        "tokens_per_second": b * t / seconds, "model_tflops": flops / seconds / 1e12,
+        "peak_gib": cuda.max_memory_allocated() / 2**30, "reserved_gib": cuda.max_memory_reserved() / 2**30,
+        "warm_s": warm, "since_start_s": first_fast, "loss": losses[0], "last_loss": losses[-1], "parameters": n,
+    }  # fmt: skip
+    if job["profile"]:
+        row["profile"] = profile(steps, batches())
+    return row
+
+
+def prepared(job: dict[str, Any], b: int, t: int, micro: int) -> tuple[Any, DeviceSteps]:
+    """The model and what makes its steps."""
+    model = genesis_models.build(preset(job["size"]), seed=0, device="cuda", dtype="bfloat16")
+    if job["checkpointing"]:
+        model.activation_checkpointing = job["checkpointing"]
+    model.train()
+    optimizer = build_optimizer(OptimConfig(name="adamw", lr=1e-5), model.named_parameters(), 0)
+    loader: Any = SimpleNamespace(batch_size=b, seq_len=t)
+    state = TrainState(model, optimizer, loader)
+    return model, DeviceSteps(state, DEVICE, 1.0, 1000)
+
+
+def batch(rng: np.random.Generator, b: int, t: int, vocabulary: int) -> Batch:
+    """Random tokens, one document a row."""
+    ids = rng.integers(0, vocabulary, (b, t))
+    positions = np.broadcast_to(np.arange(t), (b, t))
+    samples = np.zeros((0, 4), np.int64)
+    return Batch(0, 0, ids, ids, positions, b * (t - 1), b * t, samples)
+
+
+# --- The time of each op ----------------------------------------------------------------------------------------------
+
+
+def profile(steps: DeviceSteps, batches: list[Batch]) -> list[dict[str, Any]]:
+    """Microseconds of each op in a captured step without update, by name and shapes, longest first."""
+    from cuda.bindings import driver as cu
+
+    backend = backend_of(DEVICE)
+    driver = backend.driver
+    marks: list[tuple[str, int]] = []
+
+    def mark(name: str) -> None:
+        event = driver.create_event(True)
+        driver._ordered()
+        driver._call(cu.cuEventRecordWithFlags, event, backend.stream, cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
+        marks.append((name, event))
+
+    phase = ["forward"]
+
+    def seen(op: Any, inputs: Any, outputs: Any, attrs: Any, seconds: float) -> None:
+        if op.view is None:
+            shapes = ",".join(str(x.shape).replace(" ", "") for x in (*inputs, *outputs)[:4] if hasattr(x, "shape"))
+            mark(f"{phase[0]} {op.name} {shapes}")
+
+    placed = steps._feed.put(batches[0], batches[0].num_targets)
+    model, optimizer = steps.state.model, steps.state.optimizer
+
+    def once() -> None:
+        optimizer.zero_grad()
+        phase[0] = "forward"
+        loss = model.loss(
+            placed.input_ids, placed.labels, position_ids=placed.position_ids, num_targets=placed.num_targets
+        )
+        phase[0] = "backward"
+        loss.backward()
+        phase[0] = "norm"
+        optimizer.grad_norm()
+
+    graph = cuda.Graph()
+    once()
+    runs = []
+
+    def captured() -> None:
+        marks.clear()
+        if backend.pool.capturing:
+            with observe(seen):
+                mark("begin")
+                once()
+        else:
+            once()
+
+    graph.capture(captured)
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(4):
+        graph.replay()
+        cuda.synchronize()
+        runs.append([driver.elapsed(a[1], b[1]) for a, b in itertools.pairwise(marks)])
+    best = [statistics.median(x) for x in zip(*runs[1:], strict=True)]
+    for (name, _), seconds in zip(marks[1:], best, strict=True):
+        found[name].append(seconds * 1e6)
+    rows = [{"op": k, "calls": len(v), "us": sum(v), "each": statistics.median(v)} for k, v in found.items()]
+    return sorted(rows, key=lambda r: -float(str(r["us"])))

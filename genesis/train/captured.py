@@ -1,0 +1,79 @@
+"""A part of a training step that becomes a CUDA graph: launched as it is twice, then captured and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from genesis import cuda, random
+from genesis.backend import Device
+from genesis.backend.cuda.graph import launches_block
+from genesis.errors import DeviceError
+
+__all__ = ["Captured"]
+
+
+class _Next(Enum):
+    """What the next call does."""
+
+    FIRST = "run it, which makes what is made once"
+    REHEARSE = "run it with the memory of graphs"
+    RECORD = "capture and replay it"
+    REPLAY = "replay it"
+    EAGER = "run it: it cannot be captured"
+
+
+class Captured:
+    """A function without arguments that reads and writes tensors at fixed places.
+
+    Every call does the function's work exactly once, so calls may be the steps of a run. The results are those of the
+    function itself: the same kernels run on the same values.
+
+    Args:
+        function: launches the same work in every call, and neither waits nor reads values on the host.
+        note: told once, where the function is not captured after all.
+    """
+
+    def __init__(self, function: Callable[[], None], device: Device, note: Callable[[str], None]) -> None:
+        self._function, self._device, self._note = function, device, note
+        self._graph = cuda.Graph(device)
+        self._next = _Next.FIRST
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether calls replay a graph."""
+        return self._next is _Next.REPLAY
+
+    def __call__(self) -> None:
+        if self._next is _Next.REPLAY:
+            self._graph.replay()
+        elif self._next is _Next.EAGER:
+            self._function()
+        elif self._next is _Next.FIRST:
+            drawn = random.get_state()
+            self._function()
+            self._next = _Next.REHEARSE
+            if random.get_state() != drawn:
+                self._give_up("they draw random numbers, whose place in the stream is a number on the host")
+            elif launches_block():
+                self._give_up("CUDA_LAUNCH_BLOCKING waits for every launch")
+        elif self._next is _Next.REHEARSE:
+            cuda.empty_cache(self._device)  # what the first run used is taken again by the graphs' arena
+            self._graph.rehearse(self._function)
+            self._next = _Next.RECORD
+        else:
+            self._record()
+
+    def _record(self) -> None:
+        try:
+            self._graph.record(self._function)
+        except DeviceError as error:  # what was captured so far has not run
+            self._give_up(error.what)
+            self._function()
+            return
+        self._next = _Next.REPLAY
+        self._graph.replay()
+
+    def _give_up(self, reason: str) -> None:
+        self._next = _Next.EAGER
+        self._note(f"training steps are not captured in a CUDA graph and take longer: {reason}")
