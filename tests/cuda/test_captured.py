@@ -1,0 +1,105 @@
+"""Parts of a step that become graphs: every call does its work once, captured or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import genesis
+from genesis import cuda
+from genesis.backend import Device, backend_for
+from genesis.errors import DeviceError, UsageError
+from genesis.train.captured import Captured
+
+CUDA = Device("cuda")
+
+
+def counted() -> tuple[genesis.Tensor, Any, list[None]]:
+    """A total on the device, a function that adds 1 to it, and a list as long as the function's runs on the host."""
+    total, runs = genesis.zeros((), device="cuda"), []
+
+    def function() -> None:
+        runs.append(None)
+        total.add_(1)
+
+    return total, function, runs
+
+
+def test_every_call_does_the_work_once_and_the_fourth_costs_the_host_nothing() -> None:
+    total, function, runs = counted()
+    part = Captured(function, CUDA, note=lambda line: pytest.fail(line))
+    for calls in range(1, 7):
+        part()
+        assert total.item() == calls
+        assert part.is_captured == (calls > 2)
+    assert len(runs) == 3
+
+
+def test_a_function_that_draws_random_numbers_is_run_and_not_replayed() -> None:
+    notes: list[str] = []
+    x = genesis.zeros(4, device="cuda")
+
+    def draws() -> None:
+        x.uniform_()
+
+    part = Captured(draws, CUDA, note=notes.append)
+    seen = set()
+    for _ in range(4):
+        part()
+        seen.add(tuple(x.cpu().tolist()))
+    assert len(seen) == 4
+    assert len(notes) == 1
+    assert "random" in notes[0]
+
+
+def test_a_function_that_reads_on_the_host_is_run_after_all() -> None:
+    notes: list[str] = []
+    total, function, _ = counted()
+
+    def reads() -> None:
+        function()
+        total.item()
+
+    part = Captured(reads, CUDA, note=notes.append)
+    for calls in range(1, 6):
+        part()
+        assert total.item() == calls
+    assert len(notes) == 1
+    assert "read on the host" in notes[0]
+    assert backend_for(CUDA).pool.private is None  # type: ignore[attr-defined]
+
+
+def test_blocking_launches_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    notes: list[str] = []
+    total, function, runs = counted()
+    part = Captured(function, CUDA, note=notes.append)
+    for _ in range(4):
+        part()
+    assert total.item() == len(runs) == 4
+    assert "CUDA_LAUNCH_BLOCKING" in notes[0]
+
+
+def test_an_error_of_the_function_itself_is_raised() -> None:
+    def fails() -> None:
+        raise DeviceError("broken")
+
+    part = Captured(fails, CUDA, note=lambda line: None)
+    with pytest.raises(DeviceError, match="broken"):
+        part()
+
+
+def test_rehearsal_and_recording_refuse_what_capture_refuses() -> None:
+    graph, x = cuda.Graph(), genesis.ones(1, device="cuda")
+    with pytest.raises(DeviceError, match="read on the host"):
+        graph.record(x.item)
+    assert not graph.is_captured
+    graph.rehearse(lambda: x.add_(1))
+    graph.record(lambda: x.add_(1))
+    assert x.item() == 2
+    graph.replay()
+    assert x.item() == 3
+    for refused in (graph.rehearse, graph.record):
+        with pytest.raises(UsageError, match="captured already"):
+            refused(lambda: x.add_(1))
