@@ -46,17 +46,18 @@ layers: install-dev ## import-linter alone
 unit: install-dev ## the tests alone
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, graphs, training, large tensors
-	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) tests/kernels tests/cuda
-	$(BIN)/python -m pytest --gpu -n 0 -m gpu tests/kernels/test_large.py
+gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, golden models, graphs, training, large tensors
+	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py \
+		--ignore=tests/kernels/test_large.py
+	$(BIN)/python -m pytest --gpu -n 0 tests/kernels/test_large.py
 
-gpu-bench: peers ## on a machine with an NVIDIA GPU: every op against torch; writes benchmarks/results
+gpu-bench: peers ## on a machine with an NVIDIA GPU: the op benchmarks, against torch; writes benchmarks/results
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
 
 # Triton 3.6 is the lowest supported one; its interpreter, not its compiler, needs a numpy before 2.4.
 kernels-lowest: $(LOWEST_VENV)/.installed ## compile the kernels with the lowest supported Triton
-	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --arch 90 --dtypes float32 bfloat16 --jobs $(WORKERS)
+	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --jobs $(WORKERS)
 
 $(LOWEST_VENV)/.installed: pyproject.toml | $(LOWEST_VENV)/.created
 	@$(LOWEST_VENV)/bin/python $(PIP_INSTALL) 'triton==3.6.*' pytest hypothesis --editable .

@@ -10,14 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.array import Array, Spec, empty
 from genesis.backend import CPU, Device, backend_for
 from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError
 from genesis.shapes import numel
 
-__all__ = ["Context", "Cost", "Op", "Saves", "Spec", "common_device", "execute", "observe", "op", "registry"]
+if TYPE_CHECKING:
+    from genesis.autograd.homes import HomeUse
+    from genesis.autograd.walk import Arrivals
+
+__all__ = ["Context", "Cost", "Op", "Saves", "Spec", "Taken", "common_device", "execute", "observe", "op", "registry"]
 
 registry: dict[str, Op] = {}
 
@@ -29,10 +33,29 @@ class Cost(NamedTuple):
     bytes: int
 
 
-class Context:
-    """What a vjp may read: saved inputs and outputs (None where not saved), the attributes, who needs a gradient."""
+class Taken(NamedTuple):
+    """A gradient that had arrived at an input, handed to the vjp which adds to it: see `Context.take`.
 
-    __slots__ = ("attrs", "input_specs", "inputs", "needs", "outputs")
+    Attributes:
+        array: its values, of the input's shape and dtype.
+        is_own: whether the sum may be written over them (into this very array), because nobody else reads them.
+    """
+
+    array: Array
+    is_own: bool
+
+
+class Context:
+    """What a vjp may read: saved inputs and outputs (None where not saved), the attributes, who needs a gradient.
+
+    A vjp may also ask where the gradient of an input is wanted (`place`), and for what has arrived there (`take`), and
+    so save the walk a copy or a sum. Outside of a walk backward both give None: a vjp works by itself, too.
+
+    Attributes:
+        lent: by index, outputs that were made in the place of a leaf's gradient; see `Op.borrows`.
+    """
+
+    __slots__ = ("_arrivals", "attrs", "input_specs", "inputs", "lent", "needs", "outputs")
 
     def __init__(
         self,
@@ -43,8 +66,46 @@ class Context:
         input_specs: tuple[Spec | None, ...],
     ) -> None:
         self.inputs, self.outputs, self.attrs, self.needs, self.input_specs = inputs, outputs, attrs, needs, input_specs
+        self.lent: dict[int, HomeUse] = {}
+        self._arrivals: Arrivals | None = None
+
+    def during(self, arrivals: Arrivals) -> Context:
+        """The same for one vjp in a walk; a copy, because the walk must not live as long as the graph."""
+        context = Context(self.inputs, self.outputs, self.attrs, self.needs, self.input_specs)
+        context.lent, context._arrivals = self.lent, arrivals
+        return context
+
+    def place(self, i: int) -> Array | None:
+        """Memory where the gradient of input `i` is to stay: contiguous, of its shape and dtype, contents undefined.
+
+        It is the leaf's place in a flat buffer, while `.grad` is None and no other gradient has arrived or was given
+        the place. A vjp that writes the gradient there returns this very array, and nothing is copied. It may also
+        leave it alone and return another array.
+        """
+        return None if self._arrivals is None else self._arrivals.place(i)
+
+    def take(self, i: int) -> Taken | None:
+        """What arrived at input `i` so far: from other consumers in this walk, or a leaf's `.grad` of walks before.
+
+        A vjp that takes it promises to return the sum of it and its own gradient, which replaces what was taken: in
+        `array` itself where `is_own` is set, or in memory that no other gradient shares. Sums inside a kernel are
+        rounded once, those of the walk one by one: equal in float32 and wider, a little better in two bytes.
+        """
+        return None if self._arrivals is None else self._arrivals.take(i)
+
+    def is_unit(self, grad: Array) -> bool:
+        """Whether a gradient is the 1 with which backward starts at a loss, so that nothing need be scaled by it."""
+        return self._arrivals is not None and self._arrivals.is_unit(grad)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing reads this context after the vjp (no retain_graph), which may then write over outputs that
+        only it can reach, such as those of `Op.borrows`.
+        """
+        return self._arrivals is not None and self._arrivals.is_last
 
 
+Out = Array | tuple[Array | None, ...] | None
 Infer = Callable[..., Spec | tuple[Spec, ...]]
 Saves = tuple[int | str, ...]
 Vjp = Callable[..., tuple[Array | None, ...]]
@@ -61,12 +122,19 @@ class Op:
         infer: `infer(*inputs, **attrs)` gives the output `Spec`, or several, and raises ShapeError or DTypeError.
         vjp: `vjp(ctx, *grads)` gives one gradient (or None) per input, computed with ops on arrays; None when the op
             has no gradient. Gradients of broadcast operands are summed to the operand's shape afterwards by the tape.
-        saves: what backward reads: indices of inputs, and "out" for the outputs; or a function that gives them from
-            which inputs need a gradient, where that spares memory (a product with a constant keeps only the constant).
+        saves: what backward reads: indices of inputs, "out" for all outputs, "out1" for the one of index 1; or a
+            function that gives them from which inputs need a gradient, where that spares memory (a product with a
+            constant keeps only the constant).
         view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, in place of running anything.
         elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
             of them, and gradients are summed to the shape of broadcast operands.
+        in_place: `out` may be the first input itself; elements then depend on more than the same element.
         auxiliary: indices of outputs that carry no gradient: statistics and counts that backward or the caller reads.
+        borrows: pairs (output, input): an auxiliary output which becomes the gradient of that input in backward and is
+            of its shape and dtype. `apply` has it made where the gradient of a leaf is to stay, if that place is free.
+            Only the vjp may read such an output: it is moved when others need the place.
+        join: `join(inputs, attrs)` gives the same call on fewer operands where some lie next to each other in memory
+            (as weights do in a flat buffer), else its arguments; the tape keeps the operands as they were.
         mutates: indices of inputs that the reference changes in place (optimizer steps); such an op has no outputs:
             `infer` returns an empty tuple and `out` is one too.
         flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
@@ -81,7 +149,10 @@ class Op:
     view: Callable[..., Array] | None = None
     flops: Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int] | None = None
     elementwise: bool = False
+    in_place: bool = False
     auxiliary: tuple[int, ...] = ()
+    borrows: tuple[tuple[int, int], ...] = ()
+    join: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     mutates: tuple[int, ...] = ()
     family: str = ""
 
@@ -89,8 +160,13 @@ class Op:
         assert self.name not in registry, f"op {self.name} is registered twice"
         registry[self.name] = self
 
-    def __call__(self, *inputs: Any, out: Array | None = None, **attrs: Any) -> Any:
-        """Run on arrays, without gradients; one Array, or a tuple where the op has several outputs."""
+    def __call__(self, *inputs: Any, out: Out = None, **attrs: Any) -> Any:
+        """Run on arrays, without gradients; one Array, or a tuple where the op has several outputs.
+
+        Args:
+            out: memory for the result; for several outputs a tuple, None where memory is to be taken. In a tuple the
+                arrays have the outputs' shapes and dtypes, are contiguous and lie apart from the inputs.
+        """
         outputs = execute(self, inputs, attrs, out)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -109,7 +185,10 @@ class Op:
         # Lists, not generators, which cost a call for each element: this runs for every recorded op.
         kept = tuple([x if i in saves or not isinstance(x, Array) else None for i, x in enumerate(inputs)])
         specs = tuple([x.spec if isinstance(x, Array) else None for x in inputs])
-        out: tuple[Array | None, ...] = outputs if "out" in saves else (None,) * len(outputs)
+        if "out" in saves:
+            out: tuple[Array | None, ...] = outputs
+        else:
+            out = tuple([o if f"out{i}" in saves else None for i, o in enumerate(outputs)])
         return Context(kept, out, attrs, needs, specs)
 
     def gradient(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
@@ -162,11 +241,13 @@ def common_device(name: str, inputs: tuple[Any, ...]) -> Device:
     return device if device is not None else CPU
 
 
-def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None = None) -> tuple[Array, ...]:
+def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = None) -> tuple[Array, ...]:
     """Run one op: infer, allocate, dispatch to the backend of the inputs, report to observers.
 
-    Errors about shapes, dtypes and indices are given the op's name where they lack it.
+    Errors about shapes, dtypes and indices are given the op's name where they lack it. `out` is as in a call of the op.
     """
+    if op.join is not None:
+        inputs, attrs = op.join(inputs, attrs)
     if out is None and op.view is None and not _observers:
         for x in inputs:
             if isinstance(x, Array):
@@ -190,9 +271,10 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array |
     return outputs
 
 
-def _compute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None) -> tuple[Array, ...]:
+def _compute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out) -> tuple[Array, ...]:
     chosen = attrs.pop("device", None)  # creation ops name their device; all others follow their inputs
-    device = chosen or common_device(op.name, inputs if out is None else (*inputs, out))
+    given = () if out is None else (out if isinstance(out, tuple) else (out,))
+    device = chosen or common_device(op.name, (*inputs, *given) if given else inputs)
     inferred = op.infer(*inputs, **attrs)
     specs = (inferred,) if isinstance(inferred, Spec) else inferred
     if out is None:
@@ -201,6 +283,8 @@ def _compute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array 
         for i in op.mutates:
             inputs[i].storage.version += 1
         return outputs
+    if isinstance(out, tuple):
+        return _compute_several(op, specs, inputs, attrs, out, device)
     _check_out(op.name, specs, out)
     # References of other ops may assume that the memory they write is contiguous.
     fits = out.dtype is specs[0].dtype and (op.elementwise or out.is_contiguous)
@@ -215,13 +299,38 @@ def _compute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array 
     return (out,)
 
 
+def _compute_several(
+    op: Op, specs: tuple[Spec, ...], inputs: tuple[Any, ...], attrs: dict[str, Any], out: tuple[Array | None, ...],
+    device: Device,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Several outputs, those that `out` has in its memory."""
+    direct = [o is not None and not _aliases(op, o, inputs) for o in out]
+    targets = tuple(
+        [
+            o if o is not None and d else empty(s.shape, s.dtype, device)
+            for s, o, d in zip(specs, out, direct, strict=True)
+        ]
+    )
+    backend_for(device).run(op, targets, inputs, attrs)
+    for o, target in zip(out, targets, strict=True):
+        if o is not None:
+            assert o.spec == target.spec and o.is_contiguous, f"{op.name}: out has {o}, the result is {target}"
+            if o is not target:
+                backend_for(device).run(registry["copy"], (o,), (target,), {})
+            o.storage.version += 1
+    return tuple([t if o is None else o for o, t in zip(out, targets, strict=True)])
+
+
 def _aliases(op: Op, out: Array, inputs: tuple[Any, ...]) -> bool:
     """Whether writing `out` could hit input elements that are still to be read."""
     return any(
         isinstance(x, Array)
         and x.storage is out.storage
-        and not (op.elementwise and (x.offset, x.shape, x.strides) == (out.offset, out.shape, out.strides))
-        for x in inputs
+        and not (
+            (op.elementwise or (op.in_place and i == 0))
+            and (x.offset, x.shape, x.strides) == (out.offset, out.shape, out.strides)
+        )
+        for i, x in enumerate(inputs)
     )
 
 

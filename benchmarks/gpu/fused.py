@@ -1,6 +1,6 @@
 """The fused ops of a language model against torch, at the shapes of Qwen2.5-0.5B (8 sequences of 1024), bf16.
 
-    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu rope loss head optimizer random]
+    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated norm rope loss head optimizer …]
     python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
 
 The first form times each op beside torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
@@ -22,11 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.ops import Row, measure, random, shared
-from benchmarks.gpu.timing import backend, gpu_us
+from benchmarks.gpu.ops import Row, measure, random
+from benchmarks.gpu.timing import backend, gpu_us, shared
 from genesis.autograd.record import TensorBase
-from genesis.kernels.attention import Tile, backward_into, forward_into
+from genesis.kernels.attention import backward_into, forward_into
+from genesis.kernels.attention_tiles import Tile
 from genesis.op import registry
+from genesis.ops.rounding import Noise
 
 BATCH, TOKENS, HIDDEN, FFN, VOCABULARY, PARAMETERS = 8, 1024, 896, 4864, 151_936, 494_032_768
 BF16 = torch.bfloat16
@@ -108,20 +110,86 @@ def swiglu_rows() -> Iterator[Row]:
     )  # fmt: skip
 
 
-def rope_rows() -> Iterator[Row]:
-    """Rotation of queries and of keys."""
-    angles = torch.rand(TOKENS, 32, device="cuda") * 6
-    cos, sin = angles.cos(), angles.sin()
-    for heads in (14, 2):
-        x, p = random(BATCH, TOKENS, heads, 64, dtype=BF16)
-
-        def rotate(p: torch.Tensor = p) -> torch.Tensor:
-            c, s = (torch.cat((t, t), -1)[None, :, None].to(BF16) for t in (cos, sin))
-            return p * c + torch.cat((-p[..., 32:], p[..., :32]), -1) * s
-
+def gated_rows() -> Iterator[Row]:
+    """The same with gate and up side by side."""
+    for rows in (BATCH * TOKENS, 128):
+        (x, r), (g, h) = random(rows, 2 * FFN, dtype=BF16), random(rows, FFN, dtype=BF16)
+        size = 2 * h.numel()
+        leaf = r.detach().requires_grad_()
+        out = F.silu(leaf[:, :FFN]) * leaf[:, FFN:]
         yield Row(
-            f"rope {heads} heads", ran("rope", x, shared(cos), shared(sin)), rotate, 4 * p.numel(), tolerance=2e-2
+            f"swiglu_packed {rows}", ran("swiglu_packed", x), lambda r=r: F.silu(r[:, :FFN]) * r[:, FFN:], 3 * size,
+            tolerance=1e-2,
+        )  # fmt: skip
+        yield Row(
+            f"swiglu_packed backward, and forward again {rows}",
+            ran("swiglu_packed_backward", g, x, result=0, with_result=True),
+            lambda out=out, leaf=leaf, h=h: torch.autograd.grad(out, leaf, h, retain_graph=True)[0], 6 * size,
+            tolerance=1e-2,
+        )  # fmt: skip
+
+
+def norm_rows() -> Iterator[Row]:
+    """RMSNorm, and its gradient with the residual's added."""
+    for rows in (BATCH * TOKENS, 512, 128):
+        (x, p), (g, h), (r, q) = (random(rows, HIDDEN, dtype=BF16) for _ in range(3))
+        w, v = random(HIDDEN, dtype=BF16)
+        rstd = TensorBase.wrap(registry["rms_norm"](x.array, w.array, eps=1e-6)[1])
+        size = 2 * p.numel()
+        yield Row(
+            f"rms_norm {rows}", ran("rms_norm", x, w, eps=1e-6), lambda p=p, v=v: F.rms_norm(p, v.shape, v, 1e-6),
+            2 * size, tolerance=1e-2,
+        )  # fmt: skip
+        leaf = p.detach().requires_grad_()
+        out = F.rms_norm(leaf, v.shape, v.detach().requires_grad_(), 1e-6)
+        yield Row(
+            f"rms_norm backward + residual {rows}", ran("rms_norm_backward", g, x, w, rstd, r),
+            lambda out=out, leaf=leaf, h=h, q=q: torch.autograd.grad(out, leaf, h, retain_graph=True)[0] + q, 4 * size,
+            tolerance=1e-2,
+        )  # fmt: skip
+
+
+def rope_rows() -> Iterator[Row]:
+    """Rotation of queries and keys beside values, and with the norms by head."""
+    heads, turned = 18, 16
+    for batch, tokens, size in ((BATCH, TOKENS, 64), (1, 128, 64), (BATCH, TOKENS, 128)):
+        angles = torch.rand(tokens, size // 2, device="cuda") * 6
+        cos, sin = angles.cos(), angles.sin()
+        x, p = random(batch, tokens, heads, size, dtype=BF16)
+        (w, v), (u, z) = random(size, dtype=BF16), random(size, dtype=BF16)
+
+        def rotate(p: torch.Tensor = p, cos: torch.Tensor = cos, sin: torch.Tensor = sin) -> torch.Tensor:
+            c, s = (torch.cat((t, t), -1)[None, :, None].to(BF16) for t in (cos, sin))
+            half = p.shape[-1] // 2
+            q = p[:, :, :turned]
+            q = q * c + torch.cat((-q[..., half:], q[..., :half]), -1) * s
+            return torch.cat((q, p[:, :, turned:]), 2)
+
+        def normed(p: torch.Tensor = p, v: torch.Tensor = v, z: torch.Tensor = z, rotate: Any = rotate) -> torch.Tensor:
+            q, k = F.rms_norm(p[:, :, :14], v.shape, v, 1e-6), F.rms_norm(p[:, :, 14:turned], z.shape, z, 1e-6)
+            return rotate(torch.cat((q, k, p[:, :, turned:]), 2))
+
+        name = f"({batch},{tokens},{heads},{size})"
+        tables = shared(cos), shared(sin)
+        yield Row(f"rope {name}", ran("rope", x, *tables, heads=turned), rotate, 4 * p.numel(), tolerance=2e-2)
+        yield Row(
+            f"norm_rope {name}", ran("norm_rope", x, w, u, *tables, heads=14, key_heads=2, eps=1e-6), normed,
+            4 * p.numel(), tolerance=2e-2,
+        )  # fmt: skip
+        rstd = TensorBase.wrap(
+            registry["norm_rope"](
+                x.array, w.array, u.array, *(t.array for t in tables), heads=14, key_heads=2, eps=1e-6
+            )[1]
         )
+        g, h = random(batch, tokens, heads, size, dtype=BF16)
+        leaf = p.detach().requires_grad_()
+        out = normed(leaf)
+        yield Row(
+            f"norm_rope backward {name}",
+            ran("norm_rope_backward", g, x, w, u, *tables, rstd, heads=14, key_heads=2),
+            lambda out=out, leaf=leaf, h=h: torch.autograd.grad(out, leaf, h, retain_graph=True)[0], 6 * p.numel(),
+            tolerance=2e-2,
+        )  # fmt: skip
 
 
 def loss_rows() -> Iterator[Row]:
@@ -147,45 +215,101 @@ def loss_rows() -> Iterator[Row]:
 
 
 def head_rows() -> Iterator[Row]:
-    """The head's product with cross entropy and all gradients."""
-    rows = BATCH * TOKENS
-    labels = torch.randint(0, VOCABULARY, (rows,), device="cuda")
-    y = shared(labels)
-    (h, a), (w, b) = random(rows, HIDDEN, dtype=BF16), random(VOCABULARY, HIDDEN, dtype=BF16)
-    a.mul_(0.05)
+    """The head's product with cross entropy: the mean with all gradients, and the loss alone."""
+    (h, a), (w, b) = random(BATCH * TOKENS, HIDDEN, dtype=BF16), random(VOCABULARY, HIDDEN, dtype=BF16)
     b.mul_(0.05)
+    for rows in (BATCH * TOKENS, 512, 128):
+        labels = torch.randint(0, VOCABULARY, (rows,), device="cuda")
+        x, p, y = h[:rows], a[:rows], shared(labels)
 
-    def whole() -> torch.Tensor:
-        leaves = [a.detach().requires_grad_(), b.detach().requires_grad_()]
-        return torch.autograd.grad(F.cross_entropy(leaves[0] @ leaves[1].T, labels, reduction="sum"), leaves)[0]
+        def whole(p: torch.Tensor = p, labels: torch.Tensor = labels) -> torch.Tensor:
+            leaves = [p.detach().requires_grad_(), b.detach().requires_grad_()]
+            return torch.autograd.grad(F.cross_entropy(leaves[0] @ leaves[1].T, labels), leaves)[0]
 
-    yield Row(
-        "linear_cross_entropy with gradients",
-        ran("linear_cross_entropy", h, w, y, result=1, ignore_index=-100, with_grads=True), whole,
-        flops=6 * rows * HIDDEN * VOCABULARY, tolerance=3e-2, calls=3,
-    )  # fmt: skip
+        def alone(p: torch.Tensor = p, labels: torch.Tensor = labels) -> torch.Tensor:
+            return F.cross_entropy(p @ b.T, labels).float()
+
+        attrs, flops = {"ignore_index": -100, "mean": True}, 2 * rows * HIDDEN * VOCABULARY
+        yield Row(
+            f"linear_cross_entropy with gradients, {rows} tokens",
+            ran("linear_cross_entropy", x, w, y, result=1, with_grads=True, **attrs), whole,
+            flops=3 * flops, tolerance=3e-2, calls=3,
+        )  # fmt: skip
+        yield Row(
+            f"linear_cross_entropy, {rows} tokens", ran("linear_cross_entropy", x, w, y, with_grads=False, **attrs),
+            alone, flops=flops, tolerance=1e-2, calls=3,
+        )  # fmt: skip
+
+
+def embedding_rows() -> Iterator[Row]:
+    """The gradient of a batch's embeddings added to the head's; a third of the tokens are one and the same."""
+    for rows in (128, BATCH * TOKENS):
+        ids = (torch.rand(rows, device="cuda") ** 3 * VOCABULARY).long()
+        ids[::3] = 11
+        p, total = (torch.randn(n, HIDDEN, device="cuda", dtype=BF16) for n in (rows, VOCABULARY))
+        theirs = total.clone()
+        moved = 2 * (p.numel() + 2 * ids.unique().numel() * HIDDEN)
+        yield Row(
+            f"embedding_add_, {rows} tokens", ran_in_place("embedding_add_", total, p, ids),
+            lambda theirs=theirs, ids=ids, p=p: theirs.index_add_(0, ids, p), moved, tolerance=2e-2,
+        )  # fmt: skip
+
+
+def adamw_row(name: str, theirs: torch.dtype, nbytes: int, *ours: torch.Tensor, **attrs: Any) -> Row:
+    """An AdamW step over all parameters as one buffer, its numbers on the device, beside torch's fused one.
+
+    Args:
+        theirs: the type of torch's parameters, gradients and averages.
+        nbytes: a parameter.
+        ours: what the op takes before the numbers; a bfloat16 weight comes first, and the gradient last but two.
+    """
+    op = "adamw_split_step" if ours[1].dtype is torch.int16 else "adamw_step"
+    leaf = ours[0].to(theirs).clone().requires_grad_()
+    leaf.grad = ours[-3].to(theirs)
+    optimizer = torch.optim.AdamW([leaf], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=True)
+    numbers = [torch.tensor(x, device="cuda", dtype=torch.float64) for x in (1e-4, 1.0, 1.0)]
+    settings = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True, **attrs}
+
+    def peer_step() -> torch.Tensor:
+        optimizer.step()
+        return leaf.detach()
+
+    tolerance = 1e-4 if ours[0].dtype is torch.float32 else 1e-2
+    return Row(
+        name, ran_in_place(op, *ours, *numbers, **settings), peer_step, nbytes * PARAMETERS, 0, tolerance, calls=3
+    )
 
 
 def optimizer_rows() -> Iterator[Row]:
-    """AdamW over all parameters as one buffer, with its rate, step and scale on the device; the gradients' norm."""
-    p = torch.randn(PARAMETERS, device="cuda") * 0.02
-    q, m, v = p.clone(), torch.zeros_like(p), torch.zeros_like(p)
-    (_, grad), numbers = random(PARAMETERS), [torch.tensor(x, device="cuda") for x in (1e-4, 1.0, 1.0)]
-    leaf = q.requires_grad_()
-    leaf.grad = grad
-    torch_adam = torch.optim.AdamW([leaf], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=True)
-    step = ran_in_place(
-        "adamw_step", p, grad, m, v, *numbers, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, decoupled=True
+    """AdamW as values may be kept; the gradients' norm; norm, clip factor and guard."""
+    weight, grad = (torch.randn(PARAMETERS, device="cuda", dtype=BF16) * 0.02 for _ in range(2))
+
+    def zeros(dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(PARAMETERS, device="cuda", dtype=dtype)
+
+    wide, noise = torch.float32, Noise(0, 0, PARAMETERS // 8)
+    yield adamw_row("adamw 494M fp32", wide, 28, weight.float(), grad.float(), zeros(wide), zeros(wide))
+    yield adamw_row(
+        "adamw 494M bf16, split masters", wide, 26, weight.clone(), zeros(torch.int16), grad, zeros(wide), zeros(wide)
     )
-
-    def theirs() -> torch.Tensor:
-        torch_adam.step()
-        return leaf.detach()
-
-    yield Row("adamw 494M fp32", step, theirs, 28 * PARAMETERS, tolerance=1e-4, calls=3)
+    yield adamw_row(
+        "adamw 494M bf16, split masters, bf16 moments", wide, 18, weight.clone(), zeros(torch.int16), grad,
+        zeros(BF16), zeros(BF16), noise=noise,
+    )  # fmt: skip
+    yield adamw_row("adamw 494M all bf16", BF16, 14, weight.clone(), grad, zeros(BF16), zeros(BF16), noise=noise)
     yield Row(
-        "total_norm 494M fp32", ran("total_norm", shared(grad), ord=2.0), lambda: torch.linalg.vector_norm(grad),
-        4 * PARAMETERS, tolerance=1e-4, calls=5,
+        "total_norm 494M bf16", ran("total_norm", shared(grad), ord=2.0),
+        lambda: torch.linalg.vector_norm(grad, dtype=torch.float32), 2 * PARAMETERS, tolerance=1e-4, calls=5,
+    )  # fmt: skip
+    report, loss = torch.zeros(4, device="cuda"), torch.tensor(2.5, device="cuda")
+
+    def clip() -> torch.Tensor:
+        norm = torch.linalg.vector_norm(grad, dtype=torch.float32)
+        return torch.stack([loss, norm, torch.clamp(1.0 / (norm + 1e-6), max=1.0), (loss + norm) * 0.0])
+
+    yield Row(
+        "clip_factor 494M bf16", ran_in_place("clip_factor", report, loss, grad, max_norm=1.0), clip,
+        2 * PARAMETERS, tolerance=1e-4, calls=5,
     )  # fmt: skip
 
 
@@ -212,9 +336,12 @@ def random_rows() -> Iterator[Row]:
 GROUPS = {
     "attention": attention_rows,
     "swiglu": swiglu_rows,
+    "gated": gated_rows,
+    "norm": norm_rows,
     "rope": rope_rows,
     "loss": loss_rows,
     "head": head_rows,
+    "embedding": embedding_rows,
     "optimizer": optimizer_rows,
     "random": random_rows,
 }

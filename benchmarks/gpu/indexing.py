@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu.ops import as_torch, shared
-from benchmarks.gpu.timing import backend, gpu_us, torch_gpu_us, wall_us
+from benchmarks.gpu.ops import as_torch
+from benchmarks.gpu.timing import backend, gpu_us, shared, torch_gpu_us, wall_us
 from genesis.array import empty
 from genesis.autograd.record import TensorBase
 from genesis.kernels import radix, segment, transpose

@@ -17,23 +17,19 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 
-from benchmarks.gpu.timing import backend
-from genesis.array import Array
-from genesis.backend import Device
-from genesis.backend.cuda import CudaStorage, native
+from benchmarks.gpu.timing import backend, gpu_graph, shared_array, torch_gpu_graph
+from genesis.backend.cuda import native
 from genesis.backend.cuda.compile import compiling
 from genesis.backend.cuda.precision import allow_tf32
-from genesis.dtypes import as_dtype
 from genesis.kernels import linalg
 from genesis.kernels.matmul_tiles import Tile, choose, cut, fitted
 
-CUDA = Device("cuda", 0)
 L2 = 50 << 20
 ROUNDS = 9
 LIMITS = {"half": 6e-3, "tf32": 2e-3, "float32": 2e-6}  # of the relative error
@@ -140,12 +136,6 @@ def pruned(shape: Shape, tiles: list[Tile], most: int = 40) -> list[Tile]:
     return sorted(tiles, key=rounds)[:most]
 
 
-def shared(x: torch.Tensor) -> Array:
-    """A Genesis array over torch's memory."""
-    storage = CudaStorage(backend.pool, None, x.data_ptr(), x.numel() * x.element_size(), owner=x)
-    return Array(storage, tuple(x.shape), tuple(x.stride()), as_dtype(str(x.dtype)), CUDA)
-
-
 class Inputs(NamedTuple):
     """One set of operands, for both libraries over the same memory."""
 
@@ -154,7 +144,7 @@ class Inputs(NamedTuple):
     out: torch.Tensor
 
     def ours(self, tile: Tile | None) -> None:
-        linalg.matmul_into(shared(self.out), shared(self.a), shared(self.b), tile=tile)
+        linalg.matmul_into(shared_array(self.out), shared_array(self.a), shared_array(self.b), tile=tile)
 
     def theirs(self) -> None:
         torch.mm(self.a, self.b, out=self.out)
@@ -262,57 +252,6 @@ def error_of(tile: Tile | None, x: Inputs, check: Check) -> float:
     x.ours(tile)
     backend.driver.synchronize()
     return check.error(x)
-
-
-@contextlib.contextmanager
-def gpu_graph(turns: list[Callable[[], None]], n: int) -> Iterator[Callable[[], float]]:
-    """A graph of n calls that take turns; a call of it replays it and gives the microseconds of each."""
-    driver, before = backend.driver, backend.stream
-    backend.stream = stream = driver.create_stream()
-    try:
-        for call in turns * 2:
-            call()
-        driver.synchronize()
-        driver.begin_capture(stream)
-        for i in range(n):
-            turns[i % len(turns)]()
-        graph = driver.end_capture(stream)
-    finally:
-        backend.stream = before
-    executable = driver.instantiate(graph)
-    start, end = driver.create_event(True), driver.create_event(True)
-
-    def replay() -> float:
-        driver.record_event(start, stream)
-        driver.launch_graph(executable, stream)
-        driver.record_event(end, stream)
-        driver.synchronize_event(end)
-        return driver.elapsed(start, end) / n * 1e6
-
-    yield replay
-    driver.destroy_graph(graph, executable)
-
-
-def torch_gpu_graph(turns: list[Callable[[], None]], n: int) -> Callable[[], float]:
-    """The same for torch."""
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for call in turns * 2:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(n):
-            turns[i % len(turns)]()
-    start, end = torch.cuda.Event(True), torch.cuda.Event(True)
-
-    def replay() -> float:
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / n * 1e3
-
-    return replay
 
 
 def turn(x: Inputs, tile: Tile | None) -> Callable[[], None]:

@@ -24,15 +24,8 @@ import torch
 import triton
 
 import genesis
-from benchmarks.gpu.timing import backend, gpu_us, torch_gpu_us, wall_us
-from genesis.array import Array
-from genesis.autograd.record import TensorBase
-from genesis.backend import Device
-from genesis.backend.cuda import CudaStorage
+from benchmarks.gpu.timing import backend, gpu_us, shared, torch_gpu_us, wall_us
 from genesis.backend.cuda.precision import allow_tf32
-from genesis.dtypes import as_dtype
-
-CUDA = Device("cuda", 0)
 
 
 class Row(NamedTuple):
@@ -54,13 +47,6 @@ class Row(NamedTuple):
     tolerance: float = 1e-5
     calls: int = 20
     wall: bool = False
-
-
-def shared(x: torch.Tensor) -> Any:
-    """A Genesis tensor over torch's memory."""
-    storage = CudaStorage(backend.pool, None, x.data_ptr(), x.numel() * x.element_size(), owner=x)
-    dtype = as_dtype(str(x.dtype))
-    return TensorBase.wrap(Array(storage, tuple(x.shape), tuple(x.stride()), dtype, CUDA))
 
 
 def as_torch(x: Any) -> torch.Tensor:

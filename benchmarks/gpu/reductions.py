@@ -17,17 +17,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu.timing import backend, gpu_us, torch_gpu_us
-from genesis.array import Array
-from genesis.backend import Device
-from genesis.backend.cuda import CudaStorage
-from genesis.dtypes import as_dtype
+from benchmarks.gpu.timing import backend, gpu_us, shared_array, torch_gpu_us
 from genesis.kernels import norm, reduce, softmax
-from genesis.kernels.extremes import extremes
+from genesis.kernels.extremes import column_extremes, extremes
 from genesis.kernels.fold import fold_into
-from genesis.kernels.reduce_plan import LineTiles, NormTiles, Tiles, arrange, line_tiles, norm_tiles, tiles, whole_rows
+from genesis.kernels.reduce_plan import (
+    LineTiles,
+    NormTiles,
+    Tiles,
+    arrange,
+    line_tiles,
+    norm_tiles,
+    tiles,
+    whole_columns,
+    whole_rows,
+)
 
-CUDA = Device("cuda", 0)
 SHAPES = ((4, 512, 896), (16, 2048, 4864))
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
@@ -51,12 +56,6 @@ class Row(NamedTuple):
     theirs: Callable[[], Any]
     nbytes: int
     calls: int
-
-
-def shared(x: torch.Tensor) -> Array:
-    """A Genesis array over torch's memory."""
-    storage = CudaStorage(backend.pool, None, x.data_ptr(), x.numel() * x.element_size(), owner=x)
-    return Array(storage, tuple(x.shape), tuple(x.stride()), as_dtype(str(x.dtype)), CUDA)
 
 
 def folds(default: Tiles, elements: int, programs: int) -> list[Tiles]:
@@ -88,7 +87,7 @@ def fold_rows(shapes: tuple[tuple[int, ...], ...]) -> Iterator[Row]:
 
 
 def _fold_row(kind: str, p: torch.Tensor, axes: Any) -> Row:
-    x, reduced = shared(p), tuple(range(3)) if axes is None else axes if isinstance(axes, tuple) else (axes % 3,)
+    x, reduced = shared_array(p), tuple(range(3)) if axes is None else axes if isinstance(axes, tuple) else (axes % 3,)
     placed = kind == "max" and isinstance(axes, int)
     layout = arrange(x.shape, x.strides, reduced, ordered=placed)
     shape = tuple(s for i, s in enumerate(p.shape) if i not in reduced)
@@ -105,7 +104,7 @@ def _fold_row(kind: str, p: torch.Tensor, axes: Any) -> Row:
         )
     else:
         recipe = reduce.ADD
-    out, positions = shared(values), shared(places) if placed else None
+    out, positions = shared_array(values), shared_array(places) if placed else None
 
     def theirs() -> Any:
         if placed:
@@ -115,15 +114,20 @@ def _fold_row(kind: str, p: torch.Tensor, axes: Any) -> Row:
         return torch.sum(p, reduced) if axes is not None else torch.sum(p)
 
     whole = whole_rows(layout, p.element_size()) if placed else None
-    default = whole or tiles(layout, p.element_size(), recipe.states)
+    columns = whole_columns(layout, p.element_size()) if placed else None
+    default = whole or columns or tiles(layout, p.element_size(), recipe.states)
 
     def run(cut: Tiles) -> None:
-        if whole is None or positions is None:
-            fold_into(recipe, out, x, layout, work, positions=positions, cut=cut)
-        else:
+        if positions is not None and whole is not None:
             extremes(reduce.larger, recipe.identity, out, positions, x, layout, cut)
+        elif positions is not None and columns is not None:
+            column_extremes(recipe, reduce.larger, out, positions, x, layout, cut)
+        else:
+            fold_into(recipe, out, x, layout, work, positions=positions, cut=cut)
 
     candidates = folds(default, layout.elements, -(-layout.results // default.keep))
+    if columns is not None:
+        candidates = [c for c in candidates if c.splits == 1]
     return Row(
         f"{kind} {axes} {tuple(p.shape)} {SHORT[p.dtype]}",
         run,
@@ -142,7 +146,7 @@ def softmax_rows() -> Iterator[Row]:
     for shape, dtype in cases:
         p = torch.randn(shape, device="cuda", dtype=dtype)
         y = torch.empty_like(p)
-        x, out = shared(p), shared(y)
+        x, out = shared_array(p), shared_array(y)
         whole = 1 << (shape[1] - 1).bit_length()
         found = [LineTiles(1, f, u, False, True, w) for f in (1024, 2048, 4096) for u in (2, 4, 8) for w in (4, 8, 16)]
         found = [c for c in found if 8 <= c.fold * c.unroll // (32 * c.warps) <= 64]
@@ -167,11 +171,11 @@ def norm_rows() -> Iterator[Row]:
         w = torch.rand(shape[1], device="cuda", dtype=torch.bfloat16)
         y, r = torch.empty_like(p), torch.empty(shape[0], device="cuda")
         d, dw = torch.empty_like(p), torch.empty_like(w)
-        x, weight, rstd = shared(p), shared(w), shared(r)
+        x, weight, rstd = shared_array(p), shared_array(w), shared_array(r)
         whole = 1 << (shape[1] - 1).bit_length()
         size = p.numel() * p.element_size()
 
-        out, grad, outs = shared(y), shared(g), (shared(d), shared(dw))
+        out, grad, outs = shared_array(y), shared_array(g), (shared_array(d), shared_array(dw))
 
         def forward(cut: Any, x: Any = x, weight: Any = weight, rstd: Any = rstd, out: Any = out) -> None:
             norm._forward(out, None, rstd, x, weight, None, 1e-6, cut)
@@ -179,7 +183,7 @@ def norm_rows() -> Iterator[Row]:
         def backward(
             cut: Any, x: Any = x, weight: Any = weight, rstd: Any = rstd, grad: Any = grad, outs: Any = outs
         ) -> None:  # fmt: skip
-            norm._backward(outs, grad, x, weight, None, rstd, cut)
+            norm._backward(outs, grad, x, weight, None, rstd, None, cut)
 
         rows = [n for n in (1, 2, 4) if n * whole <= 8192]
         wide = [NormTiles(n, whole, True, 0, k) for n in rows for k in (2, 4, 8, 16)]

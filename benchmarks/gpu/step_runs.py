@@ -123,7 +123,7 @@ def profile(steps: DeviceSteps, batches: list[Batch]) -> list[dict[str, Any]]:
             shapes = ",".join(str(x.shape).replace(" ", "") for x in (*inputs, *outputs)[:4] if hasattr(x, "shape"))
             mark(f"{phase[0]} {op.name} {shapes}")
 
-    placed = steps._feed.put(batches[0], batches[0].num_targets)
+    placed = steps._feed.put(batches[0], batches[0].num_targets, steps.state.optimizer.step_numbers())
     model, optimizer = steps.state.model, steps.state.optimizer
 
     def once() -> None:

@@ -1,70 +1,111 @@
-"""Times on the GPU by graph replay, and wall times of eager calls, for Genesis and for torch as a peer."""
+"""GPU times by graph replay, wall times of eager calls, and memory that Genesis shares with its peer torch."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+from genesis.array import Array
+from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
+from genesis.dtypes import as_dtype
 
-__all__ = ["backend", "gpu_us", "torch_gpu_us", "wall_us"]
+if TYPE_CHECKING:
+    import torch
 
-backend = backend_of(Device("cuda", 0))
+__all__ = [
+    "backend",
+    "gpu_graph",
+    "gpu_us",
+    "shared",
+    "shared_array",
+    "torch_gpu_graph",
+    "torch_gpu_us",
+    "wall_us",
+]
+
+CUDA = Device("cuda", 0)
+backend = backend_of(CUDA)
 
 
-def gpu_us(calls: Callable[[], Any] | Sequence[Callable[[], Any]], n: int = 20, replays: int = 12) -> float:
-    """Microseconds on the GPU a call: n calls (taking turns) in one graph, the median over replays."""
-    turns = list(calls) if isinstance(calls, Sequence) else [calls]
+def shared_array(x: torch.Tensor) -> Array:
+    """A Genesis array over torch's memory."""
+    storage = backend.adopt(x.data_ptr(), x.numel() * x.element_size(), x)
+    return Array(storage, tuple(x.shape), tuple(x.stride()), as_dtype(str(x.dtype)), CUDA)
+
+
+def shared(x: torch.Tensor) -> Any:
+    """A Genesis tensor over torch's memory."""
+    return TensorBase.wrap(shared_array(x))
+
+
+@contextmanager
+def gpu_graph(turns: Sequence[Callable[[], Any]], n: int) -> Iterator[Callable[[], float]]:
+    """A graph of n calls that take turns; a call of it replays it and gives the microseconds of each."""
     driver, before = backend.driver, backend.stream
     backend.stream = stream = driver.create_stream()
     try:
-        for call in turns * 2:
+        for call in [*turns, *turns]:
             call()
         driver.synchronize()
         driver.begin_capture(stream)
         for i in range(n):
             turns[i % len(turns)]()
         graph = driver.end_capture(stream)
-        executable = driver.instantiate(graph)
-        start, end = driver.create_event(True), driver.create_event(True)
-        times = []
-        for _ in range(replays):
-            driver.record_event(start, stream)
-            driver.launch_graph(executable, stream)
-            driver.record_event(end, stream)
-            driver.synchronize_event(end)
-            times.append(driver.elapsed(start, end) / n * 1e6)
-        driver.destroy_graph(graph, executable)
-        return statistics.median(times)
     finally:
         backend.stream = before
+    executable = driver.instantiate(graph)
+    start, end = driver.create_event(True), driver.create_event(True)
+
+    def replay() -> float:
+        driver.record_event(start, stream)
+        driver.launch_graph(executable, stream)
+        driver.record_event(end, stream)
+        driver.synchronize_event(end)
+        return driver.elapsed(start, end) / n * 1e6
+
+    yield replay
+    driver.destroy_graph(graph, executable)
 
 
-def torch_gpu_us(calls: Callable[[], Any] | Sequence[Callable[[], Any]], n: int = 20, replays: int = 12) -> float:
+def torch_gpu_graph(turns: Sequence[Callable[[], Any]], n: int) -> Callable[[], float]:
     """The same for torch."""
     import torch
 
-    turns = list(calls) if isinstance(calls, Sequence) else [calls]
     with torch.cuda.stream(torch.cuda.Stream()):
-        for call in turns * 2:
+        for call in [*turns, *turns]:
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for i in range(n):
             turns[i % len(turns)]()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+    start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+
+    def replay() -> float:
         start.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / n * 1e3)
-    return statistics.median(times)
+        return float(start.elapsed_time(end)) / n * 1e3
+
+    return replay
+
+
+def gpu_us(calls: Callable[[], Any] | Sequence[Callable[[], Any]], n: int = 20, replays: int = 12) -> float:
+    """Microseconds on the GPU a call: n calls (taking turns) in one graph, the median over replays."""
+    with gpu_graph(calls if isinstance(calls, Sequence) else [calls], n) as replay:
+        return statistics.median(replay() for _ in range(replays))
+
+
+def torch_gpu_us(calls: Callable[[], Any] | Sequence[Callable[[], Any]], n: int = 20, replays: int = 12) -> float:
+    """The same for torch."""
+    replay = torch_gpu_graph(calls if isinstance(calls, Sequence) else [calls], n)
+    return statistics.median(replay() for _ in range(replays))
 
 
 def wall_us(call: Callable[[], Any], synchronize: Callable[[], Any], n: int = 200, rounds: int = 7) -> float:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis.array import Array, empty
-from genesis.autograd.engine import Edge, run_backward
+from genesis.autograd.engine import Edge
 from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase
+from genesis.autograd.walk import run_backward, units
 from genesis.errors import GradientError, ShapeError
 from genesis.op import registry
 
@@ -31,6 +32,7 @@ def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]
             )
         ones = empty(array.shape, array.dtype, array.device)
         registry["fill"](out=ones, value=1, shape=array.shape, dtype=array.dtype)
+        units.add(ones)
         return edge, ones
     if gradient.array.shape != array.shape:
         raise ShapeError(f"the gradient has shape {gradient.array.shape}, the tensor has {array.shape}")

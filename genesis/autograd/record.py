@@ -13,6 +13,7 @@ from typing import Any
 
 from genesis.array import Array
 from genesis.autograd.engine import AccumulateNode, BaseNode, Edge, Node, Saved
+from genesis.autograd.homes import Home, HomeUse, is_same_window
 from genesis.autograd.modes import is_grad_enabled
 from genesis.errors import GradientError
 from genesis.op import Op, Spec, execute, registry
@@ -33,7 +34,7 @@ class TensorBase:
     __slots__ = (
         "__weakref__",
         "_accumulate",
-        "_grad_home",
+        "_home",
         "_post_hooks",
         "_requires_grad",
         "_view_history",
@@ -67,7 +68,7 @@ class TensorBase:
         self._view_history = 0  # the base's count when this view last derived its history
         self._requires_grad = requires_grad
         self._accumulate: AccumulateNode | None = None
-        self._grad_home: Array | None = None  # where a first gradient is written (a place in a flat buffer), if set
+        self._home: Home | None = None  # where a first gradient is written (a place in a flat buffer), if set
         self._post_hooks: list[Callable[[Any], None]] = []
 
     @property
@@ -98,36 +99,77 @@ class TensorBase:
             return None
         if self._accumulate is None:
             # The node refers to the leaf weakly: no cycle delays the release of a leaf that nobody can reach any more.
-            self._accumulate = AccumulateNode(Spec(self.array.shape, self.array.dtype), _Receiver(self))
+            self._accumulate = AccumulateNode(Spec(self.array.shape, self.array.dtype), _Leaf(self))
         return Edge(self._accumulate, 0)
+
+    @property
+    def _grad_home(self) -> Array | None:
+        """The place of a leaf's gradient: contiguous, of its shape, and of its dtype or a wider one."""
+        return None if self._home is None else self._home.place
+
+    @_grad_home.setter
+    def _grad_home(self, place: Array | None) -> None:
+        self._home = None if place is None else Home(place, place.dtype is not self.array.dtype)
+
+    def claim_grad_home(self) -> Array | None:
+        """The place of the gradient, to be written now: what an op's forward keeps there is moved out of the way.
+
+        None where there is no such place, or a walk that goes on uses it.
+        """
+        return None if self._home is None else self._home.claim()
 
     def accumulate_grad(self, grad: Array, *more: Array) -> None:
         """Add a finished gradient, or the sum of several, to `.grad`; the leaf owns its gradient's memory."""
         if self.grad is not None:
             more = (grad, *more)
+        elif self._home is not None and is_same_window(grad, self._home.place):  # it was made there
+            self.grad = TensorBase.wrap(self._home.place)
+        elif self._home is not None and self._home.is_wider:
+            place = self._home.place
+            self.grad = TensorBase.wrap(registry["cast"](grad, dtype=place.dtype, out=place))
         elif more:  # the first two are added on their way to where the gradient stays
-            self.grad = TensorBase.wrap(registry["add"](grad, more[0], out=self._grad_home))
+            self.grad = TensorBase.wrap(registry["add"](grad, more[0], out=self.claim_grad_home()))
             more = more[1:]
         else:
-            self.grad = TensorBase.wrap(registry["copy"](grad, out=self._grad_home))
+            self.grad = TensorBase.wrap(registry["copy"](grad, out=self.claim_grad_home()))
         for other in more:
             registry["add"](self.grad.array, other, out=self.grad.array)
+        self._call_post_hooks()
+
+    def _call_post_hooks(self) -> None:
         for hook in tuple(self._post_hooks):
             hook(self)
 
 
-class _Receiver:
-    """Hands a gradient to a leaf while the leaf lives."""
+class _Leaf:
+    """A leaf as the walk sees it, while it lives."""
 
-    __slots__ = ("leaf",)
+    __slots__ = ("tensor",)
 
-    def __init__(self, leaf: TensorBase) -> None:
-        self.leaf = weakref.ref(leaf)
+    def __init__(self, tensor: TensorBase) -> None:
+        self.tensor = weakref.ref(tensor)
 
-    def __call__(self, grad: Array) -> None:
-        leaf = self.leaf()
-        if leaf is not None:
-            leaf.accumulate_grad(grad)
+    def receive(self, grad: Array, is_total: bool) -> None:
+        tensor = self.tensor()
+        if tensor is None:
+            return
+        if not is_total or tensor.grad is None:
+            tensor.accumulate_grad(grad)
+            return
+        held = tensor.grad.array
+        if not is_same_window(held, grad):
+            registry["copy"](grad, out=held)
+        tensor._call_post_hooks()
+
+    def held(self) -> Array | None:
+        tensor = self.tensor()
+        return None if tensor is None or tensor.grad is None else tensor.grad.array
+
+    def lend(self) -> HomeUse | None:
+        tensor = self.tensor()
+        if tensor is None or tensor._home is None or tensor.grad is not None:
+            return None
+        return tensor._home.lend(is_movable=False)
 
 
 class SavedCalls(threading.local):
@@ -145,9 +187,30 @@ def _edges(inputs: tuple[Any, ...]) -> Edges:
     return tuple([x.edge() if isinstance(x, TensorBase) else None for x in inputs])
 
 
-def _node(op: Op, edges: Edges, arrays: tuple[Any, ...], outs: tuple[Array, ...], attrs: dict[str, Any]) -> Node:
+Lent = dict[int, HomeUse]
+
+
+def _borrowed(op: Op, inputs: tuple[Any, ...]) -> Lent:
+    """The places of gradients that outputs of `op` are made in, by output."""
+    lent: Lent = {}
+    for output, source in op.borrows:
+        leaf = inputs[source]
+        if isinstance(leaf, TensorBase) and leaf._home is not None and leaf.grad is None and leaf.requires_grad:
+            use = leaf._home.lend(is_movable=True)
+            if use is not None:
+                lent[output] = use
+    return lent
+
+
+def _node(
+    op: Op, edges: Edges, arrays: tuple[Any, ...], outs: tuple[Array, ...], attrs: dict[str, Any],
+    lent: Lent | None = None,
+) -> Node:  # fmt: skip
     """A recorded call of `op`."""
-    saved = Saved(op.context(arrays, outs, attrs, tuple([e is not None for e in edges])))
+    context = op.context(arrays, outs, attrs, tuple([e is not None for e in edges]))
+    if lent:
+        context.lent = lent
+    saved = Saved(context)
     specs = tuple([o.spec for o in outs])
     if saving_calls.intercept is not None:
         return Node(op, None, edges, specs, saving_calls.intercept(saved))
@@ -164,12 +227,13 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in inputs])
     if out is not None:
         return _apply_out(op, inputs, arrays, out, attrs)
-    results = execute(op, arrays, attrs)
+    lent = _borrowed(op, inputs) if op.borrows and is_grad_enabled() else None
+    results = execute(op, arrays, attrs, _outs(op, arrays, attrs, lent) if lent else None)
     node = None
     if is_grad_enabled():
         edges = _edges(inputs)
         if any(edges) and any(r.dtype.is_floating_point for r in results):
-            node = _node(op, edges, arrays, results, attrs)
+            node = _node(op, edges, arrays, results, attrs, lent)
     if len(results) == 1 and op.view is None:  # nearly all calls
         return TensorBase.wrap(results[0], node if results[0].dtype.is_floating_point else None)
     tensors = tuple(
@@ -179,6 +243,16 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     if op.view is not None:
         _follow_base(tensors[0], inputs[0])
     return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _outs(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], lent: Lent) -> tuple[Array | None, ...] | None:
+    """The outputs' memory as `execute` takes it; None where the op has not those outputs, as its attributes say."""
+    inferred = op.infer(*arrays, **attrs)
+    count = 1 if isinstance(inferred, Spec) else len(inferred)
+    if max(lent) >= count:
+        lent.clear()
+        return None
+    return tuple([lent[i].array if i in lent else None for i in range(count)])
 
 
 def _follow_base(view: TensorBase, source: Any) -> None:

@@ -10,12 +10,13 @@ from genesis.errors import ShapeError
 from genesis.functions import elementwise
 from genesis.functions.shape import array_of, diagonal, expand, permute, reshape, unsqueeze
 from genesis.ops import linalg as ops
+from genesis.ops import linear as linear_ops
 from genesis.ops.reduce import sum_to_shape
 from genesis.shapes import Shape, broadcast_shapes, numel
 
 METHODS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "outer")
 
-__all__ = [*METHODS, "einsum", "linear"]  # noqa: PLE0604  METHODS holds names
+__all__ = [*METHODS, "einsum", "linear", "packed_linear"]  # noqa: PLE0604  METHODS holds names
 
 
 def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
@@ -93,10 +94,26 @@ def baddbmm(x: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float =
     return _scaled_sum(x, bmm(batch1, batch2), beta, alpha)
 
 
-def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """x·Wᵀ + b for x `[..., in]`, weight `[out, in]`, bias `[out]`."""
+def linear(x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
+    """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded once."""
     array_of(x, "linear"), array_of(weight, "linear")
-    return apply(ops.linear, x, weight) if bias is None else apply(ops.linear, x, weight, bias)
+    if residual is not None:
+        return apply(linear_ops.linear, x, weight, bias, residual)
+    return apply(linear_ops.linear, x, weight) if bias is None else apply(linear_ops.linear, x, weight, bias)
+
+
+def packed_linear(x: Any, weights: Sequence[Any], biases: Sequence[Any] = ()) -> Any:
+    """Several linear layers on one input, their results side by side in the last dimension.
+
+    One product where the weights lie next to each other in memory, as in an optimizer's flat buffers.
+
+    Args:
+        x: `[..., in]`.
+        weights: each `[out, in]`.
+        biases: one `[out]` for each weight, or none.
+    """
+    array_of(x, "packed_linear")
+    return apply(linear_ops.packed_linear, x, *weights, *biases)
 
 
 # --- einsum -----------------------------------------------------------------------------------------------------------

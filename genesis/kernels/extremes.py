@@ -1,7 +1,7 @@
-"""Extreme elements and their positions in rows that one program holds whole; longer ones are folded in `fold.py`.
+"""Extreme elements and their positions: rows that one program holds whole, and columns that it walks down alone.
 
-A row is held as groups of neighbours. The groups' extremes cost one instruction an element; the first group that has
-the row's extreme is read again, from the cache, and only there positions are compared.
+Elements are taken in groups, whose extremes cost one instruction an element. The first group that has the extreme is
+read again, and only there positions are compared. Other layouts are folded element by element, in `fold.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import triton.language as tl
 
 from genesis.array import Array
 from genesis.backend.cuda.launch import launch
-from genesis.kernels.fold import reads, reduced
+from genesis.kernels.fold import Recipe, reads, reduced
 from genesis.kernels.indices import is_wide, offsets
-from genesis.kernels.reduce_plan import Layout, Tiles, group_of
+from genesis.kernels.reduce_plan import COLUMN_GROUP, Layout, Tiles, group_of
 from genesis.kernels.types import TRITON, converted
 
-__all__ = ["extremes"]
+__all__ = ["column_extremes", "extremes"]
 
 
 @triton.jit
@@ -60,6 +60,69 @@ def extreme_kernel(p_o, p_i, p_x, nk, nr, sizes_k, sx, so, sizes_r, sr, MERGE: t
     if p_o is not None:
         tl.store(p_o + o, converted(best, p_o.dtype.element_ty), mask=m_k)
     tl.store(p_i + o, at.to(tl.int64), mask=m_k)
+
+
+@triton.jit
+def column_kernel(p_o, p_i, p_x, nk, nr, sizes_k, sx, so, sizes_r, sr, STEP: tl.constexpr, MERGE: tl.constexpr,
+                  IDENTITY: tl.constexpr, READ: tl.constexpr, KDIMS: tl.constexpr, RDIMS: tl.constexpr,
+                  EVEN: tl.constexpr, WIDE_K: tl.constexpr, WIDE_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
+                  G: tl.constexpr):  # fmt: skip
+    """BK columns, walked by BR lanes, which take G rows at a time. EVEN: groups fill the columns."""
+    program = tl.program_id(0)
+    if WIDE_K:
+        program = program.to(tl.int64)
+    i_k = program * BK + tl.arange(0, BK)
+    m_k = i_k < nk
+    p_k = p_x + offsets(i_k, sizes_k, sx, KDIMS)
+    lanes = tl.arange(0, BR)[:, None]
+    if WIDE_R:
+        lanes = lanes.to(tl.int64)
+    best, group = tl.full((BR, BK), IDENTITY, READ), tl.zeros((BR, BK), lanes.dtype) + lanes
+    for chunk in range(0, tl.cdiv(nr, G * BR)):
+        i_g = chunk * BR + lanes
+        extreme = tl.full((BR, BK), IDENTITY, READ)
+        for j in tl.static_range(G):
+            p = p_k[None, :] + offsets(i_g * G + j, sizes_r, sr, RDIMS)
+            if EVEN:
+                x = converted(tl.load(p, mask=m_k[None, :]), READ)
+            else:
+                m = m_k[None, :] & (i_g * G + j < nr)
+                x = tl.where(m, converted(tl.load(p, mask=m, other=0), READ), tl.full((1, 1), IDENTITY, READ))
+            extreme = MERGE(extreme, x)
+        best, group = STEP((best, group), extreme, i_g, 0, 0)
+    column = reduced((best,), 0, MERGE)[0]
+    end = tl.cdiv(nr, G) * G
+    begin = tl.min(tl.where(is_best(best, column[None, :]), group, end), 0) * G
+    r = begin[None, :] + tl.arange(0, G)[:, None]
+    m = m_k[None, :] & (r < nr)
+    x = converted(tl.load(p_k[None, :] + offsets(r, sizes_r, sr, RDIMS), mask=m, other=0), READ)
+    at = tl.min(tl.where(m & is_best(x, column[None, :]), r, end), 0)
+    o = offsets(i_k, sizes_k, so, KDIMS)
+    if p_o is not None:
+        tl.store(p_o + o, converted(column, p_o.dtype.element_ty), mask=m_k)
+    tl.store(p_i + o, at.to(tl.int64), mask=m_k)
+
+
+def column_extremes(
+    recipe: Recipe, merge: Any, values: Array | None, positions: Array, x: Array, layout: Layout, cut: Tiles
+) -> None:
+    """The extremes of columns and where they first stand; NaN is one, before all others.
+
+    Args:
+        recipe: of an element and its position.
+        merge: the larger or smaller of two tiles, NaN where there is one.
+        values, positions: as in `extremes`.
+        cut: of `whole_columns`.
+    """
+    launch(
+        column_kernel, triton.cdiv(layout.results, cut.keep), values, positions, x, layout.results, layout.elements,
+        layout.kept, layout.kept_in, layout.kept_out, layout.reduced, layout.steps, STEP=recipe.step, MERGE=merge,
+        IDENTITY=recipe.identity, READ=TRITON[reads(x.dtype).name], KDIMS=len(layout.kept), RDIMS=len(layout.reduced),
+        EVEN=layout.elements % (COLUMN_GROUP * cut.fold) == 0,
+        WIDE_K=is_wide((*layout.kept, *layout.reduced), (*layout.kept_in, *layout.steps))
+        or is_wide(layout.kept, layout.kept_out),
+        WIDE_R=is_wide(layout.reduced, layout.steps), BK=cut.keep, BR=cut.fold, G=COLUMN_GROUP, num_warps=cut.warps,
+    )  # fmt: skip
 
 
 def extremes(

@@ -26,9 +26,11 @@ from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, bfloat16, float32, float64, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
-from genesis.kernels.matmul_tiles import Tile, choose, cut, pieces
+from genesis.kernels.matmul_tiles import EARLY, Tile, choose, cut, fitted, pieces
 from genesis.kernels.transpose import LEAST, transposed_copy
 from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.elementwise import copy
+from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
 __all__ = ["matmul_into"]
@@ -62,11 +64,20 @@ def activated(x, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
+def number_of(x):
+    """A number, or the one that a pointer leads to."""
+    if x.dtype.is_ptr():
+        return tl.load(x)
+    else:
+        return x
+
+
+@triton.jit
 def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK: tl.constexpr,
              EPILOGUE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The tile as it is stored: activation(alpha·acc + bias) + residual + what out held."""
     if ALPHA & EPILOGUE:
-        b_acc = b_acc * alpha
+        b_acc = b_acc * number_of(alpha)
     if BIAS_N & EPILOGUE:
         b_acc += converted(tl.load(p_bias + o_n * step, mask=o_n < n, other=0), WORK)[None, :]
     if BIAS_M & EPILOGUE:
@@ -230,17 +241,25 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
                    EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr,
                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
                    SPLIT: tl.constexpr, ONCE: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
-    """`whole` tiles from first to last k (ONCE: one for each program, which spares the loop); then, with SPLIT, `rest`
+    """`whole` tiles from first to last k (ONCE: one for each program, without the loop); then, with SPLIT, `rest`
     tiles in `split` parts of `share` steps each, which go to `p_parts`.
     """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
     if ONCE:
         i_batch, i_m, i_n = place(start, tiles_m, tiles_n, GROUP, MATRICES)
+        # A residual that is fetched before the sum is there after it.
+        EARLY: tl.constexpr = EPILOGUE == RESIDUAL
+        if EARLY:
+            o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
+            b_mask = (o_m < m)[:, None] & (o_n < n)[None, :]
+            b_residual = tl.load(p_residual + out_offsets(i_batch, o_m, o_n, so, WIDE), mask=b_mask, other=0)
         b_acc = summed(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, 0, steps, A_TURNED, B_TURNED, A_SPREAD,
                        B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+        if EARLY:
+            b_acc += converted(b_residual, tl.float32)
         stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
-                         EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
+                         0 if EARLY else EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
     else:
         # The store counts tiles itself: one number for both would tie the loads of the next tile to this one's store.
         i_stored = start - programs
@@ -382,7 +401,7 @@ class Finish(NamedTuple):
     activation: str | None
     residual: Array | None
     accumulate: bool
-    alpha: float
+    alpha: float | Array
     along: str = "n"
 
     @property
@@ -392,12 +411,23 @@ class Finish(NamedTuple):
         if self.bias is not None:
             found |= BIAS_N.value if self.along == "n" else BIAS_M.value
         found |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
-        return int(found | ALPHA.value * (self.alpha != 1.0))
+        return int(found | ALPHA.value * (isinstance(self.alpha, Array) or self.alpha != 1.0))
+
+    @property
+    def reads(self) -> bool:
+        """Whether it reads as much as it stores."""
+        return self.accumulate or self.residual is not None
+
+    @property
+    def is_early(self) -> bool:
+        """Whether a residual is all there is; it is fetched before the sum, and tiles are not taken in turn."""
+        return self.flags == RESIDUAL.value
 
     @property
     def values(self) -> tuple[Any, ...]:
         """p_bias, step, p_residual and alpha of the kernels."""
-        return self.bias, self.bias.strides[0] if self.bias is not None else 1, self.residual, float(self.alpha)
+        alpha = self.alpha if isinstance(self.alpha, Array) else float(self.alpha)
+        return self.bias, self.bias.strides[0] if self.bias is not None else 1, self.residual, alpha
 
     @property
     def swapped(self) -> Finish:
@@ -472,7 +502,7 @@ def _region(f: Factor, batches: Shape, rows: int, columns: int) -> Region | None
 
 def matmul_into(
     out: Array, a: Array, b: Array, *, turned: bool = False, bias: Array | None = None, activation: str | None = None,
-    residual: Array | None = None, accumulate: bool = False, alpha: float = 1.0, tile: Tile | None = None,
+    residual: Array | None = None, accumulate: bool = False, alpha: float | Array = 1.0, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """out = activation(alpha·a·b + bias) + residual, plus what out held where `accumulate` is set.
 
@@ -487,6 +517,7 @@ def matmul_into(
         bias: `[n]`, with any stride.
         activation: "relu", "gelu_tanh" or "silu".
         residual: of out's shape, contiguous.
+        alpha: a number, or an array of one element in the type of the sums.
         tile: in the place of the table's choice, to measure it.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
@@ -522,7 +553,9 @@ def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
     if a is None or b is None:
         return False
     layout = "nt"[a.turned] + "nt"[b.turned]
-    tile = tile or choose(kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
+    tile = tile or choose(kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory, finish.reads)
+    if finish.is_early and not tile.once:
+        tile = fitted(EARLY, dtype.itemsize, properties.shared_memory, finish.reads)
     if tile.swapped:
         p, finish = p.swapped, finish.swapped
         a, b = b._replace(turned=not b.turned), a._replace(turned=not a.turned)
@@ -556,18 +589,20 @@ def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region
     o = _region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if c.whole else None
     if o is not None and o.shape[-1] * out.dtype.itemsize % 16:  # the engine wrote past the end of such rows
         o = None
-    columns = t.bn // pieces(t, out.dtype.itemsize)
+    once = t.once and c.whole == tiles and (tiles <= programs or finish.is_early)
+    columns = t.bn // pieces(t, out.dtype.itemsize, finish.reads and not once)
+    grid = tiles if once else min(programs, c.whole + c.rest * c.split)
     so = (p.o.batch[-1], p.o.row, p.o.column)
     store = {"EPILOGUE": finish.flags, "WIDE": is_wide((p.matrices, p.m, p.n), so)}
     size = {"BM": t.bm, "BN": t.bn, "GROUP": t.group, "MATRICES": _matrices(p, tiles)}
     launch(
-        by_descriptors, min(programs, c.whole + c.rest * c.split), a.descriptor(p.a.array, t.bm, t.bk, tf32),
+        by_descriptors, grid, a.descriptor(p.a.array, t.bm, t.bk, tf32),
         b.descriptor(p.b.array, t.bk, t.bn, tf32), o and o.descriptor(out, t.bm, columns), out, partial,
         *finish.values, p.m, p.n, p.k, p.batches, so, *c, A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread,
         B_SPREAD=b.spread, TYPE=_dot_type(dtype), PRECISION="tf32" if tf32 else "ieee",
         MOVED=tf32 and a.turned and not is_interpreted(), BATCHED=bool(o and o.spread), BK=t.bk, SPLIT=c.split > 1,
         STORE="pointers" if o is None else ("columns" if o.turned else "rows"), PIECES=t.bn // columns,
-        ONCE=c.whole == tiles <= programs and t.once, num_warps=t.warps, num_stages=t.stages, **store, **size,
+        ONCE=once, num_warps=t.warps, num_stages=t.stages, **store, **size,
     )  # fmt: skip
     if c.split > 1:
         rows = max(1, min(t.bm, 2048 // t.bn))
@@ -629,7 +664,16 @@ def matmul(out: Array, x: Array, y: Array) -> None:
     matmul_into(out, x, y)
 
 
-@twin("linear")
-def linear(out: Array, x: Array, weight: Array, bias: Array | None = None) -> None:
-    """y = x·Wᵀ + b."""
-    matmul_into(out, x, weight, turned=True, bias=bias)
+@twin("matmul_add")
+def matmul_add(out: Array, x: Array, y: Array, addend: Array) -> None:
+    """x @ y + addend."""
+    matmul_into(out, x, y, residual=contiguous(addend))
+
+
+@twin("add_matmul")
+def add_matmul(out: tuple[()], target: Array, x: Array, y: Array) -> None:
+    """target += x @ y."""
+    whole = contiguous(target)
+    matmul_into(whole, x, y, accumulate=True)
+    if whole is not target:
+        copy(whole, out=target)

@@ -20,16 +20,18 @@ from genesis.backend.cuda.signature import Double
 from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, float32, float64
 from genesis.kernels.elementwise import elementwise
+from genesis.kernels.head import Head, Labels, is_headed, log_sum, shifted_label
 from genesis.kernels.linalg import matmul_into
 from genesis.kernels.segment import report
 from genesis.kernels.types import TRITON, converted, work_type
 
 __all__: list[str] = []
 
-WORKSPACE = 640 << 20  # bytes of float32 logits at a time: 1024 tokens of 152k words; fewer add up dW more often
+WORKSPACE = 832 << 20  # bytes of logits at a time: 2816 tokens of 152k words in 2 bytes; fewer add up dW more often
 MIN_ROWS = 256  # of a chunk; below, adding up dW would cost more than the product
-ROW_BLOCK = 8192  # logits of a row that a program reads at once: 16 KB of a 2-byte type
-TILE = 4096  # logits of a program of the backward pass
+MANY_ROWS = 2048  # from here on a row is read by a single warp
+ROW_BLOCK = 4096  # logits of a row that a program reads at once: 8 KB of a 2-byte type
+TILE = 2048  # logits of a program of the backward pass
 
 
 # --- Rows -------------------------------------------------------------------------------------------------------------
@@ -60,12 +62,6 @@ def row_sums(p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: 
             plain += tl.where(i < classes, x, 0.0)
         top = higher
     return top, tl.sum(sums, 0), tl.sum(plain, 0)
-
-
-@triton.jit
-def log_sum(top, sums):
-    """log Σ e^x; NaN where all of x are infinite, as the reference has it."""
-    return tl.where(tl.abs(top) == float("inf"), float("nan"), top + tl.log(sums))
 
 
 @triton.jit
@@ -106,7 +102,7 @@ def _block(classes: int, work: DType, limit: int) -> int:
 
 
 def _warps(block: int) -> int:
-    return max(1, min(8, block // 512))
+    return max(1, min(8, block // 1024))
 
 
 def _number(value: float, work: DType) -> float:
@@ -121,7 +117,7 @@ def cross_entropy(
     losses, lse = out
     rows, classes = logits.shape
     work = work_type(logits.dtype)
-    block = _block(classes, work, ROW_BLOCK)
+    block = _block(classes, work, ROW_BLOCK if rows < MANY_ROWS else 1024)
     launch(
         loss_kernel, rows, losses, lse, logits, labels, faults.flag(out[0].device), classes, ignore_index,
         faults.site("cross_entropy", 1, classes), _number(label_smoothing, work), _number(z_loss, work),
@@ -151,17 +147,18 @@ def cross_entropy_backward(
 # --- From hidden states -----------------------------------------------------------------------------------------------
 
 
-@triton.jit
-def chunk_kernel(p_loss, p_d, p_x, p_labels, p_fault, classes, ignore, site, sl, sd, GRADS: tl.constexpr,
-                 WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["first", "length", "shift", "step_row", "step", "ignore", "classes", "site"])
+def chunk_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, length, shift, step_row, step, ignore, classes, site, sd,
+                 GRADS: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Losses of rows of logits; with GRADS their gradients, written over the logits in the type of `p_d`.
 
     A narrower gradient ends before the logits that are still to be read begin, except within a tile: there the barrier
     lets every thread have read first.
     """
-    i_row = tl.program_id(0).to(tl.int64)
-    p_row, p_out = p_x + i_row * classes, p_d + i_row * sd
-    label, kept = label_of(p_labels, p_fault, i_row, sl, ignore, classes, site)
+    i_local = tl.program_id(0).to(tl.int64)
+    i_row = i_local + first
+    p_row, p_out = p_x + i_local * classes, p_d + i_local * sd
+    label, kept = shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
     top, sums, _ = row_sums(p_row, classes, 1, False, WORK, BLOCK)
     lse = log_sum(top, sums)
     chosen = tl.load(p_row + label, mask=kept, other=0)
@@ -169,8 +166,8 @@ def chunk_kernel(p_loss, p_d, p_x, p_labels, p_fault, classes, ignore, site, sl,
     if GRADS:
         weight = tl.where(kept, 1 / sums, 0.0)
         base = tl.where(kept, top, float("inf"))  # rows that do not count: e^-inf = 0
-        for first in range(0, classes, BLOCK):
-            i = first + tl.arange(0, BLOCK)
+        for start in range(0, classes, BLOCK):
+            i = start + tl.arange(0, BLOCK)
             m = i < classes
             x = tl.load(p_row + i, mask=m, other=0)
             tl.debug_barrier()
@@ -179,13 +176,37 @@ def chunk_kernel(p_loss, p_d, p_x, p_labels, p_fault, classes, ignore, site, sl,
 
 
 @triton.jit
-def total_kernel(p_o, p_x, n, BLOCK: tl.constexpr):
-    """Σ x in float64."""
+def total_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
+    """Σ x / divisor in float64."""
     acc = tl.zeros((BLOCK,), tl.float64)
     for first in range(0, n, BLOCK):
         i = first + tl.arange(0, BLOCK)
         acc += tl.load(p_x + i, mask=i < n, other=0).to(tl.float64)
-    tl.store(p_o, converted(tl.sum(acc, 0), p_o.dtype.element_ty))
+    total = tl.sum(acc, 0)
+    if p_divisor is not None:
+        total = total / converted(tl.load(p_divisor), tl.float64)
+    tl.store(p_o, converted(total, p_o.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["number", "n", "length", "shift", "step_row", "step", "ignore", "classes"])
+def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row, step, ignore, classes,
+                   COUNT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The divisor and its inverse, 0 for a divisor of 0: one in memory, how many of n rows COUNT, or a number."""
+    if p_divisor is not None:
+        divisor = converted(tl.load(p_divisor), p_o.dtype.element_ty)
+    elif COUNT:
+        acc = tl.zeros((BLOCK,), tl.int32)
+        for first in range(0, n, BLOCK):
+            i = first + tl.arange(0, BLOCK)
+            at = i % length + shift
+            m = (i < n) & (at < length)
+            p_label = p_labels + (i // length).to(tl.int64) * step_row + at * step
+            acc += (m & (tl.load(p_label, mask=m, other=0).to(tl.int64) != ignore)).to(tl.int32)
+        divisor = tl.sum(acc, 0).to(p_o.dtype.element_ty)
+    else:
+        divisor = converted(tl.full((), number, tl.float64), p_o.dtype.element_ty)
+    tl.store(p_o, divisor)
+    tl.store(p_o + 1, tl.where(divisor == 0, 0.0, 1 / tl.where(divisor == 0, 1.0, divisor)))
 
 
 @triton.jit
@@ -193,9 +214,9 @@ def _same(x):
     return x
 
 
-def chunk_rows(tokens: int, classes: int, itemsize: int) -> int:
-    """How many tokens go together: chunks of nearly equal size, of whole tiles of the product, within the workspace."""
-    most = max(MIN_ROWS, WORKSPACE // max(classes * itemsize, 1) // MIN_ROWS * MIN_ROWS)
+def chunk_rows(tokens: int, row: int, workspace: int) -> int:
+    """How many tokens of `row` bytes go together: chunks of nearly equal size, of whole tiles, within the workspace."""
+    most = max(MIN_ROWS, workspace // max(row, 1) // MIN_ROWS * MIN_ROWS)
     even = -(-tokens // -(-tokens // most)) if tokens else 0
     return min(tokens, -(-even // 128) * 128)
 
@@ -210,24 +231,69 @@ def _turned(x: Array) -> Array:
 
 @twin("linear_cross_entropy")
 def linear_cross_entropy(
-    out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, ignore_index: int, with_grads: bool
-) -> None:
-    """The summed cross entropy of logits x·weightᵀ; with `with_grads` also dx and dweight.
+    out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, divisor: Array | float | None = None, *,
+    ignore_index: int, with_grads: bool, mean: bool = False, shift: int = 0,
+) -> None:  # fmt: skip
+    """The cross entropy of logits x·weightᵀ, summed and divided; with `with_grads` also dx and dweight.
 
-    Logits and sums are float32 (float64 for float64). Their gradients are rounded to x's type, in which they are
-    multiplied, and stand in the memory of the logits.
+    Sums are float32 (float64 for float64). The logits' gradients are rounded to x's type, in which they are multiplied;
+    so is dweight after each chunk of a 2-byte type, which adds half a unit of it a chunk.
     """
     loss, dx, dw = out if isinstance(out, tuple) else (out, None, None)
-    (tokens, _), classes, device = x.shape, weight.shape[0], x.device
+    tokens, found = x.shape[0], Labels(labels, shift, ignore_index, weight.shape[0])
+    number, share = _divisor(divisor, found, mean, x)
+    losses = loss
     if tokens == 0 or weight.size == 0:
-        for result in (loss, dx, dw):
+        tokens = 0
+        for result in (dx, dw):
             if result is not None:
                 clear(result)
-        return
-    work = work_type(x.dtype)
-    rows = chunk_rows(tokens, classes, work.itemsize)
-    losses = empty((tokens,), work, device)
-    memory = empty((rows, classes), work, device)
+    else:
+        losses = (_with_head if is_headed(x, weight) else _with_logits)(dx, dw, x, weight, found, share)
+    launch(
+        total_kernel, 1, loss, losses, number, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(tokens))),
+        num_warps=8,
+    )  # fmt: skip
+
+
+def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array) -> tuple[Array | None, Array | float]:
+    """What the sum is divided by, and its inverse: one element each on the device, or (None, 1) for the sum itself."""
+    if divisor is None and not mean:
+        return None, 1.0
+    memory, number = divisor if isinstance(divisor, Array) else None, 0.0 if divisor is None else divisor
+    pair = empty((2,), work_type(x.dtype), x.device)
+    launch(
+        divisor_kernel, 1, pair, memory, 0.0 if memory is not None else Double(number), labels.array, x.shape[0],
+        *labels.values, COUNT=divisor is None, BLOCK=4096, num_warps=8,
+    )  # fmt: skip
+    return _rows_of(pair, 0, 1), _rows_of(pair, 1, 1)
+
+
+def _with_head(
+    dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, share: Array | float
+) -> Array:
+    """2-byte floats on a device with a copy engine; see `head.py`. Gives the losses; gradients are times `share`."""
+    tokens = x.shape[0]
+    row = weight.shape[0] * x.dtype.itemsize if dx is not None else weight.shape[0] // 16
+    rows = chunk_rows(tokens, row, WORKSPACE)
+    head = Head(x, weight, labels, rows, dx is not None)
+    for first in range(0, tokens, rows):
+        count = min(rows, tokens - first)
+        head.forward(first, count)
+        if dx is not None and dw is not None:
+            grads = head.gradients(first, count)
+            matmul_into(_rows_of(dx, first, count), grads, weight, alpha=share)
+            matmul_into(dw, _turned(grads), _rows_of(x, first, count), accumulate=first > 0, alpha=share)
+    return head.losses
+
+
+def _with_logits(
+    dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, share: Array | float
+) -> Array:
+    """Any float type and layout: logits in the type of the sums, then their gradients in their memory, in x's type."""
+    tokens, classes, device, work = x.shape[0], weight.shape[0], x.device, work_type(x.dtype)
+    rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
+    losses, memory = empty((tokens,), work, device), empty((rows, classes), work, device)
     ratio = work.itemsize // x.dtype.itemsize
     narrow = dw is not None and dw.dtype is not work and rows < tokens
     sum_dw = empty(dw.shape, work, device) if dw is not None and narrow else dw
@@ -238,14 +304,13 @@ def linear_cross_entropy(
         matmul_into(logits, xc, _turned(weight))
         grads = Array(memory.storage, (count, classes), (ratio * classes, 1), x.dtype, device, memory.offset * ratio)
         launch(
-            chunk_kernel, count, _rows_of(losses, first, count), grads, logits, _rows_of(labels, first, count),
-            faults.flag(device), classes, ignore_index, faults.site("linear_cross_entropy", 1, classes),
-            labels.strides[0], ratio * classes, GRADS=with_grads, WORK=TRITON[work.name], BLOCK=block,
-            num_warps=_warps(block),
+            chunk_kernel, count, losses, grads, logits, labels.array, faults.flag(device), first,
+            *labels.values, faults.site("linear_cross_entropy", 1, classes), ratio * classes, GRADS=dx is not None,
+            WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
         if dx is not None and sum_dw is not None:
-            matmul_into(_rows_of(dx, first, count), grads, weight)
-            matmul_into(sum_dw, _turned(grads), xc, accumulate=first > 0)
-    launch(total_kernel, 1, loss, losses, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(tokens))), num_warps=8)
+            matmul_into(_rows_of(dx, first, count), grads, weight, alpha=share)
+            matmul_into(sum_dw, _turned(grads), xc, accumulate=first > 0, alpha=share)
     if dw is not None and narrow and sum_dw is not None:
         elementwise(_same, dw, sum_dw, work=float32)
+    return losses

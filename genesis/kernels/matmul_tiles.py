@@ -9,7 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
-__all__ = ["TABLE", "Cut", "Row", "Tile", "choose", "cut", "fitted", "parts", "pieces", "shared_bytes"]
+__all__ = ["EARLY", "TABLE", "Cut", "Row", "Tile", "choose", "cut", "fitted", "parts", "pieces", "shared_bytes"]
 
 
 class Tile(NamedTuple):
@@ -67,6 +67,8 @@ _TF32 = Tile(128, 256, 32, 8, 4)
 _TF32_PAIR = Tile(128, 128, 32, 4, 3, split=1, resident=2)
 _TF32_LOW = Tile(64, 64, 64, 4, 3, swapped=True, resident=2)
 
+EARLY = _PAIR  # where a residual is fetched before the sum, and the table has a larger tile
+
 # Measured on an H200.
 TABLE: dict[str, tuple[Row, ...]] = {
     "half": (
@@ -87,13 +89,20 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("nn", 8192, 4864, 896, _PAIR),
         Row("nn", 8192, 896, 4864, _DEEP._replace(group=4, split=1)),
         Row("nn", 8192, 896, 9728, _SQUARE._replace(split=2)),
-        Row("nn", 8192, 896, 151936, _SQUARE._replace(split=5)),
+        Row("nn", 8192, 896, 151936, _DEEP._replace(split=2)),
+        Row("nn", 4096, 896, 151936, _SQUARE._replace(split=1)),
+        Row("nn", 2816, 896, 151936, _SQUARE),
+        Row("nn", 2048, 896, 151936, _DEEP._replace(split=2)),
+        Row("nn", 512, 896, 151936, _DEEP._replace(split=7)),
         Row("tn", 896, 896, 8192, _LOW),
         Row("tn", 1152, 896, 8192, _LOW),
         Row("tn", 4864, 896, 8192, _PAIR._replace(split=16)),
         Row("tn", 9728, 896, 8192, _PAIR._replace(split=16)),
         Row("tn", 896, 4864, 8192, _PAIR._replace(split=16)),
         Row("tn", 151936, 896, 8192, _SQUARE),
+        Row("tn", 151936, 896, 2816, _SQUARE),
+        Row("tn", 151936, 896, 2048, Tile(128, 128, 64, 8, 3, split=1, swapped=True, resident=2)),
+        Row("tn", 151936, 896, 512, _PAIR),
         Row("nt", 2048, 4864, 896, _PAIR),
         Row("nn", 512, 896, 4864, Tile(64, 64, 128, 4, 6, split=1)),
         Row("tn", 4864, 896, 512, _LOW),
@@ -181,10 +190,13 @@ MOST = 32  # parts; more only move more partial sums
 
 
 @functools.lru_cache(4096)
-def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: int) -> Tile:
+def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: int, reads: bool = False) -> Tile:
     """The tile of the nearest row, with as many stages as `shared` bytes of a block's memory hold.
 
     A split is right only for the tiles that the row's own shape leaves over: `parts` decides for others.
+
+    Args:
+        reads: the epilogue reads as much as it stores.
     """
 
     def distance(row: Row) -> float:
@@ -193,27 +205,27 @@ def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: in
 
     row = min(TABLE[kind], key=distance)
     same = (row.m, row.n, row.k) == (m, n, k)
-    return fitted(row.tile if same else row.tile._replace(split=0), item, shared)
+    return fitted(row.tile if same else row.tile._replace(split=0), item, shared, reads)
 
 
-def shared_bytes(tile: Tile, item: int) -> int:
-    """Shared memory that the kernel takes: the stages of both tiles, and room for the store."""
+def shared_bytes(tile: Tile, item: int, reads: bool = False) -> int:
+    """Shared memory that the kernel takes: the stages of both tiles, and room for the store, and for what is read."""
     stage = (tile.bm + tile.bn) * tile.bk * item
-    store = tile.bm * tile.bn * item // pieces(tile, item)
-    return tile.stages * stage + store + 1024
+    finish = (1 + reads) * tile.bm * tile.bn * item // pieces(tile, item, reads)
+    return tile.stages * stage + finish + 1024
 
 
-def pieces(tile: Tile, item: int) -> int:
-    """Into how many pieces the store cuts a tile: 32 KiB a processor each, of at least 32 columns."""
+def pieces(tile: Tile, item: int, reads: bool = False) -> int:
+    """Into how many pieces the epilogue cuts a tile: 32 KiB a processor each, of at least 32 columns."""
     count = 1
-    while tile.resident * tile.bm * tile.bn * item // count > 32 << 10 and tile.bn // count > 32:
+    while (1 + reads) * tile.resident * tile.bm * tile.bn * item // count > 32 << 10 and tile.bn // count > 32:
         count *= 2
     return count
 
 
-def fitted(tile: Tile, item: int, shared: int) -> Tile:
+def fitted(tile: Tile, item: int, shared: int, reads: bool = False) -> Tile:
     """The tile with fewer stages, then smaller, until it fits."""
-    while shared_bytes(tile, item) > (shared + RESERVED) // tile.resident - RESERVED:
+    while shared_bytes(tile, item, reads) > (shared + RESERVED) // tile.resident - RESERVED:
         if tile.resident > 1:
             tile = tile._replace(resident=1)
         elif tile.stages > 2:

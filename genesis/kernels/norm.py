@@ -2,7 +2,7 @@
 
 Forward: one read and one write; a row that is longer than a program's registers is read again from the cache.
 Backward: a fixed number of programs, each of which walks its rows, writes dx and keeps its share of the parameters'
-gradients in registers; the shares are summed in fixed order by the reduction kernel. No float is added atomically.
+gradients in registers; the shares are then added in fixed order. No float is added atomically.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.twins import twin
 from genesis.kernels import maths
-from genesis.kernels.fold import fold_into, number
+from genesis.kernels.fold import number
 from genesis.kernels.indices import collapse, is_wide, offsets
-from genesis.kernels.reduce import ADD
-from genesis.kernels.reduce_plan import NormTiles, arrange, norm_tiles
+from genesis.kernels.reduce_plan import NormTiles, norm_tiles
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import contiguous_strides, numel
 
@@ -106,9 +105,18 @@ def products(p_g, p_x, w, i_h, m, mean, r, dg, dx, WORK: tl.constexpr, CENTRED: 
 
 
 @triton.jit
-def backward(p_d, p_dw, p_db, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, sr, dg, dx, dw, CENTRED: tl.constexpr,
-             WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr, BN: tl.constexpr,
-             BH: tl.constexpr):  # fmt: skip
+def more(p_plus, o_n, i_h, m, dp, PLUS: tl.constexpr, WORK: tl.constexpr):
+    """What arrived at x before, of a tile."""
+    if PLUS:
+        return converted(tl.load((p_plus + o_n)[:, None] + (i_h * dp)[None, :], mask=m, other=0), WORK)
+    else:
+        return tl.zeros(m.shape, WORK)
+
+
+@triton.jit
+def backward(p_d, p_dw, p_db, p_g, p_x, p_plus, p_w, p_m, p_r, n, h, sizes, sg, sx, sp, sm, sr, dg, dx, dp, dw,
+             CENTRED: tl.constexpr, PLUS: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
+             BN: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """dx of rows program, program + P, …, and this program's share of dw and db."""
     program = tl.program_id(0)
     i_h = tl.arange(0, BH)
@@ -119,7 +127,7 @@ def backward(p_d, p_dw, p_db, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, 
     lane = tl.arange(0, BN)
     if WIDE:
         lane = lane.to(tl.int64)
-    for tile in range(program, tl.cdiv(n, BN), tl.num_programs(0)):
+    for tile in tl.range(program, tl.cdiv(n, BN), tl.num_programs(0), num_stages=STAGES):
         i_n = tile * BN + lane
         m_n = i_n < n
         m = m_n[:, None] & m_h[None, :]
@@ -129,13 +137,15 @@ def backward(p_d, p_dw, p_db, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, 
             mean = tl.load(p_m + offsets(i_n, sizes, sm, DIMS), mask=m_n, other=0)
         g_n = (p_g + offsets(i_n, sizes, sg, DIMS))[:, None]
         x_n = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None]
+        before = more(p_plus, offsets(i_n, sizes, sp, DIMS), i_h, m, dp, PLUS, WORK)
         g, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
         to_w += g * z
         d = gw - z * maths.divide(tl.sum(gw * z, 1), count)[:, None]
         if CENTRED:
             to_b += g
             d -= maths.divide(tl.sum(gw, 1), count)[:, None]
-        tl.store((p_d + i_n * h)[:, None] + i_h[None, :], converted(d * r[:, None], p_d.dtype.element_ty), mask=m)
+        d = d * r[:, None] + before
+        tl.store((p_d + i_n * h)[:, None] + i_h[None, :], converted(d, p_d.dtype.element_ty), mask=m)
     o = program.to(tl.int64) * h + i_h
     tl.store(p_dw + o, tl.sum(to_w, 0), mask=m_h)
     if CENTRED:
@@ -143,8 +153,9 @@ def backward(p_d, p_dw, p_db, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, 
 
 
 @triton.jit
-def backward_rows(p_d, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, sr, dg, dx, dw, CENTRED: tl.constexpr,
-                  WORK: tl.constexpr, DIMS: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+def backward_rows(p_d, p_g, p_x, p_plus, p_w, p_m, p_r, n, h, sizes, sg, sx, sp, sm, sr, dg, dx, dp, dw,
+                  CENTRED: tl.constexpr, PLUS: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr,
+                  BH: tl.constexpr):  # fmt: skip
     """dx of one row that is longer than a program's registers."""
     i_n = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS))
@@ -172,8 +183,8 @@ def backward_rows(p_d, p_g, p_x, p_w, p_m, p_r, n, h, sizes, sg, sx, sm, sr, dg,
         d = gw - z * along
         if CENTRED:
             d -= centre
-        o = (i_n * h)[:, None] + i_h[None, :]
-        tl.store(p_d + o, converted(d * r[:, None], p_d.dtype.element_ty), mask=m)
+        d = d * r[:, None] + more(p_plus, offsets(i_n, sizes, sp, DIMS), i_h, m, dp, PLUS, WORK)
+        tl.store(p_d + (i_n * h)[:, None] + i_h[None, :], converted(d, p_d.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -199,6 +210,35 @@ def backward_columns(p_dw, p_db, p_g, p_x, p_m, p_r, n, h, sizes, sg, sx, sm, sr
         tl.store(p_db + o, tl.sum(to_b, 0), mask=m_h)
 
 
+@triton.jit
+def add_rows(p_o, p_x, n, h, step, BN: tl.constexpr, BH: tl.constexpr):
+    """The sums of BH columns of `[n, h]`: BN running sums of rows far apart, which are then added."""
+    i_h = tl.program_id(0) * BH + tl.arange(0, BH)
+    i_n = tl.arange(0, BN)
+    m_h = (i_h < h)[None, :]
+    total = tl.zeros((BN, BH), p_x.dtype.element_ty)
+    for first in range(0, n, BN):
+        i_row = first + i_n
+        total += tl.load(p_x + (i_row * h)[:, None] + i_h[None, :], mask=(i_row < n)[:, None] & m_h, other=0)
+    tl.store(p_o + i_h * step, converted(tl.sum(total, 0), p_o.dtype.element_ty), mask=i_h < h)
+
+
+@triton.jit
+def scale_rows(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK: tl.constexpr, DIMS: tl.constexpr,
+               WIDE: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    """x·r·w of a tile."""
+    i_n = tl.program_id(0) * BN + tl.arange(0, BN)
+    if WIDE:
+        i_n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    i_h = tl.program_id(1) * BH + tl.arange(0, BH)
+    m_n, m_h = i_n < n, i_h < h
+    m = m_n[:, None] & m_h[None, :]
+    r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS), mask=m_n, other=0)
+    x = converted(tl.load((p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :], mask=m, other=0), WORK)
+    y = x * r[:, None] * row_of(p_w, i_h, m_h, dw, WORK)
+    tl.store((p_y + i_n * h)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
+
+
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
@@ -222,10 +262,10 @@ def _forward(
 
 
 def _backward(
-    outs: tuple[Array, ...], g: Array, x: Array, weight: Array, mean: Array | None, rstd: Array,
+    outs: tuple[Array, ...], g: Array, x: Array, weight: Array, mean: Array | None, rstd: Array, plus: Array | None,
     cut: NormTiles | None = None,
 ) -> None:  # fmt: skip
-    """dx, dw and, where there is a mean, db."""
+    """dx + plus, dw and, where there is a mean, db."""
     d, *parameters = outs
     h, n = x.shape[-1], numel(x.shape[:-1])
     if h == 0:
@@ -235,27 +275,38 @@ def _backward(
     shares = [empty((cut.programs, h), work, x.device) for _ in parameters]
     share_w, share_b = shares[0], shares[1] if len(shares) > 1 else None
     ms = mean.strides if mean is not None else rstd.strides
-    lead = (g.strides[:-1], x.strides[:-1], ms, rstd.strides)
-    sizes, sg, sx, sm, sr = collapse(x.shape[:-1], *lead)
-    dg, dx, dw = g.strides[-1], x.strides[-1], weight.strides[0]
+    ps = plus.strides if plus is not None else g.strides
+    sizes, sg, sx, sp, sm, sr = collapse(x.shape[:-1], g.strides[:-1], x.strides[:-1], ps[:-1], ms, rstd.strides)
+    steps = (g.strides[-1], x.strides[-1], ps[-1], weight.strides[0])
     common = {"CENTRED": mean is not None, "WORK": TRITON[work.name], "DIMS": len(sizes), "BH": cut.columns}
     if cut.once:
-        wide = is_wide((*sizes, h), (*sg, dg), (*sx, dx), contiguous_strides((*sizes, h)))
+        wide = is_wide((*sizes, h), (*sg, steps[0]), (*sx, steps[1]), (*sp, steps[2]), contiguous_strides((*sizes, h)))
         launch(
-            backward, cut.programs, d, share_w, share_b, g, x, weight, mean, rstd, n, h, sizes, sg, sx, sm, sr,
-            dg, dx, dw, BN=cut.rows, WIDE=wide, num_warps=cut.warps, **common,
+            backward, cut.programs, d, share_w, share_b, g, x, plus, weight, mean, rstd, n, h, sizes, sg, sx, sp, sm,
+            sr, *steps, PLUS=plus is not None, BN=cut.rows, WIDE=wide, STAGES=cut.stages, num_warps=cut.warps, **common,
         )  # fmt: skip
     else:
         launch(
-            backward_rows, n, d, g, x, weight, mean, rstd, n, h, sizes, sg, sx, sm, sr, dg, dx, dw,
-            num_warps=cut.warps, **common,
+            backward_rows, n, d, g, x, plus, weight, mean, rstd, n, h, sizes, sg, sx, sp, sm, sr, *steps,
+            PLUS=plus is not None, num_warps=cut.warps, **common,
         )  # fmt: skip
         launch(
             backward_columns, (triton.cdiv(h, cut.columns), cut.programs), share_w, share_b, g, x, mean, rstd, n, h,
-            sizes, sg, sx, sm, sr, dg, dx, num_warps=cut.warps, **common,
+            sizes, sg, sx, sm, sr, *steps[:2], num_warps=cut.warps, **common,
         )  # fmt: skip
     for share, out in zip(shares, parameters, strict=True):
-        fold_into(ADD, out, share, arrange(share.shape, share.strides, (0,)), work)
+        add_shares(out, share)
+
+
+def add_shares(out: Array, share: Array) -> None:
+    """The sum of partial sums `[programs, h]`, in order: all of a column are asked for at once where they fit."""
+    programs, h = share.shape
+    rows = min(triton.next_power_of_2(programs), 512)
+    columns = max(8, min(32, 4096 // rows))
+    launch(
+        add_rows, triton.cdiv(h, columns), out, share, programs, h, out.strides[0], BN=rows, BH=columns,
+        num_warps=8 if rows * columns >= 2048 else 4,
+    )  # fmt: skip
 
 
 @twin("rms_norm")
@@ -264,10 +315,28 @@ def rms_norm(out: tuple[Array, Array], x: Array, weight: Array, eps: float) -> N
     _forward(out[0], None, out[1], x, weight, None, eps)
 
 
+@twin("rms_norm_scale")
+def rms_norm_scale(out: Array, x: Array, weight: Array, rstd: Array) -> None:
+    """y = x·r·weight."""
+    h, n = x.shape[-1], numel(x.shape[:-1])
+    if n * h == 0:
+        return
+    sizes, sx, sr = collapse(x.shape[:-1], x.strides[:-1], rstd.strides)
+    columns = min(triton.next_power_of_2(h), 1024)
+    rows = min(2048 // columns, triton.next_power_of_2(n))
+    launch(
+        scale_rows, (triton.cdiv(n, rows), triton.cdiv(h, columns)), out, x, weight, rstd, n, h, sizes, sx, sr,
+        x.strides[-1], weight.strides[0], WORK=TRITON[work_type(x.dtype).name], DIMS=len(sizes), BN=rows, BH=columns,
+        WIDE=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), num_warps=4,
+    )  # fmt: skip
+
+
 @twin("rms_norm_backward")
-def rms_norm_backward(out: tuple[Array, Array], g: Array, x: Array, weight: Array, rstd: Array) -> None:
-    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)), dw = Σ rows g·n."""
-    _backward(out, g, x, weight, None, rstd)
+def rms_norm_backward(
+    out: tuple[Array, Array], g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None
+) -> None:
+    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n."""
+    _backward(out, g, x, weight, None, rstd, plus)
 
 
 @twin("layer_norm")
@@ -278,7 +347,8 @@ def layer_norm(out: tuple[Array, Array, Array], x: Array, weight: Array, bias: A
 
 @twin("layer_norm_backward")
 def layer_norm_backward(
-    out: tuple[Array, Array, Array], g: Array, x: Array, weight: Array, mean: Array, rstd: Array
-) -> None:
-    """With n = (x - m)·r: dx = r·(g·w - mean(g·w) - n·mean(g·w·n)), dw = Σ rows g·n, db = Σ rows g."""
-    _backward(out, g, x, weight, mean, rstd)
+    out: tuple[Array, Array, Array], g: Array, x: Array, weight: Array, mean: Array, rstd: Array,
+    plus: Array | None = None,
+) -> None:  # fmt: skip
+    """With n = (x - m)·r: dx = r·(g·w - mean(g·w) - n·mean(g·w·n)) + plus, dw = Σ rows g·n, db = Σ rows g."""
+    _backward(out, g, x, weight, mean, rstd, plus)

@@ -31,7 +31,7 @@ from genesis.kernels.radix import order_of
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape, contiguous_strides, numel
 
-__all__ = ["forget_plan", "halves", "philox", "quads", "words_of"]
+__all__ = ["forget_plan", "halves", "number_words", "philox", "quads", "words_of"]
 
 COUNTERS = 256  # a program: two a thread
 _TURN = tl.constexpr(2 * math.pi)
@@ -289,7 +289,7 @@ def forget_plan() -> None:
         recorder.cacheable = False
 
 
-def _halves(value: int) -> tuple[int, int]:
+def number_words(value: int) -> tuple[int, int]:
     """The low and high words of a 64-bit number, as int32."""
     low, high = value & 0xFFFFFFFF, (value >> 32) & 0xFFFFFFFF
     return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
@@ -298,7 +298,7 @@ def _halves(value: int) -> tuple[int, int]:
 def counters(seed: int, offset: int) -> tuple[int, int, int, int]:
     """Seed and first counter as kernels take them."""
     forget_plan()
-    return (*_halves(seed), *_halves(offset))
+    return (*number_words(seed), *number_words(offset))
 
 
 def _number(value: float, dtype: DType) -> float:
@@ -335,8 +335,8 @@ def normal(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, mean:
 
 def _integers(out: Array, seed: int, offset: int, low: int, span: int, flip: bool = False) -> None:
     launch(
-        randint_kernel, _programs(out.size, 2), out, out.size, *counters(seed, offset), *_halves(low), *_halves(span),
-        WHOLE=span == 1 << 64, FLIP=flip, COUNT=COUNTERS,
+        randint_kernel, _programs(out.size, 2), out, out.size, *counters(seed, offset), *number_words(low),
+        *number_words(span), WHOLE=span == 1 << 64, FLIP=flip, COUNT=COUNTERS,
     )  # fmt: skip
 
 
@@ -378,7 +378,7 @@ def dropout(out: Array, x: Array, p: float, seed: int, offset: int) -> None:
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
     work = work_type(x.dtype)
     scale = _number(1 / (1 - p) if p < 1 else 0, work)  # p = 1 leaves nothing
-    limit, _ = _halves(min(int(p * 2.0**32), 0xFFFFFFFF))
+    limit, _ = number_words(min(int(p * 2.0**32), 0xFFFFFFFF))
     launch(
         dropout_kernel, _programs(out.size, 4), out, x, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
         WORK=TRITON[work.name], DIMS=len(sizes), COUNT=COUNTERS,

@@ -15,10 +15,10 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, float64, int32, int64
 from genesis.kernels import maths
-from genesis.kernels.extremes import extremes
+from genesis.kernels.extremes import column_extremes, extremes
 from genesis.kernels.fold import Recipe, first_state, fold_into
 from genesis.kernels.indices import collapse, is_wide, offsets
-from genesis.kernels.reduce_plan import arrange, whole_rows
+from genesis.kernels.reduce_plan import arrange, whole_columns, whole_rows
 from genesis.kernels.scan import scan_lines
 from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
@@ -371,6 +371,10 @@ def _positions(largest: bool, values: Array | None, positions: Array, x: Array, 
     cut = whole_rows(layout, x.dtype.itemsize)
     if cut is not None:
         extremes(larger if largest else smaller, recipe.identity, values, positions, x, layout, cut)
+        return
+    cut = whole_columns(layout, x.dtype.itemsize)
+    if cut is not None:
+        column_extremes(recipe, larger if largest else smaller, values, positions, x, layout, cut)
         return
     fold_into(recipe, values, x, layout, work, positions=positions)
 

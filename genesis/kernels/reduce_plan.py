@@ -27,12 +27,14 @@ __all__ = [
     "scan_tiles",
     "still",
     "tiles",
+    "whole_columns",
     "whole_rows",
 ]
 
 PROGRAMS = 1056  # that run at once: 8 of 4 warps on each of 132 processors
 FEW = 96  # programs that keep the memory busy enough where a second launch would cost more than idle processors
 ROW = 32768  # bytes of a row up to which one program holds it whole
+COLUMN_GROUP = 4  # elements that a lane takes at a time on its way down a column, where positions are looked for
 GROUP = 256  # elements of a row's group for each byte of an element
 SMALL = 1 << 22  # elements; an input of this size stays in the second-level cache, where short lines cost little
 
@@ -159,6 +161,18 @@ def whole_rows(layout: Layout, itemsize: int) -> Tiles | None:
     return cut._replace(warps=8 if cut.keep * cut.fold * itemsize > 16384 else min(cut.warps, 4))
 
 
+def whole_columns(layout: Layout, itemsize: int) -> Tiles | None:
+    """How to cut a search for positions in columns that one program walks down; None for other layouts.
+
+    Comparing pairs of value and position takes about 20 instructions an element, which keeps up with memory only where
+    elements are wide; and there must be columns enough for every processor.
+    """
+    keep, fold = 64, 16
+    if layout.inner or itemsize > 2 or layout.elements < COLUMN_GROUP * fold or layout.results < keep * PROGRAMS // 2:
+        return None
+    return Tiles(keep, fold, 1, layout.elements, 4)
+
+
 def group_of(cut: Tiles, itemsize: int) -> int:
     """How many neighbours of a row share an extreme, where positions are looked for: `cut.fold`, or a part of it.
 
@@ -269,6 +283,7 @@ class NormTiles(NamedTuple):
         once: whether a tile holds whole rows.
         programs: how many programs share the rows in the backward pass; as many partial sums are kept.
         warps: warps a program.
+        stages: tiles of the backward pass that are fetched ahead.
     """
 
     rows: int
@@ -276,6 +291,7 @@ class NormTiles(NamedTuple):
     once: bool
     programs: int
     warps: int
+    stages: int = 1
 
 
 def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False) -> NormTiles:
@@ -284,6 +300,8 @@ def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False
     whole = triton.next_power_of_2(max(columns, 1))
     limit = (8192 if backward else 16384) // wide
     once = whole <= limit
+    if once and backward and whole * wide <= 4096:
+        return _short_rows(rows, whole, itemsize)
     tile = 1 if not once else max(1, min((1024 if backward else 2048) // wide // whole, triton.next_power_of_2(rows)))
     span = whole if once else 4096 // wide
     count = tile * span * wide * (2 if backward else 1)  # registers
@@ -292,3 +310,15 @@ def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False
     # about 16 warps a processor, and at least 4 tiles a program where there are many
     programs = min(132 * 16 // warps, max(132, -(-tiles // 4)), max(tiles, 1)) if once else min(64, max(rows, 1))
     return NormTiles(tile, span, once, programs, warps)
+
+
+def _short_rows(rows: int, whole: int, itemsize: int) -> NormTiles:
+    """The backward pass of rows that a program holds: the next tiles are fetched while one is worked on."""
+    wide = 2 if itemsize == 8 else 1
+    few = rows <= 2048
+    tile = max(1, min((4096 if few else 2048) // wide // whole, triton.next_power_of_2(max(rows, 1))))
+    count = tile * whole * wide
+    warps = 8 if whole * wide > 2048 else 4 if count >= 1024 else 1
+    tiles = max(1, -(-rows // tile))
+    programs = min(tiles, 128 if few else 396 if warps < 8 else 264)
+    return NormTiles(tile, whole, True, programs, warps, 1 if few else 3)

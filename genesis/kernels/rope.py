@@ -15,13 +15,16 @@ from genesis.shapes import broadcast_strides
 
 __all__: list[str] = []
 
-PAIRS = 2048  # a program: 4 KB of a 2-byte type in and as much out, 8 pairs a thread at a time
+PAIRS = 512  # a program: 4 pairs a thread; more are no faster on large tensors, and slower on small ones
 
 
 @triton.jit
-def rotate(p_o, p_x, p_cos, p_sin, rows, tokens, heads, half, so, sx, sc, ss, INVERSE: tl.constexpr, WORK: tl.constexpr,
-           WIDE: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
-    """Rows are (sequence, token, head) in this order; strides of x and out are for those and the element."""
+def rotate(p_o, p_x, p_cos, p_sin, rows, tokens, heads, turned, half, so, sx, sc, ss, INVERSE: tl.constexpr,
+           WORK: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
+    """Rows are (sequence, token, head) in this order; strides of x and out are for those and the element.
+
+    Heads from `turned` on are copied.
+    """
     i_program = tl.program_id(0)
     if WIDE:
         i_program = i_program.to(tl.int64)
@@ -40,16 +43,23 @@ def rotate(p_o, p_x, p_cos, p_sin, rows, tokens, heads, half, so, sx, sc, ss, IN
     s = converted(tl.load(p_sin + o_s, mask=m), WORK)
     if INVERSE:
         s = -s
-    tl.store(p_o + o_o, converted(first * c - second * s, p_o.dtype.element_ty), mask=m)
-    tl.store(p_o + o_o + half * so[3], converted(second * c + first * s, p_o.dtype.element_ty), mask=m)
+    still = (i_head >= turned)[:, None]
+    left, right = tl.where(still, first, first * c - second * s), tl.where(still, second, second * c + first * s)
+    tl.store(p_o + o_o, converted(left, p_o.dtype.element_ty), mask=m)
+    tl.store(p_o + o_o + half * so[3], converted(right, p_o.dtype.element_ty), mask=m)
 
 
 @twin("rope")
-def rope(out: Array, x: Array, cos: Array, sin: Array, inverse: bool = False) -> None:
+def rope(
+    out: Array, x: Array, cos: Array, sin: Array, inverse: bool = False, heads: int | None = None
+) -> None:  # fmt: skip
     """Rotate each pair (x[i], x[i + D/2]) by its position's angle; `inverse` rotates back."""
-    batch, tokens, heads, size = x.shape
+    batch, tokens, count, size = x.shape
+    turned = count if heads is None else heads
+    if out is x:  # heads that stay need no work
+        count = turned
     half = size // 2
-    rows = batch * tokens * heads
+    rows = batch * tokens * count
     if rows * half == 0:
         return
     spread = (batch, tokens, half)
@@ -58,7 +68,7 @@ def rope(out: Array, x: Array, cos: Array, sin: Array, inverse: bool = False) ->
     padded = triton.next_power_of_2(half)
     each = max(1, PAIRS // padded)
     launch(
-        rotate, triton.cdiv(rows, each), out, x, cos, sin, rows, tokens, heads, half, out.strides, x.strides, sc, ss,
-        INVERSE=inverse, WORK=TRITON[work.name], WIDE=is_wide(x.shape, out.strides, x.strides), ROWS=each, HALF=padded,
-        num_warps=4,
+        rotate, triton.cdiv(rows, each), out, x, cos, sin, rows, tokens, count, turned, half, out.strides, x.strides,
+        sc, ss, INVERSE=inverse, WORK=TRITON[work.name], WIDE=is_wide(x.shape, out.strides, x.strides), ROWS=each,
+        HALF=padded, num_warps=4,
     )  # fmt: skip

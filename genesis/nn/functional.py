@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from genesis.autograd import apply, is_grad_enabled
+from genesis.autograd import apply, apply_, is_grad_enabled
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, softmax
 from genesis.functions.create import arange, zeros
-from genesis.functions.linalg import linear
+from genesis.functions.linalg import linear, packed_linear
 from genesis.functions.random import dropout
 from genesis.functions.shape import repeat_interleave
 from genesis.ops import activation as activation_ops
@@ -19,11 +19,15 @@ from genesis.ops import attention as attention_ops
 from genesis.ops import embedding as embedding_ops
 from genesis.ops import loss as loss_ops
 from genesis.ops import norm as norm_ops
+from genesis.ops import norm_linear as norm_linear_ops
+from genesis.ops import norm_rope as norm_rope_ops
 from genesis.ops import rope as rope_ops
+from genesis.ops import swiglu as swiglu_ops
 from genesis.tensor import Tensor
 
 __all__ = [
     "attention",
+    "attention_packed",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "cross_entropy",
@@ -35,15 +39,20 @@ __all__ = [
     "linear_cross_entropy",
     "log_softmax",
     "mse_loss",
+    "norm_linear",
+    "norm_rope",
+    "packed_linear",
     "relu",
     "rms_norm",
     "rope",
+    "rope_",
     "rope_table",
     "scaled_dot_product_attention",
     "sigmoid",
     "silu",
     "softmax",
     "swiglu",
+    "swiglu_linear",
     "tanh",
 ]
 
@@ -64,9 +73,26 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return apply(activation_ops.gelu, x)  # type: ignore[no-any-return]
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate)·up, fused."""
+def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """silu(gate)·up, fused; without `up`, gate and up stand side by side in the last dimension of the one tensor."""
+    if up is None:
+        return apply(swiglu_ops.swiglu_packed, gate)  # type: ignore[no-any-return]
     return apply(activation_ops.swiglu, gate, up)  # type: ignore[no-any-return]
+
+
+def swiglu_linear(
+    gate_up: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """`linear(swiglu(gate_up), weight, bias, residual)`; backward makes the product's input again from gate and up.
+
+    Args:
+        gate_up: `[..., 2F]`, gate in the first half.
+        weight: `[out, F]`.
+        bias: `[out]`.
+        residual: `[..., out]`.
+    """
+    given = (gate_up, weight) if bias is None and residual is None else (gate_up, weight, bias, residual)
+    return apply(swiglu_ops.swiglu_linear, *given)  # type: ignore[no-any-return]
 
 
 # --- Normalization ----------------------------------------------------------------------------------------------------
@@ -99,6 +125,19 @@ def rms_norm(
     if eps is None:
         eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[x.dtype.name]
     return apply(norm_ops.rms_norm, x, weight, eps=eps)[0]  # type: ignore[no-any-return]
+
+
+def norm_linear(
+    x: Tensor, scale: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, eps: float
+) -> Tensor:
+    """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept.
+
+    Args:
+        scale: the norm's weight.
+        weights: each `[out, in]`.
+        biases: one `[out]` for each weight, or none.
+    """
+    return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, eps=eps)[0]  # type: ignore[no-any-return]
 
 
 def layer_norm(
@@ -150,14 +189,37 @@ def rope_table(
     return ew.cos(angles).to("float32"), ew.sin(angles).to("float32")
 
 
-def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rope(x: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> Tensor:
     """Turn the pairs (x[i], x[i + D/2]) of each head by their position's angles (Su et al., 2021; half-split layout).
 
     Args:
         x: `[B, T, heads, D]`.
         cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
+        heads: how many heads are turned, the others stay; all unless given.
     """
-    return apply(rope_ops.rope, x, cos, sin)  # type: ignore[no-any-return]
+    attrs: dict[str, Any] = {} if heads is None else {"heads": heads}
+    return apply(rope_ops.rope, x, cos, sin, **attrs)  # type: ignore[no-any-return]
+
+
+def norm_rope(
+    x: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, *, heads: int, key_heads: int,
+    eps: float,
+) -> Tensor:  # fmt: skip
+    """`rope(rms_norm(x))` of queries and keys that stand side by side with the values, each with the norm's weight.
+
+    Args:
+        x: `[B, T, heads + key_heads + others, D]`; the others stay as they are.
+        query_weight, key_weight: `[D]`.
+        cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
+    """
+    attrs: dict[str, Any] = {"heads": heads, "key_heads": key_heads, "eps": eps}
+    return apply(norm_rope_ops.norm_rope, x, query_weight, key_weight, cos, sin, **attrs)[0]  # type: ignore[no-any-return]
+
+
+def rope_(x: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> Tensor:
+    """`rope` in place."""
+    attrs: dict[str, Any] = {} if heads is None else {"heads": heads}
+    return apply_(rope_ops.rope, x, x, cos, sin, **attrs)  # type: ignore[no-any-return]
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------
@@ -186,6 +248,33 @@ def attention(
     inputs = (q, k, v) if starts is None else (q, k, v, starts)
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     return apply(attention_ops.attention, *inputs, scale=factor, causal=causal, window=window)[0]  # type: ignore[no-any-return]
+
+
+def attention_packed(
+    qkv: Tensor,
+    heads: int,
+    key_heads: int,
+    starts: Tensor | None = None,
+    *,
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """`attention` of queries, keys and values that lie side by side: qkv `[B, T, Hq + 2·Hkv, D]` gives `[B, T, Hq, D]`.
+
+    First come the `heads` of the queries, then the `key_heads` of the keys, then those of the values; the gradient has
+    the same form. See `attention` for the rest.
+    """
+    inputs = (qkv,) if starts is None else (qkv, starts)
+    factor = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
+    attrs: dict[str, Any] = {
+        "heads": heads,
+        "key_heads": key_heads,
+        "scale": factor,
+        "causal": causal,
+        "window": window,
+    }
+    return apply(attention_ops.attention_packed, *inputs, **attrs)[0]  # type: ignore[no-any-return]
 
 
 def scaled_dot_product_attention(
@@ -302,7 +391,13 @@ def cross_entropy(
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, target: Tensor, ignore_index: int = IGNORE, reduction: str = "mean"
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    ignore_index: int = IGNORE,
+    reduction: str = "mean",
+    shift: int = 0,
+    num_targets: int | Tensor | None = None,
 ) -> Tensor:
     """Cross entropy of the logits x·weightᵀ, which never exist whole; gradients are computed along with the loss.
 
@@ -312,14 +407,23 @@ def linear_cross_entropy(
         target: integers, x's shape without H.
         ignore_index: as in `cross_entropy`.
         reduction: "mean" or "sum".
+        shift: position t of a sequence has the target t + `shift` along the last dimension, the last ones none: 1
+            takes tokens as each other's targets.
+        num_targets: what the mean divides by, in the place of the number of targets that count.
     """
     if reduction not in ("mean", "sum"):
         raise UsageError(f"linear_cross_entropy has no reduction {reduction!r}", next='use "mean" or "sum"')
-    flat, labels = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    with_grads = is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    found = apply(loss_ops.linear_cross_entropy, flat, weight, labels, ignore_index=ignore_index, with_grads=with_grads)
-    total = found[0] if isinstance(found, tuple) else found
-    return total if reduction == "sum" else total / (labels != ignore_index).sum()  # type: ignore[no-any-return]
+    if reduction == "sum" and num_targets is not None:
+        raise UsageError("linear_cross_entropy: num_targets belongs to the mean", next='leave it out, or use "mean"')
+    if target.shape != x.shape[:-1] or shift < 0:
+        raise ShapeError(f"linear_cross_entropy: x {x.shape}, target {target.shape} and shift {shift} do not fit")
+    labels = target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
+    divisor = () if num_targets is None else (num_targets,)
+    attrs: dict[str, Any] = {"ignore_index": ignore_index, "shift": shift}
+    attrs["mean"] = reduction == "mean" and num_targets is None
+    attrs["with_grads"] = is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    found = apply(loss_ops.linear_cross_entropy, x.reshape(-1, x.shape[-1]), weight, labels, *divisor, **attrs)
+    return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
 
 
 def _pair(name: str, input: Tensor, target: Tensor) -> None:

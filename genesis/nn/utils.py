@@ -9,7 +9,7 @@ from genesis.errors import NumericError, ShapeError
 from genesis.functions import elementwise as ew
 from genesis.functions.shape import cat
 from genesis.op import registry
-from genesis.ops.optimizers import total_norm
+from genesis.ops.gradients import total_norm
 from genesis.tensor import Tensor
 
 __all__ = [

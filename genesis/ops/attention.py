@@ -1,5 +1,8 @@
 """Scaled dot-product attention without the whole score matrix: causal, grouped-query, document borders, windows.
 
+`attention` takes queries, keys and values; `attention_packed` takes them side by side in one tensor, as one product
+makes them, and gives one gradient of that form.
+
 The reference goes query block by query block and reads only the keys that a block may see, as the kernel does. Scores
 and sums are float32 or wider.
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +24,7 @@ from genesis.op import Context, Spec, op
 from genesis.ops.blocks import BLOCK, wide
 from genesis.ops.checks import gradient_like
 
-__all__ = ["attention", "attention_backward"]
+__all__ = ["attention", "attention_backward", "attention_packed", "attention_packed_backward", "parts_of"]
 
 BLOCK_QUERIES = 64  # small enough to skip many masked keys, large enough for efficient calls
 SAFE_SCORE = 40.0  # scores no further from 0 need no shift: e^±40 and sums of it are far inside float32
@@ -316,3 +319,112 @@ def attention_backward(
     else:
         for x in out:
             x.fill(0)
+
+
+# --- Packed -----------------------------------------------------------------------------------------------------------
+
+
+def parts_of(x: Array, heads: int, key_heads: int) -> tuple[Array, Array, Array]:
+    """Queries `[B, T, Hq, D]`, keys and values `[B, T, Hkv, D]` of a packed array, as views of it."""
+
+    def part(first: int, count: int) -> Array:
+        return x.view((*x.shape[:2], count, x.shape[3]), x.strides, x.offset + first * x.strides[2])
+
+    return part(0, heads), part(heads, key_heads), part(heads + key_heads, key_heads)
+
+
+def _split(x: np.ndarray, heads: int, key_heads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same of a numpy array."""
+    return x[:, :, :heads], x[:, :, heads : heads + key_heads], x[:, :, heads + key_heads :]
+
+
+def _packed_infer(
+    qkv: Array,
+    starts: Array | None = None,
+    *,
+    heads: int,
+    key_heads: int,
+    scale: float,
+    causal: bool = True,
+    window: int = 0,
+) -> tuple[Spec, Spec]:
+    if qkv.ndim != 4 or min(heads, key_heads) < 1 or qkv.shape[2] != heads + 2 * key_heads:
+        raise ShapeError(
+            f"attention_packed takes [B, T, Hq + 2·Hkv, D]; {heads} query and {key_heads} key heads, got {qkv.shape}"
+        )
+    return _infer(*parts_of(qkv, heads, key_heads), starts, scale=scale, causal=causal, window=window)
+
+
+def _packed_flops(inputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+    b, t, _, d = inputs[0].shape
+    full: int = 4 * b * attrs["heads"] * t * t * d
+    return full // 2 if attrs.get("causal", True) else full
+
+
+def _packed_vjp(ctx: Context, g: Array, _: None) -> Grads:
+    qkv, starts = (*ctx.inputs, None)[:2]
+    d = attention_packed_backward(g, qkv, ctx.outputs[0], ctx.outputs[1], starts, **ctx.attrs)
+    return (d, None)[: len(ctx.inputs)]
+
+
+@op(
+    "attention_packed",
+    _packed_infer,
+    vjp=_packed_vjp,
+    saves=(0, 1, "out"),
+    auxiliary=(1,),
+    flops=lambda i, o, a: _packed_flops(i, a),
+)
+def attention_packed(
+    out: tuple[np.ndarray, np.ndarray],
+    qkv: np.ndarray,
+    starts: np.ndarray | None = None,
+    *,
+    heads: int,
+    key_heads: int,
+    scale: float,
+    causal: bool = True,
+    window: int = 0,
+) -> None:
+    """`attention` of queries, keys and values that lie side by side: qkv `[B, T, Hq + 2·Hkv, D]`; o `[B, T, Hq, D]`.
+
+    Args:
+        heads, key_heads: Hq and Hkv. First come the queries' heads, then the keys', then the values'.
+    """
+    parts = _split(qkv, heads, key_heads)
+    attention.reference(out, *parts, starts, scale=scale, causal=causal, window=window)
+
+
+def _packed_backward_infer(
+    g: Array,
+    qkv: Array,
+    o: Array,
+    lse: Array,
+    starts: Array | None = None,
+    *,
+    heads: int,
+    key_heads: int,
+    **attrs: object,
+) -> Spec:
+    gradient_like("attention_packed_backward", g, like=parts_of(qkv, heads, key_heads)[0])
+    return Spec(qkv.shape, qkv.dtype)
+
+
+@op("attention_packed_backward", _packed_backward_infer, flops=lambda i, o, a: 5 * _packed_flops(i[1:2], a) // 2)
+def attention_packed_backward(
+    out: np.ndarray,
+    g: np.ndarray,
+    qkv: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    starts: np.ndarray | None = None,
+    *,
+    heads: int,
+    key_heads: int,
+    scale: float,
+    causal: bool = True,
+    window: int = 0,
+) -> None:
+    """`attention_backward`, with dq, dk and dv side by side in one array."""
+    grads, parts = _split(out, heads, key_heads), _split(qkv, heads, key_heads)
+    attention_backward.reference(grads, g, *parts, o, lse, starts, scale=scale, causal=causal, window=window)

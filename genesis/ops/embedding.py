@@ -8,9 +8,10 @@ from genesis.array import Array
 from genesis.dtypes import INTEGER
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.segment import sum_rows
+from genesis.ops.elementwise import copy
+from genesis.ops.segment import add_rows, sum_rows
 
-__all__ = ["embedding", "embedding_backward"]
+__all__ = ["embedding", "embedding_add_", "embedding_backward"]
 
 
 def _infer(ids: Array, weight: Array) -> Spec:
@@ -22,9 +23,15 @@ def _infer(ids: Array, weight: Array) -> Spec:
 
 
 def _vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
+    """A gradient that has arrived (that of a head with the same weight) gets only the rows of ids that occur."""
+    taken = ctx.take(1)
+    if taken is not None:
+        total = taken.array if taken.is_own else copy(taken.array)
+        embedding_add_(total, g, ctx.inputs[0])
+        return None, total
     spec = ctx.input_specs[1]
     assert spec is not None
-    return None, embedding_backward(g, ctx.inputs[0], rows=spec.shape[0])
+    return None, embedding_backward(g, ctx.inputs[0], rows=spec.shape[0], out=ctx.place(1))
 
 
 @op("embedding", _infer, vjp=_vjp, saves=(0,), flops=lambda i, o, a: 0)
@@ -62,3 +69,23 @@ def embedding_backward(out: np.ndarray, g: np.ndarray, ids: np.ndarray, rows: in
         return
     found, sums = sum_rows(ids.reshape(-1).astype(np.int64, copy=False), g.reshape(-1, g.shape[-1]))
     out[found] = sums
+
+
+def _add_infer(total: Array, g: Array, ids: Array) -> tuple[Spec, ...]:
+    if total.ndim != 2 or g.shape != (*ids.shape, total.shape[1]):
+        raise ShapeError(
+            f"embedding_add_ adds a gradient {g.shape} of ids {ids.shape} to [rows, width], got {total.shape}"
+        )
+    if total.dtype is not g.dtype:
+        raise DTypeError(f"embedding_add_: the gradient is {g.dtype}, what it is added to {total.dtype}")
+    return ()
+
+
+@op("embedding_add_", _add_infer, mutates=(0,), flops=lambda i, o, a: i[1].size)
+def embedding_add_(out: tuple[()], total: np.ndarray, g: np.ndarray, ids: np.ndarray) -> None:
+    """total[r] += Σ of g over the places where ids = r, in order of position; other rows are not touched.
+
+    Sums accumulate in float32 or wider and are rounded once.
+    """
+    if g.size:
+        add_rows(total, (ids.reshape(-1).astype(np.int64, copy=False),), g.reshape(-1, g.shape[-1]))

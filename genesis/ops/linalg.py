@@ -1,7 +1,7 @@
 """Matrix products. Floats of 2 bytes multiply in float32 and are rounded once at the store; integers wrap around.
 
 Gradients multiply transposed views, which BLAS reads as they are. In the formulas below g is the gradient of the
-result.
+result. The products of layers stand in linear.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import broadcast_shapes, numel
 
-__all__ = ["linear", "matmul", "multiply"]
+__all__ = ["add_matmul", "matmul", "matmul_add", "matmul_flops", "multiply", "same_type", "turned"]
 
 Grads = tuple[Array | None, ...]
 
@@ -51,7 +51,8 @@ def multiply(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     np.matmul(_for_blas(x), _for_blas(y), out=out)
 
 
-def _same_type(name: str, *arrays: Array) -> None:
+def same_type(name: str, *arrays: Array) -> None:
+    """Check that all arrays have one dtype, with which products can be computed."""
     first = arrays[0].dtype
     if any(a.dtype is not first for a in arrays):
         listed = " and ".join(a.dtype.name for a in arrays)
@@ -60,7 +61,7 @@ def _same_type(name: str, *arrays: Array) -> None:
         raise DTypeError(f"{name} does not take bool tensors", next="cast to an integer or float type with .to(...)")
 
 
-def _turned(x: Array) -> Array:
+def turned(x: Array) -> Array:
     """A view with the last two dimensions swapped."""
     (rows, columns), (down, right) = x.shape[-2:], x.strides[-2:]
     return x.view((*x.shape[:-2], columns, rows), (*x.strides[:-2], right, down))
@@ -75,12 +76,12 @@ def _matmul_infer(x: Array, y: Array) -> Spec:
     inner = y.shape[-2] if y.ndim > 1 else y.shape[0]
     if x.shape[-1] != inner:
         raise ShapeError(f"matmul: shapes {x.shape} and {y.shape}: the inner sizes {x.shape[-1]} and {inner} differ")
-    _same_type("matmul", x, y)
+    same_type("matmul", x, y)
     batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
     return Spec((*batch, *x.shape[-2:-1], *(y.shape[-1:] if y.ndim > 1 else ())), x.dtype)
 
 
-def _matmul_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+def matmul_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
     """2·n·k·m: a multiplication and an addition for each term."""
     return 2 * outputs[0].size * int(inputs[0].shape[-1])
 
@@ -96,12 +97,12 @@ def _matmul_vjp(ctx: Context, g: Array) -> Grads:
     if y.ndim == 1:
         g = reshaped(g, (*g.shape, 1))
     if ctx.needs[0]:
-        dx = _reduced(matmul(g, _turned(columns)), x)
+        dx = _reduced(matmul(g, turned(columns)), x)
     if ctx.needs[1]:
         if columns.ndim == 2 and rows.ndim > 2:  # one product over all rows of the batch
             rows = reshaped(rows, (numel(rows.shape[:-1]), rows.shape[-1]))
             g = reshaped(g, (rows.shape[0], g.shape[-1]))
-        dy = _reduced(matmul(_turned(rows), g), y)
+        dy = _reduced(matmul(turned(rows), g), y)
     return dx, dy
 
 
@@ -111,7 +112,7 @@ def _reduced(grad: Array, x: Array) -> Array:
     return reshaped(sum_to_shape(grad, shape=shape) if grad.shape != shape else grad, x.shape)
 
 
-@op("matmul", _matmul_infer, vjp=_matmul_vjp, saves=(0, 1), flops=_matmul_flops)
+@op("matmul", _matmul_infer, vjp=_matmul_vjp, saves=(0, 1), flops=matmul_flops)
 def matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
     """y = x @ y: `[..., n, k]` with `[..., k, m]`, batch dimensions broadcast; a vector counts as a row on the left and
     as a column on the right, and its dimension is then dropped.
@@ -119,44 +120,43 @@ def matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
     multiply(x, y, out)
 
 
-# --- linear -----------------------------------------------------------------------------------------------------------
+# --- Products added to something --------------------------------------------------------------------------------------
 
 
-def _linear_infer(x: Array, weight: Array, bias: Array | None = None) -> Spec:
-    if weight.ndim != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
-        raise ShapeError(f"linear: an input of shape {x.shape} with a weight of shape {weight.shape} [out, in]")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ShapeError(f"linear: a bias of shape {bias.shape} with a weight of shape {weight.shape} [out, in]")
-    _same_type("linear", x, weight, *(() if bias is None else (bias,)))
-    return Spec((*x.shape[:-1], weight.shape[0]), x.dtype)
+def _plus_infer(name: str, x: Array, y: Array, addend: Array) -> Spec:
+    spec = _matmul_infer(x, y)
+    if addend.shape != spec.shape:
+        raise ShapeError(f"{name}: the product of {x.shape} and {y.shape} has shape {spec.shape}, not {addend.shape}")
+    same_type(name, x, addend)
+    return spec
 
 
-def _linear_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g·W, dW = gᵀ·x over all rows, db = sum of g over all rows."""
-    x, weight = ctx.inputs[:2]
-    rows = numel(x.shape[:-1])
-    flat = reshaped(g, (rows, weight.shape[0]))
-    dx = matmul(g, weight) if ctx.needs[0] else None
-    dweight = matmul(_turned(flat), reshaped(x, (rows, x.shape[-1]))) if ctx.needs[1] else None
-    if len(ctx.inputs) == 2:
-        return dx, dweight
-    return dx, dweight, sum_to_shape(flat, shape=weight.shape[:1]) if ctx.needs[2] else None
-
-
-@op("linear", _linear_infer, vjp=_linear_vjp, saves=(0, 1), flops=_matmul_flops)
-def linear(out: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> None:
-    """y = x·Wᵀ + b.
-
-    Args:
-        x: `[..., in]`.
-        weight: `[out, in]`.
-        bias: `[out]`.
-    """
-    if is_narrow(out.dtype) and bias is not None:
+@op("matmul_add", lambda x, y, addend: _plus_infer("matmul_add", x, y, addend), flops=matmul_flops)
+def matmul_add(out: np.ndarray, x: np.ndarray, y: np.ndarray, addend: np.ndarray) -> None:
+    """x @ y + addend, rounded once; without gradient: backward passes use it to add up gradients."""
+    if is_narrow(out.dtype):
         with scratch(out.shape, np.float32) as wide:
-            linear.reference(wide, *(as_type(v, wide.dtype) for v in (x, weight, bias)))
+            multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)
+            np.add(wide, addend, out=wide)
             np.copyto(out, wide, casting="unsafe")
         return
-    multiply(x, weight.T, out)
-    if bias is not None:
-        np.add(out, bias, out=out)
+    multiply(x, y, out)
+    np.add(out, addend, out=out)
+
+
+def _add_infer(target: Array, x: Array, y: Array) -> tuple[Spec, ...]:
+    _plus_infer("add_matmul", x, y, target)
+    return ()
+
+
+@op(
+    "add_matmul",
+    _add_infer,
+    mutates=(0,),
+    flops=lambda i, o, a: 2 * i[1].size * int(i[2].shape[-1] if i[2].ndim > 1 else 1),
+)
+def add_matmul(out: tuple[()], target: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+    """target += x @ y, rounded once."""
+    with scratch(target.shape, np.float32 if is_narrow(target.dtype) else target.dtype) as product:
+        multiply(as_type(x, product.dtype), as_type(y, product.dtype), product)
+        np.add(target, product, out=target, casting="unsafe")

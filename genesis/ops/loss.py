@@ -11,6 +11,7 @@ from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import each_block, wide
 from genesis.ops.checks import gradient_like
+from genesis.shapes import Shape
 
 __all__ = ["cross_entropy", "cross_entropy_backward", "linear_cross_entropy"]
 
@@ -21,11 +22,11 @@ SAFE_LOGIT = 40.0  # rows whose largest logit is no further from 0 need no shift
 MIN_CHUNK = 256  # tokens; below, adding up the weight gradient would cost more than the matmul
 
 
-def _check_labels(name: str, labels: Array, rows: int) -> None:
+def _check_labels(name: str, labels: Array, shape: Shape) -> None:
     if labels.dtype.category != INTEGER:
         raise DTypeError(f"{name} takes integer labels, got {labels.dtype}")
-    if labels.shape != (rows,):
-        raise ShapeError(f"{name}: labels have shape {labels.shape}, expected ({rows},)")
+    if labels.shape != shape:
+        raise ShapeError(f"{name}: labels have shape {labels.shape}, expected {shape}")
 
 
 def _check_range(name: str, labels: np.ndarray, kept: np.ndarray, classes: int) -> None:
@@ -45,7 +46,7 @@ def _infer(
         raise ShapeError(f"cross_entropy takes logits [N, V], got {logits.shape}")
     if not logits.dtype.is_floating_point:
         raise DTypeError(f"cross_entropy takes float logits, got {logits.dtype}")
-    _check_labels("cross_entropy", labels, logits.shape[0])
+    _check_labels("cross_entropy", labels, logits.shape[:1])
     per_row = Spec(labels.shape, _sum_type(logits).dtype)
     return per_row, per_row
 
@@ -123,12 +124,27 @@ def cross_entropy_backward(
         each_block(block, logits.shape[0], logits.shape[1])
 
 
-def _linear_infer(x: Array, weight: Array, labels: Array, *, ignore_index: int, with_grads: bool) -> tuple[Spec, ...]:
+def _linear_infer(
+    x: Array,
+    weight: Array,
+    labels: Array,
+    divisor: Array | float | None = None,
+    *,
+    ignore_index: int,
+    with_grads: bool,
+    mean: bool = False,
+    shift: int = 0,
+) -> tuple[Spec, ...]:
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ShapeError(f"linear_cross_entropy takes x [N, H] and weight [V, H], got {x.shape} and {weight.shape}")
     if not x.dtype.is_floating_point or weight.dtype is not x.dtype:
         raise DTypeError(f"linear_cross_entropy takes one float type, got {x.dtype} and {weight.dtype}")
-    _check_labels("linear_cross_entropy", labels, x.shape[0])
+    if labels.ndim == 2 and labels.size == x.shape[0]:
+        _check_labels("linear_cross_entropy", labels, labels.shape)
+    else:
+        _check_labels("linear_cross_entropy", labels, x.shape[:1])
+    if isinstance(divisor, Array) and divisor.ndim:
+        raise ShapeError(f"linear_cross_entropy: the divisor has shape {divisor.shape}, and must be one number")
     grads = (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype)) if with_grads else ()
     return _sum_type(x), *grads
 
@@ -139,7 +155,10 @@ def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
 
     assert ctx.attrs["with_grads"], "linear_cross_entropy was recorded without its gradients"
     dx, dw = ctx.outputs[1], ctx.outputs[2]
-    return mul(dx, g) if ctx.needs[0] else None, mul(dw, g) if ctx.needs[1] else None, None
+    if not ctx.is_unit(g):
+        dx = mul(dx, g) if ctx.needs[0] else None
+        dw = mul(dw, g, out=dw if ctx.is_last else None) if ctx.needs[1] else None
+    return (dx, dw, None, None)[: len(ctx.inputs)]
 
 
 def _linear_flops(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: dict[str, object]) -> int:
@@ -147,29 +166,47 @@ def _linear_flops(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: 
     return product * (3 if attrs["with_grads"] else 1) + 4 * inputs[0].shape[0] * inputs[1].shape[0]
 
 
-@op("linear_cross_entropy", _linear_infer, vjp=_linear_vjp, saves=("out",), auxiliary=(1, 2), flops=_linear_flops)
+@op(
+    "linear_cross_entropy",
+    _linear_infer,
+    vjp=_linear_vjp,
+    saves=("out",),
+    auxiliary=(1, 2),
+    borrows=((2, 1),),
+    flops=_linear_flops,
+)
 def linear_cross_entropy(
     out: np.ndarray | tuple[np.ndarray, ...],
     x: np.ndarray,
     weight: np.ndarray,
     labels: np.ndarray,
+    divisor: np.ndarray | float | None = None,
+    *,
     ignore_index: int,
     with_grads: bool,
+    mean: bool = False,
+    shift: int = 0,
 ) -> None:
-    """The summed cross entropy of logits x·weightᵀ, chunk of tokens by chunk; with `with_grads` also dx and dweight.
+    """The cross entropy of logits x·weightᵀ, summed and divided, chunk of tokens by chunk; `with_grads` gives its
+    gradients dx and dweight, too.
 
-    With p = softmax(logits): dlogits = p - onehot, dx = dlogits·weight, dweight = dlogitsᵀ·x. Rows whose label is
-    `ignore_index` count for nothing.
+    With p = softmax(logits): dlogits = (p - onehot) / divisor, dx = dlogits·weight, dweight = dlogitsᵀ·x. Rows whose
+    label is `ignore_index` count for nothing.
 
     Args:
         x: `[N, H]` hidden states.
         weight: `[V, H]`, the head.
-        labels: `[N]` integers.
+        labels: integers `[N]`, or `[B, T]` with N = B·T.
+        divisor: what the sum is divided by, one number; it gets no gradient.
+        mean: divide by the number of rows that count, where no divisor is given.
+        shift: row t of T has the label t + `shift`, the last ones none: 1 for the next token.
     """
     loss, dx, dw = out if isinstance(out, tuple) else (out, None, None)
     vocabulary, acc = weight.shape[0], np.dtype(np.float64) if x.dtype == np.float64 else np.dtype(np.float32)
+    labels = _shifted(labels, shift, ignore_index)
     kept = np.flatnonzero(labels != ignore_index)
     _check_range("linear_cross_entropy", labels, labels != ignore_index, vocabulary)
+    share = acc.type(kept.size if divisor is None and mean else 1 if divisor is None else divisor)
     if with_grads:
         assert dx is not None and dw is not None
         dx.fill(0)
@@ -188,15 +225,26 @@ def linear_cross_entropy(
             total += losses
             if dx is None or sum_dw is None:
                 continue
-            # each row's 1 / Σ e^x goes to the narrow factors, not over the logits
+            # each row's 1 / (Σ e^x · divisor) goes to the narrow factors, not over the logits
+            sums *= share
             dx[chosen] = np.matmul(logits, w) / sums
             if first == 0:
                 np.matmul(logits.T, xc / sums, out=sum_dw)
             else:
                 sum_dw += np.matmul(logits.T, xc / sums)
-    loss[...] = total
+    with np.errstate(invalid="ignore", divide="ignore"):  # without any target the mean is NaN
+        loss[...] = np.float64(total) / np.float64(share)
     if dw is not None and dw is not sum_dw:
         dw[...] = sum_dw
+
+
+def _shifted(labels: np.ndarray, shift: int, ignore_index: int) -> np.ndarray:
+    """`[N]`: the label of each row."""
+    if not shift:
+        return labels.reshape(-1)
+    found = np.full(labels.shape, ignore_index, labels.dtype)
+    found[..., :-shift] = labels[..., shift:]
+    return found.reshape(-1)
 
 
 def _loss_rows(logits: np.ndarray, labels: np.ndarray, with_grads: bool) -> tuple[float, np.ndarray]:

@@ -1,4 +1,7 @@
-"""RMSNorm and LayerNorm over the last dimension, and their gradients. Statistics are float32 or wider."""
+"""RMSNorm and LayerNorm over the last dimension, and their gradients. Statistics are float32 or wider.
+
+Backward adds what has arrived at the input, the residual connection's gradient in a transformer, in the same pass.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,32 @@ import numpy as np
 from genesis.array import Array
 from genesis.dtypes import DType, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, Op, Spec, op
 from genesis.ops.blocks import each_block, rows_of, store, sum_blocks, wide, working
 from genesis.ops.checks import gradient_like
+from genesis.ops.elementwise import add
 
-__all__ = ["layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
+__all__ = [
+    "check_norm",
+    "layer_norm",
+    "layer_norm_backward",
+    "norm_gradients",
+    "rms_norm",
+    "rms_norm_backward",
+    "rms_norm_scale",
+    "statistics_type",
+]
 
 Grads = tuple[Array | None, ...]
 
 
-def _statistics_type(dtype: DType) -> DType:
+def statistics_type(dtype: DType) -> DType:
+    """The type of means and roots: float32 or wider."""
     return float64 if dtype is float64 else float32
 
 
-def _check(name: str, x: Array, *parameters: Array) -> None:
+def check_norm(name: str, x: Array, *parameters: Array) -> None:
+    """Check that x is a float array with parameters for its last dimension."""
     if not x.dtype.is_floating_point:
         raise DTypeError(f"{name} takes float tensors, got {x.dtype}")
     if x.ndim == 0:
@@ -31,21 +46,36 @@ def _check(name: str, x: Array, *parameters: Array) -> None:
 
 
 def _rms_norm_infer(x: Array, weight: Array, *, eps: float) -> tuple[Spec, Spec]:
-    _check("rms_norm", x, weight)
-    return Spec(x.shape, x.dtype), Spec(x.shape[:-1], _statistics_type(x.dtype))
+    check_norm("rms_norm", x, weight)
+    return Spec(x.shape, x.dtype), Spec(x.shape[:-1], statistics_type(x.dtype))
+
+
+def norm_gradients(ctx: Context, backward: Op, g: Array, *operands: Array | None, count: int) -> list[Array | None]:
+    """`backward(g, *operands)`: dx added to what arrived at input 0, each parameter's gradient in its place.
+
+    Args:
+        count: the inputs that get gradients: x and the parameters behind it.
+    """
+    taken = ctx.take(0) if ctx.needs[0] else None
+    arrived = [ctx.take(i) if ctx.needs[i] else None for i in range(1, count)]
+    places = [ctx.place(i) if t is None and ctx.needs[i] else None for i, t in enumerate(arrived, 1)]
+    plus = () if taken is None else (taken.array,)
+    dx, *parameters = backward(g, *operands, *plus, out=(None, *places))
+    found: list[Array | None] = [dx]
+    for before, own in zip(arrived, parameters, strict=True):
+        found.append(own if before is None else add(before.array, own, out=before.array if before.is_own else None))
+    return found
 
 
 def _rms_norm_vjp(ctx: Context, g: Array, _: None) -> Grads:
-    x, weight = ctx.inputs
-    dx, dw = rms_norm_backward(g, x, weight, ctx.outputs[1])
-    return dx, dw
+    return tuple(norm_gradients(ctx, rms_norm_backward, g, *ctx.inputs, ctx.outputs[1], count=2))
 
 
 @op(
     "rms_norm",
     _rms_norm_infer,
     vjp=_rms_norm_vjp,
-    saves=(0, 1, "out"),
+    saves=(0, 1, "out1"),
     auxiliary=(1,),
     flops=lambda i, o, a: 4 * o[0].size,
 )
@@ -67,16 +97,30 @@ def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarr
     each_block(block, rows.shape[0], max(rows.shape[1], 1))
 
 
+def _backward_infer(
+    name: str, g: Array, x: Array, parameters: tuple[Array, ...], plus: Array | None
+) -> tuple[Spec, ...]:
+    if plus is not None and plus.shape != x.shape:
+        raise ShapeError(f"{name}: a sum of gradients of shape {plus.shape} for an input of shape {x.shape}")
+    return gradient_like(name, g, x, *parameters)
+
+
 @op(
     "rms_norm_backward",
-    lambda g, x, weight, rstd: gradient_like("rms_norm_backward", g, x, weight),
+    lambda g, x, weight, rstd, plus=None: _backward_infer("rms_norm_backward", g, x, (weight,), plus),
     flops=lambda i, o, a: 8 * o[0].size,
 )
 def rms_norm_backward(
-    out: tuple[np.ndarray, np.ndarray], g: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray
+    out: tuple[np.ndarray, np.ndarray],
+    g: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray,
+    rstd: np.ndarray,
+    plus: np.ndarray | None = None,
 ) -> None:
-    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)), dw = Σ rows g·n. The sums are taken from g·x."""
+    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n. The sums are taken from g·x."""
     dx, rows, grads, r = rows_of(out[0]), rows_of(x), rows_of(g), rstd.reshape(-1)
+    more = None if plus is None else rows_of(plus)
     w = wide(weight)
 
     def block(start: int, stop: int) -> np.ndarray:
@@ -87,29 +131,51 @@ def rms_norm_backward(
         gw = np.multiply(gb, w, out=working(dx[start:stop]))
         gw -= np.multiply(xb, factor[:, None], out=product)
         gw *= rb[:, None]
+        if more is not None:
+            gw += wide(more[start:stop])
         store(gw, dx[start:stop])
         return dw
 
     sum_blocks(block, rows.shape[0], max(rows.shape[1], 1), out[1])
 
 
+def _scale_infer(x: Array, weight: Array, rstd: Array) -> Spec:
+    check_norm("rms_norm_scale", x, weight)
+    return Spec(x.shape, x.dtype)
+
+
+@op(
+    "rms_norm_scale",
+    _scale_infer,
+    flops=lambda i, o, a: 2 * o[0].size,
+)
+def rms_norm_scale(out: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray) -> None:
+    """y = x·r·weight with r as `rms_norm` gave it: the same bits again, where they were not kept."""
+    y, rows, r, w = rows_of(out), rows_of(x), rstd.reshape(-1), wide(weight)
+
+    def block(start: int, stop: int) -> None:
+        yb = np.multiply(wide(rows[start:stop]), r[start:stop, None], out=working(y[start:stop]))
+        yb *= w
+        store(yb, y[start:stop])
+
+    each_block(block, rows.shape[0], max(rows.shape[1], 1))
+
+
 def _layer_norm_infer(x: Array, weight: Array, bias: Array, *, eps: float) -> tuple[Spec, Spec, Spec]:
-    _check("layer_norm", x, weight, bias)
-    statistics = Spec(x.shape[:-1], _statistics_type(x.dtype))
+    check_norm("layer_norm", x, weight, bias)
+    statistics = Spec(x.shape[:-1], statistics_type(x.dtype))
     return Spec(x.shape, x.dtype), statistics, statistics
 
 
 def _layer_norm_vjp(ctx: Context, g: Array, _m: None, _r: None) -> Grads:
-    x, weight, _ = ctx.inputs
-    dx, dw, db = layer_norm_backward(g, x, weight, ctx.outputs[1], ctx.outputs[2])
-    return dx, dw, db
+    return tuple(norm_gradients(ctx, layer_norm_backward, g, *ctx.inputs[:2], *ctx.outputs[1:], count=3))
 
 
 @op(
     "layer_norm",
     _layer_norm_infer,
     vjp=_layer_norm_vjp,
-    saves=(0, 1, "out"),
+    saves=(0, 1, "out1", "out2"),
     auxiliary=(1, 2),
     flops=lambda i, o, a: 7 * o[0].size,
 )
@@ -135,7 +201,7 @@ def layer_norm(
 
 @op(
     "layer_norm_backward",
-    lambda g, x, weight, mean, rstd: gradient_like("layer_norm_backward", g, x, weight, weight),
+    lambda g, x, weight, mean, rstd, plus=None: _backward_infer("layer_norm_backward", g, x, (weight, weight), plus),
     flops=lambda i, o, a: 11 * o[0].size,
 )
 def layer_norm_backward(
@@ -145,9 +211,11 @@ def layer_norm_backward(
     weight: np.ndarray,
     mean: np.ndarray,
     rstd: np.ndarray,
+    plus: np.ndarray | None = None,
 ) -> None:
-    """With n = (x - m)·r: dx = r·(g·w - mean(g·w) - n·mean(g·w·n)), dw = Σ rows g·n, db = Σ rows g."""
+    """With n = (x - m)·r: dx = r·(g·w - mean(g·w) - n·mean(g·w·n)) + plus, dw = Σ rows g·n, db = Σ rows g."""
     dx, rows, grads = rows_of(out[0]), rows_of(x), rows_of(g)
+    more = None if plus is None else rows_of(plus)
     m, r, w = mean.reshape(-1), rstd.reshape(-1), wide(weight)
 
     def block(start: int, stop: int) -> np.ndarray:
@@ -158,7 +226,10 @@ def layer_norm_backward(
         n *= (np.einsum("nh,nh->n", gw, n) / n.shape[1])[:, None]
         gw -= gw.mean(axis=1, keepdims=True)
         gw -= n
-        np.multiply(gw, rb, out=dx[start:stop], casting="unsafe")
+        gw *= rb
+        if more is not None:
+            gw += wide(more[start:stop])
+        dx[start:stop] = gw
         return parameters
 
     both = np.empty((2, weight.shape[0]), w.dtype)

@@ -13,9 +13,11 @@ from genesis.ops.blocks import store, wide, working
 __all__ = ["rope"]
 
 
-def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False) -> Spec:
+def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False, heads: int | None = None) -> Spec:
     if x.ndim != 4 or x.shape[-1] % 2:
         raise ShapeError(f"rope takes [B, T, heads, even head size], got {x.shape}")
+    if heads is not None and not 0 <= heads <= x.shape[2]:
+        raise ShapeError(f"rope: {heads} heads to turn, x has {x.shape[2]}")
     half = x.shape[-1] // 2
     allowed = {(x.shape[1], half), (1, x.shape[1], half), (x.shape[0], x.shape[1], half)}
     if cos.shape != sin.shape or cos.shape not in allowed:
@@ -28,17 +30,25 @@ def _infer(x: Array, cos: Array, sin: Array, *, inverse: bool = False) -> Spec:
 def _vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
     """A rotation's transpose is the rotation back."""
     _, cos, sin = ctx.inputs
-    return rope(g, cos, sin, inverse=not ctx.attrs.get("inverse", False)), None, None
+    attrs = {**ctx.attrs, "inverse": not ctx.attrs.get("inverse", False)}
+    return rope(g, cos, sin, **attrs), None, None
 
 
-@op("rope", _infer, vjp=_vjp, saves=(1, 2), flops=lambda i, o, a: 3 * o[0].size)
-def rope(out: np.ndarray, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = False) -> None:
+@op("rope", _infer, vjp=_vjp, saves=(1, 2), in_place=True, flops=lambda i, o, a: 3 * o[0].size)
+def rope(
+    out: np.ndarray, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = False, heads: int | None = None
+) -> None:
     """Rotate each pair (x[i], x[i + D/2]) by its position's angle; `inverse` rotates back.
 
     Args:
         x: `[B, T, heads, D]`.
         cos, sin: of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
+        heads: how many are turned; those behind them (values behind queries and keys) are copied. None means all.
     """
+    if heads is not None:
+        if out is not x:
+            out[:, :, heads:] = x[:, :, heads:]
+        out, x = out[:, :, :heads], x[:, :, :heads]
     if x.size == 0:
         return
     half = x.shape[-1] // 2
@@ -50,10 +60,10 @@ def rope(out: np.ndarray, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inver
     def piece(start: int, stop: int) -> None:
         # whole heads at a time: numpy's inner loops are twice as long as over the halves
         xb, target = wide(x[:, start:stop]), out[:, start:stop]
-        turned = np.multiply(xb, c[:, start:stop], out=working(target))
-        crossed = np.empty_like(turned)
+        crossed = np.empty(xb.shape, xb.dtype)  # before the target is written, which may be x itself
         crossed[..., :half], crossed[..., half:] = xb[..., half:], xb[..., :half]
         crossed *= s[:, start:stop]
+        turned = np.multiply(xb, c[:, start:stop], out=working(target))
         turned += crossed
         store(turned, target)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from genesis.dtypes import float64
-from genesis.ops.optimizers import adafactor_step, adafactor_vector_step
-from genesis.optim.optimizer import LowPrecision, Optimizer, Scale, Unit, check_range
+from genesis.ops.matrix_optimizers import adafactor_step, adafactor_vector_step
+from genesis.optim.optimizer import How, Optimizer
+from genesis.optim.unit import Scale, Unit, check_range
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -30,6 +31,7 @@ class Adafactor(Optimizer):
         d: updates of a greater root mean square are scaled down to it.
         weight_decay: p = (1 - lr·weight_decay)·p before the step.
         maximize: ascend.
+        how: see `Optimizer`.
     """
 
     elementwise = False
@@ -44,10 +46,7 @@ class Adafactor(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        low_precision: LowPrecision = "master",
-        seed: int = 0,
+        **how: Unpack[How],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -57,7 +56,7 @@ class Adafactor(Optimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        super().__init__(params, defaults, foreach=foreach, fused=fused, low_precision=low_precision, seed=seed)
+        super().__init__(params, defaults, **how)
 
     def check_settings(self, group: dict[str, Any]) -> None:
         for name in ("lr", "weight_decay"):

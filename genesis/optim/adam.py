@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from genesis.ops.optimizers import adamw_step
-from genesis.optim.optimizer import LowPrecision, Optimizer, Scale, Unit, check_range
+from genesis.optim.optimizer import How, Optimizer
+from genesis.optim.unit import Scale, Unit, check_range, run_step
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -32,13 +33,11 @@ def adamw_plain(unit: Unit, group: dict[str, Any], grad: Tensor, decoupled: bool
 
 def adamw_fused(unit: Unit, group: dict[str, Any], scale: Scale, decoupled: bool) -> None:
     """The update as one op."""
-    adamw_step(
-        unit.param.array,
-        unit.grad.array,
-        unit.state["exp_avg"].array,
-        unit.state["exp_avg_sq"].array,
+    run_step(
+        adamw_step,
+        unit,
+        ("exp_avg", "exp_avg_sq"),
         group["lr"],
-        unit.step,
         scale,
         beta1=group["betas"][0],
         beta2=group["betas"][1],
@@ -58,6 +57,7 @@ class Adam(Optimizer):
         eps: added to the denominator.
         weight_decay: see above.
         maximize: ascend.
+        how: see `Optimizer`.
     """
 
     decoupled = False
@@ -71,13 +71,10 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        low_precision: LowPrecision = "master",
-        seed: int = 0,
+        **how: Unpack[How],
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, foreach=foreach, fused=fused, low_precision=low_precision, seed=seed)
+        super().__init__(params, defaults, **how)
 
     def check_settings(self, group: dict[str, Any]) -> None:
         for name in ("lr", "eps", "weight_decay"):
@@ -112,20 +109,6 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         *,
         maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        low_precision: LowPrecision = "master",
-        seed: int = 0,
+        **how: Unpack[How],
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            maximize=maximize,
-            foreach=foreach,
-            fused=fused,
-            low_precision=low_precision,
-            seed=seed,
-        )
+        super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize, **how)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from genesis.array import Array, empty
-from genesis.dtypes import DType
+from genesis.dtypes import DType, promote_types
 from genesis.errors import GenesisError
 from genesis.op import registry
-from genesis.ops.optimizers import total_norm
+from genesis.ops.gradients import total_norm
 from genesis.shapes import contiguous_strides
 from genesis.tensor import Tensor
 
@@ -42,9 +42,11 @@ class FlatBuffers:
 
     Args:
         params: distinct leaves of one float dtype on one device.
+        grad_dtype: of the gradients, where it is wider than that of the parameters: so many 2-byte gradients are added
+            up without losing the small ones. `param.grad` has this dtype then, which torch would not allow.
     """
 
-    def __init__(self, params: Sequence[Tensor]) -> None:
+    def __init__(self, params: Sequence[Tensor], grad_dtype: DType | None = None) -> None:
         self.params = list(params)
         self.dtype, self.device = self.params[0].array.dtype, self.params[0].array.device
         self.starts, end = [], 0
@@ -54,7 +56,8 @@ class FlatBuffers:
             end += -(-param.array.size // PLACE) * PLACE
         self.size = end
         self.states: dict[str, Array] = {}  # optimizer states by name, as the optimizer asks for them
-        self.values, self.gradients = self.buffer(self.dtype), self.buffer(self.dtype)
+        self.grad_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
+        self.values, self.gradients = self.buffer(self.dtype), self.buffer(self.grad_dtype)
         for i, param in enumerate(self.params):
             place = self.view(self.values, i)
             registry["copy"](param.array, out=place)
@@ -109,7 +112,8 @@ class FlatBuffers:
                 )
             grad = param.grad
             if grad is not None and (grad.array.storage is not home.storage or grad.array.offset != home.offset):
-                registry["cast"](grad.array, dtype=self.dtype, out=home)
+                param.claim_grad_home()  # what an op's forward keeps there moves out
+                registry["cast"](grad.array, dtype=self.grad_dtype, out=home)
                 param.grad = Tensor(home)
 
     def gradient_spans(self) -> list[Array]:

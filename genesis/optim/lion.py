@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from genesis.ops.optimizers import lion_step
-from genesis.optim.optimizer import LowPrecision, Optimizer, Scale, Unit, check_range
+from genesis.optim.optimizer import How, Optimizer
+from genesis.optim.unit import Scale, Unit, check_range, run_step
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -22,6 +23,7 @@ class Lion(Optimizer):
         betas: weight of the average in the step's direction, and decay of the average.
         weight_decay: p = (1 - lr·weight_decay)·p before the step.
         maximize: ascend.
+        how: see `Optimizer`.
     """
 
     def __init__(
@@ -32,13 +34,10 @@ class Lion(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        low_precision: LowPrecision = "master",
-        seed: int = 0,
+        **how: Unpack[How],
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, foreach=foreach, fused=fused, low_precision=low_precision, seed=seed)
+        super().__init__(params, defaults, **how)
 
     def check_settings(self, group: dict[str, Any]) -> None:
         for name in ("lr", "weight_decay"):
@@ -59,13 +58,7 @@ class Lion(Optimizer):
         exp_avg.mul_(beta2).add_(grad * (1 - beta2))
 
     def fused_update(self, unit: Unit, group: dict[str, Any], scale: Scale) -> None:
-        lion_step(
-            unit.param.array,
-            unit.grad.array,
-            unit.state["exp_avg"].array,
-            group["lr"],
-            scale,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-        )
+        (beta1, beta2), decay = group["betas"], group["weight_decay"]
+        run_step(
+            lion_step, unit, ("exp_avg",), group["lr"], scale, beta1=beta1, beta2=beta2, weight_decay=decay
+        )  # fmt: skip

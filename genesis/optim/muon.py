@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from genesis.errors import ConfigError
-from genesis.ops.optimizers import muon_step
+from genesis.ops.matrix_optimizers import muon_step
 from genesis.optim.adam import adamw_fused, adamw_plain
-from genesis.optim.optimizer import LowPrecision, Optimizer, Scale, Unit, check_range
+from genesis.optim.optimizer import How, Optimizer
+from genesis.optim.unit import Scale, Unit, check_range
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -58,6 +59,7 @@ class Muon(Optimizer):
             0.2·√max(rows, columns), under which AdamW's learning rates and decay fit.
         betas, adamw_eps: of AdamW.
         maximize: ascend.
+        how: see `Optimizer`.
     """
 
     elementwise = False
@@ -77,10 +79,7 @@ class Muon(Optimizer):
         adamw_eps: float = 1e-8,
         *,
         maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        low_precision: LowPrecision = "master",
-        seed: int = 0,
+        **how: Unpack[How],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -96,7 +95,7 @@ class Muon(Optimizer):
             "use_muon": True,
             "maximize": maximize,
         }
-        super().__init__(params, defaults, foreach=foreach, fused=fused, low_precision=low_precision, seed=seed)
+        super().__init__(params, defaults, **how)
 
     def check_settings(self, group: dict[str, Any]) -> None:
         for name in ("lr", "weight_decay", "eps", "adamw_eps"):

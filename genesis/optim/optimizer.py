@@ -1,66 +1,55 @@
-"""Optimizer: what all optimizers share. Parameter groups, state and its saving, and three ways to run one update rule.
+"""Optimizer: what all optimizers share. Parameter groups, gradients, stepping, and three ways to run one update rule.
 
 * plain: tensor operations on one parameter after the other; the readable form.
 * foreach: one fused op for each parameter (the default).
 * fused: parameters, gradients and states are moved to flat buffers, and one op updates a whole group.
 
-A parameter of a 2-byte type is updated through a float32 master that the optimizer keeps, or by stochastic rounding. A
-master is made at the parameter's first update; values that are put into the parameter later are lost at the next one.
+A parameter of a 2-byte type is updated through a float32 master, or by stochastic rounding. Masters are made at the
+parameter's first update. Of a bfloat16 parameter under an elementwise fused rule the optimizer keeps only the further
+16 bits, as the parameter is the rest of the master (see `genesis.ops.rounding`): values that are put into the parameter
+later count, to within half of bfloat16's last place. Masters that are kept whole hide such values: the next update
+overwrites them.
+
+A step has a part on the host, `begin_step`, and one on the device, `update`. The latter launches the same work in every
+step, and finds what changes (step count, learning rates) in `numbers`: it can be captured in a CUDA graph and replayed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, TypedDict, Unpack
 
-import numpy as np
-
-from genesis.array import Array, empty, from_numpy
+from genesis.array import Array, empty
 from genesis.autograd import enable_grad, no_grad
 from genesis.backend import CPU, Device
-from genesis.dtypes import DType, bfloat16, float32, float64
-from genesis.errors import ConfigError, GradientError, ModelError
-from genesis.functions.transfer import moved
+from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int16
+from genesis.errors import ConfigError
 from genesis.op import registry
-from genesis.ops.optimizers import rounding_counters, stochastic_round, total_norm
-from genesis.optim.flat import FlatBuffers
+from genesis.ops.gradients import clip_factor, total_norm
+from genesis.ops.rounding import Noise, rounding_counters, stochastic_round
+from genesis.optim.flat import PLACE, FlatBuffers, Run
+from genesis.optim.numbers import DeviceNumbers, sent
+from genesis.optim.saving import LOW, MASTER, load_state, saved_state, state_dict
+from genesis.optim.unit import Rounded, Scale, Unit, scale_value
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-__all__ = ["LowPrecision", "Optimizer", "Unit", "check_range"]
+__all__ = ["How", "LowPrecision", "Optimizer"]
 
 LowPrecision = Literal["master", "stochastic"]
-Scale = Any  # a number, or a 0-d array
 
 
-@dataclass(slots=True)
-class Unit:
-    """What one call of an update rule works on: one parameter, or a run of a flat buffer.
+class How(TypedDict, total=False):
+    """How an optimizer keeps and updates its parameters; see `Optimizer`."""
 
-    Attributes:
-        param: float32 or float64, updated in place: the parameter, its master, or a widened copy.
-        grad: of the parameter's own dtype.
-        state: tensors by name, updated in place.
-        step: counts from 1; a 0-d array in a fused update on a device.
-        target: the 2-byte parameter that is written afterwards, if there is one.
-        noise: counter from which the rounding to `target` is random; None rounds to nearest.
-    """
-
-    param: Tensor
-    grad: Tensor
-    state: dict[str, Tensor]
-    step: Any
-    target: Tensor | None = None
-    noise: int | None = None
-
-
-def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
-    """Raise ConfigError unless low <= value < high (or both are finite and equal `low`)."""
-    if not low <= value < high:
-        bound = f"at least {low:g}" if high == math.inf else f"at least {low:g} and below {high:g}"
-        raise ConfigError(f"{name} is {value}, and must be {bound}")
+    foreach: bool | None
+    fused: bool | None
+    low_precision: LowPrecision
+    state_dtype: str | DType
+    grad_dtype: str | DType | None
+    seed: int
 
 
 class Optimizer:
@@ -70,47 +59,56 @@ class Optimizer:
         params: tensors, (name, tensor) pairs, or dicts that hold such a list under "params" and settings of that group.
         defaults: settings of groups that do not name them.
         foreach, fused: at most one is True; both False is plain. None for both means foreach.
-        low_precision: how 2-byte parameters are updated. "master": in a float32 copy, kept in the state. "stochastic":
-            without a copy, bfloat16 only, rounded up or down at random so that the mean is exact.
-        seed: of that randomness; it depends on the step besides, so a resumed run goes on as if it had not stopped.
+        low_precision: how 2-byte parameters are updated. "master": in float32 masters, kept in the state. "stochastic":
+            without them, bfloat16 only, rounded up or down at random so that the mean is exact.
+        state_dtype: of the rule's tensors, "float32" or "bfloat16", which is computed in float32 and rounded at random.
+            Those of float64 parameters are float64.
+        grad_dtype: at least of this type are gradients added up ("float32" for bfloat16 parameters, say); needs fused.
+        seed: of rounding; it depends on the step besides, so a resumed run goes on as if it had not stopped.
 
     Attributes:
         param_groups: one dict for each group: "params", and the settings, which may be changed between steps.
-        state: for each parameter its step count and the tensors of the rule.
+        state: for each parameter its step count and the tensors of the rule; `saved_state` has masters in full.
+        steps: steps begun.
     """
 
     # Whether elements are updated independently, so that several parameters may be one unit.
     elementwise = True
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        defaults: dict[str, Any],
-        *,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        low_precision: LowPrecision = "master",
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **how: Unpack[How]) -> None:
+        foreach, fused = how.get("foreach"), how.get("fused")
         if foreach and fused:
             raise ConfigError("foreach and fused exclude each other", next="pass one of them")
-        if low_precision not in ("master", "stochastic"):
-            raise ConfigError(f'low_precision is {low_precision!r}, and must be "master" or "stochastic"')
         self.implementation = "fused" if fused else "plain" if foreach is False else "foreach"
-        self.low_precision, self.seed = low_precision, seed
+        self.low_precision: LowPrecision = how.get("low_precision", "master")
+        self.state_dtype = as_dtype(how.get("state_dtype", float32))
+        grad_dtype, self.seed = how.get("grad_dtype"), how.get("seed", 0)
+        self.grad_dtype = None if grad_dtype is None else as_dtype(grad_dtype)
+        self._check_how()
         self.defaults = defaults
         self.param_groups: list[dict[str, Any]] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
+        self.steps = 0
+        self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
         self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
         self._places: dict[Tensor, tuple[FlatBuffers, int]] = {}
-        self._scalars: dict[tuple[str, Device], tuple[float, Array]] = {}
-        self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a step
-        self._counters_per_step = 0
+        self._numbers: dict[tuple[Device, int], DeviceNumbers] = {}
+        self._scales: dict[Device, tuple[float, Array]] = {}
+        self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a stream
+        self._counters_per_stream = 0
         groups = list(params)
         if not groups:
             raise ConfigError(f"{type(self).__name__} got no parameters", next="pass model.parameters()")
         for group in groups if isinstance(groups[0], Mapping) else [{"params": groups}]:
             self.add_param_group(dict(group))
+
+    def _check_how(self) -> None:
+        if self.low_precision not in ("master", "stochastic"):
+            raise ConfigError(f'low_precision is {self.low_precision!r}, and must be "master" or "stochastic"')
+        if self.state_dtype not in (float32, bfloat16):
+            raise ConfigError(f"state_dtype is {self.state_dtype}, and must be float32 or bfloat16")
+        if self.grad_dtype is not None and self.implementation != "fused":
+            raise ConfigError("grad_dtype is for the gradients of flat buffers", next="pass fused=True, too")
 
     # --- The rule: what subclasses define -----------------------------------------------------------------------------
 
@@ -118,7 +116,7 @@ class Optimizer:
         """Raise ConfigError for settings out of range."""
 
     def state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, Shape]:
-        """The tensors that the rule keeps for one parameter; they start at 0, in float32 or float64."""
+        """The tensors that the rule keeps for one parameter; they start at 0."""
         raise NotImplementedError
 
     def plain_update(self, unit: Unit, group: dict[str, Any], grad: Tensor) -> None:
@@ -150,10 +148,13 @@ class Optimizer:
             full["param_names"] = names
         self.check_settings(full)
         self.param_groups.append(full)
+        kinds: dict[Any, list[Tensor]] = {}
         for param in full["params"]:
-            self._counters[param] = self._counters_per_step
-            self._counters_per_step += rounding_counters(param.shape)
-        self._flats.append(self._flatten(full["params"]) if self.implementation == "fused" else [])
+            kinds.setdefault((param.dtype, param.device), []).append(param)
+        for param in (p for members in kinds.values() for p in members):  # in the order of flat buffers
+            self._counters[param] = self._counters_per_stream
+            self._counters_per_stream += rounding_counters(param.shape, PLACE)
+        self._flats.append(self._flatten(kinds.values()) if self.implementation == "fused" else [])
 
     def _check_param(self, name: str | None, param: Any, known: set[int]) -> None:
         label = f"parameter {name!r}" if name else "a parameter"
@@ -166,11 +167,8 @@ class Optimizer:
         if self.low_precision == "stochastic" and param.dtype not in (bfloat16, float32, float64):
             raise ConfigError(f"{label} is {param.dtype}: stochastic rounding is for bfloat16", next="use masters")
 
-    def _flatten(self, params: Sequence[Tensor]) -> list[FlatBuffers]:
-        kinds: dict[Any, list[Tensor]] = {}
-        for param in params:
-            kinds.setdefault((param.dtype, param.device), []).append(param)
-        flats = [FlatBuffers(members) for members in kinds.values()]
+    def _flatten(self, kinds: Iterable[Sequence[Tensor]]) -> list[FlatBuffers]:
+        flats = [FlatBuffers(members, self.grad_dtype) for members in kinds]
         for flat in flats:
             self._places.update({p: (flat, i) for i, p in enumerate(flat.params)})
         return flats
@@ -206,6 +204,22 @@ class Optimizer:
         for array in self._gradients():
             registry["mul"](array, value, out=array)
 
+    def clip_factor(self, report: Tensor, loss: Tensor, max_norm: float | None) -> Tensor:
+        """The scale under which a step clips, and is left out once a loss or norm was not finite; nothing waits.
+
+        Args:
+            report: float32 `[4]`, overwritten by the loss, the norm of all gradients, the factor, and a mark that the
+                next call reads: 0 at first, NaN from the first loss or norm on that is not finite.
+            loss: 0-d.
+            max_norm: gradients are scaled down to it; None leaves them.
+
+        Returns:
+            The factor, 0-d, a part of `report`: for `step(grad_scale=...)`.
+        """
+        clip_factor(report.array, loss.array, *self._gradients(), max_norm=max_norm)
+        array = report.array
+        return Tensor(array.view((), (), array.offset + 2 * array.strides[0]))
+
     # --- Stepping -----------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | float | None = None) -> Any:
@@ -220,14 +234,74 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 loss = closure()
-        with no_grad():
-            for index, group in enumerate(self.param_groups):
-                scale = _scale_value(grad_scale, bool(group.get("maximize", False)))
-                for unit in self._units(index, group):
-                    self._update(unit, group, scale)
+        scale_value(grad_scale, False)  # refused before anything is counted
+        self.begin_step()
+        self.update(grad_scale)
         return loss
 
-    def _update(self, unit: Unit, group: dict[str, Any], scale: Scale) -> None:
+    def begin_step(self) -> None:
+        """The host's part of a step: it is counted, and its count and learning rates are sent to the devices.
+
+        Before the replay of a captured `update` it counts the parameters that the capture updates.
+        """
+        self.steps += 1
+        for state in self._updated.values():
+            state["step"] += 1
+        for device in self._devices():
+            self.numbers(device).send(self.step_numbers())
+
+    def update(self, grad_scale: Tensor | float | None = None) -> None:
+        """The device's part of a step, after `begin_step`: what changes from step to step is read from `numbers`."""
+        with no_grad():
+            self._count_updated()
+            for index, group in enumerate(self.param_groups):
+                scale = scale_value(grad_scale, bool(group.get("maximize", False)))
+                for unit in self._units(index, group):
+                    self._update(unit, index, group, scale)
+
+    @property
+    def not_capturable(self) -> str | None:
+        """Why `update` cannot be captured in a CUDA graph; None where it can."""
+        if self.implementation == "plain":
+            return "a plain optimizer reads the gradient scale on the host"
+        is_flat = self.implementation == "fused" and self.elementwise
+        rounds = self.low_precision == "stochastic" or self.state_dtype is bfloat16
+        if rounds and not is_flat:
+            return f"{type(self).__name__} rounds parameter by parameter, with noise whose place the host counts"
+        return None
+
+    def numbers(self, device: Device) -> DeviceNumbers:
+        """Where steps on `device` find their count and learning rates."""
+        key = device, len(self.param_groups)
+        if key not in self._numbers:
+            self._numbers[key] = DeviceNumbers(*key)
+        return self._numbers[key]
+
+    def step_numbers(self) -> list[float]:
+        """What `numbers` holds in the step that `begin_step` began: the count, and each group's learning rate."""
+        return [float(self.steps), *(float(g["lr"]) for g in self.param_groups)]
+
+    def _devices(self) -> set[Device]:
+        if self.implementation == "fused":
+            return {flat.device for flats in self._flats for flat in flats} - {CPU}
+        return {p.device for g in self.param_groups for p in g["params"]} - {CPU}
+
+    def _count_updated(self) -> None:
+        """Count this step for the parameters that have gradients; `begin_step` did so for those of the last step."""
+        for flats in self._flats:
+            for flat in flats:
+                flat.collect_gradients()
+        pairs = ((p, g) for g in self.param_groups for p in g["params"] if p.grad is not None)
+        updated = {id(p): self.state_of(p, g) for p, g in pairs}
+        for key, state in updated.items():
+            if key not in self._updated:
+                state["step"] += 1
+        for key, state in self._updated.items():
+            if key not in updated:
+                state["step"] -= 1
+        self._updated = updated
+
+    def _update(self, unit: Unit, index: int, group: dict[str, Any], scale: Scale) -> None:
         if self.implementation == "plain":
             grad = unit.grad if unit.grad.dtype is unit.param.dtype else unit.grad.to(unit.param.dtype)
             factor = Tensor(scale) if isinstance(scale, Array) else scale
@@ -236,165 +310,145 @@ class Optimizer:
             self.plain_update(unit, group, grad if isinstance(factor, float) and factor == 1 else grad * factor)
         elif unit.param.device == CPU:
             self.fused_update(unit, group, scale)
-        else:  # numbers would make every step a new recording of its launches
-            place = unit.param.device
-            ready = replace(unit, step=self._on_device("step", unit.step, place))
-            rate = self._on_device("lr", group["lr"], place)
-            self.fused_update(ready, {**group, "lr": rate}, self._on_device("scale", scale, place))
-        if unit.target is None:
-            return
-        out = unit.target.array
-        if unit.noise is None:
-            registry["cast"](unit.param.array, dtype=out.dtype, out=out)
         else:
-            stochastic_round(unit.param.array, dtype=out.dtype, seed=self.seed, offset=unit.noise, out=out)
+            device = unit.param.device
+            numbers, late = self.numbers(device), self.steps - unit.step
+            step = numbers.step if late == 0 else registry["sub"](numbers.step, float(late))
+            ready = replace(unit, step=step)
+            self.fused_update(ready, {**group, "lr": numbers.lr(index)}, self._scale_on(device, scale))
+        for target, wide, counter in unit.rounded:
+            out = target.array
+            if counter is None:
+                registry["cast"](wide.array, dtype=out.dtype, out=out)
+            else:
+                stochastic_round(wide.array, dtype=out.dtype, seed=self.seed, offset=counter, out=out)
 
-    def _on_device(self, name: str, value: Any, device: Device) -> Array:
-        """A number as a 0-d array of the device; copied again only when it has changed."""
-        if isinstance(value, (Array, Tensor)):
-            return value.array if isinstance(value, Tensor) else value
-        known = self._scalars.get((name, device))
-        if known is None or known[0] != value:
-            known = value, moved(from_numpy(np.array(value, np.float64)), device)
-            self._scalars[name, device] = known
+    def _scale_on(self, device: Device, scale: Scale) -> Array:
+        """A gradient scale on the device; a number is copied only when it has changed."""
+        if isinstance(scale, Array):
+            return scale
+        known = self._scales.get(device)
+        if known is None or known[0] != scale:
+            known = self._scales[device] = scale, sent(scale, device)
         return known[1]
 
+    # --- Units --------------------------------------------------------------------------------------------------------
+
     def _units(self, index: int, group: dict[str, Any]) -> Iterator[Unit]:
-        flats = self._flats[index]
-        for flat in flats:
-            flat.collect_gradients()
-        if flats and self.elementwise and self.low_precision == "master":
-            for flat in flats:
-                yield from self._flat_units(flat, group)
+        if self.implementation == "fused" and self.elementwise:
+            for flat in self._flats[index]:
+                for run in flat.runs(lambda p: None if p.grad is None else self.state[p]["step"]):
+                    yield self._flat_unit(flat, run)
             return
         for param in group["params"]:
             if param.grad is not None:
-                yield self._unit(param, group)
+                yield self._unit(param)
 
-    def _unit(self, param: Tensor, group: dict[str, Any]) -> Unit:
-        """One parameter."""
-        state = self._state_of(param, group)
-        state["step"] += 1
-        step, tensors = state["step"], {k: v for k, v in state.items() if k not in ("step", "master")}
+    def _unit(self, param: Tensor) -> Unit:
+        """One parameter; what is kept in a 2-byte type is widened first and rounded afterwards."""
+        state = self.state[param]
+        step, noise = state["step"], self._noise(param)
         assert param.grad is not None
-        if param.dtype.itemsize > 2:
-            return Unit(param, param.grad, tensors, step)
-        if "master" in state:
-            return Unit(state["master"], param.grad, tensors, step, param)
-        noise = (step - 1) * self._counters_per_step + self._counters[param]
-        return Unit(param.to(float32), param.grad, tensors, step, param, noise)
+        tensors, rounded = {}, []
+        for stream, name in enumerate((n for n in state if n not in ("step", MASTER)), 1):
+            kept = tensors[name] = state[name]
+            if kept.dtype.itemsize == 2:
+                tensors[name] = kept.to(float32)
+                rounded.append(Rounded(kept, tensors[name], noise.counter(step, stream)))
+        wide = param
+        if MASTER in state:
+            wide = state[MASTER]
+            rounded.append(Rounded(param, wide, None))
+        elif param.dtype.itemsize == 2:
+            wide = param.to(float32)
+            rounded.append(Rounded(param, wide, noise.counter(step, 0)))
+        return Unit(wide, param.grad, tensors, step, rounded=tuple(rounded))
 
-    def _flat_units(self, flat: FlatBuffers, group: dict[str, Any]) -> Iterator[Unit]:
-        """Runs of neighbouring parameters that have gradients and the same step count: usually one."""
-        for param in flat.params:
-            if param.grad is not None:
-                self._state_of(param, group)["step"] += 1
-        for run in flat.runs(lambda p: None if p.grad is None else self.state[p]["step"]):
-            names = [n for n in self.state[flat.params[run.first]] if n not in ("step", "master")]
-            state = {n: Tensor(flat.span(self._flat_state(flat, n), run)) for n in names}
-            values, grad = Tensor(flat.span(flat.values, run)), Tensor(flat.span(flat.gradients, run))
-            if flat.dtype.itemsize > 2:
-                yield Unit(values, grad, state, run.key)
-            else:
-                master = Tensor(flat.span(self._flat_state(flat, "master"), run))
-                yield Unit(master, grad, state, run.key, values)
+    def _flat_unit(self, flat: FlatBuffers, run: Run) -> Unit:
+        """Neighbouring parameters that have gradients and the same step count: usually all of a buffer."""
+        first = flat.params[run.first]
+
+        def part(buffer: Array) -> Tensor:
+            return Tensor(flat.span(buffer, run))
+
+        kept = [n for n in self.state[first] if n not in ("step", MASTER, LOW)]
+        state = {n: part(flat.states[n]) for n in kept}
+        values, grad = part(flat.values), part(flat.gradients)
+        if flat.dtype is float16:
+            master = part(flat.states[MASTER])
+            noise = self._noise(first) if self._is_rounded(*state.values()) else None
+            return Unit(master, grad, state, run.key, noise=noise, rounded=(Rounded(values, master, None),))
+        low = part(flat.states[LOW]) if LOW in flat.states else None
+        rounds = self._is_rounded(*state.values()) or (low is None and self._is_rounded(values))
+        return Unit(values, grad, state, run.key, low, self._noise(first) if rounds else None)
+
+    def _is_rounded(self, *kept: Tensor) -> bool:
+        return any(x.dtype is bfloat16 for x in kept)
+
+    def _noise(self, param: Tensor) -> Noise:
+        """Where the noise of a parameter starts, or of a run that begins with it."""
+        return Noise(self.seed, self._counters[param], self._counters_per_stream)
 
     # --- State --------------------------------------------------------------------------------------------------------
 
-    def _flat_state(self, flat: FlatBuffers, name: str) -> Array:
-        if name not in flat.states:
-            flat.states[name] = flat.buffer(_wide(flat.dtype))
-        return flat.states[name]
+    def kept_dtype(self, param: Tensor) -> DType:
+        """The type of the rule's tensors for a parameter."""
+        return float64 if param.dtype is float64 else self.state_dtype
 
-    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    def state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """The state of a parameter, made at its first use."""
         state = self.state.get(param)
         if state is None:
             state = self.state[param] = {"step": 0}
-            shapes = self.state_shapes(param, group)
-            for name, shape in shapes.items():
-                state[name] = self._state_tensor(param, name, shape)
+            for name, shape in self.state_shapes(param, group).items():
+                state[name] = self._state_tensor(param, name, shape, self.kept_dtype(param))
             if param.dtype.itemsize == 2 and self.low_precision == "master":
-                state["master"] = self._state_tensor(param, "master", param.shape)
-                registry["cast"](param.array, dtype=float32, out=state["master"].array)
+                if param.dtype is bfloat16 and self._is_in_flat(param):
+                    state[LOW] = self._state_tensor(param, LOW, param.shape, int16)
+                else:
+                    state[MASTER] = self._state_tensor(param, MASTER, param.shape, float32)
+                    registry["cast"](param.array, dtype=float32, out=state[MASTER].array)
         return state
 
-    def _state_tensor(self, param: Tensor, name: str, shape: Shape) -> Tensor:
+    def _is_in_flat(self, param: Tensor) -> bool:
+        """Whether the states of a parameter are in flat buffers, as it is itself."""
+        return self.elementwise and param in self._places
+
+    def _state_tensor(self, param: Tensor, name: str, shape: Shape, dtype: DType) -> Tensor:
         """Zeros of `shape`, in the flat buffer of that state where the parameter is in one."""
-        place = self._places.get(param)
-        if place is not None and self.elementwise and self.low_precision == "master":
-            array = place[0].view(self._flat_state(place[0], name), place[1])
+        if self._is_in_flat(param):
+            flat, index = self._places[param]
+            if name not in flat.states:
+                flat.states[name] = flat.buffer(dtype)
+            array = flat.view(flat.states[name], index)
         else:
-            array = empty(shape, _wide(param.dtype), param.device)
+            array = empty(shape, dtype, param.device)
         registry["fill"](out=array, value=0, shape=array.shape, dtype=array.dtype)
         return Tensor(array)
 
+    def forget_state(self) -> None:
+        """Forget all states and counts."""
+        self.state.clear()
+        self._updated, self.steps = {}, 0
+
+    def saved_state(self, param: Tensor) -> dict[str, Any]:
+        """Step count and tensors of one parameter as `state_dict` has them: masters in full, made anew from halves."""
+        return saved_state(self, param)
+
     def state_dict(self) -> dict[str, Any]:
-        """Settings and state as plain values and tensors (which share memory), parameters by number."""
-        numbers: dict[int, int] = {}
-        groups = []
-        for group in self.param_groups:
-            for param in group["params"]:
-                numbers[id(param)] = len(numbers)
-            kept = {k: v for k, v in group.items() if k != "params"}
-            groups.append({**kept, "params": [numbers[id(p)] for p in group["params"]]})
-        state = {numbers[id(p)]: dict(s) for p, s in self.state.items()}
-        return {"state": state, "param_groups": groups}
+        """Settings and state as plain values and tensors, parameters by number. Tensors share memory, but for split
+        masters, which are given in full.
+        """
+        return state_dict(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state: settings and state tensors are replaced, bit for bit.
+        """Continue from a state: settings and state tensors are replaced, bit for bit. Parameters with masters become
+        their masters, rounded.
 
         Raises:
             ModelError: if groups, parameters, names, shapes or dtypes differ; nothing is changed then.
         """
-        groups, saved = state_dict["param_groups"], state_dict["state"]
-        settings = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in groups]
-        params = [(n, p, i) for n, p, i in self._match_groups(groups) if n in saved]
-        for number, param, i in params:
-            self._check_state(number, param, {**self.param_groups[i], **settings[i]}, saved[number])
-        for own, loaded in zip(self.param_groups, settings, strict=True):
-            own.update(loaded)
-        self.state.clear()
-        for number, param, i in params:
-            state = self._state_of(param, self.param_groups[i])
-            state["step"] = int(saved[number]["step"])
-            for name, tensor in state.items():
-                if name != "step":
-                    registry["copy"](moved(_as_array(saved[number][name]), tensor.device), out=tensor.array)
-
-    def _match_groups(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, Tensor, int]]:
-        """(number in the saved state, parameter, number of its group) for every parameter."""
-        sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
-        if sizes != own:
-            raise ModelError(
-                f"the saved optimizer has groups of {sizes} parameters, this one of {own}",
-                next="make the optimizer as it was when the state was saved",
-            )
-        found = []
-        for i, (mine, group) in enumerate(zip(self.param_groups, groups, strict=True)):
-            names, theirs = mine.get("param_names"), group.get("param_names")
-            if names is not None and theirs is not None and list(names) != list(theirs):
-                first = next((a, b) for a, b in zip(theirs, names, strict=True) if a != b)
-                raise ModelError(f"the saved optimizer has parameter {first[0]!r} where this one has {first[1]!r}")
-            found += [(int(n), p, i) for n, p in zip(group["params"], mine["params"], strict=True)]
-        return found
-
-    def _check_state(self, number: int, param: Tensor, group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-        shapes = dict(self.state_shapes(param, group))
-        if param.dtype.itemsize == 2 and self.low_precision == "master":
-            shapes["master"] = param.shape
-        if set(saved) != {"step", *shapes}:
-            raise ModelError(
-                f"the saved state of parameter {number} holds {sorted(saved)}, expected {sorted(['step', *shapes])}",
-                next="load it into the optimizer that saved it",
-            )
-        for name, shape in shapes.items():
-            array = _as_array(saved[name])
-            if array.shape != shape or array.dtype is not _wide(param.dtype):
-                raise ModelError(
-                    f"the saved {name} of parameter {number} is {array.dtype} {array.shape},"
-                    f" expected {_wide(param.dtype)} {shape}"
-                )
+        load_state(self, state_dict)
 
     def __repr__(self) -> str:
         lines = []
@@ -402,25 +456,3 @@ class Optimizer:
             lines.append(f"group {i}: {len(group['params'])} parameters")
             lines += [f"    {k}: {v}" for k, v in sorted(group.items()) if k not in ("params", "param_names")]
         return f"{type(self).__name__} (\n" + "\n".join(lines) + "\n)"
-
-
-def _wide(dtype: DType) -> DType:
-    """The dtype of states and masters."""
-    return float64 if dtype is float64 else float32
-
-
-def _as_array(value: Any) -> Array:
-    if isinstance(value, Tensor):
-        return value.array
-    if isinstance(value, np.ndarray):
-        return from_numpy(value)
-    raise ModelError(f"a saved optimizer state is a {type(value).__name__}, not a tensor")
-
-
-def _scale_value(scale: Tensor | float | None, maximize: bool) -> Scale:
-    value = 1.0 if scale is None else scale.array if isinstance(scale, Tensor) else float(scale)
-    if isinstance(value, Array) and value.shape != ():
-        raise GradientError(f"grad_scale has shape {value.shape}", next="pass a number or a 0-d tensor")
-    if not maximize:
-        return value
-    return registry["neg"](value) if isinstance(value, Array) else -value

@@ -8,7 +8,8 @@ from typing import Any
 
 from genesis.dtypes import float16
 from genesis.errors import ConfigError, GradientError
-from genesis.optim.optimizer import Optimizer, check_range
+from genesis.optim.optimizer import Optimizer
+from genesis.optim.unit import check_range
 from genesis.tensor import Tensor
 
 __all__ = ["GradScaler"]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis.errors import ConfigError
-from genesis.optim.optimizer import Optimizer, check_range
+from genesis.optim.optimizer import Optimizer
+from genesis.optim.unit import check_range
 
 __all__ = [
     "WSD",

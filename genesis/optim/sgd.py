@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from genesis.errors import ConfigError
 from genesis.ops.optimizers import sgd_momentum_step, sgd_step
-from genesis.optim.optimizer import LowPrecision, Optimizer, Scale, Unit, check_range
+from genesis.optim.optimizer import How, Optimizer
+from genesis.optim.unit import Scale, Unit, check_range, run_step
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -25,6 +26,7 @@ class SGD(Optimizer):
         weight_decay: L2 penalty, added to the gradient.
         nesterov: step along g + momentum·b; needs a momentum and no dampening.
         maximize: ascend.
+        how: see `Optimizer`.
     """
 
     def __init__(
@@ -37,10 +39,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        low_precision: LowPrecision = "master",
-        seed: int = 0,
+        **how: Unpack[How],
     ) -> None:
         defaults = {
             "lr": lr,
@@ -50,7 +49,7 @@ class SGD(Optimizer):
             "nesterov": nesterov,
             "maximize": maximize,
         }
-        super().__init__(params, defaults, foreach=foreach, fused=fused, low_precision=low_precision, seed=seed)
+        super().__init__(params, defaults, **how)
 
     def check_settings(self, group: dict[str, Any]) -> None:
         for name in ("lr", "momentum", "weight_decay"):
@@ -80,16 +79,8 @@ class SGD(Optimizer):
         param.sub_(direction * lr)
 
     def fused_update(self, unit: Unit, group: dict[str, Any], scale: Scale) -> None:
-        param, grad, lr = unit.param.array, unit.grad.array, group["lr"]
         if not group["momentum"]:
-            sgd_step(param, grad, lr, scale, weight_decay=group["weight_decay"])
+            run_step(sgd_step, unit, (), group["lr"], scale, weight_decay=group["weight_decay"])
             return
-        sgd_momentum_step(
-            param,
-            grad,
-            unit.state["momentum_buffer"].array,
-            lr,
-            unit.step,
-            scale,
-            **{k: group[k] for k in ("momentum", "dampening", "nesterov", "weight_decay")},
-        )
+        settings = {k: group[k] for k in ("momentum", "dampening", "nesterov", "weight_decay")}
+        run_step(sgd_momentum_step, unit, ("momentum_buffer",), group["lr"], scale, **settings)

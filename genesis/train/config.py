@@ -270,9 +270,12 @@ class TrainConfig(Section):
     max_grad_norm: Positive | None = Field(
         default=1.0, description="Gradients are scaled down to this global norm. null: they are not clipped."
     )
-    activation_checkpointing: Literal["none", "full"] = Field(
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
         default="none",
-        description="full: keep only each layer's input and recompute the rest in backward; less memory, more time.",
+        description=(
+            "What backward computes again to save memory. selective: results of norms and activations, for little "
+            "time. full: all but each layer's input, for the time of another forward pass."
+        ),
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
@@ -314,6 +317,21 @@ class OptimConfig(Section):
         default=None, description="Momentum, below 1." + _by_choice(OPTIMIZERS, "momentum")
     )
     nesterov: bool | None = Field(default=None, description="Nesterov's momentum." + _by_choice(OPTIMIZERS, "nesterov"))
+    low_precision: Literal["master", "stochastic"] = Field(
+        default="master",
+        description="How bfloat16 weights are updated. master: in float32, of which a weight is the upper half and the "
+        "optimizer keeps the lower. stochastic: without more bits, rounded at random so that the mean is exact.",
+    )
+    state_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Type of the optimizer's running averages. bfloat16: computed in float32, rounded at random so "
+        "that the mean is exact; half the memory.",
+    )
+    grad_dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None,
+        description="Type in which gradients of bfloat16 weights are added up over train.accumulation_steps. "
+        "Default: float32 where there are several, else bfloat16.",
+    )
     schedule: Literal["constant", "linear", "cosine", "wsd", "step", "one_cycle"] = Field(
         default="cosine",
         description="Learning rate after the warm-up. wsd: constant, then linear decay over the last part of the run.",

@@ -1,8 +1,8 @@
 """Optimizer steps on a GPU, as CUDA graphs. Nothing in a step waits: losses and norms are read an interval later.
 
-A step whose loss or gradient is not finite must change no weight, and no later step may either. So a number on the
-device is 0 while all is well and NaN from the first bad step on; it is added to the clip scale, and a scale of NaN
-leaves an update out. When the figures are read, the bad step is made once more, from the weights that it found, to say
+A step whose loss or gradient is not finite must change no weight, and no later step may either. So a mark on the device
+is 0 while all is well and NaN from the first bad step on; it becomes part of the clip scale, and a scale of NaN leaves
+an update out. When the figures are read, the bad step is made once more, from the weights that it found, to say
 what is wrong.
 """
 
@@ -19,7 +19,6 @@ from genesis.data.loader import Batch
 from genesis.dtypes import float32
 from genesis.errors import NumericError
 from genesis.functions.create import empty, zeros
-from genesis.nn.utils import clip_scale
 from genesis.tensor import Tensor
 from genesis.train.captured import Captured
 from genesis.train.feed import Feed
@@ -92,12 +91,16 @@ class DeviceSteps:
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.state, self.device, self.max_grad_norm, self.every = state, device, max_grad_norm, every
-        self._feed = Feed(device, state.loader.batch_size, state.loader.seq_len)
-        self._guard, self._loss = zeros((), device=device), zeros((), device=device)
-        self._now = zeros(2, device=device)  # loss and norm of the step
+        optimizer = state.optimizer
+        numbers = optimizer.numbers(device)
+        self._feed = Feed(device, state.loader.batch_size, state.loader.seq_len, numbers.array.size)
+        numbers.place(self._feed.numbers)
+        self._loss, self._report = zeros((), device=device), zeros(4, device=device)
         self._made: list[_Made] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
-        self._captures_update = getattr(state.optimizer, "capturable", False)
+        self._captures_update = optimizer.not_capturable is None
+        if optimizer.not_capturable is not None:
+            note(f"updates are not captured in a CUDA graph and take longer: {optimizer.not_capturable}")
         self._first, self._following, self._update, self._whole = (
             Captured(part, device, note)
             for part in (self._run_first, self._run_following, self._run_update, self._run_whole)
@@ -112,20 +115,22 @@ class DeviceSteps:
         targets = sum(b.num_targets for b in batches)
         for group in state.optimizer.param_groups:
             group["lr"] = lr
-        self._feed.put(batches[0], targets)
+        state.optimizer.begin_step()
+        numbers = state.optimizer.step_numbers()
+        self._feed.put(batches[0], targets, numbers)
         if len(batches) == 1 and self._captures_update:
             self._whole()
         else:
             self._first()
             for batch in batches[1:]:
-                self._feed.put(batch, targets)
+                self._feed.put(batch, targets, numbers)
                 self._following()
             if self._captures_update:
                 self._update()
             else:
                 self._run_update()
         with no_grad():
-            self._figures[place].copy_(self._now)
+            self._figures[place].copy_(self._report[:2])
         tokens = sum(b.num_tokens for b in batches)
         ended = cuda.Event(enable_timing=True)
         ended.record()
@@ -157,17 +162,10 @@ class DeviceSteps:
         return loss.detach()
 
     def _run_update(self) -> None:
-        """Clip, update, and leave loss and norm where they are read."""
+        """Clip and update, unless a loss or norm was not finite; `_report` tells."""
         optimizer = self.state.optimizer
-        norm = optimizer.grad_norm()
-        with no_grad():
-            self._now[0].copy_(self._loss)
-            self._now[1].copy_(norm)
-            self._guard.add_((self._loss + norm) * 0.0)  # infinity times 0 is NaN, too
-            scale = self._guard + 1.0
-            if self.max_grad_norm is not None:
-                scale = clip_scale(norm, self.max_grad_norm) + self._guard
-        optimizer.step(grad_scale=scale)
+        scale = optimizer.clip_factor(self._report, self._loss, self.max_grad_norm)
+        optimizer.update(grad_scale=scale)
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -191,6 +189,6 @@ class DeviceSteps:
         targets = sum(b.num_targets for b in again)
         losses = []
         for batch in again:
-            self._feed.put(batch, targets)
+            self._feed.put(batch, targets, self.state.optimizer.step_numbers())
             losses.append(float(self._run().item()))
         return not_finite(self.state, again, losses, f"the loss was {loss} and the gradient norm {norm}")

@@ -92,7 +92,7 @@ class Training:
             from genesis.train.device_steps import DeviceSteps
 
             limit, every = self.config.train.max_grad_norm, self.config.log.every
-            self._on_device = DeviceSteps(self.state, self.device, limit, every)
+            self._on_device = DeviceSteps(self.state, self.device, limit, every, self.progress.note)
 
     def continue_at(self, step: int) -> None:
         """The state was set to the checkpoint of `step`."""

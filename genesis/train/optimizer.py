@@ -35,11 +35,14 @@ _MAKERS: dict[str, Callable[..., Optimizer]] = {
 }
 
 
-def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, Tensor]], seed: int) -> Optimizer:
+def build_optimizer(
+    config: OptimConfig, named_parameters: Iterable[tuple[str, Tensor]], seed: int, accumulation_steps: int = 1
+) -> Optimizer:
     """The optimizer that `config` names, over flat buffers; vectors (norms, biases) do not decay.
 
     Args:
         seed: of stochastic rounding, where an optimizer rounds.
+        accumulation_steps: of how many batches gradients are added up.
     """
     parameters = list(named_parameters)
     settings: dict[str, Any] = {
@@ -47,13 +50,19 @@ def build_optimizer(config: OptimConfig, named_parameters: Iterable[tuple[str, T
         for key in ("lr", "betas", "eps", "momentum", "nesterov")
         if (value := getattr(config, key)) is not None
     }
+    settings |= {
+        "fused": True,
+        "seed": seed,
+        "low_precision": config.low_precision,
+        "state_dtype": config.state_dtype,
+        "grad_dtype": config.grad_dtype or ("float32" if accumulation_steps > 1 else None),
+    }
     decay = config.weight_decay or 0.0
     if config.name == "muon":
         # The schema's eps is AdamW's, which takes the parameters that Muon does not; its update has AdamW's size.
         settings["adamw_eps"] = settings.pop("eps")
-        groups = muon_groups(parameters, decay)
-        return Muon(groups, adjust_lr_fn="match_rms_adamw", fused=True, seed=seed, **settings)
-    return _MAKERS[config.name](decay_groups(parameters, decay), fused=True, seed=seed, **settings)
+        return Muon(muon_groups(parameters, decay), adjust_lr_fn="match_rms_adamw", **settings)
+    return _MAKERS[config.name](decay_groups(parameters, decay), **settings)
 
 
 def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:
@@ -75,26 +84,27 @@ def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:
     return schedule.lr_at
 
 
-def _named(optimizer: Optimizer) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Each parameter's name and state; a parameter that was never updated has none."""
+def _named(optimizer: Optimizer) -> Iterable[tuple[str, Tensor]]:
+    """The parameters that were updated, by name."""
     for group in optimizer.param_groups:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            yield name, optimizer.state.get(parameter, {})
+            if parameter in optimizer.state:
+                yield name, parameter
 
 
 def optimizer_arrays(optimizer: Optimizer) -> dict[str, np.ndarray]:
-    """The state's tensors as `<parameter>.<name of the state>`, sharing memory."""
+    """The state's tensors as `<parameter>.<name of the state>`, sharing memory but for split masters."""
     return {
         f"{name}.{key}": value.numpy()
-        for name, state in _named(optimizer)
-        for key, value in state.items()
+        for name, parameter in _named(optimizer)
+        for key, value in optimizer.saved_state(parameter).items()
         if isinstance(value, Tensor)
     }
 
 
 def optimizer_counts(optimizer: Optimizer) -> dict[str, int]:
     """How often each parameter was updated."""
-    return {name: state["step"] for name, state in _named(optimizer) if state}
+    return {name: optimizer.state[parameter]["step"] for name, parameter in _named(optimizer)}
 
 
 def restore_optimizer(optimizer: Optimizer, arrays: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> None:

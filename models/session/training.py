@@ -122,7 +122,7 @@ def _make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device
         raw = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, **shape.raw}
         fresh = ModelConfig.from_dict(raw, where="model.config")
         model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
-    model.activation_checkpointing = config.train.activation_checkpointing == "full"
+    model.activation_checkpointing = config.train.activation_checkpointing
     return model
 
 
@@ -157,7 +157,8 @@ def _assemble(
     )
     steps = total_steps(config, loader)
     random.manual_seed(config.train.seed)
-    state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), config.train.seed), loader)
+    seed, accumulated = config.train.seed, config.train.accumulation_steps
+    state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), seed, accumulated), loader)
     sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
 
     def sample(prompt: str) -> str:

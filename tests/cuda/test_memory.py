@@ -139,6 +139,20 @@ def test_free_memory_of_other_streams_is_given_back_before_giving_up() -> None:
     assert pool.take(30 * MIB, 2).size >= 30 * MIB
 
 
+def test_what_the_driver_takes_beside_the_pool_gets_its_unused_segments_or_the_same_error() -> None:
+    driver = HostDriver(0)
+    driver.memory = 40 * MIB
+    pool = Pool(driver)
+    pool.give(pool.take(30 * MIB, 0))
+    code = pool.beside("the code of a kernel", lambda: driver.allocate(20 * MIB))
+    assert pool.reserved == 0
+    kept = pool.take(10 * MIB, 0)
+    with pytest.raises(OutOfMemoryError, match=r"no room for the code of a kernel: 10\.0 MiB .* 10\.0 MiB in all"):
+        pool.beside("the code of a kernel", lambda: driver.allocate(20 * MIB))
+    driver.free(code)
+    pool.give(kept)
+
+
 def test_a_finalizer_in_the_middle_of_a_merge_loses_no_block(pool: Pool) -> None:
     """Merging allocates, so the collector may give blocks back while it runs."""
     blocks = [pool.take(size * 512, 0) for size in range(1, 60)]

@@ -11,7 +11,7 @@ import pytest
 
 import genesis
 from genesis import cuda
-from genesis.backend import CPU, Device
+from genesis.backend import CPU, Device, backend_for
 from genesis.errors import ConfigError, DeviceError, NumericError
 from genesis.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
 from genesis.train.device_steps import DeviceSteps
@@ -112,13 +112,65 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_feed_brings_every_batch_whole_and_in_order(recipe: Path, tmp_path: Path) -> None:
     loader = assembled(load(recipe, str(tmp_path / "run"))).state.loader
-    feed = Feed(CUDA, loader.batch_size, loader.seq_len)
+    feed = Feed(CUDA, loader.batch_size, loader.seq_len, numbers=2)
     for index in range(loader.num_batches(0)):
         batch = loader.batch(0, index)
-        there = feed.put(batch, 100 + index)
+        there = feed.put(batch, 100 + index, [index, 0.1 * index])
+        assert feed.numbers.numpy().tolist() == [index, 0.1 * index]
         for mine, its in zip((batch.input_ids, batch.labels, batch.position_ids), there[:3], strict=True):
             assert np.array_equal(its.cpu().numpy(), mine)
         assert there.num_targets.item() == 100 + index
+
+
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_replayed_steps_are_those_that_are_launched_one_by_one(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulation: int
+) -> None:
+    small = (*SMALL, f"train.accumulation_steps={accumulation}", "log.every=4", "train.device=cuda")
+    found = []
+    for blocking in ("0", "1"):
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+        training = assembled(load(recipe, str(tmp_path / blocking), *small))
+        steps = training._on_device
+        assert isinstance(steps, DeviceSteps)
+        results = []
+        for step in range(4):
+            steps.take(training._batches(), 0.01 * (step + 1))
+            if step in (1, 3):
+                results += steps.reading().results()
+        parts = [steps._whole] if accumulation == 1 else [steps._first, steps._following, steps._update]
+        assert all(part.is_captured == (blocking == "0") for part in parts)
+        figures = [(r.loss_sum, r.targets, r.tokens, r.grad_norm) for r in results]
+        found.append((training.state.hash(), figures))
+    assert found[0] == found[1]
+    assert len({f[0] for f in found[0][1]}) == 4
+
+
+def test_steps_wait_for_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = assembled(load(recipe, str(tmp_path / "run"), *SMALL, "log.every=8", "train.device=cuda"))
+    steps = training._on_device
+    assert isinstance(steps, DeviceSteps)
+    for _ in range(4):
+        steps.take(training._batches(), 0.01)
+    driver, calls = backend_for(CUDA).driver, []  # type: ignore[attr-defined]
+
+    def count(name: str, original: Any) -> None:
+        monkeypatch.setattr(driver, name, lambda *args: (calls.append(name), original(*args))[1])
+
+    for name in ("synchronize", "synchronize_stream", "synchronize_event", "copy", "launch", "launch_graph"):
+        count(name, getattr(driver, name))
+    steps.take(training._batches(), 0.01)
+    # The feed makes sure that the batch before the last has left the page-locked memory, and copies from it; one kernel
+    # takes the batch to its place and one the figures to theirs.
+    assert calls == ["synchronize_event", "copy", "launch", "launch_graph", "launch"]
+    calls.clear()
+    for _ in range(3):
+        steps.take(training._batches(), 0.01)
+    reading = steps.reading()
+    assert calls == ["synchronize_event", "copy", "launch", "launch_graph", "launch"] * 3 + ["copy"]
+    calls.clear()
+    assert len(reading.results()) == 8
+    assert calls == ["synchronize_event"]
 
 
 def test_a_bad_step_and_all_after_it_change_no_weight_and_are_explained(recipe: Path, tmp_path: Path) -> None:

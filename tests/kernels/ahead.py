@@ -1,21 +1,23 @@
 """Compile the kernels of the op suite ahead of time, without a GPU:
 
-    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all] [--jobs 2]
+    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all | --each]
 
-Every kernel is compiled in every combination of dtypes and constant functions that the suite's samples launch; --all
-compiles every signature besides, with each pattern of strides and alignment; --dtypes keeps the samples of these
-dtypes (and those of ops that take no others). The exit code is 1 where one fails.
+The signatures are those that the suite's samples launch. Of them a part is compiled that holds, for every kernel, each
+combination of its parameters' types, each combination of the functions and types among its constants, and each value of
+its flags. --each takes less: each type of each parameter, and functions with each float type and with some integer
+type. --all takes all, with every pattern of strides and alignment. --dtypes keeps the samples of these dtypes (and
+those of ops that take no others). The exit code is 1 where one fails.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import multiprocessing
 import os
 import pkgutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
 
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -23,8 +25,8 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import genesis.ops
 import genesis.tensor
 from genesis.backend.cuda.compile import compile_kernel
-from genesis.backend.cuda.signature import Signature
 from genesis.op import registry
+from tests.kernels.covering import Kernels, combinations, covering, each
 from tests.kernels.dry import collecting
 from tests.ops import conformance
 from tests.ops.devices import CUDA, using
@@ -33,7 +35,7 @@ from tests.ops.samples import all_rows
 __all__ = ["failures", "main", "needed"]
 
 
-def needed(ops: list[str], every: bool, dtypes: list[str], without: list[str]) -> list[tuple[Any, Signature]]:
+def needed(ops: list[str], dtypes: list[str], without: list[str]) -> Kernels:
     """The kernels and signatures that the samples of these ops (or families; all if none is named) launch."""
     for module in pkgutil.iter_modules(genesis.ops.__path__):
         importlib.import_module(f"genesis.ops.{module.name}")
@@ -46,12 +48,7 @@ def needed(ops: list[str], every: bool, dtypes: list[str], without: list[str]) -
             for v in conformance.variants(row, op):
                 if v.check == "value" and (not wanted or v.dtype in wanted):
                     _launch(v)
-    if every:
-        return list(found.values())
-    by_dtypes: dict[Any, tuple[Any, Signature]] = {}
-    for kernel, signature in found.values():
-        by_dtypes.setdefault((kernel, *_kinds(signature)), (kernel, signature))
-    return list(by_dtypes.values())
+    return list(found.values())
 
 
 def _launch(v: conformance.Variant) -> None:
@@ -62,15 +59,10 @@ def _launch(v: conformance.Variant) -> None:
         pass  # results that were never computed make no sense as sizes
 
 
-def _kinds(signature: Signature) -> tuple[Any, ...]:
-    """What of a signature is not mere layout: pointer and number types, functions and types among the constants."""
-    types = tuple(t.partition(":")[0] for t in signature.types if isinstance(t, str) and t[0] in "*ft")
-    functions = tuple((k, repr(c)) for k, c in signature.constants if not isinstance(c, (bool, int)))
-    flags = tuple((k, c) for k, c in signature.constants if isinstance(c, bool))
-    return types, functions, flags
+# --- Compiling --------------------------------------------------------------------------------------------------------
 
 
-def failures(kernels: list[tuple[Any, Signature]], arches: list[int]) -> list[str]:
+def failures(kernels: Kernels, arches: list[int]) -> list[str]:
     """What does not compile, in words."""
     found = []
     for kernel, signature in kernels:
@@ -83,11 +75,12 @@ def failures(kernels: list[tuple[Any, Signature]], arches: list[int]) -> list[st
     return found
 
 
-def _part(job: tuple[int, int, argparse.Namespace]) -> list[str]:
-    """Compile one part of the kernels, which are found again: they do not travel between processes."""
-    part, parts, options = job
-    kernels = needed(options.ops, options.all, options.dtypes, options.without)
-    return failures(kernels[part::parts], options.arch)
+_kernels: Kernels = []  # for the processes that are forked: kernels do not travel between processes
+
+
+def _part(job: tuple[int, int, list[int]]) -> list[str]:
+    first, step, arches = job
+    return failures(_kernels[first::step], arches)
 
 
 def main() -> int:
@@ -97,19 +90,28 @@ def main() -> int:
     parser.add_argument("--ops", nargs="*", default=[])
     parser.add_argument("--without", nargs="*", default=[], help="families to leave out")
     parser.add_argument("--dtypes", nargs="*", default=[])
-    parser.add_argument("--all", action="store_true")
+    how_many = parser.add_mutually_exclusive_group()
+    how_many.add_argument("--all", action="store_true")
+    how_many.add_argument("--each", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     import triton
 
-    arches = ",".join(map(str, options.arch))
-    count = len(needed(options.ops, options.all, options.dtypes, options.without))
-    jobs = [(part, options.jobs, options) for part in range(options.jobs)]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        failed = [failure for found in pool.map(_part, jobs) for failure in found]
+    found = needed(options.ops, options.dtypes, options.without)
+    _kernels[:] = found if options.all else covering(found, each if options.each else combinations)
+    jobs = [(part, options.jobs, options.arch) for part in range(options.jobs)]
+    if options.jobs == 1:
+        failed = _part(jobs[0])
+    else:
+        with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork")) as pool:
+            failed = [failure for some in pool.map(_part, jobs) for failure in some]
     print("\n".join(failed))
-    print(f"Triton {triton.__version__}: {count} kernels for sm_{arches}, {len(failed)} failures")
-    return 1 if failed or not count else 0
+    arches = ",".join(map(str, options.arch))
+    print(
+        f"Triton {triton.__version__}: {len(_kernels)} of {len(found)} signatures for sm_{arches}, "
+        f"{len(failed)} failures"
+    )
+    return 1 if failed or not found else 0
 
 
 if __name__ == "__main__":

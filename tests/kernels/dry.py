@@ -28,7 +28,7 @@ PARAMETERS = 96  # more than any kernel has
 class DryDriver(HostDriver):
     """Host memory, and launches that do nothing."""
 
-    def load(self, image: bytes, name: str, shared: int) -> Function:
+    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
         """A kernel that is not there."""
         return Function(0, tuple((8 * i, 8) for i in range(PARAMETERS)))
 
@@ -53,7 +53,7 @@ def collecting() -> Iterator[dict[Any, tuple[Any, Signature]]]:
         key = (kernel.fn.__module__, kernel.fn.__name__, signature.types, repr(signature.constants), signature.options)
         found.setdefault(key, (kernel, signature))
         made: Future[Binary] = Future()
-        made.set_result(Binary(b"", kernel.fn.__name__, 0, 4, (Facts(0, 0, 2, (1, 1)),) * 8))
+        made.set_result(Binary(b"", kernel.fn.__name__, 0, 4, PARAMETERS, (Facts(0, 0, 2, (1, 1)),) * 8))
         return made
 
     with pytest.MonkeyPatch.context() as patch:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton")
+
+from genesis.backend.cuda.signature import Signature
+from tests.kernels.covering import combinations, covering, each
 
 
 def ahead(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -19,14 +24,43 @@ def ahead(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-# Halves that two test processes can take; float64 and integers are compiled by `make kernels`.
+OTHERS = ("float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
+PARTS = {  # that two test processes can take; `make kernels` compiles every signature
+    "elementwise": ("sm_80,90,100", "--dtypes", "float32", "bfloat16", "--ops", "elementwise"),
+    "rest": ("sm_80,90,100", "--dtypes", "float32", "bfloat16", "--without", "elementwise"),
+    "other dtypes": ("sm_90", "--arch", "90", "--each", "--dtypes", *OTHERS),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("half", [("elementwise",), ("rest",)], ids="".join)
-def test_every_kernel_compiles(half: tuple[str, ...]) -> None:
-    ops = ["--ops", "elementwise"] if half == ("elementwise",) else ["--without", "elementwise"]
-    done = ahead("--dtypes", "float32", "bfloat16", *ops)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_kernel_compiles(part: str) -> None:
+    arches, *arguments = PARTS[part]
+    done = ahead(*arguments)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "sm_80,90,100" in done.stdout and " 0 failures" in done.stdout
+    assert f"for {arches}," in done.stdout and " 0 failures" in done.stdout
+
+
+SIGNATURES = [
+    Signature(types, (("F", function), ("ODD", odd), ("SIZE", size)), ())
+    for types in (("*fp32:16", "*fp32"), ("*bf16", "*fp32"), ("*fp32", "*bf16"))
+    for function in ("exp int32", "exp int8", "log float32")
+    for odd in (False, True)
+    for size in (64, 128)
+]
+
+
+@pytest.mark.parametrize(("features", "fewest"), [(combinations, 3), (each, 3)])
+def test_what_is_compiled_holds_every_feature(features: Callable[[Signature], Iterable[Any]], fewest: int) -> None:
+    kernels = [(kernel, signature) for kernel in ("one", "two") for signature in SIGNATURES]
+    chosen = covering(kernels, features)
+    for kernel in ("one", "two"):
+        wanted = {f for s in SIGNATURES for f in features(s)}
+        assert {f for k, s in chosen if k == kernel for f in features(s)} == wanted
+        assert len([k for k, _ in chosen if k == kernel]) == fewest
+    assert covering(kernels, features) == chosen
+    rare = ("one", Signature(("*fp64",), (), ()))
+    assert rare in covering([*kernels, rare], features)
 
 
 BROKEN = """

@@ -28,7 +28,7 @@ original = compile.compile_kernel
 compile.compile_kernel = lambda *args: compiled.append(1) or original(*args)
 seen = []
 with compile.progress(lambda done, asked: seen.append((done, asked))):
-    made = compile.binary(binary, signature, (9, 0))
+    made = compile.compiling(binary, signature, (9, 0)).result()
 print(json.dumps(dict(compiled=len(compiled), size=len(made.image), seen=seen, name=made.name, warps=made.warps)))
 """
 

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from genesis.array import Array, empty
 from genesis.backend import backend_for
-from genesis.dtypes import float32
-from genesis.kernels import reduce_plan
+from genesis.dtypes import DType, bfloat16, float32, int16
+from genesis.kernels import reduce, reduce_plan
 from genesis.kernels.reduce_plan import (
     PROGRAMS,
     Layout,
@@ -26,6 +26,7 @@ from genesis.kernels.reduce_plan import (
     norm_tiles,
     scan_tiles,
     tiles,
+    whole_columns,
     whole_rows,
 )
 from genesis.op import registry
@@ -140,8 +141,8 @@ def test_few_results_are_split_and_many_are_not() -> None:
     assert cut((4, 512, 896), (2,)).splits == 1
 
 
-def on_device(values: np.ndarray) -> Array:
-    array = empty(values.shape, float32, CUDA)
+def on_device(values: np.ndarray, dtype: DType = float32) -> Array:
+    array = empty(values.shape, dtype, CUDA)
     backend_for(CUDA).from_numpy(values, array)
     return array
 
@@ -161,6 +162,42 @@ def test_positions_are_found_in_groups_of_a_row(monkeypatch: pytest.MonkeyPatch)
         expected = oracle(x, axis=1)
         assert np.array_equal(positions.numpy(), expected)
         assert np.array_equal(values.numpy(), x[np.arange(9), expected], equal_nan=True)
+
+
+def columns(length: int) -> np.ndarray:
+    """Three blocks of columns with ties, NaN, infinities and an extreme at the last place."""
+    x = np.random.default_rng(5).integers(-3, 4, (3, length, 20)).astype(np.float32)
+    x[0, [length - 1, 17, 70], 0] = 9
+    x[1, [length - 2, 33], 1] = np.nan
+    x[2, length - 1, 2] = -9
+    x[0, :, 3], x[0, :, 4], x[1, 40:, 5] = -np.inf, np.inf, np.nan
+    x[2, :, 6] = -np.inf
+    x[2, 77, 6] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("length", [96, 101])  # whole groups, and some that are not full
+def test_positions_are_found_in_groups_of_a_column(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(reduce, "whole_columns", lambda layout, itemsize: Tiles(8, 8, 1, 0, 4))
+    x = columns(length)
+    for dtype in (bfloat16, float32, int16):
+        y = x if dtype.is_floating_point else np.nan_to_num(x, posinf=30000, neginf=-(1 << 15)).astype(np.int16)
+        for name, oracle in (("max_with_indices", np.argmax), ("min_with_indices", np.argmin)):
+            values, positions = registry[name](on_device(y, dtype), axis=1)
+            expected = oracle(y, axis=1)
+            assert np.array_equal(positions.numpy(), expected), (dtype, name)
+            found = np.take_along_axis(y, expected[:, None], 1)[:, 0]
+            assert np.array_equal(values.numpy().astype(y.dtype), found, equal_nan=True)
+        assert np.array_equal(registry["argmax"](on_device(y, dtype), axis=1).numpy(), y.argmax(axis=1))
+
+
+def test_only_long_columns_of_narrow_elements_are_walked_in_groups() -> None:
+    def cut(shape: tuple[int, ...], axis: int, itemsize: int) -> Tiles | None:
+        return whole_columns(arrange(shape, contiguous_strides(shape), (axis,), ordered=True), itemsize)
+
+    big = (16, 2048, 4864)
+    assert cut(big, 1, 2) is not None
+    assert cut(big, 1, 4) is cut(big, 2, 2) is cut((4, 512, 896), 1, 2) is None
 
 
 @pytest.mark.parametrize("inner", [False, True])

@@ -8,7 +8,7 @@ import pytest
 import genesis
 from genesis.array import Array, empty
 from genesis.backend import backend_for
-from genesis.backend.cuda import CudaBackend, twins
+from genesis.backend.cuda import CudaBackend, replay, twins
 from genesis.backend.cuda.replay import call_key, layout_of
 from genesis.op import Op, Spec, registry
 from tests.ops.devices import CUDA
@@ -72,6 +72,21 @@ def test_layouts_are_shared_and_tell_alignment_apart() -> None:
     assert layout_of(odd) is not layout_of(aligned)
     assert np.array_equal(registry["neg"](odd).numpy(), -np.arange(3, 11, dtype=np.float32))
     assert np.array_equal(registry["neg"](aligned).numpy(), -np.arange(16, 24, dtype=np.float32))
+
+
+def test_sizes_that_depend_on_data_do_not_pile_up(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each count of selected elements is a call of its own; what is remembered of them is bounded."""
+    monkeypatch.setattr("genesis.backend.cuda.PLANS", 8)
+    monkeypatch.setattr(replay, "LAYOUTS", 16)
+    monkeypatch.setattr(replay, "_layouts", {})
+    values = np.arange(40, dtype=np.float32)
+    x, rows = genesis.tensor(values, device="cuda"), genesis.tensor(values.reshape(20, 2), device="cuda")
+    for count in range(1, 20):
+        mask = genesis.tensor(np.arange(40) < count, device="cuda")
+        assert x[mask].tolist() == values[:count].tolist()
+        assert rows[mask[:20]].numpy().tolist() == values.reshape(20, 2)[:count].tolist()
+        assert len(backend._calls) <= 8 and len(backend._plans) <= 8 and len(replay._layouts) <= 16
+    assert len(backend._plans) == 8
 
 
 def twin_of_two_steps(out: Array, x: Array) -> None:

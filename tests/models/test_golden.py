@@ -46,8 +46,8 @@ class TestGolden:
         errors = {n: relative_error(gradients[n], expected[n]) for n in expected}
         assert max(errors.values()) < GRADIENT, errors
 
-    @pytest.mark.parametrize("checkpointing", [False, True])
-    def test_six_steps(self, name: str, device: str, checkpointing: bool) -> None:
+    @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+    def test_six_steps(self, name: str, device: str, checkpointing: str) -> None:
         reference = golden(name)
         hyper = reference.trainer
         model = genesis_models.load(reference.folder, device=device)

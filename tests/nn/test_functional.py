@@ -84,6 +84,26 @@ def test_linear_cross_entropy_is_the_composition(reduction: str) -> None:
         assert F.linear_cross_entropy(x, w, labels, reduction=reduction).item() == fused.item()
 
 
+@pytest.mark.parametrize("count", [None, 5, "tensor"])
+def test_linear_cross_entropy_of_the_next_token(count: int | str | None) -> None:
+    """Each position is scored on the label after it, the last one on none."""
+    rng = np.random.default_rng(1)
+    x, w = (tensor(rng.standard_normal(s), requires_grad=True) for s in ((2, 4, 3), (7, 3)))
+    labels = rng.integers(0, 7, (2, 4))
+    labels[1, 2] = -100
+    number = tensor(5) if count == "tensor" else count
+    found = F.linear_cross_entropy(x, w, tensor(labels), shift=1, num_targets=number)
+    found.backward()
+    grads = [x.grad.numpy().copy(), w.grad.numpy().copy()]
+    x.grad = w.grad = None
+    logits = F.linear(x[:, :-1], w).reshape(-1, 7)
+    total = F.cross_entropy(logits, tensor(labels[:, 1:].reshape(-1)), reduction="sum")  # of 5 targets
+    (total / 5).backward()
+    assert found.item() == pytest.approx(total.item() / 5, rel=1e-12)
+    np.testing.assert_allclose(grads[0], x.grad.numpy(), atol=1e-12)
+    np.testing.assert_allclose(grads[1], w.grad.numpy(), atol=1e-12)
+
+
 def test_linear_cross_entropy_with_one_side_frozen() -> None:
     rng = np.random.default_rng(0)
     x, w = tensor(rng.standard_normal((3, 4)), requires_grad=True), tensor(rng.standard_normal((9, 4)))
@@ -193,6 +213,12 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
         (lambda: F.cross_entropy(tensor(X), tensor(L), label_smoothing=1.5), UsageError, "label_smoothing"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), reduction="max"), UsageError, "reduction"),
         (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L), reduction="none"), UsageError, "reduction"),
+        (
+            lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L), reduction="sum", num_targets=3),
+            UsageError,
+            "num_targets",
+        ),
+        (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L[:1])), ShapeError, r"target \(1,\)"),
         (lambda: F.mse_loss(tensor(X), tensor(X[0])), ShapeError, "mse_loss"),
         (lambda: F.mse_loss(tensor(L), tensor(L)), DTypeError, "int64"),
         (lambda: F.rope_table(tensor(L), 3), ShapeError, "no pairs"),

@@ -65,6 +65,8 @@ class Rows:
         exact: the op only moves values: results must be equal, to the bit.
         extremes: for elementwise ops: also run on all combinations of 0, -0, inf, NaN, largest, smallest and subnormal
             values of each dtype, with the attributes and other inputs of the first case. Say why where it is False.
+        seen: what is compared with the oracle, made of the outputs, where those are not numbers by themselves (the
+            halves of a number).
         strided: also run on inputs that are not contiguous; False where attributes speak of memory (as_strided).
     """
 
@@ -81,6 +83,7 @@ class Rows:
     exact: bool = False
     extremes: bool = True
     strided: bool = True
+    seen: Callable[[tuple[np.ndarray, ...]], tuple[np.ndarray, ...]] | None = None
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from genesis.array import Array, from_numpy
 from genesis.backend import cpu
 from genesis.functions.create import tensor
 from genesis.ops import optimizers as ops
+from genesis.ops.gradients import total_norm
 from genesis.optim.optimizer import Optimizer
 from genesis.tensor import Tensor
 
@@ -85,8 +86,8 @@ def elementwise_calls() -> dict[str, Any]:
     return {
         "adamw": lambda p, g, m, v: ops.adamw_step(p, g, m, v, 1e-2, 3, 0.7, **ADAM),
         "adam": lambda p, g, m, v: ops.adamw_step(p, g, m, v, 1e-2, 3, 0.7, **{**ADAM, "decoupled": False}),
-        "lion": lambda p, g, m, v: ops.lion_step(p, g, m, 1e-2, 0.7, beta1=0.9, beta2=0.99, weight_decay=0.1),
-        "sgd": lambda p, g, m, v: ops.sgd_step(p, g, 1e-2, 0.7, weight_decay=0.1),
+        "lion": lambda p, g, m, v: ops.lion_step(p, g, m, 1e-2, 3, 0.7, beta1=0.9, beta2=0.99, weight_decay=0.1),
+        "sgd": lambda p, g, m, v: ops.sgd_step(p, g, 1e-2, 3, 0.7, weight_decay=0.1),
         "momentum": lambda p, g, m, v: ops.sgd_momentum_step(p, g, m, 1e-2, 2, 0.7, **momentum),
     }
 
@@ -132,7 +133,7 @@ def test_the_norm_does_not_depend_on_threads() -> None:
     found = set()
     for count in (1, 2, 3):
         cpu.set_threads(count)
-        found.add(ops.total_norm(values, ord=2.0).item())
+        found.add(total_norm(values, ord=2.0).item())
     assert len(found) == 1
     assert found.pop() == pytest.approx(np.linalg.norm(values.view_np().astype(np.float64)), rel=1e-7)
 
@@ -154,7 +155,9 @@ def test_denormal_infinite_and_nan_averages_in_lion() -> None:
     tiny = np.float32(6e-45)  # the fourth number above 0
     grad = np.array([tiny, -tiny, 0.0, -0.0, np.inf, -np.inf, np.nan, 3e38], np.float32)
     param, average = np.zeros(8, np.float32), np.array(grad)
-    ops.lion_step(*(from_numpy(x) for x in (param, grad, average)), 0.5, 1.0, beta1=0.5, beta2=0.99, weight_decay=0.0)
+    ops.lion_step(
+        *(from_numpy(x) for x in (param, grad, average)), 0.5, 1, 1.0, beta1=0.5, beta2=0.99, weight_decay=0.0
+    )
     np.testing.assert_array_equal(param, [-0.5, 0.5, 0, 0, -0.5, 0.5, np.nan, -0.5])
 
 

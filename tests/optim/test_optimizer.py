@@ -255,7 +255,7 @@ def test_masters_follow_the_float32_run(name: str, kind: str) -> None:
     for n, w in zip(narrow, wide, strict=True):
         assert n.dtype is bfloat16
         np.testing.assert_array_equal(n.detach().numpy(), w.detach().to("bfloat16").numpy())
-        np.testing.assert_array_equal(optimizers[0].state[n]["master"].numpy(), w.detach().numpy())
+        np.testing.assert_array_equal(optimizers[0].saved_state(n)["master"].numpy(), w.detach().numpy())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -113,8 +113,9 @@ def test_each_part_of_the_state_counts(recipe: Path, lost: str, monkeypatch: pyt
         elif lost == "model":
             next(p for _, p in state.model.named_parameters()).detach().numpy().reshape(-1)[:1] = 0
         else:
-            arrays = checkpoint.optimizer_arrays(state.optimizer)
-            next(a for n, a in arrays.items() if n.endswith(".master") == (lost == "masters")).reshape(-1)[:1] += 1
+            kept = ((n, t) for each in state.optimizer.state.values() for n, t in each.items() if n != "step")
+            tensor = next(t for n, t in kept if (n == "master_low") == (lost == "masters"))
+            tensor.numpy().reshape(-1)[:1] += 1
 
     monkeypatch.setattr(checkpoint.Checkpoints, "_read", forgetful)
     with pytest.raises(ModelError, match="not the one that was saved"):

@@ -68,7 +68,7 @@ class Driver(Protocol):
     def memory_info(self) -> tuple[int, int]: ...
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None: ...
-    def load(self, image: bytes, name: str, shared: int) -> Function: ...
+    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function: ...
     def launch(
         self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
     ) -> None: ...
@@ -89,7 +89,7 @@ class Driver(Protocol):
     def is_capturing(self, stream: int) -> bool: ...
     def instantiate(self, graph: int) -> int: ...
     def launch_graph(self, executable: int, stream: int) -> None: ...
-    def destroy_graph(self, graph: int, executable: int) -> None: ...
+    def destroy_graph(self, graph: int, executable: int | None) -> None: ...
 
 
 def is_interpreted() -> bool:
@@ -235,9 +235,17 @@ class GpuDriver:
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory; raises OutOfDeviceMemory."""
+        """Device memory."""
         self._enter()
-        return int(self._call(self._cuda.cuMemAlloc, nbytes))
+        if not self.capturing:
+            return int(self._call(self._cuda.cuMemAlloc, nbytes))
+        # The call would end the capture, unless the thread says that it knows what it does.
+        exchange, modes = self._cuda.cuThreadExchangeStreamCaptureMode, self._cuda.CUstreamCaptureMode
+        before = self._call(exchange, modes.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            return int(self._call(self._cuda.cuMemAlloc, nbytes))
+        finally:
+            self._call(exchange, before)
 
     def free(self, pointer: int) -> None:
         """Give device memory back; waits for the device."""
@@ -272,8 +280,12 @@ class GpuDriver:
 
     # --- Kernels ------------------------------------------------------------------------------------------------------
 
-    def load(self, image: bytes, name: str, shared: int) -> Function:
-        """Load a cubin and find the kernel `name`, allowed `shared` bytes of dynamic shared memory."""
+    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
+        """Load a cubin and find the kernel `name`, allowed `shared` bytes of dynamic shared memory.
+
+        Args:
+            parameters: how many the kernel takes.
+        """
         self._enter()
         cuda = self._cuda
         module = self._call(cuda.cuModuleLoadData, image)  # stays loaded while the process lives
@@ -281,19 +293,17 @@ class GpuDriver:
         if shared > 48 << 10:
             limit = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._call(cuda.cuFuncSetAttribute, function, limit, shared)
-        parameters: list[tuple[int, int]] = []
-        while True:
-            code, offset, size = cuda.cuFuncGetParamInfo(function, len(parameters))
-            if code != self._success:
-                break
-            parameters.append((int(offset), int(size)))
-        return Function(function, tuple(parameters))
+        places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
+        return Function(function, tuple((int(offset), int(size)) for offset, size in places))
 
     def launch(
         self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
     ) -> None:
         """Launch a kernel; `parameters` is the address of an array of pointers to its parameters."""
         x, y, z = grid
+        if self.capturing and self.properties.capability >= (9, 0):
+            self._launch_dependent(function, grid, threads, shared, stream, parameters)
+            return
         code = self._cuda.cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)[0]
         if code != self._success:
             if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
@@ -301,6 +311,24 @@ class GpuDriver:
             self._thread.entered = False  # a thread that has not used the device before
             self._enter()
             self._call(self._cuda.cuLaunchKernel, function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)
+
+    def _launch_dependent(
+        self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
+    ) -> None:
+        """Launch a kernel that may be brought to the processors while the one before runs: see `compile.dependent`.
+
+        It costs the host more than a plain launch, so only graphs have it.
+        """
+        cuda = self._cuda
+        allowed = cuda.CUlaunchAttribute()
+        allowed.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        allowed.value.programmaticStreamSerializationAllowed = 1
+        config = cuda.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared, cuda.CUstream(stream)
+        config.attrs, config.numAttrs = [allowed], 1
+        self._call(cuda.cuLaunchKernelEx, config, function, parameters, 0)
 
     # --- Streams and events -------------------------------------------------------------------------------------------
 
@@ -406,8 +434,9 @@ class GpuDriver:
         self._ordered()
         self._call(self._cuda.cuGraphLaunch, executable, stream)
 
-    def destroy_graph(self, graph: int, executable: int) -> None:
-        """Forget a graph and its executable."""
+    def destroy_graph(self, graph: int, executable: int | None) -> None:
+        """Forget a graph and its executable, where there is one."""
         self._enter()
-        self._call(self._cuda.cuGraphExecDestroy, executable)
+        if executable is not None:
+            self._call(self._cuda.cuGraphExecDestroy, executable)
         self._call(self._cuda.cuGraphDestroy, graph)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from genesis.backend.cuda.memory import Arena, Block, Pool
 from genesis.backend.cuda.stream import Stream, current_stream, use
-from genesis.errors import DeviceError, UsageError
+from genesis.errors import DeviceError, OutOfMemoryError, UsageError
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
@@ -85,6 +85,10 @@ class RawGraph:
         self._refuse()
         origin, side = current_stream(self.backend), Stream(self.backend)
         side.wait_stream(origin)
+        pool = self.backend.pool
+        if pool.graph_count == 0 and pool.graphs is not None:  # packed anew, blocks lie as they did in the rehearsal
+            self.backend.driver.synchronize()
+            pool.graphs.release()
         with use(side), self._arena():
             result = self._record(function, side)
         origin.wait_stream(side)
@@ -118,25 +122,30 @@ class RawGraph:
         collecting = gc.isenabled()
         gc.disable()  # finalizers of other libraries may call the driver in ways that end a capture
         driver.begin_capture(stream.handle)
-        pool.capturing = True
+        pool.begin_capture()
         try:
             result = function()
         except BaseException:
             with contextlib.suppress(DeviceError):  # what the driver has ended already
-                graph = driver.end_capture(stream.handle)
-                driver.destroy_graph(graph, driver.instantiate(graph))
+                driver.destroy_graph(driver.end_capture(stream.handle), None)
+            _give_back(pool, pool.end_capture())
             raise
         finally:
-            pool.capturing = False
-            held, pool.held = pool.held, []
             if collecting:
                 gc.enable()
+        held = pool.end_capture()
         try:
             graph = driver.end_capture(stream.handle)
-            self._graph = Recorded(graph, driver.instantiate(graph), held)
         except DeviceError:
             _give_back(pool, held)
             raise
+        try:
+            executable = pool.beside("the executable of a CUDA graph", lambda: driver.instantiate(graph))
+        except (DeviceError, OutOfMemoryError):
+            driver.destroy_graph(graph, None)
+            _give_back(pool, held)
+            raise
+        self._graph = Recorded(graph, executable, held)
         pool.graph_count += 1
         return result
 

@@ -79,7 +79,7 @@ class HostDriver:
         else:
             capture.append(work)
 
-    def load(self, image: bytes, name: str, shared: int) -> Function:
+    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
         """No machine code runs here."""
         raise DeviceError("the interpreter runs kernels from their source", next="unset TRITON_INTERPRET")
 
@@ -163,7 +163,7 @@ class HostDriver:
         for work in self.graphs[executable]:
             work()
 
-    def destroy_graph(self, graph: int, executable: int) -> None:
+    def destroy_graph(self, graph: int, executable: int | None) -> None:
         """Forget a graph."""
         del self.graphs[graph]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from genesis.backend.cuda.descriptor import is_descriptor
-from genesis.backend.cuda.driver import Driver
 from genesis.backend.cuda.native import OPTIONS
 from genesis.backend.cuda.recording import Step
 from genesis.backend.cuda.signature import describe, is_array
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
 
 __all__ = ["interpreted_step"]
 
@@ -46,7 +48,9 @@ class _Pointer:
     stride = size
 
 
-def interpreted_step(driver: Driver, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> Step:
+def interpreted_step(
+    backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> Step:
     """A launch in Triton's interpreter."""
     describe(args)  # what machine code does not take is refused here, too
     count = sum(is_array(a) or is_descriptor(a) for a in args)
@@ -67,6 +71,6 @@ def interpreted_step(driver: Driver, kernel: Any, grid: Grid, args: tuple[Any, .
 
     def prepare(step: Step) -> None:
         step.words, step.slots = words, tuple(range(count))
-        step.run = lambda stream: driver.launch(interpret, grid, 0, 0, stream, 0)
+        step.run = lambda stream: backend.driver.launch(interpret, grid, 0, 0, stream, 0)
 
     return Step(prepare, lambda: True)

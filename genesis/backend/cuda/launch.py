@@ -39,7 +39,7 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
     arrays = [a.array if is_descriptor(a) else a for a in args if is_array(a) or is_descriptor(a)]
     backend = backend_of(arrays[0].device)
     make = interpreted_step if is_interpreted() else native_step
-    submit(make(backend.driver, kernel, (x, y, z), args, keywords), arrays, backend.driver, backend.stream)
+    submit(make(backend, kernel, (x, y, z), args, keywords), arrays, backend.driver, backend.stream)
     if _BLOCKING:
         backend.driver.synchronize_stream(backend.stream)
 

@@ -13,10 +13,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
-from genesis.errors import DeviceError, OutOfMemoryError
+from genesis.errors import OutOfMemoryError
 
 __all__ = ["Arena", "Block", "Pool", "rounded"]
 
@@ -25,6 +25,7 @@ SMALL = 1 << 20  # bytes; up to here blocks share small segments
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
 KEEP_WHOLE = 1 << 20  # a remainder of a large block is split off from this size on
+T = TypeVar("T")
 
 
 def rounded(nbytes: int) -> int:
@@ -177,7 +178,7 @@ class Pool:
         Raises:
             OutOfMemoryError: naming the request, what is free and the biggest holders.
         """
-        size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
+        size = rounded(nbytes)
         with self._lock:
             if self.waiting and not self.capturing:
                 self._collect()
@@ -201,11 +202,29 @@ class Pool:
             return arena.take(size)
         except OutOfDeviceMemory:
             pass
-        self._release()
+        if not self.capturing:  # or the wait would end the capture
+            self._release()
         try:
             return arena.take(size)
         except OutOfDeviceMemory:
-            raise OutOfMemoryError(self._explain(size), next=self._advice()) from None
+            raise OutOfMemoryError(self._explain(_readable(size)), next=self._advice()) from None
+
+    def beside(self, what: str, call: Callable[[], T]) -> T:
+        """The result of a driver's call that takes device memory of its own: a kernel's code, an executable graph.
+
+        Raises:
+            OutOfMemoryError: if there is no room, also after unused segments went back to the driver.
+        """
+        try:
+            return call()
+        except OutOfDeviceMemory:
+            pass
+        if not self.capturing:  # or the wait would end the capture
+            self.empty_cache()
+        try:
+            return call()
+        except OutOfDeviceMemory:
+            raise OutOfMemoryError(self._explain(what), next=self._advice()) from None
 
     def give(self, block: Block) -> None:
         """Take a block back for reuse in its stream's order."""
@@ -218,6 +237,17 @@ class Pool:
                 return
             self.allocated -= block.size
             block.arena.quick.setdefault(block.size, []).append(block)
+
+    def begin_capture(self) -> None:
+        """Hold blocks that are given back from here on: what is recorded may have used them."""
+        self.capturing = True
+
+    def end_capture(self) -> list[Block]:
+        """Go back to normal; the blocks that were held."""
+        with self._lock:
+            self.capturing = False
+            held, self.held = self.held, []
+            return held
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that work of another stream uses a block: it is not reused before that work is done."""
@@ -266,17 +296,7 @@ class Pool:
                 arena.release()
 
     def reserve(self, nbytes: int) -> int:
-        """A segment from the driver; raises OutOfDeviceMemory.
-
-        Raises:
-            DeviceError: inside a capture, where the driver gives no memory.
-        """
-        if self.capturing:
-            what = f" for {self.owner}" if self.owner else ""
-            raise DeviceError(
-                f"the capture of a CUDA graph needs {_readable(nbytes)} more memory{what} than its warm-up runs did",
-                next="make the function do the same work in every run, or give more warm-up runs",
-            )
+        """A segment from the driver; raises OutOfDeviceMemory."""
         pointer = self.driver.allocate(nbytes)
         self.driver_allocations += 1
         self.segments[pointer] = nbytes
@@ -318,7 +338,7 @@ class Pool:
                     )
             return sorted(found, key=lambda row: row["address"])
 
-    def _explain(self, size: int) -> str:
+    def _explain(self, request: str) -> str:
         free, total = self.driver.memory_info()
         holders: Counter[str] = Counter()
         for row in self.snapshot():
@@ -327,7 +347,7 @@ class Pool:
         biggest = ", ".join(f"{name} {_readable(n)}" for name, n in holders.most_common(3))
         what = f" for {self.owner}" if self.owner else ""
         return (
-            f"cuda:{self.driver.index} has no room for {_readable(size)}{what}: {_readable(free)} of {_readable(total)}"
+            f"cuda:{self.driver.index} has no room for {request}{what}: {_readable(free)} of {_readable(total)}"
             f" are free, Genesis holds {_readable(self.allocated)} in tensors and {_readable(self.reserved)} in all"
             + (f"; made by {biggest}" if biggest else "")
         )

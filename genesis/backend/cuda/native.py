@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import functools
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.backend.cuda.compile import Binary, compiling
 from genesis.backend.cuda.descriptor import MAP_BYTES, Facts, encoder, is_descriptor
 from genesis.backend.cuda.driver import Driver, Function
 from genesis.backend.cuda.recording import Step
 from genesis.backend.cuda.signature import Signature, describe, is_array
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
 
 __all__ = ["OPTIONS", "native_step"]
 
@@ -46,9 +49,9 @@ def _signature(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> 
     return Signature(types, constants, options)
 
 
-def native_step(driver: Driver, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> Step:
+def native_step(backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> Step:
     """A launch of machine code, whose compilation starts now where it is needed."""
-    signature = _signature(kernel, args, keywords)
+    driver, signature = backend.driver, _signature(kernel, args, keywords)
     key = (driver.index, kernel, signature)
     if key in _loaded:
         return Step(lambda step: _pack(step, driver, _loaded[key], grid, args, signature), lambda: True)
@@ -59,7 +62,9 @@ def native_step(driver: Driver, kernel: Any, grid: Grid, args: tuple[Any, ...], 
     def prepare(step: Step) -> None:
         if key not in _loaded:
             made = future.result()
-            function = driver.load(made.image, made.name, made.shared)
+            function = backend.pool.beside(
+                f"the code of {made.name}", lambda: driver.load(made.image, made.name, made.shared, made.parameters)
+            )
             _loaded[key] = Loaded(function, 32 * made.warps, made.shared, made.descriptors)
         _pack(step, driver, _loaded[key], grid, args, signature)
 

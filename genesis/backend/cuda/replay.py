@@ -29,6 +29,7 @@ class Layout:
         self.parts = parts
 
 
+LAYOUTS = 1 << 16  # that are told apart; sizes which depend on data would otherwise pile up
 _layouts: dict[tuple[Any, ...], Layout] = {}
 
 
@@ -39,6 +40,8 @@ def layout_of(array: Array) -> Layout:
         parts = (array.shape, array.strides, array.dtype, array.device, array.data_ptr() & 15)
         found = _layouts.get(parts)
         if found is None:
+            if len(_layouts) >= LAYOUTS:  # calls with layouts made again are recorded again
+                _layouts.clear()
             found = _layouts.setdefault(parts, Layout(parts))
         array.layout = found
     return found

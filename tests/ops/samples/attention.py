@@ -86,7 +86,7 @@ SHAPES: list[tuple[tuple[int, int, int, int, int, int], dict[str, Any]]] = [
     ((1, 4, 6, 2, 1, 2), {"causal": False}),
     ((0, 3, 3, 2, 1, 2), {}),
     ((2, 0, 3, 2, 1, 2), {}),
-    ((1, 70, 70, 2, 1, 4), {"window": 20}),
+    ((1, 70, 70, 2, 1, 8), {"window": 20}),  # rows of 16 bytes in 2-byte types, as copy engines need
     ((1, 67, 80, 1, 1, 2), {}),
     ((1, 3, 5, 2, 1, 4), {"scale": 60.0}),  # e^score would overflow
 ]
@@ -132,6 +132,58 @@ def terms(case: Case) -> int:
     return 8 * max(q.shape[-1] * q.shape[1] * q.shape[2] * max(k.shape[1], 1), 1)
 
 
+def split(x: np.ndarray, heads: int, key_heads: int) -> list[np.ndarray]:
+    """Queries, keys and values of a packed array."""
+    return np.split(x, [heads, heads + key_heads], axis=2)
+
+
+def packed_oracle(
+    qkv: np.ndarray, starts: np.ndarray | None = None, *, heads: int, key_heads: int, **attrs: Any
+) -> Pair:
+    return attention_oracle(*split(qkv, heads, key_heads), starts, **attrs)
+
+
+def packed_backward_oracle(
+    g: np.ndarray,
+    qkv: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    starts: np.ndarray | None = None,
+    *,
+    heads: int,
+    key_heads: int,
+    **attrs: Any,
+) -> np.ndarray:
+    return np.concatenate(backward_oracle(g, *split(qkv, heads, key_heads), o, lse, starts, **attrs), axis=2)
+
+
+def packed(case: Case, queries: int) -> Case | None:
+    """A case of attention with as many queries as keys, packed; `queries` is the index of q among its inputs."""
+    q, k, v = case.inputs[queries : queries + 3]
+    if q.shape[1] != k.shape[1]:
+        return None
+    inputs = (*case.inputs[:queries], np.concatenate((q, k, v), axis=2), *case.inputs[queries + 3 :])
+    return Case(inputs, {**case.attrs, "heads": q.shape[2], "key_heads": k.shape[2]})
+
+
+def packed_attentions(rng: np.random.Generator) -> list[Case]:
+    return [made for case in attentions(rng) if (made := packed(case, 0))]
+
+
+def packed_backwards(rng: np.random.Generator) -> list[Case]:
+    return [made for case in backwards(rng) if (made := packed(case, 1))]
+
+
+def packed_small(rng: np.random.Generator) -> list[Case]:
+    return [made for case in small(rng) if (made := packed(case, 0))]
+
+
+def packed_terms(case: Case) -> int:
+    """As `terms`; the packed array is the one with the most heads."""
+    _, t, _, d = max((x.shape for x in case.inputs if isinstance(x, np.ndarray) and x.ndim == 4), key=lambda s: s[2])
+    return 8 * max(d * t * case.attrs["heads"] * max(t, 1), 1)
+
+
 X = np.ones((1, 2, 2, 4))
 ROWS = [
     Rows(
@@ -162,5 +214,33 @@ ROWS = [
             ),
         ),
         reduction=terms,
+    ),
+    Rows(
+        "attention_packed",
+        packed_oracle,
+        packed_attentions,
+        grads=packed_small,
+        errors=(
+            (Case((X,), {"scale": 1.0, "heads": 2, "key_heads": 1}), ShapeError, "2 query and 1 key heads"),
+            (Case((np.ones((1, 2, 7, 4)),), {"scale": 1.0, "heads": 3, "key_heads": 2}), ShapeError, "no multiple"),
+        ),
+        reduction=packed_terms,
+        inner=1,
+    ),
+    Rows(
+        "attention_packed_backward",
+        packed_backward_oracle,
+        packed_backwards,
+        dtypes=("float64", "float32"),
+        errors=(
+            (
+                Case(
+                    (X[:, :1], np.ones((1, 2, 6, 4)), X, np.ones((1, 2, 2))), {"scale": 1.0, "heads": 2, "key_heads": 2}
+                ),
+                ShapeError,
+                "gradient",
+            ),
+        ),
+        reduction=packed_terms,
     ),
 ]

@@ -101,10 +101,12 @@ def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> Pair:
     return x * r[..., None] * weight, r
 
 
-def rms_norm_backward_oracle(g: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray) -> Pair:
+def rms_norm_backward_oracle(
+    g: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray, plus: Any = 0
+) -> Pair:
     r = rstd[..., None]
     n, gw = x * r, g * weight
-    dx = r * (gw - n * (gw * n).mean(axis=-1, keepdims=True))
+    dx = r * (gw - n * (gw * n).mean(axis=-1, keepdims=True)) + plus
     return dx, (g * n).reshape(-1, x.shape[-1]).sum(axis=0)
 
 
@@ -116,11 +118,11 @@ def layer_norm_oracle(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: 
 
 
 def layer_norm_backward_oracle(
-    g: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, rstd: np.ndarray
+    g: np.ndarray, x: np.ndarray, weight: np.ndarray, mean: np.ndarray, rstd: np.ndarray, plus: Any = 0
 ) -> Pair:
     r = rstd[..., None]
     n, gw = (x - mean[..., None]) * r, g * weight
-    dx = r * (gw - gw.mean(axis=-1, keepdims=True) - n * (gw * n).mean(axis=-1, keepdims=True))
+    dx = r * (gw - gw.mean(axis=-1, keepdims=True) - n * (gw * n).mean(axis=-1, keepdims=True)) + plus
     width = x.shape[-1]
     return dx, (g * n).reshape(-1, width).sum(axis=0), g.reshape(-1, width).sum(axis=0)
 
@@ -133,15 +135,26 @@ def layer_norms(rng: np.random.Generator, shapes: Any = NORM_SHAPES) -> list[Cas
     return [Case((normal(rng, *s) + 1, positive(rng, s[-1]), normal(rng, s[-1])), {"eps": 1e-5}) for s in shapes]
 
 
+def with_plus(rng: np.random.Generator, cases: list[Case]) -> list[Case]:
+    """Each also with a sum of gradients to add to."""
+    return cases + [Case((*c.inputs, normal(rng, *c.inputs[1].shape))) for c in cases]
+
+
 def rms_norm_backwards(rng: np.random.Generator) -> list[Case]:
-    return [Case((normal(rng, *s), normal(rng, *s), positive(rng, s[-1]), positive(rng, *s[:-1]))) for s in NORM_SHAPES]
+    return with_plus(
+        rng,
+        [Case((normal(rng, *s), normal(rng, *s), positive(rng, s[-1]), positive(rng, *s[:-1]))) for s in NORM_SHAPES],
+    )
 
 
 def layer_norm_backwards(rng: np.random.Generator) -> list[Case]:
-    return [
-        Case((normal(rng, *s), normal(rng, *s), positive(rng, s[-1]), normal(rng, *s[:-1]), positive(rng, *s[:-1])))
-        for s in NORM_SHAPES
-    ]
+    return with_plus(
+        rng,
+        [
+            Case((normal(rng, *s), normal(rng, *s), positive(rng, s[-1]), normal(rng, *s[:-1]), positive(rng, *s[:-1])))
+            for s in NORM_SHAPES
+        ],
+    )
 
 
 def elements(case: Case) -> int:
@@ -175,7 +188,9 @@ NORM_ROWS = [
 # --- rotary embedding -------------------------------------------------------------------------------------------------
 
 
-def rope_oracle(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = False) -> np.ndarray:
+def rope_oracle(
+    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = False, heads: int | None = None
+) -> np.ndarray:
     half = x.shape[-1] // 2
     c, s = (np.broadcast_to(t, (x.shape[0], x.shape[1], half)) for t in (cos, sin))
     y = np.empty_like(x)
@@ -185,6 +200,8 @@ def rope_oracle(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool =
             first, second = x[b, t, :, :half], x[b, t, :, half:]
             y[b, t, :, :half] = first * c[b, t] - sign * second * s[b, t]
             y[b, t, :, half:] = second * c[b, t] + sign * first * s[b, t]
+    if heads is not None:
+        y[:, :, heads:] = x[:, :, heads:]
     return y
 
 
@@ -195,6 +212,7 @@ def ropes(rng: np.random.Generator) -> list[Case]:
         each = rng.uniform(-3, 3, (b, t, d // 2))
         cases.append(Case((normal(rng, b, t, h, d), np.cos(angles), np.sin(angles))))
         cases.append(Case((normal(rng, b, t, h, d), np.cos(each), np.sin(each)), {"inverse": True}))
+        cases.append(Case((normal(rng, b, t, h, d), np.cos(angles), np.sin(angles)), {"heads": h - 1}))
     return cases
 
 
@@ -208,6 +226,7 @@ ROPE_ROWS = [
         errors=(
             (Case((np.ones((2, 3, 4)), np.ones((3, 2)), np.ones((3, 2)))), ShapeError, "rope"),
             (Case((np.ones((2, 3, 1, 4)), np.ones((4, 2)), np.ones((4, 2)))), ShapeError, "cos"),
+            (Case((np.ones((2, 3, 1, 4)), np.ones((3, 2)), np.ones((3, 2))), {"heads": 2}), ShapeError, "2 heads"),
         ),
         reduction=lambda case: 2,
     ),
@@ -334,6 +353,15 @@ def embedding_backward_oracle(g: np.ndarray, ids: np.ndarray, rows: int) -> np.n
     return found
 
 
+def embedding_add_oracle(total: np.ndarray, g: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    return np.asarray(total + embedding_backward_oracle(g, ids, len(total)))
+
+
+def embedding_adds(rng: np.random.Generator) -> list[Case]:
+    found = [(case, case.attrs["rows"], case.inputs[0].shape[-1]) for case in embedding_backwards(rng)]
+    return [Case((normal(rng, rows, width), *case.inputs)) for case, rows, width in found]
+
+
 def embeddings(rng: np.random.Generator) -> list[Case]:
     shapes: list[tuple[tuple[int, ...], int, int]] = [
         ((5,), 7, 3),
@@ -375,6 +403,17 @@ EMBEDDING_ROWS = [
         embedding_backwards,
         errors=((Case((np.ones((2, 3)), np.array([0, 1, 2])), {"rows": 4}), ShapeError, "gradient"),),
         reduction=lambda case: max(case.inputs[1].size, 1),
+    ),
+    Rows(
+        "embedding_add_",
+        embedding_add_oracle,
+        embedding_adds,
+        errors=(
+            (Case((np.ones((4, 3)), np.ones((2, 3)), np.array([0, 1, 2]))), ShapeError, "gradient"),
+            (Case((np.ones((4, 3)), np.ones((2, 3), np.float32), np.array([0, 1]))), DTypeError, "float32"),
+        ),
+        reduction=lambda case: max(case.inputs[2].size, 1) + 1,
+        strided=False,  # an expanded target cannot be written
     ),
 ]
 
@@ -434,12 +473,23 @@ def cross_entropy_backwards(rng: np.random.Generator) -> list[Case]:
 
 
 def linear_cross_entropy_oracle(
-    x: np.ndarray, weight: np.ndarray, labels: np.ndarray, ignore_index: int, with_grads: bool
+    x: np.ndarray,
+    weight: np.ndarray,
+    labels: np.ndarray,
+    divisor: np.ndarray | float | None = None,
+    *,
+    ignore_index: int,
+    with_grads: bool,
+    mean: bool = False,
+    shift: int = 0,
 ) -> Any:
     total, dx, dw = 0.0, np.zeros_like(x), np.zeros_like(weight)
-    for n, label in enumerate(labels):
-        if label == ignore_index:
-            continue
+    length, targets = labels.shape[-1], {}
+    for place in np.ndindex(labels.shape):
+        if place[-1] >= shift and labels[place] != ignore_index:
+            row = sum(i * n for i, n in zip(place, (length, 1)[-labels.ndim :], strict=True)) - shift
+            targets[row] = labels[place]
+    for n, label in targets.items():
         logits = weight @ x[n]
         p = np.exp(logits - logits.max())
         total -= math.log(p[label] / p.sum())
@@ -447,21 +497,42 @@ def linear_cross_entropy_oracle(
         d[label] -= 1
         dx[n] = d @ weight
         dw += np.outer(d, x[n])
-    loss = np.asarray(total)
-    return (loss, dx, dw) if with_grads else loss
+    share = (len(targets) if mean else 1) if divisor is None else divisor
+    if not targets:
+        loss = np.asarray(0.0 if share else math.nan)
+        return (loss, dx, dw) if with_grads else loss
+    loss = np.asarray(total / share)
+    return (loss, dx / share, dw / share) if with_grads else loss
 
 
 def linear_cross_entropies(rng: np.random.Generator, with_grads: tuple[bool, ...] = (True, False)) -> list[Case]:
     cases = []
-    for n, h, v in [(4, 3, 5), (1, 1, 1), (3, 2, 7), (0, 3, 4)]:
+    for n, h, v in [(4, 3, 5), (1, 1, 1), (3, 2, 7), (0, 3, 4), (6, 16, 150)]:
         labels = integers(rng, 0, v, n)
         if n > 2:
             labels[1] = -100
-        inputs = (normal(rng, n, h), normal(rng, v, h), labels)
+        inputs = (normal(rng, n, h), normal(rng, v, h) / max(1, h // 4), labels)
         cases += [Case(inputs, {"ignore_index": -100, "with_grads": w}) for w in with_grads]
     x, weight, labels = (normal(rng, 3, 4), normal(rng, 5, 4), integers(rng, 0, 5, 3))
     far = (x * 200 / np.abs(x @ weight.T).max(axis=1, keepdims=True), weight, labels)  # e^x would overflow
-    return cases + [Case(far, {"ignore_index": -100, "with_grads": w}) for w in with_grads]
+    cases += [Case(far, {"ignore_index": -100, "with_grads": w}) for w in with_grads]
+    return cases + [case for w in with_grads for case in divided(rng, w)]
+
+
+def divided(rng: np.random.Generator, with_grads: bool) -> list[Case]:
+    """Labels of sequences, moved by one, and every way to divide."""
+    labels = integers(rng, 0, 7, 2, 4)
+    labels[0, 2] = labels[1, 0] = -1
+    inputs = (normal(rng, 8, 8), normal(rng, 7, 8), labels)
+    attrs: dict[str, Any] = {"ignore_index": -1, "with_grads": with_grads}
+    ways: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((np.array(3),), {"shift": 1}),
+        ((np.array(2.5),), {"shift": 2, "mean": True}),
+        ((4.0,), {}),
+        ((), {"mean": True, "shift": 1}),
+        ((), {"mean": True, "shift": 4}),  # nothing is left to predict: the mean is NaN
+    ]
+    return [Case((*inputs, *more), {**attrs, **way}) for more, way in ways]
 
 
 LOSS_ATTRS = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
@@ -501,7 +572,29 @@ LOSS_ROWS = [
                 ShapeError,
                 "linear_cross_entropy",
             ),
+            (
+                Case(
+                    (np.ones((4, 3)), np.ones((5, 3)), np.zeros((3, 2), int)),
+                    {"ignore_index": -100, "with_grads": True},
+                ),
+                ShapeError,
+                "labels have shape",
+            ),
+            (
+                Case(
+                    (np.ones((2, 3)), np.ones((5, 3)), np.array([0, 1]), np.ones(2)),
+                    {"ignore_index": -100, "with_grads": False},
+                ),
+                ShapeError,
+                "one number",
+            ),
+            (
+                Case((np.ones((2, 3)), np.ones((4, 3)), np.array([0, 4])), {"ignore_index": -100, "with_grads": True}),
+                IndexRangeError,
+                "label 4",
+            ),
         ),
+        wrt=(0, 1),
         reduction=lambda case: 4 * max(case.inputs[1].size, 1) * max(len(case.inputs[2]), 1),
         inner=2,  # p - 1 and the other p of a token meet the weight, and add up to at most 2
     ),

@@ -47,9 +47,57 @@ def linears(rng: np.random.Generator) -> list[Case]:
     ]
 
 
-def linear_oracle(x: np.ndarray, weight: np.ndarray, bias: Any = 0) -> np.ndarray:
-    found: np.ndarray = np.sum(x[..., None, :] * weight, axis=-1) + bias
+def linear_oracle(x: np.ndarray, weight: np.ndarray, bias: Any = None, residual: Any = None) -> np.ndarray:
+    found: np.ndarray = np.sum(x[..., None, :] * weight, axis=-1)
+    found = found if bias is None else found + bias
+    return found if residual is None else found + residual
+
+
+def residual_linears(rng: np.random.Generator) -> list[Case]:
+    """Both with a bias and without one."""
+    found = linears(rng)
+    for shape, out, bias in LINEARS:
+        inputs = (normal(rng, *shape), normal(rng, out, shape[-1]), normal(rng, out) if bias else None)
+        found.append(Case((*inputs, normal(rng, *shape[:-1], out))))
     return found
+
+
+PACKED: list[tuple[Shape, tuple[int, ...], bool]] = [
+    ((4,), (3, 2), True), ((2, 4), (3,), False), ((2, 5, 4), (3, 1, 2), True), ((2, 5, 4), (2, 6), False),
+    ((0, 4), (3, 2), True), ((2, 0, 4), (3, 3), False), ((2, 3), (0, 2), True), ((3, 0), (2, 1), True),
+    ((19, 40), (64, 16, 16), True), ((3, 7, 33), (34, 34), False),
+]  # fmt: skip
+
+
+def packed_linears(rng: np.random.Generator) -> list[Case]:
+    return [
+        Case(
+            (
+                normal(rng, *shape),
+                *(normal(rng, n, shape[-1]) for n in sizes),
+                *(normal(rng, n) for n in sizes if bias),
+            )
+        )
+        for shape, sizes, bias in PACKED
+    ]
+
+
+def packed_linear_oracle(x: np.ndarray, *parameters: np.ndarray) -> np.ndarray:
+    weights = [p for p in parameters if p.ndim == 2]
+    biases: list[Any] = [p for p in parameters if p.ndim == 1] or [None] * len(weights)
+    return np.concatenate([linear_oracle(x, w, b) for w, b in zip(weights, biases, strict=True)], axis=-1)
+
+
+def sums_of_products(rng: np.random.Generator) -> list[Case]:
+    """x, y and what their product is added to."""
+    found = []
+    for case in products(rng):
+        found.append(Case((*case.inputs, normal(rng, *matmul_oracle(*case.inputs).shape))))
+    return found
+
+
+def added_products(rng: np.random.Generator) -> list[Case]:
+    return [Case((c.inputs[2], *c.inputs[:2])) for c in sums_of_products(rng)]
 
 
 ROWS = [
@@ -71,14 +119,49 @@ ROWS = [
     Rows(
         "linear",
         linear_oracle,
-        linears,
+        residual_linears,
         int_dtypes=INTS,
-        grads=linears,
-        reduction=lambda case: case.inputs[0].shape[-1] + 1,
+        grads=residual_linears,
+        reduction=lambda case: case.inputs[0].shape[-1] + 2,
         errors=(
             (Case((np.zeros((2, 3)), np.zeros((4, 2)))), ShapeError, r"\(2, 3\) with a weight of shape \(4, 2\)"),
             (Case((np.zeros((2, 3)), np.zeros((4, 3)), np.zeros(3))), ShapeError, r"a bias of shape \(3,\)"),
+            (
+                Case((np.zeros((2, 3)), np.zeros((4, 3)), None, np.zeros((4, 2)))),
+                ShapeError,
+                r"residual of shape \(4, 2",
+            ),
             (Case((np.zeros((2, 3)), np.zeros((4, 3), np.float32))), DTypeError, "float64 and float32"),
         ),
+    ),
+    Rows(
+        "packed_linear",
+        packed_linear_oracle,
+        packed_linears,
+        int_dtypes=INTS,
+        grads=lambda rng: packed_linears(rng)[:-2],
+        reduction=lambda case: case.inputs[0].shape[-1] + 1,
+        errors=(
+            (Case((np.zeros((2, 3)), np.zeros((4, 3)), np.zeros((4, 2)))), ShapeError, r"a weight of shape \(4, 2\)"),
+            (Case((np.zeros((2, 3)), np.zeros((4, 3)), np.zeros((4, 3)), np.zeros(4))), ShapeError, "bias"),
+            (Case((np.zeros((2, 3)),)), ShapeError, "one weight"),
+        ),
+    ),
+    Rows(
+        "matmul_add",
+        lambda x, y, addend: matmul_oracle(x, y) + addend,
+        sums_of_products,
+        int_dtypes=INTS,
+        reduction=lambda case: case.inputs[0].shape[-1] + 1,
+        errors=((Case((np.zeros((2, 3)), np.zeros((3, 4)), np.zeros(4))), ShapeError, r"has shape \(2, 4\), not"),),
+    ),
+    Rows(
+        "add_matmul",
+        lambda target, x, y: target + matmul_oracle(x, y),
+        added_products,
+        int_dtypes=INTS,
+        reduction=lambda case: case.inputs[1].shape[-1] + 1,
+        errors=((Case((np.zeros(4), np.zeros((2, 3)), np.zeros((3, 4)))), ShapeError, r"has shape \(2, 4\), not"),),
+        strided=False,  # an expanded target cannot be written
     ),
 ]

@@ -1,0 +1,175 @@
+"""What the kernels of attention share: tiles of rows, exponents, and which blocks of keys and queries see each other.
+
+A tile comes through the copy engine of Hopper and newer (TMA) or, with BOXES unset, through pointers; what lies beyond
+its rows and columns is 0 either way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.kernels import maths
+from genesis.kernels.types import converted
+
+__all__ = [
+    "LN2",
+    "LOG2E",
+    "bounds_of",
+    "end_key",
+    "first_key",
+    "key_blocks",
+    "numbers_of",
+    "operand",
+    "place",
+    "power_of_2",
+    "rows_of",
+    "stored",
+    "uniform",
+    "wider",
+]
+
+LN2 = tl.constexpr(math.log(2))
+LOG2E = tl.constexpr(1 / math.log(2))
+
+
+@triton.jit
+def operand(x, TYPE: tl.constexpr):
+    """A factor of a product, in the type that products take."""
+    return x.to(TYPE)
+
+
+if is_interpreted():  # where bfloat16 is held as bits: rounded as on a GPU, and multiplied in float32
+
+    def operand(x: Any, TYPE: Any) -> Any:
+        """The same, for the interpreter."""
+        kind = getattr(TYPE, "value", TYPE)
+        return converted(converted(x, kind), tl.float32) if kind.primitive_bitwidth == 16 else converted(x, kind)
+
+
+@triton.jit
+def uniform(x):
+    """The same number; the assembler then knows that a warp's threads agree on it, and spares registers."""
+    return tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], tl.int32, False, 1)
+
+
+if is_interpreted():
+
+    def uniform(x: Any) -> Any:
+        """The same, for the interpreter."""
+        return x
+
+
+@triton.jit
+def power_of_2(x):
+    """The fast one for float32: right to 2 units, which the rounding of its argument exceeds; 0 below 2^-126."""
+    return maths.exp2(x) if x.dtype == tl.float64 else tl.exp2(x)
+
+
+@triton.jit
+def rows_of(x, i_batch, i_head, first, rows, size, sx, BOXES: tl.constexpr, TYPE: tl.constexpr, COUNT: tl.constexpr,
+            HEAD: tl.constexpr):  # fmt: skip
+    """Rows [first, first + COUNT) of a head as a factor.
+
+    Args:
+        x: a descriptor of [batch, head, row, column], or a pointer.
+        rows, size: how many rows and columns there are.
+    """
+    if BOXES:
+        b_x = x.load([i_batch, i_head, first, 0]).reshape(COUNT, HEAD)
+    else:
+        o_row, i_d = tl.arange(0, COUNT), tl.arange(0, HEAD)
+        p_x = x + i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + first.to(tl.int64) * sx[1]
+        m = (o_row < rows - first)[:, None] & (i_d < size)[None, :]
+        b_x = tl.load(p_x + o_row[:, None] * sx[1] + i_d[None, :] * sx[3], mask=m, other=0)
+    return operand(b_x, TYPE)
+
+
+@triton.jit
+def stored(p_x, b_x, i_batch, i_head, first, rows, size, sx, COUNT: tl.constexpr, HEAD: tl.constexpr):
+    """Store rows [first, first + COUNT) of a head, in the type of `p_x`."""
+    o_row, i_d = tl.arange(0, COUNT), tl.arange(0, HEAD)
+    p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + first.to(tl.int64) * sx[1]
+    m = (o_row < rows - first)[:, None] & (i_d < size)[None, :]
+    tl.store(p_x + o_row[:, None] * sx[1] + i_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def numbers_of(x, first, BOXES: tl.constexpr, COUNT: tl.constexpr):
+    """Numbers [first, first + COUNT) of a vector: a descriptor or a pointer."""
+    if BOXES:
+        return x.load([first])
+    else:
+        return tl.load(x + first + tl.arange(0, COUNT))
+
+
+@triton.jit
+def place(blocks, heads, together):
+    """(block, head) of this program: all blocks of `together` heads, whose rows stay in the L2 cache, then the next."""
+    i_section = tl.program_id(0) // (blocks * together)
+    i = tl.program_id(0) - i_section * (blocks * together)
+    count = tl.minimum(together, heads - i_section * together)
+    return i // count, i_section * together + i % count
+
+
+# --- Who sees whom ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def first_key(p_starts, i_batch, i_query, m_query, shift, keys, window, ss):
+    """The first key that each query may see, at most `keys`."""
+    if p_starts is None:
+        first = i_query * 0
+    else:
+        p_first = p_starts + i_batch.to(tl.int64) * ss[0] + i_query.to(tl.int64) * ss[1]
+        first = tl.load(p_first, mask=m_query, other=0)
+        first = tl.minimum(tl.maximum(first.to(tl.int64), 0), keys).to(tl.int32)
+    if window is not None:
+        first = tl.minimum(tl.maximum(first, i_query + shift - window + 1), keys)
+    return first
+
+
+@triton.jit
+def end_key(i_query, shift, keys, CAUSAL: tl.constexpr):
+    """One beyond the last key that each query may see."""
+    if CAUSAL:
+        return tl.minimum(i_query + shift + 1, keys)
+    else:
+        return i_query * 0 + keys
+
+
+@triton.jit
+def wider(low, high, other_low, other_high):
+    """The bounds of two ranges together."""
+    return tl.minimum(low, other_low), tl.maximum(high, other_high)
+
+
+@triton.jit
+def bounds_of(b_first, m_query, keys):
+    """The smallest and the largest first visible key of queries, in one reduction."""
+    return tl.reduce((tl.where(m_query, b_first, keys), tl.where(m_query, b_first, 0)), 0, wider)
+
+
+@triton.jit
+def key_blocks(b_first, m_query, first, last, shift, keys, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
+               BN: tl.constexpr):  # fmt: skip
+    """(low, from, to, high): blocks [low, high) hold keys that the queries [first, last) see; in those before `from`,
+    some may stand before a query's first visible key, in those from `to` on, some stand behind a query's last one.
+    """
+    if CAUSAL:
+        high = tl.cdiv(tl.minimum(last + shift, keys), BN)
+        to = tl.minimum(first + shift + 1, keys) // BN
+    else:
+        high = tl.cdiv(keys, BN)
+        to = keys // BN
+    low = 0
+    whole = 0
+    if LEFT:
+        least, most = bounds_of(b_first, m_query, keys)
+        low = uniform(least) // BN
+        whole = tl.cdiv(uniform(most), BN)
+    return low, whole, to, high

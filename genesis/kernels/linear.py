@@ -1,0 +1,27 @@
+"""Twins of linear layers: products with weights as they lie, bias and residual added before the one rounding."""
+
+from __future__ import annotations
+
+from genesis.array import Array
+from genesis.backend.cuda.twins import twin
+from genesis.kernels.linalg import matmul_into
+from genesis.ops.linear import columns, split_parameters
+from genesis.ops.shape import contiguous
+
+__all__: list[str] = []
+
+
+@twin("linear")
+def linear(out: Array, x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None) -> None:
+    """y = x·Wᵀ + b + residual."""
+    residual = None if residual is None else contiguous(residual)
+    matmul_into(out, x, weight, turned=True, bias=bias, residual=residual)
+
+
+@twin("packed_linear")
+def packed_linear(out: Array, x: Array, *parameters: Array) -> None:
+    """[x·W1ᵀ + b1, …, x·Wnᵀ + bn], a product for each weight: neighbours in memory were joined before."""
+    weights, biases = split_parameters(parameters)
+    parts = columns(out, [w.shape[0] for w in weights])
+    for i, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+        matmul_into(part, x, weight, turned=True, bias=biases[i] if biases else None)

@@ -1,0 +1,18 @@
+"""The twin of RMSNorm with linear layers behind it: the norm into memory of its own, then the product."""
+
+from __future__ import annotations
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.twins import twin
+from genesis.kernels.linear import packed_linear
+from genesis.kernels.norm import rms_norm
+
+__all__: list[str] = []
+
+
+@twin("norm_linear")
+def norm_linear(out: tuple[Array, Array], x: Array, scale: Array, *parameters: Array, eps: float) -> None:
+    """`packed_linear(rms_norm(x), …)`, and r = 1 / sqrt(mean(x²) + eps)."""
+    normed = empty(x.shape, x.dtype, x.device)
+    rms_norm((normed, out[1]), x, scale, eps)
+    packed_linear(out[0], normed, *parameters)

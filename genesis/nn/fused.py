@@ -1,0 +1,78 @@
+"""Modules called together: layers on one input in one product, a norm before it, a residual added by it.
+
+Each function gives what the modules would give one after the other. It calls them so where one of them is not a plain
+layer (another class in its place, such as an adapter) or is watched by a hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from genesis.functions.shape import cat
+from genesis.nn import functional as F
+from genesis.nn.layers import Linear, RMSNorm
+from genesis.nn.module import Module
+from genesis.tensor import Tensor
+
+__all__ = ["linear_sum", "norm_rope", "packed_linear", "swiglu_linear"]
+
+
+def _is_plain(module: Module, kind: type[Module]) -> bool:
+    return type(module) is kind and not (module._pre_hooks or module._forward_hooks or module._backward_hooks)
+
+
+def packed_linear(x: Tensor, layers: Sequence[Linear], norm: RMSNorm | None = None, recompute: bool = False) -> Tensor:
+    """The results of several linear layers on norm(x) side by side in the last dimension.
+
+    Args:
+        x: `[..., in]`.
+        norm: a norm that x passes first.
+        recompute: do not keep norm(x) for backward, which makes it again.
+    """
+    biases = [layer.bias for layer in layers if _is_plain(layer, Linear) and layer.bias is not None]
+    plain = all(_is_plain(layer, Linear) for layer in layers) and len(biases) in (0, len(layers))
+    weights = [layer.weight for layer in layers] if plain else []
+    if recompute and plain and norm is not None and _is_plain(norm, RMSNorm):
+        scale, eps = norm.weight, norm.eps
+        if scale is not None and eps is not None:
+            return F.norm_linear(x, scale, weights, biases, eps=eps)
+    if norm is not None:
+        x = norm(x)
+    if plain:
+        return F.packed_linear(x, weights, biases)  # type: ignore[no-any-return]
+    return cat([layer(x) for layer in layers], -1)  # type: ignore[no-any-return]
+
+
+def linear_sum(x: Tensor, layer: Linear, residual: Tensor) -> Tensor:
+    """residual + layer(x)."""
+    if _is_plain(layer, Linear):
+        return F.linear(x, layer.weight, layer.bias, residual)  # type: ignore[no-any-return]
+    return residual + layer(x)  # type: ignore[no-any-return]
+
+
+def swiglu_linear(gate_up: Tensor, layer: Linear, residual: Tensor, recompute: bool = False) -> Tensor:
+    """residual + layer(silu(gate)·up), gate and up side by side.
+
+    Args:
+        recompute: do not keep the layer's input for backward, which makes it again.
+    """
+    if recompute and _is_plain(layer, Linear):
+        return F.swiglu_linear(gate_up, layer.weight, layer.bias, residual)
+    return linear_sum(F.swiglu(gate_up), layer, residual)
+
+
+def norm_rope(
+    qkv: Tensor, query_norm: RMSNorm, key_norm: RMSNorm, cos: Tensor, sin: Tensor, heads: int, key_heads: int
+) -> Tensor:
+    """Queries and keys normalised by head and rotated, the values behind them as they are.
+
+    Args:
+        qkv: `[B, T, heads + 2·key_heads, D]`.
+        cos, sin: `[T, D/2]` or `[B, T, D/2]`.
+    """
+    query, key, eps = query_norm.weight, key_norm.weight, query_norm.eps
+    plain = _is_plain(query_norm, RMSNorm) and _is_plain(key_norm, RMSNorm) and eps == key_norm.eps
+    if plain and eps is not None and query is not None and key is not None:
+        return F.norm_rope(qkv, query, key, cos, sin, heads=heads, key_heads=key_heads, eps=eps)
+    q, k, v = qkv.split([heads, key_heads, key_heads], 2)
+    return F.rope_(cat([query_norm(q), key_norm(k), v], 2), cos, sin, heads + key_heads)

@@ -1,0 +1,247 @@
+"""Optimizer steps of whole matrices, each one op: Adafactor's factored second moment, Muon's orthogonal update.
+
+As in `optimizers.py`, learning rate, step count and gradient scale are inputs, and a scale of NaN leaves the step out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Spec, op
+from genesis.ops.blocks import wide
+from genesis.ops.gradients import square_sum
+from genesis.ops.optimizers import Scalar, check_step, flops_of, is_left_out, step_rule
+
+__all__ = ["adafactor_step", "adafactor_vector_step", "muon_step", "newton_schulz"]
+
+
+# --- Adafactor ------------------------------------------------------------------------------------------------------
+
+
+def _adafactor_rule(param: Array, grad: Array, row_var: Array, col_var: Array, *rest: Any, **attrs: Any) -> tuple[()]:
+    if param.ndim < 2:
+        raise ShapeError(
+            f"adafactor_step takes matrices, got shape {param.shape}", next="use adafactor_vector_step for vectors"
+        )
+    check_step("adafactor_step", param, grad)
+    rows, columns = (*param.shape[:-1], 1), (*param.shape[:-2], 1, param.shape[-1])
+    if row_var.shape != rows or col_var.shape != columns:
+        raise ShapeError(
+            f"adafactor_step: for a parameter {param.shape} the states are {rows} and {columns},"
+            f" got {row_var.shape} and {col_var.shape}"
+        )
+    if row_var.dtype is not param.dtype or col_var.dtype is not param.dtype:
+        raise DTypeError(f"adafactor_step: {row_var.dtype} and {col_var.dtype} states for a {param.dtype} parameter")
+    return ()
+
+
+def _scaled(grad: np.ndarray, grad_scale: Scalar, dtype: np.dtype) -> np.ndarray:
+    """c·g in the parameter's type, in fresh memory."""
+    scaled: np.ndarray = np.multiply(grad, dtype.type(float(grad_scale)), dtype=dtype)
+    return scaled
+
+
+def _move(average: np.ndarray, value: np.ndarray, weight: float) -> None:
+    """average = (1-w)·average + w·value, which loses nothing where the two differ much and w is 1."""
+    average *= average.dtype.type(1 - weight)
+    average += value.dtype.type(weight) * value
+
+
+def _rms(x: np.ndarray) -> float:
+    """√mean(x²), added up in float64; 0 for no elements."""
+    return math.sqrt(square_sum(x) / x.size) if x.size else 0.0
+
+
+def _adafactor_update(
+    param: np.ndarray,
+    grad: np.ndarray,
+    variance: np.ndarray,
+    lr: Scalar,
+    step: Scalar,
+    eps1: float | None,
+    eps2: float,
+    d: float,
+    weight_decay: float,
+) -> None:
+    """p = (1 - lr·wd)·p - a·u / max(1, rms(u)/d), u = g / √max(v, ε1²), a = max(ε2, rms(p))·min(lr, 1/√t).
+
+    `variance` v is overwritten.
+    """
+    kind, rate = param.dtype.type, float(lr)
+    tiny = float(np.finfo(param.dtype).eps) if eps1 is None else eps1
+    alpha = max(eps2, _rms(param)) * min(rate, 1 / math.sqrt(float(step)))
+    np.maximum(variance, kind(tiny * tiny), out=variance)
+    np.sqrt(variance, out=variance)
+    update = np.divide(grad, variance, out=variance)
+    update *= kind(alpha / max(1.0, _rms(update) / d))
+    if weight_decay:
+        param *= kind(1 - rate * weight_decay)
+    param -= update
+
+
+@op("adafactor_step", _adafactor_rule, mutates=(0, 2, 3), flops=flops_of(12))
+def adafactor_step(
+    out: tuple[()],
+    param: np.ndarray,
+    grad: np.ndarray,
+    row_var: np.ndarray,
+    col_var: np.ndarray,
+    lr: Scalar,
+    step: Scalar,
+    grad_scale: Scalar,
+    *,
+    beta2_decay: float,
+    eps1: float | None,
+    eps2: float,
+    d: float,
+    weight_decay: float,
+) -> None:
+    """Adafactor for matrices (the last two dimensions): the second moment v kept as means of its rows r and columns q.
+
+    r and q move to the means of (c·g)² with weight t^`beta2_decay`; v = r·q / mean(r); then as `_adafactor_update`.
+    Shazeer & Stern, "Adafactor" (2018), with means for sums and ε1 where torch.optim.Adafactor has it.
+
+    Args:
+        row_var: `[..., rows, 1]`.
+        col_var: `[..., 1, columns]`.
+        eps1: None means the step of the dtype at 1.
+    """
+    if param.size == 0 or is_left_out(grad_scale):
+        return
+    g = _scaled(grad, grad_scale, param.dtype)
+    square = np.square(g)
+    _move(row_var, square.mean(axis=-1, keepdims=True, dtype=np.float64), float(step) ** beta2_decay)
+    _move(col_var, square.mean(axis=-2, keepdims=True, dtype=np.float64), float(step) ** beta2_decay)
+    tiny = float(np.finfo(param.dtype).eps) if eps1 is None else eps1
+    mean = np.maximum(row_var.mean(axis=-2, keepdims=True), param.dtype.type(tiny))
+    variance = np.multiply(row_var, col_var, out=square)
+    variance /= mean
+    _adafactor_update(param, g, variance, lr, step, eps1, eps2, d, weight_decay)
+
+
+@op("adafactor_vector_step", step_rule("adafactor_vector_step", 1), mutates=(0, 2), flops=flops_of(12))
+def adafactor_vector_step(
+    out: tuple[()],
+    param: np.ndarray,
+    grad: np.ndarray,
+    variance: np.ndarray,
+    lr: Scalar,
+    step: Scalar,
+    grad_scale: Scalar,
+    *,
+    beta2_decay: float,
+    eps1: float | None,
+    eps2: float,
+    d: float,
+    weight_decay: float,
+) -> None:
+    """Adafactor for vectors and numbers: the second moment is kept whole. See `adafactor_step`."""
+    if param.size == 0 or is_left_out(grad_scale):
+        return
+    g = _scaled(grad, grad_scale, param.dtype)
+    _move(variance, np.square(g), float(step) ** beta2_decay)
+    _adafactor_update(param, g, np.array(variance), lr, step, eps1, eps2, d, weight_decay)
+
+
+# --- Muon -----------------------------------------------------------------------------------------------------------
+
+
+def _orthogonalized(x: np.ndarray, coefficients: tuple[float, float, float], eps: float, iterations: int) -> np.ndarray:
+    """`newton_schulz` on one float32 or float64 matrix, in fresh memory."""
+    a, b, c = (x.dtype.type(k) for k in coefficients)
+    tall = x.shape[0] > x.shape[1]  # the smaller Gram matrix is the cheaper one
+    y = np.ascontiguousarray(x.T if tall else x)
+    y = y * x.dtype.type(1 / max(math.sqrt(square_sum(y)), eps))
+    for _ in range(iterations):
+        gram = np.matmul(y, y.T)
+        inner = np.matmul(gram, gram)
+        inner *= c
+        inner += b * gram
+        y = np.matmul(inner, y) + a * y
+    result: np.ndarray = y.T if tall else y
+    return result
+
+
+def _matrix_rule(name: str, x: Array) -> None:
+    if x.ndim != 2:
+        raise ShapeError(f"{name} takes matrices, got shape {x.shape}", next="use AdamW for the other parameters")
+
+
+def _newton_schulz_infer(x: Array, **attrs: Any) -> Spec:
+    _matrix_rule("newton_schulz", x)
+    if not x.dtype.is_floating_point:
+        raise DTypeError(f"newton_schulz takes float matrices, got {x.dtype}")
+    return Spec(x.shape, x.dtype)
+
+
+def _newton_schulz_flops(x: Array, iterations: int) -> int:
+    small, large = sorted(x.shape)
+    return iterations * (4 * small * small * large + 2 * small**3)
+
+
+@op(
+    "newton_schulz",
+    _newton_schulz_infer,
+    flops=lambda inputs, outputs, attrs: _newton_schulz_flops(inputs[0], attrs["iterations"]),
+)
+def newton_schulz(
+    out: np.ndarray, x: np.ndarray, *, coefficients: tuple[float, float, float], eps: float, iterations: int
+) -> None:
+    """The orthogonal factor of a matrix, roughly: singular values are moved near 1 by y = a·y + (b·yyᵀ + c·(yyᵀ)²)·y.
+
+    y starts as x / max(‖x‖, eps). Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
+    Computed in float32 or wider, where torch computes in bfloat16.
+    """
+    out[...] = _orthogonalized(wide(x), coefficients, eps, iterations)
+
+
+def _muon_rule(param: Array, grad: Array, momentum_buffer: Array, *rest: Any, **attrs: Any) -> tuple[Spec, ...]:
+    _matrix_rule("muon_step", param)
+    return check_step("muon_step", param, grad, momentum_buffer)
+
+
+@op(
+    "muon_step",
+    _muon_rule,
+    mutates=(0, 2),
+    flops=lambda inputs, outputs, attrs: 9 * inputs[0].size + _newton_schulz_flops(inputs[0], attrs["iterations"]),
+)
+def muon_step(
+    out: tuple[()],
+    param: np.ndarray,
+    grad: np.ndarray,
+    momentum_buffer: np.ndarray,
+    lr: Scalar,
+    grad_scale: Scalar,
+    *,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    lr_ratio: float,
+    coefficients: tuple[float, float, float],
+    eps: float,
+    iterations: int,
+) -> None:
+    """b = μ·b + (1-μ)·c·g; p = (1 - lr·wd)·p - lr·ratio·orthogonalized(b, or (1-μ)·c·g + μ·b with Nesterov).
+
+    See `newton_schulz`; `lr_ratio` makes up for the shape of the matrix.
+    """
+    if param.size == 0 or is_left_out(grad_scale):
+        return
+    kind, rate = param.dtype.type, float(lr)
+    step = np.multiply(grad, kind((1 - momentum) * float(grad_scale)), dtype=param.dtype)
+    momentum_buffer *= kind(momentum)
+    momentum_buffer += step
+    direction = momentum_buffer
+    if nesterov:
+        step += kind(momentum) * momentum_buffer
+        direction = step
+    update = _orthogonalized(direction, coefficients, eps, iterations)
+    if weight_decay:
+        param *= kind(1 - rate * weight_decay)
+    param -= kind(rate * lr_ratio) * update

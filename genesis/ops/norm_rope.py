@@ -1,0 +1,169 @@
+"""Queries and keys normalised by head, then rotated, where they lie side by side with the values (Qwen3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.errors import ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.blocks import each_block, store, sum_blocks, wide, working
+from genesis.ops.elementwise import add
+from genesis.ops.norm import check_norm, statistics_type
+from genesis.ops.rope import rope
+
+__all__ = ["norm_rope", "norm_rope_backward"]
+
+Grads = tuple[Array | None, ...]
+
+
+def _check(
+    name: str, x: Array, weights: tuple[Array, Array], tables: tuple[Array, Array], heads: int, keys: int
+) -> Spec:
+    """The spec of the statistics `[B, T, heads + keys]`."""
+    rope.infer(x, *tables)
+    if min(heads, keys) < 0 or heads + keys > x.shape[2]:
+        raise ShapeError(f"{name}: {heads} query and {keys} key heads, x has {x.shape[2]}")
+    check_norm(name, x, *weights)
+    return Spec((*x.shape[:2], heads + keys), statistics_type(x.dtype))
+
+
+def _infer(
+    x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array, *, heads: int, key_heads: int, eps: float
+) -> tuple[Spec, Spec]:
+    rstd = _check("norm_rope", x, (query_weight, key_weight), (cos, sin), heads, key_heads)
+    return Spec(x.shape, x.dtype), rstd
+
+
+def _vjp(ctx: Context, g: Array, _: None) -> Grads:
+    """Rotated back, then as for `rms_norm`, each kind of head with its weight."""
+    arrived = [ctx.take(i) if ctx.needs[i] else None for i in (1, 2)]
+    places = [ctx.place(i) if t is None and ctx.needs[i] else None for i, t in enumerate(arrived, 1)]
+    attrs = {k: ctx.attrs[k] for k in ("heads", "key_heads")}
+    dx, *weights = norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], out=(None, *places), **attrs)
+    for i, before in enumerate(arrived):
+        if before is not None:
+            weights[i] = add(before.array, weights[i], out=before.array if before.is_own else None)
+    return dx, *weights, None, None
+
+
+def _tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of each token, `[B·T, 1, D/2]`."""
+    shape = (*x.shape[:2], 1, x.shape[3] // 2)
+    c, s = (np.broadcast_to(wide(t).reshape(-1, x.shape[1], 1, shape[3]), shape) for t in (cos, sin))
+    return c.reshape(-1, 1, shape[3]), s.reshape(-1, 1, shape[3])
+
+
+def _turned(x: np.ndarray, c: np.ndarray, s: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Pairs (x[i], x[i + D/2]) rotated, in `out`, which is not x."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    np.multiply(first, c, out=out[..., :half])
+    np.multiply(second, c, out=out[..., half:])
+    out[..., :half] -= second * s
+    out[..., half:] += first * s
+    return out
+
+
+@op(
+    "norm_rope",
+    _infer,
+    vjp=_vjp,
+    saves=(0, 1, 2, 3, 4, "out1"),
+    auxiliary=(1,),
+    flops=lambda i, o, a: 7 * o[0].size,
+)
+def norm_rope(
+    out: tuple[np.ndarray, np.ndarray],
+    x: np.ndarray,
+    query_weight: np.ndarray,
+    key_weight: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    heads: int,
+    key_heads: int,
+    eps: float,
+) -> None:
+    """`rope(rms_norm(x))` of the first heads, the others as they are; also gives r = 1 / sqrt(mean(x²) + eps).
+
+    Args:
+        x: `[B, T, heads + key_heads + others, D]`.
+        query_weight, key_weight: of the norms of queries and of keys, `[D]`.
+        cos, sin: of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
+    """
+    y, rstd = out
+    turned, size = heads + key_heads, x.shape[3]
+    y[:, :, turned:] = x[:, :, turned:]
+    if not x.size:
+        return
+    c, s = _tables(x, cos, sin)
+    rows, result, r = x.reshape(-1, *x.shape[2:]), y.reshape(-1, *y.shape[2:]), rstd.reshape(-1, turned)
+    weights = _weights(query_weight, key_weight, heads, key_heads)
+
+    def block(start: int, stop: int) -> None:
+        xb, target = wide(rows[start:stop, :turned]), result[start:stop, :turned]
+        rb = 1 / np.sqrt(np.vecdot(xb, xb) / size + eps, dtype=xb.dtype)
+        r[start:stop] = rb
+        n = xb * rb[..., None]
+        n *= weights
+        store(_turned(n, c[start:stop], s[start:stop], working(target)), target)
+
+    each_block(block, rows.shape[0], turned * size)
+
+
+def _weights(query_weight: np.ndarray, key_weight: np.ndarray, heads: int, key_heads: int) -> np.ndarray:
+    """The weight of each head, `[heads + key_heads, D]`."""
+    return np.concatenate(
+        [np.broadcast_to(wide(w), (n, w.size)) for w, n in ((query_weight, heads), (key_weight, key_heads))]
+    )
+
+
+def _backward_infer(
+    g: Array, x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array, rstd: Array, *, heads: int,
+    key_heads: int,
+) -> tuple[Spec, ...]:  # fmt: skip
+    if g.shape != x.shape:
+        raise ShapeError(f"norm_rope_backward: the gradient has shape {g.shape}, the result has {x.shape}")
+    _check("norm_rope_backward", x, (query_weight, key_weight), (cos, sin), heads, key_heads)
+    return x.spec, query_weight.spec, key_weight.spec
+
+
+@op("norm_rope_backward", _backward_infer, flops=lambda i, o, a: 11 * o[0].size)
+def norm_rope_backward(
+    out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    g: np.ndarray,
+    x: np.ndarray,
+    query_weight: np.ndarray,
+    key_weight: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    rstd: np.ndarray,
+    heads: int,
+    key_heads: int,
+) -> None:
+    """With h the gradient rotated back and n = x·r: dx = r·(h·w - n·mean(h·w·n)), dw = Σ heads and tokens h·n."""
+    d, turned, size = out[0], heads + key_heads, x.shape[3]
+    d[:, :, turned:] = g[:, :, turned:]
+    if not x.size:
+        out[1][...], out[2][...] = 0, 0
+        return
+    c, s = _tables(x, cos, sin)
+    rows, grads, result = (a.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for a in (x, g, d))
+    r, weights = rstd.reshape(-1, turned), _weights(query_weight, key_weight, heads, key_heads)
+
+    def block(start: int, stop: int) -> np.ndarray:
+        xb, gb = wide(rows[start:stop, :turned]), wide(grads[start:stop, :turned])
+        h = _turned(gb, c[start:stop], -s[start:stop], np.empty_like(gb))
+        rb, target = r[start:stop, :, None], result[start:stop, :turned]
+        n = xb * rb
+        sums: np.ndarray = np.einsum("nhd,nhd->hd", h, n)
+        h *= weights
+        n *= (np.vecdot(h, n) / size)[..., None]
+        h -= n
+        dx = np.multiply(h, rb, out=working(target))
+        store(dx, target)
+        return np.stack([sums[:heads].sum(axis=0), sums[heads:].sum(axis=0)])
+
+    both = np.empty((2, size), weights.dtype)
+    sum_blocks(block, rows.shape[0], max(turned * size, 1), both)
+    out[1][...], out[2][...] = both

@@ -1,0 +1,156 @@
+"""float32 values kept as bfloat16: rounded at random, or split into a bfloat16 number and 16 further bits.
+
+A split master is the float32 number with bits (w << 16) + l, where w are the bits of a bfloat16 weight and l is a
+signed 16-bit number. The weight is the master rounded to nearest, halves away from zero, so nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.backend.cpu import parallel
+from genesis.dtypes import DType, bfloat16, float32, int16
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Spec, op
+from genesis.random import philox
+from genesis.shapes import Shape
+
+__all__ = [
+    "Noise",
+    "check_halves",
+    "join_master",
+    "joined",
+    "rounded_at_random",
+    "rounding_counters",
+    "split_into",
+    "split_master",
+    "stochastic_round",
+]
+
+BLOCK = 1 << 17
+UNIT = 1 << 12  # elements; threads share the work at multiples of it
+STREAMS = 3  # values of an element that an optimizer step may round: the parameter and two averages
+
+
+class Noise(NamedTuple):
+    """Where the noise of an optimizer step stands, so that no counter serves twice.
+
+    Attributes:
+        seed: of the generator.
+        first: the first counter of the step's tensor within a stream.
+        each: counters of one stream of one step, for all parameters of the optimizer.
+    """
+
+    seed: int
+    first: int
+    each: int
+
+    def counter(self, step: float, stream: int) -> int:
+        """The first counter for stream 0 (the parameter), 1 or 2 (its averages) in step `step`, which counts from 1."""
+        return self.first + ((int(step) - 1) * STREAMS + stream) * self.each
+
+
+def _flops(per_element: int) -> Any:
+    return lambda inputs, outputs, attrs: per_element * inputs[0].size
+
+
+# --- At random --------------------------------------------------------------------------------------------------------
+
+
+def _rounding_infer(x: Array, *, dtype: DType, seed: int, offset: int) -> Spec:
+    if x.dtype is not float32 or dtype is not bfloat16:
+        raise DTypeError(f"stochastic_round goes from float32 to bfloat16, not from {x.dtype} to {dtype}")
+    return Spec(x.shape, dtype)
+
+
+def rounded_at_random(values: np.ndarray, seed: int, counter: int) -> np.ndarray:
+    """float32 `[n]` rounded to bfloat16 with the noise of `stochastic_round` from `counter` on."""
+    words = philox(seed, counter, -(-values.size // 8))
+    noise = words.astype("<u4", copy=False).view("<u2").reshape(-1)[: values.size]
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + noise) >> np.uint32(16)).astype(np.uint16).view(bfloat16.numpy)
+    return np.where(np.isfinite(values), rounded, values.astype(bfloat16.numpy))
+
+
+@op("stochastic_round", _rounding_infer, flops=_flops(12))
+def stochastic_round(out: np.ndarray, x: np.ndarray, *, dtype: DType, seed: int, offset: int) -> None:
+    """x rounded up or down at random, with odds that make the mean exact.
+
+    Sixteen random bits are added below bfloat16's last one and the lower half is cut off. Element i uses half-word i of
+    the generator's counters from `offset` on (eight to a counter). Infinities and NaN stay.
+    """
+    flat = x.reshape(-1)
+    rounded = np.empty(flat.size, dtype.numpy)
+
+    def some(first: int, last: int) -> None:
+        for a in range(first * UNIT, min(last * UNIT, flat.size), BLOCK):
+            b = min(a + BLOCK, last * UNIT, flat.size)
+            rounded[a:b] = rounded_at_random(flat[a:b], seed, offset + a // 8)
+
+    parallel(some, -(-flat.size // UNIT), flat.size)
+    out[...] = rounded.reshape(x.shape)
+
+
+def rounding_counters(shape: Shape, place: int = 32) -> int:
+    """How many counters the noise of a tensor of `shape` takes; tensors start at multiples of `place` elements."""
+    return -(-math.prod(shape) // place) * (place // 8)
+
+
+# --- In two halves ----------------------------------------------------------------------------------------------------
+
+
+def joined(weight: np.ndarray, low: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """The float32 masters of `[n]` bfloat16 weights and their low bits (int16), written into `out`."""
+    bits = out.view(np.uint32)
+    np.copyto(bits, weight.view(np.uint16))
+    bits <<= np.uint32(16)
+    bits += low.astype(np.int32).view(np.uint32)  # wraps around, which subtracts
+    return out
+
+
+def split_into(weight: np.ndarray, low: np.ndarray, master: np.ndarray) -> None:
+    """Write `[n]` float32 masters into weights and low bits. NaN is written as one NaN without low bits."""
+    bits = np.where(np.isnan(master), np.uint32(0x7FC00000), master.view(np.uint32))
+    np.copyto(low.view(np.uint16), bits & np.uint32(0xFFFF), casting="unsafe")
+    bits += np.uint32(0x8000)
+    np.copyto(weight.view(np.uint16), bits >> np.uint32(16), casting="unsafe")
+
+
+def check_halves(name: str, weight: Array, low: Array) -> None:
+    """Raise DTypeError or ShapeError unless these are a weight and its low bits."""
+    if weight.dtype is not bfloat16 or low.dtype is not int16:
+        raise DTypeError(f"{name} takes a bfloat16 weight and int16 low bits, got {weight.dtype} and {low.dtype}")
+    if weight.shape != low.shape:
+        raise ShapeError(f"{name}: the weight has shape {weight.shape}, its low bits have {low.shape}")
+
+
+def _join_infer(weight: Array, low: Array) -> Spec:
+    check_halves("join_master", weight, low)
+    return Spec(weight.shape, float32)
+
+
+@op("join_master", _join_infer, flops=_flops(2))
+def join_master(out: np.ndarray, weight: np.ndarray, low: np.ndarray) -> None:
+    """The float32 master whose bits are (w << 16) + l, w the bits of the weight."""
+    flat = np.empty(weight.size, np.float32)
+    joined(weight.reshape(-1), low.reshape(-1), flat)
+    out[...] = flat.reshape(weight.shape)
+
+
+def _split_infer(weight: Array, low: Array, master: Array) -> tuple[Spec, ...]:
+    check_halves("split_master", weight, low)
+    if master.dtype is not float32 or master.shape != weight.shape:
+        raise DTypeError(f"split_master: a {master.dtype} master of shape {master.shape} for weights {weight.shape}")
+    return ()
+
+
+@op("split_master", _split_infer, mutates=(0, 1), flops=_flops(3))
+def split_master(out: tuple[()], weight: np.ndarray, low: np.ndarray, master: np.ndarray) -> None:
+    """Write a float32 master into its halves: w = (bits + 0x8000) >> 16 and l = bits - (w << 16)."""
+    halves = np.empty(weight.size, weight.dtype), np.empty(weight.size, low.dtype)
+    split_into(*halves, np.ascontiguousarray(master).reshape(-1))
+    weight[...], low[...] = (half.reshape(weight.shape) for half in halves)

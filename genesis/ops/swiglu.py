@@ -1,0 +1,192 @@
+"""SwiGLU on gate and up side by side, as one product gives them; alone, and with the product that follows it.
+
+The form of two tensors stands in activation.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.backend.cpu import scratch
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.blocks import each_block, rows_of, store, wide, working
+from genesis.ops.elementwise import sigmoid_values
+from genesis.ops.linalg import multiply, same_type
+from genesis.ops.linear import bias_gradients, check_linear, linear, weight_gradients
+from genesis.ops.shape import reshaped
+from genesis.ops.sweep import as_type, is_narrow
+from genesis.shapes import numel
+
+__all__ = ["swiglu_linear", "swiglu_linear_backward", "swiglu_packed", "swiglu_packed_backward"]
+
+Grads = tuple[Array | None, ...]
+
+
+def _half(name: str, gate_up: Array) -> Spec:
+    """The spec of silu(gate)·up."""
+    if not gate_up.dtype.is_floating_point:
+        raise DTypeError(f"{name} takes float tensors, got {gate_up.dtype}", next="cast with .float()")
+    if not gate_up.shape or gate_up.shape[-1] % 2:
+        raise ShapeError(f"{name} takes [..., 2F] with gate and up side by side, got {gate_up.shape}")
+    return Spec((*gate_up.shape[:-1], gate_up.shape[-1] // 2), gate_up.dtype)
+
+
+def _packed_vjp(ctx: Context, g: Array) -> Grads:
+    return (swiglu_packed_backward(g, ctx.inputs[0]),)
+
+
+@op(
+    "swiglu_packed",
+    lambda gate_up: _half("swiglu_packed", gate_up),
+    vjp=_packed_vjp,
+    saves=(0,),
+    flops=lambda i, o, a: 7 * o[0].size,
+)
+def swiglu_packed(out: np.ndarray, gate_up: np.ndarray) -> None:
+    """y = silu(gate)·up for `[..., 2F]` with gate in the first half and up in the second."""
+    if not out.size:
+        return
+    y, x, half = rows_of(out), rows_of(gate_up), out.shape[-1]
+
+    def block(start: int, stop: int) -> None:
+        gate = wide(x[start:stop, :half])
+        silu = sigmoid_values(gate, out=working(y[start:stop]))
+        silu *= gate
+        silu *= wide(x[start:stop, half:])
+        store(silu, y[start:stop])
+
+    each_block(block, y.shape[0], half)
+
+
+def _backward_infer(g: Array, gate_up: Array, *, with_result: bool = False) -> Spec | tuple[Spec, ...]:
+    result = _half("swiglu_packed_backward", gate_up)
+    if g.shape != result.shape:
+        raise ShapeError(f"swiglu_packed_backward: the gradient has shape {g.shape}, the result has {result.shape}")
+    spec = Spec(gate_up.shape, gate_up.dtype)
+    return (spec, result) if with_result else spec
+
+
+@op("swiglu_packed_backward", _backward_infer, flops=lambda i, o, a: 13 * i[0].size)
+def swiglu_packed_backward(
+    out: np.ndarray | tuple[np.ndarray, np.ndarray], g: np.ndarray, gate_up: np.ndarray, with_result: bool = False
+) -> None:
+    """[dgate, dup] with dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, σ = sigmoid(gate); with `with_result` also
+    gate·σ·up, the forward's result, which then need not be kept.
+    """
+    whole, result = out if isinstance(out, tuple) else (out, None)
+    half = g.shape[-1]
+    if not g.size:
+        return
+    d, x, grad = rows_of(whole), rows_of(gate_up), rows_of(g)
+    h = None if result is None else rows_of(result)
+
+    def block(start: int, stop: int) -> None:
+        gate, up, gb = wide(x[start:stop, :half]), wide(x[start:stop, half:]), wide(grad[start:stop])
+        da, db = d[start:stop, :half], d[start:stop, half:]
+        s = sigmoid_values(gate)
+        silu = np.multiply(s, gate, out=working(db))
+        if h is not None:
+            np.multiply(silu, up, out=h[start:stop], casting="unsafe")
+        slope = np.subtract(1, s, out=working(da))
+        slope *= silu
+        slope += s  # σ + silu·(1 - σ)
+        slope *= gb
+        slope *= up
+        silu *= gb
+        store(slope, da)
+        store(silu, db)
+
+    each_block(block, grad.shape[0], half)
+
+
+def _inside(x: np.ndarray) -> np.dtype:
+    """The type of results that stay inside: float32 for 2-byte floats."""
+    return np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
+
+
+# --- With the product behind it ---------------------------------------------------------------------------------------
+
+
+def _linear_infer(gate_up: Array, weight: Array, bias: Array | None = None, residual: Array | None = None) -> Spec:
+    h = _half("swiglu_linear", gate_up)
+    like = Array(gate_up.storage, h.shape, h.shape, h.dtype, gate_up.device)  # only its shape and dtype are read
+    return check_linear("swiglu_linear", like, (weight,), () if bias is None else (bias,), residual)
+
+
+def _backward_of_linear(g: Array, weight: Array, gate_up: Array) -> tuple[Spec, Spec]:
+    h = _half("swiglu_linear_backward", gate_up)
+    expected = (*h.shape[:-1], weight.shape[0])
+    if weight.shape[1:] != h.shape[-1:] or g.shape != expected:
+        raise ShapeError(
+            f"swiglu_linear_backward: a gradient of shape {g.shape} with a weight of shape {weight.shape}"
+            f" for gate and up of shape {gate_up.shape}"
+        )
+    same_type("swiglu_linear_backward", g, weight, gate_up)
+    return Spec(gate_up.shape, gate_up.dtype), h
+
+
+@op(
+    "swiglu_linear_backward",
+    _backward_of_linear,
+    flops=lambda i, o, a: 2 * i[0].size * i[1].shape[1] + 13 * o[1].size,
+)
+def swiglu_linear_backward(
+    out: tuple[np.ndarray, np.ndarray], g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray
+) -> None:
+    """[dgate, dup] and silu(gate)·up for the gradient g `[..., out]` behind the product with W `[out, F]`."""
+    if not out[1].size:
+        return
+    with scratch(out[1].shape, _inside(gate_up)) as dh:
+        multiply(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
+        swiglu_packed_backward.reference(out, dh, gate_up, with_result=True)
+
+
+def _linear_vjp(ctx: Context, g: Array) -> Grads:
+    """With h = silu(gate)·up and dh = g·W: dW = gᵀ·h, db = Σ rows g, dresidual = g, and SwiGLU's gradient of dh."""
+    gate_up, weight = ctx.inputs[:2]
+    found: list[Array | None] = [None] * len(ctx.inputs)
+    h = None
+    if ctx.needs[0]:
+        found[0], h = swiglu_linear_backward(g, weight, gate_up)
+    elif ctx.needs[1]:
+        h = swiglu_packed(gate_up)
+    rows = numel(g.shape[:-1])
+    flat, size = reshaped(g, (rows, g.shape[-1])), g.shape[-1:]
+    if ctx.needs[1]:
+        assert h is not None
+        (found[1],) = weight_gradients(ctx, (1,), flat, reshaped(h, (rows, h.shape[-1])), size)
+    if len(found) > 2 and ctx.needs[2]:
+        (found[2],) = bias_gradients(ctx, (2,), flat, size)
+    if len(found) > 3 and ctx.needs[3]:
+        found[3] = g
+    return tuple(found)
+
+
+def _linear_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
+    return (0, 1) if needs[0] else ((0,) if needs[1] else ())
+
+
+def _linear_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+    return int(2 * outputs[0].size * inputs[1].shape[1] + 7 * inputs[0].size // 2)
+
+
+@op("swiglu_linear", _linear_infer, vjp=_linear_vjp, saves=_linear_saves, flops=_linear_flops)
+def swiglu_linear(
+    out: np.ndarray, gate_up: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
+) -> None:  # fmt: skip
+    """y = (silu(gate)·up)·Wᵀ + b + residual, which keeps gate and up alone: backward makes the product's input again.
+
+    Args:
+        gate_up: `[..., 2F]`, gate in the first half.
+        weight: `[out, F]`.
+        bias: `[out]`.
+        residual: `[..., out]`.
+    """
+    with scratch((*gate_up.shape[:-1], gate_up.shape[-1] // 2), _inside(gate_up)) as h:
+        swiglu_packed.reference(h, gate_up)
+        linear.reference(out, h, weight, bias, residual)

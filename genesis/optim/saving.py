@@ -1,0 +1,124 @@
+"""An optimizer's state as plain values and tensors, and back: everything is compared first, then copied.
+
+Split masters are saved as the float32 numbers that they are, so every implementation loads the state of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from genesis.array import Array, from_numpy
+from genesis.dtypes import DType, float32
+from genesis.errors import ModelError
+from genesis.functions.transfer import moved
+from genesis.op import registry
+from genesis.ops.rounding import join_master, split_master
+from genesis.tensor import Tensor
+
+if TYPE_CHECKING:
+    from genesis.optim.optimizer import Optimizer
+
+__all__ = ["LOW", "MASTER", "load_state", "saved_state", "state_dict"]
+
+MASTER, LOW = "master", "master_low"  # a float32 master; the further bits of one whose upper half is the weight
+
+
+def saved_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
+    """The step count and the tensors of one parameter, empty where it was never updated; see `Optimizer`."""
+    state = dict(optimizer.state.get(param, {}))
+    low = state.pop(LOW, None)
+    if low is not None:
+        state[MASTER] = Tensor(join_master(param.array, low.array))
+    return state
+
+
+def state_dict(optimizer: Optimizer) -> dict[str, Any]:
+    """See `Optimizer.state_dict`."""
+    numbers: dict[int, int] = {}
+    groups = []
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            numbers[id(param)] = len(numbers)
+        kept = {k: v for k, v in group.items() if k != "params"}
+        groups.append({**kept, "params": [numbers[id(p)] for p in group["params"]]})
+    state = {numbers[id(p)]: saved_state(optimizer, p) for p in optimizer.state}
+    return {"state": state, "param_groups": groups}
+
+
+def load_state(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
+    """See `Optimizer.load_state_dict`."""
+    groups, saved = given["param_groups"], given["state"]
+    settings = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in groups]
+    params = [(n, p, i) for n, p, i in _matched(optimizer, groups) if n in saved]
+    for number, param, i in params:
+        _check(optimizer, number, param, {**optimizer.param_groups[i], **settings[i]}, saved[number])
+    for own, loaded in zip(optimizer.param_groups, settings, strict=True):
+        own.update(loaded)
+    optimizer.forget_state()
+    for number, param, i in params:
+        state = optimizer.state_of(param, optimizer.param_groups[i])
+        state["step"] = int(saved[number]["step"])
+        for name, tensor in state.items():
+            if name == LOW:
+                master = moved(_as_array(saved[number][MASTER]), param.device)
+                split_master(param.array, tensor.array, master)
+            elif name != "step":
+                registry["copy"](moved(_as_array(saved[number][name]), tensor.device), out=tensor.array)
+                if name == MASTER:
+                    registry["cast"](tensor.array, dtype=param.dtype, out=param.array)
+    optimizer.steps = max((state["step"] for state in optimizer.state.values()), default=0)
+
+
+def _matched(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, Tensor, int]]:
+    """(number in the saved state, parameter, number of its group) for every parameter."""
+    sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in optimizer.param_groups]
+    if sizes != own:
+        raise ModelError(
+            f"the saved optimizer has groups of {sizes} parameters, this one of {own}",
+            next="make the optimizer as it was when the state was saved",
+        )
+    found = []
+    for i, (mine, group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        names, theirs = mine.get("param_names"), group.get("param_names")
+        if names is not None and theirs is not None and list(names) != list(theirs):
+            first = next((a, b) for a, b in zip(theirs, names, strict=True) if a != b)
+            raise ModelError(f"the saved optimizer has parameter {first[0]!r} where this one has {first[1]!r}")
+        found += [(int(n), p, i) for n, p in zip(group["params"], mine["params"], strict=True)]
+    return found
+
+
+def _expected(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[Any, DType]]:
+    """Shape and dtype of the tensors that a parameter's saved state holds."""
+    dtype = optimizer.kept_dtype(param)
+    found: dict[str, tuple[Any, DType]] = {n: (s, dtype) for n, s in optimizer.state_shapes(param, group).items()}
+    if param.dtype.itemsize == 2 and optimizer.low_precision == "master":
+        found[MASTER] = (param.shape, float32)
+    return found
+
+
+def _check(
+    optimizer: Optimizer, number: int, param: Tensor, group: dict[str, Any], saved: Mapping[str, Any]
+) -> None:  # fmt: skip
+    expected = _expected(optimizer, param, group)
+    if set(saved) != {"step", *expected}:
+        raise ModelError(
+            f"the saved state of parameter {number} holds {sorted(saved)}, expected {sorted(['step', *expected])}",
+            next="load it into the optimizer that saved it",
+        )
+    for name, (shape, dtype) in expected.items():
+        array = _as_array(saved[name])
+        if array.shape != shape or array.dtype is not dtype:
+            raise ModelError(
+                f"the saved {name} of parameter {number} is {array.dtype} {array.shape}, expected {dtype} {shape}"
+            )
+
+
+def _as_array(value: Any) -> Array:
+    if isinstance(value, Tensor):
+        return value.array
+    if isinstance(value, np.ndarray):
+        return from_numpy(value)
+    raise ModelError(f"a saved optimizer state is a {type(value).__name__}, not a tensor")

@@ -1,0 +1,124 @@
+"""Modules called together give what they give one after the other: the same values, gradients, parameters, hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis import nn
+from genesis.nn import fused
+from genesis.op import observe
+from genesis.optim.flat import FlatBuffers
+
+
+class Doubled(nn.Linear):
+    """Another class in a layer's place, as an adapter is."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * 2
+
+
+def parts(bias: bool = True) -> tuple[list[nn.Linear], nn.RMSNorm, nn.Linear]:
+    genesis.manual_seed(3)
+    layers = [nn.Linear(32, n, bias=bias) for n in (64, 32)]
+    return layers, nn.RMSNorm(32, eps=1e-6), nn.Linear(48, 32, bias=bias)
+
+
+def together(layers: list[nn.Linear], norm: nn.RMSNorm, down: nn.Linear, x: Any, recompute: bool) -> Any:
+    return fused.swiglu_linear(fused.packed_linear(x, layers, norm, recompute), down, x, recompute)
+
+
+def apart(layers: list[nn.Linear], norm: nn.RMSNorm, down: nn.Linear, x: Any) -> Any:
+    normed = norm(x)
+    packed = genesis.cat([layer(normed) for layer in layers], -1)
+    return x + down(nn.functional.silu(packed[..., :48]) * packed[..., 48:])
+
+
+def gradients(modules: list[nn.Module]) -> list[np.ndarray]:
+    return [p.grad.numpy() for m in modules for p in m.parameters()]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_and_gradients(bias: bool, is_flat: bool, recompute: bool) -> None:
+    genesis.manual_seed(7)
+    x, g = genesis.randn(2, 5, 32), genesis.randn(2, 5, 32)
+    layers, norm, down = parts(bias)
+    expected = apart(layers, norm, down, x)
+    expected.backward(g)
+    wanted = gradients([*layers, norm, down])
+    layers, norm, down = parts(bias)
+    if is_flat:
+        FlatBuffers([p for m in (*layers, down) for p in m.parameters()])
+    found = together(layers, norm, down, x, recompute)
+    found.backward(g)
+    np.testing.assert_allclose(found.detach().numpy(), expected.detach().numpy(), rtol=1e-5, atol=1e-6)
+    for got, want in zip(gradients([*layers, norm, down]), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def names(function: Any) -> list[str]:
+    ran: list[str] = []
+    with observe(lambda op, inputs, outputs, attrs, seconds: ran.append(op.name)):
+        function()
+    return ran
+
+
+def test_which_ops_run() -> None:
+    layers, norm, down = parts()
+    x = genesis.randn(5, 32)
+    assert names(lambda: together(layers, norm, down, x, False)) == [
+        "rms_norm", "packed_linear", "swiglu_packed", "linear",
+    ]  # fmt: skip
+    assert names(lambda: together(layers, norm, down, x, True)) == ["norm_linear", "swiglu_linear"]
+
+
+def test_weights_next_to_each_other_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, _, _ = parts()
+    FlatBuffers([*(la.weight for la in layers), *(la.bias for la in layers if la.bias is not None)])
+    calls: list[tuple[int, ...]] = []
+    product = np.matmul
+
+    def spy(x: np.ndarray, y: np.ndarray, **rest: Any) -> np.ndarray:
+        calls.append(y.shape)
+        return np.asarray(product(x, y, **rest))
+
+    monkeypatch.setattr("genesis.ops.linalg.np.matmul", spy)
+    fused.packed_linear(genesis.randn(5, 32), layers)
+    assert calls == [(32, 96)]
+
+
+@pytest.mark.parametrize("which", ["layer", "norm", "down"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_hook_sees_its_module_called(which: str, recompute: bool) -> None:
+    layers, norm, down = parts()
+    watched = {"layer": layers[1], "norm": norm, "down": down}[which]
+    seen: list[tuple[int, ...]] = []
+    watched.register_forward_hook(lambda module, args, result: seen.append(result.shape))
+    x = genesis.randn(5, 32)
+    found = together(layers, norm, down, x, recompute)
+    assert len(seen) == 1
+    np.testing.assert_allclose(
+        found.detach().numpy(), apart(layers, norm, down, x).detach().numpy(), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_another_class_in_a_layers_place_is_called(recompute: bool) -> None:
+    layers, norm, down = parts()
+    layers[0].__class__ = Doubled
+    down.__class__ = Doubled
+    x = genesis.randn(5, 32)
+    found = together(layers, norm, down, x, recompute).detach().numpy()
+    np.testing.assert_allclose(found, apart(layers, norm, down, x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_layers_with_and_without_bias_are_called_one_by_one() -> None:
+    layers = [nn.Linear(8, 4), nn.Linear(8, 3, bias=False)]
+    x = genesis.randn(5, 8)
+    found = fused.packed_linear(x, layers).detach().numpy()
+    np.testing.assert_allclose(found[:, 4:], layers[1](x).detach().numpy(), rtol=1e-6)

@@ -1,0 +1,246 @@
+"""Samples of the ops that fuse parts of a transformer's layer: norm and products, SwiGLU on packed gate and up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from genesis.errors import DTypeError, ShapeError
+from tests.ops.samples.fused import (
+    elements,
+    rms_norm_backward_oracle,
+    rms_norm_oracle,
+    rope_oracle,
+    swiglu_backward_oracle,
+    swiglu_oracle,
+)
+from tests.ops.samples.linalg import linear_oracle, packed_linear_oracle
+from tests.ops.sampling import Case, Rows, normal, positive, uniform
+
+Pair = tuple[np.ndarray, ...]
+Shape = tuple[int, ...]
+
+
+# --- SwiGLU -----------------------------------------------------------------------------------------------------------
+
+GATED: list[Shape] = [(2,), (7, 6), (2, 3, 10), (1, 2), (0, 4), (3, 0), (40, 300), (2, 1100)]
+
+
+def halves(gate_up: np.ndarray) -> Pair:
+    half = gate_up.shape[-1] // 2
+    return gate_up[..., :half], gate_up[..., half:]
+
+
+def packed_swiglu_oracle(gate_up: np.ndarray) -> np.ndarray:
+    return swiglu_oracle(*halves(gate_up))
+
+
+def packed_swiglu_backward_oracle(g: np.ndarray, gate_up: np.ndarray, with_result: bool = False) -> Any:
+    d = np.concatenate(swiglu_backward_oracle(g, *halves(gate_up)), axis=-1)
+    return (d, packed_swiglu_oracle(gate_up)) if with_result else d
+
+
+def packed_swiglus(rng: np.random.Generator) -> list[Case]:
+    return [Case((normal(rng, *s) * 2,)) for s in GATED]
+
+
+def packed_swiglu_backwards(rng: np.random.Generator) -> list[Case]:
+    return [
+        Case((normal(rng, *s[:-1], s[-1] // 2), normal(rng, *s) * 2), {"with_result": True} if kept else {})
+        for s in GATED
+        for kept in (False, True)
+    ]
+
+
+# the leading shape, F, out, bias, residual
+GATED_LINEAR: list[tuple[Shape, int, int, bool, bool]] = [
+    ((), 3, 2, False, False), ((4,), 3, 5, True, True), ((2, 3), 4, 4, False, True), ((2, 3), 1, 6, True, False),
+    ((0,), 3, 2, False, True), ((2,), 0, 3, False, False), ((2, 9), 40, 33, False, True),
+]  # fmt: skip
+LARGEST = 30  # of a sum of |silu(gate)·up|: 40 of them for |gate|, |up| < 1
+
+
+def swiglu_linears(rng: np.random.Generator) -> list[Case]:
+    found = []
+    for lead, width, out, bias, residual in GATED_LINEAR:
+        inputs: tuple[Any, ...] = (uniform(rng, -1, 1, *lead, 2 * width), normal(rng, out, width))
+        if bias or residual:
+            inputs += (normal(rng, out) if bias else None, normal(rng, *lead, out) if residual else None)
+        found.append(Case(inputs))
+    return found
+
+
+def swiglu_linear_oracle(gate_up: np.ndarray, weight: np.ndarray, bias: Any = None, residual: Any = None) -> np.ndarray:
+    return linear_oracle(packed_swiglu_oracle(gate_up), weight, bias, residual)
+
+
+def swiglu_linear_backwards(rng: np.random.Generator) -> list[Case]:
+    return [
+        Case((normal(rng, *lead, out), normal(rng, out, width), normal(rng, *lead, 2 * width)))
+        for lead, width, out, _, _ in GATED_LINEAR
+    ]
+
+
+def swiglu_linear_backward_oracle(g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray) -> Pair:
+    dh = np.sum(g[..., :, None] * weight, axis=-2)
+    found: Pair = packed_swiglu_backward_oracle(dh, gate_up, with_result=True)
+    return found
+
+
+ODD = (Case((np.ones((2, 3)),)), ShapeError, "side by side")
+SWIGLU_ROWS = [
+    Rows(
+        "swiglu_packed", packed_swiglu_oracle, packed_swiglus, grads=lambda rng: [Case((normal(rng, 2, 6),))],
+        errors=(ODD, (Case((np.ones((2, 4), np.int64),)), DTypeError, "float")), reduction=lambda case: 4,
+    ),
+    Rows(
+        "swiglu_packed_backward", packed_swiglu_backward_oracle, packed_swiglu_backwards, reduction=lambda case: 4,
+        errors=((Case((np.ones((2, 3)), np.ones((2, 4)))), ShapeError, "gradient"),),
+    ),
+    Rows(
+        "swiglu_linear", swiglu_linear_oracle, swiglu_linears, grads=swiglu_linears, inner=LARGEST,
+        reduction=lambda case: 4 * max(1, case.inputs[1].shape[1]),
+        errors=(
+            (Case((np.ones((2, 3)), np.ones((2, 1)))), ShapeError, "side by side"),
+            (Case((np.ones((2, 4)), np.ones((2, 3)))), ShapeError, r"a weight of shape \(2, 3\)"),
+        ),
+    ),
+    Rows(
+        "swiglu_linear_backward", swiglu_linear_backward_oracle, swiglu_linear_backwards, inner=1,
+        reduction=lambda case: 4 * max(1, case.inputs[1].shape[0]),
+        errors=((Case((np.ones((2, 3)), np.ones((4, 2)), np.ones((2, 4)))), ShapeError, "gradient"),),
+    ),
+]  # fmt: skip
+
+
+# --- RMSNorm ----------------------------------------------------------------------------------------------------------
+
+NORMED: list[tuple[Shape, tuple[int, ...], bool]] = [
+    ((4,), (3, 2), True), ((2, 4), (3,), False), ((2, 5, 4), (3, 1, 2), True), ((2, 5, 6), (2, 6), False),
+    ((0, 4), (3, 2), True), ((2, 3), (0, 2), False), ((9, 20), (34, 16), True),
+]  # fmt: skip
+
+
+def norm_linears(rng: np.random.Generator) -> list[Case]:
+    found = []
+    for shape, sizes, bias in NORMED:
+        parameters = [normal(rng, n, shape[-1]) for n in sizes] + [normal(rng, n) for n in sizes if bias]
+        found.append(Case((normal(rng, *shape), positive(rng, shape[-1]), *parameters), {"eps": 1e-5}))
+    return found
+
+
+def norm_linear_oracle(x: np.ndarray, scale: np.ndarray, *parameters: np.ndarray, eps: float) -> Pair:
+    y, r = rms_norm_oracle(x, scale, eps)
+    return packed_linear_oracle(y, *parameters), r
+
+
+def scales(rng: np.random.Generator) -> list[Case]:
+    shapes: list[Shape] = [(4,), (3, 5), (2, 3, 8), (0, 4), (30, 130), (2, 2100)]
+    return [Case((normal(rng, *s), positive(rng, s[-1]), positive(rng, *s[:-1]))) for s in shapes]
+
+
+NORM_ROWS = [
+    Rows(
+        "norm_linear", norm_linear_oracle, norm_linears, grads=lambda rng: norm_linears(rng)[:-1], reduction=elements,
+        inner=60,  # a row of 20, of root mean square 1, times a scale below 3
+        errors=(
+            (Case((np.ones((2, 3)), np.ones(3), np.ones((4, 2))), {"eps": 1e-5}), ShapeError, "a weight of shape"),
+            (Case((np.ones((2, 3)), np.ones(2), np.ones((4, 3))), {"eps": 1e-5}), ShapeError, "weight"),
+        ),
+    ),
+    Rows(
+        "rms_norm_scale", lambda x, weight, rstd: x * rstd[..., None] * weight, scales, reduction=lambda case: 2,
+        errors=((Case((np.ones((2, 3)), np.ones(4), np.ones(2))), ShapeError, "weight"),),
+    ),
+]  # fmt: skip
+
+# --- Norm and rotation by head ----------------------------------------------------------------------------------------
+
+# B, T, query heads, key heads, others, D
+TURNED = [
+    (2, 3, 2, 1, 1, 4),
+    (1, 1, 1, 1, 0, 2),
+    (2, 5, 3, 2, 2, 8),
+    (0, 3, 2, 1, 1, 4),
+    (2, 4, 0, 2, 1, 6),
+    (3, 40, 4, 2, 2, 32),
+]
+
+
+def turned_inputs(
+    rng: np.random.Generator, case: tuple[int, ...], each: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    b, t, heads, keys, others, d = case
+    angles = uniform(rng, -3, 3, *((b,) if each else ()), t, d // 2)
+    inputs = (normal(rng, b, t, heads + keys + others, d), positive(rng, d), positive(rng, d))
+    return (*inputs, np.cos(angles), np.sin(angles)), {"heads": heads, "key_heads": keys}
+
+
+def norm_ropes(rng: np.random.Generator, shapes: Any = TURNED) -> list[Case]:
+    found = []
+    for case in shapes:
+        for each in (False, True):
+            inputs, attrs = turned_inputs(rng, case, each)
+            found.append(Case(inputs, {**attrs, "eps": 1e-5}))
+    return found
+
+
+def norm_rope_oracle(
+    x: np.ndarray, query: np.ndarray, key: np.ndarray, cos: np.ndarray, sin: np.ndarray, heads: int, key_heads: int,
+    eps: float,
+) -> Pair:  # fmt: skip
+    turned, y = heads + key_heads, x.copy()
+    y[:, :, :heads], first = rms_norm_oracle(x[:, :, :heads], query, eps)
+    y[:, :, heads:turned], second = rms_norm_oracle(x[:, :, heads:turned], key, eps)
+    return rope_oracle(y, cos, sin, heads=turned), np.concatenate([first, second], axis=2)
+
+
+def norm_rope_backwards(rng: np.random.Generator) -> list[Case]:
+    found = []
+    for case in TURNED:
+        for each in (False, True):
+            inputs, attrs = turned_inputs(rng, case, each)
+            b, t, heads, keys, _, _ = case
+            found.append(Case((normal(rng, *inputs[0].shape), *inputs, positive(rng, b, t, heads + keys)), attrs))
+    return found
+
+
+def norm_rope_backward_oracle(
+    g: np.ndarray, x: np.ndarray, query: np.ndarray, key: np.ndarray, cos: np.ndarray, sin: np.ndarray,
+    rstd: np.ndarray, heads: int, key_heads: int,
+) -> Pair:  # fmt: skip
+    turned = heads + key_heads
+    d = rope_oracle(g, cos, sin, inverse=True, heads=turned)
+    found = []
+    for weight, start, stop in ((query, 0, heads), (key, heads, turned)):
+        part = slice(start, stop)
+        d[:, :, part], dw = rms_norm_backward_oracle(d[:, :, part], x[:, :, part], weight, rstd[:, :, part])
+        found.append(dw)
+    return d, *found
+
+
+HEADS = {"heads": 2, "key_heads": 2}
+TABLE = (np.ones((3, 2)), np.ones((3, 2)))
+TURNED_ROWS = [
+    Rows(
+        "norm_rope", norm_rope_oracle, norm_ropes, grads=lambda rng: norm_ropes(rng, TURNED[:3]), wrt=(0, 1, 2),
+        reduction=lambda case: 4 * max(1, case.inputs[1].size),
+        errors=(
+            (Case((np.ones((2, 3, 3, 4)), *np.ones((2, 4)), *TABLE), {**HEADS, "eps": 0.1}), ShapeError, "2 key heads"),
+            (Case((np.ones((2, 3, 4, 4)), *np.ones((2, 3)), *TABLE), {**HEADS, "eps": 0.1}), ShapeError, "weight"),
+        ),
+    ),
+    Rows(
+        "norm_rope_backward", norm_rope_backward_oracle, norm_rope_backwards, reduction=elements,
+        errors=(
+            (
+                Case((np.ones((2, 3, 4)), np.ones((2, 3, 4, 4)), *np.ones((2, 4)), *TABLE, np.ones((2, 3, 4))), HEADS),
+                ShapeError,
+                "gradient",
+            ),
+        ),
+    ),
+]  # fmt: skip
+
+ROWS = SWIGLU_ROWS + NORM_ROWS + TURNED_ROWS
