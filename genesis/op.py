@@ -128,7 +128,6 @@ class Op:
         view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, in place of running anything.
         elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
             of them, and gradients are summed to the shape of broadcast operands.
-        in_place: `out` may be the first input itself; elements then depend on more than the same element.
         auxiliary: indices of outputs that carry no gradient: statistics and counts that backward or the caller reads.
         borrows: pairs (output, input): an auxiliary output which becomes the gradient of that input in backward and is
             of its shape and dtype. `apply` has it made where the gradient of a leaf is to stay, if that place is free.
@@ -149,7 +148,6 @@ class Op:
     view: Callable[..., Array] | None = None
     flops: Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int] | None = None
     elementwise: bool = False
-    in_place: bool = False
     auxiliary: tuple[int, ...] = ()
     borrows: tuple[tuple[int, int], ...] = ()
     join: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
@@ -326,11 +324,8 @@ def _aliases(op: Op, out: Array, inputs: tuple[Any, ...]) -> bool:
     return any(
         isinstance(x, Array)
         and x.storage is out.storage
-        and not (
-            (op.elementwise or (op.in_place and i == 0))
-            and (x.offset, x.shape, x.strides) == (out.offset, out.shape, out.strides)
-        )
-        for i, x in enumerate(inputs)
+        and not (op.elementwise and (x.offset, x.shape, x.strides) == (out.offset, out.shape, out.strides))
+        for x in inputs
     )
 
 

@@ -119,7 +119,7 @@ class Attention(nn.Module):
         """Queries and keys normalised, where the model does that, and rotated."""
         cos, sin = context.cos, context.sin
         if self.q_norm is None or self.k_norm is None:
-            return F.rope_(qkv, cos, sin, self.heads + self.key_heads)  # in qkv's own memory
+            return F.rope(qkv, cos, sin, self.heads + self.key_heads)
         return fused.norm_rope(qkv, self.q_norm, self.k_norm, cos, sin, self.heads, self.key_heads)
 
     def attended(self, qkv: Tensor, context: Context) -> Tensor:

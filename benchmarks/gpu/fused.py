@@ -4,7 +4,7 @@
     python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
 
 The first form times each op beside torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
-flash. The second tries tiles of one attention kernel (`genesis.kernels.attention.TILES`), fastest first.
+flash. The second tries tiles of one attention kernel (`genesis.kernels.attention_tiles.TILES`), fastest first.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.gpu.ops import Row, measure, random
 from benchmarks.gpu.timing import backend, gpu_us, shared
 from genesis.autograd.record import TensorBase
+from genesis.dtypes import bfloat16
 from genesis.kernels.attention import backward_into, forward_into
-from genesis.kernels.attention_tiles import Tile
+from genesis.kernels.attention_tiles import Tile, tiles_of
 from genesis.op import registry
 from genesis.ops.rounding import Noise
 
@@ -34,9 +35,14 @@ BATCH, TOKENS, HIDDEN, FFN, VOCABULARY, PARAMETERS = 8, 1024, 896, 4864, 151_936
 BF16 = torch.bfloat16
 ATTENTION = [  # batch, tokens, query heads, key heads, head size
     (8, 1024, 14, 2, 64),
+    (4, 4096, 14, 2, 64),
+    (16, 2048, 14, 2, 64),
     (8, 1024, 14, 14, 64),
     (4, 4096, 14, 14, 64),
     (2, 8192, 16, 16, 128),
+    (1, 128, 14, 2, 64),
+    (1, 512, 14, 2, 64),
+    (4, 512, 14, 2, 64),
 ]
 
 
@@ -76,22 +82,27 @@ def usable(q: torch.Tensor, k: torch.Tensor) -> list[SDPBackend]:
 
 
 def attention_rows() -> Iterator[Row]:
-    """Forward, and backward, of causal attention."""
+    """Forward, and backward, of causal attention; also with the start of one document, as training gives it."""
     for b, t, hq, hk, d in ATTENTION:
         (q, p), (k, r), (v, s), (g, h) = (random(b, t, n, d, dtype=BF16) for n in (hq, hk, hk, hq))
+        starts = shared(torch.zeros(b, t, dtype=torch.int64, device="cuda"))
         attrs = {"scale": d**-0.5, "causal": True}
         flops = 2 * b * hq * t * t * d
         o, lse = (TensorBase.wrap(x) for x in registry["attention"](q.array, k.array, v.array, **attrs))
-        for kind in usable(p, r):
-            name = f"({b},{t},{hq}/{hk},{d}) {kind.name.split('_')[0].lower()}"
+        for kind, rest in itertools.product(usable(p, r), ((), (starts,))):
+            name = f"({b},{t},{hq}/{hk},{d}) {kind.name.split('_')[0].lower()}{' starts' if rest else ''}"
+            side = torch.cuda.Stream()  # backward runs on its forward's stream, and the default one cannot be captured
             leaves = [x.detach().requires_grad_() for x in (p, r, s)]
-            out = peer(*leaves, kind)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                out = peer(*leaves, kind)
+            side.synchronize()
             yield Row(
-                f"attention {name}", ran("attention", q, k, v, **attrs),
+                f"attention {name}", ran("attention", q, k, v, *rest, **attrs),
                 lambda p=p, r=r, s=s, kind=kind: peer(p, r, s, kind), flops=flops, tolerance=1e-2,
             )  # fmt: skip
             yield Row(
-                f"attention backward {name}", ran("attention_backward", g, q, k, v, o, lse, result=1, **attrs),
+                f"attention backward {name}", ran("attention_backward", g, q, k, v, o, lse, *rest, result=1, **attrs),
                 lambda out=out, leaves=leaves, h=h: torch.autograd.grad(out, leaves, h, retain_graph=True)[1],
                 flops=5 * flops // 2, tolerance=1e-2,
             )  # fmt: skip
@@ -352,9 +363,10 @@ GROUPS = {
 
 def candidates(kernel: str) -> Iterator[Tile]:
     """Tiles to try."""
-    queries, keys = ((32, 64, 128), (64, 128)) if kernel == "keys" else ((64, 128), (32, 64, 128))
-    for m, n, warps, stages in itertools.product(queries, keys, (4, 8), (1, 2, 3, 4)):
-        yield Tile(m, n, warps, stages)
+    queries = (32, 64, 128) if kernel == "keys" else (64, 128)
+    for m, n, warps, stages, registers in itertools.product(queries, (32, 64, 128), (4, 8), (2, 3), (0, 128, 168)):
+        if 64 * warps <= 4 * max(m, n) and (registers == 0) != (registers == {4: 168, 8: 128}[warps]):
+            yield Tile(m, n, warps, stages, registers)
 
 
 def sweep(kernel: str, batch: int, tokens: int, heads: int, key_heads: int, head: int) -> None:
@@ -364,7 +376,9 @@ def sweep(kernel: str, batch: int, tokens: int, heads: int, key_heads: int, head
     scale = head**-0.5
     o, lse = registry["attention"](q, k, v, scale=scale)
     grads = registry["attention_backward"](g, q, k, v, o, lse, scale=scale)
-    best = {"queries": Tile(64, 64, 4, 3), "keys": Tile(32, 64, 4, 2)}
+    properties = backend.driver.properties
+    tiles = tiles_of(bfloat16, head, tokens, tokens, properties.shared_memory, properties.capability[0] == 9)
+    best = {"queries": tiles[1], "keys": tiles[2]}
     found = []
     for tile in candidates(kernel):
         for each in (1, 2, 4, heads // key_heads) if kernel == "keys" else (0,):
@@ -374,7 +388,8 @@ def sweep(kernel: str, batch: int, tokens: int, heads: int, key_heads: int, head
                     forward_into(o, lse, q, k, v, None, scale, True, 0, tile)
                 else:
                     chosen = {**best, kernel: tile}
-                    pair = chosen["queries"], chosen["keys"]
+                    rows = max(chosen["queries"].queries, chosen["keys"].queries)  # the keys' divide the queries'
+                    pair = chosen["queries"]._replace(queries=rows), chosen["keys"]
                     backward_into(grads, g, q, k, v, o, lse, None, scale, True, 0, pair, each or None)
 
             try:

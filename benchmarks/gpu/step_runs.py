@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import statistics
+import sys
 import time
 from collections import defaultdict
 from types import SimpleNamespace
@@ -55,7 +56,6 @@ def measured(job: dict[str, Any], shape: str, started: float) -> dict[str, Any]:
     losses = [r.loss_sum / r.targets for r in steps.reading().results()]
     warm = time.perf_counter() - begun
     first_fast = time.perf_counter() - started
-    cuda.reset_peak_memory_stats()
     made = [batches() for _ in range(job["steps"])]
     times = []
     for each in made:
@@ -88,7 +88,7 @@ def prepared(job: dict[str, Any], b: int, t: int, micro: int) -> tuple[Any, Devi
     optimizer = build_optimizer(OptimConfig(name="adamw", lr=1e-5), model.named_parameters(), 0)
     loader: Any = SimpleNamespace(batch_size=b, seq_len=t)
     state = TrainState(model, optimizer, loader)
-    return model, DeviceSteps(state, DEVICE, 1.0, 1000)
+    return model, DeviceSteps(state, DEVICE, 1.0, 1000, note=lambda line: print(line, file=sys.stderr))
 
 
 def batch(rng: np.random.Generator, b: int, t: int, vocabulary: int) -> Batch:

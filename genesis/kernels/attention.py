@@ -182,6 +182,7 @@ def backward_into(
     """
     c = _common(scale, causal, window, starts, q, k, v, g)
     t, s = tiles or _tiles(q, c)[1:]
+    assert t.queries % s.queries == 0, (t, s)
     left = _query_gradient(grads[0], c, t, g, q, k, v, o, lse, starts, scale)
     _key_gradients(grads[1], grads[2], c, t, s, left, g, q, k, v, scale, each)
 

@@ -26,10 +26,10 @@ from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, bfloat16, float32, float64, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
-from genesis.kernels.matmul_tiles import EARLY, Tile, choose, cut, fitted, pieces
+from genesis.kernels.matmul_tiles import Tile, choose, cut, pieces
 from genesis.kernels.transpose import LEAST, transposed_copy
 from genesis.kernels.types import TRITON, converted, work_type
-from genesis.ops.elementwise import copy
+from genesis.ops.elementwise import add, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
@@ -50,6 +50,7 @@ ACCUMULATE = tl.constexpr(16)
 RELU = tl.constexpr(32)
 GELU_TANH = tl.constexpr(64)
 SILU = tl.constexpr(128)
+ALPHA_THERE = tl.constexpr(256)  # alpha points to it
 
 
 @triton.jit
@@ -64,20 +65,13 @@ def activated(x, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def number_of(x):
-    """A number, or the one that a pointer leads to."""
-    if x.dtype.is_ptr():
-        return tl.load(x)
-    else:
-        return x
-
-
-@triton.jit
 def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK: tl.constexpr,
              EPILOGUE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The tile as it is stored: activation(alpha·acc + bias) + residual + what out held."""
     if ALPHA & EPILOGUE:
-        b_acc = b_acc * number_of(alpha)
+        b_acc = b_acc * alpha
+    if ALPHA_THERE & EPILOGUE:
+        b_acc = b_acc * tl.load(alpha)
     if BIAS_N & EPILOGUE:
         b_acc += converted(tl.load(p_bias + o_n * step, mask=o_n < n, other=0), WORK)[None, :]
     if BIAS_M & EPILOGUE:
@@ -411,7 +405,9 @@ class Finish(NamedTuple):
         if self.bias is not None:
             found |= BIAS_N.value if self.along == "n" else BIAS_M.value
         found |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
-        return int(found | ALPHA.value * (isinstance(self.alpha, Array) or self.alpha != 1.0))
+        if isinstance(self.alpha, Array):
+            return int(found | ALPHA_THERE.value)
+        return int(found | ALPHA.value * (self.alpha != 1.0))
 
     @property
     def reads(self) -> bool:
@@ -507,7 +503,7 @@ def matmul_into(
     """out = activation(alpha·a·b + bias) + residual, plus what out held where `accumulate` is set.
 
     Everything after the sum is computed in float32 (float64 for float64, the integers' own type for integers) and
-    rounded once.
+    rounded once; a residual of 2-byte operands may be added to a product that was rounded before, where that is faster.
 
     Args:
         out: `[..., m, n]`, contiguous, of any float dtype where the operands are floats.
@@ -554,8 +550,11 @@ def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
         return False
     layout = "nt"[a.turned] + "nt"[b.turned]
     tile = tile or choose(kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory, finish.reads)
-    if finish.is_early and not tile.once:
-        tile = fitted(EARLY, dtype.itemsize, properties.shared_memory, finish.reads)
+    if finish.is_early and not tile.once and kind == "half":  # a pass of its own is faster than a large tile's epilogue
+        _launch_descriptors(p, finish._replace(residual=None), tile)
+        assert finish.residual is not None
+        add(p.o.array, finish.residual, out=p.o.array)
+        return True
     if tile.swapped:
         p, finish = p.swapped, finish.swapped
         a, b = b._replace(turned=not b.turned), a._replace(turned=not a.turned)

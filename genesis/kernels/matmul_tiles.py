@@ -9,7 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
-__all__ = ["EARLY", "TABLE", "Cut", "Row", "Tile", "choose", "cut", "fitted", "parts", "pieces", "shared_bytes"]
+__all__ = ["TABLE", "Cut", "Row", "Tile", "choose", "cut", "fitted", "parts", "pieces", "shared_bytes"]
 
 
 class Tile(NamedTuple):
@@ -66,8 +66,6 @@ _DECODE = Tile(64, 16, 128, 4, 4, swapped=True, resident=2)
 _TF32 = Tile(128, 256, 32, 8, 4)
 _TF32_PAIR = Tile(128, 128, 32, 4, 3, split=1, resident=2)
 _TF32_LOW = Tile(64, 64, 64, 4, 3, swapped=True, resident=2)
-
-EARLY = _PAIR  # where a residual is fetched before the sum, and the table has a larger tile
 
 # Measured on an H200.
 TABLE: dict[str, tuple[Row, ...]] = {

@@ -56,8 +56,6 @@ def rope(
     """Rotate each pair (x[i], x[i + D/2]) by its position's angle; `inverse` rotates back."""
     batch, tokens, count, size = x.shape
     turned = count if heads is None else heads
-    if out is x:  # heads that stay need no work
-        count = turned
     half = size // 2
     rows = batch * tokens * count
     if rows * half == 0:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from genesis.autograd import apply, apply_, is_grad_enabled
+from genesis.autograd import apply, is_grad_enabled
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, softmax
@@ -45,7 +45,6 @@ __all__ = [
     "relu",
     "rms_norm",
     "rope",
-    "rope_",
     "rope_table",
     "scaled_dot_product_attention",
     "sigmoid",
@@ -214,12 +213,6 @@ def norm_rope(
     """
     attrs: dict[str, Any] = {"heads": heads, "key_heads": key_heads, "eps": eps}
     return apply(norm_rope_ops.norm_rope, x, query_weight, key_weight, cos, sin, **attrs)[0]  # type: ignore[no-any-return]
-
-
-def rope_(x: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> Tensor:
-    """`rope` in place."""
-    attrs: dict[str, Any] = {} if heads is None else {"heads": heads}
-    return apply_(rope_ops.rope, x, x, cos, sin, **attrs)  # type: ignore[no-any-return]
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------

@@ -75,4 +75,4 @@ def norm_rope(
     if plain and eps is not None and query is not None and key is not None:
         return F.norm_rope(qkv, query, key, cos, sin, heads=heads, key_heads=key_heads, eps=eps)
     q, k, v = qkv.split([heads, key_heads, key_heads], 2)
-    return F.rope_(cat([query_norm(q), key_norm(k), v], 2), cos, sin, heads + key_heads)
+    return F.rope(cat([query_norm(q), key_norm(k), v], 2), cos, sin, heads + key_heads)

@@ -7,7 +7,7 @@ import numpy as np
 from genesis.array import Array
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import each_block, store, sum_blocks, wide, working
+from genesis.ops.blocks import each_block, sum_blocks, wide
 from genesis.ops.elementwise import add
 from genesis.ops.norm import check_norm, statistics_type
 from genesis.ops.rope import rope
@@ -47,22 +47,17 @@ def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     return dx, *weights, None, None
 
 
-def _tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of each token, `[B·T, 1, D/2]`."""
-    shape = (*x.shape[:2], 1, x.shape[3] // 2)
-    c, s = (np.broadcast_to(wide(t).reshape(-1, x.shape[1], 1, shape[3]), shape) for t in (cos, sin))
-    return c.reshape(-1, 1, shape[3]), s.reshape(-1, 1, shape[3])
+def _tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
+    """What whole heads and heads with halves exchanged are multiplied by, `[1 or B, T, 1, D]`; see rope.py."""
+    c, s = (wide(t).reshape(-1, x.shape[1], 1, x.shape[3] // 2) for t in (cos, sin))
+    return np.concatenate([c, c], axis=-1), np.concatenate([s, -s] if inverse else [-s, s], axis=-1)
 
 
-def _turned(x: np.ndarray, c: np.ndarray, s: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Pairs (x[i], x[i + D/2]) rotated, in `out`, which is not x."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    np.multiply(first, c, out=out[..., :half])
-    np.multiply(second, c, out=out[..., half:])
-    out[..., :half] -= second * s
-    out[..., half:] += first * s
-    return out
+def _crossed(x: np.ndarray) -> np.ndarray:
+    """A copy with the halves of each head exchanged."""
+    half, found = x.shape[-1] // 2, np.empty(x.shape, x.dtype)
+    found[..., :half], found[..., half:] = x[..., half:], x[..., :half]
+    return found
 
 
 @op(
@@ -96,19 +91,21 @@ def norm_rope(
     y[:, :, turned:] = x[:, :, turned:]
     if not x.size:
         return
-    c, s = _tables(x, cos, sin)
-    rows, result, r = x.reshape(-1, *x.shape[2:]), y.reshape(-1, *y.shape[2:]), rstd.reshape(-1, turned)
+    c, s = _tables(x, cos, sin, inverse=False)
     weights = _weights(query_weight, key_weight, heads, key_heads)
 
     def block(start: int, stop: int) -> None:
-        xb, target = wide(rows[start:stop, :turned]), result[start:stop, :turned]
-        rb = 1 / np.sqrt(np.vecdot(xb, xb) / size + eps, dtype=xb.dtype)
-        r[start:stop] = rb
-        n = xb * rb[..., None]
+        xb = wide(x[:, start:stop, :turned])
+        r = 1 / np.sqrt(np.vecdot(xb, xb) / size + eps, dtype=xb.dtype)
+        rstd[:, start:stop] = r
+        n = xb * r[..., None]
         n *= weights
-        store(_turned(n, c[start:stop], s[start:stop], working(target)), target)
+        crossed = _crossed(n)
+        crossed *= s[:, start:stop]
+        n *= c[:, start:stop]
+        np.add(n, crossed, out=y[:, start:stop, :turned], casting="unsafe")
 
-    each_block(block, rows.shape[0], turned * size)
+    each_block(block, x.shape[1], x.shape[0] * turned * size)
 
 
 def _weights(query_weight: np.ndarray, key_weight: np.ndarray, heads: int, key_heads: int) -> np.ndarray:
@@ -147,23 +144,23 @@ def norm_rope_backward(
     if not x.size:
         out[1][...], out[2][...] = 0, 0
         return
-    c, s = _tables(x, cos, sin)
-    rows, grads, result = (a.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for a in (x, g, d))
-    r, weights = rstd.reshape(-1, turned), _weights(query_weight, key_weight, heads, key_heads)
+    c, s = _tables(x, cos, sin, inverse=True)
+    weights = _weights(query_weight, key_weight, heads, key_heads)
 
     def block(start: int, stop: int) -> np.ndarray:
-        xb, gb = wide(rows[start:stop, :turned]), wide(grads[start:stop, :turned])
-        h = _turned(gb, c[start:stop], -s[start:stop], np.empty_like(gb))
-        rb, target = r[start:stop, :, None], result[start:stop, :turned]
-        n = xb * rb
-        sums: np.ndarray = np.einsum("nhd,nhd->hd", h, n)
+        gb, rb = wide(g[:, start:stop, :turned]), rstd[:, start:stop, :, None]
+        crossed = _crossed(gb)
+        crossed *= s[:, start:stop]
+        h = gb * c[:, start:stop]
+        h += crossed
+        n = np.multiply(wide(x[:, start:stop, :turned]), rb, out=crossed)
+        sums = np.einsum("bthd,bthd->hd", h, n)
         h *= weights
         n *= (np.vecdot(h, n) / size)[..., None]
         h -= n
-        dx = np.multiply(h, rb, out=working(target))
-        store(dx, target)
+        np.multiply(h, rb, out=d[:, start:stop, :turned], casting="unsafe")
         return np.stack([sums[:heads].sum(axis=0), sums[heads:].sum(axis=0)])
 
     both = np.empty((2, size), weights.dtype)
-    sum_blocks(block, rows.shape[0], max(turned * size, 1), both)
+    sum_blocks(block, x.shape[1], max(x.shape[0] * turned * size, 1), both)
     out[1][...], out[2][...] = both

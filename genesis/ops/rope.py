@@ -34,7 +34,7 @@ def _vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
     return rope(g, cos, sin, **attrs), None, None
 
 
-@op("rope", _infer, vjp=_vjp, saves=(1, 2), in_place=True, flops=lambda i, o, a: 3 * o[0].size)
+@op("rope", _infer, vjp=_vjp, saves=(1, 2), flops=lambda i, o, a: 3 * o[0].size)
 def rope(
     out: np.ndarray, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool = False, heads: int | None = None
 ) -> None:
@@ -46,8 +46,7 @@ def rope(
         heads: how many are turned; those behind them (values behind queries and keys) are copied. None means all.
     """
     if heads is not None:
-        if out is not x:
-            out[:, :, heads:] = x[:, :, heads:]
+        out[:, :, heads:] = x[:, :, heads:]
         out, x = out[:, :, :heads], x[:, :, :heads]
     if x.size == 0:
         return
@@ -60,10 +59,10 @@ def rope(
     def piece(start: int, stop: int) -> None:
         # whole heads at a time: numpy's inner loops are twice as long as over the halves
         xb, target = wide(x[:, start:stop]), out[:, start:stop]
-        crossed = np.empty(xb.shape, xb.dtype)  # before the target is written, which may be x itself
+        turned = np.multiply(xb, c[:, start:stop], out=working(target))
+        crossed = np.empty_like(turned)
         crossed[..., :half], crossed[..., half:] = xb[..., half:], xb[..., :half]
         crossed *= s[:, start:stop]
-        turned = np.multiply(xb, c[:, start:stop], out=working(target))
         turned += crossed
         store(turned, target)
 

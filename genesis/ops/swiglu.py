@@ -53,7 +53,7 @@ def swiglu_packed(out: np.ndarray, gate_up: np.ndarray) -> None:
     y, x, half = rows_of(out), rows_of(gate_up), out.shape[-1]
 
     def block(start: int, stop: int) -> None:
-        gate = wide(x[start:stop, :half])
+        gate = np.ascontiguousarray(wide(x[start:stop, :half]))
         silu = sigmoid_values(gate, out=working(y[start:stop]))
         silu *= gate
         silu *= wide(x[start:stop, half:])
@@ -86,19 +86,16 @@ def swiglu_packed_backward(
 
     def block(start: int, stop: int) -> None:
         gate, up, gb = wide(x[start:stop, :half]), wide(x[start:stop, half:]), wide(grad[start:stop])
-        da, db = d[start:stop, :half], d[start:stop, half:]
-        s = sigmoid_values(gate)
-        silu = np.multiply(s, gate, out=working(db))
+        s = sigmoid_values(gate)  # in memory without gaps, as all that follows but the last steps
+        silu = s * gate
         if h is not None:
             np.multiply(silu, up, out=h[start:stop], casting="unsafe")
-        slope = np.subtract(1, s, out=working(da))
+        slope = 1 - s
         slope *= silu
         slope += s  # σ + silu·(1 - σ)
         slope *= gb
-        slope *= up
-        silu *= gb
-        store(slope, da)
-        store(silu, db)
+        np.multiply(slope, up, out=d[start:stop, :half], casting="unsafe")
+        np.multiply(silu, gb, out=d[start:stop, half:], casting="unsafe")
 
     each_block(block, grad.shape[0], half)
 

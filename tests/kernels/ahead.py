@@ -1,12 +1,11 @@
 """Compile the kernels of the op suite ahead of time, without a GPU:
 
-    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all | --each]
+    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all] [--jobs 2]
 
 The signatures are those that the suite's samples launch. Of them a part is compiled that holds, for every kernel, each
 combination of its parameters' types, each combination of the functions and types among its constants, and each value of
-its flags. --each takes less: each type of each parameter, and functions with each float type and with some integer
-type. --all takes all, with every pattern of strides and alignment. --dtypes keeps the samples of these dtypes (and
-those of ops that take no others). The exit code is 1 where one fails.
+its flags. --all takes all, with every pattern of strides and alignment. --dtypes keeps the samples of these dtypes
+(and those of ops that take no others). The exit code is 1 where one fails.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import genesis.ops
 import genesis.tensor
 from genesis.backend.cuda.compile import compile_kernel
 from genesis.op import registry
-from tests.kernels.covering import Kernels, combinations, covering, each
+from tests.kernels.covering import Kernels, covering
 from tests.kernels.dry import collecting
 from tests.ops import conformance
 from tests.ops.devices import CUDA, using
@@ -90,15 +89,13 @@ def main() -> int:
     parser.add_argument("--ops", nargs="*", default=[])
     parser.add_argument("--without", nargs="*", default=[], help="families to leave out")
     parser.add_argument("--dtypes", nargs="*", default=[])
-    how_many = parser.add_mutually_exclusive_group()
-    how_many.add_argument("--all", action="store_true")
-    how_many.add_argument("--each", action="store_true")
+    parser.add_argument("--all", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     import triton
 
     found = needed(options.ops, options.dtypes, options.without)
-    _kernels[:] = found if options.all else covering(found, each if options.each else combinations)
+    _kernels[:] = found if options.all else covering(found)
     jobs = [(part, options.jobs, options.arch) for part in range(options.jobs)]
     if options.jobs == 1:
         failed = _part(jobs[0])

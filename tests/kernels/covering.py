@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import re
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from genesis.backend.cuda.signature import Signature
 
-__all__ = ["Kernels", "combinations", "covering", "each"]
+__all__ = ["Kernels", "covering", "features"]
 
 Kernels = list[tuple[Any, Signature]]
-INTEGERS = re.compile(r"\bu?int\d+\b")
 
 
 def _kinds(signature: Signature) -> tuple[Any, ...]:
@@ -25,20 +22,13 @@ def _kinds(signature: Signature) -> tuple[Any, ...]:
     return types, functions, flags
 
 
-def combinations(signature: Signature) -> Iterable[Any]:
-    """Features of a signature: its types, its functions, each flag."""
+def features(signature: Signature) -> list[Any]:
+    """The combination of a signature's types, that of its functions, and each flag."""
     types, functions, flags = _kinds(signature)
     return [("types", types), ("functions", functions), *flags]
 
 
-def each(signature: Signature) -> Iterable[Any]:
-    """Fewer features: each type, its functions where integer types are alike, each function, each flag."""
-    types, functions, flags = _kinds(signature)
-    alike = tuple((name, INTEGERS.sub("integer", text)) for name, text in functions)
-    return [("functions", alike), *functions, *flags, *enumerate(types)]
-
-
-def covering(kernels: Kernels, features: Callable[[Signature], Iterable[Any]]) -> Kernels:
+def covering(kernels: Kernels) -> Kernels:
     """A part of these kernels in which every kernel has each of its features at least once.
 
     Always the one next that adds most. Kernels with other numbers of parameters (some were None) count as others.

@@ -22,7 +22,7 @@ from genesis.ops.attention import attention, attention_backward, attention_packe
 CUDA = Device("cuda", 0)
 # A bound of the relative error in norm of results, whose terms are rounded to the type.
 TOLERANCE = {bfloat16: 1e-2, float16: 1.5e-3, float32: 2e-5}
-HEADS, KEY_HEADS = 4, 2
+HEADS, KEY_HEADS = 2, 1
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def expected(qkv: np.ndarray, g: np.ndarray, seen: np.ndarray) -> tuple[np.ndarr
 
 def documents(tokens: int) -> np.ndarray:
     """Starts of documents of uneven length, in two rows; some borders fall on those of blocks."""
-    borders = (0, 3, 64, 65, 130, 192), (0, 128)
+    borders = (0, 3, 64, 65, 130), (0, 128)
     return np.stack([np.asarray(b)[np.searchsorted(b, np.arange(tokens), side="right") - 1] for b in borders])
 
 
@@ -80,7 +80,7 @@ def off(found: Array, wanted: np.ndarray) -> float:
 
 
 def check(
-    size: int, dtype: DType, packed: bool, causal: bool, window: int, tokens: int = 210
+    size: int, dtype: DType, packed: bool, causal: bool, window: int, tokens: int = 150
 ) -> tuple[Array, Array, tuple[Array, ...]]:
     """Compare forward and backward with `expected`, and two runs with each other; gives what backward took."""
     rng = np.random.default_rng(size)
@@ -108,11 +108,11 @@ def test_tiles_through_the_copy_engine(boxes: list[bool], packed: bool, causal: 
 
 def test_all_keys_seen() -> None:
     check(16, bfloat16, False, False, 0)
-    check(16, float32, False, False, 0, 130)
+    check(16, float32, False, False, 0, 70)
 
 
 def test_parts_of_one_array_give_the_bits_of_three_arrays() -> None:
-    x, g, (o, lse, dx) = check(32, float16, False, True, 0, 130)
+    x, g, (o, lse, dx) = check(32, float16, False, True, 0, 70)
     apart = [on_gpu(part.numpy().copy(), float16) for part in parts_of(x, HEADS, KEY_HEADS)]
     scale = 32**-0.5
     other, sums = attention(*apart, scale=scale)
@@ -131,16 +131,16 @@ def test_heads_divided_for_the_cache_give_the_same_bits(monkeypatch: pytest.Monk
         return 3  # divides no number of heads here
 
     monkeypatch.setattr(kernels, "together", few)
-    monkeypatch.setattr(kernels, "PROGRAMS", 1)  # and a new launch, not a recorded one
-    x, g = (on_gpu(np.zeros(shape, bfloat16.numpy), bfloat16) for shape in ((2, 210, 8, 16), (2, 210, 4, 16)))
+    monkeypatch.setattr(kernels, "PROGRAMS", 1)
+    x, g = (on_gpu(np.zeros(shape, bfloat16.numpy), bfloat16) for shape in ((2, 150, 4, 16), (2, 150, 2, 16)))
     rng = np.random.default_rng(16)
     for array in (x, g):
         backend_for(CUDA).from_numpy(rng.standard_normal(array.shape).astype(bfloat16.numpy), array)
     o, lse, dx = (empty(a.shape, a.dtype, CUDA) for a in before)
-    starts, parts = on_gpu(documents(210), int64), parts_of(x, HEADS, KEY_HEADS)
+    starts, parts = on_gpu(documents(150), int64), parts_of(x, HEADS, KEY_HEADS)
     kernels.forward_into(o, lse, *parts, starts, 0.25, True, 0)
     kernels.backward_into(parts_of(dx, HEADS, KEY_HEADS), g, *parts, o, lse, starts, 0.25, True, 0)
-    assert calls == [8, 8, 4]
+    assert calls == [4, 4, 2]
     assert o.numpy().tobytes() == before[0].numpy().tobytes()
     np.testing.assert_allclose(
         dx.numpy().astype(np.float32), before[2].numpy().astype(np.float32), rtol=0.02, atol=0.02

@@ -101,9 +101,7 @@ def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> Pair:
     return x * r[..., None] * weight, r
 
 
-def rms_norm_backward_oracle(
-    g: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray, plus: Any = 0
-) -> Pair:
+def rms_norm_backward_oracle(g: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray, plus: Any = 0) -> Pair:
     r = rstd[..., None]
     n, gw = x * r, g * weight
     dx = r * (gw - n * (gw * n).mean(axis=-1, keepdims=True)) + plus
