@@ -51,9 +51,10 @@ gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, gold
 		--ignore=tests/kernels/test_large.py
 	$(BIN)/python -m pytest --gpu -n 0 tests/kernels/test_large.py
 
-gpu-bench: peers ## on a machine with an NVIDIA GPU: the op benchmarks, against torch; writes benchmarks/results
+gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, against torch; writes benchmarks/results
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
+	$(PEERS_VENV)/bin/python -m benchmarks.gpu.training_step --recipes lean-compile --out benchmarks/results/$(shell date +%F)-gpu-training-step.json
 
 # Triton 3.6 is the lowest supported one; its interpreter, not its compiler, needs a numpy before 2.4.
 kernels-lowest: $(LOWEST_VENV)/.installed ## compile the kernels with the lowest supported Triton

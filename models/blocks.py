@@ -142,8 +142,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, norm: nn.RMSNorm, context: Context) -> Tensor:
         """x + mlp(norm(x))."""
-        gate_up = fused.packed_linear(x, (self.gate_proj, self.up_proj), norm, context.recompute)
-        return fused.swiglu_linear(gate_up, self.down_proj, x, context.recompute)
+        return fused.gated_mlp(x, norm, self.gate_proj, self.up_proj, self.down_proj, context.recompute)
 
 
 class DecoderLayer(nn.Module):

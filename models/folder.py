@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from genesis.dtypes import bfloat16, float16, float32, float64
+from genesis import Tensor, no_grad
+from genesis.backend import CPU
+from genesis.dtypes import as_dtype, bfloat16, float16, float32, float64
 from genesis.errors import ModelError, escape
+from genesis.functions.transfer import pinned_empty
 from genesis.io.files import AtomicFolder, FolderUpdate, FolderWriter
 from genesis.io.hf import SIDE_FILES, WeightFolder, copy_side_files, list_names, read_json, save_weights
 from genesis.io.paths import safe_join
@@ -20,10 +23,11 @@ from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import ARCHITECTURES, check_architecture, empty_model
 
-__all__ = ["check_weights", "load", "parameter_count", "read_config", "save", "write_model"]
+__all__ = ["check_weights", "load", "parameter_count", "parameter_shapes", "read_config", "save", "write_model"]
 
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
 MAX_SHARD_BYTES = 5 << 30  # transformers' default
+PIECE = 8 << 20  # elements on their way to a device
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -54,14 +58,16 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: str = "floa
     check_architecture(config, where=escape(Path(folder) / "config.json"))
     with WeightFolder(folder) as weights:
         names = _check_names(config, weights, escape(folder))
-        model = empty_model(config, where=escape(Path(folder) / "config.json"))
-        model.to(dtype=dtype)
+        model = empty_model(config, where=escape(Path(folder) / "config.json"), device=device, dtype=dtype)
         for name, parameter in model.named_parameters():
-            if name in names:
+            if name not in names:
+                continue
+            if parameter.device == CPU:
                 _read(weights, name, parameter.detach().numpy())
+            else:
+                _send(weights, name, parameter)
         if config.tie_word_embeddings and HEAD in weights.names:
             _check_tied(weights, escape(folder))
-    model.to(device=device)
     return model
 
 
@@ -79,10 +85,10 @@ def check_weights(folder: str | os.PathLike[str]) -> None:
 
 def parameter_count(config: ModelConfig) -> int:
     """Parameters of the model of a config; a tied head counts once."""
-    return sum(math.prod(shape) for shape in _expected_shapes(config).values())
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
-def _expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every parameter's shape, without making the model."""
     h, d = config.hidden_size, config.head_dim
     q, kv, inner = config.num_attention_heads * d, config.num_key_value_heads * d, config.intermediate_size
@@ -117,7 +123,7 @@ def _check_names(config: ModelConfig, weights: WeightFolder, where: str) -> set[
     Raises:
         ModelError: with everything that is wrong with the folder's names, shapes and types.
     """
-    expected = _expected_shapes(config)
+    expected = parameter_shapes(config)
     found = set(weights.names)
     allowed = set(expected) | ({HEAD} if config.tie_word_embeddings else set())
     # Rotary tables that old checkpoints carry are derived values.
@@ -148,6 +154,19 @@ def _read(weights: WeightFolder, name: str, out: np.ndarray) -> None:
         weights.read_into(name, out)
     else:
         np.copyto(out, weights.read(name), casting="unsafe")
+
+
+def _send(weights: WeightFolder, name: str, parameter: Tensor) -> None:
+    """One tensor into its parameter on a device, by pieces in page-locked memory: one is read while another travels."""
+    stored = as_dtype(weights.entry(name).dtype.name)
+    with no_grad():
+        target = parameter.detach().view(-1)
+        for start in range(0, target.numel(), PIECE):
+            count = min(PIECE, target.numel() - start)
+            piece = Tensor(pinned_empty((count,), stored, target.device))
+            weights.read_part(name, start, piece.numpy())
+            there = piece.to(device=target.device, non_blocking=True)
+            target.narrow(0, start, count).copy_(there)
 
 
 def _check_tied(weights: WeightFolder, where: str) -> None:

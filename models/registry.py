@@ -31,7 +31,9 @@ def check_architecture(config: ModelConfig, *, where: str = "config.json") -> No
         raise ModelError(f"model_type {found!r} is not supported", where=where, next=f"Genesis has {known}")
 
 
-def empty_model(config: ModelConfig, *, where: str = "config.json") -> CausalLM:
+def empty_model(
+    config: ModelConfig, *, where: str = "config.json", device: str = "cpu", dtype: str = "float32"
+) -> CausalLM:
     """The model of a config, its weights undefined.
 
     Raises:
@@ -42,7 +44,7 @@ def empty_model(config: ModelConfig, *, where: str = "config.json") -> CausalLM:
         raise ModelError(
             f"model_type {escape(config.model_type)!r} is not supported", where=where, next=f"Genesis has {known}"
         )
-    with nn.init.skip_init():
+    with nn.init.skip_init(device, dtype):
         return ARCHITECTURES[config.model_type](config)
 
 
@@ -59,8 +61,7 @@ def build(
         seed: of the weights.
     """
     checked = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
-    model = empty_model(checked)
-    model.to(device=device)  # the draws are the same on every device
+    model = empty_model(checked, device=device)  # the draws are the same on every device
     generator = Generator(seed)
     with genesis.no_grad():
         for name, parameter in model.named_parameters():

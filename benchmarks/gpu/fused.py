@@ -1,6 +1,6 @@
 """The fused ops of a language model against torch, at the shapes of Qwen2.5-0.5B (8 sequences of 1024), bf16.
 
-    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated norm rope loss head optimizer …]
+    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated mlp norm rope loss head …]
     python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
 
 The first form times each op beside torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
@@ -137,6 +137,25 @@ def gated_rows() -> Iterator[Row]:
             ran("swiglu_packed_backward", g, x, result=0, with_result=True),
             lambda out=out, leaf=leaf, h=h: torch.autograd.grad(out, leaf, h, retain_graph=True)[0], 6 * size,
             tolerance=1e-2,
+        )  # fmt: skip
+
+
+def mlp_rows() -> Iterator[Row]:
+    """The whole MLP with norm and residual, gate and up neighbours in memory, as in an optimizer's buffers."""
+    for rows in (BATCH * TOKENS, 128):
+        (x, p), (w, v), (d, s), (c, r) = (
+            random(*shape, dtype=BF16) for shape in ((rows, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN), (HIDDEN,))
+        )
+        v.mul_(HIDDEN**-0.5)
+        s.mul_(FFN**-0.5)
+
+        def whole(p: torch.Tensor = p, v: torch.Tensor = v, s: torch.Tensor = s, r: torch.Tensor = r) -> torch.Tensor:
+            n = F.rms_norm(p, r.shape, r, 1e-6)
+            return p + F.linear(F.silu(F.linear(n, v[:FFN])) * F.linear(n, v[FFN:]), s)
+
+        yield Row(
+            f"norm_mlp {rows}", ran("norm_mlp", x, c, d, None, w, eps=1e-6, keep=True), whole,
+            flops=6 * rows * HIDDEN * FFN, tolerance=2e-2,
         )  # fmt: skip
 
 
@@ -348,6 +367,7 @@ GROUPS = {
     "attention": attention_rows,
     "swiglu": swiglu_rows,
     "gated": gated_rows,
+    "mlp": mlp_rows,
     "norm": norm_rows,
     "rope": rope_rows,
     "loss": loss_rows,

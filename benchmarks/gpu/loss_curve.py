@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-WARM_UP, RATE, BATCH, LENGTH, MEAN, VOCABULARY = 20, 3e-4, 8, 1024, 10, 16_384
+WARM_UP, RATE, BATCH, LENGTH, MEAN, VOCABULARY = 100, 1e-4, 8, 1024, 10, 16_384
 
 
 def tokens_of(folder: Path, size: int) -> np.ndarray:

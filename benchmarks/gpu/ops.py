@@ -12,19 +12,16 @@ import argparse
 import datetime
 import gc
 import json
-import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 import genesis
-from benchmarks.gpu.timing import backend, gpu_us, shared, torch_gpu_us, wall_us
+from benchmarks.gpu.timing import backend, environment, gpu_us, shared, torch_gpu_us, wall_us
 from genesis.backend.cuda.precision import allow_tf32
 
 
@@ -191,12 +188,6 @@ def copy_rate() -> float:
     return max(rates)
 
 
-def driver_version() -> str:
-    """The NVIDIA driver's version."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def error_of(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The relative error in norm; infinite where the shapes differ."""
     if ours.shape != theirs.shape:
@@ -250,14 +241,7 @@ def main() -> None:
     report = {
         "date": datetime.date.today().isoformat(),
         "command": "python -m " + " ".join(["benchmarks.gpu.ops", *sys.argv[1:]]),
-        "gpu": backend.driver.properties.name,
-        "driver": driver_version(),
-        "versions": {
-            "genesis": genesis.__version__,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-        },
+        **environment(),
         "copy TB/s": round(rate / 1e12, 3),
         "median ratio": statistics.median(ratios) if ratios else None,
         "rows": found,

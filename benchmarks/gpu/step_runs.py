@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import genesis_models
+from benchmarks.gpu.timing import environment
 from genesis import cuda
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
@@ -43,6 +44,7 @@ def measured(job: dict[str, Any], shape: str, started: float) -> dict[str, Any]:
     gc.collect()
     cuda.empty_cache()
     model, steps = prepared(job, b, t, micro)
+    cuda.reset_peak_memory_stats()  # of making weights; a replay takes no memory, so this is never done again
     n = sum(p.numel() for p in model.parameters())
     config = model.config
     rng = np.random.default_rng(0)
@@ -72,7 +74,8 @@ def measured(job: dict[str, Any], shape: str, started: float) -> dict[str, Any]:
         "gpu_ms": statistics.median([r.seconds for r in results[1:] if r.seconds]) / micro * 1e3,
         "tokens_per_second": b * t / seconds, "model_tflops": flops / seconds / 1e12,
         "peak_gib": cuda.max_memory_allocated() / 2**30, "reserved_gib": cuda.max_memory_reserved() / 2**30,
-        "warm_s": warm, "since_start_s": first_fast, "loss": losses[0], "last_loss": losses[-1], "parameters": n,
+        "checkpointing": job["checkpointing"] or "none", "warm_s": warm, "since_start_s": first_fast,
+        "loss": losses[0], "last_loss": losses[-1], "parameters": n, **environment(),
     }  # fmt: skip
     if job["profile"]:
         row["profile"] = profile(steps, batches())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "backend",
+    "environment",
     "gpu_graph",
     "gpu_us",
     "shared",
@@ -30,6 +34,19 @@ __all__ = [
 
 CUDA = Device("cuda", 0)
 backend = backend_of(CUDA)
+
+
+def environment() -> dict[str, Any]:
+    """What a figure depends on besides the code: GPU, driver, and versions of what is installed."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    versions = {"python": platform.python_version()}
+    for name in ("triton", "torch", "cuda-bindings", "transformers", "liger-kernel"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"gpu": backend.driver.properties.name, "driver": driver, "versions": versions}
 
 
 def shared_array(x: torch.Tensor) -> Array:

@@ -1,7 +1,8 @@
 """The walk backward: gradients on their way from the loss to the leaves.
 
 It is iterative (a chain of 10,000 ops is fine). A node runs once all its consumers have run; among those that are
-ready, the one recorded last goes first. Gradients that meet are added in that order, so results are reproducible.
+ready, leaves go first, so that a gradient which is added up elsewhere is not kept until the end, and then the node that
+was recorded last. Gradients that meet are added in that order, so results are reproducible.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def run_backward(
     wanted = {edge: i for i, edge in enumerate(capture or ())}
     running = set(waiting) if capture is None else _leading_to(capture, list(waiting))
     found: list[Array | None] = [None] * len(wanted)
-    ready = [(-node.sequence, node) for node, count in waiting.items() if count == 0]
+    ready = [(_turn(node), node) for node, count in waiting.items() if count == 0]
     heapq.heapify(ready)
     while ready:
         _, node = heapq.heappop(ready)
@@ -244,8 +245,13 @@ def run_backward(
         for below in (e.node for e in node.edges if e is not None):
             waiting[below] -= 1
             if waiting[below] == 0:
-                heapq.heappush(ready, (-below.sequence, below))
+                heapq.heappush(ready, (_turn(below), below))
     return found
+
+
+def _turn(node: BaseNode) -> tuple[bool, int]:
+    """What nodes that are ready are sorted by: a leaf was seen first in some walk before, and must not wait."""
+    return not isinstance(node, AccumulateNode), -node.sequence
 
 
 def _run_hooks(node: BaseNode, slots: list[Array | None]) -> None:

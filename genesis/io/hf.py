@@ -140,6 +140,10 @@ class WeightFolder:
         """Read the tensor `name` into `out`; errors as in `SafeTensors.read_into`."""
         self._owner_of(name).read_into(name, out)
 
+    def read_part(self, name: str, start: int, buffer: npt.NDArray[Any]) -> None:
+        """Read elements of the tensor `name` from number `start` on; errors as in `SafeTensors.read_part`."""
+        self._owner_of(name).read_part(name, start, buffer)
+
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():

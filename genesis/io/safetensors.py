@@ -153,6 +153,23 @@ class SafeTensors:
             raise ShapeError(what, where=escape(self.path))
         self._fill(entry, buffer)
 
+    def read_part(self, name: str, start: int, buffer: npt.NDArray[Any]) -> None:
+        """Read the elements from number `start` on, in row-major order, into `buffer` `[n]`, contiguous.
+
+        Raises:
+            ShapeError, DTypeError: beyond the tensor's end or another layout, another dtype. ModelError: the file ends.
+        """
+        entry = self._entry(name)
+        if buffer.dtype != entry.dtype:
+            raise DTypeError(
+                f"{quote(name)} has dtype {entry.dtype}, the buffer {buffer.dtype}", where=escape(self.path)
+            )
+        size = entry.nbytes // entry.dtype.itemsize
+        if buffer.ndim != 1 or not buffer.flags.c_contiguous or not 0 <= start <= start + buffer.size <= size:
+            what = f"{buffer.shape} elements from number {start} of {quote(name)}, which has {size}"
+            raise ShapeError(what, where=escape(self.path))
+        self._fill(entry, buffer, start * entry.dtype.itemsize)
+
     def close(self) -> None:
         """Close the file; reading is an error from here on."""
         if self._descriptor is not None:
@@ -167,13 +184,14 @@ class SafeTensors:
                 f"no tensor {quote(name)} in the file", where=escape(self.path), next="check the name"
             ) from None
 
-    def _fill(self, entry: TensorEntry, array: npt.NDArray[Any]) -> None:
+    def _fill(self, entry: TensorEntry, array: npt.NDArray[Any], skip: int = 0) -> None:
+        """Read into an array what begins `skip` bytes behind the tensor's start."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
-        if entry.nbytes == 0:
+        if array.nbytes == 0:
             return
         raw = array.reshape(-1).view(np.uint8)
-        _read_exactly(self._descriptor, raw.data, entry.start, escape(self.path), quote(entry.name))
+        _read_exactly(self._descriptor, raw.data, entry.start + skip, escape(self.path), quote(entry.name))
         # numpy takes any non-zero byte for True in some places and compares it with 1 in others.
         if entry.dtype == np.bool_ and raw.max() > 1:
             raise _bad(entry.name, "holds bytes other than 0 and 1 as BOOL", escape(self.path))

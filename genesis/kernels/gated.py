@@ -1,7 +1,7 @@
 """Gate and up projections with SwiGLU in the epilogue of their product: h = silu(x·Wgᵀ)·(x·Wuᵀ) in one kernel.
 
 A program computes the same columns of gate and up, so h is ready when both sums are: what the activation would read
-again, two thirds of its bytes, never leaves the registers. Gate and up are stored, too, where backward needs them.
+again, two thirds of its bytes, never leaves the registers. Gate and up are stored for backward.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from genesis.backend.cuda.descriptor import Descriptor, is_describable
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32
+from genesis.kernels.activation import sigmoid
 from genesis.kernels.linalg import place
 from genesis.kernels.types import TRITON, converted
 
@@ -45,18 +46,17 @@ _MEDIUM = GatedTile(64, 64, 64, 4, 4, resident=2, pieces=1)
 
 @triton.jit
 def gated(b_gate, b_up):
-    """silu(gate)·up in float32; e^-x is the fast one, right to 2 units of float32."""
+    """silu(gate)·up in float32, in the steps in which backward makes it again."""
     g, u = converted(b_gate, tl.float32), converted(b_up, tl.float32)
-    return g / (1 + tl.exp(-g)) * u
+    return sigmoid(g, True) * g * u
 
 
 @triton.jit
-def stored(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, KEEP: tl.constexpr, TYPE: tl.constexpr):
-    """Store a tile of h, and of gate and up where they are kept; h comes from gate and up as they are stored."""
+def stored(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr):
+    """Store a tile of gate, up and h, which comes from gate and up as they are stored."""
     b_g, b_u = converted(b_gate, TYPE), converted(b_up, TYPE)
-    if KEEP:
-        d_gate.store([o_m, o_n], b_g)
-        d_up.store([o_m, o_n], b_u)
+    d_gate.store([o_m, o_n], b_g)
+    d_up.store([o_m, o_n], b_u)
     d_h.store([o_m, o_n], converted(gated(b_g, b_u), TYPE))
 
 
@@ -67,22 +67,21 @@ def halves(x, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def stored_in_pieces(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, KEEP: tl.constexpr, TYPE: tl.constexpr,
-                     BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+def stored_in_pieces(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr, BM: tl.constexpr,
+                     BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Store columns in PIECES parts, one after the other: less shared memory, which the stages can have."""
     if PIECES == 1:
-        stored(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, KEEP, TYPE)
+        stored(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE)
     else:
         g_left, g_right = halves(b_gate, BM, BN)
         u_left, u_right = halves(b_up, BM, BN)
-        stored_in_pieces(g_left, u_left, d_gate, d_up, d_h, o_m, o_n, KEEP, TYPE, BM, BN // 2, PIECES // 2)
-        stored_in_pieces(g_right, u_right, d_gate, d_up, d_h, o_m, o_n + BN // 2, KEEP, TYPE, BM, BN // 2, PIECES // 2)
+        stored_in_pieces(g_left, u_left, d_gate, d_up, d_h, o_m, o_n, TYPE, BM, BN // 2, PIECES // 2)
+        stored_in_pieces(g_right, u_right, d_gate, d_up, d_h, o_m, o_n + BN // 2, TYPE, BM, BN // 2, PIECES // 2)
 
 
 @triton.jit(do_not_specialize=["m", "n", "k"])
-def gated_kernel(d_x, d_w, d_gate, d_up, d_h, m, n, k, KEEP: tl.constexpr, TYPE: tl.constexpr, DOT: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-                 PIECES: tl.constexpr):  # fmt: skip
+def gated_kernel(d_x, d_w, d_gate, d_up, d_h, m, n, k, TYPE: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
+                 BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Tiles of [BM, BN] of gate, up and h, taken in turn by programs that stay. A tile of the weights holds BN rows of
     gate and, below them, the same rows of up, so that both come from one product.
     """
@@ -100,27 +99,27 @@ def gated_kernel(d_x, d_w, d_gate, d_up, d_h, m, n, k, KEEP: tl.constexpr, TYPE:
         i_stored += programs
         _, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP, "one")
         b_gate, b_up = halves(b_acc, BM, 2 * BN)
-        stored_in_pieces(b_gate, b_up, d_gate, d_up, d_h, i_m * BM, i_n * BN, KEEP, TYPE, BM, BN, PIECES)
+        stored_in_pieces(b_gate, b_up, d_gate, d_up, d_h, i_m * BM, i_n * BN, TYPE, BM, BN, PIECES)
 
 
-def gated_product_into(h: Array, gate_up: Array | None, x: Array, weight: Array, tile: GatedTile | None = None) -> bool:
-    """h = silu(gate)·up with [gate | up] = x·weightᵀ, which is stored in `gate_up` where that is given.
+def gated_product_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: GatedTile | None = None) -> bool:
+    """gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up.
 
     Args:
         h: `[m, f]`, contiguous, of x's 2-byte type.
         gate_up: `[m, 2·f]`, contiguous.
         x: `[m, k]`, contiguous.
-        weight: `[2·f, k]`, contiguous: the rows of gate, then those of up.
+        weight: `[2·f, k]`: the rows of gate, then those of up.
 
     Returns:
         False where the device has no copy engine or it cannot address the operands; nothing is done then.
     """
     (m, k), n = x.shape, h.shape[1]
     properties = backend_of(x.device).driver.properties
-    if properties.capability < (9, 0) or x.dtype.itemsize != 2 or not x.size or not h.size or n * x.dtype.itemsize % 16:
+    if properties.capability < (9, 0) or x.dtype.itemsize != 2 or not x.size or not h.size or not weight.is_contiguous:
         return False
     w = weight.view((2, n, k), (n * k, k, 1), weight.offset)
-    parts = (h, h) if gate_up is None else [gate_up.view((m, n), (2 * n, 1), gate_up.offset + i * n) for i in range(2)]
+    parts = [gate_up.view((m, n), (2 * n, 1), gate_up.offset + i * n) for i in range(2)]
     if not all(is_describable(a, a.shape, a.strides) for a in (x, w, *parts, h)):
         return False
     t = tile or (_LARGE if m * n >= 1 << 22 else _MEDIUM)
@@ -131,7 +130,7 @@ def gated_product_into(h: Array, gate_up: Array | None, x: Array, weight: Array,
     tiles = triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn)
     launch(
         gated_kernel, min(tiles, properties.processors * t.resident), region(x, t.bm, t.bk), region(w, 2, t.bn, t.bk),
-        *(region(a, t.bm, t.bn // t.pieces) for a in (*parts, h)), m, n, k, KEEP=gate_up is not None,
+        *(region(a, t.bm, t.bn // t.pieces) for a in (*parts, h)), m, n, k,
         TYPE=TRITON[x.dtype.name], DOT=TRITON[(float32 if is_interpreted() and x.dtype is bfloat16 else x.dtype).name],
         BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, PIECES=t.pieces, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from genesis.backend.cuda.descriptor import Descriptor, is_describable
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32
+from genesis.kernels.chunks import COLUMNS, GRAIN
 from genesis.kernels.linalg import place
 from genesis.kernels.matmul_tiles import Tile, fitted, pieces
 from genesis.kernels.segment import report
@@ -33,7 +34,6 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 ROW_TILES = 2048  # statistics of a row that are read at once
 ROW_WIDTH = 1024  # elements of x and of a row of the weight, for the label's logit
 GRADIENT = 4096  # elements of a program of `gradient_tiles`
-GRAIN = 64  # rows of the chunk's memory are multiples of so many elements, so that the copy engine takes any vocabulary
 
 
 # --- Rows -------------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def is_headed(x: Array, weight: Array) -> bool:
 
 def tile_of(rows: int) -> Tile:
     """Two programs a processor: one's exponentials run beside the other's products."""
-    return Tile(64 if rows <= 64 else 128, 128, 64, 4, 3, resident=2)
+    return Tile(64 if rows <= 64 else 128, COLUMNS, 64, 4, 3, resident=2)
 
 
 class Head:

@@ -549,7 +549,9 @@ def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
     if a is None or b is None:
         return False
     layout = "nt"[a.turned] + "nt"[b.turned]
-    tile = tile or choose(kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory, finish.reads)
+    tile = tile or choose(
+        kind, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory, finish.reads, p.o.array.dtype.itemsize
+    )
     if finish.is_early and not tile.once and kind == "half":  # a pass of its own is faster than a large tile's epilogue
         _launch_descriptors(p, finish._replace(residual=None), tile)
         assert finish.residual is not None

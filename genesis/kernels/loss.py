@@ -19,6 +19,7 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.signature import Double
 from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, float32, float64
+from genesis.kernels.chunks import WORKSPACE, chunk_rows
 from genesis.kernels.elementwise import elementwise
 from genesis.kernels.head import Head, Labels, is_headed, log_sum, shifted_label
 from genesis.kernels.linalg import matmul_into
@@ -27,8 +28,6 @@ from genesis.kernels.types import TRITON, converted, work_type
 
 __all__: list[str] = []
 
-WORKSPACE = 832 << 20  # bytes of logits at a time: 2816 tokens of 152k words in 2 bytes; fewer add up dW more often
-MIN_ROWS = 256  # of a chunk; below, adding up dW would cost more than the product
 MANY_ROWS = 2048  # from here on a row is read by a single warp
 ROW_BLOCK = 4096  # logits of a row that a program reads at once: 8 KB of a 2-byte type
 TILE = 2048  # logits of a program of the backward pass
@@ -212,13 +211,6 @@ def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row,
 @triton.jit
 def _same(x):
     return x
-
-
-def chunk_rows(tokens: int, row: int, workspace: int) -> int:
-    """How many tokens of `row` bytes go together: chunks of nearly equal size, of whole tiles, within the workspace."""
-    most = max(MIN_ROWS, workspace // max(row, 1) // MIN_ROWS * MIN_ROWS)
-    even = -(-tokens // -(-tokens // most)) if tokens else 0
-    return min(tokens, -(-even // 128) * 128)
 
 
 def _rows_of(x: Array, first: int, count: int) -> Array:

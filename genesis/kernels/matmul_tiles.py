@@ -188,13 +188,17 @@ MOST = 32  # parts; more only move more partial sums
 
 
 @functools.lru_cache(4096)
-def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: int, reads: bool = False) -> Tile:
+def choose(
+    kind: str, layout: str, m: int, n: int, k: int, item: int, shared: int, reads: bool = False, out: int = 0
+) -> Tile:
     """The tile of the nearest row, with as many stages as `shared` bytes of a block's memory hold.
 
     A split is right only for the tiles that the row's own shape leaves over: `parts` decides for others.
 
     Args:
+        item: bytes of a factor's element.
         reads: the epilogue reads as much as it stores.
+        out: bytes of an element of the result; those of a factor's by default.
     """
 
     def distance(row: Row) -> float:
@@ -203,27 +207,36 @@ def choose(kind: str, layout: str, m: int, n: int, k: int, item: int, shared: in
 
     row = min(TABLE[kind], key=distance)
     same = (row.m, row.n, row.k) == (m, n, k)
-    return fitted(row.tile if same else row.tile._replace(split=0), item, shared, reads)
+    return fitted(row.tile if same else row.tile._replace(split=0), item, shared, reads, out)
 
 
-def shared_bytes(tile: Tile, item: int, reads: bool = False) -> int:
+def shared_bytes(tile: Tile, item: int, reads: bool = False, out: int = 0) -> int:
     """Shared memory that the kernel takes: the stages of both tiles, and room for the store, and for what is read."""
-    stage = (tile.bm + tile.bn) * tile.bk * item
-    finish = (1 + reads) * tile.bm * tile.bn * item // pieces(tile, item, reads)
+    stage, out = (tile.bm + tile.bn) * tile.bk * item, out or item
+    finish = _finish_bytes(tile, out, reads) // pieces(tile, out, reads)
     return tile.stages * stage + finish + 1024
 
 
-def pieces(tile: Tile, item: int, reads: bool = False) -> int:
+def pieces(tile: Tile, out: int, reads: bool = False) -> int:
     """Into how many pieces the epilogue cuts a tile: 32 KiB a processor each, of at least 32 columns."""
     count = 1
-    while (1 + reads) * tile.resident * tile.bm * tile.bn * item // count > 32 << 10 and tile.bn // count > 32:
+    while tile.resident * _finish_bytes(tile, out, reads) // count > 32 << 10 and tile.bn // count > 32:
         count *= 2
     return count
 
 
-def fitted(tile: Tile, item: int, shared: int, reads: bool = False) -> Tile:
+def _finish_bytes(tile: Tile, out: int, reads: bool) -> int:
+    """Bytes of shared memory through which a whole tile would be stored, and read.
+
+    What is read of a swapped tile, whose columns lie side by side in memory, Triton makes float32 before it moves it to
+    the threads that hold the sums; otherwise after.
+    """
+    return tile.bm * tile.bn * (out + reads * (max(out, 4) if tile.swapped else out))
+
+
+def fitted(tile: Tile, item: int, shared: int, reads: bool = False, out: int = 0) -> Tile:
     """The tile with fewer stages, then smaller, until it fits."""
-    while shared_bytes(tile, item, reads) > (shared + RESERVED) // tile.resident - RESERVED:
+    while shared_bytes(tile, item, reads, out) > (shared + RESERVED) // tile.resident - RESERVED:
         if tile.resident > 1:
             tile = tile._replace(resident=1)
         elif tile.stages > 2:

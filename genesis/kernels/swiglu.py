@@ -14,7 +14,6 @@ from genesis.kernels.activation import sigmoid
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.linalg import matmul_into
 from genesis.kernels.types import TRITON, converted, work_type
-from genesis.ops.shape import contiguous
 from genesis.shapes import contiguous_strides
 
 __all__: list[str] = []
@@ -99,17 +98,6 @@ def swiglu_packed_backward(
     if g.size:
         grid, values, constants = _cut(gate_up, g)
         launch(backward, grid, d, y, g, gate_up, *values, RESULT=y is not None, **constants)
-
-
-@twin("swiglu_linear")
-def swiglu_linear(
-    out: Array, gate_up: Array, weight: Array, bias: Array | None = None, residual: Array | None = None
-) -> None:
-    """y = (silu(gate)·up)·Wᵀ + b + residual."""
-    h = empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2), gate_up.dtype, out.device)
-    swiglu_packed(h, gate_up)
-    residual = None if residual is None else contiguous(residual)
-    matmul_into(out, h, weight, turned=True, bias=bias, residual=residual)
 
 
 @twin("swiglu_linear_backward")

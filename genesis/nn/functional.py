@@ -20,6 +20,7 @@ from genesis.ops import embedding as embedding_ops
 from genesis.ops import loss as loss_ops
 from genesis.ops import norm as norm_ops
 from genesis.ops import norm_linear as norm_linear_ops
+from genesis.ops import norm_mlp as norm_mlp_ops
 from genesis.ops import norm_rope as norm_rope_ops
 from genesis.ops import rope as rope_ops
 from genesis.ops import swiglu as swiglu_ops
@@ -40,6 +41,7 @@ __all__ = [
     "log_softmax",
     "mse_loss",
     "norm_linear",
+    "norm_mlp",
     "norm_rope",
     "packed_linear",
     "relu",
@@ -51,7 +53,6 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
-    "swiglu_linear",
     "tanh",
 ]
 
@@ -77,21 +78,6 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     if up is None:
         return apply(swiglu_ops.swiglu_packed, gate)  # type: ignore[no-any-return]
     return apply(activation_ops.swiglu, gate, up)  # type: ignore[no-any-return]
-
-
-def swiglu_linear(
-    gate_up: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-) -> Tensor:
-    """`linear(swiglu(gate_up), weight, bias, residual)`; backward makes the product's input again from gate and up.
-
-    Args:
-        gate_up: `[..., 2F]`, gate in the first half.
-        weight: `[out, F]`.
-        bias: `[out]`.
-        residual: `[..., out]`.
-    """
-    given = (gate_up, weight) if bias is None and residual is None else (gate_up, weight, bias, residual)
-    return apply(swiglu_ops.swiglu_linear, *given)  # type: ignore[no-any-return]
 
 
 # --- Normalization ----------------------------------------------------------------------------------------------------
@@ -137,6 +123,30 @@ def norm_linear(
         biases: one `[out]` for each weight, or none.
     """
     return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, eps=eps)[0]  # type: ignore[no-any-return]
+
+
+def norm_mlp(
+    x: Tensor,
+    scale: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    down: Tensor,
+    down_bias: Tensor | None = None,
+    *,
+    eps: float,
+    keep: bool = True,
+) -> Tensor:
+    """`x + linear(silu(gate)·up, down, down_bias)`, gate and up being linear in `rms_norm(x)`.
+
+    Args:
+        scale: the norm's weight.
+        weights: of gate and up, both `[F, in]`.
+        biases: of gate and up, both `[F]`, or none.
+        down: `[in, F]`.
+        keep: keep the results of the norm and of SwiGLU for backward, which else makes them again.
+    """
+    inputs = (x, scale, down, down_bias, *weights, *biases)
+    return apply(norm_mlp_ops.norm_mlp, *inputs, eps=eps, keep=keep)[0]  # type: ignore[no-any-return]
 
 
 def layer_norm(

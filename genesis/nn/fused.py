@@ -14,7 +14,7 @@ from genesis.nn.layers import Linear, RMSNorm
 from genesis.nn.module import Module
 from genesis.tensor import Tensor
 
-__all__ = ["linear_sum", "norm_rope", "packed_linear", "swiglu_linear"]
+__all__ = ["gated_mlp", "linear_sum", "norm_rope", "packed_linear"]
 
 
 def _is_plain(module: Module, kind: type[Module]) -> bool:
@@ -50,15 +50,18 @@ def linear_sum(x: Tensor, layer: Linear, residual: Tensor) -> Tensor:
     return residual + layer(x)  # type: ignore[no-any-return]
 
 
-def swiglu_linear(gate_up: Tensor, layer: Linear, residual: Tensor, recompute: bool = False) -> Tensor:
-    """residual + layer(silu(gate)·up), gate and up side by side.
+def gated_mlp(x: Tensor, norm: RMSNorm, gate: Linear, up: Linear, down: Linear, recompute: bool = False) -> Tensor:
+    """x + down(silu(gate(n))·up(n)) with n = norm(x).
 
     Args:
-        recompute: do not keep the layer's input for backward, which makes it again.
+        recompute: do not keep n and down's input for backward, which makes them again.
     """
-    if recompute and _is_plain(layer, Linear):
-        return F.swiglu_linear(gate_up, layer.weight, layer.bias, residual)
-    return linear_sum(F.swiglu(gate_up), layer, residual)
+    plain = all(_is_plain(layer, Linear) for layer in (gate, up, down)) and _is_plain(norm, RMSNorm)
+    biases = [layer.bias for layer in (gate, up) if layer.bias is not None] if plain else []
+    if plain and len(biases) != 1 and norm.weight is not None and norm.eps is not None:
+        weights, rest = [gate.weight, up.weight], (down.weight, down.bias)
+        return F.norm_mlp(x, norm.weight, weights, biases, *rest, eps=norm.eps, keep=not recompute)
+    return linear_sum(F.swiglu(packed_linear(x, (gate, up), norm, recompute)), down, x)
 
 
 def norm_rope(

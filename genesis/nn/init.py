@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from genesis.autograd import no_grad
 from genesis.errors import ShapeError, UsageError
@@ -31,16 +32,28 @@ __all__ = [
 
 
 _skipping: ContextVar[bool] = ContextVar("skipping", default=False)
+_place: ContextVar[tuple[Any, Any]] = ContextVar("place", default=(None, None))
 
 
 @contextmanager
-def skip_init() -> Iterator[None]:
-    """Layers made inside the block keep undefined weights: for models whose weights are about to be loaded."""
-    token = _skipping.set(True)
+def skip_init(device: Any = None, dtype: Any = None) -> Iterator[None]:
+    """Layers made inside the block keep undefined weights: for models whose weights are about to be loaded.
+
+    Args:
+        device, dtype: of weights for which the layer is not told otherwise.
+    """
+    token, place = _skipping.set(True), _place.set((device, dtype))
     try:
         yield
     finally:
         _skipping.reset(token)
+        _place.reset(place)
+
+
+def place_of(device: Any, dtype: Any) -> dict[str, Any]:
+    """Device and dtype of a layer's new weights: those that it was told, or those of `skip_init`."""
+    device_here, dtype_here = _place.get()
+    return {"device": device_here if device is None else device, "dtype": dtype_here if dtype is None else dtype}
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:

@@ -34,8 +34,8 @@ class Linear(Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = Parameter(empty(out_features, in_features, device=device, dtype=dtype))
-        self.bias = Parameter(empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.weight = Parameter(empty(out_features, in_features, **init.place_of(device, dtype)))
+        self.bias = Parameter(empty(out_features, **init.place_of(device, dtype))) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -78,7 +78,7 @@ class Embedding(Module):
             raise ShapeError(f"padding_idx {padding_idx} is no row of {num_embeddings}")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.weight = Parameter(empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
+        self.weight = Parameter(empty(num_embeddings, embedding_dim, **init.place_of(device, dtype)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -123,7 +123,7 @@ class RMSNorm(Module):
     ) -> None:
         super().__init__()
         self.size, self.eps = _size(normalized_shape), eps
-        self.weight = Parameter(ones(self.size, device=device, dtype=dtype)) if elementwise_affine else None
+        self.weight = Parameter(ones(self.size, **init.place_of(device, dtype))) if elementwise_affine else None
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.size, self.weight, self.eps)
@@ -154,8 +154,8 @@ class LayerNorm(Module):
     ) -> None:
         super().__init__()
         self.size, self.eps = _size(normalized_shape), eps
-        self.weight = Parameter(ones(self.size, device=device, dtype=dtype)) if elementwise_affine else None
-        self.bias = Parameter(zeros(self.size, device=device, dtype=dtype)) if elementwise_affine and bias else None
+        self.weight = Parameter(ones(self.size, **init.place_of(device, dtype))) if elementwise_affine else None
+        self.bias = Parameter(zeros(self.size, **init.place_of(device, dtype))) if elementwise_affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)

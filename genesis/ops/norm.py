@@ -50,17 +50,22 @@ def _rms_norm_infer(x: Array, weight: Array, *, eps: float) -> tuple[Spec, Spec]
     return Spec(x.shape, x.dtype), Spec(x.shape[:-1], statistics_type(x.dtype))
 
 
-def norm_gradients(ctx: Context, backward: Op, g: Array, *operands: Array | None, count: int) -> list[Array | None]:
+def norm_gradients(
+    ctx: Context, backward: Op, g: Array, *operands: Array | None, count: int, plus: Array | None = None
+) -> list[Array | None]:
     """`backward(g, *operands)`: dx added to what arrived at input 0, each parameter's gradient in its place.
 
     Args:
         count: the inputs that get gradients: x and the parameters behind it.
+        plus: another gradient of x, which is added, too.
     """
     taken = ctx.take(0) if ctx.needs[0] else None
+    if taken is not None:
+        own = taken.array if taken.is_own else None
+        plus = taken.array if plus is None else add(taken.array, plus, out=own)
     arrived = [ctx.take(i) if ctx.needs[i] else None for i in range(1, count)]
     places = [ctx.place(i) if t is None and ctx.needs[i] else None for i, t in enumerate(arrived, 1)]
-    plus = () if taken is None else (taken.array,)
-    dx, *parameters = backward(g, *operands, *plus, out=(None, *places))
+    dx, *parameters = backward(g, *operands, *(() if plus is None else (plus,)), out=(None, *places))
     found: list[Array | None] = [dx]
     for before, own in zip(arrived, parameters, strict=True):
         found.append(own if before is None else add(before.array, own, out=before.array if before.is_own else None))

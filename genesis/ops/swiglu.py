@@ -1,11 +1,9 @@
-"""SwiGLU on gate and up side by side, as one product gives them; alone, and with the product that follows it.
+"""SwiGLU on gate and up side by side, as one product gives them, and its gradient behind the product that follows.
 
 The form of two tensors stands in activation.py.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -16,12 +14,9 @@ from genesis.op import Context, Spec, op
 from genesis.ops.blocks import each_block, rows_of, store, wide, working
 from genesis.ops.elementwise import sigmoid_values
 from genesis.ops.linalg import multiply, same_type
-from genesis.ops.linear import bias_gradients, check_linear, linear, weight_gradients
-from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
-from genesis.shapes import numel
 
-__all__ = ["swiglu_linear", "swiglu_linear_backward", "swiglu_packed", "swiglu_packed_backward"]
+__all__ = ["swiglu_linear_backward", "swiglu_packed", "swiglu_packed_backward"]
 
 Grads = tuple[Array | None, ...]
 
@@ -105,15 +100,6 @@ def _inside(x: np.ndarray) -> np.dtype:
     return np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
 
 
-# --- With the product behind it ---------------------------------------------------------------------------------------
-
-
-def _linear_infer(gate_up: Array, weight: Array, bias: Array | None = None, residual: Array | None = None) -> Spec:
-    h = _half("swiglu_linear", gate_up)
-    like = Array(gate_up.storage, h.shape, h.shape, h.dtype, gate_up.device)  # only its shape and dtype are read
-    return check_linear("swiglu_linear", like, (weight,), () if bias is None else (bias,), residual)
-
-
 def _backward_of_linear(g: Array, weight: Array, gate_up: Array) -> tuple[Spec, Spec]:
     h = _half("swiglu_linear_backward", gate_up)
     expected = (*h.shape[:-1], weight.shape[0])
@@ -140,50 +126,3 @@ def swiglu_linear_backward(
     with scratch(out[1].shape, _inside(gate_up)) as dh:
         multiply(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
         swiglu_packed_backward.reference(out, dh, gate_up, with_result=True)
-
-
-def _linear_vjp(ctx: Context, g: Array) -> Grads:
-    """With h = silu(gate)·up and dh = g·W: dW = gᵀ·h, db = Σ rows g, dresidual = g, and SwiGLU's gradient of dh."""
-    gate_up, weight = ctx.inputs[:2]
-    found: list[Array | None] = [None] * len(ctx.inputs)
-    h = None
-    if ctx.needs[0]:
-        found[0], h = swiglu_linear_backward(g, weight, gate_up)
-    elif ctx.needs[1]:
-        h = swiglu_packed(gate_up)
-    rows = numel(g.shape[:-1])
-    flat, size = reshaped(g, (rows, g.shape[-1])), g.shape[-1:]
-    if ctx.needs[1]:
-        assert h is not None
-        (found[1],) = weight_gradients(ctx, (1,), flat, reshaped(h, (rows, h.shape[-1])), size)
-    if len(found) > 2 and ctx.needs[2]:
-        (found[2],) = bias_gradients(ctx, (2,), flat, size)
-    if len(found) > 3 and ctx.needs[3]:
-        found[3] = g
-    return tuple(found)
-
-
-def _linear_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
-    return (0, 1) if needs[0] else ((0,) if needs[1] else ())
-
-
-def _linear_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
-    return int(2 * outputs[0].size * inputs[1].shape[1] + 7 * inputs[0].size // 2)
-
-
-@op("swiglu_linear", _linear_infer, vjp=_linear_vjp, saves=_linear_saves, flops=_linear_flops)
-def swiglu_linear(
-    out: np.ndarray, gate_up: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None,
-    residual: np.ndarray | None = None,
-) -> None:  # fmt: skip
-    """y = (silu(gate)·up)·Wᵀ + b + residual, which keeps gate and up alone: backward makes the product's input again.
-
-    Args:
-        gate_up: `[..., 2F]`, gate in the first half.
-        weight: `[out, F]`.
-        bias: `[out]`.
-        residual: `[..., out]`.
-    """
-    with scratch((*gate_up.shape[:-1], gate_up.shape[-1] // 2), _inside(gate_up)) as h:
-        swiglu_packed.reference(h, gate_up)
-        linear.reference(out, h, weight, bias, residual)

@@ -35,6 +35,7 @@ from genesis_models.folder import load, write_model
 from genesis_models.generate import Sampling
 from genesis_models.registry import build
 from genesis_models.session.inference import continue_text
+from genesis_models.session.memory import planned_memory
 from genesis_models.session.preparation import (
     RESOLVED,
     check_is_ours,
@@ -66,9 +67,10 @@ def train(config: Config, *, resume: bool, console: Output, resume_from: str | N
         if not resumed:
             _record(output, config)  # by this the folder is known as ours
         shape = model_config(config)
+        memory = planned_memory(config, shape, device)  # before the data: what cannot fit is refused at once
         data = prepare_data(config, shape, console)
         model = _make_model(config, shape, data.tokenizer, device)
-        _announce(config, data, model, device, console)
+        _announce(config, data, model, device, memory, console)
         training = _assemble(config, data, model, device, interrupts, console)
         _restore(training, resume, resume_from, console)
         if resumed:
@@ -126,12 +128,16 @@ def _make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device
     return model
 
 
-def _announce(config: Config, data: Prepared, model: CausalLM, device: Device, console: Output) -> None:
-    """What is about to happen, in three lines."""
+def _announce(
+    config: Config, data: Prepared, model: CausalLM, device: Device, memory: str | None, console: Output
+) -> None:
+    """What is about to happen, in a few lines."""
     chosen = f" (auto: {gpu_in_words()[1]})" if config.train.device == "auto" else ""
     count = sum(p.numel() for p in model.parameters())
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {count:,} parameters, {config.model.dtype}")
+    if memory is not None:
+        console.line(memory)
     held_out = f"{len(data.held_out.tokens):,} held out" if data.held_out is not None else "none held out"
     console.line(
         f"data: {len(data.train):,} documents, {data.train.total_bytes:,} bytes, {data.train.num_tokens:,} tokens"

@@ -174,8 +174,9 @@ def residual_stream(p: Leaves) -> None:
 @scenario
 def fused_layer(p: Leaves) -> None:
     x = F.linear(x_of(), p["o"])
-    y = F.norm_linear(x, p["s"], [p["q"], p["k"]], [p["a"], p["b"]], eps=1e-5)
-    F.swiglu_linear(y, p["v"], p["c"], x).backward(whole(2, 3, 32, seed=31))
+    y = F.norm_linear(x, p["s"], [p["q"]], [p["a"]], eps=1e-5)
+    y = F.norm_mlp(y, p["s"], [p["q"], p["k"]], [p["a"], p["b"]], p["v"], p["c"], eps=1e-5, keep=False)
+    F.norm_mlp(y, p["s"], [p["k"], p["o"]], [], p["v"], eps=1e-5).backward(whole(2, 3, 32, seed=31))
 
 
 @scenario

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import genesis
+import genesis_models
 from genesis import cuda
 from genesis.backend import CPU, Device, backend_for
 from genesis.errors import ConfigError, DeviceError, NumericError
@@ -103,6 +104,18 @@ def test_a_scale_of_nan_leaves_the_step_out(name: str, device: str) -> None:
     assert step(float("nan"), float("nan")) == first
     assert step(float("nan"), 0.5) == first
     assert step(1.0, 0.5) != first
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-tied", "qwen2-untied-sharded"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_read_to_the_device_by_pieces(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genesis_models.folder.PIECE", 1000)
+    folder = Path(__file__).parents[1] / "models" / "fixtures" / name
+    here, there = (genesis_models.load(folder, device=device, dtype=dtype) for device in ("cpu", "cuda"))
+    for (name, mine), (_, its) in zip(here.named_parameters(), there.named_parameters(), strict=True):
+        assert its.device == CUDA, name
+        assert its.dtype is mine.dtype, name
+        assert np.array_equal(its.detach().cpu().numpy(), mine.detach().numpy()), name
 
 
 @pytest.fixture(scope="module")

@@ -389,6 +389,30 @@ class TestReading:
                 nothing = bytes(array.nbytes)
                 assert whole.tobytes() == nothing + array.tobytes() + nothing
 
+    def test_read_part(self, tmp_path: Path) -> None:
+        arrays = all_samples()
+        save_file(arrays, tmp_path / "x")
+        with SafeTensors(tmp_path / "x") as file:
+            for name, array in arrays.items():
+                flat = array.reshape(-1)
+                for start in range(flat.size + 1):
+                    part = np.empty(min(2, flat.size - start), array.dtype)
+                    file.read_part(name, start, part)
+                    assert part.tobytes() == flat[start : start + 2].tobytes()
+
+    def test_read_part_refuses_what_lies_beyond(self, tmp_path: Path) -> None:
+        with SafeTensors(write(tmp_path / "x", file_bytes(header()))) as file:
+            for start, buffer in (
+                (-1, np.zeros(2, np.float32)),
+                (5, np.zeros(2, np.float32)),
+                (0, np.zeros((1, 2), np.float32)),
+                (0, np.zeros(8, np.float32)[::4]),
+            ):
+                with pytest.raises(ShapeError, match=r"'a\.weight', which has 6"):
+                    file.read_part("a.weight", start, buffer)
+            with pytest.raises(DTypeError, match="dtype float32, the buffer int32"):
+                file.read_part("a.weight", 0, np.zeros(2, np.int32))
+
     def test_read_into_refuses_another_buffer(self, tmp_path: Path) -> None:
         with SafeTensors(write(tmp_path / "x", file_bytes(header()))) as file:
             frozen = np.zeros((2, 3), np.float32)

@@ -63,15 +63,85 @@ from tests.kernels.ahead import failures
 def broken(p_x, BLOCK: tl.constexpr):
     tl.store(p_x + tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK))
 
-for failure in failures([(broken, Signature(("*fp32:16",), (("BLOCK", 64),), ()))], [80, 90]):
-    print(failure)
+for arch in 80, 90:
+    print(*failures([(broken, Signature(("*fp32:16",), (("BLOCK", 64),), ()))], arch))
+"""
+
+LARGE = """
+import triton
+import triton.language as tl
+from genesis.backend.cuda.signature import Signature
+from tests.kernels.ahead import failures
+
+@triton.jit
+def large(p_x, p_y, steps, SIZE: tl.constexpr):
+    o = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    b_acc = tl.zeros((SIZE, SIZE), tl.float32)
+    for i in range(steps):
+        b_acc = tl.dot(tl.load(p_x + i * SIZE * SIZE + o), tl.load(p_y + i * SIZE * SIZE + o), b_acc)
+    tl.store(p_x + o, b_acc.to(tl.float16))
+
+for arch, stages in (80, 4), (90, 3):  # 196,608 bytes, either way
+    options = (("num_stages", stages), ("num_warps", 8))
+    print(arch, *failures([(large, Signature(("*fp16:16", "*fp16:16", "i32"), (("SIZE", 128),), options))], arch))
 """
 
 
-def test_a_kernel_that_does_not_compile_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN)  # Triton reads a kernel's source from its file
+def lines_of(script: str, folder: Path) -> list[str]:
+    """What a script prints that runs where kernels are compiled; Triton reads a kernel's source from its file."""
+    (folder / "script.py").write_text(script)
     path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": path}
-    command = [sys.executable, str(tmp_path / "broken.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "sm_80 broken" in done.stdout and "sm_90 broken" in done.stdout
+    command = [sys.executable, str(folder / "script.py")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_kernel_that_does_not_compile_is_reported(tmp_path: Path) -> None:
+    found = " ".join(lines_of(BROKEN, tmp_path))
+    assert "sm_80 broken" in found and "sm_90 broken" in found
+
+
+def test_a_kernel_that_takes_more_shared_memory_than_there_is_is_reported(tmp_path: Path) -> None:
+    on_80, on_90 = lines_of(LARGE, tmp_path)
+    assert "sm_80 large" in on_80 and "196608 bytes of shared memory, and a block has 166912" in on_80
+    assert on_90 == "90"
+
+
+TILES = """
+from genesis.array import empty
+from genesis.backend import Device
+from genesis.backend.cuda.compile import compile_kernel
+from genesis.backend.cuda.precision import allow_tf32
+from genesis.dtypes import bfloat16, float32
+from genesis.kernels.linalg import matmul_into
+from genesis.kernels.matmul_tiles import RESERVED, TABLE, fitted, shared_bytes
+from tests.kernels.dry import collecting
+
+CUDA, SHARED = Device("cuda", 0), 227 << 10
+seen = {}
+for kind, dtype in ("half", bfloat16), ("tf32", float32):
+    allow_tf32.set(kind == "tf32")
+    for swapped in False, True:
+        for out in {dtype, float32}:
+            for tile in {row.tile._replace(group=8, split=1, copied=0, swapped=swapped) for row in TABLE[kind]}:
+                tile = fitted(tile, dtype.itemsize, SHARED, True, out.itemsize)
+                room = (SHARED + RESERVED) // tile.resident - RESERVED
+                guess = shared_bytes(tile, dtype.itemsize, True, out.itemsize)
+                if guess < 0.96 * room:  # far from the limit nothing hangs on it
+                    continue
+                with collecting() as found:
+                    a, b, o = (empty((8192, 8192), d, CUDA) for d in (dtype, dtype, out))
+                    matmul_into(o, a, b, turned=True, accumulate=True, tile=tile)
+                for kernel, signature in found.values():
+                    if kernel.fn.__name__ == "by_descriptors":
+                        made = compile_kernel(kernel, signature, (9, 0))
+                        print(guess - made.shared, room - made.shared, kind, out.name, *tile)
+"""
+
+
+@pytest.mark.slow
+def test_products_take_the_shared_memory_that_is_counted_for_them(tmp_path: Path) -> None:
+    """Also where the result is added to what is there, which is then read through shared memory."""
+    found = [line.split(maxsplit=2) for line in lines_of(TILES, tmp_path)]
+    assert len(found) > 10
+    assert [what for spare, room, what in found if int(spare) < 0 or int(room) < 0] == []

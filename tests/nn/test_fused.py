@@ -23,18 +23,18 @@ class Doubled(nn.Linear):
 
 def parts(bias: bool = True) -> tuple[list[nn.Linear], nn.RMSNorm, nn.Linear]:
     genesis.manual_seed(3)
-    layers = [nn.Linear(32, n, bias=bias) for n in (64, 32)]
-    return layers, nn.RMSNorm(32, eps=1e-6), nn.Linear(48, 32, bias=bias)
+    layers = [nn.Linear(32, 64, bias=bias) for _ in range(2)]
+    return layers, nn.RMSNorm(32, eps=1e-6), nn.Linear(64, 32, bias=bias)
 
 
 def together(layers: list[nn.Linear], norm: nn.RMSNorm, down: nn.Linear, x: Any, recompute: bool) -> Any:
-    return fused.swiglu_linear(fused.packed_linear(x, layers, norm, recompute), down, x, recompute)
+    return fused.gated_mlp(x, norm, *layers, down, recompute)
 
 
 def apart(layers: list[nn.Linear], norm: nn.RMSNorm, down: nn.Linear, x: Any) -> Any:
     normed = norm(x)
     packed = genesis.cat([layer(normed) for layer in layers], -1)
-    return x + down(nn.functional.silu(packed[..., :48]) * packed[..., 48:])
+    return x + down(nn.functional.silu(packed[..., :64]) * packed[..., 64:])
 
 
 def gradients(modules: list[nn.Module]) -> list[np.ndarray]:
@@ -68,13 +68,57 @@ def names(function: Any) -> list[str]:
     return ran
 
 
-def test_which_ops_run() -> None:
+@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_are_the_same_to_the_bit_whatever_is_kept(bias: bool, is_flat: bool) -> None:
+    genesis.manual_seed(7)
+    x, g = genesis.randn(2, 5, 32, requires_grad=True), genesis.randn(2, 5, 32)
+    found = []
+    for recompute in (False, True):
+        layers, norm, down = parts(bias)
+        if is_flat:
+            FlatBuffers([p for m in (*layers, down) for p in m.parameters()])
+        x.grad = None
+        together(layers, norm, down, x, recompute).backward(g)
+        found.append([x.grad.numpy(), *gradients([*layers, norm, down])])
+    for kept, made_again in zip(*found, strict=True):
+        np.testing.assert_array_equal(kept, made_again)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("learns", ["x", "gate", "norm", "down"])
+def test_gradients_where_one_part_alone_learns(learns: str, recompute: bool) -> None:
+    genesis.manual_seed(7)
+    x, g = genesis.randn(2, 5, 32), genesis.randn(2, 5, 32)
+
+    def gradient(function: Any) -> np.ndarray:
+        layers, norm, down = parts()
+        chosen = {"x": x, "gate": layers[0].weight, "norm": norm.weight, "down": down.weight}[learns]
+        for p in (x, *(p for m in (*layers, norm, down) for p in m.parameters())):
+            p.requires_grad = p is chosen
+        chosen.grad = None
+        function(layers, norm, down, x).backward(g)
+        return np.asarray(chosen.grad.numpy())
+
+    found = gradient(lambda *given: together(*given, recompute))
+    np.testing.assert_allclose(found, gradient(apart), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_plain_mlp_is_one_op(recompute: bool) -> None:
     layers, norm, down = parts()
     x = genesis.randn(5, 32)
-    assert names(lambda: together(layers, norm, down, x, False)) == [
-        "rms_norm", "packed_linear", "swiglu_packed", "linear",
-    ]  # fmt: skip
-    assert names(lambda: together(layers, norm, down, x, True)) == ["norm_linear", "swiglu_linear"]
+    assert names(lambda: together(layers, norm, down, x, recompute)) == ["norm_mlp"]
+
+
+def test_what_a_plain_mlp_keeps() -> None:
+    """Of the norm's and SwiGLU's results nothing where they are made again."""
+    kept = []
+    for recompute in (False, True):
+        layers, norm, down = parts()
+        context = together(layers, norm, down, genesis.randn(5, 32), recompute).node.saved.context
+        kept.append([None if o is None else o.shape for o in context.outputs])
+    assert kept == [[None, (5,), (5, 128), (5, 32), (5, 64)], [None, (5,), (5, 128)]]
 
 
 def test_weights_next_to_each_other_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +133,7 @@ def test_weights_next_to_each_other_are_one_product(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("genesis.ops.linalg.np.matmul", spy)
     fused.packed_linear(genesis.randn(5, 32), layers)
-    assert calls == [(32, 96)]
+    assert calls == [(32, 128)]
 
 
 @pytest.mark.parametrize("which", ["layer", "norm", "down"])

@@ -10,7 +10,7 @@ import pytest
 
 from genesis.errors import ShapeError, UsageError
 from genesis.functions.create import zeros
-from genesis.nn import Linear, init
+from genesis.nn import Linear, RMSNorm, init
 from genesis.nn.parameter import Parameter
 from genesis.random import Generator, get_state, manual_seed
 
@@ -100,6 +100,15 @@ def test_skip_init_leaves_memory_and_generators_alone() -> None:
     with pytest.raises(ZeroDivisionError), init.skip_init():
         _ = 1 / 0
     assert (values(init.normal_, 3) != 0).all()
+
+
+def test_skip_init_says_where_weights_are_made() -> None:
+    with init.skip_init(dtype="bfloat16"):
+        with init.skip_init("cpu", "float64"):
+            inner = Linear(4, 4)
+        layers = Linear(4, 4), RMSNorm(4), Linear(4, 4, dtype="float32")
+    assert [layer.weight.dtype.name for layer in (inner, *layers)] == ["float64", "bfloat16", "bfloat16", "float32"]
+    assert Linear(4, 4).weight.dtype.name == "float32"
 
 
 def test_gains() -> None:

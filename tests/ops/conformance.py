@@ -276,6 +276,7 @@ STATISTICS = {
     "attention_packed": {1},
     "rms_norm": {1},
     "norm_linear": {1},
+    "norm_mlp": {1},
     "norm_rope": {1},
     "layer_norm": {1, 2},
     "cross_entropy": {0, 1},
@@ -409,7 +410,9 @@ def _leaves(v: Variant) -> tuple[Any, list[TensorBase]]:
             full[i] = t
         found = apply(v.op, *full, **v.case.attrs)
         outs = found if isinstance(found, tuple) else (found,)
-        assert not any(outs[i].requires_grad for i in v.op.auxiliary), "an auxiliary output requires a gradient"
+        assert not any(o.requires_grad for i, o in enumerate(outs) if i in v.op.auxiliary), (
+            "an auxiliary output requires a gradient"
+        )
         return tuple(out for i, out in enumerate(outs) if i not in v.op.auxiliary)
 
     return function, checked

@@ -285,7 +285,16 @@ class GpuDriver:
 
         Args:
             parameters: how many the kernel takes.
+
+        Raises:
+            DeviceError: if the device has less shared memory for a block.
         """
+        there = self.properties.shared_memory
+        if shared > there:  # the driver would only say that a value is invalid
+            raise DeviceError(
+                f"the kernel {name} takes {shared} bytes of shared memory; cuda:{self.index} has {there} for a block",
+                next="report it: its tiles are too large for this GPU",
+            )
         self._enter()
         cuda = self._cuda
         module = self._call(cuda.cuModuleLoadData, image)  # stays loaded while the process lives

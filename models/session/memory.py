@@ -1,0 +1,76 @@
+"""The memory of a run on a GPU, before any of it is taken: one line about it, or an error where it cannot fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genesis import cuda
+from genesis.backend import CPU, Device
+from genesis.errors import OutOfMemoryError
+from genesis.train.config import Config
+from genesis_models.config import ModelConfig
+from genesis_models.memory import MemoryPlan, memory_plan
+
+__all__ = ["planned_memory", "run_plan"]
+
+TOLERANCE = 0.03  # of a plan: a run that needs so much less than it may start
+SAVING = ("none", "selective", "full")
+REMEDIES = {
+    "weights": "take a smaller model",
+    "gradients": "take a smaller model, or set optim.grad_dtype to bfloat16",
+    "optimizer": "set optim.state_dtype to bfloat16 or optim.low_precision to stochastic, or take a smaller model",
+    "batch": "lower train.batch_size or data.seq_len",
+    "activations": "lower train.batch_size or data.seq_len",
+    "workspace": "lower train.batch_size or data.seq_len",
+}
+
+
+def run_plan(config: Config, shape: ModelConfig, **changed: Any) -> MemoryPlan:
+    """The plan of a run's steps, with some settings of `memory_plan` changed."""
+    settings: dict[str, Any] = {
+        "batch": config.train.batch_size,
+        "length": config.data.seq_len,
+        "accumulation_steps": config.train.accumulation_steps,
+        "activation_checkpointing": config.train.activation_checkpointing,
+        "dtype": config.model.dtype,
+        "optim": config.optim,
+    }
+    return memory_plan(shape, **(settings | changed))
+
+
+def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | None:
+    """What a run on `device` will take, in a line; None on the CPU.
+
+    Raises:
+        OutOfMemoryError: the run cannot fit into what is free.
+    """
+    if device == CPU:
+        return None
+    plan, (free, total) = run_plan(config, shape), cuda.mem_get_info(device)
+    room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # what the pool holds is free, too
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in plan.parts.items() if name != "batch")
+    if plan.total * (1 - TOLERANCE) > room:
+        raise OutOfMemoryError(
+            f"a step of this run needs {_gib(plan.total)} GiB on {device}, of whose {_gib(total)} GiB {_gib(room)} are"
+            f" free: {parts}",
+            where=f"train.batch_size {config.train.batch_size}, data.seq_len {config.data.seq_len}",
+            next=_advice(config, shape, plan, room),
+        )
+    return f"memory: {_gib(plan.total)} of {_gib(total)} GiB: {parts}"
+
+
+def _advice(config: Config, shape: ModelConfig, plan: MemoryPlan, room: int) -> str:
+    """What the largest part is and what lowers it: first the least checkpointing with which the run would fit."""
+    name = max(plan.parts, key=plan.parts.__getitem__)
+    found = [f"the largest part is {name}: {REMEDIES[name]}"]
+    for how in SAVING[SAVING.index(config.train.activation_checkpointing) + 1 :]:
+        less = run_plan(config, shape, activation_checkpointing=how).total
+        if less <= room:
+            found.append(f"set train.activation_checkpointing to {how}, which needs {_gib(less)} GiB")
+            break
+    return ", or ".join(found)
+
+
+def _gib(size: int) -> str:
+    """In GiB: one digit behind the point, two significant ones below."""
+    return f"{size / 2**30:.1f}" if size >= 2**30 else f"{size / 2**30:.2g}"

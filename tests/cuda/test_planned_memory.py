@@ -1,0 +1,96 @@
+"""A run on a GPU says what memory it will take, and one that cannot fit is refused before it takes any."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from genesis import cuda
+from genesis.backend import CPU, Device
+from genesis.errors import OutOfMemoryError
+from genesis.train.config import Config
+from genesis.train.output import Output
+from genesis_models import session
+from genesis_models.session import training
+from genesis_models.session.memory import planned_memory, run_plan
+from genesis_models.session.preparation import model_config
+from tests.train.runs import load, make
+
+CUDA = Device("cuda", 0)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load(make(tmp_path), str(tmp_path / "run"), "train.device=cuda", "train.batch_size=64", "data.seq_len=32")
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
+    """Let a device have so much free memory."""
+    unused = cuda.memory_reserved(CUDA) - cuda.memory_allocated(CUDA)
+    monkeypatch.setattr(cuda, "mem_get_info", lambda device: (int(free) - unused, 1 << 33))
+
+
+def test_a_line_says_what_a_run_takes(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = model_config(config)
+    plan = run_plan(config, shape)
+    line = planned_memory(config, shape, CUDA)
+    assert line is not None
+    matched = re.fullmatch(r"memory: (\S+) of 8\.0 GiB: (.*)", line)
+    assert matched is not None
+    assert float(matched[1]) == pytest.approx(plan.total / 2**30, rel=0.05)
+    assert [part.split()[0] for part in matched[2].split(", ")] == [n for n in plan.parts if n != "batch"]
+    assert planned_memory(config, shape, CPU) is None
+    leave(monkeypatch, plan.total * 0.98)  # the plan may be wrong by so much
+    assert planned_memory(config, shape, CUDA) == line
+
+
+def test_a_run_that_cannot_fit_is_refused_with_what_lowers_its_memory(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = model_config(config)
+    plan = run_plan(config, shape)
+    assert max(plan.parts, key=plan.parts.__getitem__) == "activations"
+    leave(monkeypatch, plan.total * 0.95)
+    with pytest.raises(
+        OutOfMemoryError, match=r"needs .* GiB on cuda:0, of whose 8\.0 GiB .* are free: weights"
+    ) as caught:
+        planned_memory(config, shape, CUDA)
+    assert "train.batch_size 64" in caught.value.where
+    assert "activations: lower train.batch_size" in caught.value.next
+    assert "set train.activation_checkpointing to selective, which needs" in caught.value.next
+    full = run_plan(config, shape, activation_checkpointing="full").total
+    leave(monkeypatch, full)
+    with pytest.raises(OutOfMemoryError, match="activation_checkpointing to full, which needs"):
+        planned_memory(config, shape, CUDA)
+    leave(monkeypatch, full - 1)
+    with pytest.raises(OutOfMemoryError) as caught:
+        planned_memory(config, shape, CUDA)
+    assert "checkpointing" not in caught.value.next
+
+
+def test_the_command_refuses_it_before_it_reads_data_or_makes_a_model(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(monkeypatch, 1 << 10)
+    for name in ("prepare_data", "_make_model"):
+        monkeypatch.setattr(training, name, lambda *args: pytest.fail("it went on"))
+    with pytest.raises(OutOfMemoryError) as caught:
+        session.train(config, resume=False, console=Output(io.StringIO()))
+    assert caught.value.exit_code == 7
+
+
+def test_the_command_prints_the_line(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*args: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(training, "_assemble", stop)
+    text = io.StringIO()
+    with pytest.raises(Stop):
+        session.train(config, resume=False, console=Output(text))
+    assert re.search(r"^memory: \S+ of 8\.0 GiB: weights ", text.getvalue(), re.M)
