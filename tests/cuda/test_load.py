@@ -13,7 +13,7 @@ def test_a_kernel_that_takes_too_much_shared_memory_is_named() -> None:
     driver.index = 0
     driver.properties = Properties("NVIDIA A100", (8, 0), 40 << 30, 108, 163 << 10, 40 << 20)
     with pytest.raises(
-        DeviceError, match="kernel product takes 166913 bytes .* cuda:0 has 166912 for a block"
+        DeviceError, match=r"kernel product takes 166913 bytes .* cuda:0 has 166912 for a block"
     ) as caught:
         driver.load(b"", "product", (163 << 10) + 1, 3)
     assert caught.value.exit_code == 6

@@ -28,7 +28,8 @@ def wide(x: Array) -> np.ndarray:
 
 def expected(gate_up: np.ndarray) -> np.ndarray:
     gate, up = np.split(gate_up, 2, axis=-1)
-    return gate / (1 + np.exp(-gate)) * up
+    found: np.ndarray = gate / (1 + np.exp(-gate)) * up
+    return found
 
 
 @pytest.mark.parametrize("dtype", [bfloat16, float16])
@@ -74,8 +75,8 @@ def test_neighbours_in_memory_take_the_one_kernel(
 ) -> None:
     calls: list[bool] = []
 
-    def spy(*given: Array) -> bool:
-        calls.append(gated_product_into(*given))
+    def spy(h: Array, gate_up: Array, x: Array, weight: Array) -> bool:
+        calls.append(gated_product_into(h, gate_up, x, weight))
         return calls[-1]
 
     monkeypatch.setattr(twins, "gated_product_into", spy)

@@ -28,7 +28,8 @@ def parts(bias: bool = True) -> tuple[list[nn.Linear], nn.RMSNorm, nn.Linear]:
 
 
 def together(layers: list[nn.Linear], norm: nn.RMSNorm, down: nn.Linear, x: Any, recompute: bool) -> Any:
-    return fused.gated_mlp(x, norm, *layers, down, recompute)
+    gate, up = layers
+    return fused.gated_mlp(x, norm, gate, up, down, recompute)
 
 
 def apart(layers: list[nn.Linear], norm: nn.RMSNorm, down: nn.Linear, x: Any) -> Any:
@@ -100,7 +101,7 @@ def test_gradients_where_one_part_alone_learns(learns: str, recompute: bool) -> 
         function(layers, norm, down, x).backward(g)
         return np.asarray(chosen.grad.numpy())
 
-    found = gradient(lambda *given: together(*given, recompute))
+    found = gradient(lambda layers, norm, down, x: together(layers, norm, down, x, recompute))
     np.testing.assert_allclose(found, gradient(apart), rtol=1e-4, atol=1e-5)
 
 
