@@ -24,8 +24,7 @@ quickstart: install ## set up .venv and train a 4M-parameter model on this CPU
 	$(BIN)/genesis train quickstart $(if $(wildcard runs/quickstart/config.resolved.yaml),--resume)
 
 test: install-dev ## set up .venv and run every check: lint, types, layers, tests
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory kernels-lowest
+	@$(MAKE) --no-print-directory --jobs 2 lint kernels-lowest
 	@$(MAKE) --no-print-directory unit
 
 lint: style types layers ## ruff, mypy and the import layers
@@ -58,7 +57,8 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, aga
 
 # Triton 3.6 is the lowest supported one; its interpreter, not its compiler, needs a numpy before 2.4.
 kernels-lowest: $(LOWEST_VENV)/.installed ## compile the kernels with the lowest supported Triton
-	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --jobs $(WORKERS)
+	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --arch 90 --dtypes float32 bfloat16 --jobs $(WORKERS)
+	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --arch 80 --dtypes bfloat16 --jobs $(WORKERS)
 
 $(LOWEST_VENV)/.installed: pyproject.toml | $(LOWEST_VENV)/.created
 	@$(LOWEST_VENV)/bin/python $(PIP_INSTALL) 'triton==3.6.*' pytest hypothesis --editable .

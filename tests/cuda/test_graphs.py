@@ -162,9 +162,10 @@ def test_memory_given_back_during_a_capture_that_fails_is_free_again() -> None:
 
 
 def test_a_capture_may_need_more_memory_than_its_warm_up_did() -> None:
-    x, large = genesis.ones(4, device="cuda"), 8 << 20
+    x, segments = genesis.ones(4, device="cuda"), len(pool().segments)
     graph = cuda.Graph()
-    y = graph.capture(lambda: x + genesis.ones(large if pool().capturing else 4, device="cuda")[:4])
+    y = graph.capture(lambda: x + genesis.empty(8 << 20 if pool().capturing else 4, device="cuda")[:4].fill_(1))
+    assert len(pool().segments) > segments
     graph.replay()
     assert values(y) == [2] * 4
 

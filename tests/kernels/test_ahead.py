@@ -22,14 +22,13 @@ def ahead(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-# Halves that two test processes can take; other dtypes are compiled by `make kernels`.
+# Parts that two test processes can take. `make kernels-lowest` compiles for sm_80, `make kernels` everything.
 @pytest.mark.slow
-@pytest.mark.parametrize("half", [("elementwise",), ("rest",)], ids="".join)
-def test_every_kernel_compiles(half: tuple[str, ...]) -> None:
-    ops = ["--ops", "elementwise"] if half == ("elementwise",) else ["--without", "elementwise"]
-    done = ahead("--dtypes", "float32", "bfloat16", *ops)
+@pytest.mark.parametrize(("arch", "dtypes"), [("90", ("float32", "bfloat16")), ("100", ("bfloat16",))])
+def test_every_kernel_compiles(arch: str, dtypes: tuple[str, ...]) -> None:
+    done = ahead("--arch", arch, "--dtypes", *dtypes)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "sm_80,90,100" in done.stdout and " 0 failures" in done.stdout
+    assert f"sm_{arch}" in done.stdout and " 0 failures" in done.stdout
 
 
 SIGNATURES = [
@@ -122,12 +121,12 @@ seen = {}
 for kind, dtype in ("half", bfloat16), ("tf32", float32):
     allow_tf32.set(kind == "tf32")
     for swapped in False, True:
-        for out in {dtype, float32}:
+        for out in {dtype, float32} if swapped else {dtype}:
             for tile in {row.tile._replace(group=8, split=1, copied=0, swapped=swapped) for row in TABLE[kind]}:
                 tile = fitted(tile, dtype.itemsize, SHARED, True, out.itemsize)
                 room = (SHARED + RESERVED) // tile.resident - RESERVED
                 guess = shared_bytes(tile, dtype.itemsize, True, out.itemsize)
-                if guess < 0.96 * room:  # far from the limit nothing hangs on it
+                if guess < 0.98 * room:  # far from the limit nothing hangs on it
                     continue
                 with collecting() as found:
                     a, b, o = (empty((8192, 8192), d, CUDA) for d in (dtype, dtype, out))
@@ -143,5 +142,5 @@ for kind, dtype in ("half", bfloat16), ("tf32", float32):
 def test_products_take_the_shared_memory_that_is_counted_for_them(tmp_path: Path) -> None:
     """Also where the result is added to what is there, which is then read through shared memory."""
     found = [line.split(maxsplit=2) for line in lines_of(TILES, tmp_path)]
-    assert len(found) > 10
+    assert len(found) > 5
     assert [what for spare, room, what in found if int(spare) < 0 or int(room) < 0] == []
