@@ -22,13 +22,12 @@ def ahead(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-# Two test processes share them. `make kernels-lowest` compiles float32 and for sm_80, `make kernels` everything.
+# `make kernels-lowest` compiles for sm_80 and sm_90, with the lowest Triton, and `make kernels` everything.
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["90", "100"])
-def test_every_kernel_compiles(arch: str) -> None:
-    done = ahead("--arch", arch, "--dtypes", "bfloat16")
+def test_every_kernel_compiles() -> None:
+    done = ahead("--arch", "100", "--dtypes", "bfloat16")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert f"sm_{arch}" in done.stdout and " 0 failures" in done.stdout
+    assert "sm_100" in done.stdout and " 0 failures" in done.stdout
 
 
 SIGNATURES = [
@@ -118,7 +117,7 @@ from tests.kernels.dry import collecting
 
 CUDA, SHARED = Device("cuda", 0), 227 << 10
 seen = {}
-for kind, dtype in ("half", bfloat16), ("tf32", float32):
+for kind, dtype in (("half", bfloat16),):
     allow_tf32.set(kind == "tf32")
     for swapped in False, True:
         for out in {dtype, float32} if swapped else {dtype}:
@@ -142,5 +141,5 @@ for kind, dtype in ("half", bfloat16), ("tf32", float32):
 def test_products_take_the_shared_memory_that_is_counted_for_them(tmp_path: Path) -> None:
     """Also where the result is added to what is there, which is then read through shared memory."""
     found = [line.split(maxsplit=2) for line in lines_of(TILES, tmp_path)]
-    assert len(found) > 5
+    assert len(found) > 3
     assert [what for spare, room, what in found if int(spare) < 0 or int(room) < 0] == []
