@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 import genesis
 from genesis import cuda
+from genesis.backend import Device
+from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.host import HostDriver
 from genesis.backend.cuda.memory import Pool
 from genesis.errors import OutOfMemoryError
@@ -201,6 +204,34 @@ def test_poison_fills_fresh_memory() -> None:
         assert np.isnan(genesis.empty(100, device="cuda").cpu().numpy()).all()
     finally:
         assert cuda.set_poison(before)
+
+
+def test_finalizers_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may run in the thread that compiles the kernel for which another thread waits, with every lock."""
+    backend = backend_of(Device("cuda", 0))
+    side = cuda.Stream()
+    graph, x, pinned = cuda.Graph(), genesis.ones(4, device="cuda"), genesis.ones(1000).pin_memory()
+    graph.capture(lambda: x + 1)
+    on_device = pinned.to("cuda", non_blocking=True)
+    on_device.record_stream(side)
+    before = backend.pool.allocated
+    held: list[object] = [graph, pinned, on_device]
+    del graph, pinned, on_device
+    with monkeypatch.context() as patch:
+        for name in ("record_event", "synchronize", "create_event", "flush", "_ordered"):
+            if hasattr(backend.driver, name):
+                patch.setattr(backend.driver, name, lambda *args, name=name: pytest.fail(f"{name} was called"))
+        with backend.pool._lock:
+            thread = threading.Thread(target=held.clear, daemon=True)
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive()
+            assert not held
+    assert len(backend.pool.retired) == 1
+    cuda.empty_cache()
+    assert not backend.pool.retired
+    assert not backend.pool.late
+    assert backend.pool.allocated < before
 
 
 @pytest.mark.gpu

@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
-    """Let a device have so much free memory."""
+    """Let a device of 8 GiB have so much free memory."""
     unused = cuda.memory_reserved(CUDA) - cuda.memory_allocated(CUDA)
     monkeypatch.setattr(cuda, "mem_get_info", lambda device: (int(free) - unused, 1 << 33))
 
@@ -36,6 +36,7 @@ def leave(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
 def test_a_line_says_what_a_run_takes(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = model_config(config)
     plan = run_plan(config, shape)
+    leave(monkeypatch, 6 << 30)
     line = planned_memory(config, shape, CUDA)
     assert line is not None
     matched = re.fullmatch(r"memory: (\S+) of 8\.0 GiB: (.*)", line)
@@ -90,6 +91,7 @@ def test_the_command_prints_the_line(config: Config, monkeypatch: pytest.MonkeyP
         raise Stop
 
     monkeypatch.setattr(training, "_assemble", stop)
+    leave(monkeypatch, 6 << 30)
     text = io.StringIO()
     with pytest.raises(Stop):
         session.train(config, resume=False, console=Output(text))

@@ -110,11 +110,13 @@ def test_killed_at_random_instants(forks: Forks, folder: Path) -> None:
     """One run, killed again and again: it comes to its end, and to the same one."""
     recipe, output = make(folder), folder / "random"
     long = ("train.steps=40", "checkpoint.every=1", "eval.every=null")
+    begun = time.perf_counter()
     expected = train(load(recipe, "long", *long)).state_hash
+    whole = time.perf_counter() - begun
     generator, last, kills = random.Random(11), 0, 0
     for _ in range(6):
         child = forks.start("train", recipe, "--resume", f"train.output_dir={output}", *long)
-        time.sleep(generator.uniform(0.03, 0.3))
+        time.sleep(generator.uniform(0.02, 0.2) * whole)
         os.kill(child.pid, signal.SIGKILL)
         kills += child.wait().code == -signal.SIGKILL
         steps = [int(path.name.partition("-")[2]) for path in output.glob("checkpoint-*")]

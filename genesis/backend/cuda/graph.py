@@ -7,9 +7,9 @@ by the next one, too, so graphs run one after the other, and what one leaves is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -117,7 +117,7 @@ class RawGraph:
     def _record(self, function: Callable[[], T], stream: Stream) -> T:
         driver, pool = self.backend.driver, self.backend.pool
         gc.collect()
-        _destroy_retired()
+        pool.end_retired()
         driver.synchronize()
         collecting = gc.isenabled()
         gc.disable()  # finalizers of other libraries may call the driver in ways that end a capture
@@ -161,30 +161,24 @@ class RawGraph:
 
     def close(self) -> None:
         """Forget the graph after its last replay is done; the memory of all graphs is free when none is left."""
+        self._retire()
+        if not self.backend.pool.capturing:
+            self.backend.pool.end_retired()
+
+    def _retire(self) -> None:
         recorded, self._graph = self._graph, None
-        if recorded is None:
-            return
-        _retired.append((self.backend, recorded))
-        if not self.backend.pool.capturing:  # a finalizer may come in the middle of another graph's capture
-            _destroy_retired()
+        if recorded is not None:
+            self.backend.pool.retire(functools.partial(_destroy, self.backend, recorded))
 
-    def __del__(self) -> None:
-        # At the interpreter's end the driver's module may be gone, and the process takes everything with it.
-        if not sys.is_finalizing():
-            with contextlib.suppress(DeviceError):
-                self.close()
+    def __del__(self) -> None:  # in any thread, which must not wait, and in the middle of another graph's capture
+        self._retire()
 
 
-_retired: list[tuple[CudaBackend, Recorded]] = []
-
-
-def _destroy_retired() -> None:
-    while _retired:
-        backend, recorded = _retired.pop()
-        backend.driver.synchronize()  # it may still run
-        backend.driver.destroy_graph(recorded.graph, recorded.executable)
-        backend.pool.graph_count -= 1
-        _give_back(backend.pool, recorded.held)
+def _destroy(backend: CudaBackend, recorded: Recorded) -> None:
+    backend.driver.synchronize()  # it may still run
+    backend.driver.destroy_graph(recorded.graph, recorded.executable)
+    backend.pool.graph_count -= 1
+    _give_back(backend.pool, recorded.held)
 
 
 def _give_back(pool: Pool, blocks: list[Block]) -> None:

@@ -4,6 +4,9 @@ A block returns to its arena (one a stream, or one a family of graphs) when its 
 was already launched still runs before whatever reuses the memory, because both stand in the same stream. Blocks of a
 size that was just given back are handed out again without a search; they are merged with their neighbours only when no
 free block is large enough. A block that another stream used as well waits until that stream is past it.
+
+Blocks are given back by finalizers, which run in any thread at any moment: also in one that compiles a kernel for which
+another thread waits. So giving back never waits for a lock or for the driver.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import bisect
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -164,7 +167,9 @@ class Pool:
         self.graph_count = 0
         self.capturing = False
         self.held: list[Block] = []  # given back during a capture, which may have recorded work on them
+        self.late: deque[Block] = deque()  # given back when it could not be dealt with
         self.waiting: list[tuple[Block, list[int]]] = []  # given back, and the events of other streams' use
+        self.retired: deque[Callable[[], None]] = deque()  # ends of graphs that nobody holds any more
         self.segments: dict[int, int] = {}
         self.allocated = self.max_allocated = self.reserved = self.max_reserved = 0
         self.allocations = self.driver_allocations = 0
@@ -180,7 +185,7 @@ class Pool:
         """
         size = rounded(nbytes)
         with self._lock:
-            if self.waiting and not self.capturing:
+            if (self.late or self.waiting) and not self.capturing:
                 self._collect()
             arena = self.private or self.arenas.get(stream) or self._arena(stream)
             blocks = arena.quick.get(size)
@@ -227,16 +232,20 @@ class Pool:
             raise OutOfMemoryError(self._explain(what), next=self._advice()) from None
 
     def give(self, block: Block) -> None:
-        """Take a block back for reuse in its stream's order."""
-        with self._lock:
+        """Take a block back for reuse in its stream's order; never waits."""
+        if not self._lock.acquire(blocking=False):
+            self.late.append(block)
+            return
+        try:
             if self.capturing and (block.streams is not None or block.arena is not self.private):
                 self.held.append(block)
-                return
-            if block.streams is not None:
-                self._wait_for_streams(block)
-                return
-            self.allocated -= block.size
-            block.arena.quick.setdefault(block.size, []).append(block)
+            elif block.streams is not None:
+                self.late.append(block)
+            else:
+                self.allocated -= block.size
+                block.arena.quick.setdefault(block.size, []).append(block)
+        finally:
+            self._lock.release()
 
     def begin_capture(self) -> None:
         """Hold blocks that are given back from here on: what is recorded may have used them."""
@@ -245,6 +254,8 @@ class Pool:
     def end_capture(self) -> list[Block]:
         """Go back to normal; the blocks that were held."""
         with self._lock:
+            for _ in range(len(self.late)):
+                self.give(self.late.popleft())
             self.capturing = False
             held, self.held = self.held, []
             return held
@@ -254,10 +265,8 @@ class Pool:
         with self._lock:
             block.streams = {stream, *(block.streams or ())}
 
-    def _wait_for_streams(self, block: Block, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    def _wait_for_streams(self, block: Block) -> None:
         """Let a block wait until the streams that used it have passed where they are now."""
-        if ending():  # the driver's module may be gone, and the process takes everything with it
-            return
         events = []
         for stream in block.streams or ():
             event = self.driver.create_event(False)
@@ -268,6 +277,12 @@ class Pool:
 
     def _collect(self, wait: bool = False) -> None:
         """Give back the waiting blocks whose events have happened; with `wait` all of them."""
+        while self.late:
+            block = self.late.popleft()
+            if block.streams is not None:
+                self._wait_for_streams(block)
+            else:
+                self.give(block)
         waiting, self.waiting = self.waiting, []
         for block, events in waiting:
             if wait or all(self.driver.is_event_done(event) for event in events):
@@ -279,6 +294,15 @@ class Pool:
             else:
                 self.waiting.append((block, events))
 
+    def retire(self, end: Callable[[], None]) -> None:
+        """Keep the end of a graph, which waits for the device, for one who may wait."""
+        self.retired.append(end)
+
+    def end_retired(self) -> None:
+        """Destroy the graphs that nobody holds any more; waits for the device."""
+        while self.retired:
+            self.retired.popleft()()
+
     def settle(self) -> None:
         """Take back the blocks that waited for other streams; the device is idle."""
         with self._lock:
@@ -289,6 +313,7 @@ class Pool:
 
     def _release(self) -> None:
         """Wait for the device and give every segment back that nothing uses: no tensor, no graph."""
+        self.end_retired()
         self.driver.synchronize()
         self._collect(wait=True)
         for arena in self._all():
@@ -323,7 +348,7 @@ class Pool:
         """Every block by address: segment, size, whether it is in use, and the op that asked for it."""
         with self._lock:
             found = []
-            late = {b.pointer for b, _ in self.waiting}
+            late = {b.pointer for b in (*self.late, *(b for b, _ in self.waiting))}
             for arena in self._all():
                 idle = late.union(*([b.pointer for b in blocks] for blocks in list(arena.quick.values())))
                 for block in list(arena.blocks.values()):

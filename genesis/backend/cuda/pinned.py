@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -40,23 +40,22 @@ class PinnedBlock:
         whole: np.ndarray = np.ndarray((nbytes,), np.uint8, memory)  # type: ignore[arg-type]
         return whole
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.pool.give(self.pointer, self.size, self.streams)
+    def __del__(self) -> None:  # in any thread: events are recorded by one who may wait
+        self.pool.given.append((self.pointer, self.size, self.streams))
 
 
 class _Pool:
     def __init__(self, backend: CudaBackend) -> None:
         self.backend = backend
         self.free: dict[int, list[tuple[int, list[int]]]] = {}  # by size: pointer, events of its last uses
-        self.late: list[tuple[int, int, set[int]]] = []  # given back during a capture
+        self.given: deque[tuple[int, int, set[int]]] = deque()  # back from finalizers, with streams that used it
         self.reserved = 0
 
     def take(self, nbytes: int) -> PinnedBlock:
         size = max(1 << max(nbytes - 1, 0).bit_length(), SMALLEST)
         driver, capturing = self.backend.driver, self.backend.pool.capturing
-        while self.late and not capturing:
-            self.give(*self.late.pop())
+        for _ in range(len(self.given)):
+            self._settle(*self.given.popleft(), capturing)
         kept = self.free.setdefault(size, [])
         for i, (pointer, events) in enumerate(kept):
             if not events or (not capturing and all(driver.is_event_done(event) for event in events)):
@@ -75,9 +74,10 @@ class _Pool:
         self.reserved += size
         return PinnedBlock(self, pointer, size)
 
-    def give(self, pointer: int, size: int, streams: set[int]) -> None:
-        if streams and self.backend.pool.capturing:
-            self.late.append((pointer, size, streams))
+    def _settle(self, pointer: int, size: int, streams: set[int], capturing: bool) -> None:
+        """Keep a block for reuse, with an event for each stream that used it; not in a capture, which would hold that."""
+        if streams and capturing:
+            self.given.append((pointer, size, streams))
             return
         events = []
         for stream in streams:
