@@ -85,7 +85,8 @@ def memory_plan(
       keeps neither the norms' results nor SwiGLU's; "full" keeps the last sum alone.
     * Besides, the embedded tokens N·H, the last norm, cos and sin N·D/2 in float32, and N starts of documents.
     * The head: the gradient of its input N·H; of each row of a chunk the gradients of its logits, and two float32 for
-      every 128 of them; the gradient of its weight V·H where it has to be added to what is wider, or there already.
+      every 128 of them, unless there is room where the gradients of other parameters will come; the gradient of its
+      weight V·H where it has to be added to what is wider, or there already.
     * The last layer, where SwiGLU's gradient is made: gradients of gate and up N·2·F and of SwiGLU N·F, with its result
       N·F under "selective"; under "full" all that "none" keeps of one layer. The last norm's results and the sum after
       the MLP are free then, and N·H is the gradient that comes. Or where attention's gradient is made: N·H and N·Q
@@ -103,14 +104,15 @@ def memory_plan(
     kept, beside, layer = _layer_bytes(config, e, activation_checkpointing)
     activations = tokens * (config.num_hidden_layers * kept + beside)
     unplaced = config.vocab_size * config.hidden_size * e if is_wide or accumulation_steps > 1 else 0
+    gradients = count * (4 if is_wide else e)
     return MemoryPlan(
         weights=count * e,
-        gradients=count * (4 if is_wide else e),
+        gradients=gradients,
         masters=masters,
         moments=moments,
         batch=_batch_bytes(config, tokens, length),
         activations=activations,
-        head=_head_bytes(config, tokens, e) + unplaced,
+        head=_head_bytes(config, tokens, e, 0 if accumulation_steps > 1 else gradients) + unplaced,
         layer=tokens * layer + (unplaced if config.tie_word_embeddings else 0),
         end=unplaced * (2 if config.tie_word_embeddings else 1) - activations,
     )
@@ -149,15 +151,16 @@ def _layer_bytes(config: ModelConfig, e: int, checkpointing: str) -> tuple[int, 
     return kept, beside, whole - kept - last + max(at_mlp, at_attention)
 
 
-def _head_bytes(config: ModelConfig, tokens: int, e: int) -> int:
-    """Bytes that the loss takes beside what is kept."""
+def _head_bytes(config: ModelConfig, tokens: int, e: int, gradients: int) -> int:
+    """Bytes that the loss takes beside what is kept; a chunk lies where gradients will, if those leave enough room."""
     classes = config.vocab_size
     if e == 2:
         rows = chunk_rows(tokens, classes * e, WORKSPACE)
         row = -(-classes // GRAIN) * GRAIN * e + -(-classes // COLUMNS) * 2 * 4
     else:
         rows, row = chunk_rows(tokens, classes * 4, WORKSPACE), classes * 4
-    return rows * row + tokens * (config.hidden_size * e + 4)
+    around = gradients - classes * config.hidden_size * e
+    return (0 if rows * row <= around else rows * row) + tokens * (config.hidden_size * e + 4)
 
 
 def _batch_bytes(config: ModelConfig, tokens: int, length: int) -> int:

@@ -17,7 +17,7 @@ import genesis_models
 from benchmarks.gpu.timing import environment
 from genesis import cuda
 from genesis.backend import Device
-from genesis.backend.cuda import backend_of
+from genesis.backend.cuda import backend_of, native
 from genesis.data.loader import Batch
 from genesis.op import observe
 from genesis.train.config import OptimConfig
@@ -102,65 +102,87 @@ def batch(rng: np.random.Generator, b: int, t: int, vocabulary: int) -> Batch:
     return Batch(0, 0, ids, ids, positions, b * (t - 1), b * t, samples)
 
 
-# --- The time of each op ----------------------------------------------------------------------------------------------
+# --- The time of each kernel ------------------------------------------------------------------------------------------
 
 
 def profile(steps: DeviceSteps, batches: list[Batch]) -> list[dict[str, Any]]:
-    """Microseconds of each op in a captured step without update, by name and shapes, longest first."""
-    from cuda.bindings import driver as cu
+    """Microseconds of each kernel in a captured step without update, by op, kernel and shapes, longest first.
 
+    An event behind every launch costs about a microsecond and keeps kernels from overlapping.
+    """
     backend = backend_of(DEVICE)
     driver = backend.driver
-    marks: list[tuple[str, int]] = []
-
-    def mark(name: str) -> None:
-        event = driver.create_event(True)
-        driver._ordered()
-        driver._call(cu.cuEventRecordWithFlags, event, backend.stream, cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL)
-        marks.append((name, event))
-
-    phase = ["forward"]
-
-    def seen(op: Any, inputs: Any, outputs: Any, attrs: Any, seconds: float) -> None:
-        if op.view is None:
-            shapes = ",".join(str(x.shape).replace(" ", "") for x in (*inputs, *outputs)[:4] if hasattr(x, "shape"))
-            mark(f"{phase[0]} {op.name} {shapes}")
-
+    marks = Marks(backend)
     placed = steps._feed.put(batches[0], batches[0].num_targets, steps.state.optimizer.step_numbers())
     model, optimizer = steps.state.model, steps.state.optimizer
 
     def once() -> None:
         optimizer.zero_grad()
-        phase[0] = "forward"
+        marks.phase = "forward"
         loss = model.loss(
             placed.input_ids, placed.labels, position_ids=placed.position_ids, num_targets=placed.num_targets
         )
-        phase[0] = "backward"
+        marks.phase = "backward"
         loss.backward()
-        phase[0] = "norm"
+        marks.phase = "norm"
         optimizer.grad_norm()
 
-    graph = cuda.Graph()
-    once()
+    backend._calls.clear()  # recorded launches hold the driver's own method
+    backend._plans.clear()
+    plain = driver.launch
+    driver.launch = lambda handle, *args: (plain(handle, *args), marks.launched(handle))
+    try:
+        once()
+        graph = cuda.Graph()
+        with observe(marks.seen):
+            graph.capture(once)
+    finally:
+        del driver.launch
+        backend._calls.clear()
+        backend._plans.clear()
     runs = []
-
-    def captured() -> None:
-        marks.clear()
-        if backend.pool.capturing:
-            with observe(seen):
-                mark("begin")
-                once()
-        else:
-            once()
-
-    graph.capture(captured)
-    found: dict[str, list[float]] = defaultdict(list)
     for _ in range(4):
         graph.replay()
         cuda.synchronize()
-        runs.append([driver.elapsed(a[1], b[1]) for a, b in itertools.pairwise(marks)])
-    best = [statistics.median(x) for x in zip(*runs[1:], strict=True)]
-    for (name, _), seconds in zip(marks[1:], best, strict=True):
-        found[name].append(seconds * 1e6)
+        runs.append([driver.elapsed(a, b) for a, b in itertools.pairwise(marks.events)])
+    found: dict[str, list[float]] = defaultdict(list)
+    for name, seconds in zip(marks.names[1:], zip(*runs[1:], strict=True), strict=True):
+        found[name].append(statistics.median(seconds) * 1e6)
     rows = [{"op": k, "calls": len(v), "us": sum(v), "each": statistics.median(v)} for k, v in found.items()]
     return sorted(rows, key=lambda r: -float(str(r["us"])))
+
+
+class Marks:
+    """Events in a graph that is being captured, one behind every launch, and what was launched before each."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.phase = backend, ""
+        self.events: list[int] = []
+        self.names: list[str] = []
+        self.unnamed = 0  # launches of the op that is running, whose name follows
+
+    def launched(self, handle: int) -> None:
+        """Put an event behind a launch."""
+        from cuda.bindings import driver as cu
+
+        if not self.backend.pool.capturing:
+            return
+        driver = self.backend.driver
+        self.events.append(driver.create_event(True))
+        driver._call(
+            cu.cuEventRecordWithFlags,
+            self.events[-1],
+            self.backend.stream,
+            cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL,
+        )
+        kernels = {loaded.function.handle: key[1].__name__ for key, loaded in native._loaded.items()}
+        self.names.append(kernels.get(handle, "?"))
+        self.unnamed += 1
+
+    def seen(self, op: Any, inputs: Any, outputs: Any, attrs: Any, seconds: float) -> None:
+        """Name the launches of an op that has run."""
+        if self.unnamed:
+            shapes = ",".join(str(x.shape).replace(" ", "") for x in (*inputs, *outputs)[:4] if hasattr(x, "shape"))
+            for i in range(len(self.names) - self.unnamed, len(self.names)):
+                self.names[i] = f"{self.phase} {op.name}/{self.names[i]} {shapes}"
+        self.unnamed = 0

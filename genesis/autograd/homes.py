@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 
 from genesis.array import Array
 from genesis.op import registry
@@ -21,6 +22,10 @@ _lock = threading.Lock()
 def is_same_window(x: Array, y: Array) -> bool:
     """Whether two arrays are the same elements of the same memory."""
     return x.storage is y.storage and (x.offset, x.shape, x.strides, x.dtype) == (y.offset, y.shape, y.strides, y.dtype)
+
+
+def _nothing() -> None:
+    return None
 
 
 class HomeUse:
@@ -50,12 +55,16 @@ class Home:
     Args:
         place: contiguous, of the leaf's shape.
         is_wider: whether its dtype is wider than the leaf's; gradients are then made elsewhere and added there.
+
+    Attributes:
+        idle_beside: gives memory around the place in which no gradient stands now, if there is some.
     """
 
-    __slots__ = ("_use", "is_wider", "place")
+    __slots__ = ("_use", "idle_beside", "is_wider", "place")
 
     def __init__(self, place: Array, is_wider: bool = False) -> None:
         self.place, self.is_wider = place, is_wider
+        self.idle_beside: Callable[[], Array | None] = _nothing
         self._use: weakref.ref[HomeUse] | None = None
 
     def lend(self, is_movable: bool) -> HomeUse | None:
@@ -64,11 +73,16 @@ class Home:
             return None
         place = self.place
         with _lock:
-            if self._use is not None and self._use() is not None:
+            if self.is_in_use:
                 return None
             use = HomeUse(place.view(place.shape, contiguous_strides(place.shape)), is_movable)
             self._use = weakref.ref(use)
             return use
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether something but the gradient itself stands in the place, or will."""
+        return self._use is not None and self._use() is not None
 
     def claim(self) -> Array | None:
         """The place, for the gradient itself: what an op keeps there is moved out. None while a walk uses it."""

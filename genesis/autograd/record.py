@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from genesis.array import Array
@@ -202,6 +203,16 @@ def _borrowed(op: Op, inputs: tuple[Any, ...]) -> Lent:
     return lent
 
 
+def _with_idle_memory(op: Op, inputs: tuple[Any, ...]) -> AbstractContextManager[None]:
+    """Inside the block, `op` may take its temporaries from memory around the places that it borrows."""
+    for _, source in op.borrows:
+        leaf = inputs[source]
+        memory = leaf._home.idle_beside() if isinstance(leaf, TensorBase) and leaf._home is not None else None
+        if memory is not None:
+            return memory.storage.backend.lending(memory)
+    return nullcontext()
+
+
 def _node(
     op: Op, edges: Edges, arrays: tuple[Any, ...], outs: tuple[Array, ...], attrs: dict[str, Any],
     lent: Lent | None = None,
@@ -228,7 +239,11 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     if out is not None:
         return _apply_out(op, inputs, arrays, out, attrs)
     lent = _borrowed(op, inputs) if op.borrows and is_grad_enabled() else None
-    results = execute(op, arrays, attrs, _outs(op, arrays, attrs, lent) if lent else None)
+    if lent:
+        with _with_idle_memory(op, inputs):
+            results = execute(op, arrays, attrs, _outs(op, arrays, attrs, lent))
+    else:
+        results = execute(op, arrays, attrs)
     node = None
     if is_grad_enabled():
         edges = _edges(inputs)

@@ -80,10 +80,12 @@ class Walk:
             slots[edge.slot] = grad
             if not is_own:
                 return
-        elif edge in self.owned:
-            registry["add"](have, grad, out=have)
         else:
-            slots[edge.slot] = registry["add"](have, grad, out=grad if is_own else self.lend(edge))
+            have.storage.backend.join()  # either may have been made beside
+            if edge in self.owned:
+                registry["add"](have, grad, out=have)
+            else:
+                slots[edge.slot] = registry["add"](have, grad, out=grad if is_own else self.lend(edge))
         self.owned.add(edge)
 
     def lend(self, edge: Edge) -> Array | None:
@@ -175,6 +177,7 @@ class Arrivals:
             return None
         found, is_own = self.walk.arrived(edge), edge in self.walk.owned
         if found is not None:
+            found.storage.backend.join()
             self.walk.grads[edge.node][edge.slot] = None
             self.walk.owned.discard(edge)
         else:
@@ -246,6 +249,8 @@ def run_backward(
             waiting[below] -= 1
             if waiting[below] == 0:
                 heapq.heappush(ready, (_turn(below), below))
+    for _, grad in roots[:1]:
+        grad.storage.backend.join()
     return found
 
 

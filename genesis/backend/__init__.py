@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,6 +76,12 @@ class Backend(Protocol):
     def replay(self, op: Any, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Any, ...] | None: ...
 
     def run(self, op: Any, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None: ...
+
+    def beside(self, nbytes: int) -> AbstractContextManager[None]: ...
+
+    def join(self) -> None: ...
+
+    def lending(self, memory: Any) -> AbstractContextManager[None]: ...
 
     def to_numpy(self, array: Any) -> np.ndarray: ...
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,6 +134,9 @@ class CpuStorage:
             give(self.block, unseen)
 
 
+_HERE = nullcontext()
+
+
 class CpuBackend:
     """Memory and execution on the host."""
 
@@ -152,6 +155,17 @@ class CpuBackend:
             return
         with np.errstate(all="ignore"):
             op.reference(out, *values, **attrs)
+
+    def beside(self, nbytes: int) -> AbstractContextManager[None]:
+        """Work is done at once."""
+        return _HERE
+
+    def join(self) -> None:
+        """Nothing to wait for."""
+
+    def lending(self, memory: Array) -> AbstractContextManager[None]:
+        """References take what they need from numpy."""
+        return _HERE
 
     def to_numpy(self, array: Array) -> np.ndarray:
         return array.view_np()

@@ -19,6 +19,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels.activation import sigmoid
 from genesis.kernels.linalg import place
+from genesis.kernels.specialized import gated_into
 from genesis.kernels.types import TRITON, converted
 
 __all__ = ["GatedTile", "gated_product_into"]
@@ -114,6 +115,8 @@ def gated_product_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: 
     Returns:
         False where the device has no copy engine or it cannot address the operands; nothing is done then.
     """
+    if tile is None and gated_into(h, gate_up, x, weight):
+        return True
     (m, k), n = x.shape, h.shape[1]
     properties = backend_of(x.device).driver.properties
     if properties.capability < (9, 0) or x.dtype.itemsize != 2 or not x.size or not h.size or not weight.is_contiguous:

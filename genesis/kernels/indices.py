@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 
+from genesis.array import Array
 from genesis.shapes import Shape
 
-__all__ = ["collapse", "is_wide", "offsets"]
+__all__ = ["as_matrix", "collapse", "is_wide", "offsets"]
 
 
 def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
@@ -44,6 +45,12 @@ def is_wide(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
     reach = [sum(abs(st) * (s - 1) for s, st in zip(sizes, each, strict=True)) for each in strides]
     # room for the last, partly masked tile
     return max(count, *reach, 0) > (1 << 31) - (1 << 17)
+
+
+def as_matrix(x: Array) -> Array:
+    """A contiguous array as a matrix of its last dimension."""
+    width = x.shape[-1]
+    return x.view((x.size // width if width else 0, width), (width, 1), x.offset)
 
 
 @triton.jit

@@ -27,6 +27,7 @@ from genesis.dtypes import DType, bfloat16, float32, float64, int64
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
 from genesis.kernels.matmul_tiles import Tile, choose, cut, pieces
+from genesis.kernels.specialized import product_and_residual_into
 from genesis.kernels.transpose import LEAST, transposed_copy
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.elementwise import add, copy
@@ -51,6 +52,8 @@ RELU = tl.constexpr(32)
 GELU_TANH = tl.constexpr(64)
 SILU = tl.constexpr(128)
 ALPHA_THERE = tl.constexpr(256)  # alpha points to it
+FACTOR_N = tl.constexpr(512)  # `p_bias` holds factors
+FACTOR_M = tl.constexpr(1024)
 
 
 @triton.jit
@@ -67,11 +70,15 @@ def activated(x, EPILOGUE: tl.constexpr):
 @triton.jit
 def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK: tl.constexpr,
              EPILOGUE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
-    """The tile as it is stored: activation(alpha·acc + bias) + residual + what out held."""
+    """The tile as it is stored: activation(alpha·factors·acc + bias) + residual + what out held."""
     if ALPHA & EPILOGUE:
         b_acc = b_acc * alpha
     if ALPHA_THERE & EPILOGUE:
         b_acc = b_acc * tl.load(alpha)
+    if FACTOR_N & EPILOGUE:
+        b_acc = b_acc * converted(tl.load(p_bias + o_n * step, mask=o_n < n, other=0), WORK)[None, :]
+    if FACTOR_M & EPILOGUE:
+        b_acc = b_acc * converted(tl.load(p_bias + o_m * step, mask=o_m < m, other=0), WORK)[:, None]
     if BIAS_N & EPILOGUE:
         b_acc += converted(tl.load(p_bias + o_n * step, mask=o_n < n, other=0), WORK)[None, :]
     if BIAS_M & EPILOGUE:
@@ -389,13 +396,16 @@ class Product(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """What happens to the sum: see `matmul_into`. `bias` goes along "n", or along "m" in a swapped product."""
+    """What happens to the sum: see `matmul_into`. `bias` goes along "n", or along "m" in a swapped product; `factors`,
+    of which there are none beside a bias, the other way.
+    """
 
     bias: Array | None
     activation: str | None
     residual: Array | None
     accumulate: bool
     alpha: float | Array
+    factors: Array | None = None
     along: str = "n"
 
     @property
@@ -404,6 +414,8 @@ class Finish(NamedTuple):
         found = {None: 0, "relu": RELU.value, "gelu_tanh": GELU_TANH.value, "silu": SILU.value}[self.activation]
         if self.bias is not None:
             found |= BIAS_N.value if self.along == "n" else BIAS_M.value
+        if self.factors is not None:
+            found |= FACTOR_M.value if self.along == "n" else FACTOR_N.value
         found |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
         if isinstance(self.alpha, Array):
             return int(found | ALPHA_THERE.value)
@@ -423,7 +435,8 @@ class Finish(NamedTuple):
     def values(self) -> tuple[Any, ...]:
         """p_bias, step, p_residual and alpha of the kernels."""
         alpha = self.alpha if isinstance(self.alpha, Array) else float(self.alpha)
-        return self.bias, self.bias.strides[0] if self.bias is not None else 1, self.residual, alpha
+        vector = self.bias if self.factors is None else self.factors
+        return vector, vector.strides[0] if vector is not None else 1, self.residual, alpha
 
     @property
     def swapped(self) -> Finish:
@@ -498,9 +511,10 @@ def _region(f: Factor, batches: Shape, rows: int, columns: int) -> Region | None
 
 def matmul_into(
     out: Array, a: Array, b: Array, *, turned: bool = False, bias: Array | None = None, activation: str | None = None,
-    residual: Array | None = None, accumulate: bool = False, alpha: float | Array = 1.0, tile: Tile | None = None,
+    residual: Array | None = None, accumulate: bool = False, alpha: float | Array = 1.0, factors: Array | None = None,
+    tile: Tile | None = None,
 ) -> None:  # fmt: skip
-    """out = activation(alpha·a·b + bias) + residual, plus what out held where `accumulate` is set.
+    """out = activation(alpha·diag(factors)·a·b + bias) + residual, plus what out held where `accumulate` is set.
 
     Everything after the sum is computed in float32 (float64 for float64, the integers' own type for integers) and
     rounded once; a residual of 2-byte operands may be added to a product that was rounded before, where that is faster.
@@ -514,13 +528,17 @@ def matmul_into(
         activation: "relu", "gelu_tanh" or "silu".
         residual: of out's shape, contiguous.
         alpha: a number, or an array of one element in the type of the sums.
+        factors: `[m]`, of a single product without a bias, with any stride.
         tile: in the place of the table's choice, to measure it.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
     if out.size == 0:
         return
     product = _product(out, a, b, turned)
-    finish = Finish(bias, activation, residual, accumulate, alpha)
+    assert factors is None or (bias is None and out.ndim == 2)  # both arrive in one parameter of the kernels
+    finish = Finish(bias, activation, residual, accumulate, alpha, factors)
+    if tile is None and _launch_specialized(product, finish):
+        return
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_terms(product, finish)
     elif not _launch_descriptors(product, finish, tile):
@@ -537,6 +555,16 @@ def _kind(dtype: DType) -> str:
 def _dot_type(dtype: DType) -> Any:
     """The type in which tiles are multiplied; the interpreter cannot multiply bfloat16."""
     return TRITON[(float32 if is_interpreted() and dtype is bfloat16 else dtype).name]
+
+
+def _launch_specialized(p: Product, finish: Finish) -> bool:
+    """Multiply with weights as they lie, and add a residual, in warps of their own; False where that is not it."""
+    if not finish.is_early or p.matrices != 1 or p.a.column != 1 or p.b.row != 1 or p.o.column != 1:
+        return False
+    x = p.a.array.view((p.m, p.k), (p.a.row, 1), p.a.array.offset)
+    weight = p.b.array.view((p.n, p.k), (p.b.column, 1), p.b.array.offset)
+    out, residual = (y.view((p.m, p.n), (p.n, 1), y.offset) for y in (p.o.array, finish.residual))
+    return product_and_residual_into(out, x, weight, residual)
 
 
 def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:

@@ -21,7 +21,7 @@ from genesis.backend.cuda.twins import twin
 from genesis.dtypes import DType, float32, float64
 from genesis.kernels.chunks import WORKSPACE, chunk_rows
 from genesis.kernels.elementwise import elementwise
-from genesis.kernels.head import Head, Labels, is_headed, log_sum, shifted_label
+from genesis.kernels.head import Head, Labels, is_headed, rows_of, shifted_label
 from genesis.kernels.linalg import matmul_into
 from genesis.kernels.segment import report
 from genesis.kernels.types import TRITON, converted, work_type
@@ -44,6 +44,12 @@ def label_of(p_labels, p_fault, i_row, step, ignore, classes, site):
     inside = (label >= 0) & (label < classes)
     report(p_fault, site, label, kept & (inside == 0))
     return label, kept & inside
+
+
+@triton.jit
+def log_sum(top, sums):
+    """log Σ e^x; NaN where all of x are infinite, as the reference has it."""
+    return tl.where(tl.abs(top) == float("inf"), float("nan"), top + tl.log(sums))
 
 
 @triton.jit
@@ -213,10 +219,6 @@ def _same(x):
     return x
 
 
-def _rows_of(x: Array, first: int, count: int) -> Array:
-    return x.view((count, *x.shape[1:]), x.strides, x.offset + first * x.strides[0])
-
-
 def _turned(x: Array) -> Array:
     return x.view((x.shape[1], x.shape[0]), (x.strides[1], x.strides[0]))
 
@@ -258,24 +260,28 @@ def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array
         divisor_kernel, 1, pair, memory, 0.0 if memory is not None else Double(number), labels.array, x.shape[0],
         *labels.values, COUNT=divisor is None, BLOCK=4096, num_warps=8,
     )  # fmt: skip
-    return _rows_of(pair, 0, 1), _rows_of(pair, 1, 1)
+    return rows_of(pair, 0, 1), rows_of(pair, 1, 1)
 
 
 def _with_head(
     dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, share: Array | float
 ) -> Array:
-    """2-byte floats on a device with a copy engine; see `head.py`. Gives the losses; gradients are times `share`."""
+    """bfloat16 on a device with a copy engine; see `head.py`. Gives the losses; gradients are times `share`."""
     tokens = x.shape[0]
     row = weight.shape[0] * x.dtype.itemsize if dx is not None else weight.shape[0] // 16
     rows = chunk_rows(tokens, row, WORKSPACE)
     head = Head(x, weight, labels, rows, dx is not None)
+    head.begin()
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
-        head.forward(first, count)
-        if dx is not None and dw is not None:
-            grads = head.gradients(first, count)
-            matmul_into(_rows_of(dx, first, count), grads, weight, alpha=share)
-            matmul_into(dw, _turned(grads), _rows_of(x, first, count), accumulate=first > 0, alpha=share)
+        if dx is None or dw is None:
+            head.forward(first, count, None)
+            continue
+        dxc = rows_of(dx, first, count)  # holds x / S until dw has it
+        head.forward(first, count, dxc)
+        grads = head.gradients(count)
+        matmul_into(dw, _turned(grads), dxc, accumulate=first > 0, alpha=share)
+        matmul_into(dxc, grads, weight, alpha=share, factors=rows_of(head.factors, first, count))
     return head.losses
 
 
@@ -292,7 +298,7 @@ def _with_logits(
     block = _block(classes, work, ROW_BLOCK)
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
-        xc, logits = _rows_of(x, first, count), _rows_of(memory, 0, count)
+        xc, logits = rows_of(x, first, count), rows_of(memory, 0, count)
         matmul_into(logits, xc, _turned(weight))
         grads = Array(memory.storage, (count, classes), (ratio * classes, 1), x.dtype, device, memory.offset * ratio)
         launch(
@@ -301,7 +307,7 @@ def _with_logits(
             WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
         if dx is not None and sum_dw is not None:
-            matmul_into(_rows_of(dx, first, count), grads, weight, alpha=share)
+            matmul_into(rows_of(dx, first, count), grads, weight, alpha=share)
             matmul_into(sum_dw, _turned(grads), xc, accumulate=first > 0, alpha=share)
     if dw is not None and narrow and sum_dw is not None:
         elementwise(_same, dw, sum_dw, work=float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from genesis.array import Array, empty
 from genesis.backend.cuda.twins import twin
 from genesis.kernels.gated import gated_product_into
+from genesis.kernels.indices import as_matrix
 from genesis.kernels.linalg import matmul_into
 from genesis.kernels.linear import packed_linear
 from genesis.kernels.norm import rms_norm
@@ -23,7 +24,7 @@ def norm_mlp(
     y, rstd, gate_up = out[:3]
     normed, h = out[3:] if keep else (_empty_like(x, x.shape[-1]), _empty_like(x, gate_up.shape[-1] // 2))
     rms_norm((normed, rstd), x, scale, eps)
-    if len(parameters) != 1 or not gated_product_into(*map(_rows, (h, gate_up, normed)), parameters[0]):
+    if len(parameters) != 1 or not gated_product_into(*map(as_matrix, (h, gate_up, normed)), parameters[0]):
         packed_linear(gate_up, normed, *parameters)
         swiglu_packed(h, gate_up)
     del normed
@@ -32,9 +33,3 @@ def norm_mlp(
 
 def _empty_like(x: Array, width: int) -> Array:
     return empty((*x.shape[:-1], width), x.dtype, x.device)
-
-
-def _rows(x: Array) -> Array:
-    """A contiguous array as a matrix of its last dimension."""
-    width = x.shape[-1]
-    return x.view((x.size // width if width else 0, width), (width, 1))

@@ -11,8 +11,9 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.twins import twin
 from genesis.kernels.activation import sigmoid
-from genesis.kernels.indices import collapse, is_wide, offsets
+from genesis.kernels.indices import as_matrix, collapse, is_wide, offsets
 from genesis.kernels.linalg import matmul_into
+from genesis.kernels.specialized import gated_backward_into
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import contiguous_strides
 
@@ -101,8 +102,17 @@ def swiglu_packed_backward(
 
 
 @twin("swiglu_linear_backward")
-def swiglu_linear_backward(out: tuple[Array, Array], g: Array, weight: Array, gate_up: Array) -> None:
-    """[dgate, dup] and silu(gate)·up behind dh = g·W."""
-    dh = empty(out[1].shape, out[1].dtype, g.device)
+def swiglu_linear_backward(
+    out: Array | tuple[Array, Array], g: Array, weight: Array, gate_up: Array, with_result: bool = False
+) -> None:
+    """[dgate, dup] behind dh = g·W, and with `with_result` silu(gate)·up."""
+    d, h = out if isinstance(out, tuple) else (out, None)
+    if not d.size:
+        return
+    if gate_up.is_contiguous and weight.is_contiguous and g.is_contiguous:
+        kept = None if h is None else as_matrix(h)
+        if gated_backward_into(as_matrix(d), kept, as_matrix(g), weight, as_matrix(gate_up)):
+            return
+    dh = empty((*d.shape[:-1], weight.shape[1]), d.dtype, g.device)
     matmul_into(dh, g, weight)
-    swiglu_packed_backward(out, dh, gate_up, with_result=True)
+    swiglu_packed_backward(out, dh, gate_up, with_result=with_result)

@@ -7,6 +7,7 @@ what came before, in one product for weights that lie next to each other in memo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,11 @@ def _gradients(
     return found
 
 
+def _beside(place: Array | None, nbytes: int) -> AbstractContextManager[None]:
+    """Where a gradient is made from `nbytes`: in its place nobody reads it before the walk does, or is over."""
+    return nullcontext() if place is None else place.storage.backend.beside(nbytes)
+
+
 def weight_gradients(
     ctx: Context, inputs: Sequence[int], g: Array, x: Array, sizes: Sequence[int]
 ) -> list[Array | None]:
@@ -143,7 +149,11 @@ def weight_gradients(
         add_matmul(before, left(k), x)
         return before
 
-    return _gradients(ctx, inputs, sizes, lambda k, out: matmul(left(k), x, out=out), more)
+    def fresh(k: int | None, out: Array | None) -> Array:
+        with _beside(out, g.nbytes + x.nbytes):
+            return matmul(left(k), x, out=out)
+
+    return _gradients(ctx, inputs, sizes, fresh, more)
 
 
 def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequence[int]) -> list[Array | None]:
@@ -152,7 +162,8 @@ def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequenc
 
     def fresh(k: int | None, out: Array | None) -> Array:
         part = g if k is None else parts[k]
-        return sum_to_shape(part, shape=part.shape[1:], out=out)
+        with _beside(out, g.nbytes):
+            return sum_to_shape(part, shape=part.shape[1:], out=out)
 
     def more(k: int | None, before: Array, is_own: bool) -> Array:
         return add(before, fresh(k, None), out=before if is_own else None)
@@ -190,12 +201,12 @@ def _linear_vjp(ctx: Context, g: Array) -> Grads:
     rows = numel(x.shape[:-1]) if x is not None else numel(g.shape[:-1])
     flat, size = reshaped(g, (rows, g.shape[-1])), g.shape[-1:]
     found: list[Array | None] = [None] * len(ctx.inputs)
-    if ctx.needs[0]:
-        found[0] = input_gradient(ctx, 0, g, (weight,))
     if ctx.needs[1]:
         (found[1],) = weight_gradients(ctx, (1,), flat, reshaped(x, (rows, x.shape[-1])), size)
     if len(found) > 2 and ctx.needs[2]:
         (found[2],) = bias_gradients(ctx, (2,), flat, size)
+    if ctx.needs[0]:
+        found[0] = input_gradient(ctx, 0, g, (weight,))
     if len(found) > 3 and ctx.needs[3]:
         found[3] = g
     return tuple(found)
@@ -287,8 +298,8 @@ def _packed_infer(x: Array, *parameters: Array) -> Spec:
 def _packed_vjp(ctx: Context, g: Array) -> Grads:
     """As for `linear`: dx is the sum over the weights, each weight's gradient comes from its columns of g."""
     weights = [w for w in ctx.inputs[1:] if w is not None and w.ndim == 2]
-    dx = input_gradient(ctx, 0, g, weights) if ctx.needs[0] else None
-    return dx, *packed_gradients(ctx, g, 1, ctx.inputs[0])
+    found = packed_gradients(ctx, g, 1, ctx.inputs[0])
+    return input_gradient(ctx, 0, g, weights) if ctx.needs[0] else None, *found
 
 
 def packed_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:

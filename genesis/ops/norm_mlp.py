@@ -13,7 +13,6 @@ from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.linalg import matmul
 from genesis.ops.linear import (
     bias_gradients,
     check_linear,
@@ -28,7 +27,7 @@ from genesis.ops.linear import (
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
 from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
-from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed, swiglu_packed_backward
+from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed
 from genesis.shapes import numel
 
 __all__ = ["norm_mlp"]
@@ -62,9 +61,7 @@ def _at_down(ctx: Context, g: Array, h: Array | None) -> tuple[Array | None, lis
     assert gate_up is not None
     d, needs_d = None, any((*ctx.needs[:2], *ctx.needs[FIRST:]))
     if needs_d and ctx.needs[2] and h is None:
-        d, h = swiglu_linear_backward(g, down, gate_up)
-    elif needs_d:
-        d = swiglu_packed_backward(matmul(g, down), gate_up)
+        d, h = swiglu_linear_backward(g, down, gate_up, with_result=True)
     found: list[Array | None] = [None, None]
     rows = numel(g.shape[:-1])
     flat, size = reshaped(g, (rows, g.shape[-1])), g.shape[-1:]
@@ -73,6 +70,8 @@ def _at_down(ctx: Context, g: Array, h: Array | None) -> tuple[Array | None, lis
         (found[0],) = weight_gradients(ctx, (2,), flat, reshaped(h, (rows, h.shape[-1])), size)
     if ctx.needs[3]:
         (found[1],) = bias_gradients(ctx, (3,), flat, size)
+    if needs_d and d is None:
+        d = swiglu_linear_backward(g, down, gate_up)
     return d, found
 
 

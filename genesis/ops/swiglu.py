@@ -100,7 +100,9 @@ def _inside(x: np.ndarray) -> np.dtype:
     return np.dtype(np.float32) if is_narrow(x.dtype) else x.dtype
 
 
-def _backward_of_linear(g: Array, weight: Array, gate_up: Array) -> tuple[Spec, Spec]:
+def _backward_of_linear(
+    g: Array, weight: Array, gate_up: Array, *, with_result: bool = False
+) -> Spec | tuple[Spec, Spec]:
     h = _half("swiglu_linear_backward", gate_up)
     expected = (*h.shape[:-1], weight.shape[0])
     if weight.shape[1:] != h.shape[-1:] or g.shape != expected:
@@ -109,20 +111,24 @@ def _backward_of_linear(g: Array, weight: Array, gate_up: Array) -> tuple[Spec, 
             f" for gate and up of shape {gate_up.shape}"
         )
     same_type("swiglu_linear_backward", g, weight, gate_up)
-    return Spec(gate_up.shape, gate_up.dtype), h
+    spec = Spec(gate_up.shape, gate_up.dtype)
+    return (spec, h) if with_result else spec
 
 
 @op(
     "swiglu_linear_backward",
     _backward_of_linear,
-    flops=lambda i, o, a: 2 * i[0].size * i[1].shape[1] + 13 * o[1].size,
+    flops=lambda i, o, a: 2 * i[0].size * i[1].shape[1] + 13 * i[2].size // 2,
 )
 def swiglu_linear_backward(
-    out: tuple[np.ndarray, np.ndarray], g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray
-) -> None:
-    """[dgate, dup] and silu(gate)·up for the gradient g `[..., out]` behind the product with W `[out, F]`."""
-    if not out[1].size:
+    out: np.ndarray | tuple[np.ndarray, np.ndarray], g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray,
+    with_result: bool = False,
+) -> None:  # fmt: skip
+    """[dgate, dup] for the gradient g `[..., out]` behind the product with W `[out, F]`; with `with_result` also
+    silu(gate)·up, which then need not be kept.
+    """
+    if not gate_up.size:
         return
-    with scratch(out[1].shape, _inside(gate_up)) as dh:
+    with scratch((*g.shape[:-1], weight.shape[1]), _inside(gate_up)) as dh:
         multiply(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
-        swiglu_packed_backward.reference(out, dh, gate_up, with_result=True)
+        swiglu_packed_backward.reference(out, dh, gate_up, with_result=with_result)

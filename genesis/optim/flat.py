@@ -7,6 +7,8 @@ few elements between two tensors stay zero in the gradients and harm nobody.
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +24,12 @@ __all__ = ["FlatBuffers", "Run"]
 
 ALIGNMENT = 64  # bytes
 PLACE = 32  # elements: 64 bytes of the narrowest float, so that all buffers of a group share their offsets
+
+
+def _idle_beside(flat: weakref.ref[FlatBuffers], index: int) -> Array | None:
+    """`FlatBuffers.idle_beside` while the buffers live."""
+    found = flat()
+    return None if found is None else found.idle_beside(index)
 
 
 class Run(NamedTuple):
@@ -63,6 +71,8 @@ class FlatBuffers:
             registry["copy"](param.array, out=place)
             param.array = place
             param._grad_home = self.view(self.gradients, i)
+            if param._home is not None:
+                param._home.idle_beside = functools.partial(_idle_beside, weakref.ref(self), i)
         self.collect_gradients()
 
     def buffer(self, dtype: DType) -> Array:
@@ -77,6 +87,20 @@ class FlatBuffers:
         """The place of parameter `index` in `buffer`, in the parameter's shape."""
         shape = self.params[index].array.shape
         return buffer.view(shape, contiguous_strides(shape), buffer.offset + self.starts[index])
+
+    def idle_beside(self, index: int) -> Array | None:
+        """The gradients' memory before or behind parameter `index`, whichever is more, while no gradient stands there.
+
+        None where one does, and where there are gaps between the parameters, which have to stay zero.
+        """
+        others = (p for i, p in enumerate(self.params) if i != index)
+        if any(p.grad is not None or p._home is None or p._home.is_in_use for p in others):
+            return None
+        if any(p.array.size % PLACE for p in self.params):
+            return None
+        start, stop = self.starts[index], self.starts[index] + self.params[index].array.size
+        first, last = (0, start) if start >= self.size - stop else (stop, self.size)
+        return self.gradients.view((last - first,), (1,), self.gradients.offset + first) if last > first else None
 
     def span(self, buffer: Array, run: Run) -> Array:
         """The elements of a run in `buffer`, `[n]`."""

@@ -1,5 +1,6 @@
-"""The head with cross entropy where small odd samples do not reach: many tiles, chunks, large logits, what it launches;
-and the order in which the embedding's gradient is added up.
+"""The head with cross entropy where small odd samples do not reach: many tiles, chunks, labels that are nearly certain
+or far below the largest logit, infinite logits, what it launches; and the order in which the embedding's gradient is
+added up.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, as_dtype, bfloat16, float16
 from genesis.errors import IndexRangeError
+from genesis.kernels.linalg import matmul_into
+from genesis.kernels.matmul_tiles import Tile
 from genesis.nn import Parameter
 from genesis.nn import functional as F
 from genesis.op import registry
@@ -28,6 +31,7 @@ from tests.ops.samples.fused import linear_cross_entropy_oracle
 
 CUDA = Device("cuda", 0)
 HALF_UNIT = {bfloat16: 2.0**-9, float16: 2.0**-12}  # relative
+ROUNDING = 2.0**-8  # the most by which rounding to bfloat16 changes a number, relative
 
 
 def on_device(values: np.ndarray, dtype: DType | None = None) -> Array:
@@ -81,14 +85,14 @@ def errors(rows: int, classes: int, dtype: DType, size: float = 3.0, width: int 
 @pytest.mark.parametrize("dtype", HALF_UNIT)
 @pytest.mark.parametrize("classes", (256, 301))
 def test_gradients_are_rounded_three_times(classes: int, dtype: DType) -> None:
-    """The exponential, the logit's gradient and the result, by half a unit each; the loss only in float32."""
+    """The exponential, a row of x by its sum and the result, by half a unit each; the loss only in float32."""
     found = errors(100, classes, dtype)
     assert found[0] < 1e-6
     assert max(found[1:]) < 3 * HALF_UNIT[dtype]
 
 
 def test_large_logits_lose_nothing() -> None:
-    """A logit of 300 in bfloat16 is off by up to 0.5, and its exponential by half of itself."""
+    """A logit of 300 in bfloat16 is off by up to 0.5, and its exponential by half of itself. Most rows are lost."""
     found = errors(100, 301, bfloat16, size=100.0)
     assert found[0] < 1e-6
     assert max(found[1:]) < 3 * HALF_UNIT[bfloat16]
@@ -99,7 +103,7 @@ def test_chunks_add_up(monkeypatch: pytest.MonkeyPatch, launched: list[tuple[str
     monkeypatch.setattr(chunks, "MIN_ROWS", 128)
     found = errors(260, 301, bfloat16)
     assert [name for name, _ in launched] == [
-        "divisor_kernel", *["exponentials", "finish_rows", "gradient_tiles"] * 3, "total_kernel",
+        "divisor_kernel", "references", *["exponentials", "finish_rows"] * 2 * 3, "total_kernel",
     ]  # fmt: skip
     assert found[0] < 1e-6
     assert max(found[1:]) < 5 * HALF_UNIT[bfloat16]  # dweight is rounded after each chunk
@@ -110,8 +114,8 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
     labels = on_device(np.arange(40))
     attrs: dict[str, Any] = {"ignore_index": -100}
     alone = registry["linear_cross_entropy"](x, weight, labels, with_grads=False, **attrs)
-    assert [name for name, _ in launched] == ["exponentials", "finish_rows", "total_kernel"]
-    assert launched[0][1][2] is None
+    assert [name for name, _ in launched] == ["references", *["exponentials", "finish_rows"] * 2, "total_kernel"]
+    assert launched[1][1][2] is None
     assert registry["linear_cross_entropy"](x, weight, labels, with_grads=True, **attrs)[0].item() == alone.item()
 
 
@@ -132,7 +136,7 @@ def test_a_tied_weight_gets_one_gradient_in_its_place(launched: list[tuple[str, 
     weight = Parameter(genesis.tensor(values, dtype="bfloat16", device="cuda"))
     flat, tokens = FlatBuffers([weight]), genesis.tensor(ids, device="cuda")
     found = F.linear_cross_entropy(F.embedding(tokens, weight), weight, tokens, shift=1)
-    assert [name for name, _ in launched].count("exponentials") == 1
+    assert [name for name, _ in launched].count("references") == 1
     found.backward()
     assert weight.grad.array.data_ptr() == flat.view(flat.gradients, 0).data_ptr()
     wide = weight.array.numpy().astype(np.float64)
@@ -141,6 +145,196 @@ def test_a_tied_weight_gets_one_gradient_in_its_place(launched: list[tuple[str, 
     )
     np.add.at(dw, ids.reshape(-1), dx)
     assert distance(weight.grad.array, dw) < 4 * HALF_UNIT[bfloat16]
+
+
+# --- Rows of given logits ---------------------------------------------------------------------------------------------
+
+
+def of_logits(
+    logits: np.ndarray, labels: np.ndarray, common: float = 0.0
+) -> tuple[float, np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Loss, dx and dweight of rows of logits in bfloat16, and the exact gradient of the logits [rows, classes] and dw.
+
+    The weight begins with the identity, so dx is the logits' gradient. Behind it stands a vector, the same for all
+    words, that adds `common` to every logit of a row: what is rounded there changes nothing that is expected.
+    """
+    rows, classes = logits.shape
+    width, rng = classes + 64, np.random.default_rng(rows)
+    x, weight = np.zeros((rows, width)), np.eye(classes, width)
+    x[:, :classes], x[:, classes:] = logits, 1
+    weight[:, classes:] = rng.standard_normal(64)
+    weight[:, classes:] *= common / weight[0, classes:].sum() if common else 0
+    x, weight = (on_device(a, bfloat16) for a in (x, weight))
+    found = registry["linear_cross_entropy"](x, weight, on_device(labels), ignore_index=-100, with_grads=True)
+    wide = x.numpy().astype(np.float64)
+    with np.errstate(all="ignore"):  # a row that does not count may hold anything
+        p = np.exp(wide[:, :classes] - wide[:, :classes].max(axis=1, keepdims=True))
+        d = p / p.sum(axis=1, keepdims=True)
+    rest = d.copy()
+    for i, label in enumerate(labels):  # p - 1 would lose what is expected
+        rest[i, label] = 0
+        d[i, label] = -rest[i].sum()
+        if label == -100:
+            d[i], wide[i] = 0, 0
+    return found[0].item(), found[1].numpy().astype(np.float64), found[2].numpy().astype(np.float64), (d, d.T @ wide)
+
+
+def losses_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    wide = on_device(logits, bfloat16).numpy().astype(np.float64)
+    top = wide.max(axis=1)
+    return top + np.log(np.exp(wide - top[:, None]).sum(axis=1)) - wide[np.arange(len(labels)), labels]
+
+
+def check(logits: np.ndarray, labels: np.ndarray, common: float = 0.0) -> None:
+    """Each element of dx to three roundings: the exponential (for the label's, also those of its tile that it is the
+    sum of) and the result. dweight to one more, of the rows of x by their sums.
+    """
+    loss, dx, dw, (d, expected_dw) = of_logits(logits, labels, common)
+    counted = labels != -100
+    size = np.abs(logits[counted]).max() + common
+    np.testing.assert_allclose(loss, losses_of(logits[counted], labels[counted]).sum(), rtol=1e-6, atol=size * 1e-5)
+    most = 3 * ROUNDING + size * 2.0**-22  # float32 logits, and their exponents, are rounded, too
+    np.testing.assert_allclose(dx[:, : logits.shape[1]], d, rtol=most, atol=1e-30)
+    np.testing.assert_array_equal(dx[~counted], 0)
+    error = np.linalg.norm(dw - expected_dw, axis=1)
+    assert (error <= (most + ROUNDING) * np.linalg.norm(expected_dw, axis=1)).all()
+
+
+@pytest.mark.parametrize(("classes", "common"), [(200, 0.0), (200, 90.0), (256, 90.0)])
+def test_a_label_that_is_nearly_certain(classes: int, common: float) -> None:
+    """Probabilities of 1 - 1e-6: the label's gradient is as exact as any other, however its logit was rounded."""
+    rng = np.random.default_rng(5)
+    logits, labels = rng.standard_normal((20, classes)) / 4, rng.permutation(classes)[:20]
+    logits[np.arange(20), labels] = np.log(classes * 1e6)
+    check(logits, labels, common)
+
+
+LOSSES = (30, 54, 57, 80, 88, 90, 200, 1000, 3e4)  # a row is lost from 80·ln 2 = 55.5 on; e^88.7 overflows
+
+
+@pytest.mark.parametrize(("classes", "common"), [(200, 0.0), (256, 90.0)])
+def test_a_label_far_below_the_largest_logit(classes: int, common: float) -> None:
+    """Rows beside others of their block, and a block beside another."""
+    rng = np.random.default_rng(6)
+    logits, labels = rng.standard_normal((140, classes)), rng.integers(0, classes, 140)
+    labels[20:50] = labels[130:135] = -100
+    for i, size in enumerate(LOSSES):
+        logits[i, labels[i]] = -size
+    check(logits, labels, common)
+
+
+def test_lost_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
+    monkeypatch.setattr(loss, "WORKSPACE", 1)
+    monkeypatch.setattr(chunks, "MIN_ROWS", 256)
+    rng = np.random.default_rng(7)
+    logits, labels = rng.standard_normal((300, 64)), rng.integers(0, 64, 300)
+    for i, size in (200, 500), (290, 100):
+        logits[i, labels[i]] = -size
+    check(logits, labels)
+    assert [name for name, _ in launched].count("finish_rows") == 4
+
+
+def test_all_rows_lost() -> None:
+    rng = np.random.default_rng(8)
+    logits, labels = rng.standard_normal((130, 136)), rng.integers(0, 136, 130)
+    logits[np.arange(130), labels] = -rng.uniform(70, 300, 130)
+    check(logits, labels)
+
+
+def test_any_reference_serves() -> None:
+    """Losses are those of the logits wherever the references stand; only rows far from theirs are marked."""
+    rng = np.random.default_rng(9)
+    x, weight = (on_device(rng.standard_normal((n, 16)), bfloat16) for n in (140, 150))
+    labels = rng.integers(0, 150, 140)
+    logits = x.numpy().astype(np.float64) @ weight.numpy().astype(np.float64).T
+    expected = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(140), labels]
+    for moved, marks in (60, [0, 0, 0]), (150, [1, 0, 1]), (-150, [1, 0, 1]):
+        found = head.Head(x, weight, head.Labels(on_device(labels), 0, -100, 150), 140, False)
+        found.begin()
+        bases = found.bases.numpy().copy()
+        bases[130:] += moved
+        backend_for(CUDA).from_numpy(bases, found.bases)
+        found.forward(0, 140, None)
+        np.testing.assert_allclose(found.losses.numpy(), expected, rtol=1e-5)
+        np.testing.assert_array_equal(found.lost.numpy()[0, :3], marks)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's maximum
+def test_a_row_that_does_not_count_may_hold_anything() -> None:
+    rng = np.random.default_rng(10)
+    logits, labels = rng.standard_normal((140, 136)), rng.integers(0, 136, 140)
+    for i, value in (3, np.inf), (4, -np.inf), (5, np.nan), (135, np.inf):
+        logits[i, 7], labels[i] = value, -100
+    logits[6, labels[6]] = -200  # its block is computed again
+    logits[8], labels[8] = 500, -100
+    check(logits, labels)
+
+
+def far_apart() -> tuple[np.ndarray, np.ndarray]:
+    """x and a weight whose first column makes products of 1e60 with x: word 3's logit is -∞, word 4's ∞."""
+    rng = np.random.default_rng(11)
+    x, weight = rng.standard_normal((140, 16)), rng.standard_normal((150, 16))
+    x[:, 0] = weight[:, 0] = 0
+    weight[3, 0], weight[4, 0] = -1e30, 1e30
+    return x, weight
+
+
+def test_words_of_no_probability() -> None:
+    """Logits of -∞ count for nothing, and a label that has one costs ∞ and is pulled up all the same."""
+    x, weight = far_apart()
+    weight[4, 0] = 0
+    x[5:7, 0] = 1e30
+    labels = np.full(140, 9)
+    labels[6] = 3
+    x, weight = on_device(x, bfloat16), on_device(weight, bfloat16)
+    found = registry["linear_cross_entropy"](x, weight, on_device(labels), ignore_index=-100, with_grads=True)
+    wide_x, wide_weight = (a.numpy().astype(np.float64) for a in (x, weight))
+    logits = wide_x @ wide_weight.T
+    d = np.exp(logits - logits.max(axis=1, keepdims=True))
+    d /= d.sum(axis=1, keepdims=True)
+    d[np.arange(140), labels] -= 1
+    assert found[0].item() == np.inf
+    for result, expected in (found[1], d @ wide_weight), (found[2], d.T @ wide_x):
+        error = np.linalg.norm((result.numpy().astype(np.float64) - expected)[:, 1:], axis=1)
+        assert (error <= 4 * ROUNDING * np.linalg.norm(expected[:, 1:], axis=1)).all()
+    assert found[1].numpy()[6, 0] == wide_weight[3, 0] * -1
+
+
+@pytest.mark.parametrize("label", (4, 9))
+def test_infinite_logits_give_nan(label: int) -> None:
+    """As in the reference: ∞ - ∞, whether it is the label's or another's; in dweight it comes to every word."""
+    x, weight = far_apart()
+    x[5, 0] = 1e30
+    x, weight, labels = on_device(x, bfloat16), on_device(weight, bfloat16), on_device(np.full(140, label))
+    loss, dx, dw = registry["linear_cross_entropy"](x, weight, labels, ignore_index=-100, with_grads=True)
+    assert np.isnan(loss.item()) and np.isnan(dw.numpy().astype(np.float32)).all()
+    is_nan = np.isnan(dx.numpy().astype(np.float32))
+    assert is_nan[5].all() and not np.delete(is_nan, 5, 0).any()
+
+
+# --- Factors of a product's rows --------------------------------------------------------------------------------------
+
+TILES = (
+    None,
+    Tile(64, 64, 64, 4, 2),
+    Tile(64, 64, 64, 4, 2, swapped=True),
+    Tile(64, 64, 64, 4, 2, split=2),
+    Tile(64, 64, 64, 4, 2, split=2, swapped=True),
+)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("k", (136, 135))  # the copy engine takes no rows of 135
+def test_rows_of_a_product_are_scaled_before_it_is_rounded(k: int, tile: Tile | None) -> None:
+    rng = np.random.default_rng(12)
+    a, b = (rng.integers(-2, 3, shape).astype(np.float64) for shape in ((150, k), (k, 72)))
+    factors, alpha = rng.uniform(1, 2, 300), np.float32(0.3)
+    strided = on_device(factors.astype(np.float32)).view((150,), (2,))
+    out = empty((150, 72), bfloat16, CUDA)
+    x, y, scale = on_device(a, bfloat16), on_device(b, bfloat16), on_device(np.array([alpha]))
+    matmul_into(out, x, y, alpha=scale, factors=strided, tile=tile)
+    expected = a @ b * alpha * factors[::2, None]
+    np.testing.assert_allclose(out.numpy().astype(np.float64), expected, rtol=ROUNDING + 2.0**-21)
 
 
 # --- Embedding --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from genesis import nn, optim
+from genesis.array import Array
 from genesis.errors import GenesisError
 from genesis.functions.create import tensor
 from genesis.functions.random import randn
@@ -122,3 +123,35 @@ def test_loading_a_state_into_a_flattened_model_keeps_the_views() -> None:
     model(randn(2, 4)).sum().backward()
     optimizer.step()
     assert not np.array_equal(model.weight.detach().numpy(), other.weight.detach().numpy())
+
+
+def idle(optimizer: optim.Optimizer, param: Tensor) -> Array | None:
+    assert param._home is not None
+    return param._home.idle_beside()
+
+
+def test_memory_of_gradients_is_idle_until_the_first_of_them() -> None:
+    params = leaves((2, 32), (5, 32), (4, 32))
+    optimizer = optim.SGD(params, lr=0.1, fused=True)
+    buffer = optimizer._flats[0][0].gradients
+    for param, start, stop in zip(params, (64, 224, 0), (352, 352, 224), strict=True):
+        memory = idle(optimizer, param)
+        assert memory is not None
+        assert (memory.offset - buffer.offset, memory.size) == (start, stop - start)  # the longer side
+        assert memory.storage is buffer.storage
+    params[1].grad = leaves((5, 32))[0].detach()
+    assert idle(optimizer, params[0]) is None
+    assert idle(optimizer, params[1]) is not None  # its own gradient does not lie beside it
+    optimizer.zero_grad()
+    assert idle(optimizer, params[0]) is not None
+    use = params[2]._home.lend(is_movable=True)  # type: ignore[union-attr]
+    assert idle(optimizer, params[0]) is None
+    del use
+    assert idle(optimizer, params[0]) is not None
+
+
+def test_gaps_between_gradients_are_never_lent() -> None:
+    params = leaves((64,), (33,))
+    optimizer = optim.SGD(params, lr=0.1, fused=True)
+    assert idle(optimizer, params[0]) is None
+    assert idle(optimizer, params[1]) is None

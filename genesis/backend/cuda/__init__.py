@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from genesis.backend import Device
+from genesis.backend.cuda.beside import Branch
 from genesis.backend.cuda.driver import driver_for
 from genesis.backend.cuda.faults import check as check_faults
-from genesis.backend.cuda.memory import Block, Pool
+from genesis.backend.cuda.memory import ALIGNMENT, Block, Pool, rounded
 from genesis.backend.cuda.recording import Plan, record, recording
 from genesis.backend.cuda.replay import Call, call_key
 from genesis.backend.cuda.twins import twins
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaBackend", "CudaStorage", "backend_of"]
 
+BESIDE = 12 << 20  # bytes that are read: work on more fills the processors by itself
+_HERE = nullcontext()
 PLANS = 8192  # kept a device; numbers that change with every call would otherwise pile up
 
 
@@ -60,8 +65,23 @@ class CudaBackend:
         self.pool = Pool(self.driver)
         self.pool.backend = self
         self.stream = 0
+        self._lent = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
         self._plans: dict[Any, Plan] = {}  # of calls that write where they were told to
+
+    @functools.cached_property
+    def branch(self) -> Branch:
+        """Where work beside the work goes; made outside captures."""
+        return Branch(self)
+
+    def beside(self, nbytes: int) -> AbstractContextManager[None]:
+        """Inside the block, launch what reads `nbytes` and whose results nobody reads before `join`."""
+        return self.branch.work() if self.pool.capturing and nbytes <= BESIDE else _HERE
+
+    def join(self) -> None:
+        """Let later work follow what was launched beside it."""
+        if self.pool.capturing:
+            self.branch.join()
 
     def refuse_in_capture(self, what: str) -> None:
         """Raise DeviceError while a graph is captured, for what a graph cannot hold."""
@@ -77,12 +97,33 @@ class CudaBackend:
 
     def allocate(self, nbytes: int) -> CudaStorage:
         """Uninitialized device memory, reused in the order of the current stream."""
-        block = self.pool.take(nbytes, self.stream)
-        storage = CudaStorage(self.pool, block, block.pointer, nbytes)
         recorder = recording()
         if recorder is not None:
+            storage = self.temporary(nbytes)
             recorder.temporaries.append(storage)
-        return storage
+            return storage
+        block = self.pool.take(nbytes, self.stream)
+        return CudaStorage(self.pool, block, block.pointer, nbytes)
+
+    def temporary(self, nbytes: int) -> CudaStorage:
+        """The same for the length of an op: from memory that was lent for it, where that is enough."""
+        start, end = self._lent
+        if start + nbytes <= end:
+            self._lent = start + rounded(nbytes), end
+            return CudaStorage(self.pool, None, start, nbytes)
+        block = self.pool.take(nbytes, self.stream)
+        return CudaStorage(self.pool, block, block.pointer, nbytes)
+
+    @contextmanager
+    def lending(self, memory: Array) -> Iterator[None]:
+        """Inside the block, ops take temporaries from `memory`, whose contents nobody needs; one op at a time."""
+        start = memory.data_ptr()
+        aligned = -(-start // ALIGNMENT) * ALIGNMENT
+        before, self._lent = self._lent, (aligned, start + memory.nbytes)
+        try:
+            yield
+        finally:
+            self._lent = before
 
     def replay(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Array, ...] | None:
         """The outputs of a call like one before, or None where there was none."""
@@ -112,7 +153,7 @@ class CudaBackend:
             return
         self.pool.owner = op.name
         try:
-            plan = record(operands, lambda: twin(out, *inputs, **attrs), self.driver, self.allocate)
+            plan = record(operands, lambda: twin(out, *inputs, **attrs), self.driver, self.temporary)
         finally:
             self.pool.owner = ""
         if plan is None or key is None:

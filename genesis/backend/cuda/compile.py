@@ -234,9 +234,12 @@ def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int
     """Compile now, whatever the cache holds."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     types, constants, attributes = _for_triton(kernel, signature)
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as ASTSource
+    else:
+        from triton.compiler import ASTSource
     source = ASTSource(kernel, types, constants, attributes)
     target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
     options = {"enable_fp_fusion": True, **dict(signature.options)}  # 3.9 warns where it is left open

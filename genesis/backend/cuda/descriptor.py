@@ -47,14 +47,18 @@ class Descriptor:
             multiples of 16 bytes.
         block: a power of 2 in each dimension.
         tf32: round float32 to tf32 on the way to shared memory.
+        layout: of a box in shared memory, as a kernel in Gluon names it; Triton's compiler chooses its own.
     """
 
-    __slots__ = ("array", "block", "shape", "strides", "tf32")
+    __slots__ = ("array", "block", "layout", "shape", "strides", "tf32")
 
-    def __init__(self, array: Array, shape: Shape, strides: Shape, block: Shape, tf32: bool = False) -> None:
+    def __init__(
+        self, array: Array, shape: Shape, strides: Shape, block: Shape, tf32: bool = False, layout: str = ""
+    ) -> None:
         assert len(shape) == len(strides) == len(block) <= 5, (shape, strides, block)
         assert is_describable(array, shape, strides), (shape, strides, array.dtype)
         self.array, self.shape, self.strides, self.block, self.tf32 = array, shape, strides, block, tf32
+        self.layout = layout
 
     @property
     def values(self) -> Shape:

@@ -60,6 +60,7 @@ class Driver(Protocol):
     properties: Properties
     pending: deque[Callable[[], None]]  # launches that wait for a kernel's compilation, in order
     capturing: bool  # a graph is being recorded: nothing waits
+    dependent: bool  # launches in a graph may be brought to the processors before the one before has ended
 
     def allocate(self, nbytes: int) -> int: ...
     def free(self, pointer: int) -> None: ...
@@ -72,6 +73,7 @@ class Driver(Protocol):
     def launch(
         self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
     ) -> None: ...
+    def begin_again(self) -> None: ...
     def create_stream(self, priority: int = 0) -> int: ...
     def destroy_stream(self, stream: int) -> None: ...
     def synchronize_stream(self, stream: int) -> None: ...
@@ -159,7 +161,7 @@ class GpuDriver:
         self._context = self._call(cuda.cuDevicePrimaryCtxRetain, self._device)
         self._thread = threading.local()
         self.pending: deque[Callable[[], None]] = deque()
-        self.capturing = False
+        self.capturing, self.dependent, self._is_first = False, True, True
         self._flushing = threading.RLock()
         self._inside = False
         self._enter()
@@ -310,9 +312,11 @@ class GpuDriver:
     ) -> None:
         """Launch a kernel; `parameters` is the address of an array of pointers to its parameters."""
         x, y, z = grid
-        if self.capturing and self.properties.capability >= (9, 0):
-            self._launch_dependent(function, grid, threads, shared, stream, parameters)
-            return
+        if self.capturing and self.dependent and self.properties.capability >= (9, 0):
+            if not self._is_first:
+                self._launch_dependent(function, grid, threads, shared, stream, parameters)
+                return
+            self._is_first = False
         code = self._cuda.cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)[0]
         if code != self._success:
             if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
@@ -338,6 +342,10 @@ class GpuDriver:
         config.sharedMemBytes, config.hStream = shared, cuda.CUstream(stream)
         config.attrs, config.numAttrs = [allowed], 1
         self._call(cuda.cuLaunchKernelEx, config, function, parameters, 0)
+
+    def begin_again(self) -> None:
+        """The next launch has more than the one before to wait for, and waits as usual."""
+        self._is_first = True
 
     # --- Streams and events -------------------------------------------------------------------------------------------
 
@@ -434,9 +442,10 @@ class GpuDriver:
         return bool(int(self._call(self._cuda.cuStreamIsCapturing, stream)))
 
     def instantiate(self, graph: int) -> int:
-        """An executable of a graph."""
+        """An executable of a graph, whose kernels keep the priorities of the streams that they were launched on."""
         self._enter()
-        return int(self._call(self._cuda.cuGraphInstantiate, graph, 0))
+        flags = self._cuda.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+        return int(self._call(self._cuda.cuGraphInstantiate, graph, int(flags)))
 
     def launch_graph(self, executable: int, stream: int) -> None:
         """Run a graph in stream order."""

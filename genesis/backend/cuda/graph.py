@@ -83,7 +83,7 @@ class RawGraph:
     def record(self, function: Callable[[], T]) -> T:
         """Record `function`, which was rehearsed; nothing of it runs before the first replay. See `capture`."""
         self._refuse()
-        origin, side = current_stream(self.backend), Stream(self.backend)
+        origin, side = current_stream(self.backend), Stream(self.backend, priority=-1)  # before work beside it
         side.wait_stream(origin)
         pool = self.backend.pool
         if pool.graph_count == 0 and pool.graphs is not None:  # packed anew, blocks lie as they did in the rehearsal
@@ -115,7 +115,7 @@ class RawGraph:
             pool.private = None
 
     def _record(self, function: Callable[[], T], stream: Stream) -> T:
-        driver, pool = self.backend.driver, self.backend.pool
+        driver, pool, branch = self.backend.driver, self.backend.pool, self.backend.branch
         gc.collect()
         pool.end_retired()
         driver.synchronize()
@@ -125,7 +125,9 @@ class RawGraph:
         pool.begin_capture()
         try:
             result = function()
+            branch.join()
         except BaseException:
+            branch.forget()
             with contextlib.suppress(DeviceError):  # what the driver has ended already
                 driver.destroy_graph(driver.end_capture(stream.handle), None)
             _give_back(pool, pool.end_capture())

@@ -32,14 +32,17 @@ class HostDriver:
             raise DeviceError(f"device cuda:{index} was asked for; the interpreter has one device", next="use cuda:0")
         self.index: int = index
         self.pending: deque[Callable[[], None]] = deque()
-        self.capturing = False
+        self.capturing, self.dependent = False, True
         self.properties = Properties("Triton's interpreter", (9, 0), MEMORY, 4, 227 << 10, 50 << 20)
         self.memory = MEMORY
         self._blocks: dict[int, np.ndarray] = {}
         self._handles = itertools.count(16)  # 1 and 2 name the default streams
         self._events: dict[int, float] = {}
         self._used = 0
-        self._captures: dict[int, list[Callable[[], None]]] = {}  # by stream
+        self._captures: dict[int, list[Callable[[], None]]] = {}  # by stream; a branch has its origin's
+        self._recorded: dict[int, int] = {}  # the streams of events in captures
+        self._branches: set[int] = set()
+        self._open: set[int] = set()  # branches with work that their origin has not waited for
         self.graphs: dict[int, list[Callable[[], None]]] = {}
 
     def allocate(self, nbytes: int) -> int:
@@ -78,6 +81,8 @@ class HostDriver:
             work()
         else:
             capture.append(work)
+            if stream in self._branches:
+                self._open.add(stream)
 
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
         """No machine code runs here."""
@@ -107,8 +112,18 @@ class HostDriver:
         """Always."""
         return True
 
+    def begin_again(self) -> None:
+        """All launches wait."""
+
     def wait_event(self, stream: int, event: int) -> None:
-        """Nothing to wait for."""
+        """Nothing to wait for; a stream that waits for a captured one is captured with it."""
+        other = self._recorded.get(event)
+        if other is None:
+            return
+        if stream not in self._captures:
+            self._captures[stream] = self._captures[other]
+            self._branches.add(stream)
+        self._open.discard(other)
 
     def create_event(self, timing: bool) -> int:
         """A number."""
@@ -117,10 +132,14 @@ class HostDriver:
     def destroy_event(self, event: int) -> None:
         """Forget its time."""
         self._events.pop(event, None)
+        self._recorded.pop(event, None)
 
     def record_event(self, event: int, stream: int) -> None:
         """Note the time."""
         self._events[event] = time.perf_counter()
+        self._recorded.pop(event, None)
+        if stream in self._captures:
+            self._recorded[event] = stream
 
     def synchronize_event(self, event: int) -> None:
         """Nothing to wait for."""
@@ -146,8 +165,12 @@ class HostDriver:
 
     def end_capture(self, stream: int) -> int:
         """What was recorded."""
-        graph = next(self._handles)
-        self.graphs[graph] = self._captures.pop(stream)
+        graph, work = next(self._handles), self._captures[stream]
+        self._captures = {s: w for s, w in self._captures.items() if w is not work}
+        unjoined, self._open, self._branches = bool(self._open), set(), set()
+        if unjoined:
+            raise DeviceError("CUDA_ERROR_STREAM_CAPTURE_UNJOINED", next="join a branch before the capture ends")
+        self.graphs[graph] = work
         return graph
 
     def is_capturing(self, stream: int) -> bool:

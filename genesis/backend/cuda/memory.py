@@ -12,7 +12,6 @@ another thread waits. So giving back never waits for a lock or for the driver.
 from __future__ import annotations
 
 import bisect
-import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["Arena", "Block", "Pool", "rounded"]
+__all__ = ["ALIGNMENT", "Arena", "Block", "Pool", "rounded"]
 
 ALIGNMENT = 512  # bytes
 SMALL = 1 << 20  # bytes; up to here blocks share small segments
@@ -167,6 +166,7 @@ class Pool:
         self.graph_count = 0
         self.capturing = False
         self.held: list[Block] = []  # given back during a capture, which may have recorded work on them
+        self.kept: deque[list[Block]] = deque()  # given back since each piece of work in a branch of a capture began
         self.late: deque[Block] = deque()  # given back when it could not be dealt with
         self.waiting: list[tuple[Block, list[int]]] = []  # given back, and the events of other streams' use
         self.retired: deque[Callable[[], None]] = deque()  # ends of graphs that nobody holds any more
@@ -239,13 +239,30 @@ class Pool:
         try:
             if self.capturing and (block.streams is not None or block.arena is not self.private):
                 self.held.append(block)
+            elif self.kept:
+                self.kept[-1].append(block)
             elif block.streams is not None:
                 self.late.append(block)
             else:
-                self.allocated -= block.size
-                block.arena.quick.setdefault(block.size, []).append(block)
+                self._settle(block)
         finally:
             self._lock.release()
+
+    def _settle(self, block: Block) -> None:
+        self.allocated -= block.size
+        block.arena.quick.setdefault(block.size, []).append(block)
+
+    def keep(self) -> None:
+        """From here on, keep blocks that are given back: work of two streams may use them, until `give_kept`."""
+        with self._lock:
+            self.kept.append([])
+
+    def give_kept(self, count: int) -> None:
+        """Let the blocks be used again that were kept since the first `count` of `keep`."""
+        with self._lock:
+            passed = [block for _ in range(count) for block in self.kept.popleft()]
+            for block in passed:
+                self._settle(block)
 
     def begin_capture(self) -> None:
         """Hold blocks that are given back from here on: what is recorded may have used them."""
@@ -254,6 +271,7 @@ class Pool:
     def end_capture(self) -> list[Block]:
         """Go back to normal; the blocks that were held."""
         with self._lock:
+            self.give_kept(len(self.kept))
             for _ in range(len(self.late)):
                 self.give(self.late.popleft())
             self.capturing = False

@@ -75,7 +75,7 @@ class _Pool:
         return PinnedBlock(self, pointer, size)
 
     def _settle(self, pointer: int, size: int, streams: set[int], capturing: bool) -> None:
-        """Keep a block for reuse, with an event for each stream that used it; not in a capture, which would hold that."""
+        """Keep a block for reuse with an event of each stream that used it; after a capture, which would hold them."""
         if streams and capturing:
             self.given.append((pointer, size, streams))
             return

@@ -63,7 +63,8 @@ def describe(value: Any, nested: bool = False, specialize: bool = True) -> Any:
     if isinstance(value, bool) or value is None:
         return ("constexpr", value)
     if is_descriptor(value):
-        return f"tensordesc<{_NAMES[value.array.dtype.name]}{list(value.block)}>"
+        layout = f",{value.layout}" if value.layout else ""
+        return f"tensordesc<{_NAMES[value.array.dtype.name]}{list(value.block)}{layout}>"
     if isinstance(value, int):
         if specialize and (value == 1 or (nested and value == 0)):
             return ("constexpr", value)

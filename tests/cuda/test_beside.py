@@ -1,0 +1,152 @@
+"""Branches of graphs: work beside the work gives the same bits, joins before it is read, and keeps its memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis import Tensor, cuda, nn
+from genesis.backend import Device
+from genesis.backend.cuda import BESIDE, backend_of
+from genesis.errors import DeviceError
+from genesis.nn import functional as F
+from genesis.optim import AdamW
+
+BACKEND = backend_of(Device("cuda", 0))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 40), nn.Linear(40, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.silu(self.first(x)))
+
+
+def gradients(in_graph: bool, steps: int = 2) -> list[np.ndarray]:
+    """Of a net whose gradients have places, after steps with the same batch."""
+    genesis.manual_seed(0)
+    net = Net().to("cuda")
+    optimizer = AdamW(net.parameters(), fused=True)
+    x = genesis.randn(16, 24, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+
+    step()
+    if in_graph:
+        graph = cuda.Graph()
+        graph.capture(step)
+        for p in net.parameters():
+            assert p.grad is not None
+            p.grad.fill_(float("nan"))
+        for _ in range(steps):
+            graph.replay()
+    found = [p.grad.cpu().numpy() for p in net.parameters() if p.grad is not None]
+    assert len(found) == 4
+    return found
+
+
+def test_gradients_made_beside_are_those_made_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    plain = type(BACKEND).beside
+
+    def counted(self: object, nbytes: int) -> object:
+        if BACKEND.pool.capturing:
+            opened.append(nbytes)
+        return plain(BACKEND, nbytes)
+
+    wanted = gradients(in_graph=False)
+    monkeypatch.setattr(type(BACKEND), "beside", counted)
+    for a, b in zip(gradients(in_graph=True), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len(opened) == 4  # two weights, two biases
+    assert max(opened) <= BESIDE
+
+
+def test_memory_given_back_meanwhile_waits_for_the_join() -> None:
+    x = genesis.ones(1 << 16, device="cuda")
+    pool, seen = BACKEND.pool, {}
+
+    def work() -> Tensor:
+        read = x + 1
+        pointer = read.data_ptr()
+        with BACKEND.beside(read.nbytes):
+            y = read * 2
+        del read
+        other = x * 3  # must not lie where the branch still reads
+        seen[pool.capturing] = other.data_ptr() == pointer
+        BACKEND.join()
+        assert not pool.kept
+        return y + other
+
+    graph = cuda.Graph()
+    result = graph.capture(work)
+    assert seen == {False: True, True: False}
+    graph.replay()
+    assert (result.cpu().numpy() == 7).all()
+
+
+def test_outside_of_a_capture_there_is_no_branch() -> None:
+    with BACKEND.beside(1):
+        assert BACKEND.stream != BACKEND.branch.stream
+    BACKEND.join()
+
+
+def test_a_capture_that_fails_forgets_its_branch() -> None:
+    x = genesis.ones(8, device="cuda")
+
+    def work() -> None:
+        with BACKEND.beside(8):
+            x.add_(1)
+            if BACKEND.pool.capturing:
+                raise DeviceError("stopped")
+
+    with pytest.raises(DeviceError, match="stopped"):
+        cuda.Graph().capture(work)
+    assert not BACKEND.pool.kept
+    graph = cuda.Graph()
+    y = graph.capture(lambda: x * 2)
+    graph.replay()
+    assert (y.cpu().numpy() == x.cpu().numpy() * 2).all()
+
+
+def test_an_op_takes_temporaries_from_memory_that_is_lent_to_it() -> None:
+    memory = genesis.zeros(1 << 20, device="cuda").array
+    with BACKEND.lending(memory):
+        first, second = BACKEND.temporary(1000), BACKEND.temporary(1000)
+        assert first.pointer % 512 == 0
+        assert memory.data_ptr() <= first.pointer < second.pointer < memory.data_ptr() + memory.nbytes
+        assert second.pointer - first.pointer >= 1000
+        outside = BACKEND.temporary(memory.nbytes)
+        assert not memory.data_ptr() <= outside.pointer < memory.data_ptr() + memory.nbytes
+        assert BACKEND.allocate(1000).block is not None  # an output stays
+    assert BACKEND.temporary(1000).block is not None
+
+
+def test_the_loss_has_its_chunks_where_gradients_will_come() -> None:
+    genesis.manual_seed(0)
+    embedding, hidden = nn.Embedding(512, 64).to("cuda"), nn.Linear(64, 8192).to("cuda")
+    optimizer = AdamW([*embedding.parameters(), *hidden.parameters()], fused=True)
+    ids = genesis.arange(600, device="cuda").remainder(512)
+
+    def loss() -> tuple[Tensor, int]:
+        before = cuda.memory_allocated()
+        cuda.reset_peak_memory_stats()
+        value = F.linear_cross_entropy(embedding(ids), embedding.weight, ids)
+        return value, cuda.max_memory_allocated() - before
+
+    plain = F.linear_cross_entropy(embedding(ids), embedding.weight.detach(), ids)
+    first, taken = loss()
+    first.backward()
+    wanted = embedding.weight.grad.cpu().numpy()  # type: ignore[union-attr]
+    optimizer.zero_grad()
+    hidden.weight.grad = genesis.zeros_like(hidden.weight)  # the memory is not idle
+    second, more = loss()
+    second.backward()
+    assert more - taken >= 512 * 600 * 4
+    assert plain.item() == first.item() == second.item()
+    np.testing.assert_array_equal(embedding.weight.grad.cpu().numpy(), wanted)  # type: ignore[union-attr]
