@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["COLUMNS", "GRAIN", "MIN_ROWS", "WORKSPACE", "chunk_rows"]
 
-WORKSPACE = 640 << 20  # bytes of logits at a time: 2048 tokens of 152k words in 2 bytes; fewer add up dW more often
+WORKSPACE = 832 << 20  # bytes of logits at a time: 2816 tokens of 152k words in 2 bytes; fewer add up dW more often
 MIN_ROWS = 256  # of a chunk; below, adding up dW would cost more than the product
 COLUMNS = 128  # of a tile of 2-byte logits, which leaves two statistics of each row
 GRAIN = 64  # rows of the chunk's memory are multiples of so many elements, so that the copy engine takes any vocabulary

@@ -114,10 +114,10 @@ def more(p_plus, o_n, i_h, m, dp, PLUS: tl.constexpr, WORK: tl.constexpr):
 
 
 @triton.jit
-def backward(p_d, p_dw, p_db, p_g, p_x, p_plus, p_w, p_m, p_r, n, h, sizes, sg, sx, sp, sm, sr, dg, dx, dp, dw,
+def backward(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, n, h, sizes, sg, sx, sp, sm, sr, dg, dx, dp, dw,
              CENTRED: tl.constexpr, PLUS: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
              BN: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """dx of rows program, program + P, …, and this program's share of dw and db."""
+    """dx of rows program, program + P, …, and this program's share of dw and db; n·w, too, where `p_y` is given."""
     program = tl.program_id(0)
     i_h = tl.arange(0, BH)
     m_h = i_h < h
@@ -146,6 +146,8 @@ def backward(p_d, p_dw, p_db, p_g, p_x, p_plus, p_w, p_m, p_r, n, h, sizes, sg, 
             d -= maths.divide(tl.sum(gw, 1), count)[:, None]
         d = d * r[:, None] + before
         tl.store((p_d + i_n * h)[:, None] + i_h[None, :], converted(d, p_d.dtype.element_ty), mask=m)
+        if p_y is not None:
+            tl.store((p_y + i_n * h)[:, None] + i_h[None, :], converted(z * w, p_y.dtype.element_ty), mask=m)
     o = program.to(tl.int64) * h + i_h
     tl.store(p_dw + o, tl.sum(to_w, 0), mask=m_h)
     if CENTRED:
@@ -263,9 +265,9 @@ def _forward(
 
 def _backward(
     outs: tuple[Array, ...], g: Array, x: Array, weight: Array, mean: Array | None, rstd: Array, plus: Array | None,
-    cut: NormTiles | None = None,
+    y: Array | None = None, cut: NormTiles | None = None,
 ) -> None:  # fmt: skip
-    """dx + plus, dw and, where there is a mean, db."""
+    """dx + plus, dw and, where there is a mean, db; and in `y` what forward gave."""
     d, *parameters = outs
     h, n = x.shape[-1], numel(x.shape[:-1])
     if h == 0:
@@ -282,10 +284,12 @@ def _backward(
     if cut.once:
         wide = is_wide((*sizes, h), (*sg, steps[0]), (*sx, steps[1]), (*sp, steps[2]), contiguous_strides((*sizes, h)))
         launch(
-            backward, cut.programs, d, share_w, share_b, g, x, plus, weight, mean, rstd, n, h, sizes, sg, sx, sp, sm,
+            backward, cut.programs, d, share_w, share_b, y, g, x, plus, weight, mean, rstd, n, h, sizes, sg, sx, sp, sm,
             sr, *steps, PLUS=plus is not None, BN=cut.rows, WIDE=wide, STAGES=cut.stages, num_warps=cut.warps, **common,
         )  # fmt: skip
     else:
+        if y is not None:
+            rms_norm_scale(y, x, weight, rstd)
         launch(
             backward_rows, n, d, g, x, plus, weight, mean, rstd, n, h, sizes, sg, sx, sp, sm, sr, *steps,
             PLUS=plus is not None, num_warps=cut.warps, **common,
@@ -333,10 +337,11 @@ def rms_norm_scale(out: Array, x: Array, weight: Array, rstd: Array) -> None:
 
 @twin("rms_norm_backward")
 def rms_norm_backward(
-    out: tuple[Array, Array], g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None
-) -> None:
-    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n."""
-    _backward(out, g, x, weight, None, rstd, plus)
+    out: tuple[Array, ...], g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None,
+    with_result: bool = False,
+) -> None:  # fmt: skip
+    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n; with `with_result` also n·w."""
+    _backward(out[:2], g, x, weight, None, rstd, plus, out[2] if with_result else None)
 
 
 @twin("layer_norm")

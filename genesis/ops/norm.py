@@ -51,13 +51,20 @@ def _rms_norm_infer(x: Array, weight: Array, *, eps: float) -> tuple[Spec, Spec]
 
 
 def norm_gradients(
-    ctx: Context, backward: Op, g: Array, *operands: Array | None, count: int, plus: Array | None = None
+    ctx: Context,
+    backward: Op,
+    g: Array,
+    *operands: Array | None,
+    count: int,
+    plus: Array | None = None,
+    with_result: bool = False,
 ) -> list[Array | None]:
     """`backward(g, *operands)`: dx added to what arrived at input 0, each parameter's gradient in its place.
 
     Args:
         count: the inputs that get gradients: x and the parameters behind it.
         plus: another gradient of x, which is added, too.
+        with_result: give what forward gave as well, last.
     """
     taken = ctx.take(0) if ctx.needs[0] else None
     if taken is not None:
@@ -65,11 +72,15 @@ def norm_gradients(
         plus = taken.array if plus is None else add(taken.array, plus, out=own)
     arrived = [ctx.take(i) if ctx.needs[i] else None for i in range(1, count)]
     places = [ctx.place(i) if t is None and ctx.needs[i] else None for i, t in enumerate(arrived, 1)]
-    dx, *parameters = backward(g, *operands, *(() if plus is None else (plus,)), out=(None, *places))
+    given = operands if plus is None else (*operands, plus)
+    if with_result:
+        dx, *parameters, result = backward(g, *given, out=(None, *places, None), with_result=True)
+    else:
+        dx, *parameters = backward(g, *given, out=(None, *places))
     found: list[Array | None] = [dx]
     for before, own in zip(arrived, parameters, strict=True):
         found.append(own if before is None else add(before.array, own, out=before.array if before.is_own else None))
-    return found
+    return [*found, result] if with_result else found
 
 
 def _rms_norm_vjp(ctx: Context, g: Array, _: None) -> Grads:
@@ -110,20 +121,29 @@ def _backward_infer(
     return gradient_like(name, g, x, *parameters)
 
 
-@op(
-    "rms_norm_backward",
-    lambda g, x, weight, rstd, plus=None: _backward_infer("rms_norm_backward", g, x, (weight,), plus),
-    flops=lambda i, o, a: 8 * o[0].size,
-)
+def _rms_norm_backward_infer(
+    g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None, *, with_result: bool = False
+) -> tuple[Spec, ...]:
+    found = _backward_infer("rms_norm_backward", g, x, (weight,), plus)
+    return (*found, Spec(x.shape, x.dtype)) if with_result else found
+
+
+@op("rms_norm_backward", _rms_norm_backward_infer, flops=lambda i, o, a: 8 * o[0].size)
 def rms_norm_backward(
-    out: tuple[np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, ...],
     g: np.ndarray,
     x: np.ndarray,
     weight: np.ndarray,
     rstd: np.ndarray,
     plus: np.ndarray | None = None,
+    with_result: bool = False,
 ) -> None:
-    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n. The sums are taken from g·x."""
+    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n. The sums are taken from g·x.
+
+    With `with_result` also n·w, the same bits as forward gave, which then need not be kept.
+    """
+    if with_result:
+        rms_norm_scale.reference(out[2], x, weight, rstd)
     dx, rows, grads, r = rows_of(out[0]), rows_of(x), rows_of(g), rstd.reshape(-1)
     more = None if plus is None else rows_of(plus)
     w = wide(weight)

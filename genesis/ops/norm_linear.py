@@ -40,13 +40,14 @@ def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     rstd = ctx.outputs[1]
     assert rstd is not None
     weights = [w for w in parameters if w.ndim == 2]
-    normed = rms_norm_scale(x, scale, rstd) if any(ctx.needs[2 : 2 + len(weights)]) else None
-    found = packed_gradients(ctx, g, 2, normed)
-    del normed
+    learns = any(ctx.needs[2 : 2 + len(weights)])
     if not (ctx.needs[0] or ctx.needs[1]):
-        return None, None, *found
+        normed = rms_norm_scale(x, scale, rstd) if learns else None
+        return None, None, *packed_gradients(ctx, g, 2, normed)
     dn = input_gradient(None, 0, g, weights)
-    return *norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2), *found
+    dx, dscale, *result = norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, with_result=learns)
+    del dn
+    return dx, dscale, *packed_gradients(ctx, g, 2, *(result or [None]))
 
 
 def _saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:

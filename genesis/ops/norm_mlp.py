@@ -87,15 +87,19 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     if d is None:
         return None, None, *found, *[None] * len(parameters)
     weights = [w for w in parameters if w.ndim == 2]
-    if normed is None and any(ctx.needs[FIRST : FIRST + len(weights)]):
+    learns = any(ctx.needs[FIRST : FIRST + len(weights)])
+    if normed is None and learns and not (ctx.needs[0] or ctx.needs[1]):
         normed = rms_norm_scale(x, scale, rstd)
-    found += packed_gradients(ctx, d, FIRST, normed)
-    del normed
+    if normed is not None or not learns:
+        found += packed_gradients(ctx, d, FIRST, normed)
     if not (ctx.needs[0] or ctx.needs[1]):
         return None, None, *found
+    makes = normed is None and learns
     dn = input_gradient(None, 0, d, weights)
-    del d
-    return *norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, plus=g), *found
+    dx, dscale, *result = norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, plus=g, with_result=makes)
+    if makes:
+        found += packed_gradients(ctx, d, FIRST, *result)
+    return dx, dscale, *found
 
 
 def _saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:

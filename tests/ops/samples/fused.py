@@ -101,11 +101,14 @@ def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> Pair:
     return x * r[..., None] * weight, r
 
 
-def rms_norm_backward_oracle(g: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray, plus: Any = 0) -> Pair:
+def rms_norm_backward_oracle(
+    g: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray, plus: Any = 0, with_result: bool = False
+) -> Any:
     r = rstd[..., None]
     n, gw = x * r, g * weight
     dx = r * (gw - n * (gw * n).mean(axis=-1, keepdims=True)) + plus
-    return dx, (g * n).reshape(-1, x.shape[-1]).sum(axis=0)
+    dw = (g * n).reshape(-1, x.shape[-1]).sum(axis=0)
+    return (dx, dw, n * weight) if with_result else (dx, dw)
 
 
 def layer_norm_oracle(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float) -> Pair:
@@ -139,10 +142,11 @@ def with_plus(rng: np.random.Generator, cases: list[Case]) -> list[Case]:
 
 
 def rms_norm_backwards(rng: np.random.Generator) -> list[Case]:
-    return with_plus(
+    cases = with_plus(
         rng,
         [Case((normal(rng, *s), normal(rng, *s), positive(rng, s[-1]), positive(rng, *s[:-1]))) for s in NORM_SHAPES],
     )
+    return cases + [Case(c.inputs, {"with_result": True}) for c in cases]
 
 
 def layer_norm_backwards(rng: np.random.Generator) -> list[Case]:
