@@ -110,9 +110,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, norm: nn.RMSNorm, context: Context) -> Tensor:
         """x + attention(norm(x))."""
         b, t, _ = x.shape
-        qkv = fused.packed_linear(x, (self.q_proj, self.k_proj, self.v_proj), norm, context.recompute)
-        qkv = self.turned(qkv.view(b, t, -1, self.head_dim), context)  # [B, T, Q + 2K, D]
-        o = self.attended(qkv, context)  # [B, T, Q, D]
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        qkv = fused.packed_linear(x, layers, norm, context.recompute)
+        o = self.attended(qkv.view(b, t, -1, self.head_dim), context)  # [B, T, Q, D]
+        del qkv  # what it holds is no longer needed, unless backward keeps it
         return fused.linear_sum(o.view(b, t, -1), self.o_proj, x)
 
     def turned(self, qkv: Tensor, context: Context) -> Tensor:
@@ -123,10 +124,14 @@ class Attention(nn.Module):
         return fused.norm_rope(qkv, self.q_norm, self.k_norm, cos, sin, self.heads, self.key_heads)
 
     def attended(self, qkv: Tensor, context: Context) -> Tensor:
-        """Attention over the tokens here and those in the cache."""
+        """Attention of `[B, T, Q + 2K, D]` over the tokens here and those in the cache."""
+        heads = (self.heads, self.key_heads)
         how: dict[str, Any] = {"starts": context.starts, "scale": self.scale, "causal": True, "window": self.window}
+        if context.cache is None and self.q_norm is None:
+            return F.attention_packed(qkv, *heads, tables=(context.cos, context.sin), **how)
+        qkv = self.turned(qkv, context)
         if context.cache is None:
-            return F.attention_packed(qkv, self.heads, self.key_heads, **how)
+            return F.attention_packed(qkv, *heads, **how)
         q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
         return F.attention(q, *context.cache.append(self.layer, k, v), **how)
 

@@ -8,6 +8,10 @@ whole need no mask, the others (the diagonal, document borders, the window's end
 Query heads of a group share a key head. Its gradients are sums over the group: one program adds them, or, where
 programs would be too few to fill the GPU, several add some heads each and `add_splits` their parts, in order.
 
+Rotary positions: forward, `rope` turns queries and keys before, and backward reads what it wrote, because the kernel of
+the keys loads each tile of queries once for every block of keys, by the copy engine, which only copies. Gradients are
+turned back in registers by the kernel that stores them, before they are rounded.
+
 Scores and weights are in units of log2: e^x = 2^(x·log2 e), and the factor joins the scale. Products take tiles of the
 inputs' type (weights and their gradients are rounded to it, as tensor cores need) and accumulate in float32; float32
 inputs are multiplied exactly, or in tf32 where that is allowed; float64 stays float64.
@@ -33,8 +37,10 @@ from genesis.kernels.attention_backward import add_splits, key_kernel, query_ker
 from genesis.kernels.attention_forward import forward_kernel
 from genesis.kernels.attention_tiles import Tile, padded, tiles_of, together
 from genesis.kernels.elementwise import elementwise
+from genesis.kernels.rope import rope
 from genesis.kernels.types import TRITON, work_type
 from genesis.ops.attention import parts_of
+from genesis.ops.shape import contiguous
 from genesis.shapes import Shape
 
 __all__ = ["backward_into", "forward_into"]
@@ -170,21 +176,41 @@ def splits_of(programs: int, group: int) -> int:
     return -(-group // max(1, min(group, PROGRAMS // max(programs, 1))))
 
 
+class _Turn(NamedTuple):
+    """What rotates gradients back: contiguous tables, and the elements from one sequence's to the next one's."""
+
+    cos: Array | None = None
+    sin: Array | None = None
+    spread: int = 0
+
+
+def _turn(tables: tuple[Array, ...]) -> _Turn:
+    """The same of cos and sin, or of none."""
+    if not tables:
+        return _Turn()
+    cos, sin = (contiguous(t) for t in tables)
+    return _Turn(cos, sin, cos.shape[1] * cos.shape[2] if cos.ndim == 3 and cos.shape[0] > 1 else 0)
+
+
 def backward_into(
     grads: tuple[Array, Array, Array], g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
     starts: Array | None, scale: float, causal: bool, window: int, tiles: tuple[Tile, Tile] | None = None,
-    each: int | None = None,
+    each: int | None = None, tables: tuple[Array, ...] = (),
 ) -> None:  # fmt: skip
     """Launch the backward kernels, with tiles for queries and keys, and heads a program, of one's own if given.
 
     Args:
         grads: dq, dk and dv, contiguous, or the parts of a packed array.
+        tables: cos and sin; dq and dk are then gradients before that rotation, which q and k are behind. Only for heads
+            that fill their tiles: in padded ones, the columns of a pair lie in several threads.
     """
     c = _common(scale, causal, window, starts, q, k, v, g)
     t, s = tiles or _tiles(q, c)[1:]
     assert t.queries % s.queries == 0, (t, s)
-    left = _query_gradient(grads[0], c, t, g, q, k, v, o, lse, starts, scale)
-    _key_gradients(grads[1], grads[2], c, t, s, left, g, q, k, v, scale, each)
+    assert not tables or c.size == padded(c.size)
+    turn = _turn(tables)
+    left = _query_gradient(grads[0], c, t, turn, g, q, k, v, o, lse, starts, scale)
+    _key_gradients(grads[1], grads[2], c, t, s, turn, left, g, q, k, v, scale, each)
 
 
 class _Left(NamedTuple):
@@ -201,8 +227,8 @@ def _number(x: float, like: Array) -> float:
 
 
 def _query_gradient(
-    dq: Array, c: _Common, t: Tile, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, starts: Array | None,
-    scale: float,
+    dq: Array, c: _Common, t: Tile, turn: _Turn, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
+    starts: Array | None, scale: float,
 ) -> _Left:  # fmt: skip
     """Launch `query_kernel`."""
     blocks = triton.cdiv(c.tokens, t.queries)
@@ -212,7 +238,7 @@ def _query_gradient(
         left = _Left(left.rows, *(empty((1, n), int32, q.device) for n in sizes))
     launch(
         query_kernel, blocks * c.batches * c.heads, dq, *left, c.tile(q, t.queries), c.tile(g, t.queries),
-        c.tile(k, t.keys), c.tile(v, t.keys), g, o, lse, starts, c.tokens, c.keys, c.batches, c.heads, c.group,
+        c.tile(k, t.keys), c.tile(v, t.keys), g, o, lse, starts, *turn, c.tokens, c.keys, c.batches, c.heads, c.group,
         together(c.keys / c.group, c.batches * c.heads, c.row, 32 << 20), c.size, c.window, c.factor, c.sign,
         _number(scale, q), dq.strides, g.strides, q.strides, k.strides, v.strides, o.strides, lse.strides, c.ss,
         **c.constants, **_options(t),
@@ -221,10 +247,10 @@ def _query_gradient(
 
 
 def _key_gradients(
-    dk: Array, dv: Array, c: _Common, t: Tile, s: Tile, left: _Left, g: Array, q: Array, k: Array, v: Array,
-    scale: float, each: int | None,
+    dk: Array, dv: Array, c: _Common, t: Tile, s: Tile, turn: _Turn, left: _Left, g: Array, q: Array, k: Array,
+    v: Array, scale: float, each: int | None,
 ) -> None:  # fmt: skip
-    """Launch `key_kernel`, and `add_splits` where the heads of a group are divided."""
+    """Launch `key_kernel`, and `add_splits` where the heads of a group are divided; the last one turns dk."""
     programs = triton.cdiv(c.keys, s.keys) * c.batches * c.key_heads
     each = each or splits_of(programs, c.group)
     splits = triton.cdiv(c.group, each)
@@ -232,16 +258,18 @@ def _key_gradients(
     first = None if left.first is None else c.numbers(left.first, s.queries)[0]
     launch(
         key_kernel, programs * splits, *parts, c.tile(q, s.queries), c.tile(g, s.queries), c.tile(k, s.keys),
-        c.tile(v, s.keys), *c.numbers(left.rows, s.queries), first, left.low, left.high, c.tokens, c.keys, c.batches,
-        c.key_heads, c.group, each, together(each * c.tokens, c.batches * c.key_heads * splits, c.row), c.size,
-        c.factor, c.sign, _number(scale, q), parts[0].strides[-4:], g.strides, q.strides, k.strides, v.strides,
-        **c.constants, **_options(s), RATIO=t.queries // s.queries,
+        c.tile(v, s.keys), *c.numbers(left.rows, s.queries), first, left.low, left.high,
+        *(turn if splits == 1 else _Turn()), c.tokens, c.keys, c.batches, c.key_heads, c.group, each,
+        together(each * c.tokens, c.batches * c.key_heads * splits, c.row), c.size, c.factor, c.sign,
+        _number(scale, q), parts[0].strides[-4:], g.strides, q.strides, k.strides, v.strides, **c.constants,
+        **_options(s), RATIO=t.queries // s.queries,
     )  # fmt: skip
     if splits > 1:
-        width = dk.shape[2] * dk.shape[3]  # heads lie side by side
-        launch(
-            add_splits, triton.cdiv(dk.size, 1024), dk, dv, *parts, dk.size, width, dk.strides[1], SPLITS=splits,
-            BLOCK=1024,
+        rows, columns = c.batches * c.keys * c.key_heads, triton.next_power_of_2(triton.cdiv(c.size, 2))
+        height = max(1, 512 // columns)
+        launch(  # the heads of a token lie side by side
+            add_splits, triton.cdiv(rows, height), dk, dv, *parts, *turn, rows, c.keys, c.key_heads, dk.strides[1],
+            SIZE=c.size, SPLITS=splits, ROWS=height, PADDED=columns,
         )  # fmt: skip
 
 
@@ -260,19 +288,26 @@ def attention_backward(
 
 @twin("attention_packed")
 def attention_packed(
-    out: tuple[Array, Array], qkv: Array, starts: Array | None = None, *, heads: int, key_heads: int, scale: float,
-    causal: bool = True, window: int = 0,
+    out: tuple[Array, ...], qkv: Array, starts: Array | None = None, *tables: Array, heads: int, key_heads: int,
+    scale: float, causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """The same of views of one array."""
-    attention(out, *parts_of(qkv, heads, key_heads), starts, scale=scale, causal=causal, window=window)
+    """The same of views of one array, in which queries and keys are rotated first where there are tables."""
+    if tables:
+        rope(out[2], qkv, *tables, heads=heads + key_heads)
+        qkv = out[2]
+    attention(out[:2], *parts_of(qkv, heads, key_heads), starts, scale=scale, causal=causal, window=window)
 
 
 @twin("attention_packed_backward")
 def attention_packed_backward(
-    out: Array, g: Array, qkv: Array, o: Array, lse: Array, starts: Array | None = None, *, heads: int, key_heads: int,
-    scale: float, causal: bool = True, window: int = 0,
+    out: Array, g: Array, qkv: Array, o: Array, lse: Array, starts: Array | None = None, *tables: Array, heads: int,
+    key_heads: int, scale: float, causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """The same into views of one array."""
+    """The same into views of one array, dq and dk turned back where there are tables."""
     grads, parts = parts_of(out, heads, key_heads), parts_of(qkv, heads, key_heads)
+    inside = tables if qkv.shape[3] == padded(qkv.shape[3]) else ()
     if qkv.size:
-        backward_into(grads, g, *parts, o, lse, starts, scale, causal, window)
+        backward_into(grads, g, *parts, o, lse, starts, scale, causal, window, tables=inside)
+    if tables and not inside:
+        turned = parts_of(out, heads + key_heads, key_heads)[0]
+        rope(turned, turned, *tables, inverse=True)

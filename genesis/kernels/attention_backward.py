@@ -17,10 +17,12 @@ from genesis.kernels.attention_parts import (
     key_blocks,
     numbers_of,
     operand,
+    pairs_turned_back,
     place,
     power_of_2,
     rows_of,
     stored,
+    stored_back,
     uniform,
     wider,
 )
@@ -56,12 +58,12 @@ def query_step(b_dq, b_q, b_g, b_lse, b_delta, k, v, i_batch, i_head, i_block, w
 
 
 @triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "together", "window"])
-def query_kernel(p_dq, p_row, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_starts, tokens, keys, batches,
-                 heads, group, together, size, window, factor, sign, scale, sd, sg, sq, sk, sv, so, sl, ss,
-                 CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr,
+def query_kernel(p_dq, p_row, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_starts, p_cos, p_sin, spread,
+                 tokens, keys, batches, heads, group, together, size, window, factor, sign, scale, sd, sg, sq, sk, sv,
+                 so, sl, ss, CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr,
                  WORK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                  HEAD: tl.constexpr):  # fmt: skip
-    """dq = scale·ds·k.
+    """dq = scale·ds·k, turned back where there are cos and sin.
 
     Leaves for the kernel of the keys, of each query, padded to whole blocks: log2 of its softmax sum, c = Σ g·o, and
     its first visible key; of each block of queries the bounds of these keys.
@@ -106,7 +108,10 @@ def query_kernel(p_dq, p_row, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_ls
             b_dq, b_q, b_g, b_lse, b_delta, k, v, i_batch, i_head // group, i, whole, to, b_first, b_end, keys, size,
             factor, sign, sk, sv, LEFT, SIGNED, BOXES, TYPE, PRECISION, BN, HEAD,
         )  # fmt: skip
-    stored(p_dq, b_dq * scale, i_batch, i_head, first, tokens, size, sd, BM, HEAD)
+    if p_cos is None:
+        stored(p_dq, b_dq * scale, i_batch, i_head, first, tokens, size, sd, BM, HEAD)
+    else:
+        stored_back(p_dq, b_dq * scale, p_cos, p_sin, i_batch, i_head, first, tokens, spread, sd, BM, HEAD)
 
 
 # --- Keys and values --------------------------------------------------------------------------------------------------
@@ -173,11 +178,15 @@ def key_step(b_dk, b_dv, b_k, b_v, q, g, lse, delta, firsts, i_batch, i_head, i_
 
 
 @triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "each", "together"])
-def key_kernel(p_dk, p_dv, q, g, k, v, lse, delta, firsts, p_low, p_high, tokens, keys, batches, heads, group, each,
-               together, size, factor, sign, scale, sd, sg, sq, sk, sv, CAUSAL: tl.constexpr, SIGNED: tl.constexpr,
-               BOXES: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr,
-               BN: tl.constexpr, HEAD: tl.constexpr, RATIO: tl.constexpr):  # fmt: skip
-    """dv = pᵀ·g and dk = scale·dsᵀ·q over `each` query heads of a key head; the first keys, seen by most, go first."""
+def key_kernel(p_dk, p_dv, q, g, k, v, lse, delta, firsts, p_low, p_high, p_cos, p_sin, spread, tokens, keys, batches,
+               heads, group, each, together, size, factor, sign, scale, sd, sg, sq, sk, sv, CAUSAL: tl.constexpr,
+               SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr,
+               PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HEAD: tl.constexpr,
+               RATIO: tl.constexpr):  # fmt: skip
+    """dv = pᵀ·g and dk = scale·dsᵀ·q over `each` query heads of a key head; the first keys, seen by most, go first.
+
+    dk is turned back where there are cos and sin.
+    """
     LEFT: tl.constexpr = p_low is not None
     splits = tl.cdiv(group, each)
     i_block, i_rest = place(tl.cdiv(keys, BN), batches * heads * splits, together)
@@ -202,21 +211,47 @@ def key_kernel(p_dk, p_dv, q, g, k, v, lse, delta, firsts, p_low, p_high, tokens
             PRECISION, BM, HEAD,
         )  # fmt: skip
     i_part = i_split * batches + i_batch
-    stored(p_dk, b_dk * scale, i_part, i_head, first, keys, size, sd, BN, HEAD)
     stored(p_dv, b_dv, i_part, i_head, first, keys, size, sd, BN, HEAD)
+    if p_cos is None:
+        stored(p_dk, b_dk * scale, i_part, i_head, first, keys, size, sd, BN, HEAD)
+    else:
+        stored_back(p_dk, b_dk * scale, p_cos, p_sin, i_part, i_head, first, keys, spread, sd, BN, HEAD)
 
 
 @triton.jit
-def add_splits(p_dk, p_dv, p_dks, p_dvs, n, width, step, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums over the first dimension, in order, into rows of `width` elements that are `step` apart."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    m = i < n
-    b_dk, b_dv = tl.load(p_dks + i, mask=m), tl.load(p_dvs + i, mask=m)
+def added(p_x, n, m, SPLITS: tl.constexpr):
+    """The sum over splits, which are `n` elements apart, in order."""
+    b_x = tl.load(p_x, mask=m)
     for _ in tl.static_range(1, SPLITS):
-        p_dks += n
-        p_dvs += n
-        b_dk += tl.load(p_dks + i, mask=m)
-        b_dv += tl.load(p_dvs + i, mask=m)
-    o = i // width * step + i % width
-    tl.store(p_dk + o, converted(b_dk, p_dk.dtype.element_ty), mask=m)
-    tl.store(p_dv + o, converted(b_dv, p_dv.dtype.element_ty), mask=m)
+        p_x += n
+        b_x += tl.load(p_x, mask=m)
+    return b_x
+
+
+@triton.jit(do_not_specialize=["rows", "tokens", "heads"])
+def add_splits(p_dk, p_dv, p_dks, p_dvs, p_cos, p_sin, spread, rows, tokens, heads, step, SIZE: tl.constexpr,
+               SPLITS: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
+    """Sums over the splits of rows (sequence, token, head); dk is turned back where there are cos and sin.
+
+    The halves of a head are tiles of their own, so that both columns of a pair are in one thread.
+
+    Args:
+        step: elements from one token's heads to the next one's in dk and dv.
+    """
+    HALF: tl.constexpr = (SIZE + 1) // 2
+    i_row, i_pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    i_token = i_row // heads
+    o = (i_row.to(tl.int64) * SIZE)[:, None] + i_pair[None, :]
+    o_x = (i_token.to(tl.int64) * step + i_row % heads * SIZE)[:, None] + i_pair[None, :]
+    m = (i_row < rows)[:, None] & (i_pair < HALF)[None, :]
+    m_right = m & (i_pair < SIZE - HALF)[None, :]
+    n = (tl.zeros((), tl.int64) + rows) * SIZE
+    b_dv, b_dv_right = added(p_dvs + o, n, m, SPLITS), added(p_dvs + o + HALF, n, m_right, SPLITS)
+    b_dk, b_dk_right = added(p_dks + o, n, m, SPLITS), added(p_dks + o + HALF, n, m_right, SPLITS)
+    if p_cos is not None:
+        o_turn = (i_token // tokens).to(tl.int64) * spread + i_token % tokens * HALF
+        b_dk, b_dk_right = pairs_turned_back(b_dk, b_dk_right, p_cos, p_sin, o_turn[:, None] + i_pair[None, :], m)
+    tl.store(p_dk + o_x, converted(b_dk, p_dk.dtype.element_ty), mask=m)
+    tl.store(p_dk + o_x + HALF, converted(b_dk_right, p_dk.dtype.element_ty), mask=m_right)
+    tl.store(p_dv + o_x, converted(b_dv, p_dv.dtype.element_ty), mask=m)
+    tl.store(p_dv + o_x + HALF, converted(b_dv_right, p_dv.dtype.element_ty), mask=m_right)

@@ -25,10 +25,12 @@ __all__ = [
     "key_blocks",
     "numbers_of",
     "operand",
+    "pairs_turned_back",
     "place",
     "power_of_2",
     "rows_of",
     "stored",
+    "stored_back",
     "uniform",
     "wider",
 ]
@@ -96,6 +98,37 @@ def stored(p_x, b_x, i_batch, i_head, first, rows, size, sx, COUNT: tl.constexpr
     p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + first.to(tl.int64) * sx[1]
     m = (o_row < rows - first)[:, None] & (i_d < size)[None, :]
     tl.store(p_x + o_row[:, None] * sx[1] + i_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def pairs_turned_back(b_left, b_right, p_cos, p_sin, o, m):
+    """The gradient of the pairs behind a rotation as that of those before it; `o` and `m` for the tables."""
+    b_c = converted(tl.load(p_cos + o, mask=m, other=0), b_left.dtype)
+    b_s = converted(tl.load(p_sin + o, mask=m, other=0), b_left.dtype)
+    return b_left * b_c + b_right * b_s, b_right * b_c - b_left * b_s
+
+
+@triton.jit
+def stored_back(p_x, b_x, p_cos, p_sin, i_batch, i_head, first, rows, spread, sx, COUNT: tl.constexpr,
+                HEAD: tl.constexpr):  # fmt: skip
+    """Store rows [first, first + COUNT) of a head, whose size is HEAD, turned back, in the type of `p_x`.
+
+    Both columns of a pair are in one thread wherever they lie in what a product gives, and halves are stored apart: the
+    tile goes to another layout once, as for any store.
+
+    Args:
+        spread: elements from one sequence's table to the next one's.
+    """
+    HALF: tl.constexpr = HEAD // 2
+    o_row, i_pair = tl.arange(0, COUNT), tl.arange(0, HALF)
+    m = (o_row < rows - first)[:, None]
+    o = i_batch.to(tl.int64) * spread + first.to(tl.int64) * HALF + (o_row[:, None] * HALF + i_pair[None, :])
+    b_left, b_right = tl.split(b_x.reshape(COUNT, 2, HALF).permute(0, 2, 1))
+    b_left, b_right = pairs_turned_back(b_left, b_right, p_cos, p_sin, o, m)
+    p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + first.to(tl.int64) * sx[1]
+    p_left = p_x + o_row[:, None] * sx[1] + i_pair[None, :]
+    tl.store(p_left, converted(b_left, p_x.dtype.element_ty), mask=m)
+    tl.store(p_left + HALF, converted(b_right, p_x.dtype.element_ty), mask=m)
 
 
 @triton.jit

@@ -259,6 +259,7 @@ def attention_packed(
     key_heads: int,
     starts: Tensor | None = None,
     *,
+    tables: tuple[Tensor, Tensor] | None = None,
     causal: bool = True,
     window: int = 0,
     scale: float | None = None,
@@ -267,8 +268,14 @@ def attention_packed(
 
     First come the `heads` of the queries, then the `key_heads` of the keys, then those of the values; the gradient has
     the same form. See `attention` for the rest.
+
+    Args:
+        tables: cos and sin, `[T, D/2]` or `[B, T, D/2]`, from `rope_table`: queries and keys are turned first, as by
+            `rope(qkv, cos, sin, heads + key_heads)`, and their gradients back without a pass over them.
     """
-    inputs = (qkv,) if starts is None else (qkv, starts)
+    inputs: tuple[Tensor | None, ...] = (qkv,) if starts is None else (qkv, starts)
+    if tables is not None:
+        inputs = (qkv, starts, *tables)
     factor = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
     attrs: dict[str, Any] = {
         "heads": heads,

@@ -23,6 +23,7 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import BLOCK, wide
 from genesis.ops.checks import gradient_like
+from genesis.ops.rope import rope
 
 __all__ = ["attention", "attention_backward", "attention_packed", "attention_packed_backward", "parts_of"]
 
@@ -338,21 +339,30 @@ def _split(x: np.ndarray, heads: int, key_heads: int) -> tuple[np.ndarray, np.nd
     return x[:, :, :heads], x[:, :, heads : heads + key_heads], x[:, :, heads + key_heads :]
 
 
+def _check_tables(qkv: Array, tables: tuple[Array, ...]) -> None:
+    if len(tables) not in (0, 2):
+        raise ShapeError("cos and sin belong together")
+    if tables:
+        rope.infer(qkv, *tables)
+
+
 def _packed_infer(
     qkv: Array,
     starts: Array | None = None,
-    *,
+    *tables: Array,
     heads: int,
     key_heads: int,
     scale: float,
     causal: bool = True,
     window: int = 0,
-) -> tuple[Spec, Spec]:
+) -> tuple[Spec, ...]:
     if qkv.ndim != 4 or min(heads, key_heads) < 1 or qkv.shape[2] != heads + 2 * key_heads:
         raise ShapeError(
             f"attention_packed takes [B, T, Hq + 2·Hkv, D]; {heads} query and {key_heads} key heads, got {qkv.shape}"
         )
-    return _infer(*parts_of(qkv, heads, key_heads), starts, scale=scale, causal=causal, window=window)
+    _check_tables(qkv, tables)
+    found = _infer(*parts_of(qkv, heads, key_heads), starts, scale=scale, causal=causal, window=window)
+    return (*found, qkv.spec) if tables else found
 
 
 def _packed_flops(inputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
@@ -361,25 +371,31 @@ def _packed_flops(inputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
     return full // 2 if attrs.get("causal", True) else full
 
 
-def _packed_vjp(ctx: Context, g: Array, _: None) -> Grads:
-    qkv, starts = (*ctx.inputs, None)[:2]
-    d = attention_packed_backward(g, qkv, ctx.outputs[0], ctx.outputs[1], starts, **ctx.attrs)
-    return (d, None)[: len(ctx.inputs)]
+def _packed_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
+    """What was attended: the rotated array where there are tables (inputs 2 and 3), and then not the other one."""
+    return (1, 2, 3, "out") if len(needs) > 2 else (0, 1, "out")
+
+
+def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
+    qkv, *rest = ctx.inputs
+    o, lse, *turned = ctx.outputs
+    d = attention_packed_backward(g, turned[0] if turned else qkv, o, lse, *rest, **ctx.attrs)
+    return d, *[None] * len(rest)
 
 
 @op(
     "attention_packed",
     _packed_infer,
     vjp=_packed_vjp,
-    saves=(0, 1, "out"),
-    auxiliary=(1,),
+    saves=_packed_saves,
+    auxiliary=(1, 2),
     flops=lambda i, o, a: _packed_flops(i, a),
 )
 def attention_packed(
-    out: tuple[np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, ...],
     qkv: np.ndarray,
     starts: np.ndarray | None = None,
-    *,
+    *tables: np.ndarray,
     heads: int,
     key_heads: int,
     scale: float,
@@ -388,11 +404,19 @@ def attention_packed(
 ) -> None:
     """`attention` of queries, keys and values that lie side by side: qkv `[B, T, Hq + 2·Hkv, D]`; o `[B, T, Hq, D]`.
 
+    With `tables`, queries and keys are rotated first, as by `rope`. The rotated array is then an output, too, which
+    backward keeps in the place of qkv: it reads each query many times, and rotating it anew would cost more than to
+    write it once. Gradients are turned back where they are made, and need no pass.
+
     Args:
+        tables: cos and sin of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient; or none.
         heads, key_heads: Hq and Hkv. First come the queries' heads, then the keys', then the values'.
     """
+    if tables:
+        rope.reference(out[2], qkv, *tables, heads=heads + key_heads)
+        qkv = out[2]
     parts = _split(qkv, heads, key_heads)
-    attention.reference(out, *parts, starts, scale=scale, causal=causal, window=window)
+    attention.reference(out[:2], *parts, starts, scale=scale, causal=causal, window=window)
 
 
 def _packed_backward_infer(
@@ -401,11 +425,12 @@ def _packed_backward_infer(
     o: Array,
     lse: Array,
     starts: Array | None = None,
-    *,
+    *tables: Array,
     heads: int,
     key_heads: int,
     **attrs: object,
 ) -> Spec:
+    _check_tables(qkv, tables)
     gradient_like("attention_packed_backward", g, like=parts_of(qkv, heads, key_heads)[0])
     return Spec(qkv.shape, qkv.dtype)
 
@@ -418,13 +443,22 @@ def attention_packed_backward(
     o: np.ndarray,
     lse: np.ndarray,
     starts: np.ndarray | None = None,
-    *,
+    *tables: np.ndarray,
     heads: int,
     key_heads: int,
     scale: float,
     causal: bool = True,
     window: int = 0,
 ) -> None:
-    """`attention_backward`, with dq, dk and dv side by side in one array."""
-    grads, parts = _split(out, heads, key_heads), _split(qkv, heads, key_heads)
-    attention_backward.reference(grads, g, *parts, o, lse, starts, scale=scale, causal=causal, window=window)
+    """`attention_backward`, with dq, dk and dv side by side in one array.
+
+    With `tables`, qkv is the rotated array, and dq and dk are turned back: gradients of the one before the rotation.
+    """
+    attrs: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
+    parts = _split(qkv, heads, key_heads)
+    if not tables:
+        attention_backward.reference(_split(out, heads, key_heads), g, *parts, o, lse, starts, **attrs)
+        return
+    with scratch(out.shape, wide(out[:0]).dtype) as turned:  # rounded once, behind the rotation
+        attention_backward.reference(_split(turned, heads, key_heads), g, *parts, o, lse, starts, **attrs)
+        rope.reference(out, turned, *tables, inverse=True, heads=heads + key_heads)

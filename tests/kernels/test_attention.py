@@ -18,6 +18,7 @@ from genesis.kernels import attention as kernels
 from genesis.kernels import attention_tiles
 from genesis.kernels.attention_tiles import Tile, tiles_of, together
 from genesis.ops.attention import attention, attention_backward, attention_packed, attention_packed_backward, parts_of
+from genesis.ops.rope import rope
 
 CUDA = Device("cuda", 0)
 # A bound of the relative error in norm of results, whose terms are rounded to the type.
@@ -83,35 +84,52 @@ def off(found: Array, wanted: np.ndarray) -> float:
 
 
 class Case(NamedTuple):
-    """Inputs of both passes, and which keys are seen."""
+    """Inputs of both passes, which keys are seen, and the angles by which queries and keys are turned, if they are."""
 
     x: Array
     g: Array
-    starts: tuple[Array, ...]
+    rest: tuple[Array | None, ...]
     attrs: dict[str, Any]
     seen: np.ndarray
+    angles: np.ndarray | None
 
 
-def case(size: int, dtype: DType, packed: bool, causal: bool, window: int, tokens: int = 150) -> Case:
+def turned(x: np.ndarray, angles: np.ndarray, sign: int = 1) -> np.ndarray:
+    """Queries and keys of a packed array turned in float64: pairs as complex numbers."""
+    half, heads = x.shape[3] // 2, HEADS + KEY_HEADS
+    z = (x[..., :half] + 1j * x[..., half:]) * np.exp(sign * 1j * angles)[..., None, :]
+    return np.concatenate((np.concatenate((z.real, z.imag), 3)[:, :, :heads], x[:, :, heads:]), 2)
+
+
+def case(
+    size: int, dtype: DType, packed: bool, causal: bool, window: int, tokens: int = 150, turn: str | None = None
+) -> Case:
+    """`turn` is "position" or "token": the angles are each position's or each token's."""
     rng = np.random.default_rng(size)
     x = on_gpu(rng.standard_normal((2, tokens, HEADS + 2 * KEY_HEADS, size)).astype(dtype.numpy), dtype)
     g = on_gpu(rng.standard_normal((2, tokens, HEADS, size)).astype(dtype.numpy), dtype)
     starts = documents(tokens) if packed else None
-    rest = () if starts is None else (on_gpu(starts, int64),)
+    rest: tuple[Array | None, ...] = () if starts is None else (on_gpu(starts, int64),)
+    angles = None
+    if turn is not None:
+        angles = rng.uniform(-3, 3, ((2,) if turn == "token" else ()) + (tokens, size // 2)).astype(np.float32)
+        rest = (*(rest or (None,)), *(on_gpu(f(angles), float32) for f in (np.cos, np.sin)))
     attrs = {"heads": HEADS, "key_heads": KEY_HEADS, "scale": size**-0.5, "causal": causal, "window": window}
-    return Case(x, g, rest, attrs, visible(tokens, starts, causal, window))
+    return Case(x, g, rest, attrs, visible(tokens, starts, causal, window), angles)
 
 
 def run(c: Case) -> tuple[Array, Array, Array]:
     """o, lse and the packed gradient; nothing is waited for."""
-    o, lse = attention_packed(c.x, *c.starts, **c.attrs)
-    return o, lse, attention_packed_backward(c.g, c.x, o, lse, *c.starts, **c.attrs)
+    o, lse, *kept = attention_packed(c.x, *c.rest, **c.attrs)
+    return o, lse, attention_packed_backward(c.g, (kept or [c.x])[0], o, lse, *c.rest, **c.attrs)
 
 
 def compare(c: Case, o: Array, dx: Array) -> None:
     """With `expected`, and with another run."""
-    wide = (c.x.numpy().astype(np.float64), c.g.numpy().astype(np.float64))
-    for found, wanted in zip((o, dx), expected(*wide, c.seen), strict=True):
+    x, g = c.x.numpy().astype(np.float64), c.g.numpy().astype(np.float64)
+    result, gradient = expected(x if c.angles is None else turned(x, c.angles), g, c.seen)
+    gradient = gradient if c.angles is None else turned(gradient, c.angles, -1)
+    for found, wanted in zip((o, dx), (result, gradient), strict=True):
         assert off(found, wanted) < TOLERANCE[c.x.dtype]
     assert run(c)[2].numpy().tobytes() == dx.numpy().tobytes()
 
@@ -134,6 +152,43 @@ def test_tiles_through_the_copy_engine(boxes: list[bool], packed: bool, causal: 
 def test_all_keys_seen() -> None:
     check(16, bfloat16, False, False, 0)
     check(16, float32, False, False, 0, 70)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "turn", "packed"),
+    [(64, bfloat16, "token", True), (16, float16, "position", False), (32, float32, "token", False)],
+)
+def test_rotation_inside(size: int, dtype: DType, turn: str, packed: bool) -> None:
+    """Forward gives the bits of `rope` and attention, one after the other."""
+    c = case(size, dtype, packed, True, 0, 70, turn)
+    starts, cos, sin = c.rest
+    o, lse, x = attention_packed(c.x, *c.rest, **c.attrs)
+    compare(c, o, attention_packed_backward(c.g, x, o, lse, *c.rest, **c.attrs))
+    apart = rope(c.x, cos, sin, heads=HEADS + KEY_HEADS)
+    plain = attention_packed(*((apart,) if starts is None else (apart, starts)), **c.attrs)
+    for found, wanted in zip((o, lse, x), (*plain, apart), strict=True):
+        assert found.numpy().tobytes() == wanted.numpy().tobytes()
+
+
+@pytest.mark.parametrize("programs", [1, 1024])
+@pytest.mark.parametrize(("size", "passes"), [(32, 0), (24, 1)])
+def test_whole_heads_are_turned_back_without_a_pass(
+    size: int, passes: int, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel of the keys, or by that which adds up its parts; a padded head is turned by `rope`."""
+    calls: list[Any] = []
+
+    def spy(*args: Any, **keywords: Any) -> None:
+        calls.append(keywords)
+        kernel(*args, **keywords)
+
+    kernel = kernels.rope
+    monkeypatch.setattr(kernels, "rope", spy)
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    c = case(size, float32, False, True, 0, 40 + len(str(programs)), "token")  # shapes not seen before: no replay
+    o, _, dx = run(c)
+    assert [k.get("inverse", False) for k in calls] == [False, *[True] * passes]
+    compare(c, o, dx)
 
 
 def test_parts_of_one_array_give_the_bits_of_three_arrays() -> None:
@@ -179,6 +234,7 @@ def test_head_sizes(size: int, dtype: DType) -> None:
     kinds = ((False, True, 0), (True, True, 0), (False, True, 100), (False, False, 0))
     cases = [case(size, dtype, *kind) for kind in kinds]
     cases.append(case(size, dtype, False, True, 0, 2100))  # the tiles of long sequences
+    cases += [case(size, dtype, *kind, 150, turn) for kind, turn in zip(kinds, ("token", "position") * 2, strict=True)]
     results = [run(c) for c in cases]  # before any is read: their kernels are compiled side by side
     for c, (o, _, dx) in zip(cases, results, strict=True):
         compare(c, o, dx)

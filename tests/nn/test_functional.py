@@ -189,6 +189,25 @@ def test_rope_turns_pairs_by_their_angle() -> None:
     np.testing.assert_allclose(found, np.concatenate([turned.real, turned.imag], -1), atol=1e-6)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_turns_what_lies_side_by_side(packed: bool) -> None:
+    """As `rope` and attention one after the other; of the array as it came, backward keeps nothing."""
+    x, g = (np.random.default_rng(1).standard_normal((2, 5, n, 4)).astype(np.float32) for n in (4, 2))
+    starts = tensor([[0, 0, 2, 2, 2], [0, 0, 0, 0, 4]]) if packed else None
+    tables = F.rope_table(tensor([[0, 1, 0, 1, 2], [0, 1, 2, 3, 0]]) if packed else tensor(list(range(5))), 4, 100.0)
+    found = []
+    for inside in (True, False):
+        qkv = tensor(x, requires_grad=True)
+        y = qkv if inside else F.rope(qkv, *tables, 3)
+        o = F.attention_packed(y, 2, 1, starts, tables=tables if inside else None)
+        if inside:
+            assert o.node.saved.context.inputs[0] is None
+        o.backward(tensor(g))
+        found.append((o.detach().numpy(), qkv.grad.numpy()))
+    for got, wanted in zip(*found, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_rope_table_is_exact_at_far_positions_and_takes_frequencies() -> None:
     far = 1_000_003
     cos, _ = F.rope_table(tensor([far]), 4, 10_000.0)

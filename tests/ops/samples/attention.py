@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis.errors import DTypeError, ShapeError
+from tests.ops.samples.fused import rope_oracle
 from tests.ops.sampling import Case, Rows, integers, normal
 
 Pair = tuple[np.ndarray, ...]
@@ -77,8 +78,8 @@ def backward_oracle(
     return np.einsum("bhts,bshd->bthd", ds, kw), dk, dv
 
 
-# (B, T, S, Hq, Hkv, D), attributes
-SHAPES: list[tuple[tuple[int, int, int, int, int, int], dict[str, Any]]] = [
+Sizes = tuple[tuple[int, int, int, int, int, int], dict[str, Any]]  # (B, T, S, Hq, Hkv, D), attributes
+SHAPES: list[Sizes] = [
     ((2, 5, 5, 4, 2, 4), {}),
     ((1, 1, 1, 1, 1, 2), {}),
     ((2, 3, 7, 2, 1, 4), {}),
@@ -89,6 +90,7 @@ SHAPES: list[tuple[tuple[int, int, int, int, int, int], dict[str, Any]]] = [
     ((1, 70, 70, 2, 1, 8), {"window": 20}),  # rows of 16 bytes in 2-byte types, as copy engines need
     ((1, 67, 80, 1, 1, 2), {}),
     ((1, 3, 5, 2, 1, 4), {"scale": 60.0}),  # e^score would overflow
+    ((1, 3, 3, 2, 1, 3), {}),  # halves of a head that differ
 ]
 
 
@@ -102,17 +104,17 @@ def documents(rng: np.random.Generator, b: int, t: int, s: int) -> np.ndarray:
     return np.minimum(integers(rng, -2, s, b, t), np.arange(t) + s - t)
 
 
-def attentions(rng: np.random.Generator) -> list[Case]:
-    cases = [Case(inputs(rng, sizes), {"scale": 0.5, **attrs}) for sizes, attrs in SHAPES]
-    for sizes, attrs in SHAPES:
+def attentions(rng: np.random.Generator, shapes: list[Sizes] = SHAPES) -> list[Case]:
+    cases = [Case(inputs(rng, sizes), {"scale": 0.5, **attrs}) for sizes, attrs in shapes]
+    for sizes, attrs in shapes:
         if sizes[1] <= sizes[2]:
             cases.append(Case((*inputs(rng, sizes), documents(rng, *sizes[:3])), {"scale": 0.7, **attrs}))
     return cases
 
 
-def backwards(rng: np.random.Generator) -> list[Case]:
+def backwards(rng: np.random.Generator, shapes: list[Sizes] = SHAPES) -> list[Case]:
     cases = []
-    for case in attentions(rng):
+    for case in attentions(rng, shapes):
         q, k, v, *starts = case.inputs
         if case.attrs["scale"] > 1:  # far scores with another variant's lse would overflow; the gradient check has them
             continue
@@ -121,8 +123,8 @@ def backwards(rng: np.random.Generator) -> list[Case]:
     return cases
 
 
-def small(rng: np.random.Generator) -> list[Case]:
-    return [c for c in attentions(rng) if 0 < c.inputs[0].size <= 100 and c.inputs[0].shape[1] < 10]
+def small(rng: np.random.Generator, shapes: list[Sizes] = SHAPES) -> list[Case]:
+    return [c for c in attentions(rng, shapes) if 0 < c.inputs[0].size <= 100 and c.inputs[0].shape[1] < 10]
 
 
 def terms(case: Case) -> int:
@@ -138,9 +140,10 @@ def split(x: np.ndarray, heads: int, key_heads: int) -> list[np.ndarray]:
 
 
 def packed_oracle(
-    qkv: np.ndarray, starts: np.ndarray | None = None, *, heads: int, key_heads: int, **attrs: Any
+    qkv: np.ndarray, starts: np.ndarray | None = None, *tables: np.ndarray, heads: int, key_heads: int, **attrs: Any
 ) -> Pair:
-    return attention_oracle(*split(qkv, heads, key_heads), starts, **attrs)
+    turned = (rope_oracle(qkv, *tables, heads=heads + key_heads),) if tables else ()
+    return *attention_oracle(*split(*turned or (qkv,), heads, key_heads), starts, **attrs), *turned
 
 
 def packed_backward_oracle(
@@ -149,12 +152,13 @@ def packed_backward_oracle(
     o: np.ndarray,
     lse: np.ndarray,
     starts: np.ndarray | None = None,
-    *,
+    *tables: np.ndarray,
     heads: int,
     key_heads: int,
     **attrs: Any,
 ) -> np.ndarray:
-    return np.concatenate(backward_oracle(g, *split(qkv, heads, key_heads), o, lse, starts, **attrs), axis=2)
+    d = np.concatenate(backward_oracle(g, *split(qkv, heads, key_heads), o, lse, starts, **attrs), axis=2)
+    return rope_oracle(d, *tables, inverse=True, heads=heads + key_heads) if tables else d
 
 
 def packed(case: Case, queries: int) -> Case | None:
@@ -166,25 +170,60 @@ def packed(case: Case, queries: int) -> Case | None:
     return Case(inputs, {**case.attrs, "heads": q.shape[2], "key_heads": k.shape[2]})
 
 
-def packed_attentions(rng: np.random.Generator) -> list[Case]:
-    return [made for case in attentions(rng) if (made := packed(case, 0))]
+# Kernels turn gradients of heads that fill their tiles, 16 wide or more.
+WHOLE: list[Sizes] = [
+    ((1, 3, 3, 2, 1, 16), {}),
+    ((2, 21, 21, 4, 2, 16), {"window": 9}),
+    ((1, 5, 5, 2, 2, 16), {"causal": False}),
+    ((1, 1, 1, 2, 1, 16), {}),
+]
+TURNED = [*WHOLE, *SHAPES[:2], SHAPES[3], SHAPES[5], SHAPES[6]]
 
 
-def packed_backwards(rng: np.random.Generator) -> list[Case]:
-    return [made for case in backwards(rng) if (made := packed(case, 1))]
+def packed_shape(case: Case) -> tuple[int, ...]:
+    """Of the packed array, which is the one with the most heads."""
+    return max((x.shape for x in case.inputs if isinstance(x, np.ndarray) and x.ndim == 4), key=lambda s: s[2])
 
 
-def packed_small(rng: np.random.Generator) -> list[Case]:
-    return [made for case in small(rng) if (made := packed(case, 0))]
+def turned(rng: np.random.Generator, case: Case, before: int, quarters: bool = False) -> Case:
+    """A packed case with cos and sin, of each token or of each position.
+
+    Args:
+        before: how many inputs stand before the starts.
+        quarters: turns by quarters of the circle, which are exact in every type: the oracle does not round in between.
+    """
+    b, t, _, d = packed_shape(case)
+    shape = (b, t, d // 2) if rng.random() < 0.5 else (t, d // 2)
+    if quarters:
+        turns = integers(rng, 0, 4, *shape)
+        tables = np.array([1.0, 0.0, -1.0, 0.0])[turns], np.array([0.0, 1.0, 0.0, -1.0])[turns]
+    else:
+        angles = rng.uniform(-3, 3, shape)
+        tables = np.cos(angles), np.sin(angles)
+    starts = case.inputs[before:] or (None,)
+    return Case((*case.inputs[:before], *starts, *tables), case.attrs)
+
+
+def packed_attentions(rng: np.random.Generator, shapes: list[Sizes] = SHAPES) -> list[Case]:
+    return [made for case in attentions(rng, shapes) if (made := packed(case, 0))]
+
+
+def packed_backwards(rng: np.random.Generator, shapes: list[Sizes] = SHAPES) -> list[Case]:
+    return [made for case in backwards(rng, shapes) if (made := packed(case, 1))]
+
+
+def packed_small(rng: np.random.Generator, shapes: list[Sizes] = SHAPES) -> list[Case]:
+    return [made for case in small(rng, shapes) if (made := packed(case, 0))]
 
 
 def packed_terms(case: Case) -> int:
-    """As `terms`; the packed array is the one with the most heads."""
-    _, t, _, d = max((x.shape for x in case.inputs if isinstance(x, np.ndarray) and x.ndim == 4), key=lambda s: s[2])
+    """As `terms`."""
+    _, t, _, d = packed_shape(case)
     return 8 * max(d * t * case.attrs["heads"] * max(t, 1), 1)
 
 
 X = np.ones((1, 2, 2, 4))
+PACKED, TABLE, ONE_EACH = np.ones((1, 2, 3, 4)), np.ones((2, 2)), {"scale": 1.0, "heads": 1, "key_heads": 1}
 ROWS = [
     Rows(
         "attention",
@@ -228,6 +267,20 @@ ROWS = [
         inner=1,
     ),
     Rows(
+        "attention_packed",
+        packed_oracle,
+        lambda rng: [turned(rng, case, 1, quarters=True) for case in packed_attentions(rng, TURNED)],
+        grads=lambda rng: [turned(rng, case, 1) for case in packed_small(rng, TURNED)],
+        wrt=(0,),
+        errors=(
+            (Case((PACKED, None, TABLE), ONE_EACH), ShapeError, "belong together"),
+            (Case((PACKED, None, TABLE[:1], TABLE[:1]), ONE_EACH), ShapeError, "cos"),
+            (Case((PACKED[..., :3], None, TABLE, TABLE), ONE_EACH), ShapeError, "even head size"),
+        ),
+        reduction=packed_terms,
+        inner=1,
+    ),
+    Rows(
         "attention_packed_backward",
         packed_backward_oracle,
         packed_backwards,
@@ -240,6 +293,16 @@ ROWS = [
                 ShapeError,
                 "gradient",
             ),
+        ),
+        reduction=packed_terms,
+    ),
+    Rows(
+        "attention_packed_backward",
+        packed_backward_oracle,
+        lambda rng: [turned(rng, case, 4) for case in packed_backwards(rng, TURNED)],
+        dtypes=("float64", "float32"),
+        errors=(
+            (Case((X[:, :, :1], PACKED, X[:, :, :1], np.ones((1, 1, 2)), None, TABLE), ONE_EACH), ShapeError, "belong"),
         ),
         reduction=packed_terms,
     ),
