@@ -74,13 +74,13 @@ def norm_gradients(
     places = [ctx.place(i) if t is None and ctx.needs[i] else None for i, t in enumerate(arrived, 1)]
     given = operands if plus is None else (*operands, plus)
     if with_result:
-        dx, *parameters, result = backward(g, *given, out=(None, *places, None), with_result=True)
+        found = list(backward(g, *given, out=(None, *places, None), with_result=True))
     else:
-        dx, *parameters = backward(g, *given, out=(None, *places))
-    found: list[Array | None] = [dx]
-    for before, own in zip(arrived, parameters, strict=True):
-        found.append(own if before is None else add(before.array, own, out=before.array if before.is_own else None))
-    return [*found, result] if with_result else found
+        found = list(backward(g, *given, out=(None, *places)))
+    for i, before in enumerate(arrived, 1):
+        if before is not None:
+            found[i] = add(before.array, found[i], out=before.array if before.is_own else None)
+    return found
 
 
 def _rms_norm_vjp(ctx: Context, g: Array, _: None) -> Grads:
