@@ -138,6 +138,8 @@ class TensorBase:
         self._call_post_hooks()
 
     def _call_post_hooks(self) -> None:
+        if self._post_hooks:
+            self.grad.array.storage.backend.join()  # it may have been made beside
         for hook in tuple(self._post_hooks):
             hook(self)
 

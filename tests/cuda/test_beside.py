@@ -67,6 +67,20 @@ def test_gradients_made_beside_are_those_made_in_order(monkeypatch: pytest.Monke
     assert max(opened) <= BESIDE
 
 
+def test_a_hook_reads_a_gradient_after_the_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    genesis.manual_seed(0)
+    net = Net().to("cuda")
+    optimizer, x, seen = AdamW(net.parameters(), fused=True), genesis.randn(16, 24, device="cuda"), []
+    net.second.weight.register_post_accumulate_grad_hook(lambda p: seen.append(len(BACKEND.branch._ends)))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+
+    cuda.Graph().capture(step)
+    assert seen == [0, 0, 0]  # nothing was open, also in the capture
+
+
 def test_memory_given_back_meanwhile_waits_for_the_join() -> None:
     x = genesis.ones(1 << 16, device="cuda")
     pool, seen = BACKEND.pool, {}
