@@ -1,6 +1,6 @@
 """The fused ops of a language model against torch, at the shapes of Qwen2.5-0.5B (8 sequences of 1024), bf16.
 
-    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated mlp norm rope loss head …]
+    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated mlp finished norm …]
     python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
 
 The first form times each op beside torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
@@ -156,6 +156,29 @@ def mlp_rows() -> Iterator[Row]:
         yield Row(
             f"norm_mlp {rows}", ran("norm_mlp", x, c, d, None, w, eps=1e-6, keep=True), whole,
             flops=6 * rows * HIDDEN * FFN, tolerance=2e-2,
+        )  # fmt: skip
+
+
+def finished_rows() -> Iterator[Row]:
+    """Products with what follows them in one kernel, beside torch's product and pass."""
+    n = BATCH * TOKENS
+    for inner, outer in ((HIDDEN, HIDDEN), (FFN, HIDDEN)):
+        (x, p), (w, v), (r, q) = (random(*s, dtype=BF16) for s in ((n, inner), (outer, inner), (n, outer)))
+        v.mul_(inner**-0.5)
+        yield Row(
+            f"linear {inner} to {outer} + residual", ran("linear", x, w, None, r),
+            lambda p=p, v=v, q=q: F.linear(p, v) + q, flops=2 * n * inner * outer, tolerance=2e-2,
+        )  # fmt: skip
+    (g, h), (w, v), (x, r) = (random(*s, dtype=BF16) for s in ((n, HIDDEN), (HIDDEN, FFN), (n, 2 * FFN)))
+    v.mul_(HIDDEN**-0.5)
+    leaf = r.detach().requires_grad_()
+    out = F.silu(leaf[:, :FFN]) * leaf[:, FFN:]
+    for kept in (False, True):
+        yield Row(
+            "swiglu_linear_backward" + ", and h again" * kept,
+            ran("swiglu_linear_backward", g, w, x, result=0, with_result=kept),
+            lambda: torch.autograd.grad(out, leaf, h @ v, retain_graph=True)[0], flops=2 * n * HIDDEN * FFN,
+            tolerance=2e-2,
         )  # fmt: skip
 
 
@@ -368,6 +391,7 @@ GROUPS = {
     "swiglu": swiglu_rows,
     "gated": gated_rows,
     "mlp": mlp_rows,
+    "finished": finished_rows,
     "norm": norm_rows,
     "rope": rope_rows,
     "loss": loss_rows,
