@@ -4,6 +4,11 @@ the kernels give which stand in for them elsewhere.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -22,37 +27,69 @@ H200 = Properties("NVIDIA H200", (9, 0), 139 << 30, 132, 227 << 10, 50 << 20)
 
 
 class Hopper(VoidDriver):
+    """An H200 on which nothing runs."""
+
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.properties = H200
 
 
-def launch_all(dtype: DType, m: int) -> list[bool]:
+FORMS = ["add", "gate", "gate_backward", "gate_backward and h"]
+
+
+def launch_all(dtype: DType, m: int) -> dict[str, bool]:
     """Each form once, on memory of any content."""
 
     def made(*shape: int) -> Array:
         return empty(shape, dtype, CUDA)
 
     x, gate_up, h = made(m, 64), made(m, 2048), made(m, 1024)
-    return [
+    found = [
         specialized.product_and_residual_into(made(m, 1024), x, made(1024, 64), made(m, 1024)),
         specialized.gated_into(h, gate_up, x, made(2048, 64)),
         specialized.gated_backward_into(made(m, 2048), None, x, made(64, 1024), gate_up),
         specialized.gated_backward_into(made(m, 2048), h, x, made(64, 1024), gate_up),
     ]
+    return dict(zip(FORMS, found, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
-def test_each_form_compiles(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled() -> list[dict[str, Any]]:
+    """The forms compiled in both types; for a process without the interpreter, which changes Triton."""
+    rows = []
+    for dtype in (bfloat16, float16):
+        with collecting(Hopper) as found:
+            few = launch_all(dtype, 128)
+            assert not found
+            many = launch_all(dtype, 8192)
+        for kernel, signature in found.values():
+            made = compile.compile_kernel(kernel, signature, (9, 0))
+            rows.append({"dtype": str(dtype), "warps": made.warps, "shared": made.shared})
+        rows.append({"few": few, "many": many})
+    return rows
+
+
+def test_each_form_compiles() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    program = "import json; from tests.kernels.test_specialized import compiled; print(json.dumps(compiled()))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout)
+    chosen = [row for row in rows if "few" in row]
+    assert chosen == [{"few": dict.fromkeys(FORMS, False), "many": dict.fromkeys(FORMS, True)}] * 2  # few tiles, many
+    made = [row for row in rows if "dtype" in row]
+    assert sorted(row["dtype"] for row in made) == sorted([str(bfloat16), str(float16)] * 4)
+    assert {row["warps"] for row in made} == {specialized.WARPS + specialized.FINISHERS}
+    assert max(row["shared"] for row in made) <= H200.shared_memory
+
+
+@pytest.mark.parametrize("lead", [(8192,), (8, 1024)])
+def test_a_linear_layer_with_residual_takes_it(lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with collecting(Hopper) as found, mock.patch.object(specialized, "is_interpreted", return_value=False):
-        assert launch_all(dtype, 8192) == [True] * 4
-        assert launch_all(dtype, 128) == [False] * 4  # too few tiles
-    assert len(found) == 4
-    for kernel, signature in found.values():
-        made = compile.compile_kernel(kernel, signature, (9, 0))
-        assert made.warps == specialized.WARPS + specialized.FINISHERS
-        assert made.shared <= H200.shared_memory
+        x, weight = (empty(s, bfloat16, CUDA) for s in ((*lead, 64), (1024, 64)))
+        out, residual = (empty((*lead, 1024), bfloat16, CUDA) for _ in range(2))
+        linear.linear(out, x, weight, None, residual)
+    assert [kernel.fn.__name__ for kernel, _ in found.values()] == ["specialized"]
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------
@@ -133,13 +170,3 @@ def test_gradients_of_gate_and_up(m: int, n: int, k: int, dtype: DType) -> None:
     again = poisoned(dtype, m, 2 * n)
     assert specialized.gated_backward_into(again, None, g, weight, gate_up)
     np.testing.assert_array_equal(again.numpy(), d.numpy())
-
-
-@pytest.mark.parametrize("lead", [(8192,), (8, 1024)])
-def test_a_linear_layer_with_residual_takes_it(lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with collecting(Hopper) as found, mock.patch.object(specialized, "is_interpreted", return_value=False):
-        x, weight = (empty(s, bfloat16, CUDA) for s in ((*lead, 64), (1024, 64)))
-        out, residual = (empty((*lead, 1024), bfloat16, CUDA) for _ in range(2))
-        linear.linear(out, x, weight, None, residual)
-    assert [kernel.fn.__name__ for kernel, _ in found.values()] == ["specialized"]
