@@ -12,6 +12,7 @@ from genesis_cli.env import env
 from genesis_cli.errors import exit_code, hold_standard_streams, settle_stdout
 from genesis_cli.eval import evaluate
 from genesis_cli.generate import generate
+from genesis_cli.profile import profile
 from genesis_cli.schema import schema
 from genesis_cli.train import train
 from genesis_cli.validate import validate
@@ -34,6 +35,7 @@ app.command("train", epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)
 app.command("eval", epilog=EPILOG)(evaluate)
 app.command("validate", epilog=EPILOG)(validate)
+app.command("profile", epilog=EPILOG)(profile)
 app.command("schema", epilog=EPILOG)(schema)
 app.command("env", epilog=EPILOG)(env)
 

@@ -1,0 +1,158 @@
+"""How long a call takes, and how sure that is: samples are added until the median stands, or the time is over.
+
+The confidence interval of the median is that of order statistics, which assumes nothing about how times are
+distributed (Hahn & Meeker, Statistical Intervals, 1991, 5.2). Outliers, such as an interrupt, are told apart by their
+distance from the median in median absolute deviations.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+__all__ = ["Plan", "Sampler", "Timing", "kept", "measure", "median_interval", "of_host", "of_wall", "summarize"]
+
+Sampler = Callable[[int], float]  # seconds that so many calls take together
+
+NORMAL_95 = 1.96  # standard deviations on both sides of a normal's centre that hold 95 % of it
+MAD_TO_SIGMA = 1.4826  # a normal's standard deviation in median absolute deviations
+OUTLIER_SIGMAS = 5.0
+LEAST_SAMPLES = 10  # fewer than 6 hold the median less often than 95 times in 100
+NOISY_SPREAD = 0.10  # quartiles this far apart, as a share of the median
+NOISY_OUTLIERS = 0.20  # so large a share of outliers is no accident
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How hard to try.
+
+    Attributes:
+        precision: the half-width of the median's 95 % confidence interval to reach, as a share of the median.
+        seconds: the time after which no more samples are taken, warm-up left out.
+        warm_up: seconds of calls before the first sample; one call at least.
+        sample: seconds that one sample lasts at least: short calls are timed several at once.
+        most_calls: calls in one sample at most.
+        clock: seconds, from any origin.
+    """
+
+    precision: float = 0.02
+    seconds: float = 1.0
+    warm_up: float = 0.05
+    sample: float = 1e-3
+    most_calls: int = 1000
+    clock: Callable[[], float] = field(default=time.perf_counter, repr=False)
+
+
+class Timing(NamedTuple):
+    """The time of one call.
+
+    Attributes:
+        seconds: the median.
+        fastest: the shortest that is no outlier.
+        half_width: of its 95 % confidence interval, as a share of it; infinite with fewer than 6 samples.
+        spread: the distance of the quartiles, as a share of the median.
+        samples, calls: how many were kept, and how many calls each held.
+        outliers: how many were left out.
+        is_noisy: the wanted precision was not reached, or the spread is large, or outliers are many.
+    """
+
+    seconds: float
+    fastest: float
+    half_width: float
+    spread: float
+    samples: int
+    calls: int
+    outliers: int
+    is_noisy: bool
+
+
+def measure(sample: Sampler, plan: Plan | None = None) -> Timing:
+    """Warm up, choose how many calls make a sample, and take samples until the median stands or the time is over."""
+    plan = Plan() if plan is None else plan
+    calls = _calls_a_sample(_warm_up(sample, plan), plan)
+    samples: list[float] = []
+    start = plan.clock()
+    while True:
+        samples.append(sample(calls) / calls)
+        found = summarize(samples, calls, plan.precision)
+        settled = found.samples >= LEAST_SAMPLES and found.half_width <= plan.precision
+        if settled or plan.clock() - start >= plan.seconds:
+            return found
+
+
+def _warm_up(sample: Sampler, plan: Plan) -> float:
+    """Call for a while; the shortest time of a call, which first touches of memory and compilation are not in."""
+    start, shortest = plan.clock(), math.inf
+    while True:
+        shortest = min(shortest, sample(1))
+        if plan.clock() - start >= plan.warm_up:
+            return shortest
+
+
+def _calls_a_sample(seconds: float, plan: Plan) -> int:
+    """So many calls that a sample is long beside the clock's own cost."""
+    return plan.most_calls if seconds <= 0 else min(max(math.ceil(plan.sample / seconds), 1), plan.most_calls)
+
+
+def summarize(samples: Sequence[float], calls: int = 1, precision: float = Plan.precision) -> Timing:
+    """The timing that samples (seconds a call) make."""
+    good = sorted(kept(samples))
+    middle = median(good)
+    low, high = median_interval(len(good))
+    share = 1 / middle if middle > 0 else 0.0
+    half_width = (good[high] - good[low]) / 2 * share if high < len(good) else math.inf
+    spread = (good[-(-3 * (len(good) - 1) // 4)] - good[(len(good) - 1) // 4]) * share
+    outliers = len(samples) - len(good)
+    is_noisy = half_width > precision or spread > NOISY_SPREAD or outliers > NOISY_OUTLIERS * len(samples)
+    return Timing(middle, good[0], half_width, spread, len(good), calls, outliers, is_noisy)
+
+
+def kept(samples: Sequence[float]) -> list[float]:
+    """Samples without outliers. Where nearly all are equal, 1 % of the median counts as a deviation."""
+    middle = median(samples)
+    deviation = max(MAD_TO_SIGMA * median([abs(s - middle) for s in samples]), 0.01 * middle)
+    return [s for s in samples if abs(s - middle) <= OUTLIER_SIGMAS * deviation]
+
+
+def median_interval(count: int) -> tuple[int, int]:
+    """Indices into `count` sorted samples between which the median lies with 95 %; the second is `count` if none do."""
+    rank = math.floor((count + 1) / 2 - NORMAL_95 * math.sqrt(count) / 2)  # counted from 1
+    return (rank - 1, count - rank) if rank >= 1 else (0, count)
+
+
+def of_wall(
+    call: Callable[[], object], wait: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> Sampler:
+    """Wall time of calls one after the other, with one wait for the device behind them.
+
+    The wait that stands before the first of them is not counted.
+    """
+
+    def sample(calls: int) -> float:
+        wait()
+        start = clock()
+        for _ in range(calls):
+            call()
+        wait()
+        return clock() - start
+
+    return sample
+
+
+def of_host(
+    call: Callable[[], object], wait: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> Sampler:
+    """The host's time alone: nothing is waited for behind the calls, of which the device's queue must hold all."""
+
+    def sample(calls: int) -> float:
+        wait()
+        start = clock()
+        for _ in range(calls):
+            call()
+        return clock() - start
+
+    return sample

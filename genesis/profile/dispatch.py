@@ -1,0 +1,77 @@
+"""What happens on the host when an op is called on CUDA: the stages of dispatch, and how much is launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from genesis.array import Array
+from genesis.autograd.record import TensorBase, apply
+from genesis.backend import backend_for
+from genesis.bench.limits import has_gpu_time, wait_for
+from genesis.bench.timing import Plan, measure, of_host
+from genesis.op import execute
+from genesis.profile.cases import Case
+from genesis.profile.schema import Dispatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from genesis.backend.cuda import CudaBackend
+
+__all__ = ["launches_of", "stages_of"]
+
+QUEUE = 100  # calls that may wait for the GPU at once: a full queue would make the host wait
+
+
+def launches_of(case: Case) -> int | None:
+    """How many kernels and fills a call launches; None where they depend on more than layouts."""
+    from genesis.backend.cuda import twin_named
+    from genesis.backend.cuda.recording import record
+
+    inputs, attrs = _joined(case)
+    attrs = {name: value for name, value in attrs.items() if name != "device"}
+    outputs = execute(case.op, case.inputs, dict(case.attrs))
+    out: Any = outputs[0] if len(outputs) == 1 else outputs
+    backend, twin = cast("CudaBackend", backend_for(case.device)), twin_named(case.op.name, case.op.family)
+    operands = (*outputs, *(x for x in inputs if isinstance(x, Array)))
+    plan = record(operands, lambda: twin(out, *inputs, **attrs), backend.driver, backend.temporary)
+    return None if plan is None else len(plan.steps)
+
+
+def stages_of(case: Case, plan: Plan) -> Dispatch | None:
+    """The stages of a call whose launches are recorded, as they are after its first run; None without a GPU."""
+    from genesis.backend.cuda.replay import call_key
+
+    backend = cast("CudaBackend", backend_for(case.device))
+    (inputs, attrs), op = _joined(case), case.op
+    outputs = backend.replay(op, inputs, attrs) if has_gpu_time(case.device) and case.arrays else None
+    if outputs is None:
+        return None
+    made, tensors = outputs, [TensorBase.wrap(x) if isinstance(x, Array) else x for x in case.inputs]
+    limited = Plan(plan.precision, plan.seconds / 5, plan.warm_up, plan.sample, QUEUE, plan.clock)
+
+    def seconds(call: Callable[[], object]) -> float:
+        return measure(of_host(call, wait_for(case.device)), limited).seconds
+
+    lookup = seconds(lambda: call_key(op, inputs, attrs))
+    allocate = seconds(lambda: [backend.allocate(a.nbytes) for a in made])
+    wrap = seconds(lambda: [TensorBase.wrap(a) for a in made])
+    replay = seconds(lambda: backend.replay(op, inputs, attrs))
+    whole = seconds(lambda: apply(op, *tensors, **case.attrs))
+    return Dispatch(
+        entry=_positive(whole - replay - wrap),
+        lookup=lookup,
+        allocate=allocate,
+        launch=_positive(replay - lookup - allocate),
+        wrap=wrap,
+    )
+
+
+def _positive(seconds: float) -> float | None:
+    return seconds if seconds >= 0 else None
+
+
+def _joined(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as dispatch sees them."""
+    return case.op.join(case.inputs, dict(case.attrs)) if case.op.join else (case.inputs, dict(case.attrs))

@@ -1,0 +1,235 @@
+"""Arguments of ops made from a shape: one maker for each kind of op, as `cases.py` lists them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from genesis.array import Array, empty
+from genesis.backend import CPU, Device, backend_for
+from genesis.dtypes import DType, bool_, float32, float64, int64
+from genesis.errors import UsageError
+from genesis.op import Op
+from genesis.shapes import Shape
+
+__all__ = [
+    "Axes",
+    "Call",
+    "Request",
+    "along_axis",
+    "attention",
+    "cross_entropy",
+    "elementwise",
+    "embedding",
+    "fill",
+    "linear",
+    "linear_cross_entropy",
+    "matmul",
+    "norm",
+    "reduction",
+    "rope",
+    "swiglu",
+    "transposed",
+]
+
+Axes = int | tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a maker is given.
+
+    Attributes:
+        shape: what the kind's `shape` says it means.
+        axes: one dimension, several, or None for all.
+        dtype, device: of the floats (or integers) that are made.
+        rng: gives all values of a case in order, the same for equal cases.
+    """
+
+    op: Op
+    shape: Shape
+    axes: Axes
+    dtype: DType
+    device: Device
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
+
+
+class Call(NamedTuple):
+    """The arguments of an op."""
+
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any]
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+VALUES = 1 << 16  # different ones; a larger array repeats them, which costs less than to make more
+
+
+def _values(request: Request, shape: Shape, dtype: DType, low: float = -1.0, high: float = 1.0) -> Array:
+    """Uniform floats in [low, high), integers from 1 to 7, or bools."""
+    array = empty(shape, dtype, request.device)  # first, because it refuses what has no room
+    rng, count = request.rng, min(array.size, VALUES)
+    if dtype.is_floating_point:
+        some = rng.uniform(low, high, count).astype(dtype.numpy)
+    else:
+        some = rng.integers(0, 2, count).astype(np.bool_) if dtype is bool_ else rng.integers(1, 8, count)
+    backend_for(request.device).from_numpy(np.resize(some, shape), array)
+    return array
+
+
+def _placed(request: Request, values: np.ndarray, dtype: DType) -> Array:
+    array = empty(values.shape, dtype, request.device)
+    backend_for(request.device).from_numpy(values, array)
+    return array
+
+
+def _random(request: Request, *shape: int) -> Array:
+    """Values around 0 in the requested dtype."""
+    return _values(request, shape, request.dtype)
+
+
+# --- Makers -----------------------------------------------------------------------------------------------------------
+
+
+def _arity(op: Op) -> int:
+    """How many arrays of one shape an elementwise op takes."""
+    parameters = list(inspect.signature(op.reference).parameters.values())[1:]  # without `out`
+    if op.name in UNARY:
+        return 1
+    return 2 if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL else len(parameters)
+
+
+# Of the ops whose reference takes any number of operands, those that need one.
+UNARY = {
+    "neg", "abs", "sign", "square", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
+    "reciprocal", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "floor", "ceil", "trunc", "round",
+    "logical_not", "bitwise_not", "isnan", "isinf", "isfinite",
+}  # fmt: skip
+
+
+def elementwise(request: Request) -> Call:
+    """Values from 0.5 to 2, which logarithms, roots and quotients take."""
+
+    def operand() -> Array:
+        return _values(request, request.shape, request.dtype, 0.5, 2.0)
+
+    match request.op.name:
+        case "where":
+            return Call((_values(request, request.shape, bool_), operand(), operand()), {})
+        case "clamp":
+            return Call((operand(),), {"min": 0.75, "max": 1.5})
+        case "cast":
+            return Call((operand(),), {"dtype": float64 if request.dtype is float32 else float32})
+        case _:
+            return Call(tuple(operand() for _ in range(_arity(request.op))), {})
+
+
+def fill(request: Request) -> Call:
+    """No inputs: shape, dtype and device are attributes."""
+    attrs = {"value": 1, "shape": request.shape, "dtype": request.dtype}
+    return Call((), {**attrs, **({} if request.device == CPU else {"device": request.device})})
+
+
+def transposed(request: Request) -> Call:
+    """A matrix `[n, m]` that lies in memory as `[m, n]`."""
+    rows, columns = request.shape
+    x = _random(request, columns, rows)
+    return Call((x.view((rows, columns), (1, rows)),), {})
+
+
+def reduction(request: Request) -> Call:
+    """Values around 0; the axes may be several, or all."""
+    extra: dict[str, dict[str, Any]] = {"var": {"correction": 1}, "std": {"correction": 1}, "norm": {"p": 2.0}}
+    attrs = {"axes": request.axes, **extra.get(request.op.name, {})}
+    return Call((_random(request, *request.shape),), attrs)
+
+
+def along_axis(request: Request) -> Call:
+    """One axis, called as the op calls it; argmax and argmin also take all.
+
+    Raises:
+        UsageError: several were asked for, or all of an op that takes one.
+    """
+    name = "dim" if request.op.family == "softmax" else "axis"
+    if isinstance(request.axes, tuple) or (request.axes is None and request.op.name not in ("argmax", "argmin")):
+        raise UsageError(f"{request.op.name} takes one axis", where="--axis", next="give one number, such as -1")
+    extra = {"k": min(8, *request.shape)} if request.op.name == "topk" else {}
+    return Call((_random(request, *request.shape),), {name: request.axes, **extra})
+
+
+def _product_sizes(shape: Shape) -> tuple[int, int, int]:
+    return (*shape * 3,)[:3] if len(shape) == 1 else (shape[0], shape[1], shape[2])
+
+
+def matmul(request: Request) -> Call:
+    """`[M, K]` and `[K, N]`."""
+    rows, inner, columns = _product_sizes(request.shape)
+    return Call((_random(request, rows, inner), _random(request, inner, columns)), {})
+
+
+def linear(request: Request) -> Call:
+    """x `[M, K]` and a weight `[N, K]`, no bias."""
+    rows, inner, columns = _product_sizes(request.shape)
+    return Call((_random(request, rows, inner), _random(request, columns, inner)), {})
+
+
+def norm(request: Request) -> Call:
+    """Rows, and the weight (and bias) of their width."""
+    width = request.shape[-1]
+    parameters = [_random(request, width) for _ in range(2 if request.op.name == "layer_norm" else 1)]
+    return Call((_random(request, *request.shape), *parameters), {"eps": 1e-6})
+
+
+def attention(request: Request) -> Call:
+    """Causal, as many key heads as query heads."""
+    b, t, heads, size = request.shape
+    attrs = {"scale": 1 / math.sqrt(size)}
+    if request.op.name == "attention_packed":
+        return Call((_random(request, b, t, 3 * heads, size),), {"heads": heads, "key_heads": heads, **attrs})
+    return Call(tuple(_random(request, b, t, heads, size) for _ in range(3)), attrs)
+
+
+def swiglu(request: Request) -> Call:
+    """Gate and up, side by side where the op takes them so."""
+    *lead, width = request.shape
+    if request.op.name == "swiglu_packed":
+        return Call((_random(request, *lead, 2 * width),), {})
+    return Call((_random(request, *lead, width), _random(request, *lead, width)), {})
+
+
+def rope(request: Request) -> Call:
+    """`[B, T, heads, size]`, with tables of the usual angles."""
+    b, t, heads, size = request.shape
+    angles = np.outer(np.arange(t), 10000.0 ** (-np.arange(size // 2) / max(size // 2, 1)))
+    tables = [_placed(request, f(angles), request.dtype) for f in (np.cos, np.sin)]
+    return Call((_random(request, b, t, heads, size), *tables), {})
+
+
+def embedding(request: Request) -> Call:
+    """Each row of the table once, in random order: so the table's size is what is read, as the op's cost counts it."""
+    rows, width = request.shape
+    ids = request.rng.permutation(rows)
+    return Call((_placed(request, ids, int64), _random(request, rows, width)), {})
+
+
+def _labels(request: Request, rows: int, classes: int) -> Array:
+    return _placed(request, request.rng.integers(0, classes, rows), int64)
+
+
+def cross_entropy(request: Request) -> Call:
+    """Logits and random labels."""
+    rows, classes = request.shape
+    attrs = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
+    return Call((_random(request, rows, classes), _labels(request, rows, classes)), attrs)
+
+
+def linear_cross_entropy(request: Request) -> Call:
+    """Hidden states, the head's weight and random labels; the gradients are made with the loss."""
+    rows, width, classes = request.shape
+    inputs = _random(request, rows, width), _random(request, classes, width), _labels(request, rows, classes)
+    return Call(inputs, {"ignore_index": -100, "with_grads": True, "mean": True})

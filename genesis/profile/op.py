@@ -1,0 +1,196 @@
+"""One op measured: each case becomes a row with its times, its counted work and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from genesis.array import Array
+from genesis.autograd import TensorBase, apply, enable_grad, grad, no_grad
+from genesis.backend import CPU, Device, backend_for
+from genesis.bench.device_time import cold_calls
+from genesis.bench.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
+from genesis.bench.timing import Plan, Timing, measure, of_wall
+from genesis.dtypes import DType
+from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError
+from genesis.op import execute
+from genesis.profile.cases import Case, choices, label_of, make_case, op_named
+from genesis.profile.dispatch import launches_of, stages_of
+from genesis.profile.makers import Axes
+from genesis.profile.memory import peak_bytes
+from genesis.profile.roofline import Facts, judge
+from genesis.profile.schema import Backward, Failure, Row, Time
+from genesis.shapes import Shape
+from genesis.tensor import Tensor
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
+
+__all__ = ["Settings", "profile_case", "profile_op"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Attributes:
+        backward: the gradient, too.
+        cold: GPU time with an emptied second-level cache.
+        plan: how hard to try, for each of the times.
+    """
+
+    backward: bool = False
+    cold: bool = False
+    plan: Plan = field(default_factory=Plan)
+
+
+def profile_op(
+    name: str,
+    device: Device,
+    dtype: DType | None = None,
+    shapes: Sequence[Shape] = (),
+    axes: Sequence[Axes] = (),
+    settings: Settings | None = None,
+) -> Iterator[Row | Failure]:
+    """A row for each case of an op, in order. A case that fails gives a `Failure`, and the others are measured.
+
+    Args:
+        name: see `cases.op_named`.
+        dtype: None takes the first of float32, int32 and bool that the op takes.
+        shapes, axes: the kind's typical ones where empty.
+
+    Raises:
+        UsageError: the op, a shape, an axis, the dtype or a setting makes no sense.
+    """
+    chosen = Settings() if settings is None else settings
+    _check(name, device, chosen)
+    for shape, over in choices(name, device, shapes, axes):
+        try:
+            case = make_case(name, shape, over, dtype, device)
+            yield profile_case(case, limits_of(device, case.dtype), chosen)
+        except UsageError:
+            raise
+        except (GenesisError, MemoryError) as error:
+            known = error if isinstance(error, GenesisError) else OutOfMemoryError(f"the host has no memory: {error}")
+            yield Failure(name=name, label=label_of(name, shape, over), error=known.what, exit_code=known.exit_code)
+
+
+def _check(name: str, device: Device, settings: Settings) -> None:
+    op, _ = op_named(name)
+    if settings.backward and op.vjp is None:
+        raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
+    if settings.cold and not has_gpu_time(device):
+        raise UsageError("only a GPU's cache can be emptied", where="--cold", next="leave --cold out")
+
+
+def profile_case(case: Case, limits: Limits, settings: Settings) -> Row:
+    """Measure one case against the limits of its device and dtype.
+
+    Raises:
+        UsageError: a gradient was asked for and the result has none.
+    """
+    tensors, notes = [_wrapped(x) for x in case.inputs], list[str]()
+
+    def call() -> Any:
+        return apply(case.op, *tensors, **case.attrs)
+
+    with no_grad():
+        wall = measure(of_wall(call, wait_for(case.device)), settings.plan)
+        gpu = _gpu_time(call, case.device, wall, settings, notes)
+        peak = peak_bytes(call, case.device)
+        outputs = execute(case.op, case.inputs, dict(case.attrs))
+        on_cuda = case.device != CPU
+        launches = launches_of(case) if on_cuda else None
+        dispatch = stages_of(case, settings.plan) if on_cuda else None
+    backward = _backward(case, wall, settings, notes) if settings.backward else None
+    cost = case.op.cost(case.inputs, outputs, case.attrs)
+    facts = Facts(
+        flops=cost.flops,
+        nbytes=cost.bytes,
+        wall=wall.seconds,
+        gpu=None if gpu is None else gpu.seconds,
+        bytes_per_second=limits.bytes_per_second,
+        flops_per_second=limits.flops_per_second,
+        smallest_wall=limits.call_seconds,
+        smallest_gpu=limits.kernel_seconds,
+        recording=None if backward is None else backward.recording,
+    )
+    return Row(
+        **_about(case),
+        is_cold=settings.cold,
+        wall=Time.of(wall),
+        gpu=None if gpu is None else Time.of(gpu),
+        flops=cost.flops,
+        bytes=cost.bytes,
+        bytes_per_second=cost.bytes / facts.seconds,
+        flops_per_second=cost.flops / facts.seconds,
+        **judge(facts)._asdict(),
+        peak_bytes=peak,
+        launches=launches,
+        dispatch=dispatch,
+        backward=backward,
+        notes=notes,
+    )
+
+
+def _about(case: Case) -> dict[str, Any]:
+    """The columns that say what was measured."""
+    axes = [case.axes] if isinstance(case.axes, int) else None if case.axes is None else list(case.axes)
+    inputs = [f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in case.arrays]
+    names = {
+        "name": case.name,
+        "op": case.op.name,
+        "family": case.op.family,
+        "label": case.label,
+        "dtype": case.dtype.name,
+    }
+    return {**names, "shape": list(case.shape), "axes": axes, "inputs": inputs}
+
+
+def _wrapped(x: Any) -> Any:
+    return TensorBase.wrap(x) if isinstance(x, Array) else x
+
+
+def _gpu_time(
+    call: Callable[[], object], device: Device, wall: Timing, settings: Settings, notes: list[str]
+) -> Timing | None:
+    """GPU time, or None with a note where it cannot be told."""
+    if not has_gpu_time(device):
+        return None
+    if settings.cold:
+        with cold_calls(call, cast("CudaBackend", backend_for(device))) as sample:
+            return measure(sample, settings.plan)
+    try:
+        return time_on_gpu(call, device, wall.seconds, settings.plan)
+    except DeviceError as error:
+        notes.append(f"no GPU time: {error.what}")
+        return None
+
+
+def _backward(case: Case, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
+    """The cost of recording the call, and of the walk backward through it."""
+    tensors = [_wrapped(x) for x in case.inputs]
+    leaves = [t.requires_grad_() for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
+    wait = wait_for(case.device)
+    with enable_grad():
+        recorded = measure(of_wall(lambda: apply(case.op, *tensors, **case.attrs), wait), settings.plan)
+        made = apply(case.op, *tensors, **case.attrs)
+    outputs = [t for t in (made if isinstance(made, tuple) else (made,)) if t.requires_grad]
+    if not outputs:
+        raise UsageError(
+            f"{case.op.name} of {case.dtype.name} has no gradient", where="--backward", next="choose a float dtype"
+        )
+    arriving = [TensorBase.wrap(t.array) for t in outputs]  # its values do not matter
+
+    def walk() -> object:
+        return grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True)
+
+    back = measure(of_wall(walk, wait), settings.plan)
+    gpu = _gpu_time(walk, case.device, back, settings, notes)
+    return Backward(
+        recorded=Time.of(recorded),
+        recording=recorded.seconds - wall.seconds,
+        wall=Time.of(back),
+        gpu=None if gpu is None else Time.of(gpu),
+    )

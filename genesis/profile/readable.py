@@ -1,0 +1,35 @@
+"""Measured numbers for people: three digits and the unit that suits."""
+
+from __future__ import annotations
+
+__all__ = ["rate", "readable_bytes", "readable_seconds"]
+
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
+
+
+def readable_seconds(seconds: float) -> str:
+    """Three digits with the unit that suits: "12.3 ms"."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= unit:
+            return f"{_digits(seconds / unit)} {name}"
+    return f"{_digits(seconds * 1e9)} ns"
+
+
+def rate(number: float, unit: str) -> str:
+    """Three digits with a decimal prefix: "26.1 GB/s"."""
+    for size, prefix in PREFIXES:
+        if number >= size:
+            return f"{_digits(number / size)} {prefix}{unit}"
+    return f"{number:.0f} {unit}"
+
+
+def readable_bytes(size: int) -> str:
+    """Bytes with a binary prefix above 10 KiB: "7.0 MiB"."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(size) >= (10 * unit if unit == 1 << 10 else unit):
+            return f"{size / unit:,.1f} {name}"
+    return f"{size:,} bytes"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.{2 if abs(number) < 10 else 1 if abs(number) < 100 else 0}f}"

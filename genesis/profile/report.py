@@ -1,0 +1,164 @@
+"""The text of a profile: a table for several cases, a block of details for one. `schema.py` has the same as data."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from genesis.errors import escape
+from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from genesis.profile.schema import Backward, Dispatch, LimitsRow, Report, Row, Time
+
+__all__ = ["lines_of"]
+
+WIDTH = 100
+INDENT = 16  # of what stands beside a title in the details
+
+
+def lines_of(report: Report) -> Iterator[str]:
+    """The whole report."""
+    yield from _head(report)
+    yield ""
+    if len(report.rows) == 1:
+        yield from _details(report.rows[0])
+    elif report.rows:
+        yield from _table(report.rows)
+        yield ""
+        yield from _notes(report.rows)
+    for failure in report.failures:
+        yield from _titled("failed", f"{failure.name} {failure.label}: {escape(failure.error)}")
+
+
+# --- Head -------------------------------------------------------------------------------------------------------------
+
+
+def _head(report: Report) -> Iterator[str]:
+    yield f"device  {escape(report.device_name)} ({report.device})"
+    for limits in report.limits:
+        yield from textwrap.wrap(_limits(limits), WIDTH, initial_indent="limits  ", subsequent_indent=" " * 8)
+
+
+def _limits(limits: LimitsRow) -> str:
+    parts = [f"measured now: copy {rate(limits.bytes_per_second, 'B/s')}"]
+    if limits.flops_per_second is not None:
+        parts.append(f"matmul {limits.dtype} {rate(limits.flops_per_second, 'FLOP/s')}")
+    smallest = readable_seconds(limits.call_seconds)
+    if limits.kernel_seconds is not None:
+        smallest += f" ({readable_seconds(limits.kernel_seconds)} on the GPU)"
+    return ", ".join([*parts, f"smallest call {smallest}"])
+
+
+# --- Table ------------------------------------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    """One line a case; a column that no row fills is left out."""
+    cells = [_cells(row) for row in rows]
+    names = [name for name in cells[0] if any(c[name] for c in cells)]
+    widths = {name: max(len(name), *(len(c[name]) for c in cells)) for name in names}
+    yield f"{rows[0].name}, {rows[0].dtype}"
+    for line in ({name: name for name in names}, *cells):
+        parts = [line[n].ljust(widths[n]) if n in LEFT else line[n].rjust(widths[n]) for n in names]
+        yield "  ".join(parts).rstrip()
+
+
+LEFT = ("case", "share", "cause", "note")  # columns of words; numbers stand to the right
+
+
+def _cells(row: Row) -> dict[str, str]:
+    work = (row.flops_per_second, "FLOP/s") if row.limit == "compute" else (row.bytes_per_second, "B/s")
+    return {
+        "case": row.label,
+        "wall ±": f"{readable_seconds(row.wall.seconds)} {_percent(row.wall.half_width):>5}",
+        "GPU": readable_seconds(row.gpu.seconds) if row.gpu else "",
+        "backward": _backward_seconds(row.backward),
+        "rate": rate(*work),
+        "share": "" if row.share is None else f"{row.share:>4.0%} {row.band}",
+        "cause": row.cause,
+        "note": "noisy" if row.is_noisy else "",
+    }
+
+
+def _backward_seconds(backward: Backward | None) -> str:
+    return "" if backward is None else readable_seconds((backward.gpu or backward.wall).seconds)
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    """How to read the table, and what would help the slowest of it."""
+    device = "GPU" if rows[0].gpu else "wall"
+    legend = f"±: half of the 95 % confidence interval of the median; share: of the limit that binds, by {device} time"
+    yield from textwrap.wrap(legend, WIDTH)
+    if any(row.is_noisy for row in rows):
+        yield "noisy: the machine was not quiet; measure again"
+    judged = [row for row in rows if row.share is not None]
+    if judged:
+        worst = min(judged, key=lambda row: row.share or 0.0)
+        yield from textwrap.wrap(f"next: {worst.label}: {worst.advice}", WIDTH, subsequent_indent=" " * 6)
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
+        yield from textwrap.wrap(f"note: {escape(note)}", WIDTH, subsequent_indent=" " * 6)
+
+
+# --- Details ----------------------------------------------------------------------------------------------------------
+
+
+def _details(row: Row) -> Iterator[str]:
+    yield f"{row.name} {row.label}, {row.dtype}: {', '.join(row.inputs) or 'no inputs'}"
+    yield from _titled("wall", _time(row.wall))
+    if row.gpu is not None:
+        yield from _titled("GPU", _time(row.gpu) + (", cold cache" if row.is_cold else ""))
+    if row.backward is not None:
+        yield from _titled("recording", _recording(row.wall, row.backward))
+        yield from _titled("backward", _time(row.backward.wall))
+        if row.backward.gpu is not None:
+            yield from _titled("backward GPU", _time(row.backward.gpu))
+    share = f", {row.bandwidth_share:.0%} of a copy"
+    yield from _titled("moves", f"{readable_bytes(row.bytes)}: {rate(row.bytes_per_second, 'B/s')}{share}")
+    share = "" if row.compute_share is None else f", {row.compute_share:.0%} of a large matmul"
+    yield from _titled("computes", f"{rate(row.flops, 'FLOP')}: {rate(row.flops_per_second, 'FLOP/s')}{share}")
+    if row.intensity is not None and row.ridge is not None:
+        side = "compute" if row.intensity > row.ridge else "bandwidth"
+        where = f"{row.intensity:.3g} FLOP a byte, the ridge is at {row.ridge:.3g}: {side} is the limit"
+        yield from _titled("roofline", where)
+    yield from _titled("memory", f"{readable_bytes(row.peak_bytes)} beyond the inputs")
+    if row.launches is not None:
+        yield from _titled("launches", str(row.launches))
+    if row.dispatch is not None:
+        yield from _titled("dispatch", _stages(row.dispatch))
+    if row.share is not None:
+        yield from _titled("band", f"{row.band}: {row.share:.0%} of the limit that binds")
+    yield from _titled("cause", row.cause + (" bound" if row.cause != "autograd" else " cost"))
+    yield from _titled("next", row.advice)
+    for note in row.notes:
+        yield from _titled("note", escape(note))
+
+
+def _titled(title: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=f"  {title:<{INDENT - 2}}", subsequent_indent=" " * INDENT)
+
+
+def _time(time: Time) -> str:
+    """A time with how sure it is."""
+    text = f"{readable_seconds(time.seconds)} ±{_percent(time.half_width) or '?'}"
+    text += f", quartiles {_percent(time.spread)} apart, {time.samples} samples of {time.calls}"
+    if time.outliers:
+        text += f", {time.outliers} outliers left out"
+    return text + (", noisy" if time.is_noisy else "")
+
+
+def _recording(plain: Time, backward: Backward) -> str:
+    """What recording adds, where that is more than the two times are sure of."""
+    recorded = backward.recorded
+    unsure = math.hypot(*(t.seconds * (t.half_width or 0.0) for t in (plain, recorded)))
+    if backward.recording <= unsure:
+        return f"adds less to a call of {readable_seconds(plain.seconds)} than times are sure of"
+    return f"adds {readable_seconds(backward.recording)} to a call of {readable_seconds(plain.seconds)}"
+
+
+def _stages(dispatch: Dispatch) -> str:
+    stages = {name: seconds for name, seconds in dispatch.model_dump().items() if seconds is not None}
+    return ", ".join(f"{name} {readable_seconds(seconds)}" for name, seconds in stages.items())
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.{0 if share >= 0.1 else 1}%}"

@@ -1,0 +1,183 @@
+"""The report of a profile as data: what `genesis profile --json` writes. Times are seconds, shares are of 1.
+
+`Report.model_json_schema()` gives its JSON schema. `schema_version` grows when a field goes or changes its meaning; new
+fields leave it as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from genesis.bench.timing import Timing
+
+__all__ = ["Backward", "Dispatch", "Failure", "LimitsRow", "Report", "Row", "Time"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, frozen=True)
+
+
+class Time(_Model):
+    """The time of one call, as `genesis.bench.timing` measures it."""
+
+    seconds: float
+    """Median."""
+    fastest: float
+    """The shortest that is no outlier."""
+    half_width: float | None
+    """Of its 95 % confidence interval, as a share of the median; null with fewer than 6 samples."""
+    spread: float
+    """Distance of the quartiles, as a share of the median."""
+    samples: int
+    """Samples kept."""
+    calls: int
+    """Calls that one sample held."""
+    outliers: int
+    """Samples left out."""
+    is_noisy: bool
+    """The wanted precision was not reached, or the spread is large, or outliers are many."""
+
+    @classmethod
+    def of(cls, timing: Timing) -> Self:
+        """The model of a measurement."""
+        half_width = timing.half_width if math.isfinite(timing.half_width) else None
+        return cls(**{**timing._asdict(), "half_width": half_width})
+
+
+class Dispatch(_Model):
+    """Host time of a call on CUDA by stage. Lookup, allocate and wrap are timed by themselves; the other two are
+    differences of times, and null where noise makes them negative."""
+
+    entry: float | None
+    """From the call on tensors to the op on arrays."""
+    lookup: float
+    """The key under which the call's launches were recorded."""
+    allocate: float
+    """Memory for the outputs, taken and given back."""
+    launch: float | None
+    """Addresses packed into parameters, and the driver's launches."""
+    wrap: float
+    """Tensors around the outputs."""
+
+
+class Backward(_Model):
+    """What a gradient costs."""
+
+    recorded: Time
+    """Wall time of the call while it is recorded."""
+    recording: float
+    """What recording adds to the call: a difference of two medians, which noise can make negative."""
+    wall: Time
+    """Wall time of the walk backward through this one op."""
+    gpu: Time | None
+    """GPU time of the same; null on the CPU, and where a CUDA graph cannot hold it."""
+
+
+class Row(_Model):
+    """One op on one set of inputs."""
+
+    name: str
+    """As it was asked for."""
+    op: str
+    """Name in the registry."""
+    family: str
+    """The file of `genesis/ops` that it stands in."""
+    shape: list[int]
+    """As it was asked for; `inputs` tells what was made from it."""
+    axes: list[int] | None
+    """Dimensions that were reduced, or the one along which the op works; null for all, and where there are none."""
+    label: str
+    """Shape and axes for people."""
+    dtype: str
+    inputs: list[str]
+    """Dtype and shape of each array."""
+    is_cold: bool
+    """GPU time was measured with an emptied second-level cache."""
+    wall: Time
+    """Eager calls one after the other, by the clock on the wall, without recording."""
+    gpu: Time | None
+    """Time on the GPU; null on the CPU, and where a CUDA graph cannot hold the call."""
+    flops: int
+    """Arithmetic operations, counted by the op's own rule."""
+    bytes: int
+    """The fewest that the call can move: each operand once."""
+    bytes_per_second: float
+    flops_per_second: float
+    intensity: float | None
+    """FLOPs a byte; null where nothing is moved."""
+    ridge: float | None
+    """The intensity from which on compute is the limit; null where no product was measured."""
+    limit: Literal["bandwidth", "compute"] | None
+    """The limit that binds."""
+    bandwidth_share: float
+    """Of the rate of a copy; above 1 where data came out of a cache."""
+    compute_share: float | None
+    """Of the rate of a large matrix product."""
+    share: float | None
+    """Of the limit that binds."""
+    band: Literal["excellent", "good", "fair", "poor", "critical"] | None
+    """Of `share`: from 0.9, 0.7, 0.5, 0.2 and 0 on."""
+    cause: Literal["launch", "bandwidth", "compute", "autograd"]
+    """What the time is spent on, mostly."""
+    advice: str
+    """What would help."""
+    peak_bytes: int
+    """The most memory taken beyond the inputs: the outputs and temporaries; on the CPU with Python's own objects."""
+    launches: int | None
+    """Kernels and fills that the op puts on the GPU; null on the CPU, and where they differ from call to call."""
+    dispatch: Dispatch | None
+    """Null but on a GPU, for ops whose launches are recorded."""
+    backward: Backward | None
+    """Null unless asked for."""
+    notes: list[str]
+    """What was left out, and why."""
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether any of its times is."""
+        times = [self.wall, self.gpu, *((self.backward.wall, self.backward.gpu) if self.backward else ())]
+        return any(t.is_noisy for t in times if t is not None)
+
+
+class Failure(_Model):
+    """A case that could not be measured; the others were."""
+
+    name: str
+    label: str
+    error: str
+    exit_code: int
+
+
+class LimitsRow(_Model):
+    """What this machine reached, measured in the same process."""
+
+    dtype: str
+    bytes_per_second: float
+    """Read and written by a copy far larger than the caches."""
+    flops_per_second: float | None
+    """Of a large matrix product; null for dtypes that have none."""
+    call_seconds: float
+    """Wall time of the smallest call."""
+    kernel_seconds: float | None
+    """GPU time of the smallest kernel; null on the CPU."""
+
+
+class Report(_Model):
+    """A profile."""
+
+    schema_version: Literal[1] = 1
+    date: str
+    """Of its end, UTC, ISO 8601."""
+    command: str
+    """Without where the report went."""
+    device: str
+    """cpu, or cuda:N."""
+    device_name: str
+    machine: dict[str, JsonValue]
+    """Versions, processor and GPUs: what `genesis env --json` prints."""
+    limits: list[LimitsRow]
+    rows: list[Row]
+    failures: list[Failure]

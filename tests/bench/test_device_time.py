@@ -1,0 +1,67 @@
+"""GPU time over the driver's contract, in Triton's interpreter: what is captured, replayed and counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from genesis import cuda
+from genesis.backend import CPU, Device
+from genesis.bench import limits
+from genesis.bench.device_time import cold_calls, graph_calls, of_graph
+from genesis.dtypes import bfloat16, float32, int32
+from genesis.errors import DeviceError
+from genesis.op import registry
+from genesis.profile.makers import Request, elementwise
+
+CUDA = Device("cuda", 0)
+
+
+def test_a_replay_runs_what_a_graph_holds() -> None:
+    x, y = elementwise(Request(registry["add"], (4,), None, float32, CUDA)).inputs
+    total = registry["copy"](x)
+    with of_graph(lambda: registry["add"](total, y, out=total), cuda.devices.backend(CUDA), 3) as sample:
+        before = total.numpy()
+        assert sample(6) > 0
+    assert total.numpy() == pytest.approx(before + 3 * y.numpy())
+
+
+def test_what_a_graph_cannot_hold_is_refused() -> None:
+    x = elementwise(Request(registry["exp"], (4,), None, float32, CUDA)).inputs[0]
+    with pytest.raises(DeviceError, match="graph"), of_graph(x.numpy, cuda.devices.backend(CUDA), 3):
+        pass
+
+
+def test_cold_calls_fill_the_cache_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, done = cuda.devices.backend(CUDA), []
+    monkeypatch.setattr(backend.driver, "properties", backend.driver.properties._replace(l2=1000))
+    monkeypatch.setattr(backend.driver, "fill", lambda target, byte, size, stream: done.append(size))
+    with cold_calls(lambda: done.append(0), backend) as sample:
+        sample(2)
+    assert done == [4000, 0, 4000, 0]
+
+
+def test_a_graph_holds_enough_calls_to_be_long() -> None:
+    assert [graph_calls(s) for s in (0.0, 1e-6, 1e-4, 1.0)] == [100, 100, 10, 4]
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_limits_are_measured_once(device: Device, quick_limits: None) -> None:
+    found = limits.limits_of(device, float32)
+    assert found.bytes_per_second > 0
+    assert found.flops_per_second is not None and found.flops_per_second > 0
+    assert found.call_seconds > 0
+    assert found.kernel_seconds is None  # the interpreter has no GPU time
+    assert limits.limits_of(device, float32) is found
+    assert limits.limits_of(device, int32).flops_per_second is None
+
+
+def test_narrow_floats_are_multiplied_as_float32_on_the_cpu(quick_limits: None) -> None:
+    rates = [limits.limits_of(CPU, dtype).flops_per_second for dtype in (float32, bfloat16)]
+    assert rates[0] == rates[1]
+
+
+def test_only_a_gpu_has_gpu_time() -> None:
+    assert not limits.has_gpu_time(CPU)
+    assert not limits.has_gpu_time(CUDA)
+    limits.wait_for(CPU)()
+    limits.wait_for(CUDA)()

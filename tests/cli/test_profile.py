@@ -1,0 +1,157 @@
+"""`genesis profile`: text, JSON, the interpreter's CUDA, and what a wrong command line is answered."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from genesis.errors import DeviceError
+from genesis.profile import op as measuring
+from genesis.profile.op import Settings, profile_case
+from genesis.profile.schema import Report
+from genesis_cli import environment
+from genesis_cli.main import main
+from tests.profile.quick import PLAN, small_limits
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    """Little time for each figure, and no questions to the driver."""
+    facts = {"cpu": {"name": "a processor"}, "genesis": "0.0"}
+    with (
+        small_limits(),
+        mock.patch.object(measuring, "Settings", partial(Settings, plan=PLAN)),
+        mock.patch.object(environment, "facts", return_value=facts),
+    ):
+        yield
+
+
+def profiled(*words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `genesis profile words…` on the CPU, unless the words say otherwise."""
+    where = [] if "--device" in words else ["--device", "cpu"]
+    out, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
+        code = main(["profile", *words, *where])
+    return code, out.getvalue(), told.getvalue()
+
+
+def test_one_case_is_told_in_full() -> None:
+    code, text, told = profiled("--op", "reduce_sum", "--shape", "4,8", "--axis", "-1", "--backward")
+    assert (code, told) == (0, "")
+    assert text.startswith("device  a processor (cpu)\nlimits  measured now: copy ")
+    assert "\nreduce_sum 4x8 over -1, float32: float32[4,8]\n" in text
+    assert [line for line in text.splitlines() if line.startswith("  recording     adds ")]
+    assert "\n  next          " in text
+
+
+def test_several_cases_are_a_table() -> None:
+    with mock.patch.object(measuring, "choices", return_value=[((4, 8), None), ((4, 8), -1)]):
+        code, text, _ = profiled("--op", "reduce_sum", "--dtype", "bf16")
+    assert code == 0
+    assert "\nreduce_sum, bfloat16\n" in text
+    assert "\n4x8 over all  " in text
+    assert "\n4x8 over -1   " in text
+
+
+def test_json_alone_on_stdout() -> None:
+    code, text, told = profiled("--op", "matmul", "--shape", "2,3,4", "--json", "-")
+    assert (code, told) == (0, "")
+    report = Report.model_validate_json(text)
+    assert report.schema_version == 1
+    assert report.command == "genesis profile --op matmul --shape 2,3,4 --device cpu"
+    assert report.machine["genesis"] == "0.0"
+    assert [limits.dtype for limits in report.limits] == ["float32"]
+    assert [(row.name, row.flops, row.inputs) for row in report.rows] == [
+        ("matmul", 48, ["float32[2,3]", "float32[3,4]"])
+    ]
+
+
+def test_json_into_a_file_beside_the_text(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    code, text, _ = profiled("--op", "exp", "--shape", "5", "--json", str(file))
+    assert code == 0
+    assert "exp 5, float32" in text
+    assert Report.model_validate_json(file.read_text()).rows[0].shape == [5]
+    assert str(tmp_path) not in file.read_text()
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, text, told = profiled("--op", "exp", "--shape", "5", "--json", str(tmp_path / "file" / "report.json"))
+    assert code == 8
+    assert "exp 5, float32" in text
+    assert told.startswith("error: ")
+
+
+def test_cuda_runs_in_the_interpreter() -> None:
+    code, text, told = profiled("--op", "add", "--shape", "8", "--device", "cuda", "--json", "-")
+    assert (code, told) == (0, "")
+    report = json.loads(text)
+    assert (report["device"], report["device_name"]) == ("cuda:0", "Triton's interpreter")
+    assert report["rows"][0]["gpu"] is None
+    assert report["rows"][0]["launches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "where", "next"),
+    [
+        (["--op", "reduce_summ"], "there is no op reduce_summ", "--op", "did you mean reduce_sum?"),
+        (["--op", "adamw_step"], "cannot be made from a shape", "--op", "ops that can: abs add"),
+        (["--op", "add", "--shape", "4,x"], "'4,x' is not a shape", "--shape", "4,512,896"),
+        (["--op", "add", "--shape", ""], "'' is not a shape", "--shape", "4,512,896"),
+        (["--op", "add", "--shape", "4,0"], "'4,0' is not a shape", "--shape", "4,512,896"),
+        (["--op", "matmul", "--shape", "4,2"], "N, or M,K,N", "--shape", ""),
+        (["--op", "sum", "--shape", "4", "--axis", "3"], "out of range", "--axis", "use -1 to 0"),
+        (["--op", "sum", "--axis", "x"], "'x' is not an axis", "--axis", "write -1"),
+        (["--op", "add", "--axis", "0"], "add has no axis", "--axis", "leave --axis out"),
+        (["--op", "add", "--dtype", "f99"], "'f99' is not a dtype", "--dtype", "use one of float64"),
+        (["--op", "mean", "--shape", "4", "--dtype", "int32"], "takes float tensors", "--dtype", ".float()"),
+        (["--op", "eq", "--backward"], "eq has no gradient", "--backward", "leave --backward out"),
+        (["--op", "add", "--cold"], "only a GPU's cache", "--cold", "leave --cold out"),
+        (["--shape", "4"], "Missing option '--op'", "command line", "genesis profile --help"),
+    ],
+)
+def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str) -> None:
+    code, text, told = profiled(*words)
+    assert (code, text) == (2, "")
+    assert what in told.splitlines()[0]
+    assert f"  where: {where}\n" in told
+    assert next in told
+
+
+def test_a_device_that_is_none() -> None:
+    code, _, told = profiled("--op", "add", "--device", "tpu")
+    assert code == 6
+    assert "'tpu' is not a device" in told
+
+
+def test_a_failing_case_does_not_end_the_run() -> None:
+    calls = []
+
+    def fails_first(*rest: object) -> object:
+        calls.append(rest)
+        if len(calls) == 1:
+            raise DeviceError("a kernel failed")
+        return profile_case(*rest)  # type: ignore[arg-type]
+
+    cases = mock.patch.object(measuring, "choices", return_value=[((4,), None), ((8,), None), ((2,), None)])
+    with cases, mock.patch.object(measuring, "profile_case", fails_first):
+        code, text, told = profiled("--op", "add", "--json", "-")
+    report = Report.model_validate_json(text)
+    assert code == 6
+    assert [row.shape for row in report.rows] == [[8], [2]]
+    assert [(f.label, f.error, f.exit_code) for f in report.failures] == [("4", "a kernel failed", 6)]
+    assert told == "error: a kernel failed\n  where: add 4, 1 of 3 cases failed\n"
+
+
+def test_no_room_for_the_inputs() -> None:
+    code, text, told = profiled("--op", "add", "--shape", "1000000000000000000")
+    assert (code, text) == (7, "")
+    assert "no room" in told

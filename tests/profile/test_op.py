@@ -1,0 +1,193 @@
+"""Rows: counted work, what every op can be measured for, memory, gradients, and the parts that only CUDA has."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from genesis import cuda
+from genesis.array import Array
+from genesis.autograd import no_grad
+from genesis.backend import CPU, Device
+from genesis.bench import limits
+from genesis.dtypes import DType, bfloat16, float32
+from genesis.errors import DeviceError, UsageError
+from genesis.op import registry
+from genesis.profile import dispatch
+from genesis.profile import op as measuring
+from genesis.profile.cases import choices, make_case, supported
+from genesis.profile.memory import peak_bytes
+from genesis.profile.op import Settings, profile_case, profile_op
+from genesis.profile.schema import Failure, Row
+from tests.profile.quick import PLAN, made_limits, small_limits
+
+CUDA = Device("cuda", 0)
+
+
+def measured(
+    name: str, shape: tuple[int, ...], axes: int | None = None, dtype: DType | None = None, device: Device = CPU,
+    **settings: bool,
+) -> Row:  # fmt: skip
+    case = make_case(name, shape, axes, dtype, device)
+    return profile_case(case, made_limits(device), Settings(plan=PLAN, **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axes", "dtype", "flops", "nbytes"),
+    [
+        ("add", (3, 5), None, float32, 15, 3 * 15 * 4),
+        ("reduce_sum", (4, 6), -1, bfloat16, 24, 24 * 2 + 4 * 2),
+        ("matmul", (2, 3, 4), None, float32, 2 * 2 * 3 * 4, (6 + 12 + 8) * 4),
+        ("embedding", (6, 2), None, float32, 0, 6 * 8 + 12 * 4 + 12 * 4),
+        ("attention", (1, 4, 2, 8), None, float32, 4 * 2 * 4 * 4 * 8 // 2, 4 * 64 * 4 + 2 * 4 * 4),
+    ],
+)
+def test_work_is_what_a_hand_counts(
+    name: str, shape: tuple[int, ...], axes: int | None, dtype: DType, flops: int, nbytes: int
+) -> None:
+    row = measured(name, shape, axes, dtype)
+    assert (row.flops, row.bytes) == (flops, nbytes)
+    assert row.bytes_per_second == pytest.approx(nbytes / row.wall.seconds)
+    assert row.bandwidth_share == pytest.approx(row.bytes_per_second / 1e10)
+    assert row.compute_share == pytest.approx(row.flops_per_second / 1e11)
+
+
+def test_every_supported_op_is_measured_with_its_gradient() -> None:
+    for name in supported():
+        shape, axes = next(choices(name, CPU))
+        case = make_case(name, tuple(min(size, 4) for size in shape), axes, None, CPU)
+        has_gradient = case.op.vjp is not None
+        row = profile_case(case, made_limits(), Settings(backward=has_gradient, plan=PLAN))
+        assert (row.backward is not None) == has_gradient
+        assert row.name == name
+        assert row.op == case.op.name
+        assert Row.model_validate_json(row.model_dump_json()) == row
+
+
+def test_a_row_on_the_cpu_has_nothing_of_a_gpu() -> None:
+    row = measured("add", (8,))
+    assert (row.gpu, row.launches, row.dispatch, row.backward, row.notes) == (None, None, None, None, [])
+
+
+def test_memory_beyond_the_inputs_is_that_of_the_result() -> None:
+    row = measured("add", (512, 512))
+    assert 512 * 512 * 4 <= row.peak_bytes < 512 * 512 * 4 + 20_000
+
+
+def test_memory_of_temporaries_is_seen() -> None:
+    def call() -> None:
+        x = registry["add"](y, y)
+        registry["add"](x, x)
+
+    y = make_case("add", (512, 512), None, None, CPU).inputs[0]
+    assert isinstance(y, Array)
+    assert 2 * y.nbytes <= peak_bytes(call, CPU) < 2 * y.nbytes + 20_000
+
+
+def test_recording_is_a_difference() -> None:
+    row = measured("exp", (64,), backward=True)
+    assert row.backward is not None
+    assert row.backward.recording == pytest.approx(row.backward.recorded.seconds - row.wall.seconds)
+    assert row.backward.gpu is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "settings", "where"),
+    [
+        ("eq", None, {"backward": True}, "--backward"),
+        ("add", None, {"cold": True}, "--cold"),
+    ],
+)
+def test_settings_that_make_no_sense(name: str, dtype: DType | None, settings: dict[str, bool], where: str) -> None:
+    with pytest.raises(UsageError) as error:
+        next(profile_op(name, CPU, dtype, [(4,)], settings=Settings(plan=PLAN, **settings)))
+    assert error.value.where == where
+
+
+def test_integers_have_no_gradient() -> None:
+    from genesis.dtypes import int32
+
+    with pytest.raises(UsageError, match="sum of int32 has no gradient"):
+        measured("sum", (4,), dtype=int32, backward=True)
+
+
+def test_a_case_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_once(case: object, *rest: object) -> object:
+        monkeypatch.setattr(measuring, "profile_case", profile_case)
+        raise DeviceError("a kernel failed")
+
+    monkeypatch.setattr(measuring, "profile_case", fails_once)
+    with small_limits():
+        found = list(profile_op("sum", CPU, axes=[0, 1], shapes=[(4, 8)], settings=Settings(plan=PLAN)))
+    assert found[0] == Failure(name="sum", label="4x8 over 0", error="a kernel failed", exit_code=6)
+    assert isinstance(found[1], Row)
+    assert found[1].axes == [1]
+
+
+def test_a_request_beyond_memory_is_a_failure() -> None:
+    (found,) = profile_op("add", CPU, shapes=[(10**18,)], settings=Settings(plan=PLAN))
+    assert isinstance(found, Failure)
+    assert found.exit_code == 7
+
+
+# --- CUDA, in Triton's interpreter ------------------------------------------------------------------------------------
+
+
+def test_the_interpreter_gives_wall_time_alone() -> None:
+    row = measured("reduce_sum", (4, 8), device=CUDA, backward=True)
+    assert row.gpu is None
+    assert row.dispatch is None
+    assert row.launches == 1
+    assert row.peak_bytes == 512  # one number, in a block of the least size
+    assert row.backward is not None and row.backward.gpu is None
+
+
+@pytest.fixture
+def pretended_gpu() -> object:
+    """The interpreter taken for a GPU."""
+    yes = mock.Mock(return_value=True)
+    with (
+        mock.patch.object(limits, "has_gpu_time", yes),
+        mock.patch.object(measuring, "has_gpu_time", yes),
+        mock.patch.object(dispatch, "has_gpu_time", yes),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_gpu_time_and_stages() -> None:
+    row = measured("add", (8,), device=CUDA, backward=True)
+    assert row.gpu is not None and row.gpu.seconds > 0
+    assert row.backward is not None and row.backward.gpu is not None
+    assert row.dispatch is not None
+    assert min(row.dispatch.lookup, row.dispatch.allocate, row.dispatch.wrap) > 0
+    # The interpreter's kernel is far longer than the rest of the call.
+    assert row.dispatch.launch is not None and row.dispatch.launch > row.dispatch.lookup
+    assert row.bytes_per_second == pytest.approx(row.bytes / row.gpu.seconds)
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_cold_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = cuda.devices.backend(CUDA).driver
+    monkeypatch.setattr(driver, "properties", driver.properties._replace(l2=1000))
+    row = measured("add", (8,), device=CUDA, cold=True)
+    assert row.is_cold
+    assert row.gpu is not None and row.gpu.seconds > 0
+
+
+@pytest.mark.usefixtures("pretended_gpu")
+def test_a_call_that_no_graph_holds_has_no_gpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*rest: object) -> object:
+        raise DeviceError("values were read inside the capture of a CUDA graph")
+
+    monkeypatch.setattr(measuring, "time_on_gpu", refuse)
+    row = measured("add", (8,), device=CUDA)
+    assert row.gpu is None
+    assert row.notes == ["no GPU time: values were read inside the capture of a CUDA graph"]
+
+
+def test_every_launch_is_counted() -> None:
+    case = make_case("cumsum", (1, 20_000), -1, None, CUDA)
+    with no_grad():
+        assert dispatch.launches_of(case) == 3  # sums of pieces, their running sums, and those of all elements

@@ -1,0 +1,139 @@
+"""The text: what it shows, how wide it is, and how numbers read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from genesis.profile.report import lines_of
+from genesis.profile.schema import Backward, Dispatch, Failure, LimitsRow, Report, Row, Time
+
+TIME = Time(
+    seconds=123.4e-6, fastest=120e-6, half_width=0.123, spread=0.25, samples=100, calls=10, outliers=3, is_noisy=True
+)
+QUIET = TIME.model_copy(update={"is_noisy": False, "half_width": 0.01, "outliers": 0})
+BACKWARD = Backward(recorded=TIME, recording=90e-6, wall=TIME, gpu=QUIET)
+DISPATCH = Dispatch(entry=1e-6, lookup=2e-6, allocate=3e-7, launch=None, wrap=4e-7)
+
+
+def row(**given: Any) -> Row:
+    usual: dict[str, Any] = {
+        "name": "reduce_sum", "op": "sum", "family": "reduce", "shape": [4, 512, 896], "axes": [0, 1],
+        "label": "4x512x896 over 0,1", "dtype": "float32", "inputs": ["float32[4,512,896]"], "is_cold": False,
+        "wall": QUIET, "gpu": None, "flops": 1_835_008, "bytes": 7_343_616, "bytes_per_second": 5.95e10,
+        "flops_per_second": 1.487e10, "intensity": 0.25, "ridge": 9.9, "limit": "bandwidth", "bandwidth_share": 0.57,
+        "compute_share": 0.02, "share": 0.57, "band": "fair", "cause": "bandwidth",
+        "advice": "a copy of its bytes takes 70 µs, the call 1.8 times as long: " + "look further " * 9,
+        "peak_bytes": 3584, "launches": None, "dispatch": None, "backward": None, "notes": [],
+    }  # fmt: skip
+    return Row(**{**usual, **given})
+
+
+FULL = row(
+    wall=TIME, gpu=TIME, backward=BACKWARD, dispatch=DISPATCH, launches=2, is_cold=True, band="excellent", share=1.23,
+    notes=["no GPU time: \x1b[31mred"], peak_bytes=5 << 20,
+)  # fmt: skip
+LIMITS = LimitsRow(
+    dtype="float32", bytes_per_second=4.123e12, flops_per_second=8.12e14, call_seconds=7e-6, kernel_seconds=1.7e-6
+)
+
+
+def report(*rows: Row, failures: tuple[Failure, ...] = ()) -> Report:
+    return Report(
+        date="2026-01-01T00:00:00+00:00", command="genesis profile --op reduce_sum", device="cuda:0",
+        device_name="NVIDIA H200", machine={"genesis": "0"}, limits=[LIMITS], rows=list(rows), failures=list(failures),
+    )  # fmt: skip
+
+
+def text(*rows: Row, **rest: Any) -> str:
+    return "\n".join(lines_of(report(*rows, **rest)))
+
+
+@pytest.mark.parametrize("rows", [[FULL], [FULL, FULL], [row(), FULL, row(limit="compute")], [row()]])
+def test_lines_fit_100_columns(rows: list[Row]) -> None:
+    lines = list(lines_of(report(*rows, failures=(Failure(name="sum", label="4", error="bad " * 60, exit_code=6),))))
+    assert max(map(len, lines)) <= 100
+    assert not any("\x1b" in line or line != line.rstrip() for line in lines)
+
+
+def test_limits_are_shown_as_measured() -> None:
+    assert text(row()).splitlines()[:3] == [
+        "device  NVIDIA H200 (cuda:0)",
+        "limits  measured now: copy 4.12 TB/s, matmul float32 812 TFLOP/s, smallest call 7.00 µs (1.70 µs on",
+        "        the GPU)",
+    ]
+
+
+def test_a_table_has_a_line_for_each_case_and_only_columns_that_are_filled() -> None:
+    lines = text(row(), row(wall=TIME, label="8 over all", limit="compute", share=0.1, band="critical")).splitlines()
+    start = lines.index("reduce_sum, float32")
+    assert lines[start + 1].split() == ["case", "wall", "±", "rate", "share", "cause", "note"]
+    assert lines[start + 2].split("  ")[-1] == "bandwidth"
+    assert lines[start + 3].endswith("noisy")
+    assert "14.9 GFLOP/s" in lines[start + 3]
+    assert "next: 8 over all: a copy of its bytes" in "\n".join(lines)
+    assert "noisy: the machine was not quiet" in "\n".join(lines)
+
+
+def test_gpu_and_backward_columns_appear_with_their_figures() -> None:
+    lines = text(FULL, FULL).splitlines()
+    header = lines[lines.index("reduce_sum, float32") + 1]
+    assert header.split() == ["case", "wall", "±", "GPU", "backward", "rate", "share", "cause", "note"]
+    # The gradient's time is the GPU's, too, where there is one.
+    slow = BACKWARD.model_copy(update={"gpu": QUIET.model_copy(update={"seconds": 7.0})})
+    assert "  7.00 s  " in text(row(gpu=QUIET, backward=slow), row())
+
+
+def test_a_single_case_is_told_in_full() -> None:
+    found = text(FULL)
+    for part in (
+        "reduce_sum 4x512x896 over 0,1, float32: float32[4,512,896]",
+        "  wall          123 µs ±12%, quartiles 25% apart, 100 samples of 10, 3 outliers left out,",
+        "  recording     adds 90.0 µs to a call of 123 µs",
+        "  moves         7.0 MiB: 59.5 GB/s, 57% of a copy",
+        "  computes      1.84 MFLOP: 14.9 GFLOP/s, 2% of a large matmul",
+        "  roofline      0.25 FLOP a byte, the ridge is at 9.9: bandwidth is the limit",
+        "  memory        5.0 MiB beyond the inputs",
+        "  launches      2",
+        "  dispatch      entry 1.00 µs, lookup 2.00 µs, allocate 300 ns, wrap 400 ns",
+        "  band          excellent: 123% of the limit that binds",
+        "  cause         bandwidth bound",
+    ):
+        assert part in found
+    assert "cold cache" in " ".join(found.split())
+    assert "launch None" not in found
+    lost = BACKWARD.model_copy(update={"recording": -3e-6})
+    assert "  recording     adds less to a call of 123 µs than times are sure of" in text(row(backward=lost))
+    assert "dispatch" not in text(row())
+    assert "autograd cost" in text(row(cause="autograd"))
+
+
+def test_failures_are_listed_behind_the_rows() -> None:
+    failure = Failure(name="sum", label="4 over all", error="no room\x07", exit_code=7)
+    assert text(row(), failures=(failure,)).endswith("  failed        sum 4 over all: no room\\x07")
+
+
+def test_numbers_read_well() -> None:
+    assert [readable_seconds(s) for s in (2.5, 1.234e-2, 123.45e-6, 5e-9, -3e-6)] == [
+        "2.50 s", "12.3 ms", "123 µs", "5.00 ns", "-3.00 µs",
+    ]  # fmt: skip
+    assert [rate(r, "B/s") for r in (4.8e12, 26.06e9, 999.0, 0.0)] == ["4.80 TB/s", "26.1 GB/s", "999 B/s", "0 B/s"]
+    assert [readable_bytes(n) for n in (512, 10_239, 10_240, 7_340_032, 3 << 30)] == [
+        "512 bytes", "10,239 bytes", "10.0 KiB", "7.0 MiB", "3.0 GiB",
+    ]  # fmt: skip
+
+
+def test_the_schema_says_what_each_figure_is() -> None:
+    properties = Report.model_json_schema()["$defs"]["Row"]["properties"]
+    assert properties["bytes"]["description"] == "The fewest that the call can move: each operand once."
+    assert Report.model_json_schema()["properties"]["schema_version"]["const"] == 1
+
+
+def test_a_time_of_few_samples_has_no_interval() -> None:
+    from genesis.bench.timing import summarize
+
+    found = Time.of(summarize([1.0, 1.0]))
+    assert found.half_width is None
+    assert "±?" in text(row(wall=found))
