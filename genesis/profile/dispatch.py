@@ -1,4 +1,4 @@
-"""What happens on the host when an op is called on CUDA: the stages of dispatch, and how much is launched."""
+"""What happens on the host when an op is called on CUDA: the stages of dispatch, and what is launched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genesis.bench.limits import has_gpu_time, wait_for
 from genesis.bench.timing import Plan, measure, of_host
 from genesis.op import execute
 from genesis.profile.cases import Case
-from genesis.profile.schema import Dispatch
+from genesis.profile.schema import Dispatch, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,8 @@ __all__ = ["launches_of", "stages_of"]
 QUEUE = 100  # calls that may wait for the GPU at once: a full queue would make the host wait
 
 
-def launches_of(case: Case) -> int | None:
-    """How many kernels and fills a call launches; None where they depend on more than layouts."""
+def launches_of(case: Case) -> list[Launch] | None:
+    """The kernels and fills that a call launches; None where they depend on more than layouts."""
     from genesis.backend.cuda import twin_named
     from genesis.backend.cuda.recording import record
 
@@ -36,7 +36,7 @@ def launches_of(case: Case) -> int | None:
     backend, twin = cast("CudaBackend", backend_for(case.device)), twin_named(case.op.name, case.op.family)
     operands = (*outputs, *(x for x in inputs if isinstance(x, Array)))
     plan = record(operands, lambda: twin(out, *inputs, **attrs), backend.driver, backend.temporary)
-    return None if plan is None else len(plan.steps)
+    return None if plan is None else [Launch(kernel=step.name, grid=list(step.grid)) for step in plan.steps]
 
 
 def stages_of(case: Case, plan: Plan) -> Dispatch | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
 from genesis.profile.readable import rate, readable_bytes, readable_seconds
-from genesis.profile.schema import Backward, Dispatch, LimitsRow, Report, Row, Time
+from genesis.profile.schema import Backward, Dispatch, Launch, LimitsRow, Report, Row, Time
 
 __all__ = ["lines_of"]
 
@@ -122,7 +122,7 @@ def _details(row: Row) -> Iterator[str]:
         yield from _titled("roofline", where)
     yield from _titled("memory", f"{readable_bytes(row.peak_bytes)} beyond the inputs")
     if row.launches is not None:
-        yield from _titled("launches", str(row.launches))
+        yield from _titled("launches", ", ".join(_launch(each) for each in row.launches) or "none")
     if row.dispatch is not None:
         yield from _titled("dispatch", _stages(row.dispatch))
     if row.share is not None:
@@ -153,6 +153,14 @@ def _recording(plain: Time, backward: Backward) -> str:
     if backward.recording <= unsure:
         return f"adds less to a call of {readable_seconds(plain.seconds)} than times are sure of"
     return f"adds {readable_seconds(backward.recording)} to a call of {readable_seconds(plain.seconds)}"
+
+
+def _launch(launch: Launch) -> str:
+    """The kernel with its grid, without trailing ones."""
+    grid = list(launch.grid)
+    while len(grid) > 1 and grid[-1] == 1:
+        grid.pop()
+    return f"{launch.kernel} {'x'.join(map(str, grid))}".strip()
 
 
 def _stages(dispatch: Dispatch) -> str:

@@ -47,6 +47,15 @@ class Time(_Model):
         return cls(**{**timing._asdict(), "half_width": half_width})
 
 
+class Launch(_Model):
+    """A kernel, or memory that is set."""
+
+    kernel: str
+    """The kernel's name; "fill" where memory is set."""
+    grid: list[int]
+    """Its programs in three dimensions; empty for a fill."""
+
+
 class Dispatch(_Model):
     """Host time of a call on CUDA by stage. Lookup, allocate and wrap are timed by themselves; the other two are
     differences of times, and null where noise makes them negative."""
@@ -126,8 +135,8 @@ class Row(_Model):
     """What would help."""
     peak_bytes: int
     """The most memory taken beyond the inputs: the outputs and temporaries; on the CPU with Python's own objects."""
-    launches: int | None
-    """Kernels and fills that the op puts on the GPU; null on the CPU, and where they differ from call to call."""
+    launches: list[Launch] | None
+    """What the op puts on the GPU, in order; null on the CPU, and where it differs from call to call."""
     dispatch: Dispatch | None
     """Null but on a GPU, for ops whose launches are recorded."""
     backward: Backward | None

@@ -8,13 +8,18 @@ import pytest
 
 from genesis.profile.readable import rate, readable_bytes, readable_seconds
 from genesis.profile.report import lines_of
-from genesis.profile.schema import Backward, Dispatch, Failure, LimitsRow, Report, Row, Time
+from genesis.profile.schema import Backward, Dispatch, Failure, Launch, LimitsRow, Report, Row, Time
 
 TIME = Time(
     seconds=123.4e-6, fastest=120e-6, half_width=0.123, spread=0.25, samples=100, calls=10, outliers=3, is_noisy=True
 )
 QUIET = TIME.model_copy(update={"is_noisy": False, "half_width": 0.01, "outliers": 0})
 BACKWARD = Backward(recorded=TIME, recording=90e-6, wall=TIME, gpu=QUIET)
+LAUNCHES = [
+    Launch(kernel="fold", grid=[86, 36, 1]),
+    Launch(kernel="fill", grid=[]),
+    Launch(kernel="merge", grid=[36, 1, 1]),
+]
 DISPATCH = Dispatch(entry=1e-6, lookup=2e-6, allocate=3e-7, launch=None, wrap=4e-7)
 
 
@@ -32,8 +37,8 @@ def row(**given: Any) -> Row:
 
 
 FULL = row(
-    wall=TIME, gpu=TIME, backward=BACKWARD, dispatch=DISPATCH, launches=2, is_cold=True, band="excellent", share=1.23,
-    notes=["no GPU time: \x1b[31mred"], peak_bytes=5 << 20,
+    wall=TIME, gpu=TIME, backward=BACKWARD, dispatch=DISPATCH, launches=LAUNCHES, is_cold=True, band="excellent",
+    share=1.23, notes=["no GPU time: \x1b[31mred"], peak_bytes=5 << 20,
 )  # fmt: skip
 LIMITS = LimitsRow(
     dtype="float32", bytes_per_second=4.123e12, flops_per_second=8.12e14, call_seconds=7e-6, kernel_seconds=1.7e-6
@@ -96,7 +101,7 @@ def test_a_single_case_is_told_in_full() -> None:
         "  computes      1.84 MFLOP: 14.9 GFLOP/s, 2% of a large matmul",
         "  roofline      0.25 FLOP a byte, the ridge is at 9.9: bandwidth is the limit",
         "  memory        5.0 MiB beyond the inputs",
-        "  launches      2",
+        "  launches      fold 86x36, fill, merge 36",
         "  dispatch      entry 1.00 µs, lookup 2.00 µs, allocate 300 ns, wrap 400 ns",
         "  band          excellent: 123% of the limit that binds",
         "  cause         bandwidth bound",

@@ -73,4 +73,4 @@ def interpreted_step(
         step.words, step.slots = words, tuple(range(count))
         step.run = lambda stream: backend.driver.launch(interpret, grid, 0, 0, stream, 0)
 
-    return Step(prepare, lambda: True)
+    return Step(prepare, lambda: True, kernel.__name__, grid)

@@ -54,7 +54,9 @@ def native_step(backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, 
     driver, signature = backend.driver, _signature(kernel, args, keywords)
     key = (driver.index, kernel, signature)
     if key in _loaded:
-        return Step(lambda step: _pack(step, driver, _loaded[key], grid, args, signature), lambda: True)
+        return Step(
+            lambda step: _pack(step, driver, _loaded[key], grid, args, signature), lambda: True, kernel.__name__, grid
+        )
     future = _compiling.get(key)
     if future is None:
         future = _compiling[key] = compiling(kernel, signature, driver.properties.capability)
@@ -68,7 +70,7 @@ def native_step(backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, 
             _loaded[key] = Loaded(function, 32 * made.warps, made.shared, made.descriptors)
         _pack(step, driver, _loaded[key], grid, args, signature)
 
-    return Step(prepare, future.done)
+    return Step(prepare, future.done, kernel.__name__, grid)
 
 
 def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, args: tuple[Any, ...], signature: Signature) -> None:

@@ -38,11 +38,19 @@ class Step:
         words: the parameter buffer as 8-byte words.
         slots: where `words` takes the address of each array, in the order of the kernel's arguments.
         places: of a recorded launch, the slots that change from call to call, each with its source.
+        name, grid: the kernel's name and its programs in three dimensions; "fill" and none for memory that is set.
     """
 
-    __slots__ = ("is_compiled", "places", "prepare", "run", "slots", "sources", "words")
+    __slots__ = ("grid", "is_compiled", "name", "places", "prepare", "run", "slots", "sources", "words")
 
-    def __init__(self, prepare: Callable[[Step], None], is_compiled: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        prepare: Callable[[Step], None],
+        is_compiled: Callable[[], bool],
+        name: str = "fill",
+        grid: tuple[int, ...] = (),
+    ) -> None:
+        self.name, self.grid = name, grid
         self.prepare: Callable[[Step], None] | None = prepare
         self.is_compiled = is_compiled
         self.run: Callable[[int], None]
