@@ -15,16 +15,20 @@ PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-bench kernels kernels-lowest format peers clean
+# Triton is for Linux alone.
+KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
+
+.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-bench kernels kernels-newest \
+	kernels-lowest format peers clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: install ## set up .venv and train a 4M-parameter model on this CPU
 	$(BIN)/genesis train quickstart $(if $(wildcard runs/quickstart/config.resolved.yaml),--resume)
 
-test: install-dev ## set up .venv and run every check: lint, types, layers, tests
-	@$(MAKE) --no-print-directory --jobs 2 lint kernels-lowest
+test: | $(VENV)/.created ## set up .venv and run every check: lint, types, layers, kernels, tests
+	@$(MAKE) --no-print-directory --jobs 3 lint $(KERNELS)
 	@$(MAKE) --no-print-directory unit
 
 lint: style types layers ## ruff, mypy and the import layers
@@ -55,16 +59,19 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, aga
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.training_step --recipes lean-compile --out benchmarks/results/$(shell date +%F)-gpu-training-step.json
 
-# Triton 3.6 is the lowest supported one; its interpreter, not its compiler, needs a numpy before 2.4.
-kernels-lowest: $(LOWEST_VENV)/.installed ## compile the kernels with the lowest supported Triton
-	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --arch 90 --dtypes float32 bfloat16 --jobs $(WORKERS)
-	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --arch 80 --dtypes bfloat16 --jobs $(WORKERS)
+# For sm_80, sm_90 and sm_100, in the types of training, signatures that show every feature of every kernel.
+kernels-newest: install-dev ## compile the kernels ahead of time with the newest Triton; needs no GPU
+	$(BIN)/python -m tests.kernels.ahead --dtypes float32 bfloat16 --jobs $(WORKERS)
 
+kernels-lowest: $(LOWEST_VENV)/.installed ## the same with the lowest supported Triton
+	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --jobs $(WORKERS)
+
+# Triton 3.6 and what collecting signatures needs besides, so that it is there before .venv is.
 $(LOWEST_VENV)/.installed: pyproject.toml | $(LOWEST_VENV)/.created
-	@$(LOWEST_VENV)/bin/python $(PIP_INSTALL) 'triton==3.6.*' pytest hypothesis --editable .
+	@$(LOWEST_VENV)/bin/python $(PIP_INSTALL) 'triton==3.6.*' numpy ml_dtypes pytest
 	@touch $@
 
-kernels: install-dev ## compile every kernel signature of the suite for sm_80, sm_90 and sm_100; needs no GPU
+kernels: install-dev ## compile every kernel signature of the suite, in all types, with the newest Triton
 	$(BIN)/python -m tests.kernels.ahead --all --jobs $(WORKERS)
 
 format: install-dev ## let ruff rewrite what it can

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.interpreter import hasten
+
 # Before numpy is imported, and inherited by the processes that tests start: workers that each spin up a thread per core
 # slow each other down.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -47,6 +49,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu") and not on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU: make gpu"))
+        if item.get_closest_marker("host") and on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs no GPU: make unit"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_interpreter(request: pytest.FixtureRequest) -> None:
+    """Without --gpu, kernels are run by Triton's interpreter with nothing done twice."""
+    if not request.config.getoption("--gpu"):
+        hasten()
 
 
 class NetworkUsed(BaseException):

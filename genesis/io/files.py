@@ -24,6 +24,7 @@ import os
 import re
 import secrets
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,8 +100,8 @@ class _StagedFile(Writer):
         return FileRecord(self.size, self._digest.hexdigest())
 
 
-class _Staging:
-    """A marked temporary folder in `parent` and the files written to it."""
+class _Staging(ABC):
+    """A marked temporary folder in `parent` and the files written to it, committed where its block ends well."""
 
     def __init__(self, parent: Path, name: str, fs: FileSystem) -> None:
         self._fs = fs
@@ -115,6 +116,19 @@ class _Staging:
         except BaseException:
             self._discard()
             raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._discard()
+
+    @abstractmethod
+    def _commit(self) -> None:
+        """Let the files take their places."""
 
     def create(self, name: str) -> Writer:
         """A writer of the new file `name`; finish it, or use it as a context manager, before the commit.
@@ -193,15 +207,6 @@ class AtomicFolder(_Staging):
         self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._commit()
-        finally:
-            self._discard()
-
     def _check_target(self) -> None:
         """Refuse to replace what was not asked for, or what we did not write."""
         if not os.path.lexists(self.target):
@@ -274,15 +279,6 @@ class FolderUpdate(_Staging):
         self._fs.makedirs(self.target)
         self._open()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._commit()
-        finally:
-            self._discard()
 
     def _commit(self) -> None:
         self._check_finished()

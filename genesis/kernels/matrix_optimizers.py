@@ -53,6 +53,16 @@ def matrix_tile(tiles, sizes, DIMS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
+def gradient_at(p_g, i_row, first, rows, columns, sg, scale, WORK: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile of c·g; its columns, its mask, and its rows and columns as they are multiplied by strides."""
+    i_column = first + tl.arange(0, COLUMNS)
+    m = (i_row < rows)[:, None] & (i_column < columns)[None, :]
+    r, c = i_row.to(tl.int64)[:, None], i_column.to(tl.int64)[None, :]
+    g = converted(tl.load(p_g + r * sg[0] + c * sg[1], mask=m, other=0), WORK) * scale
+    return g, i_column, m, r, c
+
+
+@triton.jit
 def matrix_stats(p_p, p_g, p_row, p_columns, p_squares, p_c, rows, columns, tiles, sizes, bp, bg, br, sp, sg, sr,
                  WORK: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Move the row means to those of (c·g)²; leave column sums of these rows and Σ p²."""
@@ -62,10 +72,7 @@ def matrix_stats(p_p, p_g, p_row, p_columns, p_squares, p_c, rows, columns, tile
     of_rows = tl.zeros((ROWS,), WORK)
     total = tl.full((), 0.0, tl.float64)
     for first in range(0, columns, COLUMNS):
-        i_column = first + tl.arange(0, COLUMNS)
-        m = (i_row < rows)[:, None] & (i_column < columns)[None, :]
-        r, c = i_row.to(tl.int64)[:, None], i_column.to(tl.int64)[None, :]
-        g = converted(tl.load(p_g + o_g + r * sg[0] + c * sg[1], mask=m, other=0), WORK) * scale
+        g, i_column, m, r, c = gradient_at(p_g + o_g, i_row, first, rows, columns, sg, scale, WORK, COLUMNS)
         p = tl.load(p_p + o_p + r * sp[0] + c * sp[1], mask=m, other=0)
         of_rows += tl.sum(g * g, 1)
         total += tl.sum(tl.sum(p * p, 1).to(tl.float64), 0)
@@ -120,10 +127,7 @@ def matrix_update(p_p, p_g, p_row, p_factor, p_squares, p_c, rows, columns, tile
     row = tl.load(p_row + offsets(i_batch, sizes, br, DIMS) + i_row.to(tl.int64) * sr, mask=i_row < rows, other=1)
     total = tl.full((), 0.0, tl.float64)
     for first in range(0, columns, COLUMNS):
-        i_column = first + tl.arange(0, COLUMNS)
-        m = (i_row < rows)[:, None] & (i_column < columns)[None, :]
-        r, c = i_row.to(tl.int64)[:, None], i_column.to(tl.int64)[None, :]
-        g = converted(tl.load(p_g + o_g + r * sg[0] + c * sg[1], mask=m, other=0), WORK) * scale
+        g, i_column, m, r, c = gradient_at(p_g + o_g, i_row, first, rows, columns, sg, scale, WORK, COLUMNS)
         factor = tl.load(p_factor + i_batch * columns + i_column, mask=i_column < columns, other=1)
         u = relative(g, row[:, None] * factor[None, :], tiny)
         if MEASURE:

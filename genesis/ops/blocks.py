@@ -11,9 +11,13 @@ import numpy as np
 
 from genesis.backend.cpu import parallel
 
-__all__ = ["BLOCK", "each_block", "rows_of", "store", "sum_blocks", "wide", "working"]
+__all__ = ["BLOCK", "UNIT", "each_block", "rows_of", "store", "sum_blocks", "wide", "working"]
 
-BLOCK = 1 << 17  # elements; smaller blocks stay nearer to the core, and numpy's cost per call then outweighs that
+# Elements. Smaller blocks stay nearer to the core, and numpy's cost per call outweighs that: a call needs the
+# interpreter's lock to start, for which two threads then wait often. An optimizer step on 4M elements takes 13 ms in
+# blocks of 8K, and 6 ms like this.
+BLOCK = 1 << 17
+UNIT = 1 << 12  # elements; where there are no rows, threads share the work at multiples of it
 
 
 def _step(row_elements: int) -> int:

@@ -11,11 +11,10 @@ from genesis.backend.cpu import parallel
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
-from genesis.ops.blocks import wide
+from genesis.ops.blocks import BLOCK, wide
 
 __all__ = ["clip_factor", "square_sum", "total_norm"]
 
-BLOCK = 1 << 17
 NORM_ROW = 1 << 12  # elements of which squares are added in their own type; rows are added in float64
 
 

@@ -126,26 +126,15 @@ def adafactor_step(
 
 @op("adafactor_vector_step", step_rule("adafactor_vector_step", 1), mutates=(0, 2), flops=flops_of(12))
 def adafactor_vector_step(
-    out: tuple[()],
-    param: np.ndarray,
-    grad: np.ndarray,
-    variance: np.ndarray,
-    lr: Scalar,
-    step: Scalar,
-    grad_scale: Scalar,
-    *,
-    beta2_decay: float,
-    eps1: float | None,
-    eps2: float,
-    d: float,
-    weight_decay: float,
-) -> None:
+    out: tuple[()], param: np.ndarray, grad: np.ndarray, variance: np.ndarray, lr: Scalar, step: Scalar,
+    grad_scale: Scalar, *, beta2_decay: float, **settings: Any,
+) -> None:  # fmt: skip
     """Adafactor for vectors and numbers: the second moment is kept whole. See `adafactor_step`."""
     if param.size == 0 or is_left_out(grad_scale):
         return
     g = _scaled(grad, grad_scale, param.dtype)
     _move(variance, np.square(g), float(step) ** beta2_decay)
-    _adafactor_update(param, g, np.array(variance), lr, step, eps1, eps2, d, weight_decay)
+    _adafactor_update(param, g, np.array(variance), lr, step, **settings)
 
 
 # --- Muon -----------------------------------------------------------------------------------------------------------

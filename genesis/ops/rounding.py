@@ -16,6 +16,7 @@ from genesis.backend.cpu import parallel
 from genesis.dtypes import DType, bfloat16, float32, int16
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
+from genesis.ops.blocks import BLOCK, UNIT
 from genesis.random import philox
 from genesis.shapes import Shape
 
@@ -31,8 +32,6 @@ __all__ = [
     "stochastic_round",
 ]
 
-BLOCK = 1 << 17
-UNIT = 1 << 12  # elements; threads share the work at multiples of it
 STREAMS = 3  # values of an element that an optimizer step may round: the parameter and two averages
 
 

@@ -12,12 +12,19 @@ more shared memory than its architecture gives a block.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import multiprocessing
 import os
 import pkgutil
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
 
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -25,12 +32,17 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import genesis.ops
 import genesis.tensor
 from genesis.backend.cuda.compile import compile_kernel
+from genesis.backend.cuda.driver import Properties
+from genesis.backend.cuda.host import HostDriver
+from genesis.backend.cuda.signature import Signature
 from genesis.op import registry
+from tests.kernels.assembling import TOGETHER, collected, refused
 from tests.kernels.covering import Kernels, covering
-from tests.kernels.dry import DryDriver, collecting
+from tests.kernels.dry import collecting
 from tests.ops import conformance
 from tests.ops.devices import CUDA, using
 from tests.ops.samples import all_rows
+from tests.ops.sampling import Rows
 
 __all__ = ["SHARED", "failures", "main", "needed"]
 
@@ -38,31 +50,56 @@ __all__ = ["SHARED", "failures", "main", "needed"]
 SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
 
-def device_of(arch: int) -> type[DryDriver]:
-    """A device of that architecture."""
+class Watched(HostDriver):
+    """A device of the architecture `arch`, which notes whether anybody has asked what it is."""
 
-    class Device(DryDriver):
-        def __init__(self, index: int) -> None:
-            super().__init__(index)
-            self.properties = self.properties._replace(capability=divmod(arch, 10), shared_memory=SHARED[arch])
+    arch = 90
+    asked = False
 
-    return Device
+    @property
+    def properties(self) -> Properties:
+        """What it is."""
+        Watched.asked = True
+        return self._properties._replace(capability=divmod(self.arch, 10), shared_memory=SHARED[self.arch])
+
+    @properties.setter
+    def properties(self, value: Properties) -> None:
+        self._properties = value
 
 
-def needed(ops: list[str], dtypes: list[str], without: list[str], arch: int) -> Kernels:
-    """The kernels and signatures that the samples of these ops (or families; all if none is named) launch there."""
+def needed(ops: list[str], dtypes: list[str], without: list[str], arches: Sequence[int]) -> dict[int, Kernels]:
+    """The kernels and signatures that the samples of these ops (or families; all if none is named) launch there.
+
+    Samples that launch without asking what the device is launch the same on every architecture.
+    """
     for module in pkgutil.iter_modules(genesis.ops.__path__):
         importlib.import_module(f"genesis.ops.{module.name}")
-    with collecting(device_of(arch)) as found, using(CUDA):
-        for row in all_rows():
-            op = registry[row.op]
-            if op.view is not None or (ops and op.name not in ops and op.family not in ops) or op.family in without:
-                continue
-            wanted = set(dtypes) & {*row.dtypes, *row.int_dtypes}
-            for v in conformance.variants(row, op):
-                if v.check == "value" and (not wanted or v.dtype in wanted):
-                    _launch(v)
-    return list(found.values())
+    chosen = [v for row in all_rows() for v in _samples(row, ops, set(dtypes), without)]
+    found: dict[int, dict[Any, tuple[Any, Signature]]] = {}
+    common: dict[Any, tuple[Any, Signature]] = {}
+    for arch in arches:
+        own, again = found.setdefault(arch, {}), []
+        with collecting(type("Device", (Watched,), {"arch": arch})) as launched, using(CUDA):
+            for v in chosen:
+                launched.clear()
+                Watched.asked = False
+                _launch(v)
+                (own if Watched.asked else common).update(launched)
+                if Watched.asked:
+                    again.append(v)
+        chosen = again
+    return {arch: list((common | own).values()) for arch, own in found.items()}
+
+
+def _samples(row: Rows, ops: list[str], dtypes: set[str], without: list[str]) -> Iterator[conformance.Variant]:
+    """The checks of values of a row that are wanted."""
+    op = registry[row.op]
+    if op.view is not None or (ops and op.name not in ops and op.family not in ops) or op.family in without:
+        return
+    wanted = dtypes & {*row.dtypes, *row.int_dtypes}
+    for v in conformance.variants(row, op):
+        if v.check == "value" and (not wanted or v.dtype in wanted):
+            yield v
 
 
 def _launch(v: conformance.Variant) -> None:
@@ -78,17 +115,26 @@ def _launch(v: conformance.Variant) -> None:
 
 def failures(kernels: Kernels, arch: int) -> list[str]:
     """What does not compile, or cannot be launched once compiled, in words."""
-    found = []
-    for kernel, signature in kernels:
-        what = f"sm_{arch} {kernel.fn.__name__} {signature}"
-        try:
-            made = compile_kernel(kernel, signature, divmod(arch, 10))
-        except Exception as error:  # whatever a compiler raises is a finding
-            found.append(f"{what}: {str(error.__cause__ or error)[-500:]}")
-            continue
-        if made.shared > SHARED[arch]:
-            found.append(f"{what}: {made.shared} bytes of shared memory, and a block has {SHARED[arch]}")
-    return found
+    parts = [kernels[at : at + TOGETHER] for at in range(0, len(kernels), TOGETHER)]
+    return [failure for part in parts for failure in _failures_of_few(part, arch)]
+
+
+def _failures_of_few(kernels: Kernels, arch: int) -> Iterator[str]:
+    """The same, of as many kernels as are assembled at once."""
+    made = []
+    with collected() as texts:
+        for kernel, signature in kernels:
+            what = f"sm_{arch} {kernel.fn.__name__} {signature}"
+            try:
+                shared = compile_kernel(kernel, signature, divmod(arch, 10)).shared
+            except Exception as error:  # whatever a compiler raises is a finding
+                yield f"{what}: {str(error.__cause__ or error)[-500:]}"
+                continue
+            if len(texts) > len(made):  # else Triton had compiled the same already
+                made.append(what)
+            if shared > SHARED[arch]:
+                yield f"{what}: {shared} bytes of shared memory, and a block has {SHARED[arch]}"
+    yield from (f"{made[i]}: {said}" for i, said in refused(texts, arch).items())
 
 
 _kernels: list[tuple[int, Kernels]] = []  # for the processes that are forked: kernels do not travel between processes
@@ -97,6 +143,15 @@ _kernels: list[tuple[int, Kernels]] = []  # for the processes that are forked: k
 def _part(job: tuple[int, int]) -> list[str]:
     first, step = job
     return [failure for arch, kernels in _kernels for failure in failures(kernels[first::step], arch)]
+
+
+@contextmanager
+def _scratch(many: bool) -> Iterator[None]:
+    """Triton's files go to a folder, and with it; to one in memory where there is one and they are not too many."""
+    memory = "/dev/shm" if not many and os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 def main() -> int:
@@ -111,19 +166,22 @@ def main() -> int:
     options = parser.parse_args()
     import triton
 
-    found = [(arch, needed(options.ops, options.dtypes, options.without, arch)) for arch in options.arch]
-    _kernels[:] = found if options.all else [(arch, covering(kernels)) for arch, kernels in found]
+    found = needed(options.ops, options.dtypes, options.without, options.arch)
+    _kernels[:] = [(arch, kernels if options.all else covering(kernels)) for arch, kernels in found.items()]
     jobs = [(part, options.jobs) for part in range(options.jobs)]
-    if options.jobs == 1:
-        failed = _part(jobs[0])
-    else:
-        with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork")) as pool:
-            failed = [failure for some in pool.map(_part, jobs) for failure in some]
+    with _scratch(options.all):
+        if options.jobs == 1:
+            failed = _part(jobs[0])
+        else:
+            gc.freeze()  # what stays is not looked through again and again
+            with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("fork")) as pool:
+                failed = [failure for some in pool.map(_part, jobs) for failure in some]
+            gc.unfreeze()
     print("\n".join(failed))
     arches = ",".join(map(str, options.arch))
-    compiled, launched = (sum(len(kernels) for _, kernels in some) for some in (_kernels, found))
+    compiled, launched = (sum(len(kernels) for _, kernels in some) for some in (_kernels, found.items()))
     print(f"Triton {triton.__version__}: {compiled} of {launched} signatures for sm_{arches}, {len(failed)} failures")
-    return 1 if failed or not all(kernels for _, kernels in found) else 0
+    return 1 if failed or not all(found.values()) else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,31 +15,19 @@ import pytest
 
 import genesis.backend.cuda as cuda
 from genesis.backend import backend_for
-from genesis.backend.cuda import native
-from genesis.backend.cuda.compile import Binary
-from genesis.backend.cuda.descriptor import Facts
-from genesis.backend.cuda.driver import Function
+from genesis.backend.cuda import launch, native
+from genesis.backend.cuda.descriptor import is_descriptor
 from genesis.backend.cuda.host import HostDriver
-from genesis.backend.cuda.signature import Signature
+from genesis.backend.cuda.recording import Step
+from genesis.backend.cuda.signature import Signature, is_array
+from genesis.kernels import select
 
-__all__ = ["DryDriver", "VoidDriver", "collecting"]
+__all__ = ["VoidDriver", "collecting"]
 
-PARAMETERS = 96  # more than any kernel has
 VOID = 1 << 50  # addresses from here on are no process's
 
 
-class DryDriver(HostDriver):
-    """Host memory, and launches that do nothing."""
-
-    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
-        """A kernel that is not there."""
-        return Function(0, tuple((8 * i, 8) for i in range(PARAMETERS)))
-
-    def launch(self, *args: Any) -> None:
-        """Nothing."""
-
-
-class VoidDriver(DryDriver):
+class VoidDriver(HostDriver):
     """Addresses in order with nothing behind them; what is read from there is 0."""
 
     def __init__(self, index: int) -> None:
@@ -78,33 +65,25 @@ class VoidDriver(DryDriver):
         """Nothing."""
 
 
-class Encoder:
-    """Makes no tensor maps."""
-
-    def map(self, pointer: int) -> bytes:
-        """128 bytes of nothing."""
-        return bytes(128)
-
-
 @contextmanager
-def collecting(driver: type[DryDriver] = DryDriver) -> Iterator[dict[Any, tuple[Any, Signature]]]:
-    """The kernels and signatures launched inside the block, by something that tells them apart."""
+def collecting(driver: type[HostDriver] = HostDriver) -> Iterator[dict[Any, tuple[Any, Signature]]]:
+    """The kernels and signatures launched inside the block, by something that tells them apart; nothing runs."""
     found: dict[Any, tuple[Any, Signature]] = {}
 
-    def compiling(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Future[Binary]:
+    def step(backend: Any, kernel: Any, grid: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Step:
+        signature = native._signature(kernel, args, keywords)
         key = (kernel.fn.__module__, kernel.fn.__name__, signature.types, repr(signature.constants), signature.options)
         found.setdefault(key, (kernel, signature))
-        made: Future[Binary] = Future()
-        made.set_result(Binary(b"", kernel.fn.__name__, 0, 4, PARAMETERS, (Facts(0, 0, 2, (1, 1)),) * 8))
-        return made
+        count = sum(is_array(a) or is_descriptor(a) for a in args)
+
+        def prepare(step: Step) -> None:
+            step.words, step.slots, step.run = [0] * count, tuple(range(count)), lambda stream: None
+
+        return Step(prepare, lambda: True)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "driver_for", driver)
-        patch.setattr(native, "compiling", compiling)
-        patch.setattr(native, "encoder", lambda *args: Encoder())
-        patch.setattr(native, "_put", lambda *args: None)
-        patch.setattr(native, "_compiling", {})
-        patch.setattr(native, "_loaded", {})
+        patch.setattr(launch, "native_step", step)
         _forget_backends()
         try:
             yield found
@@ -116,3 +95,4 @@ def _forget_backends() -> None:
     """The next launches are those of a fresh device: what was recorded on another one is not replayed."""
     backend_for.cache_clear()
     cuda.backend_of.cache_clear()
+    select._plans.clear()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.host
 
 SCRIPT = """
 import json, sys, time

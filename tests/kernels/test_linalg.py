@@ -12,6 +12,7 @@ import triton.language as tl
 import genesis.backend.cuda.descriptor as descriptors
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
+from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
@@ -57,13 +58,23 @@ def on_gpu(values: np.ndarray, dtype: DType, turned: bool = False) -> Array:
     return array.view(values.shape, (*array.strides[:-2], array.strides[-1], array.strides[-2]))
 
 
+def normal(rng: np.random.Generator, shape: Shape, dtype: DType) -> np.ndarray:
+    """Normal values; in tf32 multiples of 2^-9 of 11 significant bits, which it holds as they are.
+
+    Sums of a few dozen of their products are then exact in float32, in any order: one tolerance is right with tf32 and
+    without, and so is the interpreter, which does not round to tf32.
+    """
+    values = rng.normal(size=shape)
+    return np.clip(np.round(values * 512), -2047, 2047) / 512 if dtype is float32 and allow_tf32 else values
+
+
 def difference(
     layout: str, x_shape: Shape, y_shape: Shape, dtype: DType, tile: Tile | None, finish: tuple[str, ...] = ()
 ) -> float:
     """The largest error of a product, relative to the largest element, against float64."""
     rng = np.random.default_rng(7)
-    x = on_gpu(rng.normal(size=x_shape), dtype, layout[0] == "t")
-    y = on_gpu(rng.normal(size=y_shape), dtype, layout[1] == "t")
+    x = on_gpu(normal(rng, x_shape, dtype), dtype, layout[0] == "t")
+    y = on_gpu(normal(rng, y_shape, dtype), dtype, layout[1] == "t")
     want = x.numpy().astype(np.float64) @ y.numpy().astype(np.float64)
     out = on_gpu(rng.normal(size=want.shape), dtype)
     bias, residual = on_gpu(rng.normal(size=want.shape[-1:]), dtype), on_gpu(rng.normal(size=want.shape), dtype)
@@ -126,10 +137,28 @@ def test_float32_is_copied_to_have_k_innermost(
     assert len(made) == copies[2 * swapped + copied - 1]
 
 
-@pytest.mark.parametrize("shape", [(32, 32), (40, 48), (200, 136)])
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ("nt", "tn"))
+def test_tf32_reads_factors_rounded_to_the_nearest(layout: str, launched: list[object], tf32: None) -> None:
+    """Each is 2^-11 at most from one of 11 significant bits, and only that one counts: the product is exact."""
+    rng = np.random.default_rng(11)
+
+    def factor(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+        near = rng.choice((-1.0, 1.0), shape) * (1 + rng.integers(1, 64, shape) / 1024)  # below 1 there are more
+        return near + rng.uniform(-0.9, 0.9, shape) * 2.0**-11, near
+
+    (x, near_x), (y, near_y) = factor((72, 16)), factor((16, 88))
+    want, out = near_x @ near_y, empty((72, 88), float32, CUDA)
+    linalg.matmul_into(out, on_gpu(x, float32, layout[0] == "t"), on_gpu(y, float32, layout[1] == "t"), tile=TILE)
+    assert launched == [BY_DESCRIPTORS]
+    assert np.abs(out.numpy() - want).max() < ROUNDING[float32] * np.abs(want).max()
+    assert np.abs(x @ y - want).max() > 100 * ROUNDING[float32] * np.abs(want).max()
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (40, 48), "more tiles than programs"])
 @pytest.mark.parametrize("resident", (1, 2))
-def test_a_program_takes_one_tile_or_many(shape: Shape, resident: int, launched: list[object]) -> None:
-    m, n = shape
+def test_a_program_takes_one_tile_or_many(shape: Shape | str, resident: int, launched: list[object]) -> None:
+    m, n = (32 * backend_of(CUDA).driver.properties.processors + 8, 136) if isinstance(shape, str) else shape
     assert difference("nn", (m, 40), (40, n), bfloat16, TILE._replace(resident=resident)) < ROUNDING[bfloat16]
     assert launched == [BY_DESCRIPTORS]
 

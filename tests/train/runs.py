@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -41,6 +42,7 @@ __all__ = [
     "memory_folder",
     "no_waiting",
     "observed",
+    "picture",
     "rows",
     "signal_in_step",
     "steps",
@@ -124,6 +126,12 @@ def checkpoints(output: Path | str) -> dict[int, str]:
     folders = Path(output).glob("checkpoint-*")
     manifests = {int(folder.name.partition("-")[2]): verify_manifest(folder) for folder in folders}
     return {step: str(manifests[step].metadata["state_hash"]) for step in sorted(manifests)}
+
+
+def picture(folder: Path) -> dict[str, tuple[str, int]]:
+    """Content and time of change of every file below a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in files}
 
 
 @contextmanager

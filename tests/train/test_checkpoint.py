@@ -41,11 +41,6 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("corpus"))
-
-
 @pytest.fixture(autouse=True)
 def fast() -> Iterator[None]:
     with no_waiting():

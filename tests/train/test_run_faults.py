@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from genesis.errors import ConfigError, DiskError, InterruptedRun, ModelError, NumericError
+from genesis.errors import ConfigError, DiskError, ModelError, NumericError
 from genesis.optim import Optimizer
 from genesis.train import loop
 from genesis.train.checkpoint import Checkpoints
@@ -21,32 +20,7 @@ from genesis.train.config import Config
 from genesis.train.metrics import MetricsWriter
 from genesis_models.blocks import CausalLM
 from tests.io.faults import FailAt, Recorder, ShortWrites
-from tests.train.runs import checkpoints, load, make, observed, rows, signal_in_step, train
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def expected(recipe: Path) -> str:
-    """H of the uninterrupted run."""
-    return train(load(recipe, "whole")).state_hash
-
-
-@pytest.fixture
-def halved(recipe: Path, tmp_path: Path) -> Path:
-    """The folder of a run that was stopped after step 3, with the checkpoints of 2 and 3."""
-    with signal_in_step(3), pytest.raises(InterruptedRun):
-        train(load(recipe, str(tmp_path / "run")))
-    return tmp_path / "run"
-
-
-def picture(folder: Path) -> dict[str, tuple[str, int]]:
-    """Content and time of change of every file below a folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in files}
+from tests.train.runs import checkpoints, load, observed, picture, rows, train
 
 
 class TestNotFinite:

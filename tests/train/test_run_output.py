@@ -9,20 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.runs import Ended, Forks, load, make, train
+from tests.train.runs import Ended, Forks, make
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def expected(recipe: Path) -> str:
-    """H of a run that everybody listens to."""
-    return train(load(recipe, "whole")).state_hash
 
 
 def check_complete(output: Path, expected: str) -> None:

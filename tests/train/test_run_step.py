@@ -14,14 +14,9 @@ from genesis.data.loader import IGNORE_INDEX, Batch
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from tests.train.runs import assembled, load, make
+from tests.train.runs import assembled, load
 
 EPSILON = float(np.finfo(np.float64).eps)
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 from genesis.errors import InterruptedRun
 from genesis.train import loop
 from genesis.train.signals import Interrupts
-from tests.train.runs import Ended, Forks, checkpoints, load, make, rows, train
+from tests.train.runs import Ended, Forks, checkpoints, load, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -101,11 +101,6 @@ class TestInterrupts:
         thread.start()
         thread.join()
         assert seen == [before]
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
