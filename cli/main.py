@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from genesis_cli.bench_model import bench_model
 from genesis_cli.env import env
 from genesis_cli.errors import exit_code, hold_standard_streams, settle_stdout
 from genesis_cli.eval import evaluate
@@ -36,6 +37,7 @@ app.command("generate", epilog=EPILOG)(generate)
 app.command("eval", epilog=EPILOG)(evaluate)
 app.command("validate", epilog=EPILOG)(validate)
 app.command("profile", epilog=EPILOG)(profile)
+app.command("bench-model", epilog=EPILOG)(bench_model)
 app.command("schema", epilog=EPILOG)(schema)
 app.command("env", epilog=EPILOG)(env)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from genesis.errors import DTypeError, GenesisError, UsageError, escape
+from genesis.errors import DTypeError, UsageError, escape
+from genesis_cli.measured import device_name, integers, limits_row, raise_first, show
 
 if TYPE_CHECKING:
     from genesis.backend import Device
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["profile"]
 
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-STDOUT = "-"
 
 
 def profile(
@@ -47,6 +47,7 @@ def profile(
     A case that fails does not end the run; the exit code is that of the first one.
     """
     from genesis.profile.op import Settings, profile_op
+    from genesis.profile.report import lines_of
     from genesis.profile.schema import Failure
     from genesis_models.session.preparation import resolve_device
 
@@ -62,65 +63,34 @@ def profile(
     given = {"--op": op, "--shape": shape, "--axis": axis, "--dtype": dtype, "--device": device}
     words = [f"{name} {value}" for name, value in given.items() if value is not None]
     words += [name for name, is_set in (("--backward", backward), ("--cold", cold)) if is_set]
-    _show(_report(" ".join(["genesis profile", *words]), where, rows, failures), json)
-    if failures:
-        first, count = failures[0], len(failures)
-        error = GenesisError(
-            first.error, where=f"{first.name} {first.label}, {count} of {len(rows) + count} cases failed"
-        )
-        error.exit_code = first.exit_code
-        raise error
-
-
-def _show(report: Report, json: str | None) -> None:
-    from genesis.io.files import write_file
-    from genesis.profile.report import lines_of
-
-    if json != STDOUT and report.rows:
-        print("\n".join(lines_of(report)))
-    if json is not None:
-        text = report.model_dump_json(indent=2) + "\n"
-        if json == STDOUT:
-            print(text, end="")
-        else:
-            write_file(json, text.encode())
+    report = _report(" ".join(["genesis profile", *words]), where, rows, failures)
+    show(report, lines_of(report) if rows else (), json)
+    raise_first(failures, len(rows))
 
 
 def _report(command: str, device: Device, rows: list[Row], failures: list[Failure]) -> Report:
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
-    from genesis.profile.schema import LimitsRow, Report
+    from genesis.profile.schema import Report
     from genesis_cli.environment import facts
 
-    limits = []
-    for name in dict.fromkeys(row.dtype for row in rows):
-        found = limits_of(device, as_dtype(name))
-        figures = {key: getattr(found, key) for key in LimitsRow.model_fields if key != "dtype"}
-        limits.append(LimitsRow(dtype=name, **figures))
+    names = dict.fromkeys(row.dtype for row in rows)
     machine = facts()
     return Report(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=escape(command),
         device=str(device),
-        device_name=_name(device) or machine["cpu"]["name"] or "unknown",
+        device_name=device_name(device, machine),
         machine=machine,
-        limits=limits,
+        limits=[limits_row(limits_of(device, as_dtype(name))) for name in names],
         rows=rows,
         failures=failures,
     )
 
 
-def _name(device: Device) -> str:
-    """What a GPU is called; empty for the CPU."""
-    from genesis import cuda
-    from genesis.backend import CPU
-
-    return "" if device == CPU else cuda.get_device_name(device)
-
-
 def _shape(text: str) -> Shape:
     """`4,512,896` as sizes."""
-    sizes = _numbers(text)
+    sizes = integers(text)
     if not sizes or min(sizes) < 1:
         raise UsageError(f"{text!r} is not a shape", where="--shape", next="write sizes of 1 and more: 4,512,896")
     return sizes
@@ -130,18 +100,10 @@ def _axes(text: str) -> Axes:
     """One dimension, several, or None for all."""
     if text == "all":
         return None
-    axes = _numbers(text)
+    axes = integers(text)
     if not axes:
         raise UsageError(f"{text!r} is not an axis", where="--axis", next="write -1, or several as in 0,1, or all")
     return axes if len(axes) > 1 else axes[0]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Integers between commas; empty where it is something else."""
-    try:
-        return tuple(int(part) for part in text.strip("()").split(","))
-    except ValueError:
-        return ()
 
 
 def _dtype(name: str) -> DType:

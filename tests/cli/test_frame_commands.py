@@ -19,7 +19,7 @@ from genesis_cli.env import report
 from genesis_cli.environment import missing_for_cuda, packages
 from tests.cli.command import FAKE_SESSION, genesis, genesis_with, here
 
-COMMANDS = ["train", "generate", "eval", "validate", "profile", "schema", "env"]
+COMMANDS = ["train", "generate", "eval", "validate", "profile", "bench-model", "schema", "env"]
 # Says how it was called, and never runs a model.
 ECHO = """
 import json

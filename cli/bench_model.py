@@ -1,0 +1,136 @@
+"""`genesis bench-model`: how long a training step of a model takes here, by phase, and what memory it takes."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from genesis.errors import UsageError, escape
+from genesis_cli.measured import device_name, integers, limits_row, raise_first, show
+
+if TYPE_CHECKING:
+    from genesis.bench.limits import Limits
+    from genesis.profile.schema import Failure
+    from genesis_models.bench.measuring import Settings
+    from genesis_models.bench.schema import Report, Row
+    from genesis_models.config import ModelConfig
+
+__all__ = ["bench_model"]
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "bfloat16": "bfloat16", "float32": "float32"}
+CHECKPOINTING = {how: how for how in ("none", "selective", "full")}
+
+
+def bench_model(
+    size: Annotated[str, typer.Option(metavar="SIZE", help="A preset such as 0.5B, a config.json, or a model folder.")],
+    batch_size: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a batch.")] = "1,2,4",
+    seq_len: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens of a row.")] = "128,256,512",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="DTYPE", help="bf16 or fp32.  [default: bf16 on a GPU, fp32 on the CPU]"),
+    ] = None,
+    checkpointing: Annotated[
+        str, typer.Option(metavar="HOW", help="What is computed again in backward: none, selective or full.")
+    ] = "none",
+    fast: Annotated[bool, typer.Option("--fast", help="Take little time for each case.")] = False,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the report as JSON, too; - prints nothing but that.")
+    ] = None,
+) -> None:
+    """Measure training steps of a model with random weights.
+
+    Prints the times of forward, backward and optimizer for each batch size and length, tokens and FLOPs a second, the
+    share of this machine's measured matmul, memory by what it is for, and what larger batches and lengths cost.
+    A case that fails does not end the run; the exit code is that of the first one.
+    """
+    from genesis.backend import CPU
+    from genesis.bench.limits import limits_of
+    from genesis.dtypes import as_dtype
+    from genesis.profile.schema import Failure
+    from genesis_models.bench import measuring
+    from genesis_models.bench.cases import check_lengths, shape_of
+    from genesis_models.bench.report import lines_of
+    from genesis_models.session.preparation import resolve_device
+
+    batches, lengths = _sizes(batch_size, "--batch-size"), _sizes(seq_len, "--seq-len")
+    kind, how = _choice(dtype, DTYPES, "--dtype"), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
+    config = shape_of(size)
+    check_lengths(config, lengths)
+    where = resolve_device(device)
+    kind = kind or ("float32" if where == CPU else "bfloat16")
+    settings = measuring.Settings(kind, how or "none", **({"plan": measuring.FAST} if fast else {}))
+    limits = limits_of(where, as_dtype(kind))
+    rows, failures = [], []
+    for found in measuring.bench_model(config, itertools.product(batches, lengths), limits, settings):
+        if isinstance(found, Failure):
+            failures.append(found)
+        else:
+            rows.append(found)
+    given = {"--size": size, "--batch-size": batch_size, "--seq-len": seq_len, "--device": device}
+    given |= {"--checkpointing": checkpointing} | ({} if dtype is None else {"--dtype": dtype})
+    words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
+    report = _report(" ".join([*words, "--fast"] if fast else words), size, config, limits, settings, rows, failures)
+    show(report, lines_of(report), json)
+    raise_first(failures, len(rows))
+
+
+def _report(
+    command: str,
+    size: str,
+    config: ModelConfig,
+    limits: Limits,
+    settings: Settings,
+    rows: list[Row],
+    failures: list[Failure],
+) -> Report:
+    from genesis.backend import CPU
+    from genesis.backend.cpu import threads
+    from genesis_cli.environment import facts
+    from genesis_models.bench import measuring
+    from genesis_models.bench.cases import FORMULA
+    from genesis_models.bench.schema import ModelFacts, Report, SettingsRow
+    from genesis_models.folder import parameter_count
+
+    machine = facts()
+    return Report(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=escape(command),
+        device=str(limits.device),
+        device_name=device_name(limits.device, machine),
+        machine=machine,
+        limits=limits_row(limits),
+        model=ModelFacts(
+            size=size, model_type=config.model_type, parameters=parameter_count(config), config=dict(config.raw)
+        ),
+        settings=SettingsRow(
+            dtype=settings.dtype,
+            optimizer=measuring.OPTIMIZER,
+            checkpointing=settings.checkpointing,
+            threads=threads() if limits.device == CPU else None,
+            is_fast=settings.plan is measuring.FAST,
+        ),
+        formula=FORMULA,
+        rows=rows,
+        scaling=measuring.scaling_of(rows),
+        failures=failures,
+    )
+
+
+def _sizes(text: str, option: str) -> tuple[int, ...]:
+    """`1,2,4`, without what stands there twice."""
+    sizes = tuple(dict.fromkeys(integers(text)))
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"{text!r} are no sizes", where=option, next="write numbers of 1 and more: 1,2,4")
+    return sizes
+
+
+def _choice(word: str | None, known: Mapping[str, str], option: str) -> str | None:
+    """What a word stands for; None where there is none."""
+    if word is not None and word not in known:
+        raise UsageError(f"{word!r} is not known", where=option, next=f"use one of {', '.join(known)}")
+    return None if word is None else known[word]

@@ -1,0 +1,67 @@
+"""What commands that measure share: the machine's names and limits, where a report goes, and how failures end them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from genesis.errors import GenesisError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from genesis.backend import Device
+    from genesis.bench.limits import Limits
+    from genesis.profile.schema import Failure, LimitsRow
+
+__all__ = ["device_name", "integers", "limits_row", "raise_first", "show"]
+
+STDOUT = "-"
+
+
+def device_name(device: Device, machine: dict[str, Any]) -> str:
+    """What the processor or GPU is called; `machine` is from `environment.facts`."""
+    from genesis import cuda
+    from genesis.backend import CPU
+
+    return (machine["cpu"]["name"] if device == CPU else cuda.get_device_name(device)) or "unknown"
+
+
+def limits_row(found: Limits) -> LimitsRow:
+    """The limits as a part of a report."""
+    from genesis.profile.schema import LimitsRow
+
+    figures = {key: getattr(found, key) for key in LimitsRow.model_fields if key != "dtype"}
+    return LimitsRow(dtype=found.dtype.name, **figures)
+
+
+def show(report: BaseModel, lines: Iterable[str], json: str | None) -> None:
+    """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead."""
+    from genesis.io.files import write_file
+
+    if json != STDOUT and (text := "\n".join(lines)):
+        print(text)
+    if json is not None:
+        text = report.model_dump_json(indent=2) + "\n"
+        if json == STDOUT:
+            print(text, end="")
+        else:
+            write_file(json, text.encode())
+
+
+def raise_first(failures: Sequence[Failure], measured: int) -> None:
+    """End with the first failure's message and exit code, if there is one; `measured` cases succeeded."""
+    if failures:
+        first, count = failures[0], len(failures)
+        where = f"{first.name} {first.label}, {count} of {measured + count} cases failed"
+        error = GenesisError(first.error, where=where)
+        error.exit_code = first.exit_code
+        raise error
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """Integers between commas; empty where it is something else."""
+    try:
+        return tuple(int(part) for part in text.strip("()").split(","))
+    except ValueError:
+        return ()

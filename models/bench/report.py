@@ -1,0 +1,136 @@
+"""The text of a report about training steps: a table, and what it says. `schema.py` has the same as data."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from genesis.errors import escape
+from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from genesis_models.bench.schema import Memory, Report, Row, Scaling
+
+__all__ = ["lines_of"]
+
+WIDTH = 100
+INDENT = 10  # of what stands beside a title
+
+
+def lines_of(report: Report) -> Iterator[str]:
+    """The whole report."""
+    yield from _head(report)
+    if report.rows:
+        yield ""
+        yield from _table(report.rows)
+        yield ""
+        yield from _legend(report)
+        yield from _findings(report)
+    for failure in report.failures:
+        yield from _titled("failed", f"{failure.label}: {escape(failure.error)}")
+
+
+def _titled(title: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=title.ljust(INDENT), subsequent_indent=" " * INDENT)
+
+
+# --- Head -------------------------------------------------------------------------------------------------------------
+
+
+def _head(report: Report) -> Iterator[str]:
+    settings, model, limits = report.settings, report.model, report.limits
+    threads = "" if settings.threads is None else f", {settings.threads} thread{'s' * (settings.threads != 1)}"
+    yield from _titled("device", f"{escape(report.device_name)} ({report.device}{threads})")
+    if limits.flops_per_second is not None:
+        product = rate(limits.flops_per_second, "FLOP/s")
+        yield from _titled("limit", f"matmul {limits.dtype} {product}, measured now")
+    yield from _titled(
+        "model",
+        f"{escape(model.size)}: {model.model_type}, {model.parameters:,} parameters, {settings.dtype},"
+        f" {settings.optimizer}, checkpointing {settings.checkpointing}",
+    )
+
+
+# --- Table ------------------------------------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    """One line for each batch and length; a column that no row fills is left out."""
+    cells = [_cells(row) for row in rows]
+    names = [name for name in cells[0] if any(c[name] for c in cells)]
+    widths = {name: max(len(name), *(len(c[name]) for c in cells)) for name in names}
+    for line in ({name: name for name in names}, *cells):
+        parts = [line[n].ljust(widths[n]) if n in LEFT else line[n].rjust(widths[n]) for n in names]
+        yield "  ".join(parts).rstrip()
+
+
+LEFT = ("case", "note")  # columns of words; numbers stand to the right
+
+
+def _cells(row: Row) -> dict[str, str]:
+    phases, half_width = row.phases, row.step.half_width
+    sure = "?" if half_width is None else _percent(half_width)
+    return {
+        "case": row.label,
+        "step ±": f"{readable_seconds(row.step.seconds)} {sure:>5}",
+        "forward": readable_seconds(phases.forward.seconds),
+        "backward": readable_seconds(phases.backward.seconds),
+        "optimizer": readable_seconds(phases.optimizer.seconds),
+        "tokens/s": f"{row.tokens_per_second:,.0f}",
+        "FLOP/s": rate(row.flops_per_second, "").strip(),
+        "MFU": "" if row.mfu is None else _percent(row.mfu),
+        "memory": readable_bytes(row.memory.peak),
+        "note": "noisy" if row.step.is_noisy else "",
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{share:.{0 if share >= 0.1 else 1}%}"
+
+
+def _legend(report: Report) -> Iterator[str]:
+    """How to read the table."""
+    how = "case: rows x tokens of a batch; ±: half of the 95 % confidence interval of the median"
+    if report.settings.threads is None:
+        how += "; step: a CUDA graph, as in `genesis train`; phases: of a step kernel by kernel, with waits"
+    else:
+        how += "; step: as in `genesis train`, on all threads"
+    yield from textwrap.wrap(how + "; forward: with the head's gradients, which the loss makes", WIDTH)
+    formula = f"FLOP/s: {report.formula}, N parameters, L layers, h the width of all heads, S the length;"
+    yield from textwrap.wrap(f"{formula} MFU: the share of the matmul's", WIDTH)
+    if any(row.step.is_noisy for row in report.rows):
+        again = "measure again" + (", without --fast" if report.settings.is_fast else "")
+        yield f"noisy: the machine was not quiet, or the time was too short; {again}"
+
+
+# --- What it says -----------------------------------------------------------------------------------------------------
+
+
+def _findings(report: Report) -> Iterator[str]:
+    """Memory and phases of the largest case, and what growing costs."""
+    largest = max(report.rows, key=lambda row: (row.batch * row.length, row.length))
+    yield from _titled("memory", f"{largest.label}: {_memory(largest.memory)}")
+    for _, group in itertools.groupby(report.scaling, key=lambda s: (s.axis, s.fixed)):
+        yield from _titled("scaling", _scaling(list(group)))
+    (first, share), *others = sorted(largest.phases.shares.items(), key=lambda item: -item[1])
+    rest = ", ".join(f"{name} {part:.0%}" for name, part in others)
+    yield from _titled("priority", f"{largest.label}: {first} takes most, {share:.0%} of the phases; {rest}")
+    for note in dict.fromkeys(note for row in report.rows for note in row.notes):
+        yield from _titled("note", escape(note))
+
+
+def _memory(memory: Memory) -> str:
+    parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer")}
+    parts["activations and workspace"] = memory.rest
+    text = ", ".join(f"{name} {readable_bytes(size)}" for name, size in parts.items())
+    if memory.planned is not None:
+        planned = ", ".join(f"{name} {readable_bytes(size)}" for name, size in memory.planned.items())
+        text += f"; planned {readable_bytes(sum(memory.planned.values()))}: {planned}"
+    return text
+
+
+def _scaling(steps: Sequence[Scaling]) -> str:
+    """The ratios along one axis: "length 128: time of a token ×0.71 from batch 1 to 2"."""
+    axis, fixed = steps[0].axis, steps[0].fixed
+    other = "length" if axis == "batch" else "batch"
+    ratios = ", ".join(f"×{s.ratio:.2f} from {axis} {s.start} to {s.end}" for s in steps)
+    return f"{other} {fixed}: time of a token {ratios}"

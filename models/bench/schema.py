@@ -1,0 +1,152 @@
+"""The report about a model's training steps as data: what `genesis bench-model --json` writes.
+
+Times are seconds, sizes are bytes, shares are of 1. `Report.model_json_schema()` gives its JSON schema.
+`schema_version` grows when a field goes or changes its meaning; new fields leave it as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, JsonValue
+
+from genesis.profile.schema import Failure, LimitsRow, Time
+
+__all__ = ["Memory", "ModelFacts", "Phases", "Report", "Row", "Scaling", "SettingsRow"]
+
+
+class _Model(BaseModel):
+    model_config = Time.model_config
+
+
+class Phases(_Model):
+    """The parts of a step that was taken kernel by kernel, with a wait for the device at the end of each.
+
+    In each step they add up to the whole; their medians do so as far as steps are alike.
+    """
+
+    forward: Time
+    """To the loss, which makes the head's gradients on its way. Where threads share a batch, their mean."""
+    backward: Time
+    """From there to the gradients of all parameters."""
+    optimizer: Time
+    """The gradient norm, clipping and the update."""
+    step: Time
+    """All of it."""
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each phase's share of the three together."""
+        times = {name: getattr(self, name).seconds for name in ("forward", "backward", "optimizer")}
+        return {name: seconds / sum(times.values()) for name, seconds in times.items()}
+
+
+class Memory(_Model):
+    """What a step takes."""
+
+    weights: int
+    """Of all parameters, as they lie there."""
+    gradients: int
+    optimizer: int
+    """Running averages, and masters of 2-byte weights."""
+    peak: int
+    """The most at one time. On a GPU what was allocated; on the CPU the three above, and the most that a step took
+    beyond them, with Python's own objects."""
+    planned: dict[str, int] | None
+    """The parts that were counted from shapes beforehand, which add up to the planned peak; null on the CPU."""
+
+    @property
+    def rest(self) -> int:
+        """Activations and workspace at the peak."""
+        return self.peak - self.weights - self.gradients - self.optimizer
+
+
+class Row(_Model):
+    """Steps on batches of one size."""
+
+    batch: int
+    """Rows of a batch."""
+    length: int
+    """Tokens of a row."""
+    step: Time
+    """Wall time of a step as `genesis train` takes it: on a GPU a captured one, on the CPU shared by threads."""
+    is_captured: bool
+    """The step was replayed as a CUDA graph; `phases` are of one that was not."""
+    phases: Phases
+    tokens_per_second: float
+    flops: int
+    """Operations of a step by the formula in `Report.formula`."""
+    flops_per_second: float
+    mfu: float | None
+    """Model FLOP utilization: `flops_per_second` as a share of a large matrix product's."""
+    memory: Memory
+    notes: list[str]
+    """What was not as usual."""
+
+    @property
+    def label(self) -> str:
+        """Batch and length for people."""
+        return f"{self.batch}x{self.length}"
+
+
+class Scaling(_Model):
+    """What a larger batch or length does to the time of a token, all else alike."""
+
+    axis: Literal["batch", "length"]
+    """What grows."""
+    fixed: int
+    """The other one."""
+    start: int
+    end: int
+    ratio: float
+    """Step seconds for each token at `end` over those at `start`; below 1 where larger is more efficient."""
+
+
+class ModelFacts(_Model):
+    """The model."""
+
+    size: str
+    """As it was asked for."""
+    model_type: str
+    parameters: int
+    """A tied head counts once."""
+    config: dict[str, JsonValue]
+    """Its config.json."""
+
+
+class SettingsRow(_Model):
+    """How steps were taken."""
+
+    dtype: str
+    """Of weights and activations."""
+    optimizer: str
+    checkpointing: str
+    """Of activations."""
+    threads: int | None
+    """That share a batch; null on a GPU."""
+    is_fast: bool
+    """Little time was taken for each case."""
+
+
+class Report(_Model):
+    """The report."""
+
+    schema_version: Literal[1] = 1
+    date: str
+    """Of its end, UTC, ISO 8601."""
+    command: str
+    """Without where the report went."""
+    device: str
+    """cpu, or cuda:N."""
+    device_name: str
+    machine: dict[str, JsonValue]
+    """Versions, processor and GPUs: what `genesis env --json` prints."""
+    limits: LimitsRow
+    """For the dtype of the settings."""
+    model: ModelFacts
+    settings: SettingsRow
+    formula: str
+    """Of `Row.flops`: N parameters, L layers, h the width of all heads, S the length."""
+    rows: list[Row]
+    scaling: list[Scaling]
+    failures: list[Failure]
