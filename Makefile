@@ -59,13 +59,12 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, aga
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.training_step --recipes lean-compile --out benchmarks/results/$(shell date +%F)-gpu-training-step.json
 
-# For sm_80, sm_90 and sm_100, in the type of training, signatures that show every feature of every kernel; float32, whose
-# products are other kernels, for sm_90. `make kernels` has all types.
+# For sm_80, sm_90 and sm_100, in the type of training, signatures that show every feature of every kernel. `make kernels`
+# has all types.
 kernels-newest: install-dev ## compile the kernels ahead of time with the newest Triton; needs no GPU
 	$(BIN)/python -m tests.kernels.ahead --dtypes bfloat16 --jobs $(WORKERS)
-	$(BIN)/python -m tests.kernels.ahead --arch 90 --dtypes float32 --jobs $(WORKERS)
 
-kernels-lowest: $(LOWEST_VENV)/.installed ## the same with the lowest supported Triton, bfloat16 alone
+kernels-lowest: $(LOWEST_VENV)/.installed ## the same with the lowest supported Triton
 	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes bfloat16 --jobs $(WORKERS)
 
 # Triton 3.6 and what collecting signatures needs besides, so that it is there before .venv is.
