@@ -39,7 +39,6 @@ from genesis.op import registry
 from tests.kernels.assembling import TOGETHER, collected, refused
 from tests.kernels.covering import Kernels, covering
 from tests.kernels.dry import collecting
-from tests.kernels.reading import read_once
 from tests.ops import conformance
 from tests.ops.devices import CUDA, using
 from tests.ops.samples import all_rows
@@ -138,19 +137,12 @@ def _failures_of_few(kernels: Kernels, arch: int) -> Iterator[str]:
     yield from (f"{made[i]}: {said}" for i, said in refused(texts, arch).items())
 
 
-_kernels: dict[int, Kernels] = {}  # for the processes that are forked: kernels do not travel between processes
+_kernels: list[tuple[int, Kernels]] = []  # for the processes that are forked: kernels do not travel between processes
 
 
 def _part(job: tuple[int, int]) -> list[str]:
-    """The failures among every `step`-th kernel, on all architectures."""
     first, step = job
-    numbers: dict[str, int] = {}
-
-    def is_mine(kernel: tuple[Any, Signature]) -> bool:
-        return numbers.setdefault(repr(kernel), len(numbers)) % step == first
-
-    with read_once():
-        return [failure for arch, some in _kernels.items() for failure in failures(list(filter(is_mine, some)), arch)]
+    return [failure for arch, kernels in _kernels for failure in failures(kernels[first::step], arch)]
 
 
 @contextmanager
@@ -175,7 +167,7 @@ def main() -> int:
     import triton
 
     found = needed(options.ops, options.dtypes, options.without, options.arch)
-    _kernels.update({arch: kernels if options.all else covering(kernels) for arch, kernels in found.items()})
+    _kernels[:] = [(arch, kernels if options.all else covering(kernels)) for arch, kernels in found.items()]
     jobs = [(part, options.jobs) for part in range(options.jobs)]
     with _scratch(options.all):
         if options.jobs == 1:
@@ -187,7 +179,7 @@ def main() -> int:
             gc.unfreeze()
     print("\n".join(failed))
     arches = ",".join(map(str, options.arch))
-    compiled, launched = (sum(map(len, some.values())) for some in (_kernels, found))
+    compiled, launched = (sum(len(kernels) for _, kernels in some) for some in (_kernels, found.items()))
     print(f"Triton {triton.__version__}: {compiled} of {launched} signatures for sm_{arches}, {len(failed)} failures")
     return 1 if failed or not all(found.values()) else 0
 
