@@ -18,7 +18,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-bench kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-bench performance kernels kernels-newest \
 	kernels-lowest format peers clean
 
 help: ## list these commands
@@ -58,6 +58,9 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, aga
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.training_step --recipes lean-compile --out benchmarks/results/$(shell date +%F)-gpu-training-step.json
+
+performance: install-dev ## make docs/performance.md again from the results that git knows; measures nothing
+	$(BIN)/python -m benchmarks.performance
 
 # For sm_80, sm_90 and sm_100, in the type of training, signatures that show every feature of every kernel. `make kernels`
 # has all types.

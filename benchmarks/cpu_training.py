@@ -4,12 +4,16 @@
 
 Each side runs in processes of its own, by turns, on the same tokens, with the same number of threads. Reported are the
 median step over all rounds, tokens a second, the peak resident memory of the process, and the ratio torch / Genesis.
+
+Each library picks its matrix products' kernels by the processor, and most of a step is in them: the result names what
+Genesis' BLAS picked, and what the environment made it pick (OPENBLAS_CORETYPE).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -30,6 +34,7 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
     import time
 
     import numpy as np
+    from threadpoolctl import threadpool_info
 
     import genesis
     import genesis_models
@@ -77,6 +82,11 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "last_loss": losses[-1],
         "version": f"genesis {genesis.__version__}, numpy {np.__version__}",
+        "blas": ", ".join(
+            f"{x['internal_api']} {x['version']} for {x.get('architecture', 'an unknown processor')}"
+            for x in threadpool_info()
+            if x["user_api"] == "blas"
+        ),
     }
 
 
@@ -123,9 +133,11 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
             rounds["torch"].append(run(theirs, job))
     tokens = config.train.batch_size * config.data.seq_len
     sides = {name: summary(found, tokens) for name, found in rounds.items()}
+    sides["genesis"]["blas"] = rounds["genesis"][0]["blas"]
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": {"processor": platform.processor() or platform.machine(), "threads": arguments.threads},
+        "pinned": os.environ.get("OPENBLAS_CORETYPE"),
         "command": "python benchmarks/cpu_training.py --torch-python <python with torch>",
         "shape": {"batch_size": config.train.batch_size, "seq_len": config.data.seq_len},
         **sides,
@@ -153,6 +165,9 @@ def main() -> None:
             f" peak {side['peak_mib']:6.0f} MiB  ({side['version']})"
         )
     print(f"torch / genesis: time {found['speed_ratio']:.2f}, memory {found['memory_ratio']:.2f}")
+    print(f"Genesis' matrix products: {found['genesis']['blas']}")
+    if found["pinned"]:
+        print(f"OPENBLAS_CORETYPE={found['pinned']} pins their kernels: unset it to measure what a user gets")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(found, indent=2) + "\n")
 

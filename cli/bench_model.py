@@ -13,10 +13,11 @@ from genesis.errors import UsageError, escape
 from genesis_cli.measured import device_name, integers, limits_row, raise_first, show
 
 if TYPE_CHECKING:
+    from genesis.backend import Device
     from genesis.bench.limits import Limits
     from genesis.profile.schema import Failure
     from genesis_models.bench.measuring import Settings
-    from genesis_models.bench.schema import Report, Row
+    from genesis_models.bench.schema import PeerStep, Report, Row
     from genesis_models.config import ModelConfig
 
 __all__ = ["bench_model"]
@@ -26,20 +27,41 @@ CHECKPOINTING = {how: how for how in ("none", "selective", "full")}
 
 
 def bench_model(
-    size: Annotated[str, typer.Option(metavar="SIZE", help="A preset such as 0.5B, a config.json, or a model folder.")],
-    batch_size: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a batch.")] = "1,2,4",
-    seq_len: Annotated[str, typer.Option(metavar="N,N,…", help="Tokens of a row.")] = "128,256,512",
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    size: Annotated[
+        str, typer.Option("--size", metavar="SIZE", help="A preset such as 0.5B, a config.json, or a model folder.")
+    ],
+    batch_size: Annotated[str, typer.Option("--batch-size", metavar="N,N,…", help="Rows of a batch.")] = "1,2,4",
+    seq_len: Annotated[str, typer.Option("--seq-len", metavar="N,N,…", help="Tokens of a row.")] = "128,256,512",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="DTYPE", help="bf16 or fp32.  [default: bf16 on a GPU, fp32 on the CPU]"),
+        typer.Option("--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: bf16 on a GPU, fp32 on the CPU]"),
     ] = None,
     checkpointing: Annotated[
-        str, typer.Option(metavar="HOW", help="What is computed again in backward: none, selective or full.")
+        str,
+        typer.Option(
+            "--checkpointing", metavar="HOW", help="What is computed again in backward: none, selective or full."
+        ),
     ] = "none",
     fast: Annotated[bool, typer.Option("--fast", help="Take little time for each case.")] = False,
+    vs: Annotated[
+        str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, each recipe in a fresh process.")
+    ] = None,
+    recipes: Annotated[
+        str,
+        typer.Option(
+            "--recipes",
+            metavar="NAME,…",
+            help="eager: Hugging Face's model; compile: compiled; lean: one made for speed.",
+        ),
+    ] = "eager,compile,lean",
+    torch_python: Annotated[
+        str | None,
+        typer.Option("--torch-python", metavar="PATH", help="The Python that has torch.  [default: this one]"),
+    ] = None,
     json: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the report as JSON, too; - prints nothing but that.")
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the report as JSON, too; - prints nothing but that."),
     ] = None,
 ) -> None:
     """Measure training steps of a model with random weights.
@@ -55,6 +77,7 @@ def bench_model(
     from genesis_models.bench import measuring
     from genesis_models.bench.cases import check_lengths, shape_of
     from genesis_models.bench.report import lines_of
+    from genesis_models.bench.versus import versus_torch
     from genesis_models.session.preparation import resolve_device
 
     batches, lengths = _sizes(batch_size, "--batch-size"), _sizes(seq_len, "--seq-len")
@@ -64,17 +87,22 @@ def bench_model(
     where = resolve_device(device)
     kind = kind or ("float32" if where == CPU else "bfloat16")
     settings = measuring.Settings(kind, how or "none", **({"plan": measuring.FAST} if fast else {}))
-    limits = limits_of(where, as_dtype(kind))
+    peers = _peers(vs, recipes, torch_python, where)
+    limits, cases = limits_of(where, as_dtype(kind)), list(itertools.product(batches, lengths))
     rows, failures = [], []
-    for found in measuring.bench_model(config, itertools.product(batches, lengths), limits, settings):
+    for found in measuring.bench_model(config, cases, limits, settings):
         if isinstance(found, Failure):
             failures.append(found)
         else:
             rows.append(found)
     given = {"--size": size, "--batch-size": batch_size, "--seq-len": seq_len, "--device": device}
     given |= {"--checkpointing": checkpointing} | ({} if dtype is None else {"--dtype": dtype})
+    given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(peers)}
     words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
-    report = _report(" ".join([*words, "--fast"] if fast else words), size, config, limits, settings, rows, failures)
+    steps = list(versus_torch(config, cases, limits, settings, peers, torch_python)) if peers else []
+    report = _report(
+        " ".join([*words, "--fast"] if fast else words), size, config, limits, settings, rows, steps, failures
+    )
     show(report, lines_of(report), json)
     raise_first(failures, len(rows))
 
@@ -86,6 +114,7 @@ def _report(
     limits: Limits,
     settings: Settings,
     rows: list[Row],
+    peers: list[PeerStep],
     failures: list[Failure],
 ) -> Report:
     from genesis.backend import CPU
@@ -93,6 +122,7 @@ def _report(
     from genesis_cli.environment import facts
     from genesis_models.bench import measuring
     from genesis_models.bench.cases import FORMULA
+    from genesis_models.bench.doubling import doublings, room_of
     from genesis_models.bench.schema import ModelFacts, Report, SettingsRow
     from genesis_models.folder import parameter_count
 
@@ -117,8 +147,24 @@ def _report(
         formula=FORMULA,
         rows=rows,
         scaling=measuring.scaling_of(rows),
+        doublings=doublings(config, rows, settings.checkpointing, settings.dtype, room_of(limits.device)),
+        peers=peers,
         failures=failures,
     )
+
+
+def _peers(vs: str | None, recipes: str, python: str | None, device: Device) -> tuple[str, ...]:
+    """The recipes to compare with; none without --vs. A peer that is missing is told before anything is measured."""
+    from genesis.profile.peer import started
+    from genesis_models.bench.versus import check_recipes
+
+    if vs is None:
+        if python is not None:
+            raise UsageError("there is nothing to compare with", where="--torch-python", next="add --vs torch")
+        return ()
+    chosen = check_recipes(recipes)
+    with started("steps", device, vs, python):
+        return chosen
 
 
 def _sizes(text: str, option: str) -> tuple[int, ...]:

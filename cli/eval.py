@@ -15,13 +15,17 @@ __all__ = ["evaluate"]
 def evaluate(
     folder: Folder,
     data: Annotated[
-        list[str], typer.Option(metavar="SOURCE", help='File, folder, glob or "stdlib:"; may be repeated.')
+        list[str], typer.Option("--data", metavar="SOURCE", help='File, folder, glob or "stdlib:"; may be repeated.')
     ],
     seq_len: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens in a sequence.  [default: what the model takes, 1024 at most]"),
+        typer.Option(
+            "--seq-len", metavar="N", help="Tokens in a sequence.  [default: what the model takes, 1024 at most]"
+        ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Sequences in one forward pass.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", metavar="N", help="Sequences in one forward pass.")
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

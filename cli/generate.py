@@ -14,14 +14,20 @@ __all__ = ["generate"]
 
 def generate(
     folder: Folder,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    max_tokens: Annotated[int | None, typer.Option(metavar="N", help="Longest continuation, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="T", help="0 takes the likeliest token.")] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Sample among the K likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(metavar="P", help="Sample among the likeliest tokens of probability P.")
+    prompt: Annotated[str, typer.Option("--prompt", help="Text to continue.")],
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", help="Longest continuation, in tokens.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same text.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", metavar="K", help="Sample among the K likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens of probability P.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")] = None,
     device: Device = None,
     dtype: Dtype = None,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")] = False,

@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from genesis_cli.bench_all import bench
 from genesis_cli.bench_model import bench_model
+from genesis_cli.bench_ops import bench_ops
+from genesis_cli.demo import demo
 from genesis_cli.env import env
 from genesis_cli.errors import exit_code, hold_standard_streams, settle_stdout
 from genesis_cli.eval import evaluate
@@ -38,6 +41,9 @@ app.command("eval", epilog=EPILOG)(evaluate)
 app.command("validate", epilog=EPILOG)(validate)
 app.command("profile", epilog=EPILOG)(profile)
 app.command("bench-model", epilog=EPILOG)(bench_model)
+app.command("bench-ops", epilog=EPILOG)(bench_ops)
+app.add_typer(bench, name="bench", epilog=EPILOG)
+app.command("demo", epilog=EPILOG)(demo)
 app.command("schema", epilog=EPILOG)(schema)
 app.command("env", epilog=EPILOG)(env)
 

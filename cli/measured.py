@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from genesis.errors import GenesisError
+from genesis.errors import DTypeError, GenesisError, UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from genesis.backend import Device
     from genesis.bench.limits import Limits
+    from genesis.dtypes import DType
+    from genesis.profile.peer import Child
     from genesis.profile.schema import Failure, LimitsRow
 
-__all__ = ["device_name", "integers", "limits_row", "raise_first", "show"]
+__all__ = ["device_name", "dtype_of", "integers", "limits_row", "peer_of", "raise_first", "show"]
 
 STDOUT = "-"
+SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 def device_name(device: Device, machine: dict[str, Any]) -> str:
@@ -65,3 +69,27 @@ def integers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.strip("()").split(","))
     except ValueError:
         return ()
+
+
+def dtype_of(name: str | None) -> DType | None:
+    """The dtype that `--dtype` names, in full or as `bf16`; None where it was not given."""
+    from genesis.dtypes import as_dtype
+
+    try:
+        return None if name is None else as_dtype(SHORT_DTYPES.get(name, name))
+    except DTypeError as error:
+        raise UsageError(error.what, where="--dtype", next=error.next) from None
+
+
+@contextmanager
+def peer_of(device: Device, name: str | None, python: str | None) -> Iterator[Child | None]:
+    """What `--vs` asks to compare ops with, inside the block; None where it was not given."""
+    from genesis.profile.peer import started
+
+    if name is not None:
+        with started("ops", device, name, python) as child:
+            yield child
+    elif python is not None:
+        raise UsageError("there is nothing to compare with", where="--torch-python", next="add --vs torch")
+    else:
+        yield None

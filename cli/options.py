@@ -21,8 +21,8 @@ Overrides = Annotated[
 Folder = Annotated[
     str, typer.Argument(metavar="FOLDER", help="Model folder: a run's output_dir, a checkpoint, a Hugging Face folder.")
 ]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str | None, typer.Option(metavar="DTYPE", help="float32 or bfloat16.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help="float32 or bfloat16.")]
 
 
 def settings(section: type[BaseModel], **given: tuple[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def train(
         bool, typer.Option("--resume", help="Go on from the last checkpoint in train.output_dir.")
     ] = False,
     resume_from: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Go on from this older checkpoint, as checkpoint-100.")
+        str | None,
+        typer.Option("--resume-from", metavar="NAME", help="Go on from this older checkpoint, as checkpoint-100."),
     ] = None,
 ) -> None:
     """Train a model as CONFIG says.

@@ -191,8 +191,10 @@ from genesis import nn, optim  # isort: skip  they need the names above
 
 
 def __getattr__(name: str) -> Any:
-    if name == "cuda":  # loaded at its first use
-        return importlib.import_module("genesis.cuda")
+    if name in ("cuda", "custom"):  # loaded at their first use
+        return importlib.import_module(f"genesis.{name}")
+    if name in ("check_op", "cuda_op", "triton_op"):
+        return getattr(importlib.import_module("genesis.custom"), name)
     raise AttributeError(f"module 'genesis' has no attribute {name!r}")
 
 
@@ -232,6 +234,7 @@ __all__ = [
     "broadcast_to",
     "cat",
     "ceil",
+    "check_op",
     "chunk",
     "clamp",
     "clone",
@@ -240,7 +243,9 @@ __all__ = [
     "cos",
     "count_nonzero",
     "cuda",
+    "cuda_op",
     "cumsum",
+    "custom",
     "diagonal",
     "div",
     "dot",
@@ -380,6 +385,7 @@ __all__ = [
     "topk",
     "transpose",
     "tril",
+    "triton_op",
     "triu",
     "trunc",
     "uint8",

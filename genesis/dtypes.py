@@ -17,6 +17,7 @@ __all__ = [
     "as_dtype",
     "bfloat16",
     "bool_",
+    "float8_e4m3fn",
     "float16",
     "float32",
     "float64",
@@ -64,6 +65,8 @@ int16 = DType("int16", np.int16, INTEGER)
 int8 = DType("int8", np.int8, INTEGER)
 uint8 = DType("uint8", np.uint8, INTEGER)
 bool_ = DType("bool", np.bool_, BOOL)
+# Of quantised operands inside products (ops/fp8.py): nothing else computes in it, and tensors have no such type.
+float8_e4m3fn = DType("float8_e4m3fn", ml_dtypes.float8_e4m3fn, FLOAT)
 
 ALL = (float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool_)
 _BY_NAME = {d.name: d for d in ALL} | {

@@ -138,6 +138,9 @@ class Op:
             `infer` returns an empty tuple and `out` is one too.
         flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
         family: the file it stands in; groups rows in reports.
+        nbytes: memory touched per call, `nbytes(inputs, outputs, attrs)`; None means that each operand is touched once.
+        twin: the CUDA side of an op that stands outside of the registry, because a user made it (`genesis.custom`);
+            those in it have theirs in `genesis.kernels`.
     """
 
     name: str
@@ -153,8 +156,12 @@ class Op:
     join: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     mutates: tuple[int, ...] = ()
     family: str = ""
+    nbytes: Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int] | None = None
+    twin: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
+        if self.twin is not None:
+            return
         assert self.name not in registry, f"op {self.name} is registered twice"
         registry[self.name] = self
 
@@ -173,6 +180,8 @@ class Op:
         if self.view is not None:
             return Cost(0, 0)
         flops = sum(numel(o.shape) for o in outputs) if self.flops is None else self.flops(inputs, outputs, attrs)
+        if self.nbytes is not None:
+            return Cost(flops, self.nbytes(inputs, outputs, attrs))
         return Cost(flops, sum(x.nbytes for x in (*inputs, *outputs) if isinstance(x, Array)))
 
     def context(
@@ -211,16 +220,21 @@ def op(name: str, infer: Infer, **rest: Any) -> Callable[[Callable[..., Any]], O
 
 Observer = Callable[[Op, tuple[Any, ...], tuple[Array, ...], dict[str, Any], float], None]
 _observers: list[Observer] = []
+_beginnings: list[Callable[[Op], None]] = []
 
 
 @contextmanager
-def observe(observer: Observer) -> Iterator[None]:
-    """Call `observer(op, inputs, outputs, attrs, seconds)` after every op run inside the block."""
+def observe(observer: Observer, begins: Callable[[Op], None] | None = None) -> Iterator[None]:
+    """Call `observer(op, inputs, outputs, attrs, seconds)` after every op run inside the block, `begins(op)` before."""
     _observers.append(observer)
+    if begins is not None:
+        _beginnings.append(begins)
     try:
         yield
     finally:
         _observers.remove(observer)
+        if begins is not None:
+            _beginnings.remove(begins)
 
 
 def common_device(name: str, inputs: tuple[Any, ...]) -> Device:
@@ -255,6 +269,9 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
                 if replayed is None:
                     break
                 return replayed
+    if _beginnings:
+        for begins in tuple(_beginnings):
+            begins(op)
     started = time.perf_counter() if _observers else 0.0
     try:
         outputs = (op.view(*inputs, **attrs),) if op.view is not None else _compute(op, inputs, attrs, out)

@@ -111,10 +111,10 @@ class Attention(nn.Module):
         """x + attention(norm(x))."""
         b, t, _ = x.shape
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        qkv = fused.packed_linear(x, layers, norm, context.recompute)
+        qkv = fused.packed_linear(x, layers, norm, context.recompute, context.fp8)
         o = self.attended(qkv.view(b, t, -1, self.head_dim), context)  # [B, T, Q, D]
         del qkv  # what it holds is no longer needed, unless backward keeps it
-        return fused.linear_sum(o.view(b, t, -1), self.o_proj, x)
+        return fused.linear_sum(o.view(b, t, -1), self.o_proj, x, context.fp8)
 
     def turned(self, qkv: Tensor, context: Context) -> Tensor:
         """Queries and keys normalised, where the model does that, and rotated."""
@@ -147,7 +147,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, norm: nn.RMSNorm, context: Context) -> Tensor:
         """x + mlp(norm(x))."""
-        return fused.gated_mlp(x, norm, self.gate_proj, self.up_proj, self.down_proj, context.recompute)
+        layers = (self.gate_proj, self.up_proj, self.down_proj)
+        return fused.gated_mlp(x, norm, *layers, context.recompute, context.fp8)
 
 
 class DecoderLayer(nn.Module):
@@ -173,12 +174,14 @@ class Context:
         starts: where each token's document starts `[B, T]`, or None.
         cache: keys and values of earlier tokens, or None.
         recompute: whether backward makes again what is cheap to make, the norms' and SwiGLU's results.
+        fp8: whether the layers' products are made in 8-bit floats.
     """
 
     def __init__(
-        self, cos: Tensor, sin: Tensor, starts: Tensor | None, cache: KeyValueCache | None, recompute: bool
+        self, cos: Tensor, sin: Tensor, starts: Tensor | None, cache: KeyValueCache | None, recompute: bool, fp8: bool
     ) -> None:
-        self.cos, self.sin, self.starts, self.cache, self.recompute = cos, sin, starts, cache, recompute
+        self.cos, self.sin, self.starts, self.cache = cos, sin, starts, cache
+        self.recompute, self.fp8 = recompute, fp8
 
 
 class Decoder(nn.Module):
@@ -205,12 +208,15 @@ class CausalLM(nn.Module):
         activation_checkpointing: what training does not keep for backward, which makes it again: "none"; "selective",
             the results of norms and of SwiGLU, a third of a layer's memory for a hundredth of its time; or "full", all
             but each layer's input, for the time of another forward pass.
+        precision: "fp8": in training the layers' products are made in 8-bit floats, but for gradients of weights;
+            None: in the type of the weights, as those of embedding and head are, and all when the model is used.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
         self.activation_checkpointing = "none"
+        self.precision: str | None = None
         self.model = Decoder(config, [self.make_attention(config, i) for i in range(config.num_hidden_layers)])
         self.lm_head = (
             None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -238,8 +244,10 @@ class CausalLM(nn.Module):
         """
         t, begin = input_ids.shape[1], 0 if cache is None else cache.length
         cos, sin, starts = self._positions(begin, begin + t, position_ids, input_ids.device)
-        how = self.activation_checkpointing if self.training and cache is None else "none"
-        context = Context(cos, sin, starts, cache, recompute=how == "selective")
+        trains = self.training and cache is None
+        how = self.activation_checkpointing if trains else "none"
+        fp8 = trains and self.precision == "fp8"
+        context = Context(cos, sin, starts, cache, recompute=how == "selective", fp8=fp8)
         x = self.model(input_ids, context, recompute=how == "full")
         if cache is not None:
             cache.length += t

@@ -1,6 +1,6 @@
 """The fused ops of a language model against torch, at the shapes of Qwen2.5-0.5B (8 sequences of 1024), bf16.
 
-    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated mlp finished norm …]
+    python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated mlp finished quantized …]
     python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
 
 The first form times each op beside torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
@@ -179,6 +179,29 @@ def finished_rows() -> Iterator[Row]:
             ran("swiglu_linear_backward", g, w, x, result=0, with_result=kept),
             lambda: torch.autograd.grad(out, leaf, h @ v, retain_graph=True)[0], flops=2 * n * HIDDEN * FFN,
             tolerance=2e-2,
+        )  # fmt: skip
+
+
+def quantized_rows() -> Iterator[Row]:
+    """The pass that quantises, and products in 8-bit floats with it, beside torch's in bf16."""
+    n = BATCH * TOKENS
+    for width in (HIDDEN, FFN, 2 * FFN):
+        x, p = random(n, width, dtype=BF16)
+
+        def scales(p: torch.Tensor = p) -> torch.Tensor:
+            return torch.exp2(torch.ceil(torch.log2(p.abs().amax(-1).float() / 448)))
+
+        yield Row(f"quantize_rows {width}", ran("quantize_rows", x, result=1), scales, 3 * p.numel())
+    for inner, outer in ((HIDDEN, 2 * FFN), (FFN, HIDDEN), (HIDDEN, HIDDEN)):
+        (x, p), (w, v), (g, h) = (random(*s, dtype=BF16) for s in ((n, inner), (outer, inner), (n, outer)))
+        flops = 2 * n * inner * outer
+        yield Row(
+            f"linear {inner} to {outer}, fp8", ran("linear", x, w, fp8=True), lambda p=p, v=v: F.linear(p, v),
+            flops=flops, tolerance=0.1,
+        )  # fmt: skip
+        yield Row(
+            f"quantized_matmul {outer} to {inner}", ran("quantized_matmul", g, w), lambda h=h, v=v: h @ v, flops=flops,
+            tolerance=0.1,
         )  # fmt: skip
 
 
@@ -392,6 +415,7 @@ GROUPS = {
     "gated": gated_rows,
     "mlp": mlp_rows,
     "finished": finished_rows,
+    "quantized": quantized_rows,
     "norm": norm_rows,
     "rope": rope_rows,
     "loss": loss_rows,

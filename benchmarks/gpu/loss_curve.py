@@ -1,10 +1,11 @@
 """Whether Genesis learns as torch does: losses over some hundred steps on real text, from the same weights and batches.
 
-    python -m benchmarks.gpu.loss_curve [--size 0.5B] [--steps 300] [--text FOLDER] [--out JSON]
+    python -m benchmarks.gpu.loss_curve [--size 0.5B] [--steps 300] [--rate 3e-5] [--text FOLDER] [--precision fp8]
+        [--out JSON]
 
 The text is the standard library of Python unless another folder is given. Both sides hold bf16 weights (torch: bf16
 autocast) with float32 masters, clip to norm 1 and use AdamW with a linear warm-up. Reported is the largest relative
-distance of the means over 10 steps.
+distance of the means over 10 steps. With `--precision fp8` it is that of Genesis in fp8 from Genesis in bf16.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-WARM_UP, RATE, BATCH, LENGTH, MEAN, VOCABULARY = 100, 1e-4, 8, 1024, 10, 16_384
+WARM_UP, BATCH, LENGTH, MEAN, VOCABULARY = 100, 8, 1024, 10, 16_384
 
 
 def tokens_of(folder: Path, size: int) -> np.ndarray:
@@ -39,9 +41,9 @@ def tokens_of(folder: Path, size: int) -> np.ndarray:
     return np.resize(stream, size)
 
 
-def rate_at(step: int) -> float:
+def rate_at(step: int, rate: float) -> float:
     """The learning rate of a step, counted from 0."""
-    return RATE * min(1.0, (step + 1) / WARM_UP)
+    return rate * min(1.0, (step + 1) / WARM_UP)
 
 
 def genesis_side(job: dict[str, Any]) -> list[float]:
@@ -60,17 +62,20 @@ def genesis_side(job: dict[str, Any]) -> list[float]:
     model = genesis_models.build(preset(job["size"]), seed=0, device="cuda", dtype="bfloat16")
     if job["save"]:
         genesis_models.save(model, job["folder"] + "/model")
+    model.precision = job["precision"]
     model.train()
     stream = np.load(job["folder"] + "/tokens.npy").reshape(-1, BATCH, LENGTH)
     optimizer = build_optimizer(
-        OptimConfig(name="adamw", lr=RATE, weight_decay=0.1, betas=(0.9, 0.95)), model.named_parameters(), 0
+        OptimConfig(name="adamw", lr=job["rate"], weight_decay=0.1, betas=(0.9, 0.95)), model.named_parameters(), 0
     )
     loader: Any = SimpleNamespace(batch_size=BATCH, seq_len=LENGTH)
     steps = DeviceSteps(TrainState(model, optimizer, loader), Device("cuda", 0), 1.0, job["steps"])
     positions = np.broadcast_to(np.arange(LENGTH), (BATCH, LENGTH))
     for i in range(job["steps"]):
         targets, samples = BATCH * (LENGTH - 1), np.zeros((0, 4), np.int64)
-        steps.take([Batch(0, i, stream[i], stream[i], positions, targets, stream[i].size, samples)], rate_at(i))
+        steps.take(
+            [Batch(0, i, stream[i], stream[i], positions, targets, stream[i].size, samples)], rate_at(i, job["rate"])
+        )
     return [r.loss_sum / r.targets for r in steps.reading().results()]
 
 
@@ -79,28 +84,26 @@ def torch_side(job: dict[str, Any]) -> list[float]:
     import torch
     from safetensors.torch import load_file
 
-    from benchmarks.gpu.torch_step import Lean
-    from genesis_models.config import ModelConfig
+    from genesis.profile.peers.torch_steps import lean_model
     from genesis_models.presets import preset
 
     torch.set_float32_matmul_precision("high")
-    config = ModelConfig.from_dict(preset(job["size"]))
-    model = Lean(config, LENGTH).to("cuda")
+    model = lean_model(torch, preset(job["size"]), LENGTH - 1).to("cuda")
     load_lean(model, {k: v.float() for k, v in load_file(job["folder"] + "/model/model.safetensors").items()})
     compiled = torch.compile(model)
     decay, other = ([p for p in model.parameters() if (p.dim() > 1) is d] for d in (True, False))
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=job["rate"], betas=(0.9, 0.95), fused=True)
     stream = torch.from_numpy(np.load(job["folder"] + "/tokens.npy").reshape(-1, BATCH, LENGTH)).to("cuda")
     losses = []
     for i in range(job["steps"]):
         x = stream[i]
         with torch.autocast("cuda", torch.bfloat16):
-            loss = compiled(x[:, :-1].contiguous(), x[:, 1:].contiguous())
+            loss = compiled(x[:, :-1].contiguous(), x[:, 1:].contiguous(), torch.bfloat16)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         for group in optimizer.param_groups:
-            group["lr"] = rate_at(i)
+            group["lr"] = rate_at(i, job["rate"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.detach())
@@ -111,21 +114,21 @@ def load_lean(model: Any, saved: dict[str, Any]) -> None:
     """Put weights under Hugging Face's names into the lean model."""
     import torch
 
-    found = {"embed.weight": saved["model.embed_tokens.weight"], "norm.weight": saved["model.norm.weight"]}
+    found = {"embed.weight": saved["model.embed_tokens.weight"], "norm": saved["model.norm.weight"]}
     if "lm_head.weight" in saved:
         found["head.weight"] = saved["lm_head.weight"]
-    for i in range(len(model.blocks)):
-        theirs, ours = f"model.layers.{i}.", f"blocks.{i}."
+    for i in range(len(model.layers)):
+        theirs, ours = f"model.layers.{i}.", f"layers.{i}."
         parts = {
-            "norm1.weight": ["input_layernorm.weight"],
-            "norm2.weight": ["post_attention_layernorm.weight"],
+            "norms.0": ["input_layernorm.weight"],
+            "norms.1": ["post_attention_layernorm.weight"],
             "qkv.weight": [f"self_attn.{x}_proj.weight" for x in "qkv"],
             "qkv.bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
             "out.weight": ["self_attn.o_proj.weight"],
             "gate_up.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
             "down.weight": ["mlp.down_proj.weight"],
-            "q_norm.weight": ["self_attn.q_norm.weight"],
-            "k_norm.weight": ["self_attn.k_norm.weight"],
+            "norms.2": ["self_attn.q_norm.weight"],
+            "norms.3": ["self_attn.k_norm.weight"],
         }
         for name, sources in parts.items():
             if theirs + sources[0] in saved:
@@ -151,7 +154,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", default="0.5B")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rate", type=float, default=3e-5, help="the learning rate behind the warm-up")
     parser.add_argument("--text", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
+    parser.add_argument("--precision", choices=["fp8"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -161,16 +166,31 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         np.save(folder + "/tokens.npy", tokens_of(chosen.text, chosen.steps * BATCH * LENGTH))
-        job = {"folder": folder, "steps": chosen.steps, "size": chosen.size}
-        ours, theirs = side({**job, "side": "genesis", "save": True}), side({**job, "side": "torch"})
+        job = {"folder": folder, "steps": chosen.steps, "size": chosen.size, "rate": chosen.rate}
+        job = {**job, "precision": None, "save": False}
+        ours = side({**job, "side": "genesis", "save": chosen.precision is None, "precision": chosen.precision})
+        theirs = side({**job, "side": "genesis" if chosen.precision else "torch"})
+    names = ("fp8", "bf16") if chosen.precision else ("genesis", "torch")
     found = distances(ours, theirs)
     for i in range(0, len(found), 5):
         print(
-            f"steps {i * MEAN:4}: genesis {ours[i * MEAN]:.4f} torch {theirs[i * MEAN]:.4f} means differ {found[i]:.3%}"
+            f"steps {i * MEAN:4}: {names[0]} {ours[i * MEAN]:.4f} {names[1]} {theirs[i * MEAN]:.4f}"
+            f" means differ {found[i]:.3%}"
         )
     print(f"largest distance of the {MEAN}-step means: {max(found):.3%}; last losses {ours[-1]:.4f} {theirs[-1]:.4f}")
     if chosen.out:
-        chosen.out.write_text(json.dumps({"genesis": ours, "torch": theirs, "distances": found}) + "\n")
+        from benchmarks.gpu.timing import environment
+
+        command = "python -m benchmarks.gpu.loss_curve " + " ".join(sys.argv[1:])
+        result = {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "command": command,
+            **environment(),
+            names[0]: ours,
+            names[1]: theirs,
+            "distances": found,
+        }
+        chosen.out.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import statistics
 import sys
 import time
@@ -17,14 +16,14 @@ import genesis_models
 from benchmarks.gpu.timing import environment
 from genesis import cuda
 from genesis.backend import Device
-from genesis.backend.cuda import backend_of, native
 from genesis.data.loader import Batch
-from genesis.op import observe
+from genesis.profile.run.measure import recorded_steps
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis_models.presets import preset
+from genesis_models.session.profiling import subject_of
 
 __all__ = ["measured"]
 
@@ -87,6 +86,7 @@ def prepared(job: dict[str, Any], b: int, t: int, micro: int) -> tuple[Any, Devi
     model = genesis_models.build(preset(job["size"]), seed=0, device="cuda", dtype="bfloat16")
     if job["checkpointing"]:
         model.activation_checkpointing = job["checkpointing"]
+    model.precision = job.get("precision")
     model.train()
     optimizer = build_optimizer(OptimConfig(name="adamw", lr=1e-5), model.named_parameters(), 0)
     loader: Any = SimpleNamespace(batch_size=b, seq_len=t)
@@ -106,83 +106,16 @@ def batch(rng: np.random.Generator, b: int, t: int, vocabulary: int) -> Batch:
 
 
 def profile(steps: DeviceSteps, batches: list[Batch]) -> list[dict[str, Any]]:
-    """Microseconds of each kernel in a captured step without update, by op, kernel and shapes, longest first.
+    """Microseconds of each kernel in a captured step, by phase, op, kernel and shapes, longest first.
 
     An event behind every launch costs about a microsecond and keeps kernels from overlapping.
     """
-    backend = backend_of(DEVICE)
-    driver = backend.driver
-    marks = Marks(backend)
-    placed = steps._feed.put(batches[0], batches[0].num_targets, steps.state.optimizer.step_numbers())
-    model, optimizer = steps.state.model, steps.state.optimizer
-
-    def once() -> None:
-        optimizer.zero_grad()
-        marks.phase = "forward"
-        loss = model.loss(
-            placed.input_ids, placed.labels, position_ids=placed.position_ids, num_targets=placed.num_targets
-        )
-        marks.phase = "backward"
-        loss.backward()
-        marks.phase = "norm"
-        optimizer.grad_norm()
-
-    backend._calls.clear()  # recorded launches hold the driver's own method
-    backend._plans.clear()
-    plain = driver.launch
-    driver.launch = lambda handle, *args: (plain(handle, *args), marks.launched(handle))
-    try:
-        once()
-        graph = cuda.Graph()
-        with observe(marks.seen):
-            graph.capture(once)
-    finally:
-        del driver.launch
-        backend._calls.clear()
-        backend._plans.clear()
-    runs = []
-    for _ in range(4):
-        graph.replay()
-        cuda.synchronize()
-        runs.append([driver.elapsed(a, b) for a, b in itertools.pairwise(marks.events)])
+    again = DeviceSteps(steps.state, DEVICE, 1.0, 4, note=lambda line: print(line, file=sys.stderr))
+    subject = subject_of(steps.state, DEVICE, again, lambda: batches, lambda given: again.take(given, 1e-5))
     found: dict[str, list[float]] = defaultdict(list)
-    for name, seconds in zip(marks.names[1:], zip(*runs[1:], strict=True), strict=True):
-        found[name].append(statistics.median(seconds) * 1e6)
-    rows = [{"op": k, "calls": len(v), "us": sum(v), "each": statistics.median(v)} for k, v in found.items()]
+    for step in recorded_steps(subject, count=3, warm_up=3):
+        for kernel in step.kernels:
+            shapes = ",".join(str(shape).replace(" ", "") for shape in kernel.shapes[:4])
+            found[f"{kernel.phase} {kernel.op}/{kernel.name} {shapes}"].append((kernel.end - kernel.start) * 1e6)
+    rows = [{"op": k, "calls": len(v) / 3, "us": sum(v) / 3, "each": statistics.median(v)} for k, v in found.items()]
     return sorted(rows, key=lambda r: -float(str(r["us"])))
-
-
-class Marks:
-    """Events in a graph that is being captured, one behind every launch, and what was launched before each."""
-
-    def __init__(self, backend: Any) -> None:
-        self.backend, self.phase = backend, ""
-        self.events: list[int] = []
-        self.names: list[str] = []
-        self.unnamed = 0  # launches of the op that is running, whose name follows
-
-    def launched(self, handle: int) -> None:
-        """Put an event behind a launch."""
-        from cuda.bindings import driver as cu
-
-        if not self.backend.pool.capturing:
-            return
-        driver = self.backend.driver
-        self.events.append(driver.create_event(True))
-        driver._call(
-            cu.cuEventRecordWithFlags,
-            self.events[-1],
-            self.backend.stream,
-            cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL,
-        )
-        kernels = {loaded.function.handle: key[1].__name__ for key, loaded in native._loaded.items()}
-        self.names.append(kernels.get(handle, "?"))
-        self.unnamed += 1
-
-    def seen(self, op: Any, inputs: Any, outputs: Any, attrs: Any, seconds: float) -> None:
-        """Name the launches of an op that has run."""
-        if self.unnamed:
-            shapes = ",".join(str(x.shape).replace(" ", "") for x in (*inputs, *outputs)[:4] if hasattr(x, "shape"))
-            for i in range(len(self.names) - self.unnamed, len(self.names)):
-                self.names[i] = f"{self.phase} {op.name}/{self.names[i]} {shapes}"
-        self.unnamed = 0

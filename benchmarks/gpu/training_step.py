@@ -1,11 +1,12 @@
 """A training step of Genesis on one GPU, beside torch's recipes in the same run: milliseconds, memory, warm-up.
 
     python -m benchmarks.gpu.training_step [--size 0.5B] [--shapes 1x128,8x1024] [--recipes lean-compile,hf]
-        [--steps 12] [--profile] [--out JSON]
+        [--steps 12] [--precision fp8] [--profile] [--out JSON]
 
 A step is forward, backward, clipping to norm 1 and AdamW, bf16 weights with float32 masters. A shape is batch x
 length, with a third number batch x length x micro-steps. Each side runs in a process of its own, by turns; the median
-step is reported. `--profile` adds the time of each op, from events inside a captured step.
+step is reported. `--profile` adds the time of each op, from events inside a captured step. `--precision fp8` has
+Genesis make its steps so, and for comparison in the weights' type.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def genesis_side(job: Job) -> list[dict[str, Any]]:
     started = time.perf_counter()
     from benchmarks.gpu.step_runs import measured
 
-    return [measured(job, shape, started) for shape in job["shapes"]]
+    return [measured(job, shape, started) | {"side": job["side"]} for shape in job["shapes"]]
 
 
 def torch_side(job: Job) -> list[dict[str, Any]]:
@@ -70,10 +71,11 @@ def line(row: dict[str, Any]) -> str:
 def ratios(rows: list[dict[str, Any]]) -> list[str]:
     """Each recipe's time and memory over those of Genesis."""
     found = []
-    ours = {r["shape"]: r for r in rows if r.get("side") == "genesis" and "ms" in r}
+    first = rows[0].get("side") if rows else None
+    ours = {r["shape"]: r for r in rows if r.get("side") == first and "ms" in r}
     for row in rows:
         mine = ours.get(row.get("shape", ""))
-        if mine is not None and row is not mine and row["side"] != "genesis" and "ms" in row:
+        if mine is not None and row["side"] != first and "ms" in row:
             memory = mine["peak_gib"] / row["peak_gib"]
             found.append(
                 f"{row['shape']:12} {row['side']:22} {row['ms'] / mine['ms']:5.2f}x time  {memory:5.2f} memory"
@@ -91,19 +93,22 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--eager", action="store_true", help="no graphs")
     parser.add_argument("--checkpointing", default="")
+    parser.add_argument("--precision", choices=["fp8"], help="of the layers' products; else the type of the weights")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.job:
         job = json.loads(chosen.job)
-        for row in (genesis_side if job["side"] == "genesis" else torch_side)(job):
+        for row in (genesis_side if job["side"].startswith("genesis") else torch_side)(job):
             print(json.dumps(row), flush=True)
         return
     base = {k: getattr(chosen, k) for k in ("size", "steps", "profile", "eager", "checkpointing")}
     base["shapes"] = chosen.shapes.split(",")
     rows = []
-    for side in ["genesis", *filter(None, chosen.recipes.split(","))]:
-        for row in in_process({**base, "side": side}, chosen.limit):
+    ours = [f"genesis-{chosen.precision}", "genesis"] if chosen.precision else ["genesis"]
+    for side in [*ours, *filter(None, chosen.recipes.split(","))]:
+        precision = chosen.precision if side == ours[0] else None
+        for row in in_process({**base, "side": side, "precision": precision}, chosen.limit):
             print(line(row), flush=True)
             rows.append(row)
     print("\n".join(ratios(rows)))

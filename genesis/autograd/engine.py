@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,11 +18,49 @@ from genesis.op import Context, Op, Spec, registry
 if TYPE_CHECKING:
     from genesis.autograd.walk import Arrivals
 
-__all__ = ["AccumulateNode", "BaseNode", "Edge", "Leaf", "Node", "Saved", "calling_line"]
+__all__ = [
+    "AccumulateNode",
+    "BaseNode",
+    "Edge",
+    "Leaf",
+    "Node",
+    "Saved",
+    "TapeWatch",
+    "calling_line",
+    "tape_watches",
+    "watching_tape",
+]
 
 _sequence = itertools.count(1)
 
 GradHook = Callable[[Array], Array | None]
+
+
+class TapeWatch(Protocol):
+    """What is told of the tape while a profile is made."""
+
+    def recorded(self, node: BaseNode) -> None:
+        """A node was made."""
+
+    def walks(self) -> AbstractContextManager[None]:
+        """Around a walk backward."""
+
+    def runs(self, node: BaseNode) -> AbstractContextManager[None]:
+        """Around the vjp of a node, and what is done with its gradients."""
+
+
+tape_watches: list[TapeWatch] = []  # none but while somebody looks, at most one
+
+
+@contextmanager
+def watching_tape(watch: TapeWatch) -> Iterator[None]:
+    """Tell `watch` of what is recorded and walked inside the block."""
+    assert not tape_watches, "the tape is watched already"
+    tape_watches.append(watch)
+    try:
+        yield
+    finally:
+        tape_watches.clear()
 
 
 class Edge(NamedTuple):
@@ -41,6 +80,8 @@ class BaseNode:
         self.sequence = next(_sequence)
         self.line = calling_line() if is_anomaly_enabled() else ""
         self.hooks: list[tuple[int, GradHook]] = []  # (slot, hook on the gradient of that output)
+        if tape_watches:
+            tape_watches[0].recorded(self)
 
     def apply(self, grads: list[Array | None], arrivals: Arrivals) -> Sequence[Array | None]:
         """Gradients of the inputs from those of the outputs."""

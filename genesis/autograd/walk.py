@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
 from genesis.array import Array
-from genesis.autograd.engine import AccumulateNode, BaseNode, Edge
+from genesis.autograd.engine import AccumulateNode, BaseNode, Edge, tape_watches
 from genesis.autograd.homes import HomeUse, is_same_window
 from genesis.autograd.modes import is_anomaly_enabled
 from genesis.errors import GradientError, NumericError
@@ -226,6 +227,13 @@ def run_backward(
     Returns:
         The gradients at `capture` (None where none arrived), else an empty list.
     """
+    with tape_watches[0].walks() if tape_watches else nullcontext():
+        return _walked(roots, retain_graph, capture)
+
+
+def _walked(
+    roots: Sequence[tuple[Edge, Array]], retain_graph: bool, capture: Sequence[Edge] | None
+) -> list[Array | None]:
     waiting = _consumers([edge for edge, _ in roots])
     walk = Walk(retain_graph, to_leaves=capture is None)
     for edge, grad in roots:
@@ -244,7 +252,11 @@ def run_backward(
                 if (index := wanted.get(Edge(node, slot))) is not None:
                     found[index] = value
             if node in running:
-                walk.step(node, slots)
+                if tape_watches:
+                    with tape_watches[0].runs(node):
+                        walk.step(node, slots)
+                else:
+                    walk.step(node, slots)
         for below in (e.node for e in node.edges if e is not None):
             waiting[below] -= 1
             if waiting[below] == 0:

@@ -46,12 +46,18 @@ _SLACK = 64 << 20  # bytes kept for reuse beyond a quarter of the peak
 
 
 class Pool:
-    """Blocks of host memory by size, with counters in bytes. `poison` fills fresh float memory with NaN patterns."""
+    """Blocks of host memory by size, with counters in bytes. `poison` fills fresh float memory with NaN patterns.
+
+    Attributes:
+        watch: told the address and the bytes of every block that is taken, and of every one that is given back the
+            bytes below 0; None while nobody looks.
+    """
 
     def __init__(self) -> None:
         self.free: dict[int, list[np.ndarray]] = {}
         self.allocated = self.max_allocated = self.cached = 0
         self.poison = False
+        self.watch: Callable[[int, int], None] | None = None
         self._lock = threading.RLock()  # a finalizer may run in the middle of take() of the same thread
 
     def take(self, nbytes: int) -> np.ndarray:
@@ -67,6 +73,8 @@ class Pool:
         with self._lock:
             self.allocated += size
             self.max_allocated = max(self.max_allocated, self.allocated)
+            if self.watch is not None:
+                self.watch(int(block.ctypes.data), size)
         if self.poison:
             block.fill(0xFF)  # NaN in every float type
         return block
@@ -93,6 +101,8 @@ class Pool:
         size = block.nbytes
         with self._lock:
             self.allocated -= size
+            if self.watch is not None:
+                self.watch(int(block.ctypes.data), -size)
             if reusable and size >= _POOLED_FROM:
                 self.free.setdefault(size, []).append(block)
                 self.cached += size

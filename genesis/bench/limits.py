@@ -25,7 +25,7 @@ from genesis.op import registry
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Limits", "has_gpu_time", "limits_of", "time_on_gpu", "wait_for"]
+__all__ = ["Limits", "copy_rate", "has_gpu_time", "limits_of", "time_on_gpu", "wait_for"]
 
 QUICK = Plan(seconds=0.5)
 COPIED = {"cpu": (128 << 20,), "cuda": (256 << 20, 1 << 30), "interpreter": (1 << 12,)}  # bytes
@@ -89,6 +89,11 @@ def limits_of(device: Device, dtype: DType) -> Limits:
     """The limits for one dtype, measured at the first call."""
     copied, (smallest, kernel) = _copy_rate(device), _smallest_call(device)
     return Limits(device, dtype, copied, _product_rate(device, dtype), smallest, kernel)
+
+
+def copy_rate(device: Device) -> float:
+    """Bytes a second that a copy reads and writes, measured at the first call; a part of `limits_of`."""
+    return _copy_rate(device)
 
 
 def _fastest(call: Callable[[], object], device: Device) -> float:

@@ -94,15 +94,21 @@ def baddbmm(x: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float =
     return _scaled_sum(x, bmm(batch1, batch2), beta, alpha)
 
 
-def linear(x: Any, weight: Any, bias: Any = None, residual: Any = None) -> Any:
-    """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded once."""
+def linear(x: Any, weight: Any, bias: Any = None, residual: Any = None, *, fp8: bool = False) -> Any:
+    """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded once.
+
+    Args:
+        fp8: multiply in 8-bit floats, forward and for x's gradient: both sizes of the weight are multiples of 16.
+    """
     array_of(x, "linear"), array_of(weight, "linear")
+    if fp8:
+        return apply(linear_ops.linear, x, weight, bias, residual, fp8=True)
     if residual is not None:
         return apply(linear_ops.linear, x, weight, bias, residual)
     return apply(linear_ops.linear, x, weight) if bias is None else apply(linear_ops.linear, x, weight, bias)
 
 
-def packed_linear(x: Any, weights: Sequence[Any], biases: Sequence[Any] = ()) -> Any:
+def packed_linear(x: Any, weights: Sequence[Any], biases: Sequence[Any] = (), *, fp8: bool = False) -> Any:
     """Several linear layers on one input, their results side by side in the last dimension.
 
     One product where the weights lie next to each other in memory, as in an optimizer's flat buffers.
@@ -111,9 +117,11 @@ def packed_linear(x: Any, weights: Sequence[Any], biases: Sequence[Any] = ()) ->
         x: `[..., in]`.
         weights: each `[out, in]`.
         biases: one `[out]` for each weight, or none.
+        fp8: as for `linear`.
     """
     array_of(x, "packed_linear")
-    return apply(linear_ops.packed_linear, x, *weights, *biases)
+    attrs: dict[str, Any] = {"fp8": True} if fp8 else {}
+    return apply(linear_ops.packed_linear, x, *weights, *biases, **attrs)
 
 
 # --- einsum -----------------------------------------------------------------------------------------------------------

@@ -18,11 +18,13 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels.activation import sigmoid
-from genesis.kernels.linalg import place
+from genesis.kernels.fp8 import quantized_factors
+from genesis.kernels.linalg import Scales, matmul_into, place
 from genesis.kernels.specialized import gated_into
+from genesis.kernels.swiglu import swiglu_packed
 from genesis.kernels.types import TRITON, converted
 
-__all__ = ["GatedTile", "gated_product_into"]
+__all__ = ["GatedTile", "gated_product_into", "quantized_gated_into"]
 
 
 class GatedTile(NamedTuple):
@@ -138,3 +140,16 @@ def gated_product_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: 
         BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, PIECES=t.pieces, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return True
+
+
+def quantized_gated_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
+    """The same in 8-bit floats, on any device: `fp8.quantized_product_into`, with silu(gate)·up behind it.
+
+    Where tiles are few, h is made in a pass of its own.
+    """
+    if not h.size:
+        return
+    codes, rows, scales = quantized_factors(x, weight)
+    if not gated_into(h, gate_up, codes, rows, scales):
+        matmul_into(gate_up, codes, rows, turned=True, scales=Scales(scales, True))
+        swiglu_packed(h, gate_up)

@@ -23,18 +23,19 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.twins import twin
-from genesis.dtypes import DType, bfloat16, float32, float64, int64
+from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float32, float64, int64
+from genesis.kernels.crosswise import crosswise_into
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.maths import exp, tanh
-from genesis.kernels.matmul_tiles import Tile, choose, cut, pieces
-from genesis.kernels.specialized import product_and_residual_into
+from genesis.kernels.matmul_tiles import IMPRECISE, Tile, choose, cut, pieces
+from genesis.kernels.specialized import product_and_residual_into, scaled_product_into
 from genesis.kernels.transpose import LEAST, transposed_copy
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.elementwise import add, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
-__all__ = ["matmul_into"]
+__all__ = ["Scales", "matmul_into"]
 
 FLOAT32 = "ieee"  # how float32 is multiplied without tf32
 
@@ -54,6 +55,9 @@ SILU = tl.constexpr(128)
 ALPHA_THERE = tl.constexpr(256)  # alpha points to it
 FACTOR_N = tl.constexpr(512)  # `p_bias` holds factors
 FACTOR_M = tl.constexpr(1024)
+SCALED_M = tl.constexpr(2048)  # alpha points to factors of the m rows
+SCALED_N = tl.constexpr(4096)  # and, behind them, of the n columns
+SCALED = tl.constexpr(2048 + 4096)
 
 
 @triton.jit
@@ -68,6 +72,16 @@ def activated(x, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
+def scaled(b_acc, o_m, o_n, m, n, alpha, EPILOGUE: tl.constexpr):
+    """The tile with what its quantised factors were divided by: one after the other, since their product may vanish."""
+    if SCALED_M & EPILOGUE:
+        b_acc = b_acc * tl.load(alpha + o_m, mask=o_m < m, other=0)[:, None]
+    if SCALED_N & EPILOGUE:
+        b_acc = b_acc * tl.load(alpha + m + o_n, mask=o_n < n, other=0)[None, :]
+    return b_acc
+
+
+@triton.jit
 def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alpha, so, WORK: tl.constexpr,
              EPILOGUE: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """The tile as it is stored: activation(alpha·factors·acc + bias) + residual + what out held."""
@@ -75,6 +89,7 @@ def finished(b_acc, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_residual, alph
         b_acc = b_acc * alpha
     if ALPHA_THERE & EPILOGUE:
         b_acc = b_acc * tl.load(alpha)
+    b_acc = scaled(b_acc, o_m, o_n, m, n, alpha, EPILOGUE)
     if FACTOR_N & EPILOGUE:
         b_acc = b_acc * converted(tl.load(p_bias + o_n * step, mask=o_n < n, other=0), WORK)[None, :]
     if FACTOR_M & EPILOGUE:
@@ -225,13 +240,16 @@ def stored_in_pieces(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, p_bias, step, p_r
 @triton.jit
 def summed(d_a, d_b, i_batch, batches, o_m, o_n, first, end, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr,
            A_SPREAD: tl.constexpr, B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-           MOVED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """The tile at (o_m, o_n), from step `first` along k to before `end`."""
+           MOVED: tl.constexpr, IMPRECISE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+           BK: tl.constexpr):  # fmt: skip
+    """The tile at (o_m, o_n), from step `first` along k to before `end`; of 8-bit floats no more than IMPRECISE terms
+    are summed in the few bits that the tensor cores have for them, all where it is None.
+    """
     b_acc = tl.zeros((BM, BN), tl.float32)
     for i_k in range(first, end):
         b_a = left(d_a, i_batch, batches, o_m, i_k * BK, A_TURNED, A_SPREAD, TYPE, MOVED, BM, BK)
         b_b = right(d_b, i_batch, batches, o_n, i_k * BK, B_TURNED, B_SPREAD, TYPE, BN, BK)
-        b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION)
+        b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, max_num_imprecise_acc=IMPRECISE)
     return b_acc
 
 
@@ -239,9 +257,10 @@ def summed(d_a, d_b, i_batch, batches, o_m, o_n, first, end, A_TURNED: tl.conste
 def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha, m, n, k, batches, so, whole, rest,
                    split, share, A_TURNED: tl.constexpr, B_TURNED: tl.constexpr, A_SPREAD: tl.constexpr,
                    B_SPREAD: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr, MOVED: tl.constexpr,
-                   EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr, WIDE: tl.constexpr,
-                   BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
-                   SPLIT: tl.constexpr, ONCE: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+                   IMPRECISE: tl.constexpr, EPILOGUE: tl.constexpr, STORE: tl.constexpr, BATCHED: tl.constexpr,
+                   WIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+                   MATRICES: tl.constexpr, SPLIT: tl.constexpr, ONCE: tl.constexpr,
+                   PIECES: tl.constexpr):  # fmt: skip
     """`whole` tiles from first to last k (ONCE: one for each program, without the loop); then, with SPLIT, `rest`
     tiles in `split` parts of `share` steps each, which go to `p_parts`.
     """
@@ -250,15 +269,15 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
     if ONCE:
         i_batch, i_m, i_n = place(start, tiles_m, tiles_n, GROUP, MATRICES)
         # A residual that is fetched before the sum is there after it.
-        EARLY: tl.constexpr = EPILOGUE == RESIDUAL
+        EARLY: tl.constexpr = (SCALED | EPILOGUE) == (SCALED | RESIDUAL)
         if EARLY:
             o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)
             b_mask = (o_m < m)[:, None] & (o_n < n)[None, :]
             b_residual = tl.load(p_residual + out_offsets(i_batch, o_m, o_n, so, WIDE), mask=b_mask, other=0)
         b_acc = summed(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, 0, steps, A_TURNED, B_TURNED, A_SPREAD,
-                       B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+                       B_SPREAD, TYPE, PRECISION, MOVED, IMPRECISE, BM, BN, BK)  # fmt: skip
         if EARLY:
-            b_acc += converted(b_residual, tl.float32)
+            b_acc = scaled(b_acc, o_m, o_n, m, n, alpha, EPILOGUE) + converted(b_residual, tl.float32)
         stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
                          0 if EARLY else EPILOGUE, STORE, BATCHED, WIDE, BM, BN, PIECES)  # fmt: skip
     else:
@@ -267,7 +286,7 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
         for i_tile in tl.range(start, whole, programs, flatten=True):
             i_batch, i_m, i_n = place(i_tile, tiles_m, tiles_n, GROUP, MATRICES)
             b_acc = summed(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, 0, steps, A_TURNED, B_TURNED, A_SPREAD,
-                           B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+                           B_SPREAD, TYPE, PRECISION, MOVED, IMPRECISE, BM, BN, BK)  # fmt: skip
             i_stored += programs
             i_batch, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP, MATRICES)
             stored_in_pieces(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, p_bias, step, p_residual, alpha, so,
@@ -277,7 +296,8 @@ def by_descriptors(d_a, d_b, d_o, p_o, p_parts, p_bias, step, p_residual, alpha,
             i_batch, i_m, i_n = place(whole + i_part // split, tiles_m, tiles_n, GROUP, MATRICES)
             first = i_part % split * share
             b_acc = summed(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, first, tl.minimum(first + share, steps),
-                           A_TURNED, B_TURNED, A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, BM, BN, BK)  # fmt: skip
+                           A_TURNED, B_TURNED, A_SPREAD, B_SPREAD, TYPE, PRECISION, MOVED, IMPRECISE, BM, BN,
+                           BK)  # fmt: skip
             o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
             tl.store(p_parts + i_part * (BM * BN) + o, b_acc)
 
@@ -320,11 +340,11 @@ def by_pointers(p_o, p_a, p_b, p_bias, step, p_residual, alpha, m, n, k, batches
     b_acc = tl.zeros((BM, BN), WORK)
     for i_k in range(tl.cdiv(k, BK)):
         if EVEN:
-            b_x, b_y = tl.load(p_x, mask=b_m, other=0), tl.load(p_y, mask=b_n, other=0)
+            b_x, b_y = tl.load(p_x, mask=b_m, other=0.0), tl.load(p_y, mask=b_n, other=0.0)
         else:
             m_k = o_k < k - i_k * BK
-            b_x = tl.load(p_x, mask=b_m & m_k[None, :], other=0)
-            b_y = tl.load(p_y, mask=b_n & m_k[:, None], other=0)
+            b_x = tl.load(p_x, mask=b_m & m_k[None, :], other=0.0)
+            b_y = tl.load(p_y, mask=b_n & m_k[:, None], other=0.0)
         b_acc = tl.dot(converted(b_x, TYPE), converted(b_y, TYPE), b_acc, input_precision=PRECISION)
         p_x += BK * sa[1]
         p_y += BK * sb[0]
@@ -395,9 +415,16 @@ class Product(NamedTuple):
         return count
 
 
+class Scales(NamedTuple):
+    """Factors of a product of quantised operands: float32 `[m]`, or `[m + n]` where those of the columns follow."""
+
+    array: Array
+    of_columns: bool
+
+
 class Finish(NamedTuple):
     """What happens to the sum: see `matmul_into`. `bias` goes along "n", or along "m" in a swapped product; `factors`,
-    of which there are none beside a bias, the other way.
+    of which there are none beside a bias, the other way. A product with `scales` is not swapped.
     """
 
     bias: Array | None
@@ -406,6 +433,7 @@ class Finish(NamedTuple):
     accumulate: bool
     alpha: float | Array
     factors: Array | None = None
+    scales: Scales | None = None
     along: str = "n"
 
     @property
@@ -417,6 +445,8 @@ class Finish(NamedTuple):
         if self.factors is not None:
             found |= FACTOR_M.value if self.along == "n" else FACTOR_N.value
         found |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
+        if self.scales is not None:
+            return int(found | SCALED_M.value | SCALED_N.value * self.scales.of_columns)
         if isinstance(self.alpha, Array):
             return int(found | ALPHA_THERE.value)
         return int(found | ALPHA.value * (self.alpha != 1.0))
@@ -429,12 +459,13 @@ class Finish(NamedTuple):
     @property
     def is_early(self) -> bool:
         """Whether a residual is all there is; it is fetched before the sum, and tiles are not taken in turn."""
-        return self.flags == RESIDUAL.value
+        return self.flags & ~SCALED.value == RESIDUAL.value
 
     @property
     def values(self) -> tuple[Any, ...]:
         """p_bias, step, p_residual and alpha of the kernels."""
-        alpha = self.alpha if isinstance(self.alpha, Array) else float(self.alpha)
+        alpha = self.alpha if self.scales is None else self.scales.array
+        alpha = alpha if isinstance(alpha, Array) else float(alpha)
         vector = self.bias if self.factors is None else self.factors
         return vector, vector.strides[0] if vector is not None else 1, self.residual, alpha
 
@@ -512,7 +543,7 @@ def _region(f: Factor, batches: Shape, rows: int, columns: int) -> Region | None
 def matmul_into(
     out: Array, a: Array, b: Array, *, turned: bool = False, bias: Array | None = None, activation: str | None = None,
     residual: Array | None = None, accumulate: bool = False, alpha: float | Array = 1.0, factors: Array | None = None,
-    tile: Tile | None = None,
+    scales: Scales | None = None, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """out = activation(alpha·diag(factors)·a·b + bias) + residual, plus what out held where `accumulate` is set.
 
@@ -529,6 +560,7 @@ def matmul_into(
         residual: of out's shape, contiguous.
         alpha: a number, or an array of one element in the type of the sums.
         factors: `[m]`, of a single product without a bias, with any stride.
+        scales: of quantised operands of a single product: in the place of alpha.
         tile: in the place of the table's choice, to measure it.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
@@ -536,8 +568,9 @@ def matmul_into(
         return
     product = _product(out, a, b, turned)
     assert factors is None or (bias is None and out.ndim == 2)  # both arrive in one parameter of the kernels
-    finish = Finish(bias, activation, residual, accumulate, alpha, factors)
-    if tile is None and _launch_specialized(product, finish):
+    assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # they arrive in alpha's place
+    finish = Finish(bias, activation, residual, accumulate, alpha, factors, scales)
+    if tile is None and (_launch_specialized(product, finish) or _launch_crosswise(product, finish)):
         return
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_terms(product, finish)
@@ -545,33 +578,54 @@ def matmul_into(
         _launch_pointers(product, finish, tile)
 
 
-def _kind(dtype: DType) -> str:
+def _kind(dtype: DType, k: int) -> str:
     """The row of the tile table."""
+    if dtype is float8_e4m3fn:
+        return "fp8" if k <= IMPRECISE else "fp8_long"
     if dtype.itemsize == 2:
         return "half"
     return "tf32" if dtype is float32 and allow_tf32 else dtype.name
 
 
 def _dot_type(dtype: DType) -> Any:
-    """The type in which tiles are multiplied; the interpreter cannot multiply bfloat16."""
-    return TRITON[(float32 if is_interpreted() and dtype is bfloat16 else dtype).name]
+    """The type in which tiles are multiplied; the interpreter multiplies neither bfloat16 nor 8-bit floats."""
+    return TRITON[(float32 if is_interpreted() and dtype in (bfloat16, float8_e4m3fn) else dtype).name]
 
 
 def _launch_specialized(p: Product, finish: Finish) -> bool:
-    """Multiply with weights as they lie, and add a residual, in warps of their own; False where that is not it."""
-    if not finish.is_early or p.matrices != 1 or p.a.column != 1 or p.b.row != 1 or p.o.column != 1:
+    """Multiply with weights as they lie, and finish in warps of their own; False where these have no such finish."""
+    is_scaled = finish.scales is not None and finish.flags & ~SCALED.value == 0
+    if not (finish.is_early or is_scaled) or p.matrices != 1 or p.a.column != 1 or p.b.row != 1 or p.o.column != 1:
         return False
     x = p.a.array.view((p.m, p.k), (p.a.row, 1), p.a.array.offset)
     weight = p.b.array.view((p.n, p.k), (p.b.column, 1), p.b.array.offset)
+    if is_scaled:
+        out = p.o.array.view((p.m, p.n), (p.n, 1), p.o.array.offset)
+        return p.o.row == p.n and scaled_product_into(out, x, weight, *finish.scales)
+    if finish.scales is not None and not finish.scales.of_columns:
+        return False
     out, residual = (y.view((p.m, p.n), (p.n, 1), y.offset) for y in (p.o.array, finish.residual))
-    return product_and_residual_into(out, x, weight, residual)
+    return product_and_residual_into(out, x, weight, residual, finish.scales and finish.scales.array)
+
+
+def _launch_crosswise(p: Product, finish: Finish) -> bool:
+    """Multiply in tf32 with the second factor as it lies; False where that is not it."""
+    if not (p.a.array.dtype is p.o.array.dtype is float32 and allow_tf32) or finish.flags or p.matrices != 1:
+        return False
+    if p.a.column != 1 or p.b.column != 1 or p.o.column != 1 or p.k == 0:
+        return False
+    x, y, out = (
+        f.array.view((rows, columns), (f.row, 1), f.array.offset)
+        for f, rows, columns in ((p.a, p.m, p.k), (p.b, p.k, p.n), (p.o, p.m, p.n))
+    )
+    return crosswise_into(out, x, y)
 
 
 def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
     """Multiply with the copy engine; False where the device has none or it cannot address the operands."""
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
-    kind = _kind(dtype)
-    if properties.capability < (9, 0) or kind not in ("half", "tf32") or p.k == 0:
+    kind = _kind(dtype, p.k)
+    if properties.capability < (9, 0) or kind not in ("half", "tf32", "fp8", "fp8_long") or p.k == 0:
         return False
     a, b = _region(p.a, p.batches, p.m, p.k), _region(p.b, p.batches, p.k, p.n)
     if a is None or b is None:
@@ -586,6 +640,7 @@ def _launch_descriptors(p: Product, finish: Finish, tile: Tile | None) -> bool:
         add(p.o.array, finish.residual, out=p.o.array)
         return True
     if tile.swapped:
+        assert finish.scales is None  # which stand in the order of the product
         p, finish = p.swapped, finish.swapped
         a, b = b._replace(turned=not b.turned), a._replace(turned=not a.turned)
     if tile.copied and min(p.m, p.n, p.k) >= LEAST and p.k % (16 // dtype.itemsize) == 0:
@@ -630,6 +685,7 @@ def _launch_persistent(p: Product, finish: Finish, t: Tile, a: Region, b: Region
         *finish.values, p.m, p.n, p.k, p.batches, so, *c, A_TURNED=a.turned, B_TURNED=b.turned, A_SPREAD=a.spread,
         B_SPREAD=b.spread, TYPE=_dot_type(dtype), PRECISION="tf32" if tf32 else "ieee",
         MOVED=tf32 and a.turned and not is_interpreted(), BATCHED=bool(o and o.spread), BK=t.bk, SPLIT=c.split > 1,
+        IMPRECISE=t.bk if _kind(dtype, p.k) == "fp8_long" else None,
         STORE="pointers" if o is None else ("columns" if o.turned else "rows"), PIECES=t.bn // columns,
         ONCE=once, num_warps=t.warps, num_stages=t.stages, **store, **size,
     )  # fmt: skip

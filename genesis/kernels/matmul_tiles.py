@@ -9,7 +9,7 @@ import functools
 import math
 from typing import NamedTuple
 
-__all__ = ["TABLE", "Cut", "Row", "Tile", "choose", "cut", "fitted", "parts", "pieces", "shared_bytes"]
+__all__ = ["IMPRECISE", "TABLE", "Cut", "Row", "Tile", "choose", "cut", "fitted", "parts", "pieces", "shared_bytes"]
 
 
 class Tile(NamedTuple):
@@ -63,6 +63,9 @@ _SMALL = Tile(64, 64, 128, 4, 4, split=1)
 _FLAT = Tile(64, 128, 64, 4, 4, split=1, resident=2)
 _WGRAD = Tile(64, 128, 128, 4, 3, split=1)
 _DECODE = Tile(64, 16, 128, 4, 4, swapped=True, resident=2)
+_DEEP8 = Tile(128, 256, 128, 8, 4, split=1)
+_PAIR8 = Tile(128, 128, 128, 4, 3, split=1, resident=2)
+_SQUARE8 = Tile(128, 128, 128, 8, 4, split=1)
 _TF32 = Tile(128, 256, 32, 8, 4)
 _TF32_PAIR = Tile(128, 128, 32, 4, 3, split=1, resident=2)
 _TF32_LOW = Tile(64, 64, 64, 4, 3, swapped=True, resident=2)
@@ -149,6 +152,22 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("nn", 128, 896, 151936, Tile(128, 128, 64, 4, 4, split=16)),
         Row("tn", 151936, 896, 128, _PAIR),
     ),
+    "fp8": (  # sums that the tensor cores keep to themselves
+        Row("nt", 8192, 9728, 896, _DEEP8),
+        Row("nt", 8192, 4864, 896, _PAIR8),
+        Row("nt", 8192, 1152, 896, _PAIR8),
+        Row("nt", 8192, 896, 896, _PAIR8),
+        Row("nt", 2048, 9728, 896, _DEEP8),
+        Row("nt", 2048, 896, 896, Tile(64, 128, 128, 4, 4, split=1, resident=2)),
+        Row("nt", 128, 4864, 896, Tile(64, 128, 128, 4, 4, split=1)),
+        Row("nt", 128, 896, 896, Tile(64, 64, 128, 4, 4, split=1)),
+    ),
+    "fp8_long": (  # sums that are taken out after every step, which needs as many registers again
+        Row("nt", 8192, 896, 4864, _SQUARE8),
+        Row("nt", 8192, 896, 9728, _SQUARE8),
+        Row("nt", 2048, 896, 4864, _SQUARE8),
+        Row("nt", 512, 896, 4864, Tile(64, 64, 128, 4, 4)),
+    ),
     "tf32": (
         Row("nn", 512, 512, 512, Tile(64, 32, 64, 4, 4, split=1, copied=1)),
         Row("nn", 1024, 1024, 1024, Tile(64, 128, 64, 4, 4, split=1, copied=1)),
@@ -180,6 +199,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
     ),
 }
 
+# Terms of 8-bit floats that are left to the tensor cores' own sums. Those of Hopper hold some 14 bits and cut off the
+# rest, 32 terms at a time: at the most 2^-13 of the sum for each, here 0.8 % where e4m3 itself is uncertain by 4 %.
+IMPRECISE = 2048
 RESERVED = 1 << 10  # bytes of shared memory that each program on a processor takes besides
 TURNED = 2.0  # what another layout counts, in doublings of a size
 PART_COST = 8  # steps along k that a part's start and store take, and reading it back

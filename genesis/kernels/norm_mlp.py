@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.twins import twin
-from genesis.kernels.gated import gated_product_into
+from genesis.kernels.gated import gated_product_into, quantized_gated_into
 from genesis.kernels.indices import as_matrix
-from genesis.kernels.linalg import matmul_into
-from genesis.kernels.linear import packed_linear
+from genesis.kernels.linear import linear, packed_linear
 from genesis.kernels.norm import rms_norm
 from genesis.kernels.swiglu import swiglu_packed
 from genesis.ops.shape import contiguous
@@ -18,17 +17,20 @@ __all__: list[str] = []
 @twin("norm_mlp")
 def norm_mlp(
     out: tuple[Array, ...], x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array,
-    eps: float, keep: bool = False,
+    eps: float, keep: bool = False, fp8: bool = False,
 ) -> None:  # fmt: skip
     """x + h·Wdᵀ + bd. One weight without bias holds gate and up: they and h then come from one kernel."""
     y, rstd, gate_up = out[:3]
     normed, h = out[3:] if keep else (_empty_like(x, x.shape[-1]), _empty_like(x, gate_up.shape[-1] // 2))
     rms_norm((normed, rstd), x, scale, eps)
-    if len(parameters) != 1 or not gated_product_into(*map(as_matrix, (h, gate_up, normed)), parameters[0]):
-        packed_linear(gate_up, normed, *parameters)
+    parts = tuple(map(as_matrix, (h, gate_up, normed)))
+    if fp8 and len(parameters) == 1:
+        quantized_gated_into(*parts, contiguous(parameters[0]))
+    elif fp8 or len(parameters) != 1 or not gated_product_into(*parts, parameters[0]):
+        packed_linear(gate_up, normed, *parameters, fp8=fp8)
         swiglu_packed(h, gate_up)
-    del normed
-    matmul_into(y, h, down, turned=True, bias=down_bias, residual=contiguous(x))
+    del normed, parts
+    linear(y, h, down, down_bias, x, fp8=fp8)
 
 
 def _empty_like(x: Array, width: int) -> Array:

@@ -11,10 +11,12 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.twins import twin
 from genesis.kernels.activation import sigmoid
+from genesis.kernels.fp8 import scaled_factors
 from genesis.kernels.indices import as_matrix, collapse, is_wide, offsets
-from genesis.kernels.linalg import matmul_into
+from genesis.kernels.linalg import Scales, matmul_into
 from genesis.kernels.specialized import gated_backward_into
 from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.shape import contiguous
 from genesis.shapes import contiguous_strides
 
 __all__: list[str] = []
@@ -103,16 +105,21 @@ def swiglu_packed_backward(
 
 @twin("swiglu_linear_backward")
 def swiglu_linear_backward(
-    out: Array | tuple[Array, Array], g: Array, weight: Array, gate_up: Array, with_result: bool = False
-) -> None:
+    out: Array | tuple[Array, Array], g: Array, weight: Array, gate_up: Array, with_result: bool = False,
+    fp8: bool = False,
+) -> None:  # fmt: skip
     """[dgate, dup] behind dh = g·W, and with `with_result` silu(gate)·up."""
     d, h = out if isinstance(out, tuple) else (out, None)
     if not d.size:
         return
-    if gate_up.is_contiguous and weight.is_contiguous and g.is_contiguous:
+    left, right, scales = scaled_factors(as_matrix(contiguous(g)), contiguous(weight)) if fp8 else (g, weight, None)
+    if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous:
         kept = None if h is None else as_matrix(h)
-        if gated_backward_into(as_matrix(d), kept, as_matrix(g), weight, as_matrix(gate_up)):
+        if gated_backward_into(as_matrix(d), kept, as_matrix(left), right, as_matrix(gate_up), scales):
             return
     dh = empty((*d.shape[:-1], weight.shape[1]), d.dtype, g.device)
-    matmul_into(dh, g, weight)
+    if scales is None:
+        matmul_into(dh, g, weight)
+    else:
+        matmul_into(as_matrix(dh), left, right, turned=True, scales=Scales(scales, False))
     swiglu_packed_backward(out, dh, gate_up, with_result=with_result)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.dtypes import ALL, DType, float32
+from genesis.dtypes import ALL, DType, float8_e4m3fn, float32
 
 __all__ = ["TRITON", "converted", "work_type"]
 
@@ -18,6 +18,7 @@ TRITON = {
     "float32": tl.float32,
     "float16": tl.float16,
     "bfloat16": tl.bfloat16,
+    "float8_e4m3fn": tl.float8e4nv,
     "int64": tl.int64,
     "int32": tl.int32,
     "int16": tl.int16,
@@ -28,8 +29,8 @@ TRITON = {
 
 
 def work_type(dtype: DType) -> DType:
-    """The type in which a dtype is computed: float32 for 2-byte floats."""
-    return float32 if dtype.is_floating_point and dtype.itemsize == 2 else dtype
+    """The type in which a dtype is computed: float32 for floats of 2 bytes and less."""
+    return float32 if dtype.is_floating_point and dtype.itemsize <= 2 else dtype
 
 
 @triton.jit
@@ -47,18 +48,19 @@ def converted(x, TYPE: tl.constexpr):
         return x.to(TYPE)
 
 
-if is_interpreted():  # which cuts bfloat16 off where a GPU rounds, and reads it as integers
-    _NUMPY = {TRITON[d.name]: d.numpy for d in ALL}
+if is_interpreted():  # which cuts bfloat16 off where a GPU rounds, and reads it as integers; 8-bit floats, too
+    _NUMPY = {TRITON[d.name]: d.numpy for d in (*ALL, float8_e4m3fn)}
+    _BITS = {tl.bfloat16: np.dtype(np.uint16), tl.float8e4nv: np.dtype(np.uint8)}  # what holds them
 
     def converted(x: Any, TYPE: Any) -> Any:
         """The same on the numpy values behind an interpreted tile."""
         target = getattr(TYPE, "value", TYPE)
         values = x.handle.data
-        if x.dtype == tl.bfloat16 and values.dtype == np.uint16:
-            values = values.view(_NUMPY[tl.bfloat16])
+        if x.dtype in _BITS and values.dtype == _BITS[x.dtype]:
+            values = values.view(_NUMPY[x.dtype])
         with np.errstate(all="ignore"):
             values = values.astype(_NUMPY[target])
-        if target == tl.bfloat16:
-            values = values.view(np.uint16)
+        if target in _BITS:
+            values = values.view(_BITS[target])
         kind = tl.block_type(target, list(x.shape)) if x.shape else target
         return tl.tensor(type(x.handle)(values, target), kind)

@@ -113,7 +113,7 @@ def rms_norm(
 
 
 def norm_linear(
-    x: Tensor, scale: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, eps: float
+    x: Tensor, scale: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, eps: float, fp8: bool = False
 ) -> Tensor:
     """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept.
 
@@ -121,8 +121,10 @@ def norm_linear(
         scale: the norm's weight.
         weights: each `[out, in]`.
         biases: one `[out]` for each weight, or none.
+        fp8: as for `linear`.
     """
-    return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, eps=eps)[0]  # type: ignore[no-any-return]
+    attrs: dict[str, Any] = {"eps": eps, "fp8": True} if fp8 else {"eps": eps}
+    return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, **attrs)[0]  # type: ignore[no-any-return]
 
 
 def norm_mlp(
@@ -135,6 +137,7 @@ def norm_mlp(
     *,
     eps: float,
     keep: bool = True,
+    fp8: bool = False,
 ) -> Tensor:
     """`x + linear(silu(gate)·up, down, down_bias)`, gate and up being linear in `rms_norm(x)`.
 
@@ -144,9 +147,11 @@ def norm_mlp(
         biases: of gate and up, both `[F]`, or none.
         down: `[in, F]`.
         keep: keep the results of the norm and of SwiGLU for backward, which else makes them again.
+        fp8: as for `linear`.
     """
     inputs = (x, scale, down, down_bias, *weights, *biases)
-    return apply(norm_mlp_ops.norm_mlp, *inputs, eps=eps, keep=keep)[0]  # type: ignore[no-any-return]
+    attrs: dict[str, Any] = {"eps": eps, "keep": keep, **({"fp8": True} if fp8 else {})}
+    return apply(norm_mlp_ops.norm_mlp, *inputs, **attrs)[0]  # type: ignore[no-any-return]
 
 
 def layer_norm(

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
 from genesis.autograd import Function, FunctionContext, is_grad_enabled
 from genesis.tensor import Tensor
 
-__all__ = ["BackwardWatch", "RemovableHandle"]
+__all__ = ["BackwardWatch", "CallWatch", "RemovableHandle", "call_watches", "watching_calls"]
 
 _ids = itertools.count()
+
+# Given a module, what is entered around its forward.
+CallWatch = Callable[[Any], AbstractContextManager[None]]
+call_watches: list[CallWatch] = []
+
+
+@contextmanager
+def watching_calls(watch: CallWatch) -> Iterator[None]:
+    """Enter `watch(module)` around the forward of every module that is called inside the block.
+
+    Unlike with a hook on a module, layers that are computed together still are: nobody calls them then.
+    """
+    call_watches.append(watch)
+    try:
+        yield
+    finally:
+        call_watches.remove(watch)
 
 
 class RemovableHandle:

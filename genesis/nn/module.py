@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, Self
 
 from genesis.backend import Device, as_device
 from genesis.dtypes import DType, as_dtype
 from genesis.errors import DTypeError, UsageError
-from genesis.nn.hooks import BackwardWatch, RemovableHandle
+from genesis.nn.hooks import BackwardWatch, RemovableHandle, call_watches
 from genesis.nn.parameter import Parameter, replace_array
 from genesis.nn.state import LoadResult, load_state
 from genesis.tensor import Tensor
@@ -50,6 +51,15 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if call_watches:
+            with ExitStack() as stack:
+                for watch in tuple(call_watches):
+                    stack.enter_context(watch(self))
+                return self._called(*args, **kwargs)
+        return self._called(*args, **kwargs)
+
+    def _called(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward between its hooks."""
         if not (self._pre_hooks or self._forward_hooks or self._backward_hooks):
             return self.forward(*args, **kwargs)
         for hook in tuple(self._pre_hooks.values()):

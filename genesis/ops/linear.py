@@ -17,6 +17,7 @@ from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.elementwise import add
+from genesis.ops.fp8 import check_quantizable, multiply_quantized, quantized_matmul
 from genesis.ops.linalg import add_matmul, matmul, matmul_add, matmul_flops, multiply, same_type, turned
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
@@ -76,14 +77,16 @@ def columns(x: Array, sizes: Sequence[int]) -> list[Array]:
 # --- Gradients of a product x·Wᵀ + b ----------------------------------------------------------------------------------
 
 
-def input_gradient(ctx: Context | None, i: int, g: Array, weights: Sequence[Array]) -> Array:
+def input_gradient(ctx: Context | None, i: int, g: Array, weights: Sequence[Array], fp8: bool = False) -> Array:
     """g·W with the weights stacked, plus what arrived at input `i` of a context, if there is one."""
     taken = None if ctx is None else ctx.take(i)
     total, is_own = taken if taken is not None else (None, False)
     whole = joined(weights)
     pairs = [(g, whole)] if whole is not None else zip(columns(g, [w.shape[0] for w in weights]), weights, strict=True)
     for part, weight in pairs:
-        if total is None:
+        if fp8:
+            total = quantized_matmul(part, weight) if total is None else quantized_matmul(part, weight, total)
+        elif total is None:
             total = matmul(part, weight)
         elif is_own:
             add_matmul(total, part, weight)
@@ -175,9 +178,12 @@ def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequenc
 
 
 def check_linear(
-    name: str, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None
-) -> Spec:
+    name: str, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None,
+    fp8: bool = False,
+) -> Spec:  # fmt: skip
     """The result's spec; all weights have x's width, a bias for each or none."""
+    if fp8:
+        check_quantizable(name, *(w for w in weights if w.ndim == 2))
     for weight in weights:
         if weight.ndim != 2 or not x.shape or x.shape[-1] != weight.shape[1]:
             raise ShapeError(f"{name}: an input of shape {x.shape} with a weight of shape {weight.shape} [out, in]")
@@ -191,8 +197,10 @@ def check_linear(
     return Spec(out, x.dtype)
 
 
-def _linear_infer(x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None) -> Spec:
-    return check_linear("linear", x, (weight,), () if bias is None else (bias,), residual)
+def _linear_infer(
+    x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None, *, fp8: bool = False
+) -> Spec:
+    return check_linear("linear", x, (weight,), () if bias is None else (bias,), residual, fp8)
 
 
 def _linear_vjp(ctx: Context, g: Array) -> Grads:
@@ -206,7 +214,7 @@ def _linear_vjp(ctx: Context, g: Array) -> Grads:
     if len(found) > 2 and ctx.needs[2]:
         (found[2],) = bias_gradients(ctx, (2,), flat, size)
     if ctx.needs[0]:
-        found[0] = input_gradient(ctx, 0, g, (weight,))
+        found[0] = input_gradient(ctx, 0, g, (weight,), ctx.attrs.get("fp8", False))
     if len(found) > 3 and ctx.needs[3]:
         found[3] = g
     return tuple(found)
@@ -220,7 +228,7 @@ def _linear_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
 @op("linear", _linear_infer, vjp=_linear_vjp, saves=_linear_saves, flops=matmul_flops)
 def linear(
     out: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None,
-    residual: np.ndarray | None = None,
+    residual: np.ndarray | None = None, fp8: bool = False,
 ) -> None:  # fmt: skip
     """y = x·Wᵀ + b + residual, rounded once.
 
@@ -229,14 +237,15 @@ def linear(
         weight: `[out, in]`.
         bias: `[out]`.
         residual: `[..., out]`.
+        fp8: multiply in 8-bit floats; see fp8.py.
     """
     if is_narrow(out.dtype) and not (bias is None and residual is None):
         with scratch(out.shape, np.float32) as wide:
             given = (None if v is None else as_type(v, wide.dtype) for v in (x, weight, bias, residual))
-            linear.reference(wide, *given)
+            linear.reference(wide, *given, fp8=fp8)
             np.copyto(out, wide, casting="unsafe")
         return
-    multiply(x, weight.T, out)
+    (multiply_quantized if fp8 else multiply)(x, weight.T, out)
     if bias is not None:
         np.add(out, bias, out=out)
     if residual is not None:
@@ -288,18 +297,19 @@ def packed_gradients(ctx: Context, g: Array, first: int, x: Array | None) -> lis
     return found + [None] * count
 
 
-def _packed_infer(x: Array, *parameters: Array) -> Spec:
+def _packed_infer(x: Array, *parameters: Array, fp8: bool = False) -> Spec:
     weights, biases = split_parameters(parameters)
     if not weights:
         raise ShapeError("packed_linear takes one weight [out, in] or more")
-    return check_linear("packed_linear", x, weights, biases)
+    return check_linear("packed_linear", x, weights, biases, fp8=fp8)
 
 
 def _packed_vjp(ctx: Context, g: Array) -> Grads:
     """As for `linear`: dx is the sum over the weights, each weight's gradient comes from its columns of g."""
     weights = [w for w in ctx.inputs[1:] if w is not None and w.ndim == 2]
     found = packed_gradients(ctx, g, 1, ctx.inputs[0])
-    return input_gradient(ctx, 0, g, weights) if ctx.needs[0] else None, *found
+    fp8 = ctx.attrs.get("fp8", False)
+    return input_gradient(ctx, 0, g, weights, fp8) if ctx.needs[0] else None, *found
 
 
 def packed_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
@@ -315,16 +325,17 @@ def packed_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
     flops=matmul_flops,
     join=join_parameters(1),
 )
-def packed_linear(out: np.ndarray, x: np.ndarray, *parameters: np.ndarray) -> None:
+def packed_linear(out: np.ndarray, x: np.ndarray, *parameters: np.ndarray, fp8: bool = False) -> None:
     """[x·W1ᵀ + b1, …, x·Wnᵀ + bn] side by side in the last dimension.
 
     Args:
         x: `[..., in]`.
         parameters: weights `[out_i, in]`, then for each its bias `[out_i]`, or none.
+        fp8: as for `linear`.
     """
     if is_narrow(out.dtype):
         with scratch(out.shape, np.float32) as wide:
-            packed_linear.reference(wide, *(as_type(v, wide.dtype) for v in (x, *parameters)))
+            packed_linear.reference(wide, *(as_type(v, wide.dtype) for v in (x, *parameters)), fp8=fp8)
             np.copyto(out, wide, casting="unsafe")
         return
     weights, biases = split_parameters(parameters)
@@ -332,7 +343,7 @@ def packed_linear(out: np.ndarray, x: np.ndarray, *parameters: np.ndarray) -> No
     rows, target = x.reshape(count, x.shape[-1]), out.reshape(count, out.shape[-1])
     for i, weight in enumerate(weights):
         part = target[:, start : start + weight.shape[0]]
-        multiply(rows, weight.T, part)
+        (multiply_quantized if fp8 else multiply)(rows, weight.T, part)
         if biases:
             np.add(part, biases[i], out=part)
         start += weight.shape[0]

@@ -25,13 +25,13 @@ __all__ = ["norm_linear"]
 Grads = tuple[Array | None, ...]
 
 
-def _infer(x: Array, scale: Array, *parameters: Array, eps: float) -> tuple[Spec, Spec]:
+def _infer(x: Array, scale: Array, *parameters: Array, eps: float, fp8: bool = False) -> tuple[Spec, Spec]:
     weights, biases = split_parameters(parameters)
     if not weights:
         raise ShapeError("norm_linear takes one weight [out, in] or more")
     check_norm("norm_linear", x, scale)
     statistics = Spec(x.shape[:-1], statistics_type(x.dtype))
-    return check_linear("norm_linear", x, weights, biases), statistics
+    return check_linear("norm_linear", x, weights, biases, fp8=fp8), statistics
 
 
 def _vjp(ctx: Context, g: Array, _: None) -> Grads:
@@ -44,7 +44,7 @@ def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     if not (ctx.needs[0] or ctx.needs[1]):
         normed = rms_norm_scale(x, scale, rstd) if learns else None
         return None, None, *packed_gradients(ctx, g, 2, normed)
-    dn = input_gradient(None, 0, g, weights)
+    dn = input_gradient(None, 0, g, weights, ctx.attrs.get("fp8", False))
     dx, dscale, *result = norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, with_result=learns)
     del dn
     return dx, dscale, *packed_gradients(ctx, g, 2, *(result or [None]))
@@ -64,15 +64,17 @@ def _saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
     join=join_parameters(2),
 )
 def norm_linear(
-    out: tuple[np.ndarray, np.ndarray], x: np.ndarray, scale: np.ndarray, *parameters: np.ndarray, eps: float
-) -> None:
+    out: tuple[np.ndarray, np.ndarray], x: np.ndarray, scale: np.ndarray, *parameters: np.ndarray, eps: float,
+    fp8: bool = False,
+) -> None:  # fmt: skip
     """`packed_linear(rms_norm(x), …)`; also gives r = 1 / sqrt(mean(x²) + eps), without gradient.
 
     Args:
         x: `[..., in]`.
         scale: the norm's weight `[in]`.
         parameters: weights `[out_i, in]`, then for each its bias `[out_i]`, or none.
+        fp8: as for `linear`.
     """
     with scratch(x.shape, np.float32 if is_narrow(x.dtype) else x.dtype) as normed:
         rms_norm.reference((normed, out[1]), x, scale, eps)
-        packed_linear.reference(out[0], normed, *parameters)
+        packed_linear.reference(out[0], normed, *parameters, fp8=fp8)

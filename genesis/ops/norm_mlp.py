@@ -37,8 +37,9 @@ FIRST = 4  # the input from which on weights and biases of gate and up stand
 
 
 def _infer(
-    x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array, eps: float, keep: bool = False
-) -> tuple[Spec, ...]:
+    x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array, eps: float, keep: bool = False,
+    fp8: bool = False,
+) -> tuple[Spec, ...]:  # fmt: skip
     weights, biases = split_parameters(parameters)
     sizes = [w.shape[0] for w in weights]
     if len(weights) not in (1, 2) or sizes[0] != sizes[-1] or sum(sizes) % 2:
@@ -47,10 +48,10 @@ def _infer(
             f" got {' and '.join(str(w.shape) for w in weights) or 'none'}"
         )
     check_norm("norm_mlp", x, scale)
-    gate_up = check_linear("norm_mlp", x, weights, biases)
+    gate_up = check_linear("norm_mlp", x, weights, biases, fp8=fp8)
     h = Spec((*x.shape[:-1], gate_up.shape[-1] // 2), x.dtype)
     like = Array(x.storage, h.shape, h.shape, h.dtype, x.device)  # only its shape and dtype are read
-    y = check_linear("norm_mlp", like, (down,), () if down_bias is None else (down_bias,), x)
+    y = check_linear("norm_mlp", like, (down,), () if down_bias is None else (down_bias,), x, fp8)
     kept = (x.spec, h) if keep else ()
     return y, Spec(x.shape[:-1], statistics_type(x.dtype)), gate_up, *kept
 
@@ -59,9 +60,9 @@ def _at_down(ctx: Context, g: Array, h: Array | None) -> tuple[Array | None, lis
     """The gradient of gate and up, where it is needed, and those of down's weight and bias; h where it was kept."""
     down, gate_up = ctx.inputs[2], ctx.outputs[2]
     assert gate_up is not None
-    d, needs_d = None, any((*ctx.needs[:2], *ctx.needs[FIRST:]))
+    d, needs_d, fp8 = None, any((*ctx.needs[:2], *ctx.needs[FIRST:])), ctx.attrs.get("fp8", False)
     if needs_d and ctx.needs[2] and h is None:
-        d, h = swiglu_linear_backward(g, down, gate_up, with_result=True)
+        d, h = swiglu_linear_backward(g, down, gate_up, with_result=True, fp8=fp8)
     found: list[Array | None] = [None, None]
     rows = numel(g.shape[:-1])
     flat, size = reshaped(g, (rows, g.shape[-1])), g.shape[-1:]
@@ -71,7 +72,7 @@ def _at_down(ctx: Context, g: Array, h: Array | None) -> tuple[Array | None, lis
     if ctx.needs[3]:
         (found[1],) = bias_gradients(ctx, (3,), flat, size)
     if needs_d and d is None:
-        d = swiglu_linear_backward(g, down, gate_up)
+        d = swiglu_linear_backward(g, down, gate_up, fp8=fp8)
     return d, found
 
 
@@ -95,7 +96,7 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     if not (ctx.needs[0] or ctx.needs[1]):
         return None, None, *found
     makes = normed is None and learns
-    dn = input_gradient(None, 0, d, weights)
+    dn = input_gradient(None, 0, d, weights, ctx.attrs.get("fp8", False))
     dx, dscale, *result = norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, plus=g, with_result=makes)
     if makes:
         found += packed_gradients(ctx, d, FIRST, *result)
@@ -116,7 +117,7 @@ def _flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str,
 @op("norm_mlp", _infer, vjp=_vjp, saves=_saves, auxiliary=(1, 2, 3, 4), flops=_flops, join=join_parameters(FIRST))
 def norm_mlp(
     out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, down: np.ndarray, down_bias: np.ndarray | None,
-    *parameters: np.ndarray, eps: float, keep: bool = False,
+    *parameters: np.ndarray, eps: float, keep: bool = False, fp8: bool = False,
 ) -> None:  # fmt: skip
     """x + h·Wdᵀ + bd with h = silu(gate)·up, [gate | up] = n·[Wg | Wu]ᵀ + [bg | bu], n = rms_norm(x).
 
@@ -129,6 +130,7 @@ def norm_mlp(
         down: `[in, F]`.
         down_bias: `[in]`.
         parameters: weights of gate and up `[F, in]`, or one `[2F, in]`; then for each its bias, or none.
+        fp8: multiply in 8-bit floats; see fp8.py.
     """
     y, rstd, gate_up, *kept = out
     shapes = x.shape, gate_up.shape, (*x.shape[:-1], gate_up.shape[-1] // 2)
@@ -139,23 +141,23 @@ def norm_mlp(
             scratch(shapes[2], np.float32) as h,
         ):
             parameters = tuple(as_type(p, n.dtype) for p in parameters)
-            _through((y, rstd, wide, n, h), x, scale, down, down_bias, *parameters, eps=eps)
+            _through((y, rstd, wide, n, h), x, scale, down, down_bias, *parameters, eps=eps, fp8=fp8)
             for stored, values in zip((gate_up, *kept), (wide, n, h), strict=False):
                 np.copyto(stored, values, casting="unsafe")
     elif kept:
-        _through(out, x, scale, down, down_bias, *parameters, eps=eps)
+        _through(out, x, scale, down, down_bias, *parameters, eps=eps, fp8=fp8)
     else:
         with scratch(shapes[0], x.dtype) as n, scratch(shapes[2], x.dtype) as h:
-            _through((*out, n, h), x, scale, down, down_bias, *parameters, eps=eps)
+            _through((*out, n, h), x, scale, down, down_bias, *parameters, eps=eps, fp8=fp8)
 
 
 def _through(
     out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, down: np.ndarray, down_bias: np.ndarray | None,
-    *parameters: np.ndarray, eps: float,
+    *parameters: np.ndarray, eps: float, fp8: bool,
 ) -> None:  # fmt: skip
     """The steps one after the other; all but y and the statistics in a type of 4 bytes or more."""
     y, rstd, gate_up, n, h = out
     rms_norm.reference((n, rstd), x, scale, eps)
-    packed_linear.reference(gate_up, n, *parameters)
+    packed_linear.reference(gate_up, n, *parameters, fp8=fp8)
     swiglu_packed.reference(h, gate_up)
-    linear.reference(y, h, down, down_bias, x)
+    linear.reference(y, h, down, down_bias, x, fp8=fp8)

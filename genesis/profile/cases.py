@@ -6,12 +6,14 @@ Every other module here is generic over the registry. An op of a new kind is add
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from genesis.array import Array
 from genesis.backend import CPU, Device
+from genesis.custom import load_op, user_ops
 from genesis.dtypes import DType, bool_, float32, int32
 from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError
 from genesis.op import Op, registry
@@ -182,11 +184,14 @@ def supported() -> list[str]:
 
 
 def op_named(name: str) -> tuple[Op, Kind]:
-    """The op meant by a name of the registry or an alias, and its kind.
+    """The op meant by a name of the registry, an alias, or "module:name" of a user's op; and its kind.
 
     Raises:
         UsageError: there is no such op, or no row says how to make its inputs.
     """
+    user = load_op(name) if ":" in name else user_ops.get(name)
+    if user is not None:
+        return user.op, Kind("any", functools.partial(makers.of_user, user), SQUARES, ((8192, 8192),))
     kind, key = kind_of(name), ALIASES.get(name, name)
     if kind is not None:
         return registry[key], kind

@@ -9,34 +9,38 @@ from genesis.autograd.record import TensorBase, apply
 from genesis.backend import backend_for
 from genesis.bench.limits import has_gpu_time, wait_for
 from genesis.bench.timing import Plan, measure, of_host
-from genesis.op import execute
 from genesis.profile.cases import Case
+from genesis.profile.resources import resources_of
 from genesis.profile.schema import Dispatch, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from genesis.backend import Device
     from genesis.backend.cuda import CudaBackend
+    from genesis.backend.cuda.recording import Step
 
 __all__ = ["launches_of", "stages_of"]
 
 QUEUE = 100  # calls that may wait for the GPU at once: a full queue would make the host wait
 
 
-def launches_of(case: Case) -> list[Launch] | None:
-    """The kernels and fills that a call launches; None where they depend on more than layouts."""
-    from genesis.backend.cuda import twin_named
-    from genesis.backend.cuda.recording import record
+def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
+    """The kernels and fills that a call launches on a CUDA device, and what each takes of it."""
+    from genesis.backend.cuda.recording import watching_launches
 
-    inputs, attrs = _joined(case)
-    attrs = {name: value for name, value in attrs.items() if name != "device"}
-    outputs = execute(case.op, case.inputs, dict(case.attrs))
-    out: Any = outputs[0] if len(outputs) == 1 else outputs
-    backend, twin = cast("CudaBackend", backend_for(case.device)), twin_named(case.op.name, case.op.family)
-    operands = (*outputs, *(x for x in inputs if isinstance(x, Array)))
-    plan = record(operands, lambda: twin(out, *inputs, **attrs), backend.driver, backend.temporary)
-    return None if plan is None else [Launch(kernel=step.name, grid=list(step.grid)) for step in plan.steps]
+    driver = cast("CudaBackend", backend_for(device)).driver
+    steps: list[Step] = []
+
+    def watch(step: Step, stream: int) -> None:
+        steps.append(step)
+        step.run(stream)
+
+    with watching_launches(watch):
+        call()
+        driver.synchronize()  # launches may wait for their kernels' compilation
+    return [Launch(kernel=s.name, grid=list(s.grid), resources=resources_of(s, driver)) for s in steps]
 
 
 def stages_of(case: Case, plan: Plan) -> Dispatch | None:

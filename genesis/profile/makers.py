@@ -11,7 +11,8 @@ import numpy as np
 
 from genesis.array import Array, empty
 from genesis.backend import CPU, Device, backend_for
-from genesis.dtypes import DType, bool_, float32, float64, int64
+from genesis.custom import UserOp
+from genesis.dtypes import DType, as_dtype, bool_, float32, float64, int64
 from genesis.errors import UsageError
 from genesis.op import Op
 from genesis.shapes import Shape
@@ -30,6 +31,7 @@ __all__ = [
     "linear_cross_entropy",
     "matmul",
     "norm",
+    "of_user",
     "reduction",
     "rope",
     "swiglu",
@@ -127,6 +129,17 @@ def elementwise(request: Request) -> Call:
             return Call((operand(),), {"dtype": float64 if request.dtype is float32 else float32})
         case _:
             return Call(tuple(operand() for _ in range(_arity(request.op))), {})
+
+
+def of_user(user: UserOp, request: Request) -> Call:
+    """What a user's op says (its `sample`), or as many arrays of the shape as it takes; its attributes' defaults."""
+    if user.sample is None:
+        made = [_values(request, request.shape, request.dtype, 0.5, 2.0) for _ in user.inputs]
+        return Call(tuple(made), dict(user.attrs))
+    arrays = [np.asarray(x) for x in user.sample(request.shape, request.dtype)]
+    if len(arrays) != len(user.inputs):
+        raise UsageError(f"the sample of {user.name} gave {len(arrays)} arrays for {len(user.inputs)} inputs")
+    return Call(tuple(_placed(request, x, as_dtype(x.dtype)) for x in arrays), dict(user.attrs))
 
 
 def fill(request: Request) -> Call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from genesis.array import Array
 from genesis.autograd import TensorBase, apply, enable_grad, grad, no_grad
@@ -19,15 +19,17 @@ from genesis.profile.cases import Case, choices, label_of, make_case, op_named
 from genesis.profile.dispatch import launches_of, stages_of
 from genesis.profile.makers import Axes
 from genesis.profile.memory import peak_bytes
-from genesis.profile.roofline import Facts, judge
-from genesis.profile.schema import Backward, Failure, Row, Time
+from genesis.profile.peer import Child, versus
+from genesis.profile.resources import hint_of
+from genesis.profile.roofline import Facts, Verdict, judge
+from genesis.profile.schema import Backward, Failure, Launch, Row, Time
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Settings", "profile_case", "profile_op"]
+__all__ = ["Settings", "Walk", "profile_case", "profile_op", "walk_of"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class Settings:
         backward: the gradient, too.
         cold: GPU time with an emptied second-level cache.
         plan: how hard to try, for each of the times.
+        peer: what to compare with.
     """
 
     backward: bool = False
     cold: bool = False
     plan: Plan = field(default_factory=Plan)
+    peer: Child | None = None
 
 
 def profile_op(
@@ -101,9 +105,15 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Row:
         peak = peak_bytes(call, case.device)
         outputs = execute(case.op, case.inputs, dict(case.attrs))
         on_cuda = case.device != CPU
-        launches = launches_of(case) if on_cuda else None
+        launches = launches_of(call, case.device) if on_cuda else None
         dispatch = stages_of(case, settings.plan) if on_cuda else None
-    backward = _backward(case, wall, settings, notes) if settings.backward else None
+    walk = walk_of(case) if settings.backward else None
+    backward = None if walk is None else _backward(case, walk, wall, settings, notes)
+    peer = None
+    if settings.peer is not None:
+        walked = None if walk is None else walk.backward
+        with no_grad():
+            peer = versus(case, settings.peer, settings.plan, call, walked, outputs[0].shape, notes)
     cost = case.op.cost(case.inputs, outputs, case.attrs)
     facts = Facts(
         flops=cost.flops,
@@ -125,13 +135,21 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Row:
         bytes=cost.bytes,
         bytes_per_second=cost.bytes / facts.seconds,
         flops_per_second=cost.flops / facts.seconds,
-        **judge(facts)._asdict(),
+        **_advised(judge(facts), launches or ())._asdict(),
         peak_bytes=peak,
         launches=launches,
         dispatch=dispatch,
         backward=backward,
+        peer=peer,
         notes=notes,
     )
+
+
+def _advised(verdict: Verdict, launches: Sequence[Launch]) -> Verdict:
+    """The verdict; where the work itself is far from its limit, with what the kernels' resources say to that."""
+    is_slow = verdict.cause == verdict.limit and verdict.band in ("fair", "poor", "critical")
+    hint = hint_of(launches) if is_slow else ""
+    return verdict._replace(advice=f"{verdict.advice}; {hint}") if hint else verdict
 
 
 def _about(case: Case) -> dict[str, Any]:
@@ -168,29 +186,47 @@ def _gpu_time(
         return None
 
 
-def _backward(case: Case, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
-    """The cost of recording the call, and of the walk backward through it."""
+class Walk(NamedTuple):
+    """A call that is recorded, and the walk backward through one such."""
+
+    forward: Callable[[], object]
+    backward: Callable[[], object]
+
+
+def walk_of(case: Case) -> Walk:
+    """A case's call recorded once.
+
+    Raises:
+        UsageError: its result has no gradient.
+    """
     tensors = [_wrapped(x) for x in case.inputs]
     leaves = [t.requires_grad_() for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
-    wait = wait_for(case.device)
+
+    def forward() -> Any:
+        return apply(case.op, *tensors, **case.attrs)
+
     with enable_grad():
-        recorded = measure(of_wall(lambda: apply(case.op, *tensors, **case.attrs), wait), settings.plan)
-        made = apply(case.op, *tensors, **case.attrs)
+        made = forward()
     outputs = [t for t in (made if isinstance(made, tuple) else (made,)) if t.requires_grad]
     if not outputs:
         raise UsageError(
             f"{case.op.name} of {case.dtype.name} has no gradient", where="--backward", next="choose a float dtype"
         )
     arriving = [TensorBase.wrap(t.array) for t in outputs]  # its values do not matter
+    return Walk(forward, lambda: grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True))
 
-    def walk() -> object:
-        return grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True)
 
-    back = measure(of_wall(walk, wait), settings.plan)
-    gpu = _gpu_time(walk, case.device, back, settings, notes)
+def _backward(case: Case, walk: Walk, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
+    """The cost of recording the call, and of the walk backward through it."""
+    wait = wait_for(case.device)
+    with enable_grad():
+        recorded = measure(of_wall(walk.forward, wait), settings.plan)
+    back = measure(of_wall(walk.backward, wait), settings.plan)
+    gpu = _gpu_time(walk.backward, case.device, back, settings, notes)
     return Backward(
         recorded=Time.of(recorded),
         recording=recorded.seconds - wall.seconds,
         wall=Time.of(back),
         gpu=None if gpu is None else Time.of(gpu),
+        launches=None if case.device == CPU else launches_of(walk.backward, case.device),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["rate", "readable_bytes", "readable_seconds"]
+from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["aligned", "rate", "readable_bytes", "readable_seconds"]
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 
@@ -33,3 +35,14 @@ def readable_bytes(size: int) -> str:
 
 def _digits(number: float) -> str:
     return f"{number:.{2 if abs(number) < 10 else 1 if abs(number) < 100 else 0}f}"
+
+
+def aligned(rows: Sequence[Mapping[str, str]], left: Sequence[str]) -> Iterator[str]:
+    """Rows as lines of a table under the names of their cells; numbers to the right, the columns `left` to the left.
+
+    A column that no row fills is left out.
+    """
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    for line in ({name: name for name in names}, *rows):
+        yield "  ".join(line[n].ljust(widths[n]) if n in left else line[n].rjust(widths[n]) for n in names).rstrip()

@@ -7,8 +7,19 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
-from genesis.profile.readable import rate, readable_bytes, readable_seconds
-from genesis.profile.schema import Backward, Dispatch, Launch, LimitsRow, Report, Row, Time
+from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds
+from genesis.profile.schema import (
+    Backward,
+    Dispatch,
+    Launch,
+    LimitsRow,
+    Peer,
+    Ratio,
+    Report,
+    Resources,
+    Row,
+    Time,
+)
 
 __all__ = ["lines_of"]
 
@@ -53,14 +64,13 @@ def _limits(limits: LimitsRow) -> str:
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
-    """One line a case; a column that no row fills is left out."""
+    """One line a case; a column that no row fills is left out, and the rate where there is no room for it."""
     cells = [_cells(row) for row in rows]
-    names = [name for name in cells[0] if any(c[name] for c in cells)]
-    widths = {name: max(len(name), *(len(c[name]) for c in cells)) for name in names}
+    lines = list(aligned(cells, LEFT))
+    if max(map(len, lines)) > WIDTH:
+        lines = list(aligned([{**each, "rate": ""} for each in cells], LEFT))
     yield f"{rows[0].name}, {rows[0].dtype}"
-    for line in ({name: name for name in names}, *cells):
-        parts = [line[n].ljust(widths[n]) if n in LEFT else line[n].rjust(widths[n]) for n in names]
-        yield "  ".join(parts).rstrip()
+    yield from lines
 
 
 LEFT = ("case", "share", "cause", "note")  # columns of words; numbers stand to the right
@@ -75,6 +85,7 @@ def _cells(row: Row) -> dict[str, str]:
         "backward": _backward_seconds(row.backward),
         "rate": rate(*work),
         "share": "" if row.share is None else f"{row.share:>4.0%} {row.band}",
+        "torch": "" if row.peer is None else f"{row.peer.forward.ratio:.2f}x",
         "cause": row.cause,
         "note": "noisy" if row.is_noisy else "",
     }
@@ -123,6 +134,12 @@ def _details(row: Row) -> Iterator[str]:
     yield from _titled("memory", f"{readable_bytes(row.peak_bytes)} beyond the inputs")
     if row.launches is not None:
         yield from _titled("launches", ", ".join(_launch(each) for each in row.launches) or "none")
+        yield from _kernels(row.launches)
+    if row.backward is not None and row.backward.launches is not None:
+        yield from _titled("backward's", ", ".join(_launch(each) for each in row.backward.launches) or "none")
+        yield from _kernels(row.backward.launches)
+    if row.peer is not None:
+        yield from _titled(row.peer.name, _peer(row.peer))
     if row.dispatch is not None:
         yield from _titled("dispatch", _stages(row.dispatch))
     if row.share is not None:
@@ -161,6 +178,49 @@ def _launch(launch: Launch) -> str:
     while len(grid) > 1 and grid[-1] == 1:
         grid.pop()
     return f"{launch.kernel} {'x'.join(map(str, grid))}".strip()
+
+
+def _kernels(launches: Sequence[Launch]) -> Iterator[str]:
+    """What each kernel takes of the GPU, once where several launches take the same."""
+    for name, taken in dict.fromkeys((each.kernel, each.resources) for each in launches):
+        if taken is not None:
+            yield from _titled("", f"{name}: {_taken(taken)}")
+
+
+def _taken(taken: Resources) -> str:
+    """Registers, memory, how full a processor is, and how often they all are filled."""
+    shared = taken.shared_static + taken.shared_dynamic
+    local = f"{taken.local} bytes of local memory a thread (spills)" if taken.local else "no spills"
+    parts = [
+        f"{taken.threads} threads, {taken.registers} registers, {readable_bytes(shared)} shared, {local}",
+        f"{taken.resident} program{'s' * (taken.resident != 1)} a processor, {taken.occupancy:.0%} of its warps"
+        f" ({taken.bound_by} bind{'s' * (not taken.bound_by.endswith('s'))})",
+        _waves(taken),
+    ]
+    return "; ".join(parts)
+
+
+def _waves(taken: Resources) -> str:
+    """How the grid fills the processors: "3.3 waves, the last fills 25%: 19% of the slots stand empty"."""
+    if taken.waves <= 1:
+        return "one full wave" if taken.waves == 1 else f"one wave, {taken.waves:.0%} full"
+    last = taken.waves % 1 or 1.0
+    text = f"{taken.waves:.{1 if taken.waves < 100 else 0}f} waves"
+    return text if last == 1 else f"{text}, the last {last:.0%} full: {taken.idle:.0%} of all slots stand empty"
+
+
+def _peer(peer: Peer) -> str:
+    """Both times and their ratio, forward and backward."""
+
+    def told(ratio: Ratio) -> str:
+        ours, theirs = readable_seconds(ratio.seconds), readable_seconds(ratio.peer_seconds)
+        spread = _percent(ratio.spread) if ratio.spread < 1 else f"a factor of {1 + ratio.spread:.1f}"
+        noisy = ", noisy" if ratio.is_noisy else ""
+        return f"{ratio.ratio:.2f}x ({ours} here, {theirs} there, rounds {spread} apart{noisy})"
+
+    threads = "" if peer.threads is None else f", {peer.threads} thread{'s' * (peer.threads != 1)}"
+    backward = "" if peer.backward is None else f"; backward {told(peer.backward)}"
+    return f"{told(peer.forward)}{backward}; {peer.name} {peer.version}, {peer.clock} time{threads}"
 
 
 def _stages(dispatch: Dispatch) -> str:

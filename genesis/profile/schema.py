@@ -13,7 +13,22 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from genesis.bench.timing import Timing
 
-__all__ = ["Backward", "Dispatch", "Failure", "LimitsRow", "Report", "Row", "Time"]
+__all__ = [
+    "Backward",
+    "Dispatch",
+    "Failure",
+    "Launch",
+    "LimitsRow",
+    "Peer",
+    "Ratio",
+    "Report",
+    "Resources",
+    "Row",
+    "Time",
+]
+
+
+NOISY_RATIO = 0.2  # rounds that lie further apart
 
 
 class _Model(BaseModel):
@@ -47,6 +62,34 @@ class Time(_Model):
         return cls(**{**timing._asdict(), "half_width": half_width})
 
 
+class Resources(_Model):
+    """What a kernel takes of the GPU. A program is what CUDA calls a block."""
+
+    threads: int
+    """Of a program."""
+    warps: int
+    registers: int
+    """Of a thread."""
+    shared_static: int
+    """Bytes of shared memory of a program that the machine code names."""
+    shared_dynamic: int
+    """Bytes that its launch asks for."""
+    local: int
+    """Bytes of local memory of a thread: spilled registers, and arrays that are indexed at run time."""
+    resident: int
+    """Programs that a processor holds at once."""
+    occupancy: float
+    """Their threads, as a share of those that a processor can hold."""
+    bound_by: Literal["threads", "programs", "registers", "shared memory"]
+    """What keeps one more program from a processor."""
+    slots: int
+    """Programs that all processors hold at once."""
+    waves: float
+    """The grid over `slots`: how often they are filled. A persistent kernel takes one wave or less."""
+    idle: float
+    """The share of slots that stand empty because the last wave does not fill them, over all waves."""
+
+
 class Launch(_Model):
     """A kernel, or memory that is set."""
 
@@ -54,6 +97,8 @@ class Launch(_Model):
     """The kernel's name; "fill" where memory is set."""
     grid: list[int]
     """Its programs in three dimensions; empty for a fill."""
+    resources: Resources | None = None
+    """What it takes of the GPU; null for a fill, and without a GPU."""
 
 
 class Dispatch(_Model):
@@ -83,6 +128,41 @@ class Backward(_Model):
     """Wall time of the walk backward through this one op."""
     gpu: Time | None
     """GPU time of the same; null on the CPU, and where a CUDA graph cannot hold it."""
+    launches: list[Launch] | None = None
+    """What the walk puts on the GPU, in order; null on the CPU."""
+
+
+class Ratio(_Model):
+    """The same work here and there, measured by turns."""
+
+    seconds: float
+    """Ours: the median of the rounds' medians."""
+    peer_seconds: float
+    """The peer's."""
+    ratio: float
+    """The peer's time over ours, the median of the rounds: above 1 we are faster."""
+    spread: float
+    """The largest ratio of a round over the smallest, less 1."""
+    rounds: int
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the rounds disagree so much that the ratio says little."""
+        return self.spread > NOISY_RATIO
+
+
+class Peer(_Model):
+    """An op against the same of another library, which ran in a process of its own."""
+
+    name: str
+    version: str
+    clock: Literal["GPU", "wall"]
+    """What was timed: replays of a CUDA graph, or eager calls by the clock on the wall."""
+    threads: int | None
+    """That both may use on the CPU; null on a GPU."""
+    forward: Ratio
+    backward: Ratio | None
+    """Null unless gradients were asked for."""
 
 
 class Row(_Model):
@@ -136,11 +216,13 @@ class Row(_Model):
     peak_bytes: int
     """The most memory taken beyond the inputs: the outputs and temporaries; on the CPU with Python's own objects."""
     launches: list[Launch] | None
-    """What the op puts on the GPU, in order; null on the CPU, and where it differs from call to call."""
+    """What the op puts on the GPU, in order; null on the CPU."""
     dispatch: Dispatch | None
     """Null but on a GPU, for ops whose launches are recorded."""
     backward: Backward | None
     """Null unless asked for."""
+    peer: Peer | None = None
+    """Null unless asked for, and where the peer has no such op: `notes` says so."""
     notes: list[str]
     """What was left out, and why."""
 

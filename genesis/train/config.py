@@ -277,6 +277,14 @@ class TrainConfig(Section):
             "time. full: all but each layer's input, for the time of another forward pass."
         ),
     )
+    precision: Literal["fp8"] | None = Field(
+        default=None,
+        description=(
+            "fp8: products of the layers multiply 8-bit floats (e4m3, each row scaled), but for gradients of weights; "
+            "a GPU needs compute capability 8.9 for it. Evaluation and samples, embedding and head stay in "
+            "model.dtype. null: all do."
+        ),
+    )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
         description="CPU threads. null: every core this process may use. A run repeats bit by bit on as many.",

@@ -32,6 +32,7 @@ KNOWN_NAMES = {
     "dataset": "data.train",
     "device_batch_size": "train.batch_size",
     "eval_steps": "eval.every",
+    "fp8": "train.precision",
     "gradient_accumulation_steps": "train.accumulation_steps",
     "gradient_checkpointing": "train.activation_checkpointing",
     "learning_rate": "optim.lr",
@@ -222,7 +223,7 @@ def _remedy(fragment: Mapping[str, Any], value: Any) -> str:
     """What to write instead of `value`; empty where there is no better advice than the setting's description."""
     branches = list(_branches(fragment))
     kinds = {branch.get("type") for branch in branches}
-    choices = [choice for branch in branches for choice in branch.get("enum", [])]
+    choices = [choice for branch in branches for choice in branch.get("enum", [branch.get("const")]) if choice]
     if isinstance(value, str):
         return _remedy_for_string(value, kinds, choices)
     if "integer" in kinds and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:

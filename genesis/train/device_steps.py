@@ -80,6 +80,9 @@ class DeviceSteps:
         max_grad_norm: gradients are scaled down to it; None leaves them.
         every: how many steps lie between two readings, at most.
         note: told once why steps cannot be captured, if so.
+
+    Attributes:
+        feed: what brings the batches.
     """
 
     def __init__(
@@ -93,8 +96,8 @@ class DeviceSteps:
         self.state, self.device, self.max_grad_norm, self.every = state, device, max_grad_norm, every
         optimizer = state.optimizer
         numbers = optimizer.numbers(device)
-        self._feed = Feed(device, state.loader.batch_size, state.loader.seq_len, numbers.array.size)
-        numbers.place(self._feed.numbers)
+        self.feed = Feed(device, state.loader.batch_size, state.loader.seq_len, numbers.array.size)
+        numbers.place(self.feed.numbers)
         self._loss, self._report = zeros((), device=device), zeros(4, device=device)
         self._made: list[_Made] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
@@ -117,13 +120,13 @@ class DeviceSteps:
             group["lr"] = lr
         state.optimizer.begin_step()
         numbers = state.optimizer.step_numbers()
-        self._feed.put(batches[0], targets, numbers)
+        self.feed.put(batches[0], targets, numbers)
         if len(batches) == 1 and self._captures_update:
             self._whole()
         else:
             self._first()
             for batch in batches[1:]:
-                self._feed.put(batch, targets, numbers)
+                self.feed.put(batch, targets, numbers)
                 self._following()
             if self._captures_update:
                 self._update()
@@ -154,7 +157,7 @@ class DeviceSteps:
 
     def _run(self) -> Tensor:
         """Forward and backward of the batch in the feed: its part of the loss."""
-        batch = self._feed.batch
+        batch = self.feed.batch
         loss: Tensor = self.state.model.loss(
             batch.input_ids, batch.labels, position_ids=batch.position_ids, num_targets=batch.num_targets
         )
@@ -189,6 +192,6 @@ class DeviceSteps:
         targets = sum(b.num_targets for b in again)
         losses = []
         for batch in again:
-            self._feed.put(batch, targets, self.state.optimizer.step_numbers())
+            self.feed.put(batch, targets, self.state.optimizer.step_numbers())
             losses.append(float(self._run().item()))
         return not_finite(self.state, again, losses, f"the loss was {loss} and the gradient norm {norm}")

@@ -1,45 +1,38 @@
 """Steps measured: for each batch and length a row with the times of a step and of its phases, its memory, its rates.
 
-A step is that of `genesis train`, made from the same parts: `take_step` on the CPU, `DeviceSteps` on a GPU. Phases are
-told apart in `take_step`, by the clock at the ends of its calls of the model and the optimizer.
+A step is that of `genesis train`, made from the same parts: `take_step` on the CPU, `DeviceSteps` on a GPU.
 """
 
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from statistics import fmean
-from typing import Any, Final, cast
 
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.bench.limits import Limits, wait_for
-from genesis.bench.timing import Plan, Timing, measure, of_wall, summarize
+from genesis.bench.timing import Plan, Timing, measure, of_wall
 from genesis.errors import GenesisError, OutOfMemoryError
 from genesis.profile.memory import peak_bytes
 from genesis.profile.schema import Failure, Time
 from genesis.tensor import Tensor
 from genesis.train.config import OptimConfig
-from genesis.train.device_steps import DeviceSteps
-from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_models.bench.cases import RandomTokens, step_flops
+from genesis_models.bench.breakdown import breakdown_of
+from genesis_models.bench.cases import step_flops
+from genesis_models.bench.phases import host_phases, marking_phases
 from genesis_models.bench.schema import Memory, Phases, Row, Scaling
+from genesis_models.bench.steps import LR, MAX_NORM, OPTIMIZER, UNTIL_CAPTURED, GraphSteps, new_state
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.memory import memory_plan
 from genesis_models.registry import build
 
-__all__ = ["FAST", "OPTIMIZER", "Settings", "bench_model", "measured_row", "scaling_of"]
+__all__ = ["FAST", "OPTIMIZER", "Settings", "bench_model", "forget", "measured_row", "scaling_of"]
 
 FAST = Plan(precision=0.05, seconds=1.0, warm_up=0.2, most_calls=1)
-OPTIMIZER: Final = "adamw"
-LR, MAX_NORM = 1e-5, 1.0
-EVERY = 64  # steps between two readings of their figures
-UNTIL_CAPTURED = 4  # two as they are, one captured, one replayed
 
 
 @dataclass(frozen=True)
@@ -60,17 +53,22 @@ class Settings:
 def bench_model(
     config: ModelConfig, cases: Iterable[tuple[int, int]], limits: Limits, settings: Settings
 ) -> Iterator[Row | Failure]:
-    """A row for each (batch, length), in order. A case that fails gives a `Failure`, and the others are measured."""
+    """A row for each (batch, length), in order. A case that fails gives a `Failure`, and the others are measured.
+
+    The row of the most tokens tells the times of ops, too.
+    """
+    cases = list(cases)
+    largest = max(cases, key=lambda case: (case[0] * case[1], case[1]), default=None)
     model = build(config, seed=0, device=str(limits.device), dtype=settings.dtype)
     model.activation_checkpointing = settings.checkpointing
     model.train()
     for batch, length in cases:
         found: Row | Failure
         try:
-            found = measured_row(model, batch, length, limits, settings)
+            found = measured_row(model, batch, length, limits, settings, (batch, length) == largest)
         except (GenesisError, MemoryError) as error:
             found = _failure(f"{batch}x{length}", error)
-        _forget(model, limits.device)  # not while the error is there, whose frames hold the case's memory
+        forget(model, limits.device)  # not while the error is there, whose frames hold the case's memory
         yield found
 
 
@@ -79,7 +77,7 @@ def _failure(label: str, error: GenesisError | MemoryError) -> Failure:
     return Failure(name="step", label=label, error=known.what, exit_code=known.exit_code)
 
 
-def _forget(model: CausalLM, device: Device) -> None:
+def forget(model: CausalLM, device: Device) -> None:
     """Give back what a case took, the weights aside."""
     for parameter in model.parameters():
         parameter.grad = None
@@ -88,17 +86,21 @@ def _forget(model: CausalLM, device: Device) -> None:
         cuda.empty_cache(device)
 
 
-def measured_row(model: CausalLM, batch: int, length: int, limits: Limits, settings: Settings) -> Row:
-    """Take steps of one size, with an optimizer of their own."""
+def measured_row(
+    model: CausalLM, batch: int, length: int, limits: Limits, settings: Settings, by_op: bool = False
+) -> Row:
+    """Take steps of one size, with an optimizer of their own.
+
+    Args:
+        by_op: tell the times of ops, too.
+    """
     config, device, notes = model.config, limits.device, list[str]()
-    loader: Any = RandomTokens(batch, length, config.vocab_size)
-    optim = OptimConfig(name=OPTIMIZER, lr=LR)
-    state = TrainState(model, build_optimizer(optim, model.named_parameters(), 0), loader)
-    phases = _phases(state, device, settings.plan)
+    state = new_state(model, batch, length)
     if device == CPU:
+        phases = host_phases(state, settings.plan)
         step, is_captured, memory = phases.step, False, _host_memory(state)
     else:
-        captured, peak, is_captured = _captured(state, device, settings.plan, notes)
+        captured, phases, peak, is_captured = _captured(state, device, settings.plan, notes)
         step = Time.of(captured)
         plan = memory_plan(
             config,
@@ -106,7 +108,7 @@ def measured_row(model: CausalLM, batch: int, length: int, limits: Limits, setti
             length=length,
             activation_checkpointing=settings.checkpointing,
             dtype=settings.dtype,
-            optim=optim,
+            optim=OptimConfig(name=OPTIMIZER, lr=LR),
         )
         memory = Memory(**_lasting(state), peak=peak, planned=plan.parts)
     flops, peak_rate = step_flops(config, batch, length), limits.flops_per_second
@@ -121,6 +123,7 @@ def measured_row(model: CausalLM, batch: int, length: int, limits: Limits, setti
         flops_per_second=flops / step.seconds,
         mfu=None if peak_rate is None else flops / step.seconds / peak_rate,
         memory=memory,
+        breakdown=breakdown_of(state, limits, notes) if by_op else None,
         notes=notes,
     )
 
@@ -128,81 +131,19 @@ def measured_row(model: CausalLM, batch: int, length: int, limits: Limits, setti
 # --- Times ------------------------------------------------------------------------------------------------------------
 
 
-class _Noted:
-    """Stands for a model or an optimizer, and notes when calls of one of its methods begin and end."""
-
-    def __init__(self, of: object, method: str, clock: Callable[[], float]) -> None:
-        self._of, self._method, self._clock = of, method, clock
-        self.calls: list[tuple[float, float]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._of, name)
-        return self._noting(found) if name == self._method else found
-
-    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **settings: Any) -> Any:
-            begun = self._clock()
-            result = method(*args, **settings)
-            self.calls.append((begun, self._clock()))
-            return result
-
-        return call
-
-
-def _phases(state: TrainState, device: Device, plan: Plan) -> Phases:
-    """Steps kernel by kernel. All four times come from the same steps."""
-    wait, batches = wait_for(device), cast(Any, state.loader).batches()
-    samples: list[tuple[float, ...]] = []
-
-    def clock() -> float:
-        wait()
-        return time.perf_counter()
-
-    def sample(count: int) -> float:
-        steps = [_step_phases(state, next(batches), device, clock) for _ in range(count)]
-        samples.append(tuple(fmean(parts) for parts in zip(*steps, strict=True)))
-        return sum(map(sum, steps))
-
-    whole = measure(sample, plan)
-    parts = zip(*samples[-(whole.samples + whole.outliers) :], strict=True)  # those before were to warm up
-    forward, backward, optimizer = (Time.of(summarize(part, whole.calls, plan.precision)) for part in parts)
-    return Phases(forward=forward, backward=backward, optimizer=optimizer, step=Time.of(whole))
-
-
-def _step_phases(
-    state: TrainState, batch: Any, device: Device, clock: Callable[[], float]
-) -> tuple[float, float, float]:
-    """Seconds of forward, backward and optimizer in one step."""
-    model, optimizer = _Noted(state.model, "loss", clock), _Noted(state.optimizer, "grad_norm", clock)
-    noted = TrainState(cast(Any, model), cast(Any, optimizer), state.loader)
-    begun = clock()
-    take_step(noted, [batch], LR, MAX_NORM, device)
-    ended = clock()
-    forward = fmean(end for _, end in model.calls)
-    ((gradients, _),) = optimizer.calls
-    return forward - begun, gradients - forward, ended - gradients
-
-
-def _captured(state: TrainState, device: Device, plan: Plan, notes: list[str]) -> tuple[Timing, int, bool]:
-    """Time of a step as CUDA graph, the most memory that was allocated, and whether it is a graph indeed."""
-    state.optimizer.zero_grad()
+def _captured(state: TrainState, device: Device, plan: Plan, notes: list[str]) -> tuple[Timing, Phases, int, bool]:
+    """Time of a step as CUDA graph, its phases, the most memory allocated, and whether it is a graph indeed."""
     gc.collect()
     cuda.empty_cache(device)
     cuda.reset_peak_memory_stats(device)
-    steps, batches = DeviceSteps(state, device, MAX_NORM, EVERY, notes.append), cast(Any, state.loader).batches()
-
-    def take() -> None:
-        steps.take([next(batches)], LR)
-        if state.step % EVERY == 0:
-            steps.reading().results()
-
-    state.step = 0
-    for _ in range(UNTIL_CAPTURED):
-        take()
-    peak = cuda.max_memory_allocated(device)
-    found = measure(of_wall(take, wait_for(device)), plan)
-    steps.reading().results()  # raises where a loss was not finite
-    return found, peak, not notes
+    take = GraphSteps(state, device, notes)
+    with marking_phases(state, device) as phases:
+        for _ in range(UNTIL_CAPTURED):
+            take()
+        peak = cuda.max_memory_allocated(device)
+        found, parts = measure(of_wall(take, wait_for(device)), plan), phases(take, plan)
+    take.finish()
+    return found, parts, peak, not notes
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------

@@ -7,13 +7,15 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
-from genesis.profile.readable import rate, readable_bytes, readable_seconds
-from genesis_models.bench.schema import Memory, Report, Row, Scaling
+from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds
+from genesis_models.bench.schema import Breakdown, Doubling, Memory, OpShare, PeerStep, Report, Row, Scaling
 
 __all__ = ["lines_of"]
 
 WIDTH = 100
 INDENT = 10  # of what stands beside a title
+OPS = 12  # of a step are listed; the others are added up
+PRIORITIES = 3
 
 
 def lines_of(report: Report) -> Iterator[str]:
@@ -25,6 +27,11 @@ def lines_of(report: Report) -> Iterator[str]:
         yield ""
         yield from _legend(report)
         yield from _findings(report)
+        for row in report.rows:
+            if row.breakdown is not None:
+                yield from _by_op(row, row.breakdown)
+    if report.peers:
+        yield from _against(report.peers)
     for failure in report.failures:
         yield from _titled("failed", f"{failure.label}: {escape(failure.error)}")
 
@@ -54,13 +61,8 @@ def _head(report: Report) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
-    """One line for each batch and length; a column that no row fills is left out."""
-    cells = [_cells(row) for row in rows]
-    names = [name for name in cells[0] if any(c[name] for c in cells)]
-    widths = {name: max(len(name), *(len(c[name]) for c in cells)) for name in names}
-    for line in ({name: name for name in names}, *cells):
-        parts = [line[n].ljust(widths[n]) if n in LEFT else line[n].rjust(widths[n]) for n in names]
-        yield "  ".join(parts).rstrip()
+    """One line for each batch and length."""
+    yield from aligned([_cells(row) for row in rows], LEFT)
 
 
 LEFT = ("case", "note")  # columns of words; numbers stand to the right
@@ -91,7 +93,7 @@ def _legend(report: Report) -> Iterator[str]:
     """How to read the table."""
     how = "case: rows x tokens of a batch; ±: half of the 95 % confidence interval of the median"
     if report.settings.threads is None:
-        how += "; step: a CUDA graph, as in `genesis train`; phases: of a step kernel by kernel, with waits"
+        how += "; step: a CUDA graph, as in `genesis train`; phases: its time on the GPU, by events inside"
     else:
         how += "; step: as in `genesis train`, on all threads"
     yield from textwrap.wrap(how + "; forward: with the head's gradients, which the loss makes", WIDTH)
@@ -114,6 +116,8 @@ def _findings(report: Report) -> Iterator[str]:
     (first, share), *others = sorted(largest.phases.shares.items(), key=lambda item: -item[1])
     rest = ", ".join(f"{name} {part:.0%}" for name, part in others)
     yield from _titled("priority", f"{largest.label}: {first} takes most, {share:.0%} of the phases; {rest}")
+    for doubling in report.doublings:
+        yield from _titled("doubling", _doubling(doubling))
     for note in dict.fromkeys(note for row in report.rows for note in row.notes):
         yield from _titled("note", escape(note))
 
@@ -134,3 +138,97 @@ def _scaling(steps: Sequence[Scaling]) -> str:
     other = "length" if axis == "batch" else "batch"
     ratios = ", ".join(f"×{s.ratio:.2f} from {axis} {s.start} to {s.end}" for s in steps)
     return f"{other} {fixed}: time of a token {ratios}"
+
+
+def _doubling(found: Doubling) -> str:
+    """What twice as much would take: "batch 8: 43.1 ms a step, 38,000 tokens/s; 31.2 GiB of 139.0 GiB: it fits"."""
+    verdict = "it fits" if found.fits else "it does not fit"
+    return (
+        f"{found.batch}x{found.length}, twice the {found.axis}: about {readable_seconds(found.seconds)} a step,"
+        f" {found.tokens_per_second:,.0f} tokens/s; {readable_bytes(found.memory)} of {readable_bytes(found.room)}:"
+        f" {verdict}"
+    )
+
+
+# --- Ops --------------------------------------------------------------------------------------------------------------
+
+
+def _by_op(row: Row, found: Breakdown) -> Iterator[str]:
+    """The longest ops, what the others take, and which to improve first."""
+    yield ""
+    shown, others = found.ops[:OPS], found.ops[OPS:]
+    cells = [_op_cells(each, found) for each in shown]
+    for name, seconds, calls in (
+        (f"other ops ({len(others)})", sum(each.seconds for each in others), sum(each.calls for each in others)),
+        ("between ops", found.rest, 0),
+    ):
+        if seconds:
+            cells.append(_cells_of(name, str(calls or ""), seconds, found))
+    cells.append(_cells_of(f"step {row.label}", "", found.seconds, found))
+    yield from aligned(cells, ("op", "limit"))
+    legend = (
+        "op: of one step, measured by itself; above: the time beyond what the op's bytes or FLOPs take at the measured"
+        " limits"
+    )
+    yield from textwrap.wrap(legend, WIDTH)
+    for each in found.priorities[:PRIORITIES]:
+        yield from _titled("improve", _priority(each, found))
+
+
+def _cells_of(
+    name: str, calls: str, seconds: float, found: Breakdown, limit: str = "", above: str = ""
+) -> dict[str, str]:
+    time = readable_seconds(seconds)
+    return {
+        "op": name,
+        "calls": calls,
+        "time": time,
+        "share": _percent(seconds / found.seconds),
+        "limit": limit,
+        "above": above,
+    }
+
+
+def _op_cells(each: OpShare, found: Breakdown) -> dict[str, str]:
+    limit = "" if each.limit is None else f"{_percent(each.least / each.seconds)} {each.limit}"
+    return _cells_of(each.op, str(each.calls), each.seconds, found, limit, readable_seconds(each.above))
+
+
+def _priority(each: OpShare, found: Breakdown) -> str:
+    reached = "" if each.limit is None else f" ({_percent(each.least / each.seconds)} of its {each.limit} limit)"
+    return (
+        f"{each.op}: {readable_seconds(each.above)} above its limit{reached},"
+        f" {_percent(each.above / found.seconds)} of the step"
+    )
+
+
+# --- Peers ------------------------------------------------------------------------------------------------------------
+
+
+def _against(peers: Sequence[PeerStep]) -> Iterator[str]:
+    """One line for each recipe, batch and length."""
+    yield ""
+    yield f"against torch {peers[0].version}, by turns; ratio above 1: faster here"
+    done = [each for each in peers if each.ratio is not None]
+    if done:
+        yield from aligned([_peer_cells(each) for each in done], ("recipe", "case", "note"))
+    for each in peers:
+        if each.note:
+            yield from _titled("note", f"{each.recipe} {each.label}: {escape(each.note)}")
+
+
+def _peer_cells(each: PeerStep) -> dict[str, str]:
+    ratio = each.ratio
+    assert ratio is not None
+    return {
+        "recipe": each.recipe,
+        "case": each.label,
+        "here": readable_seconds(ratio.seconds),
+        "there": readable_seconds(ratio.peer_seconds),
+        "ratio": f"{ratio.ratio:.2f}",
+        "rounds apart": _percent(ratio.spread),
+        "memory here": "" if each.peak is None else readable_bytes(each.peak),
+        "there ": "" if each.peer_peak is None else readable_bytes(each.peer_peak),
+        "warm-up": "" if each.warm_up is None else readable_seconds(each.warm_up),
+        "note": "noisy" if ratio.is_noisy else "",
+    }

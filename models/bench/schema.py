@@ -10,9 +10,21 @@ from typing import Literal
 
 from pydantic import BaseModel, JsonValue
 
-from genesis.profile.schema import Failure, LimitsRow, Time
+from genesis.profile.schema import Failure, LimitsRow, Ratio, Time
 
-__all__ = ["Memory", "ModelFacts", "Phases", "Report", "Row", "Scaling", "SettingsRow"]
+__all__ = [
+    "Breakdown",
+    "Doubling",
+    "Memory",
+    "ModelFacts",
+    "OpShare",
+    "PeerStep",
+    "Phases",
+    "Report",
+    "Row",
+    "Scaling",
+    "SettingsRow",
+]
 
 
 class _Model(BaseModel):
@@ -20,7 +32,7 @@ class _Model(BaseModel):
 
 
 class Phases(_Model):
-    """The parts of a step that was taken kernel by kernel, with a wait for the device at the end of each.
+    """The parts of a step: on the CPU by the clock, on a GPU by events inside the step as it is made, captured or not.
 
     In each step they add up to the whole; their medians do so as far as steps are alike.
     """
@@ -61,6 +73,44 @@ class Memory(_Model):
         return self.peak - self.weights - self.gradients - self.optimizer
 
 
+class OpShare(_Model):
+    """An op in a step."""
+
+    op: str
+    """Name in the registry."""
+    calls: int
+    """In one step; of threads that share a batch, all of theirs."""
+    seconds: float
+    """All its calls together; of threads that share a batch, the busiest one's."""
+    share: float
+    """Of the step."""
+    least: float
+    """Seconds that its counted bytes or FLOPs, whichever takes longer, would take at the measured limits."""
+    limit: Literal["bandwidth", "compute"] | None
+    """Which of them binds; null for an op that moves and computes nothing."""
+
+    @property
+    def above(self) -> float:
+        """Seconds that are not needed, as far as the limits tell: what there is to gain."""
+        return max(self.seconds - self.least, 0.0)
+
+
+class Breakdown(_Model):
+    """A step by op. On a GPU the times stand inside the CUDA graph of a step."""
+
+    seconds: float
+    """Of the step, with what measuring costs."""
+    ops: list[OpShare]
+    """The longest first."""
+    rest: float
+    """Seconds in no op: between them, and (on the CPU) Python."""
+
+    @property
+    def priorities(self) -> list[OpShare]:
+        """By what there is to gain, the most first."""
+        return sorted(self.ops, key=lambda each: -each.above)
+
+
 class Row(_Model):
     """Steps on batches of one size."""
 
@@ -71,7 +121,7 @@ class Row(_Model):
     step: Time
     """Wall time of a step as `genesis train` takes it: on a GPU a captured one, on the CPU shared by threads."""
     is_captured: bool
-    """The step was replayed as a CUDA graph; `phases` are of one that was not."""
+    """The step was replayed as a CUDA graph."""
     phases: Phases
     tokens_per_second: float
     flops: int
@@ -80,6 +130,8 @@ class Row(_Model):
     mfu: float | None
     """Model FLOP utilization: `flops_per_second` as a share of a large matrix product's."""
     memory: Memory
+    breakdown: Breakdown | None = None
+    """Null but for the largest case."""
     notes: list[str]
     """What was not as usual."""
 
@@ -100,6 +152,49 @@ class Scaling(_Model):
     end: int
     ratio: float
     """Step seconds for each token at `end` over those at `start`; below 1 where larger is more efficient."""
+
+
+class Doubling(_Model):
+    """A step on twice as much as the largest that was measured, predicted."""
+
+    axis: Literal["batch", "length"]
+    """What is doubled."""
+    batch: int
+    length: int
+    seconds: float
+    """On the line through the two largest steps along the axis, over their FLOPs; proportional where there is one."""
+    tokens_per_second: float
+    memory: int
+    """Bytes at the peak: what was measured, and by what the plan grows."""
+    room: int
+    """Bytes that a run may take here."""
+    fits: bool
+
+
+class PeerStep(_Model):
+    """A step against torch's."""
+
+    recipe: str
+    """eager: Hugging Face's model; compile: the same compiled; lean: one written for speed, compiled."""
+    version: str
+    """Of torch."""
+    batch: int
+    length: int
+    ratio: Ratio | None = None
+    """Null where the recipe failed."""
+    peak: int | None = None
+    """The most memory that was allocated by us at one time; null on the CPU."""
+    peer_peak: int | None = None
+    """By torch."""
+    warm_up: float | None = None
+    """Seconds of the recipe's first steps, which compile."""
+    note: str = ""
+    """Why there is no ratio."""
+
+    @property
+    def label(self) -> str:
+        """Batch and length for people."""
+        return f"{self.batch}x{self.length}"
 
 
 class ModelFacts(_Model):
@@ -149,4 +244,7 @@ class Report(_Model):
     """Of `Row.flops`: N parameters, L layers, h the width of all heads, S the length."""
     rows: list[Row]
     scaling: list[Scaling]
+    doublings: list[Doubling] = []
+    peers: list[PeerStep] = []
+    """Empty unless asked for."""
     failures: list[Failure]

@@ -10,7 +10,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from genesis import random
+from genesis import cuda, random
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
 from genesis.data.loader import PackedLoader
@@ -19,6 +19,7 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, escape
 from genesis.io.files import FolderUpdate, FolderWriter, sweep, write_file
 from genesis.io.lock import FolderLock
+from genesis.ops.fp8 import CAPABILITY
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.config_file import check_resume, parse_config
@@ -45,7 +46,7 @@ from genesis_models.session.preparation import (
     resolve_device,
 )
 
-__all__ = ["train"]
+__all__ = ["announce", "assemble", "cpu_threads", "make_model", "train", "usable_precision"]
 
 
 def train(config: Config, *, resume: bool, console: Output, resume_from: str | None = None) -> Summary:
@@ -61,7 +62,7 @@ def train(config: Config, *, resume: bool, console: Output, resume_from: str | N
     output = Path(config.train.output_dir)
     device = resolve_device(config.train.device)
     check_is_ours(output)
-    with Interrupts() as interrupts, FolderLock(output), _threads(config.train.threads):
+    with Interrupts() as interrupts, FolderLock(output), cpu_threads(config.train.threads):
         sweep(output)  # before anything is looked for: a killed run may have left its checkpoint between two renames
         resumed = _check_previous(output, config, resume or resume_from is not None)
         if not resumed:
@@ -69,9 +70,9 @@ def train(config: Config, *, resume: bool, console: Output, resume_from: str | N
         shape = model_config(config)
         memory = planned_memory(config, shape, device)  # before the data: what cannot fit is refused at once
         data = prepare_data(config, shape, console)
-        model = _make_model(config, shape, data.tokenizer, device)
-        _announce(config, data, model, device, memory, console)
-        training = _assemble(config, data, model, device, interrupts, console)
+        model = make_model(config, shape, data.tokenizer, device)
+        announce(config, data, model, device, memory, console)
+        training = assemble(config, data, model, device, interrupts, console)
         _restore(training, resume, resume_from, console)
         if resumed:
             _record(output, config)  # not earlier: a start that is refused changes no record
@@ -83,7 +84,7 @@ def train(config: Config, *, resume: bool, console: Output, resume_from: str | N
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def cpu_threads(count: int | None) -> Iterator[None]:
     """As many threads for matmuls as for the rest: how BLAS splits a product decides its last bits."""
     if count is None:
         yield
@@ -116,7 +117,7 @@ def _check_previous(output: Path, config: Config, resume: bool) -> bool:
     return has_run
 
 
-def _make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device) -> CausalLM:
+def make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device) -> CausalLM:
     """The model with the weights that training starts from."""
     if config.model.path is not None:
         model = load(config.model.path, device=str(device), dtype=config.model.dtype)
@@ -125,10 +126,24 @@ def _make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device
         fresh = ModelConfig.from_dict(raw, where="model.config")
         model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
     model.activation_checkpointing = config.train.activation_checkpointing
+    model.precision, _ = usable_precision(config, device)
     return model
 
 
-def _announce(
+def usable_precision(config: Config, device: Device) -> tuple[str | None, str | None]:
+    """What `train.precision` comes to on a device, and a line about it where that is not all it may promise."""
+    if config.train.precision is None:
+        return None, None
+    if device == CPU:
+        return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
+    found = cuda.get_device_capability(device)
+    if found >= CAPABILITY:
+        return config.train.precision, None
+    needed, has = (".".join(map(str, pair)) for pair in (CAPABILITY, found))
+    return None, f"precision: {config.model.dtype}: fp8 needs compute capability {needed}, and {device} has {has}"
+
+
+def announce(
     config: Config, data: Prepared, model: CausalLM, device: Device, memory: str | None, console: Output
 ) -> None:
     """What is about to happen, in a few lines."""
@@ -136,6 +151,8 @@ def _announce(
     count = sum(p.numel() for p in model.parameters())
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {count:,} parameters, {config.model.dtype}")
+    if (said := usable_precision(config, device)[1]) is not None:
+        console.line(said)
     if memory is not None:
         console.line(memory)
     held_out = f"{len(data.held_out.tokens):,} held out" if data.held_out is not None else "none held out"
@@ -153,7 +170,7 @@ def _first_defect(data: Prepared) -> str:
     return escape(next(iter(data.report.defects.examples.values()), ""))
 
 
-def _assemble(
+def assemble(
     config: Config, data: Prepared, model: CausalLM, device: Device, interrupts: Interrupts, console: Output
 ) -> Training:
     """The training loop's parts, at step 0."""

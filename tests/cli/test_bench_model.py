@@ -14,10 +14,12 @@ import pytest
 
 from genesis.bench.timing import Plan
 from genesis.errors import OutOfMemoryError
+from genesis.profile import peer
 from genesis_cli import environment
 from genesis_cli.main import main
 from genesis_models.bench import measuring
 from genesis_models.bench.schema import Report
+from tests.profile import fake_torch
 from tests.profile.quick import small_limits
 
 RAW = {
@@ -126,6 +128,9 @@ def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
         (["--size", "0.5B", "--seq-len", "99999"], "the model's 32768 positions", "--seq-len", "in that range"),
         (["--size", "0.5B", "--dtype", "fp8"], "'fp8' is not known", "--dtype", "use one of bf16, fp32"),
         (["--size", "0.5B", "--checkpointing", "half"], "'half' is not known", "--checkpointing", "none, selective"),
+        (["--size", "0.5B", "--vs", "jax"], "'jax' is no peer", "--vs", "use torch"),
+        (["--size", "0.5B", "--vs", "torch", "--recipes", "quick"], "'quick' is no recipe", "--recipes", "eager, comp"),
+        (["--size", "0.5B", "--torch-python", "x"], "nothing to compare with", "--torch-python", "add --vs torch"),
         ([], "Missing option '--size'", "command line", "genesis bench-model --help"),
     ],
 )
@@ -135,6 +140,37 @@ def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str
     assert what in told.splitlines()[0]
     assert f"  where: {where}\n" in told
     assert next in told
+
+
+def test_steps_against_a_peer(shape: str) -> None:
+    from genesis_models.bench import versus
+    from genesis_models.bench.schema import PeerStep
+
+    given: list[Any] = []
+
+    def steps(config: Any, cases: Any, limits: Any, settings: Any, recipes: Any, python: Any) -> list[PeerStep]:
+        given.append((cases, recipes, python))
+        return [PeerStep(recipe="lean", version="9.9", batch=1, length=8, note="no room")]
+
+    words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--recipes", "lean", "--json", "-"]
+    with mock.patch.object(versus, "versus_torch", steps), mock.patch.object(peer, "started"):
+        code, text, _ = benched("--size", shape, *words, "--torch-python", "p")
+    report = Report.model_validate_json(text)
+    assert (code, given) == (0, [([(1, 8)], ("lean",), "p")])
+    assert report.command.endswith(" --vs torch --recipes lean --fast")
+    assert [each.note for each in report.peers] == ["no room"]
+    assert [each.axis for each in report.doublings] == ["batch", "length"]
+    assert report.rows[0].breakdown is not None
+
+
+def test_a_peer_that_is_missing_is_told_before_anything_is_measured(
+    shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path / "site", "raise ImportError('none here')")))
+    with mock.patch.object(measuring, "bench_model", side_effect=AssertionError):
+        code, text, told = benched("--size", shape, *GRID, "--vs", "torch")
+    assert (code, text) == (6, "")
+    assert "torch cannot be imported: none here" in told and "genesis-lm[bench]" in told
 
 
 def test_a_config_that_is_none(tmp_path: Path) -> None:

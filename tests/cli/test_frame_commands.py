@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from genesis_cli.env import report
 from genesis_cli.environment import missing_for_cuda, packages
 from tests.cli.command import FAKE_SESSION, genesis, genesis_with, here
 
-COMMANDS = ["train", "generate", "eval", "validate", "profile", "bench-model", "schema", "env"]
+COMMANDS = ["train", "generate", "eval", "validate", "profile", "bench-model", "bench-ops", "demo", "schema", "env"]
 # Says how it was called, and never runs a model.
 ECHO = """
 import json
@@ -176,6 +177,19 @@ def test_every_command_has_help(command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert f"Usage: genesis {command} " in done.stdout
     assert "--debug" in done.stdout
+
+
+def test_options_are_written_with_their_names() -> None:
+    """Some releases of typer make an option's name from its metavar where none is given: --DEVICE."""
+    folder = Path(recipes.__file__).parent
+    calls = [
+        (path.name, node.lineno, node.args)
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"
+    ]
+    assert len(calls) > 30
+    assert [call[:2] for call in calls if not (call[2] and ast.unparse(call[2][0]).startswith("'-"))] == []
 
 
 def test_the_installed_script_is_the_same_program() -> None:

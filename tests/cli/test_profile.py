@@ -18,6 +18,7 @@ from genesis.profile.op import Settings, profile_case
 from genesis.profile.schema import Report
 from genesis_cli import environment
 from genesis_cli.main import main
+from tests.profile import fake_torch
 from tests.profile.quick import PLAN, small_limits
 
 
@@ -96,7 +97,7 @@ def test_cuda_runs_in_the_interpreter() -> None:
     report = json.loads(text)
     assert (report["device"], report["device_name"]) == ("cuda:0", "Triton's interpreter")
     assert report["rows"][0]["gpu"] is None
-    assert report["rows"][0]["launches"] == [{"kernel": "binary", "grid": [1, 1, 1]}]
+    assert report["rows"][0]["launches"] == [{"kernel": "binary", "grid": [1, 1, 1], "resources": None}]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,19 @@ def test_cuda_runs_in_the_interpreter() -> None:
         (["--op", "mean", "--shape", "4", "--dtype", "int32"], "takes float tensors", "--dtype", ".float()"),
         (["--op", "eq", "--backward"], "eq has no gradient", "--backward", "leave --backward out"),
         (["--op", "add", "--cold"], "only a GPU's cache", "--cold", "leave --cold out"),
+        (["--op", "add", "--vs", "jax"], "'jax' is no peer", "--vs", "use torch"),
+        (["--op", "add", "--torch-python", "x"], "nothing to compare with", "--torch-python", "add --vs torch"),
+        (["--op", "add", "--kernel", "x"], "--kernel says whose code", "--kernel", "add --show ptx"),
+        (["--op", "add", "--arch", "sm_90"], "--arch says whose code", "--arch", "add --show ptx"),
+        (
+            ["--op", "add", "--show", "ptx", "--cold"],
+            "--show prints code alone",
+            "--cold",
+            "leave --cold or --show out",
+        ),
+        (["--op", "add", "--show", "ptx", "--vs", "torch"], "--show prints code alone", "--vs", "leave --vs"),
+        (["--op", "add", "--show", "ptx", "--json", "-"], "--show prints code alone", "--json", "leave --json"),
+        (["--op", "add", "--show", "ptx"], "TRITON_INTERPRET is set", "--show", "unset TRITON_INTERPRET"),
         (["--shape", "4"], "Missing option '--op'", "command line", "genesis profile --help"),
     ],
 )
@@ -124,6 +138,16 @@ def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str
     assert what in told.splitlines()[0]
     assert f"  where: {where}\n" in told
     assert next in told
+
+
+def test_an_op_against_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path)))
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen.npy"))
+    code, text, told = profiled("--op", "add", "--shape", "4", "--vs", "torch", "--json", "-")
+    assert (code, told) == (0, "")
+    report = Report.model_validate_json(text)
+    assert report.command == "genesis profile --op add --shape 4 --device cpu --vs torch"
+    assert report.rows[0].peer is not None and report.rows[0].peer.version == "9.9"
 
 
 def test_a_device_that_is_none() -> None:

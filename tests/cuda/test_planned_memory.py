@@ -76,7 +76,7 @@ def test_the_command_refuses_it_before_it_reads_data_or_makes_a_model(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(monkeypatch, 1 << 10)
-    for name in ("prepare_data", "_make_model"):
+    for name in ("prepare_data", "make_model"):
         monkeypatch.setattr(training, name, lambda *args: pytest.fail("it went on"))
     with pytest.raises(OutOfMemoryError) as caught:
         session.train(config, resume=False, console=Output(io.StringIO()))
@@ -90,7 +90,7 @@ def test_the_command_prints_the_line(config: Config, monkeypatch: pytest.MonkeyP
     def stop(*args: object) -> None:
         raise Stop
 
-    monkeypatch.setattr(training, "_assemble", stop)
+    monkeypatch.setattr(training, "assemble", stop)
     leave(monkeypatch, 6 << 30)
     text = io.StringIO()
     with pytest.raises(Stop):

@@ -33,6 +33,8 @@ def record(value: object) -> bytes:
 
 
 # name, bytes, kind, line, a part of the message
+BLANK = gzip.compress(b"\n" * (17 << 20), mtime=0)
+
 DEFECTS: list[tuple[str, bytes, str, int, str]] = [
     ("a.txt", b"one\ntwo\nth\xffree\n", "invalid UTF-8", 3, "byte 3 of the line, 0xff"),
     ("a.txt", b"one\ntwo\xe2\x82", "invalid UTF-8", 2, "unexpected end of data"),
@@ -43,7 +45,7 @@ DEFECTS: list[tuple[str, bytes, str, int, str]] = [
     ("a.txt", b"\xef\xbb\xbf", "empty document", 1, "only white space"),
     ("a.txt.gz", b"not gzip at all", "bad gzip", 1, "damaged or cut short"),
     ("a.txt.gz", gzip.compress(b"text\n" * 9999, mtime=0)[:-20], "bad gzip", 1, "damaged or cut short"),
-    ("a.txt.gz", gzip.compress(b"\n" * (17 << 20), mtime=0), "bad gzip", (16 << 20) + 1, "grows to more than 200 times"),
+    ("a.txt.gz", BLANK, "bad gzip", (16 << 20) + 1, "grows to more than 200 times"),
     ("a.jsonl", GOOD + b'{"text": "caf\xe9"}\n', "invalid UTF-8", 2, "byte 14 of the line, 0xe9"),
     ("a.jsonl", GOOD * 2 + b'{"text": "cut', "bad JSON", 3, "Unterminated string starting at (column 10)"),
     ("a.jsonl", GOOD + b"{'text': 'quotes'}\n" + GOOD, "bad JSON", 2, "(column 2)"),

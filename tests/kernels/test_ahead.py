@@ -62,6 +62,31 @@ def test_architectures_differ_where_somebody_asked_which_it_is(tmp_path: Path) -
     assert newer == ["True by_descriptors values_kernel"] * 2
 
 
+READ = """
+from contextlib import nullcontext
+from triton import knobs
+from genesis.backend.cuda.compile import compile_kernel
+from tests.kernels.ahead import needed
+from tests.kernels.assembling import collected
+from tests.kernels.reading import read_once
+
+knobs.compilation.always_compile = True
+found = needed(["matmul", "add"], ["bfloat16"], [], (80, 90, 100))
+texts = []
+for way in nullcontext, read_once:
+    with way(), collected() as made:
+        for arch, kernels in found.items():
+            for kernel, signature in {kernel: (kernel, signature) for kernel, signature in kernels}.values():
+                compile_kernel(kernel, signature, divmod(arch, 10))
+    texts.append(made)
+print(sum("mma" in text for text in texts[0]), sum("mma" not in text for text in texts[0]), texts[0] == texts[1])
+"""
+
+
+def test_kernels_that_are_read_once_come_out_the_same(tmp_path: Path) -> None:
+    assert lines_of(READ, tmp_path) == ["5 3 True"]
+
+
 BROKEN = """
 import triton
 import triton.language as tl

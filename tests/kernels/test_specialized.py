@@ -18,8 +18,10 @@ from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import Properties
-from genesis.dtypes import DType, bfloat16, float16
-from genesis.kernels import gated, linalg, linear, specialized, swiglu
+from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32
+from genesis.kernels import fp8, gated, linalg, linear, specialized, swiglu
+from genesis.kernels.indices import as_matrix
+from genesis.kernels.matmul_tiles import IMPRECISE
 from tests.kernels.dry import VoidDriver, collecting
 
 CUDA = Device("cuda", 0)
@@ -34,7 +36,13 @@ class Hopper(VoidDriver):
         self.properties = H200
 
 
+CUTS = {
+    **dict.fromkeys((str(bfloat16), str(float16)), [specialized.WIDE] * 4),
+    "fp8 64": [specialized.WIDE, specialized.BUSY],
+    f"fp8 {2 * IMPRECISE}": [specialized.NARROW] * 2,
+}
 FORMS = ["add", "gate", "gate_backward", "gate_backward and h"]
+LONG = 2 * IMPRECISE  # terms of sums that leave the tensor cores in between
 
 
 def launch_all(dtype: DType, m: int) -> dict[str, bool]:
@@ -53,6 +61,28 @@ def launch_all(dtype: DType, m: int) -> dict[str, bool]:
     return dict(zip(FORMS, found, strict=True))
 
 
+def launch_quantized(m: int, k: int) -> dict[str, bool]:
+    """The same in 8-bit floats."""
+
+    def made(*shape: int) -> Array:
+        return empty(shape, bfloat16, CUDA)
+
+    def codes(*shape: int) -> Array:
+        return empty(shape, float8_e4m3fn, CUDA)
+
+    x, gate_up, h, rows = codes(m, k), made(m, 2048), made(m, 1024), empty((m,), float32, CUDA)
+    scales = [empty((m + n,), float32, CUDA) for n in (1024, 2048)]
+    long = specialized.scaled_product_into(made(m, 1024), x, codes(1024, k), rows, False)
+    found = [
+        specialized.product_and_residual_into(made(m, 1024), x, codes(1024, k), made(m, 1024), scales[0]),
+        specialized.gated_into(h, gate_up, x, codes(2048, k), scales[1]),
+        specialized.gated_backward_into(made(m, 2048), None, x, codes(1024, k), gate_up, rows),
+        specialized.gated_backward_into(made(m, 2048), h, x, codes(1024, k), gate_up, rows),
+    ]
+    assert long == (found[0] and k == LONG)
+    return dict(zip(FORMS, found, strict=True))
+
+
 def compiled() -> list[dict[str, Any]]:
     """The forms compiled in both types; for a process without the interpreter, which changes Triton."""
     rows = []
@@ -65,7 +95,28 @@ def compiled() -> list[dict[str, Any]]:
             made = compile.compile_kernel(kernel, signature, (9, 0))
             rows.append({"dtype": str(dtype), "warps": made.warps, "shared": made.shared})
         rows.append({"few": few, "many": many})
-    return rows
+    for k, some in ((64, slice(1, 3)), (LONG, slice(2))):  # each form once
+        with collecting(Hopper) as found:
+            few = launch_quantized(128, k)
+            assert not found
+            many = launch_quantized(8192, k)
+        for kernel, signature in list(found.values())[some]:
+            made = compile.compile_kernel(kernel, signature, (9, 0))
+            rows.append({"dtype": f"fp8 {k}", "warps": made.warps, "shared": made.shared})
+        rows.append({"few": few, "many": many})
+    return [*rows, {"quantized": taken_in_8_bits()}]
+
+
+def taken_in_8_bits() -> list[str]:
+    """The kernels of a linear layer with residual, of gate and up and of their gradients."""
+    with collecting(Hopper) as found:
+        x, gate_up, h = (empty((8, 1024, n), bfloat16, CUDA) for n in (64, 2048, 1024))
+        weight, down = empty((2048, 64), bfloat16, CUDA), empty((64, 1024), bfloat16, CUDA)
+        linear.linear(empty(gate_up.shape, bfloat16, CUDA), x, weight, None, gate_up, fp8=True)
+        gated.quantized_gated_into(*map(as_matrix, (h, gate_up, x)), weight)
+        swiglu.swiglu_linear_backward(empty(gate_up.shape, bfloat16, CUDA), x, down, gate_up, fp8=True)
+    names = [kernel.fn.__name__ for kernel, _ in found.values()]
+    return [name for name in names if not name.startswith(("quantize", "turn"))]
 
 
 def test_each_form_compiles() -> None:
@@ -75,10 +126,14 @@ def test_each_form_compiles() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout)
     chosen = [row for row in rows if "few" in row]
-    assert chosen == [{"few": dict.fromkeys(FORMS, False), "many": dict.fromkeys(FORMS, True)}] * 2  # few tiles, many
+    assert chosen == [{"few": dict.fromkeys(FORMS, False), "many": dict.fromkeys(FORMS, True)}] * 4  # few tiles, many
     made = [row for row in rows if "dtype" in row]
-    assert sorted(row["dtype"] for row in made) == sorted([str(bfloat16), str(float16)] * 4)
-    assert {row["warps"] for row in made} == {specialized.WARPS + specialized.FINISHERS}
+    dtypes = [str(bfloat16), str(float16)] * 4 + ["fp8 64", f"fp8 {LONG}"] * 2
+    assert sorted(row["dtype"] for row in made) == sorted(dtypes)
+    assert rows[-1] == {"quantized": ["specialized"] * 3}
+    for dtype, cuts in CUTS.items():
+        finishers = [row["warps"] - specialized.WARPS for row in made if row["dtype"] == dtype]
+        assert finishers == [cut.finishers for cut in cuts]
     assert max(row["shared"] for row in made) <= H200.shared_memory
 
 
@@ -170,3 +225,65 @@ def test_gradients_of_gate_and_up(m: int, n: int, k: int, dtype: DType) -> None:
     again = poisoned(dtype, m, 2 * n)
     assert specialized.gated_backward_into(again, None, g, weight, gate_up)
     np.testing.assert_array_equal(again.numpy(), d.numpy())
+
+
+# m, n, k with k on both sides of where sums leave the tensor cores in between
+QUANTIZED = [(8192, 896, 896), (5000, 1040, 912), (3001, 896, 4864), (8192, 272, 2064)]
+
+
+def plain(out: Array, x: Array, y: Array, *, columns: bool, **more: Array) -> Array:
+    """The product of the same codes by the kernel that stands in elsewhere, in float32."""
+    left, right, scales = (fp8.quantized_factors if columns else fp8.scaled_factors)(x, y)
+    with mock.patch.object(linalg, "_launch_specialized", return_value=False):
+        linalg.matmul_into(out, left, right, turned=True, scales=linalg.Scales(scales, columns), **more)
+    return out
+
+
+def near(found: Array, wanted: Array) -> None:
+    """Equal but for two roundings, of numbers as large as the largest but for a few."""
+    a, b = found.numpy().astype(np.float64), wanted.numpy().astype(np.float64)
+    assert np.isfinite(a).all()
+    root = np.sqrt((b**2).mean())
+    np.testing.assert_array_less(np.abs(a - b), 2.0**-7 * (np.abs(b) + root))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("m", "n", "k"), QUANTIZED)
+def test_a_residual_is_added_to_a_product_of_8_bit_floats(m: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(0)
+    x, weight, residual = random(rng, bfloat16, m, k), random(rng, bfloat16, n, k), random(rng, bfloat16, m, n)
+    out, wanted = poisoned(bfloat16, m, n), empty((m, n), bfloat16, CUDA)
+    linear.linear(out, x, weight, None, residual, fp8=True)
+    near(out, plain(wanted, x, weight, columns=True, residual=residual))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("m", "n", "k"), QUANTIZED)
+def test_products_of_8_bit_floats_are_scaled(m: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(2)
+    x, weight, wanted = random(rng, bfloat16, m, k), random(rng, bfloat16, n, k), empty((m, n), bfloat16, CUDA)
+    out = poisoned(bfloat16, m, n)
+    linear.linear(out, x, weight, fp8=True)
+    near(out, plain(wanted, x, weight, columns=True))
+    fp8.quantized_matmul(out, x, turned := random(rng, bfloat16, k, n))
+    near(out, plain(wanted, x, turned, columns=False))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("m", "n", "k"), QUANTIZED)
+def test_gate_and_up_and_their_gradients_in_8_bit_floats(m: int, n: int, k: int) -> None:
+    rng = np.random.default_rng(1)
+    x, weight, down = random(rng, bfloat16, m, k), random(rng, bfloat16, 2 * n, k), random(rng, bfloat16, k, n)
+    wanted, wanted_h = empty((m, 2 * n), bfloat16, CUDA), empty((m, n), bfloat16, CUDA)
+    gate_up, h = poisoned(bfloat16, m, 2 * n), poisoned(bfloat16, m, n)
+    gated.quantized_gated_into(h, gate_up, x, weight)
+    near(gate_up, plain(wanted, x, weight, columns=True))
+    swiglu.swiglu_packed(wanted_h, gate_up)
+    close(h, wanted_h)
+    dh, d = empty((m, n), bfloat16, CUDA), poisoned(bfloat16, m, 2 * n)
+    swiglu.swiglu_linear_backward(d, x, down, gate_up, fp8=True)
+    swiglu.swiglu_packed_backward(wanted, plain(dh, x, down, columns=False), gate_up)
+    near(d, wanted)

@@ -40,7 +40,7 @@ def peak(case: dict[str, Any]) -> dict[str, int]:
     b, t, micro, how = case["batch"], case["length"], case.get("micro", 1), case.get("how", "none")
     dtype, optim = case.get("dtype", "bfloat16"), OptimConfig(**case.get("optim", {}))
     model = build(raw, device="cuda", dtype=dtype)
-    model.activation_checkpointing = how
+    model.activation_checkpointing, model.precision = how, case.get("precision")
     model.train()
     loader: Any = SimpleNamespace(batch_size=b, seq_len=t)
     state = TrainState(model, build_optimizer(optim, model.named_parameters(), 0, micro), loader)

@@ -35,7 +35,7 @@ EVERYWHERE = {
 }
 LINUX = {"cuda-core", "cuda-python", "triton"}
 BROUGHT_BY = {"cuda": "cuda-python", "nccl": "nccl4py", "pydantic_core": "pydantic", "yaml": "pyyaml"}
-EXTRAS = {"bench", "dev", "distributed", "parquet", "tensorboard", "wandb"}
+EXTRAS = {"bench", "dev", "distributed", "parquet", "tensorboard", "wandb", "nvrtc"}
 
 
 @pytest.fixture(scope="session")

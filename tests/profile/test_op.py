@@ -8,12 +8,11 @@ import pytest
 
 from genesis import cuda
 from genesis.array import Array
-from genesis.autograd import no_grad
 from genesis.backend import CPU, Device
 from genesis.bench import limits
 from genesis.dtypes import DType, bfloat16, float32
 from genesis.errors import DeviceError, UsageError
-from genesis.op import registry
+from genesis.op import execute, registry
 from genesis.profile import dispatch
 from genesis.profile import op as measuring
 from genesis.profile.cases import choices, make_case, supported
@@ -142,6 +141,11 @@ def test_the_interpreter_gives_wall_time_alone() -> None:
     assert min(row.launches[0].grid) >= 1
     assert row.peak_bytes == 512  # one number, in a block of the least size
     assert row.backward is not None and row.backward.gpu is None
+    assert row.backward.launches == []  # a view
+    row = measured("exp", (8,), device=CUDA, backward=True)
+    assert row.backward is not None and row.backward.launches is not None
+    assert [each.kernel for each in row.backward.launches] == ["binary"]
+    assert row.backward.launches[0].resources is None
 
 
 @pytest.fixture
@@ -190,8 +194,6 @@ def test_a_call_that_no_graph_holds_has_no_gpu_time(monkeypatch: pytest.MonkeyPa
 
 def test_every_launch_is_counted() -> None:
     case = make_case("cumsum", (1, 20_000), -1, None, CUDA)
-    with no_grad():
-        launches = dispatch.launches_of(case)
-    assert launches is not None
+    launches = dispatch.launches_of(lambda: execute(case.op, case.inputs, dict(case.attrs)), CUDA)
     assert len(launches) == 3  # sums of pieces, their running sums, and those of all elements
     assert all(len(each.grid) == 3 for each in launches)

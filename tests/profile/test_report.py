@@ -8,7 +8,19 @@ import pytest
 
 from genesis.profile.readable import rate, readable_bytes, readable_seconds
 from genesis.profile.report import lines_of
-from genesis.profile.schema import Backward, Dispatch, Failure, Launch, LimitsRow, Report, Row, Time
+from genesis.profile.schema import (
+    Backward,
+    Dispatch,
+    Failure,
+    Launch,
+    LimitsRow,
+    Peer,
+    Ratio,
+    Report,
+    Resources,
+    Row,
+    Time,
+)
 
 TIME = Time(
     seconds=123.4e-6, fastest=120e-6, half_width=0.123, spread=0.25, samples=100, calls=10, outliers=3, is_noisy=True
@@ -20,6 +32,15 @@ LAUNCHES = [
     Launch(kernel="fill", grid=[]),
     Launch(kernel="merge", grid=[36, 1, 1]),
 ]
+TAKEN = Resources(
+    threads=128, warps=4, registers=64, shared_static=0, shared_dynamic=16 << 10, local=0, resident=8, occupancy=0.5,
+    bound_by="registers", slots=1056, waves=3.25, idle=0.1875,
+)  # fmt: skip
+PEER = Peer(
+    name="torch", version="2.9", clock="GPU", threads=None,
+    forward=Ratio(seconds=1e-4, peer_seconds=1.5e-4, ratio=1.5, spread=0.012, rounds=3),
+    backward=Ratio(seconds=2e-4, peer_seconds=1e-4, ratio=0.5, spread=2.0, rounds=3),
+)  # fmt: skip
 DISPATCH = Dispatch(entry=1e-6, lookup=2e-6, allocate=3e-7, launch=None, wrap=4e-7)
 
 
@@ -38,7 +59,7 @@ def row(**given: Any) -> Row:
 
 FULL = row(
     wall=TIME, gpu=TIME, backward=BACKWARD, dispatch=DISPATCH, launches=LAUNCHES, is_cold=True, band="excellent",
-    share=1.23, notes=["no GPU time: \x1b[31mred"], peak_bytes=5 << 20,
+    share=1.23, notes=["no GPU time: \x1b[31mred"], peak_bytes=5 << 20, peer=PEER,
 )  # fmt: skip
 LIMITS = LimitsRow(
     dtype="float32", bytes_per_second=4.123e12, flops_per_second=8.12e14, call_seconds=7e-6, kernel_seconds=1.7e-6
@@ -85,7 +106,7 @@ def test_a_table_has_a_line_for_each_case_and_only_columns_that_are_filled() -> 
 def test_gpu_and_backward_columns_appear_with_their_figures() -> None:
     lines = text(FULL, FULL).splitlines()
     header = lines[lines.index("reduce_sum, float32") + 1]
-    assert header.split() == ["case", "wall", "±", "GPU", "backward", "rate", "share", "cause", "note"]
+    assert header.split() == ["case", "wall", "±", "GPU", "backward", "share", "torch", "cause", "note"]
     # The gradient's time is the GPU's, too, where there is one.
     slow = BACKWARD.model_copy(update={"gpu": QUIET.model_copy(update={"seconds": 7.0})})
     assert "  7.00 s  " in text(row(gpu=QUIET, backward=slow), row())
@@ -113,6 +134,41 @@ def test_a_single_case_is_told_in_full() -> None:
     assert "  recording     adds less to a call of 123 µs than times are sure of" in text(row(backward=lost))
     assert "dispatch" not in text(row())
     assert "autograd cost" in text(row(cause="autograd"))
+
+
+def test_kernels_say_what_they_take() -> None:
+    spilling = TAKEN.model_copy(update={"local": 24, "bound_by": "shared memory", "resident": 1, "waves": 0.5})
+    launches = [
+        Launch(kernel="fold", grid=[3432, 1, 1], resources=TAKEN),
+        Launch(kernel="fill", grid=[]),
+        Launch(kernel="fold", grid=[3432, 1, 1], resources=TAKEN),
+        Launch(kernel="merge", grid=[66, 1, 1], resources=spilling),
+    ]
+    found = " ".join(text(row(launches=launches)).split())
+    fold = (
+        "fold: 128 threads, 64 registers, 16.0 KiB shared, no spills; 8 programs a processor, 50% of its warps"
+        " (registers bind); 3.2 waves, the last 25% full: 19% of all slots stand empty"
+    )
+    assert found.count(fold) == 1
+    assert "24 bytes of local memory a thread (spills); 1 program a processor" in found
+    assert "(shared memory binds); one wave, 50% full" in found
+    for waves, said in ((1.0, "one full wave"), (2.0, "; 2.0 waves band")):
+        full = Launch(kernel="fold", grid=[1], resources=TAKEN.model_copy(update={"waves": waves}))
+        assert said in " ".join(text(row(launches=[full])).split())
+    backward = BACKWARD.model_copy(update={"launches": launches[3:]})
+    assert "  backward's    merge 66" in text(row(backward=backward))
+
+
+def test_the_peer_is_told_with_its_rounds() -> None:
+    found = " ".join(text(row(peer=PEER)).split())
+    assert (
+        "torch 1.50x (100 µs here, 150 µs there, rounds 1.2% apart); backward 0.50x (200 µs here, 100 µs there,"
+        " rounds a factor of 3.0 apart, noisy); torch 2.9, GPU time band" in found
+    )
+    on_cpu = PEER.model_copy(update={"clock": "wall", "threads": 1, "backward": None})
+    assert "torch 2.9, wall time, 1 thread band" in " ".join(text(row(peer=on_cpu)).split())
+    header = text(row(peer=PEER), row()).splitlines()
+    assert any(line.split()[:5] == ["case", "wall", "±", "rate", "share"] and "torch" in line for line in header)
 
 
 def test_failures_are_listed_behind_the_rows() -> None:

@@ -31,7 +31,7 @@ def settings() -> dict[tuple[str, str], list[dict[str, Any]]]:
     def alternatives(fragment: dict[str, Any]) -> list[dict[str, Any]]:
         if "anyOf" in fragment:
             return [one for branch in fragment["anyOf"] for one in alternatives(branch)]
-        return [fragment]
+        return [fragment | ({"enum": [fragment["const"]]} if "const" in fragment else {})]
 
     found = {}
     for section, reference in schema["properties"].items():

@@ -101,6 +101,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "train.accumulation_steps": ("train.accumulation_steps=1",),
     "train.max_grad_norm": ("train.max_grad_norm=2.0",),
     "train.activation_checkpointing": ("train.activation_checkpointing=full",),
+    "train.precision": ("train.precision=fp8",),
     "train.threads": ("train.threads=2",),
     "optim.name": ("optim.name=adam", "optim.weight_decay=0.1"),
     "optim.lr": ("optim.lr=2e-2",),
@@ -242,7 +243,7 @@ class TestFolders:
         with FolderLock(output):
             pass
         config = load(recipe, str(output), "train.steps=1", f"data.cache_dir={output / 'tokens'}")
-        ended = mock.patch("genesis_models.session.training._make_model", side_effect=KeyboardInterrupt)
+        ended = mock.patch("genesis_models.session.training.make_model", side_effect=KeyboardInterrupt)
         with ended, pytest.raises(KeyboardInterrupt):
             train(config)
         assert (output / "tokens").is_dir()

@@ -138,7 +138,7 @@ class CudaBackend:
     def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
         """Run an op's twin and remember what it launched, or replay that on operands of the same layout."""
         out: Any = outputs[0] if len(outputs) == 1 else outputs
-        twin = twin_named(op.name, op.family)
+        twin = twin_of(op)
         if recording() is not None:  # inside another op's twin: its launches belong to that one
             twin(out, *inputs, **attrs)
             return
@@ -202,6 +202,15 @@ def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
     if len(kept) >= PLANS:
         kept.pop(next(iter(kept)))
     kept[key] = value
+
+
+def twin_of(op: Op) -> Any:
+    """The CUDA twin of an op: its own, or the one of its name.
+
+    Raises:
+        DeviceError: if it has none.
+    """
+    return op.twin or twin_named(op.name, op.family)
 
 
 @functools.cache

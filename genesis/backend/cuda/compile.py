@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from genesis.backend.cuda.descriptor import Facts
 from genesis.backend.cuda.signature import Signature
 
-__all__ = ["Binary", "Progress", "cache_folder", "compile_kernel", "compiling", "dependent", "progress"]
+__all__ = ["Binary", "Progress", "cache_folder", "compile_kernel", "compiled", "compiling", "dependent", "progress"]
 
 
 class Binary(NamedTuple):
@@ -232,6 +232,20 @@ _BEGIN = re.compile(r"\.entry\s+[^{]*\{\n(?:\s*\.(?:reg|local|shared)\b[^\n]*\n)
 
 def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
     """Compile now, whatever the cache holds."""
+    made = compiled(kernel, signature, capability)
+    facts = made.metadata
+    maps = tuple(
+        Facts(m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"])) for m in facts.tensordesc_meta or ()
+    )
+    entry = re.search(r"\.entry\s+\S+\s*\((.*?)\n\)", made.asm["ptx"], re.DOTALL)
+    assert entry is not None, "PTX without an entry"
+    parameters = entry.group(1).count(".param")
+    shared, warps = int(facts.shared), int(facts.num_warps)
+    return Binary(made.asm["cubin"], facts.name, shared, warps, parameters, maps)
+
+
+def compiled(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Any:
+    """What Triton's compiler makes of a kernel: `asm` has each stage of it, from ttir to cubin."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -244,16 +258,7 @@ def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int
     target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
     options = {"enable_fp_fusion": True, **dict(signature.options)}  # 3.9 warns where it is left open
     with _own_settings():
-        made = triton.compile(source, target=target, options=options)
-    facts = made.metadata
-    maps = tuple(
-        Facts(m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"])) for m in facts.tensordesc_meta or ()
-    )
-    entry = re.search(r"\.entry\s+\S+\s*\((.*?)\n\)", made.asm["ptx"], re.DOTALL)
-    assert entry is not None, "PTX without an entry"
-    parameters = entry.group(1).count(".param")
-    shared, warps = int(facts.shared), int(facts.num_warps)
-    return Binary(made.asm["cubin"], facts.name, shared, warps, parameters, maps)
+        return triton.compile(source, target=target, options=options)
 
 
 def _for_triton(kernel: Any, signature: Signature) -> tuple[dict[str, Any], dict[Any, Any], dict[Any, Any]]:

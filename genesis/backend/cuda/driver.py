@@ -15,7 +15,21 @@ from typing import Any, NamedTuple, Protocol
 
 from genesis.errors import DeviceError
 
-__all__ = ["Driver", "Function", "GpuDriver", "OutOfDeviceMemory", "Properties", "driver_for", "is_interpreted"]
+__all__ = [
+    "Driver",
+    "Function",
+    "GpuDriver",
+    "KernelFacts",
+    "OutOfDeviceMemory",
+    "ProcessorFacts",
+    "Properties",
+    "driver_for",
+    "is_interpreted",
+    "stand_in",
+]
+
+
+Grid = tuple[int, int, int]
 
 
 class OutOfDeviceMemory(Exception):
@@ -53,6 +67,38 @@ class Function(NamedTuple):
     parameters: tuple[tuple[int, int], ...]
 
 
+class KernelFacts(NamedTuple):
+    """What a loaded kernel takes of a processor.
+
+    Attributes:
+        registers: of one thread.
+        shared: bytes of static shared memory of a block.
+        local: bytes of local memory of a thread: spilled registers, and arrays that are indexed at run time.
+        resident: blocks that one processor holds at once.
+    """
+
+    registers: int
+    shared: int
+    local: int
+    resident: int
+
+
+class ProcessorFacts(NamedTuple):
+    """What one streaming multiprocessor has.
+
+    Attributes:
+        threads, registers, blocks: at once, of all kernels.
+        shared: bytes of shared memory.
+        reserved: bytes of it that the system takes for each block.
+    """
+
+    threads: int
+    registers: int
+    blocks: int
+    shared: int
+    reserved: int
+
+
 class Driver(Protocol):
     """What a CUDA device must do. Addresses and handles are integers, sizes bytes; copies follow stream order."""
 
@@ -71,9 +117,12 @@ class Driver(Protocol):
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None: ...
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function: ...
     def launch(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
+        self, function: Any, grid: Grid, threads: int | Grid, shared: int, stream: int, parameters: int
     ) -> None: ...
+    def flush(self) -> None: ...
     def begin_again(self) -> None: ...
+    def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts: ...
+    def processor_facts(self) -> ProcessorFacts: ...
     def create_stream(self, priority: int = 0) -> int: ...
     def destroy_stream(self, stream: int) -> None: ...
     def synchronize_stream(self, stream: int) -> None: ...
@@ -82,6 +131,7 @@ class Driver(Protocol):
     def create_event(self, timing: bool) -> int: ...
     def destroy_event(self, event: int) -> None: ...
     def record_event(self, event: int, stream: int) -> None: ...
+    def record_time(self, event: int, stream: int) -> None: ...
     def synchronize_event(self, event: int) -> None: ...
     def is_event_done(self, event: int) -> bool: ...
     def elapsed(self, start: int, end: int) -> float: ...
@@ -100,6 +150,14 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "true", "y", "yes")
 
 
+_stand_ins: dict[int, Driver] = {}
+
+
+def stand_in(driver: Driver) -> None:
+    """Let a driver stand for the device of its index, which no machine has."""
+    _stand_ins[driver.index] = driver
+
+
 @functools.cache
 def driver_for(index: int) -> Driver:
     """The driver of device `index`.
@@ -107,6 +165,8 @@ def driver_for(index: int) -> Driver:
     Raises:
         DeviceError: if there is no such device.
     """
+    if index in _stand_ins:
+        return _stand_ins[index]
     if is_interpreted():
         from genesis.backend.cuda.host import HostDriver
 
@@ -216,14 +276,13 @@ class GpuDriver:
             next="an earlier kernel may be the cause: set CUDA_LAUNCH_BLOCKING=1 to stop at it",
         )
 
+    def _attribute(self, name: str) -> int:
+        """A number of the device."""
+        which = getattr(self._cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self._call(self._cuda.cuDeviceGetAttribute, which, self._device))
+
     def _properties(self) -> Properties:
-        of = self._cuda.CUdevice_attribute
-
-        def get(name: str) -> int:
-            return int(
-                self._call(self._cuda.cuDeviceGetAttribute, getattr(of, f"CU_DEVICE_ATTRIBUTE_{name}"), self._device)
-            )
-
+        get = self._attribute
         name = self._call(self._cuda.cuDeviceGetName, 256, self._device)
         return Properties(
             name=name.split(b"\0")[0].decode(),
@@ -307,17 +366,16 @@ class GpuDriver:
         places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
         return Function(function, tuple((int(offset), int(size)) for offset, size in places))
 
-    def launch(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
-    ) -> None:
-        """Launch a kernel; `parameters` is the address of an array of pointers to its parameters."""
+    def launch(self, function: Any, grid: Grid, threads: int | Grid, shared: int, stream: int, parameters: int) -> None:
+        """Launch a kernel in blocks of `threads`; `parameters` is the address of an array of pointers to its own."""
         x, y, z = grid
+        i, j, k = (threads, 1, 1) if isinstance(threads, int) else threads
         if self.capturing and self.dependent and self.properties.capability >= (9, 0):
             if not self._is_first:
-                self._launch_dependent(function, grid, threads, shared, stream, parameters)
+                self._launch_dependent(function, grid, (i, j, k), shared, stream, parameters)
                 return
             self._is_first = False
-        code = self._cuda.cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)[0]
+        code = self._cuda.cuLaunchKernel(function, x, y, z, i, j, k, shared, stream, parameters, 0)[0]
         if code != self._success:
             if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
                 self._raise(code, "a kernel launch")
@@ -326,7 +384,7 @@ class GpuDriver:
             self._call(self._cuda.cuLaunchKernel, function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)
 
     def _launch_dependent(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
+        self, function: Any, grid: Grid, threads: Grid, shared: int, stream: int, parameters: int
     ) -> None:
         """Launch a kernel that may be brought to the processors while the one before runs: see `compile.dependent`.
 
@@ -338,10 +396,32 @@ class GpuDriver:
         allowed.value.programmaticStreamSerializationAllowed = 1
         config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads
         config.sharedMemBytes, config.hStream = shared, cuda.CUstream(stream)
         config.attrs, config.numAttrs = [allowed], 1
         self._call(cuda.cuLaunchKernelEx, config, function, parameters, 0)
+
+    def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:
+        """What a kernel takes in blocks of `threads` with `shared` bytes of dynamic shared memory."""
+        self._enter()
+        cuda, of = self._cuda, self._cuda.CUfunction_attribute
+        names = ("NUM_REGS", "SHARED_SIZE_BYTES", "LOCAL_SIZE_BYTES")
+        attributes = (getattr(of, f"CU_FUNC_ATTRIBUTE_{name}") for name in names)
+        registers, static, local = (int(self._call(cuda.cuFuncGetAttribute, a, function)) for a in attributes)
+        resident = int(self._call(cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, shared))
+        return KernelFacts(registers, static, local, resident)
+
+    def processor_facts(self) -> ProcessorFacts:
+        """What one processor has."""
+        self._enter()
+        get = self._attribute
+        return ProcessorFacts(
+            threads=get("MAX_THREADS_PER_MULTIPROCESSOR"),
+            registers=get("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+            blocks=get("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+            shared=get("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+            reserved=get("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+        )
 
     def begin_again(self) -> None:
         """The next launch has more than the one before to wait for, and waits as usual."""
@@ -400,6 +480,13 @@ class GpuDriver:
         """Mark the stream's present end."""
         self._ordered()
         self._call(self._cuda.cuEventRecord, event, stream)
+
+    def record_time(self, event: int, stream: int) -> None:
+        """The same in a graph that is captured, too: after each replay `elapsed` reads when the event happened."""
+        self._ordered()
+        flags = self._cuda.CUevent_record_flags
+        how = flags.CU_EVENT_RECORD_EXTERNAL if self.capturing else flags.CU_EVENT_RECORD_DEFAULT
+        self._call(self._cuda.cuEventRecordWithFlags, event, stream, how)
 
     def synchronize_event(self, event: int) -> None:
         """Wait until the event has happened."""

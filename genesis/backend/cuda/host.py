@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.backend.cuda.driver import Function, OutOfDeviceMemory, Properties
+from genesis.backend.cuda.driver import Function, Grid, KernelFacts, OutOfDeviceMemory, ProcessorFacts, Properties
 from genesis.errors import DeviceError
 
 __all__ = ["HostDriver"]
@@ -88,9 +88,18 @@ class HostDriver:
         """No machine code runs here."""
         raise DeviceError("the interpreter runs kernels from their source", next="unset TRITON_INTERPRET")
 
-    def launch(
-        self, function: Any, grid: tuple[int, int, int], threads: int, shared: int, stream: int, parameters: int
-    ) -> None:
+    def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:
+        """No machine code, no registers."""
+        raise DeviceError("kernels take no resources in the interpreter", next="unset TRITON_INTERPRET")
+
+    def processor_facts(self) -> ProcessorFacts:
+        """No processors either."""
+        raise DeviceError("the interpreter has no multiprocessors", next="unset TRITON_INTERPRET")
+
+    def flush(self) -> None:
+        """Nothing waits for its kernel."""
+
+    def launch(self, function: Any, grid: Grid, threads: int | Grid, shared: int, stream: int, parameters: int) -> None:
         """Run a kernel now: `function` is a call that the launcher bound to its arguments."""
         if stream in self._captures:
             function = _with_present_addresses(function)
@@ -140,6 +149,14 @@ class HostDriver:
         self._recorded.pop(event, None)
         if stream in self._captures:
             self._recorded[event] = stream
+
+    def record_time(self, event: int, stream: int) -> None:
+        """Note the time, in a graph that of each replay."""
+
+        def note() -> None:
+            self._events[event] = time.perf_counter()
+
+        self._do(stream, note)
 
     def synchronize_event(self, event: int) -> None:
         """Nothing to wait for."""

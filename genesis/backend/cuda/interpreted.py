@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from genesis.backend.cuda.recording import Step
 from genesis.backend.cuda.signature import describe, is_array
 
 if TYPE_CHECKING:
+    from genesis.array import Array
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["interpreted_step"]
+__all__ = ["hosted_step", "interpreted_step"]
 
 Grid = tuple[int, int, int]
 
@@ -74,3 +76,29 @@ def interpreted_step(
         step.run = lambda stream: backend.driver.launch(interpret, grid, 0, 0, stream, 0)
 
     return Step(prepare, lambda: True, kernel.__name__, grid)
+
+
+def hosted_step(backend: CudaBackend, name: str, function: Callable[..., None], arrays: Sequence[Array]) -> Step:
+    """A launch of plain Python on numpy arrays over the memory of `arrays`: what stands in for machine code here."""
+    words = (ctypes.c_uint64 * max(len(arrays), 1))()
+    values = [_Pointer(words, i, a.dtype) for i, a in enumerate(arrays)]
+    forms = [(a.shape, tuple(s * a.dtype.itemsize for s in a.strides), a.dtype.numpy) for a in arrays]
+
+    def interpret(whole: Grid) -> None:
+        with np.errstate(all="ignore"):
+            function(*[_over(value.data_ptr(), *form) for value, form in zip(values, forms, strict=True)])
+
+    def prepare(step: Step) -> None:
+        step.words, step.slots = words, tuple(range(len(arrays)))
+        step.run = lambda stream: backend.driver.launch(interpret, (1, 1, 1), 0, 0, stream, 0)
+
+    return Step(prepare, lambda: True, name, (1, 1, 1))
+
+
+def _over(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """numpy's view of memory that somebody else keeps alive."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    extent = dtype.itemsize + sum(stride * (size - 1) for size, stride in zip(shape, strides, strict=True))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * extent).from_address(address))
+    return np.ndarray(shape, dtype, memory, 0, strides)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from genesis.backend.cuda.descriptor import is_descriptor
 from genesis.backend.cuda.driver import is_interpreted
+from genesis.backend.cuda.dry import DryDriver
 from genesis.backend.cuda.interpreted import interpreted_step
 from genesis.backend.cuda.native import native_step
 from genesis.backend.cuda.recording import Step, submit
@@ -38,10 +39,11 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
         return
     arrays = [a.array if is_descriptor(a) else a for a in args if is_array(a) or is_descriptor(a)]
     backend = backend_of(arrays[0].device)
-    make = interpreted_step if is_interpreted() else native_step
-    submit(make(backend, kernel, (x, y, z), args, keywords), arrays, backend.driver, backend.stream)
+    driver = backend.driver
+    make = driver.step if isinstance(driver, DryDriver) else interpreted_step if is_interpreted() else native_step
+    submit(make(backend, kernel, (x, y, z), args, keywords), arrays, driver, backend.stream)
     if _BLOCKING:
-        backend.driver.synchronize_stream(backend.stream)
+        driver.synchronize_stream(backend.stream)
 
 
 def clear(array: Array) -> None:

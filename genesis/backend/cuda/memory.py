@@ -155,6 +155,8 @@ class Pool:
         allocated, reserved: in use, and taken from the driver; `max_` their peaks since the last reset.
         poison: fill fresh memory with NaN patterns, so that reading what was never written shows.
         owner: the op that is running, for the snapshot.
+        watch: told the address and the bytes of every block that is taken, and of every one that is free again the
+            bytes below 0; None while nobody looks.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -175,6 +177,7 @@ class Pool:
         self.allocations = self.driver_allocations = 0
         self.poison = False
         self.owner = ""
+        self.watch: Callable[[int, int], None] | None = None
         self._lock = threading.RLock()  # a finalizer may give a block back in the middle of `take`
 
     def take(self, nbytes: int, stream: int) -> Block:
@@ -195,6 +198,8 @@ class Pool:
             self.allocated += block.size
             if self.allocated > self.max_allocated:
                 self.max_allocated = self.allocated
+            if self.watch is not None:
+                self.watch(block.pointer, block.size)
         if self.poison:
             self.driver.fill(block.pointer, 0xFF, block.size, stream)
         return block
@@ -250,6 +255,8 @@ class Pool:
 
     def _settle(self, block: Block) -> None:
         self.allocated -= block.size
+        if self.watch is not None:
+            self.watch(block.pointer, -block.size)
         block.arena.quick.setdefault(block.size, []).append(block)
 
     def keep(self) -> None:

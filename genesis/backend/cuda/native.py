@@ -16,7 +16,7 @@ from genesis.backend.cuda.signature import Signature, describe, is_array
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["OPTIONS", "native_step"]
+__all__ = ["OPTIONS", "native_step", "signature_of"]
 
 Grid = tuple[int, int, int]
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
@@ -41,7 +41,8 @@ def _fixed(kernel: Any) -> frozenset[int]:
     return frozenset(p.num for p in kernel.params if p.do_not_specialize)
 
 
-def _signature(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Signature:
+def signature_of(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Signature:
+    """What a kernel is compiled for when it is launched with these arguments."""
     fixed = _fixed(kernel)
     types = tuple(describe(a, specialize=i not in fixed) for i, a in enumerate(args))
     options = tuple((name, keywords[name]) for name in OPTIONS if name in keywords)
@@ -51,7 +52,7 @@ def _signature(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> 
 
 def native_step(backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> Step:
     """A launch of machine code, whose compilation starts now where it is needed."""
-    driver, signature = backend.driver, _signature(kernel, args, keywords)
+    driver, signature = backend.driver, signature_of(kernel, args, keywords)
     key = (driver.index, kernel, signature)
     if key in _loaded:
         return Step(
@@ -101,6 +102,7 @@ def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, args: tuple[An
         run(stream)
 
     step.words, step.slots, step.run = words, tuple(slots), run_with_maps if maps else run
+    step.loaded = kernel
 
 
 def _aligned_words(count: int) -> tuple[Any, int]:

@@ -9,14 +9,15 @@ and goes straight to the driver. A twin that reads memory back (a count, say) is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from genesis.array import Array
     from genesis.backend.cuda.driver import Driver
 
-__all__ = ["Plan", "Recorder", "Source", "Step", "record", "recording", "submit"]
+__all__ = ["Plan", "Recorder", "Source", "Step", "record", "recording", "submit", "watching_launches"]
 
 _state = threading.local()
 
@@ -39,9 +40,10 @@ class Step:
         slots: where `words` takes the address of each array, in the order of the kernel's arguments.
         places: of a recorded launch, the slots that change from call to call, each with its source.
         name, grid: the kernel's name and its programs in three dimensions; "fill" and none for memory that is set.
+        loaded: once prepared, the kernel on the device (`native.Loaded`); None for what is no machine code.
     """
 
-    __slots__ = ("grid", "is_compiled", "name", "places", "prepare", "run", "slots", "sources", "words")
+    __slots__ = ("grid", "is_compiled", "loaded", "name", "places", "prepare", "run", "slots", "sources", "words")
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Step:
         self.name, self.grid = name, grid
         self.prepare: Callable[[Step], None] | None = prepare
         self.is_compiled = is_compiled
+        self.loaded: Any = None
         self.run: Callable[[int], None]
         self.words: Any = None
         self.slots: tuple[int, ...] = ()
@@ -68,7 +71,28 @@ class Step:
             self.places = tuple((slot, source) for slot, source in pairs if source is not None)
         for slot, pointer in zip(self.slots, pointers, strict=True):
             self.words[slot] = pointer
-        self.run(stream)
+        _launched(self, stream)
+
+
+LaunchWatch = Callable[[Step, int], None]
+_watches: list[LaunchWatch] = []
+
+
+@contextmanager
+def watching_launches(watch: LaunchWatch) -> Iterator[None]:
+    """Call `watch(step, stream)` in the place of every launch inside the block; it calls `step.run(stream)` itself."""
+    _watches.append(watch)
+    try:
+        yield
+    finally:
+        _watches.remove(watch)
+
+
+def _launched(step: Step, stream: int) -> None:
+    if _watches:
+        _watches[-1](step, stream)
+    else:
+        step.run(stream)
 
 
 class Recorder:
@@ -133,7 +157,10 @@ class Plan:
                 words = step.words
                 for slot, (index, delta) in step.places:
                     words[slot] = pointers[index] + delta
-                step.run(stream)
+                if _watches:
+                    _watches[-1](step, stream)
+                else:
+                    step.run(stream)
 
 
 def record(

@@ -18,6 +18,7 @@ _NAMES = {
     "float32": "fp32",
     "float16": "fp16",
     "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8e4nv",
     "int64": "i64",
     "int32": "i32",
     "int16": "i16",

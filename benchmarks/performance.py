@@ -1,0 +1,426 @@
+"""docs/performance.md, made from the newest results in benchmarks/results: `make performance`.
+
+    python -m benchmarks.performance [--check]
+
+In a git checkout only files that git knows are read, so that a page that is committed can be made again from what is
+committed with it. Measures nothing; the same results give the same page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.performance_reports import all_ops, model_steps
+from benchmarks.reasons import known_reason
+from benchmarks.stored import RESULTS, Result, read_results, result_files
+from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from genesis.profile.roofline import band_of
+from genesis.report.markdown import markdown_table
+
+__all__ = ["PAGE", "page_of"]
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGE = REPOSITORY / "docs" / "performance.md"
+GOOD = 0.7  # where the band "good" begins
+NEAR, PARTLY = 1.25, 2.5  # times the least that a kernel's start and its bytes or FLOPs allow
+Row = dict[str, Any]
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = """\
+# Performance
+
+This page says how fast Genesis was when it was last measured, beside PyTorch where the two were measured in one run,
+and beside what the machine can do. It is made by `make performance` from the newest files in
+[benchmarks/results](../benchmarks/results): change those, not the page.
+
+How to read it:
+
+- A **ratio** is the other side's time over that of Genesis, from one run on one machine: above 1 Genesis is faster.
+- A **share** is of a limit that was measured, too: the rate at which the GPU copies memory, or its best large matrix
+  product of the same type. 90 % and more is excellent, 70 good, 50 fair, 20 poor, less critical.
+- **Time on the GPU** leaves out what the host does: the work is replayed as a CUDA graph, as in a training step.
+- What is below 1, or below "good", is listed with the reason as far as it is known. "Not known" means what it says;
+  what was tried in vain stands in [the log](log.md).
+"""
+
+
+def page_of(results: Sequence[Result]) -> str:
+    """The whole page."""
+    parts = [
+        INTRODUCTION.rstrip().split("\n"),
+        *(part(results) for part in (_steps, model_steps, _ops, all_ops, _launches, _cpu)),
+    ]
+    lines: list[str] = []
+    for part in parts:
+        lines += [*part, ""]
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+    return text
+
+
+def _source(result: Result, commands: Sequence[str], about: dict[str, Any]) -> str:
+    """Where figures come from, in a line."""
+    gpu, driver = about.get("gpu"), about.get("driver")
+    versions = ", ".join(f"{name} {version}" for name, version in (about.get("versions") or {}).items())
+    parts = [
+        f"Measured {result.date[:10]}",
+        f"on an {gpu}" if gpu else "",
+        f"with driver {driver}" if driver and re.fullmatch(r"[0-9.]+", str(driver)) else "",
+    ]
+    about_versions = f" ({versions})" if versions else ""
+    by = ", ".join(f"`{command}`" for command in commands)
+    where = f"[all figures](../benchmarks/results/{result.name})"
+    return f"{' '.join(part for part in parts if part)}{about_versions} by {by}; {where}."
+
+
+# --- Training steps ---------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """A training step, and the peers of the same run."""
+
+    result: Result
+    command: str
+    row: Row
+    peers: list[Row]
+
+
+def _all_steps(results: Iterable[Result]) -> list[Step]:
+    """The newest measurement of each size, shape and way of checkpointing."""
+    newest: dict[tuple[str, str, str], Step] = {}
+    for result in results:
+        runs = result.data.get("runs") or [result.data]
+        for run in runs:
+            rows = [row for row in run.get("rows", ()) if "side" in row]
+            for row in rows:
+                command = str(row.get("command") or run.get("command", ""))
+                if row["side"] == "genesis":
+                    peers = [p for p in rows if p["side"] != "genesis" and _same_case(p, row, command)]
+                    key = row["size"], row["shape"], row.get("checkpointing", "none")
+                    newest[key] = Step(result, command, row, peers)
+    return sorted(newest.values(), key=lambda step: (step.row["size"], _tokens(step.row), _how(step.row)))
+
+
+def _same_case(peer: Row, row: Row, command: str) -> bool:
+    same_run = peer.get("command", command) == command
+    return same_run and (peer["size"], peer["shape"]) == (row["size"], row["shape"])
+
+
+def _tokens(row: Row) -> int:
+    batch, length = str(row["shape"]).split("x")
+    return int(batch) * int(length)
+
+
+def _how(row: Row) -> str:
+    return str(row.get("checkpointing") or "none")
+
+
+RECIPES = {"lean-compile": "torch.compile", "lean-graphs": "torch.compile with CUDA graphs"}
+STEP_COLUMNS = [
+    "model", "tokens a step", "checkpointing", "Genesis", "tokens/s", "model TFLOP/s", "memory", "beside", "its time",
+    "its memory", "ratio",
+]  # fmt: skip
+
+
+def _steps(results: Sequence[Result]) -> Iterator[str]:
+    steps = _all_steps(results)
+    if not steps:
+        return
+    yield from ("## Training steps on a GPU", "")
+    yield from (
+        "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters. Genesis takes each",
+        "step as one CUDA graph. Beside it stands a lean model of the same shape, written for torch.compile, in a",
+        "process of its own in the same run.",
+        "",
+    )
+    yield from markdown_table(STEP_COLUMNS, [_step_cells(step) for step in steps], (*STEP_COLUMNS[:3], "beside"))
+    yield ""
+    below = [step for step in steps for peer in step.peers if peer["ms"] / step.row["ms"] < 1]
+    ratios = [peer["ms"] / step.row["ms"] for step in steps for peer in step.peers]
+    if ratios:
+        yield f"Of {len(ratios)} comparisons {len(below)} {'is' if len(below) == 1 else 'are'} below 1."
+        yield ""
+    for step in below:
+        name = f"step {step.row['size']} {step.row['shape']}"
+        yield f"- {name}: {known_reason(name) or 'the reason is not known'}."
+    yield ""
+    yield from _sources(steps)
+
+
+def _step_cells(step: Step) -> list[str]:
+    row, peer = step.row, step.peers[0] if step.peers else {}
+    batch, length = str(row["shape"]).split("x")
+    return [
+        row["size"],
+        f"{batch} x {length}",
+        _how(row),
+        f"{row['ms']:.1f} ms",
+        f"{row['tokens_per_second']:,.0f}",
+        f"{row['model_tflops']:.0f}",
+        _gib(row),
+        RECIPES.get(peer.get("side", ""), peer.get("side", "–")),
+        f"{peer['ms']:.1f} ms" if peer else "–",
+        _gib(peer),
+        f"{peer['ms'] / row['ms']:.2f}" if peer else "–",
+    ]
+
+
+def _gib(row: Row) -> str:
+    return f"{row['peak_gib']:.1f} GiB" if row.get("peak_gib") else "–"
+
+
+def _sources(steps: Iterable[Step]) -> Iterator[str]:
+    """A line for each file and machine, with all commands."""
+    found: dict[tuple[str, str], tuple[Step, list[str]]] = {}
+    for step in steps:
+        about = {**step.result.data, **step.row}
+        key = step.result.name, str([about.get(name) for name in ("gpu", "driver", "versions")])
+        commands = found.setdefault(key, (step, []))[1]
+        if step.command not in commands:
+            commands.append(step.command)
+    for step, commands in found.values():
+        yield f"- {_source(step.result, commands, {**step.result.data, **step.row})}"
+
+
+# --- Ops --------------------------------------------------------------------------------------------------------------
+
+
+class OpRow(NamedTuple):
+    """The newest figures of an op, with the limits of the run's machine."""
+
+    result: Result
+    row: Row
+    share: float | None
+
+
+OP_COLUMNS = ["op", "Genesis", "torch", "ratio", "rate", "share", "band"]
+GROUPS = (
+    ("Elementwise", r"add\b"),
+    ("Reductions", r"(sum|max)\b"),
+    ("Matrix products", r"matmul\b"),
+    ("Products of a training step of the 0.5B model", r"(forward|dgrad|wgrad)\b"),
+    ("Softmax", r"softmax\b"),
+    ("Moving and selecting", r""),
+)
+
+
+def _all_ops(results: Sequence[Result]) -> list[OpRow]:
+    """The newest row of each op, in the order of the newest file."""
+    files = [result for result in results if any("genesis_us" in row for row in result.data.get("rows", ()))]
+    newest: dict[str, tuple[Result, Row]] = {}
+    for result in files:
+        for row in result.data["rows"]:
+            if "genesis_us" in row:
+                newest[row["op"]] = result, row
+    copies = [result.data["copy TB/s"] for result in files if result.data.get("copy TB/s")]
+    products: dict[str, float] = {}
+    for _, row in newest.values():
+        if "TFLOP/s" in row:
+            products[_dtype(row)] = max(products.get(_dtype(row), 0.0), row["TFLOP/s"])
+    return [
+        OpRow(result, row, _share(row, copies[-1] if copies else None, products)) for result, row in newest.values()
+    ]
+
+
+def _dtype(row: Row) -> str:
+    return str(row["op"]).rsplit(" ", 1)[-1]
+
+
+def _share(row: Row, copy: float | None, products: dict[str, float]) -> float | None:
+    if "TFLOP/s" in row:
+        return float(row["TFLOP/s"] / products[_dtype(row)])
+    return float(row["TB/s"] / copy) if copy and "TB/s" in row else None
+
+
+def _ops(results: Sequence[Result]) -> Iterator[str]:
+    rows = _all_ops(results)
+    if not rows:
+        return
+    ratios = [each.row["ratio"] for each in rows]
+    yield from ("## Ops on a GPU", "")
+    at_least = sum(ratio >= 1 for ratio in ratios)
+    yield (
+        f"{len(rows)} ops and shapes beside torch: the median ratio is {median(ratios):.2f}, {at_least} are at least 1,"
+        f" the lowest is {min(ratios):.2f}. Each result was checked against torch's before it was timed."
+    )
+    left = rows
+    for title, pattern in GROUPS:
+        here = [each for each in left if re.match(pattern, each.row["op"])]
+        left = [each for each in left if each not in here]
+        if here:
+            yield from ("", f"### {title}", "")
+            yield from markdown_table(OP_COLUMNS, [_op_cells(each) for each in here], ("op", "band"))
+    yield from ("", "### Below 1, and why", "")
+    yield from _slower(rows)
+    yield from ("", '### Below "good", and why', "")
+    yield from _far(rows, _least_kernel(results))
+    yield ""
+    for result in {each.result.name: each.result for each in rows}.values():
+        yield f"- {_source(result, [result.data['command']], result.data)}"
+    notes = {str(each.result.data["note"]) for each in rows if each.result.data.get("note")}
+    yield from (f"- Note: {note}." for note in sorted(notes))
+
+
+def _op_cells(each: OpRow) -> list[str]:
+    row = each.row
+    work = rate(row["TFLOP/s"] * 1e12, "FLOP/s") if "TFLOP/s" in row else rate(row.get("TB/s", 0) * 1e12, "B/s")
+    return [
+        row["op"],
+        readable_seconds(row["genesis_us"] * 1e-6),
+        readable_seconds(row["torch_us"] * 1e-6),
+        f"{row['ratio']:.2f}",
+        work,
+        "–" if each.share is None else f"{each.share:.0%}",
+        "–" if each.share is None else band_of(each.share),
+    ]
+
+
+def _slower(rows: Iterable[OpRow]) -> Iterator[str]:
+    below = sorted((each.row for each in rows if each.row["ratio"] < 1), key=lambda row: row["ratio"])
+    if not below:
+        yield "Nothing is."
+        return
+    yield from markdown_table(("op", "ratio", "reason"), [_reason_slower(row) for row in below], ("op", "reason"))
+
+
+def _reason_slower(row: Row) -> list[str]:
+    reason = known_reason(row["op"])
+    if 1 - row["ratio"] <= row["spread"]:
+        reason = f"within the spread of the two measurements, {row['spread']:.1%}"
+    return [row["op"], f"{row['ratio']:.3f}", reason or "not known"]
+
+
+def _least_kernel(results: Sequence[Result]) -> float | None:
+    """Seconds of a kernel inside a graph that does nearly nothing, by the newest measurement."""
+    found = None
+    for result in results:
+        costs = result.data.get(LAUNCH_KEY)
+        found = costs["inside a graph"] * 1e-6 if costs else found
+    return found
+
+
+def _far(rows: Sequence[OpRow], least: float | None) -> Iterator[str]:
+    far = sorted(
+        (each for each in rows if each.share is not None and each.share < GOOD), key=lambda each: each.share or 0
+    )
+    if not far:
+        yield "Nothing is."
+        return
+    columns = ("op", "share", "band", "torch's share", "reason")
+    yield from markdown_table(columns, [_far_cells(each, least) for each in far], ("op", "band", "reason"))
+
+
+def _far_cells(each: OpRow, least: float | None) -> list[str]:
+    share = each.share or 0.0
+    theirs = share / each.row["ratio"]
+    return [each.row["op"], f"{share:.0%}", band_of(share), f"{theirs:.0%}", _reason_far(each, least)]
+
+
+def _reason_far(each: OpRow, least: float | None) -> str:
+    reason = known_reason(each.row["op"])
+    if reason is None and least is not None:
+        seconds = each.row["genesis_us"] * 1e-6
+        ideal = (each.share or 0.0) * seconds
+        parts = (
+            f"the limit alone would take {readable_seconds(ideal)}, and the start of a kernel {readable_seconds(least)}"
+        )
+        if seconds <= NEAR * (ideal + least):
+            return f"small: {parts}"
+        if seconds <= PARTLY * (ideal + least):
+            return f"partly that it is small: {parts}; the rest is not known"
+    return reason or "not known"
+
+
+# --- Launches, the CPU ------------------------------------------------------------------------------------------------
+
+LAUNCH_KEY = "microseconds of a 64K-element add"
+
+
+def _launches(results: Sequence[Result]) -> Iterator[str]:
+    found = [result for result in results if LAUNCH_KEY in result.data]
+    if not found:
+        return
+    result = found[-1]
+    costs = result.data[LAUNCH_KEY]
+    yield from ("## What a call costs the host", "")
+    yield from (
+        "An addition of 65,536 numbers is over on the GPU before the host has asked for the next one, so its time is",
+        "that of Python and the driver. A training step is a CUDA graph and pays it once for all its kernels.",
+        "",
+    )
+    cells = [[name, readable_seconds(us * 1e-6)] for name, us in costs.items()]
+    yield from markdown_table(("what", "time"), cells, ("what",))
+    yield ""
+    for what in ("no autograd", "autograd"):
+        ours, theirs = costs.get(f"wall, {what}"), costs.get(f"torch, {what}")
+        if ours and theirs and theirs < ours:
+            reason = known_reason(f"wall, {what}") or "the reason is not known"
+            yield f"- Below 1: a call with {what} has the ratio {theirs / ours:.2f}. {reason[0].upper()}{reason[1:]}."
+    yield f"- {_source(result, [result.data['command']], result.data)}"
+
+
+def _cpu(results: Sequence[Result]) -> Iterator[str]:
+    found = [result for result in results if "speed_ratio" in result.data]
+    if not found:
+        return
+    result = found[-1]
+    data = result.data
+    yield from ("## Training on a CPU", "")
+    shape, threads = data["shape"], data["machine"]["threads"]
+    yield (
+        f"The model of the quickstart ({data['genesis']['parameters']:,} parameters), {shape['batch_size']} x"
+        f" {shape['seq_len']} tokens a step, {threads} threads, float32."
+    )
+    yield ""
+    columns = ("", "step, median", "shortest", "tokens/s", "peak memory", "version")
+    yield from markdown_table(columns, [_cpu_cells(side, data[side]) for side in ("genesis", "torch")], ("", "version"))
+    yield ""
+    yield f"The ratio is {data['speed_ratio']:.2f} in speed and {data['memory_ratio']:.2f} in memory."
+    if data["speed_ratio"] < 1:
+        yield f"Below 1: {known_reason('cpu training') or 'the reason is not known'}."
+    yield ""
+    yield f"- {_source(result, [data['command']], {})}"
+
+
+def _cpu_cells(side: str, row: Row) -> list[str]:
+    times = row["step_ms"]
+    return [
+        "Genesis" if side == "genesis" else side,
+        f"{times['median']:.0f} ms",
+        f"{times['min']:.0f} ms",
+        f"{row['tokens_per_second']:,.0f}",
+        readable_bytes(int(row["peak_mib"] * 2**20)),
+        row["version"],
+    ]
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Write the page, or say whether it is the one that the results make."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page is another one")
+    options = parser.parse_args()
+    files = result_files()
+    text = page_of(read_results(files))
+    for path in sorted(set(RESULTS.glob("*.json")) - set(files)):
+        print(f"left out, git does not know it: {path.name}", file=sys.stderr)
+    if options.check:
+        same = PAGE.is_file() and PAGE.read_text() == text
+        print("up to date" if same else "docs/performance.md is not what the results make: run `make performance`")
+        return not same
+    PAGE.write_text(text)
+    print(f"written: {PAGE.relative_to(REPOSITORY)}, from {len(files)} files")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""`genesis bench all`: every op and a model's training steps, in one report."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from genesis_cli.bench_ops import Given, finish, measured_ops, setup_of
+from genesis_cli.measured import dtype_of, raise_first
+
+if TYPE_CHECKING:
+    from genesis.backend import Device
+    from genesis.profile.schema import Failure
+    from genesis.report.schema import Section
+    from genesis_models.config import ModelConfig
+
+__all__ = ["bench", "bench_all"]
+
+QUICKSTART = "quickstart"  # the model of the recipe, for the CPU
+CPU_CASES = ((1, 4, 8), (256,))
+GPU_CASES = ((1, 4, 8), (512, 1024))
+FAST_CASES = ((4,), (128,))
+
+bench = typer.Typer(help="Reports about everything.", add_completion=False, rich_markup_mode=None)
+
+
+@bench.callback()
+def _about() -> None:
+    """Measure everything that this machine can run, and report it."""
+
+
+@bench.command("all")
+def bench_all(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="SIZE",
+            help="A preset, a config.json, a model folder, or quickstart.  [default: 0.5B on a GPU, else quickstart]",
+        ),
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="One size, little time for each case: seconds.")] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="Measure recording and the gradient of ops, too.")
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="DTYPE", help="Of the ops' inputs: bf16, fp16, fp32 or fp64.  [default: fp32]"),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    vs: Annotated[
+        str | None, typer.Option("--vs", metavar="torch", help="Compare ops with torch, in a process of its own.")
+    ] = None,
+    torch_python: Annotated[
+        str | None,
+        typer.Option("--torch-python", metavar="PATH", help="An interpreter that has torch.  [default: this one]"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            help="Where reports lie, earlier ones too.  [default: benchmarks/results in a clone, else genesis-bench]",
+        ),
+    ] = None,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the report as JSON, too; - prints nothing but that."),
+    ] = None,
+) -> None:
+    """Measure every op and the training steps of a model, and write one report.
+
+    Writes one HTML page, Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
+    A case that fails does not end the run; the exit code is that of the first one.
+    """
+    from genesis.backend import CPU
+    from genesis.report import suite
+    from genesis_models.session.preparation import resolve_device
+
+    where, kind = resolve_device(device), dtype_of(dtype)
+    size = model or (QUICKSTART if where == CPU else "0.5B")
+    config = _shape(size)
+    sizes = suite.default_sizes(where, is_fast=fast)
+    planned = suite.jobs(suite.names_of(), sizes, every_axis=not fast)
+    given: Given = [("--model", model), ("--dtype", dtype), ("--device", device), ("--vs", vs)]
+    given += [("--fast", fast), ("--backward", backward)]
+    setup = setup_of(where, kind, sizes, backward, fast, out)
+    measured = measured_ops(planned, setup, vs, torch_python)
+    section, failures, steps = _model_section(size, config, where, fast)
+    measured.failures.extend(failures)
+    finish("bench-all", given, setup, measured, json, [section])
+    raise_first(measured.failures, len(measured.entries) + steps)
+
+
+def _shape(size: str) -> ModelConfig:
+    """The model of the recipe, or what `--size` of bench-model takes."""
+    from genesis_cli import recipes
+    from genesis_models.bench.cases import shape_of
+    from genesis_models.config import ModelConfig
+
+    if size != QUICKSTART:
+        return shape_of(size)
+    raw = recipes.load(QUICKSTART, []).model.config
+    assert raw is not None
+    return ModelConfig.from_dict(raw, where=QUICKSTART)
+
+
+def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[Section, list[Failure], int]:
+    """The section about training steps, what failed, and how many cases were measured."""
+    from genesis.backend import CPU
+    from genesis.bench.limits import limits_of
+    from genesis.dtypes import as_dtype
+    from genesis.profile.schema import Failure
+    from genesis_models.bench import measuring
+    from genesis_models.bench.section import section_of
+
+    dtype = "float32" if device == CPU else "bfloat16"
+    settings = measuring.Settings(dtype, plan=measuring.FAST) if is_fast else measuring.Settings(dtype)
+    batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
+    cases = [(b, min(t, config.max_position_embeddings)) for b, t in itertools.product(batches, lengths)]
+    limits = limits_of(device, as_dtype(dtype))
+    found = list(measuring.bench_model(config, cases, limits, settings))
+    failures = [each for each in found if isinstance(each, Failure)]
+    rows = [each for each in found if not isinstance(each, Failure)]
+    return section_of(name, config, settings, rows), failures, len(rows)

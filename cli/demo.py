@@ -1,0 +1,68 @@
+"""`genesis demo`: what an idea about speed or memory is worth on this machine."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from typing import Annotated
+
+import typer
+
+from genesis.errors import UsageError
+from genesis_cli.measured import device_name, show
+
+__all__ = ["demo"]
+
+
+def demo(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="fusion, batched, memory or access; without it they are listed."),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    fast: Annotated[bool, typer.Option("--fast", help="On little data, in about two seconds.")] = False,
+    json: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Write the figures as JSON, too; - prints nothing but that."),
+    ] = None,
+) -> None:
+    """Show what an idea about speed or memory is worth here.
+
+    Runs the same work in several ways, and prints what each launches, reads and writes, how long it takes, and what
+    follows. The code of a demo is short: genesis/demos/NAME.py.
+    """
+    from genesis.demos import DEMOS
+
+    if name is None:
+        width = max(map(len, DEMOS))
+        print("\n".join(f"{each.ljust(width)}  {shown}" for each, shown in DEMOS.items()))
+        return
+    if name not in DEMOS:
+        near = difflib.get_close_matches(name, DEMOS, n=1)
+        next = f"did you mean {near[0]}?" if near else f"demos: {', '.join(DEMOS)}"
+        raise UsageError(f"there is no demo {name}", where="NAME", next=next)
+    _show(name, device, fast, json)
+
+
+def _show(name: str, device: str, fast: bool, json: str | None) -> None:
+    from genesis.bench.limits import copy_rate
+    from genesis.demos import sections_of
+    from genesis.demos.comparing import FAST, Setting
+    from genesis.demos.report import lines_of
+    from genesis.demos.schema import Report
+    from genesis_cli.environment import facts
+    from genesis_models.session.preparation import resolve_device
+
+    where, machine = resolve_device(device), facts()
+    setting = Setting(where, True, FAST) if fast else Setting(where)
+    report = Report(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=" ".join(["genesis demo", name, f"--device {device}", *(["--fast"] if fast else [])]),
+        demo=name,
+        device=str(where),
+        device_name=device_name(where, machine),
+        machine=machine,
+        copy_bytes_per_second=copy_rate(where),
+        sections=list(sections_of(name, setting)),
+    )
+    show(report, lines_of(report), json)

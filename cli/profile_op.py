@@ -1,0 +1,143 @@
+"""What `genesis profile --op` does: an op measured and reported, or the code of its kernels shown."""
+
+from __future__ import annotations
+
+import datetime
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from genesis.errors import UsageError, escape
+from genesis_cli.measured import device_name, dtype_of, integers, limits_row, raise_first, show
+
+if TYPE_CHECKING:
+    from genesis.backend import Device
+    from genesis.profile.makers import Axes
+    from genesis.profile.schema import Failure, Report, Row
+    from genesis.shapes import Shape
+
+__all__ = ["Request", "measure_op", "show_code"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The words of a command line about one op, as they were given."""
+
+    op: str
+    shape: str | None
+    axis: str | None
+    dtype: str | None
+    device: str
+    backward: bool
+    cold: bool
+    vs: str | None
+    torch_python: str | None
+    stage: str | None
+    kernel: str | None
+    arch: str | None
+
+    @property
+    def command(self) -> str:
+        """The command without where the report went."""
+        given = {"--op": self.op, "--shape": self.shape, "--axis": self.axis, "--dtype": self.dtype}
+        given |= {"--device": self.device, "--vs": self.vs}
+        words = [f"{name} {value}" for name, value in given.items() if value is not None]
+        words += [name for name, is_set in (("--backward", self.backward), ("--cold", self.cold)) if is_set]
+        return escape(" ".join(["genesis profile", *words]))
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The one that was given."""
+        return [] if self.shape is None else [_shape(self.shape)]
+
+    @property
+    def axes(self) -> list[Axes]:
+        """Those that were given, as one choice."""
+        return [] if self.axis is None else [_axes(self.axis)]
+
+
+def measure_op(asked: Request, json: str | None) -> None:
+    """Measure, print the report, and end with the first failure's exit code, if there is one."""
+    from genesis.profile.op import Settings, profile_op
+    from genesis.profile.peer import started
+    from genesis.profile.report import lines_of
+    from genesis.profile.schema import Failure
+    from genesis_models.session.preparation import resolve_device
+
+    for option, word in (("--kernel", asked.kernel), ("--arch", asked.arch)):
+        if word is not None:
+            raise UsageError(f"{option} says whose code to show", where=option, next="add --show ptx, or leave it out")
+    if asked.torch_python is not None and asked.vs is None:
+        raise UsageError("there is nothing to compare with", where="--torch-python", next="add --vs torch")
+    where, kind = resolve_device(asked.device), dtype_of(asked.dtype)
+    rows, failures = [], []
+    with ExitStack() as stack:
+        peer = None
+        if asked.vs is not None:
+            peer = stack.enter_context(started("ops", where, asked.vs, asked.torch_python))
+        settings = Settings(backward=asked.backward, cold=asked.cold, peer=peer)
+        for found in profile_op(asked.op, where, kind, asked.shapes, asked.axes, settings):
+            if isinstance(found, Failure):
+                failures.append(found)
+            else:
+                rows.append(found)
+    report = _report(asked.command, where, rows, failures)
+    show(report, lines_of(report) if rows else (), json)
+    raise_first(failures, len(rows))
+
+
+def _report(command: str, device: Device, rows: list[Row], failures: list[Failure]) -> Report:
+    from genesis.bench.limits import limits_of
+    from genesis.dtypes import as_dtype
+    from genesis.profile.schema import Report
+    from genesis_cli.environment import facts
+
+    names = dict.fromkeys(row.dtype for row in rows)
+    machine = facts()
+    return Report(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=command,
+        device=str(device),
+        device_name=device_name(device, machine),
+        machine=machine,
+        limits=[limits_row(limits_of(device, as_dtype(name))) for name in names],
+        rows=rows,
+        failures=failures,
+    )
+
+
+def show_code(asked: Request, json: str | None) -> None:
+    """Print the code of the op's kernels, and measure nothing."""
+    from genesis.profile.code import code_of, lines_of, target_named
+    from genesis_models.session.preparation import resolve_device
+
+    assert asked.stage is not None
+    for option, is_set in (("--json", json is not None), ("--cold", asked.cold), ("--vs", asked.vs is not None)):
+        if is_set:
+            what = f"{option} is for measuring, and --show prints code alone"
+            raise UsageError(what, where=option, next=f"leave {option} or --show out")
+    target = target_named(asked.arch, resolve_device(asked.device))
+    kind, shapes, axes = dtype_of(asked.dtype), asked.shapes, asked.axes
+    found = list(code_of(asked.op, asked.stage, target, kind, shapes, axes, asked.backward, asked.kernel))
+    if not found:
+        print(f"{asked.op} launches no kernel: it sets or copies memory, or only describes it anew")
+    for code in found:
+        print("\n".join(lines_of(code)))
+
+
+def _shape(text: str) -> Shape:
+    """`4,512,896` as sizes."""
+    sizes = integers(text)
+    if not sizes or min(sizes) < 1:
+        raise UsageError(f"{text!r} is not a shape", where="--shape", next="write sizes of 1 and more: 4,512,896")
+    return sizes
+
+
+def _axes(text: str) -> Axes:
+    """One dimension, several, or None for all."""
+    if text == "all":
+        return None
+    axes = integers(text)
+    if not axes:
+        raise UsageError(f"{text!r} is not an axis", where="--axis", next="write -1, or several as in 0,1, or all")
+    return axes if len(axes) > 1 else axes[0]

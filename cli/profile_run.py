@@ -1,0 +1,147 @@
+"""`genesis profile CONFIG`: the steps of a training run, and where their time and memory go."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from genesis.errors import UsageError, escape
+from genesis_cli.measured import device_name, show
+
+if TYPE_CHECKING:
+    from genesis.profile.run.schema import Report
+    from genesis.train.config import Config
+    from genesis_models.session.profiling import Profile
+
+__all__ = ["STEPS", "is_run", "profile_run"]
+
+STEPS = 5  # profiled unless said otherwise
+MOST_STEPS = 1000
+OF_RUNS = ("config", "overrides", "steps", "out", "nvtx")
+OF_BOTH = ("json",)
+
+
+def is_run(context: typer.Context) -> bool:
+    """Whether the command line asks for a training run, not for an op.
+
+    Raises:
+        UsageError: it asks for neither or both, or has an option of the other one.
+    """
+    given = [
+        name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
+    run, op = "config" in given, "op" in given
+    if run == op:
+        what = "a training run and --op exclude each other" if run else "Missing option '--op', or a CONFIG"
+        next = "name one of them: genesis profile CONFIG, or genesis profile --op NAME; see genesis profile --help"
+        raise UsageError(what, where="command line", next=next)
+    for name in given:
+        if name not in OF_BOTH and (name in OF_RUNS) != run:
+            of, other = ("ops", "a run") if run else ("runs", "an op")
+            option = {"stage": "--show"}.get(name, f"--{name.replace('_', '-')}")
+            hint = "; set train.device=cpu or train.device=cuda" if name == "device" else ""
+            raise UsageError(
+                f"{option} is for {of}", where=option, next=f"leave it out of the profile of {other}{hint}"
+            )
+    return run
+
+
+def profile_run(
+    config: str, overrides: Sequence[str], steps: int | None, out: str | None, nvtx: bool, json: str | None
+) -> None:
+    """Profile the first steps of a run, and print, and write into the folder `out`, what was found.
+
+    Raises:
+        GenesisError: of the class that says what is wrong, as `genesis train` does.
+    """
+    from genesis.profile.run.nvtx import Nvtx
+    from genesis.profile.run.report import lines_of
+    from genesis.train.output import Output
+    from genesis_cli import recipes
+
+    count = STEPS if steps is None else steps
+    if not 1 <= count <= MOST_STEPS:
+        raise UsageError(f"{count} steps cannot be profiled", where="--steps", next=f"take 1 to {MOST_STEPS}")
+    loaded = recipes.load(config, overrides)
+    ranges = Nvtx() if nvtx else None
+    folder = None if out is None else _folder(out)
+    from genesis_models.session.profiling import profile
+
+    found = profile(loaded, steps=count, console=Output(sys.stderr), ranges=ranges)
+    words = ["genesis profile", config, *overrides, f"--steps {count}", *(["--nvtx"] if nvtx else [])]
+    report = _report(" ".join(words), loaded, found)
+    written = [] if folder is None else list(_write(folder, report, found))
+    show(report, [*lines_of(report), *written], json)
+
+
+def _folder(out: str) -> Path:
+    """The folder to write into, made before anything is measured."""
+    from genesis.io.filesystem import disk_error
+
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"{escape(out)} is not a folder", where="--out", next="name another folder") from None
+    except OSError as error:
+        raise disk_error(error, "make", folder) from error
+    return folder
+
+
+def _report(command: str, config: Config, found: Profile) -> Report:
+    from genesis.backend import CPU
+    from genesis.backend.cpu import threads
+    from genesis.profile.run.schema import Report
+    from genesis.profile.run.tables import memory_row, mode_row
+    from genesis_cli.environment import facts
+
+    machine, device = facts(), found.device
+    return Report(
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=escape(command),
+        device=str(device),
+        device_name=device_name(device, machine),
+        machine=machine,
+        model_type=found.model.config.model_type,
+        parameters=sum(p.numel() for p in found.model.parameters()),
+        dtype=config.model.dtype,
+        batch=config.train.batch_size,
+        length=config.data.seq_len,
+        micro_batches=config.train.accumulation_steps,
+        threads=(config.train.threads or threads()) if device == CPU else None,
+        modes=[mode_row(recorded, device != CPU) for recorded in found.recorded],
+        memory=memory_row(found.memory),
+    )
+
+
+def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
+    """Write all files; a line for each."""
+    from genesis.backend import CPU
+    from genesis.io.files import write_file
+    from genesis.profile.run.flame import collapsed, flame_graph, stacks_of
+    from genesis.profile.run.memory_picture import memory_json, memory_picture
+    from genesis.profile.run.trace import chrome_trace
+
+    main = found.recorded[0]
+    stacks = stacks_of(main, found.device != CPU)
+    what = f"{main.mode} step of {report.model_type} on {report.device_name}"
+    files = {
+        "trace.json": (chrome_trace(found.recorded), "every op and kernel, for ui.perfetto.dev"),
+        "stacks.txt": (collapsed(stacks), f"collapsed stacks of the {main.mode} step, in microseconds"),
+        "flamegraph.svg": (
+            flame_graph(stacks, f"Time of a{'n' if main.mode == 'eager' else ''} {what}"),
+            "the same, drawn",
+        ),
+        "memory.json": (memory_json(found.memory), "memory by category after each change"),
+        "memory.svg": (memory_picture(found.memory, f"Memory of a step of {report.model_type}"), "the same, drawn"),
+        "report.json": ((report.model_dump_json(indent=2) + "\n").encode(), "all figures"),
+    }
+    yield ""
+    for name, (content, meaning) in files.items():
+        write_file(folder / name, content)
+        yield f"wrote     {escape(folder / name)}: {meaning}"

@@ -1,0 +1,136 @@
+"""CUDA devices that run nothing: kernels are collected with their signatures, and memory leads nowhere.
+
+It is how the code of a kernel is looked at, for any architecture, on a machine without a GPU; and how the memory of
+steps of models that no machine at hand could hold is counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from genesis.backend import Device
+from genesis.backend.cuda.descriptor import is_descriptor
+from genesis.backend.cuda.driver import Grid, Properties, stand_in
+from genesis.backend.cuda.host import HostDriver
+from genesis.backend.cuda.native import signature_of
+from genesis.backend.cuda.recording import Step
+from genesis.backend.cuda.signature import Signature, is_array
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
+
+__all__ = ["ARCHITECTURES", "SHARED", "DryDriver", "Launched", "VoidDriver", "dry_device", "unlaunched"]
+
+VOID = 1 << 50  # addresses from here on are no process's
+FIRST = 1 << 16  # the index of the first device of this kind; there are never so many others
+
+# Bytes of shared memory that a block may take, by architecture: CUDA's programming guide, "Technical specifications".
+SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+
+# A GPU of each architecture: name, GiB of memory, processors, MiB of second-level cache, as their makers state them.
+_GPUS = {
+    80: ("A100", 80, 108, 40),
+    86: ("A40", 48, 84, 6),
+    87: ("Orin", 32, 16, 4),
+    89: ("L40S", 48, 142, 96),
+    90: ("H200", 141, 132, 50),
+    100: ("B200", 180, 148, 126),
+    120: ("RTX 5090", 32, 170, 96),
+}
+ARCHITECTURES = {
+    arch: Properties(name, divmod(arch, 10), memory << 30, processors, SHARED[arch], l2 << 20)
+    for arch, (name, memory, processors, l2) in _GPUS.items()
+}
+
+
+class VoidDriver(HostDriver):
+    """Addresses in order with nothing behind them; what is read from there is 0."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.memory = 1 << 40
+        self._sizes: dict[int, int] = {}
+        self._end = VOID
+
+    def allocate(self, nbytes: int) -> int:
+        """The next addresses."""
+        pointer = self._end
+        self._end += -(-nbytes // 512) * 512
+        self._sizes[pointer] = nbytes
+        self._used += nbytes
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        """Forget a block."""
+        self._used -= self._sizes.pop(pointer)
+
+    def allocate_pinned(self, nbytes: int) -> int:
+        """Host memory, which is there."""
+        return super().allocate(nbytes)
+
+    def free_pinned(self, pointer: int) -> None:
+        """Forget a block of it."""
+        super().free(pointer)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Zeros to the host, nothing to the device."""
+        if target < VOID:
+            self._do(stream, lambda: ctypes.memset(target, 0, nbytes))
+
+    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
+        """Nothing."""
+
+
+class Launched(NamedTuple):
+    """A launch that did not take place.
+
+    Attributes:
+        kernel: Triton's function, or a `source.SourceKernel`.
+        signature: what it would have been compiled for.
+        grid: programs in three dimensions.
+    """
+
+    kernel: Any
+    signature: Signature
+    grid: Grid
+
+
+class DryDriver(VoidDriver):
+    """A device of given properties that collects what is launched on it."""
+
+    def __init__(self, index: int, properties: Properties) -> None:
+        super().__init__(0)
+        self.index, self.properties = index, properties
+        self.launched: list[Launched] = []
+
+    def step(
+        self, backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> Step:
+        """A launch that is noted, each time it is repeated, and does nothing."""
+        launched = Launched(kernel, signature_of(kernel, args, keywords), grid)
+        return unlaunched(kernel.__name__, grid, args, lambda: self.launched.append(launched))
+
+
+def unlaunched(name: str, grid: tuple[int, ...], args: tuple[Any, ...], note: Callable[[], None]) -> Step:
+    """A step that takes the addresses of its arrays, and does nothing but `note`."""
+    count = sum(is_array(a) or is_descriptor(a) for a in args)
+
+    def prepare(step: Step) -> None:
+        step.words, step.slots, step.run = [0] * count, tuple(range(count)), lambda stream: note()
+
+    return Step(prepare, lambda: True, name, grid)
+
+
+_indices = itertools.count(FIRST)
+
+
+@functools.cache
+def dry_device(properties: Properties) -> tuple[Device, DryDriver]:
+    """A device with these properties on which nothing runs, and its driver."""
+    driver = DryDriver(next(_indices), properties)
+    stand_in(driver)
+    return Device("cuda", driver.index), driver

@@ -1,0 +1,17 @@
+"""Kernels of your own as ops: a Triton function or a CUDA C++ string becomes a differentiable function on tensors.
+
+    gelu = genesis.cuda_op("my_gelu", source, inputs=("x",), out=lambda x: x, grid=lambda out, x: cdiv(out.size, 256))
+    y = gelu(x)
+
+Such an op runs eagerly, under autograd, inside CUDA graphs and in `genesis profile --op mymodule:my_gelu`, as those of
+Genesis do. With a numpy `reference` it runs on the CPU, too, and `check_op` holds the kernel against it. docs/
+user-kernels.md is the tutorial. Importing this imports neither Triton nor CUDA.
+"""
+
+from genesis.custom.check import check_op
+from genesis.custom.from_cuda import CudaOp, cuda_op
+from genesis.custom.from_triton import triton_op
+from genesis.custom.user_op import UserOp, cdiv, load_op, user_ops
+from genesis.op import Spec
+
+__all__ = ["CudaOp", "Spec", "UserOp", "cdiv", "check_op", "cuda_op", "load_op", "triton_op", "user_ops"]

@@ -1,0 +1,249 @@
+"""`check_op`: a user's kernel held against its numpy reference, and its gradient against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from genesis.array import from_numpy
+from genesis.autograd import TensorBase, apply, grad, gradcheck
+from genesis.custom.user_op import UserOp
+from genesis.dtypes import DType, as_dtype, float32, float64
+from genesis.errors import NumericError, UsageError
+from genesis.tensor import Tensor
+
+__all__ = ["CheckReport", "Checked", "check_op"]
+
+# (relative, absolute), those of torch.testing.assert_close.
+TOLERANCES = {"float64": (1e-7, 1e-7), "float32": (1.3e-6, 1e-5), "float16": (1e-3, 1e-5), "bfloat16": (1.6e-2, 1e-5)}
+SHAPES = ((1,), (7,), (1025,), (33, 65))  # sizes that no tile divides
+DIFFERENCES = 64  # elements up to which differences are taken: each costs two calls
+Inputs = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One comparison that held.
+
+    Attributes:
+        what: "value", "strided value", "gradient of x" or "differences".
+        error: the worst error as a share of what is allowed; 0 where it is exact.
+    """
+
+    what: str
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    error: float
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What was compared; printed, a line for each."""
+
+    name: str
+    checks: tuple[Checked, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {len(self.checks)} checks hold"]
+        for c in self.checks:
+            shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in c.shapes)
+            lines.append(f"  {c.what:<20} {c.dtype:<9} {shapes:<16} {c.error:6.1%} of the tolerance")
+        return "\n".join(lines)
+
+
+def check_op(
+    op: UserOp,
+    samples: Sequence[Any] | None = None,
+    *,
+    dtypes: Sequence[DType | str] = (float32,),
+    device: str = "cuda",
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> CheckReport:
+    """Run a kernel on samples, in memory full of NaN, and compare it with the op's reference in float64.
+
+    Where the op has a gradient, that of the kernel is compared with that of the reference, and the latter, on samples
+    of up to 64 elements, with finite differences.
+
+    Args:
+        op: what `triton_op` or `cuda_op` made, with a reference.
+        samples: tuples of tensors or numpy arrays, one for each input; a dict behind them gives attributes. Left out,
+            they are those of the op's `sample`, else values from 0.5 to 2, of odd sizes.
+        dtypes: floats are given in each of these.
+        device: where the kernel runs; under TRITON_INTERPRET=1 "cuda" is Triton's interpreter.
+        rtol, atol: the error allowed, of the expected value and on top; by default those of torch.testing.
+
+    Raises:
+        NumericError: something differs; says which element of what, and both values.
+        GradientError: the gradient does not fit differences.
+        UsageError: the op has no reference.
+    """
+    if not op.has_reference:
+        raise UsageError(f"{op.name} has no reference to compare with", next="give it a numpy function: reference=")
+    checks: list[Checked] = []
+    for kind in map(as_dtype, dtypes):
+        relative, absolute = TOLERANCES.get(kind.name, (0.0, 0.0))
+        allowed = (relative if rtol is None else rtol, absolute if atol is None else atol)
+        for inputs, attrs in _samples(op, samples, kind):
+            checks += _Case(op, kind, inputs, attrs, allowed, device).checks()
+    checks += [found for sample in _samples(op, samples, float64) if (found := _differences(op, *sample))]
+    return CheckReport(op.name, tuple(checks))
+
+
+def _samples(op: UserOp, given: Sequence[Any] | None, dtype: DType) -> Iterator[tuple[Inputs, dict[str, Any]]]:
+    """Inputs in numpy, floats as `dtype`, and attributes."""
+    if given is None:
+        for shape in SHAPES:
+            yield tuple(_cast(x, dtype) for x in example(op, shape, dtype)), {}
+        return
+    for each in given:
+        values = tuple(each) if isinstance(each, tuple | list) else (each,)
+        attrs = dict(values[-1]) if values and isinstance(values[-1], dict) else {}
+        arrays = values[:-1] if values and isinstance(values[-1], dict) else values
+        plain = [x.array.numpy() if isinstance(x, TensorBase) else np.asarray(x) for x in arrays]
+        yield tuple(_cast(x, dtype) for x in plain), attrs
+
+
+def example(op: UserOp, shape: tuple[int, ...], dtype: DType) -> Inputs:
+    """Inputs of an op made from a shape: by its own `sample`, else values that logarithms and quotients take."""
+    if op.sample is not None:
+        return tuple(np.asarray(x) for x in op.sample(shape, dtype))
+    rng = np.random.default_rng(0)
+    if dtype.is_floating_point:
+        return tuple(rng.uniform(0.5, 2.0, shape).astype(dtype.numpy) for _ in op.inputs)
+    return tuple(rng.integers(0, 2, shape).astype(dtype.numpy) for _ in op.inputs)
+
+
+def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
+    is_float = x.dtype.kind not in "iub"
+    return x.astype(dtype.numpy) if is_float else x
+
+
+class _Case:
+    """One sample in one dtype."""
+
+    def __init__(
+        self, op: UserOp, dtype: DType, inputs: Inputs, attrs: dict[str, Any], allowed: tuple[float, float], device: str
+    ) -> None:
+        self.op, self.dtype, self.inputs, self.attrs = op, dtype, inputs, attrs
+        self.allowed, self.device = allowed, device
+
+    def checks(self) -> Iterator[Checked]:
+        """The comparisons, in order."""
+        exact = [_tensor(x.astype(np.float64) if x.dtype.kind not in "iub" else x) for x in self.inputs]
+        on_device = [_tensor(x, self.device) for x in self.inputs]
+        floats = [i for i, x in enumerate(exact) if x.is_floating_point()]
+        differentiable = self.op.op.vjp is not None and bool(floats)
+        for i in floats if differentiable else ():
+            exact[i].requires_grad_()
+            on_device[i].requires_grad_()
+        want, got = self._run(exact), self._poisoned(on_device)
+        for one, other in zip(want, got, strict=True):
+            yield self._compare("value", one.detach().array.numpy(), other.detach().array.numpy())
+        strided = self._poisoned([_strided(x) for x in self.inputs_on_device()])
+        for one, other in zip(want, strided, strict=True):
+            yield self._compare("strided value", one.detach().array.numpy(), other.detach().array.numpy())
+        if differentiable:
+            yield from self._gradients(exact, on_device, floats, want, got)
+
+    def inputs_on_device(self) -> list[Tensor]:
+        """The inputs once more, without gradients."""
+        return [_tensor(x, self.device) for x in self.inputs]
+
+    def _run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        found = self.op(*tensors, **self.attrs)
+        return found if isinstance(found, tuple) else (found,)
+
+    def _poisoned(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The op where fresh memory is full of NaN, so that what the kernel does not write shows."""
+        from genesis import cuda
+
+        if not self.device.startswith("cuda"):
+            return self._run(tensors)
+        before = cuda.set_poison(True, self.device)
+        try:
+            return self._run(tensors)
+        finally:
+            cuda.set_poison(before, self.device)
+
+    def _gradients(
+        self, exact: list[Tensor], on_device: list[Tensor], floats: list[int], want: tuple[Tensor, ...],
+        got: tuple[Tensor, ...],
+    ) -> Iterator[Checked]:  # fmt: skip
+        """The gradient through the kernels beside that through the references, from the same arriving gradients."""
+        rng = np.random.default_rng(1)
+        arriving = [rng.uniform(-1, 1, t.shape).astype(self.dtype.numpy) for t in want]
+        outs = [i for i, t in enumerate(want) if t.requires_grad]
+        gradients = [
+            grad(
+                [results[i] for i in outs],
+                [tensors[i] for i in floats],
+                [_tensor(arriving[i].astype(results[i].dtype.numpy), results[i].device) for i in outs],
+                allow_unused=True,
+            )
+            for results, tensors in ((want, exact), (got, on_device))
+        ]
+        for i, one, other in zip(floats, *gradients, strict=True):
+            if one is not None and other is not None:
+                yield self._compare(f"gradient of {self.op.inputs[i]}", one.array.numpy(), other.array.numpy())
+
+    def _compare(self, what: str, want: np.ndarray, got: np.ndarray) -> Checked:
+        shapes = tuple(x.shape for x in self.inputs)
+        if want.shape != got.shape:
+            raise NumericError(f"{self.op.name}: the {what} has the shape {got.shape}, expected {want.shape}")
+        error = _error(want, got, *self.allowed)
+        if not (error <= 1).all():
+            worst = np.unravel_index(int(np.argmax(np.nan_to_num(error, nan=np.inf))), error.shape)
+            at = tuple(int(i) for i in worst)
+            raise NumericError(
+                f"{self.op.name}: the {what} at {at} is {got[at]!s}, the reference gives {want[at]!s}"
+                f" ({int((~(error <= 1)).sum())} of {error.size} elements differ)",
+                where=f"{self.dtype.name}, inputs of {', '.join(map(str, shapes))}",
+                next="NaN: an element was not written" if np.isnan(_as_float(got)[at]) else "",
+            )
+        return Checked(what, self.dtype.name, shapes, float(error.max(initial=0.0)))
+
+
+def _error(want: np.ndarray, got: np.ndarray, relative: float, absolute: float) -> np.ndarray:
+    """Each element's error as a share of what is allowed; equal ones, infinities and NaN too, have none."""
+    a, b = _as_float(want), _as_float(got)
+    with np.errstate(all="ignore"):
+        same = (a == b) | (np.isnan(a) & np.isnan(b)) | (want.astype(got.dtype) == got)
+        limit = absolute + relative * np.abs(a)
+        share = np.abs(a - b) / np.where(limit > 0, limit, np.finfo(np.float64).tiny)
+        return np.asarray(np.where(same, 0.0, share))
+
+
+def _as_float(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)
+
+
+def _tensor(values: np.ndarray, device: Any = "cpu") -> Tensor:
+    made: Tensor = Tensor(from_numpy(values, share=False)).to(device)
+    return made
+
+
+def _strided(x: Tensor) -> Tensor:
+    """The same values in every second element of memory."""
+    if x.ndim == 0:
+        return x
+    wide = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))
+    wide[..., ::2] = x
+    gaps: Tensor = wide[..., ::2]
+    return gaps
+
+
+def _differences(op: UserOp, inputs: Inputs, attrs: dict[str, Any]) -> Checked | None:
+    """The gradient of the reference against differences; None where there is none, or too much to do."""
+    if op.op.vjp is None or sum(x.size for x in inputs) > DIFFERENCES:
+        return None
+    tensors = [_tensor(x) for x in inputs]
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            tensor.requires_grad_()
+    merged = op.checked(tensors, attrs)
+    gradcheck(lambda *given: apply(op.op, *given, **merged), tensors)
+    return Checked("differences", float64.name, tuple(x.shape for x in inputs), 0.0)

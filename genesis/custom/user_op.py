@@ -1,0 +1,247 @@
+"""A user's op: what it is called with, what its outputs are, its reference, its gradient. What launches stands beside.
+
+Everything that a user gives is a plain function of the op's operands in one order, `(out, *inputs, **attrs)`; rules
+about results have no `out`, a gradient has the arriving gradients in its place. So nothing has to be looked up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from genesis.array import Array, Spec, empty
+from genesis.autograd import TensorBase, apply, no_grad
+from genesis.backend import CPU, Device
+from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
+from genesis.op import Context, Op, registry
+from genesis.ops.sweep import is_narrow
+
+__all__ = ["Saved", "UserOp", "cdiv", "load_op", "user_ops"]
+
+Saved = Literal["inputs", "outputs", "both"]
+Rule = Callable[..., Any]
+Infer = Callable[..., Spec | tuple[Spec, ...]]
+SAVES: dict[Saved, tuple[bool, bool]] = {"inputs": (True, False), "outputs": (False, True), "both": (True, True)}
+
+# By name, while they live: what `genesis profile --op` finds. An op that is defined anew takes the name over.
+user_ops: weakref.WeakValueDictionary[str, UserOp] = weakref.WeakValueDictionary()
+
+
+def cdiv(n: int, size: int) -> int:
+    """How many tiles of `size` hold `n` elements: n / size rounded up."""
+    return -(-n // size)
+
+
+class UserOp:
+    """A kernel of a user as a function on tensors. `genesis.triton_op` and `genesis.cuda_op` make them.
+
+    Attributes:
+        name: as in profiles and errors.
+        inputs: names of its tensors, in order.
+        attrs: its other arguments, given by keyword, with their defaults.
+        op: the record that dispatch, autograd and the profiler see.
+        sample: `sample(shape, dtype)` gives inputs as numpy arrays, for the profiler and for `check_op`; None where
+            values from 0.5 to 2 of that shape do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        twin: Callable[..., None],
+        *,
+        inputs: Sequence[str],
+        out: Rule,
+        attrs: Mapping[str, Any] | None,
+        vjp: Rule | None,
+        saves: Saved,
+        reference: Rule | None,
+        sample: Rule | None,
+        flops: Rule | None,
+        nbytes: Rule | None,
+    ) -> None:
+        _check_definition(name, inputs, saves, {"out": out, "vjp": vjp, "reference": reference, "sample": sample})
+        self.name, self.inputs, self.attrs = name, tuple(inputs), dict(attrs or {})
+        self.sample, self.has_reference = sample, reference is not None
+        (from_inputs, from_outputs), infer = SAVES[saves], _infer(name, out)
+        self.op = Op(
+            name,
+            _writer(name, reference),
+            infer,
+            None if vjp is None else _vjp(name, vjp, infer, from_inputs, from_outputs, len(self.inputs)),
+            saves=(*(range(len(self.inputs)) if from_inputs else ()), *(("out",) if from_outputs else ())),
+            flops=None if flops is None else _count(flops),
+            nbytes=None if nbytes is None else _count(nbytes),
+            family="user",
+            twin=twin,
+        )
+        user_ops[name] = self
+
+    def __call__(self, *inputs: Any, **attrs: Any) -> Any:
+        """One tensor, or a tuple of them where the op has several outputs.
+
+        Args:
+            inputs: tensors on one device, as many as the op has.
+            attrs: its other arguments by keyword; those left out have their defaults.
+
+        Raises:
+            UsageError: another number of tensors, something else than tensors, or an unknown keyword.
+            DeviceError: on the CPU, where the op has no reference.
+        """
+        return apply(self.op, *inputs, **self.checked(inputs, attrs))
+
+    def checked(self, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes of a call with defaults filled in, once all arguments are what they must be."""
+        if len(inputs) != len(self.inputs):
+            takes = f"{len(self.inputs)} tensor{'s' * (len(self.inputs) != 1)} ({', '.join(self.inputs)})"
+            raise UsageError(f"{self.name} takes {takes}; got {len(inputs)}")
+        for name, x in zip(self.inputs, inputs, strict=True):
+            if not isinstance(x, TensorBase | Array):
+                raise UsageError(f"{self.name}: {name} must be a tensor, not {type(x).__name__}")
+        unknown = [name for name in attrs if name not in self.attrs]
+        if unknown:
+            has = ", ".join(self.attrs) or "none"
+            raise UsageError(f"{self.name} has no argument {unknown[0]!r}", next=f"those by keyword: {has}")
+        return {**self.attrs, **attrs}
+
+    def __repr__(self) -> str:
+        return f"<user op {self.name}({', '.join([*self.inputs, *(f'{k}={v!r}' for k, v in self.attrs.items())])})>"
+
+
+def load_op(name: str) -> UserOp:
+    """The op called "module:name", for whose sake the module is imported; the current folder is searched first.
+
+    Raises:
+        UsageError: the module does not import, or has no such op.
+    """
+    module_name, _, attribute = name.partition(":")
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's module may do
+        raise UsageError(f"the module {module_name} does not import: {error!r}", where=name) from error
+    finally:
+        sys.path.remove(folder)
+    found = getattr(module, attribute, None)
+    if not isinstance(found, UserOp):
+        ops = [key for key, value in vars(module).items() if isinstance(value, UserOp)]
+        next = f"it has {', '.join(ops)}" if ops else "make one with genesis.triton_op"
+        raise UsageError(f"{module_name} has no op {attribute}", where=name, next=next)
+    return found
+
+
+def _check_definition(name: str, inputs: Sequence[str], saves: str, functions: dict[str, Any]) -> None:
+    if not name.isidentifier():
+        raise UsageError(f"{name!r} is no name for an op", next="use letters, digits and _")
+    if name in registry:
+        raise UsageError(f"Genesis has an op called {name}", next=f"choose another name: my_{name}")
+    if isinstance(inputs, str) or not inputs or not all(str(x).isidentifier() for x in inputs):
+        raise UsageError(f"{name}: inputs must be the names of its tensors, not {inputs!r}", next='inputs=("x",)')
+    if saves not in SAVES:
+        raise UsageError(f"{name}: saves must be one of {', '.join(SAVES)}, not {saves!r}")
+    for key, function in functions.items():
+        if function is not None and not callable(function):
+            raise UsageError(f"{name}: {key} must be a function, not {type(function).__name__}")
+
+
+# --- The functions of a user as the record's --------------------------------------------------------------------------
+
+
+def _infer(name: str, out: Rule) -> Infer:
+    def infer(*inputs: Any, **attrs: Any) -> Spec | tuple[Spec, ...]:
+        found = out(*[Spec(x.shape, x.dtype) for x in inputs], **attrs)
+        if isinstance(found, tuple | list) and not isinstance(found, Spec):
+            return tuple(_spec(name, each) for each in found)
+        return _spec(name, found)
+
+    return infer
+
+
+def _spec(name: str, found: Any) -> Spec:
+    shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise UsageError(
+            f"{name}: out gave {found!r}, which is no shape with a dtype",
+            next="return one of its arguments (out=lambda x: x), or genesis.custom.Spec(shape, dtype)",
+        )
+    return Spec(shape, dtype)
+
+
+def _writer(name: str, reference: Rule | None) -> Callable[..., None]:
+    """The reference as the CPU runs it. It sees two-byte floats widened to float32, and is rounded once, at the end."""
+
+    def write(out: Any, *inputs: np.ndarray, **attrs: Any) -> None:
+        if reference is None:
+            raise DeviceError(
+                f"{name} is a GPU kernel without a reference, and its tensors are on the {CPU}",
+                next="move them with .cuda(), or give the op a numpy function: reference=",
+            )
+        made = reference(*[x.astype(np.float32) if is_narrow(x.dtype) else x for x in inputs], **attrs)
+        outs, values = (out, made) if isinstance(out, tuple) else ((out,), (made,))
+        if len(outs) != len(values):
+            raise ShapeError(f"the reference of {name} gave {len(values)} results, out says {len(outs)}")
+        for o, value in zip(outs, values, strict=True):
+            if np.shape(value) != o.shape:
+                raise ShapeError(f"the reference of {name} gave the shape {np.shape(value)}, out says {o.shape}")
+            o[...] = value
+
+    return write
+
+
+def _vjp(
+    name: str, vjp: Rule, infer: Infer, from_inputs: bool, from_outputs: bool, count: int
+) -> Callable[..., tuple[Array | None, ...]]:
+    """A gradient written with tensors as the record's, which is one of arrays."""
+
+    def gradient(ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
+        given = _completed(grads, infer, ctx)
+        saved = (ctx.inputs if from_inputs else ()) + (ctx.outputs if from_outputs else ())
+        with no_grad():
+            found = vjp(*[TensorBase.wrap(x) for x in (*given, *saved)], **ctx.attrs)
+        found = found if isinstance(found, tuple | list) else (found,)
+        if len(found) != count:
+            raise GradientError(f"the vjp of {name} gave {len(found)} gradients for {count} inputs")
+        return tuple(_fitting(name, i, g, ctx.input_specs[i]) for i, g in enumerate(found))
+
+    return gradient
+
+
+def _completed(grads: tuple[Array | None, ...], infer: Infer, ctx: Context) -> list[Array]:
+    """All gradients: zeros for outputs that the loss does not depend on."""
+    if None not in grads:
+        return [g for g in grads if g is not None]
+    found = infer(*ctx.input_specs, **ctx.attrs)
+    specs = (found,) if isinstance(found, Spec) else found
+    device = next(g.device for g in grads if g is not None)
+    return [_zeros(spec, device) if g is None else g for g, spec in zip(grads, specs, strict=True)]
+
+
+def _zeros(spec: Spec, device: Device) -> Array:
+    array = empty(spec.shape, spec.dtype, device)
+    registry["fill"](out=array, value=0, shape=spec.shape, dtype=spec.dtype)
+    return array
+
+
+def _fitting(name: str, i: int, grad: Any, spec: Spec | None) -> Array | None:
+    if grad is None:
+        return None
+    if not isinstance(grad, TensorBase):
+        raise GradientError(f"the vjp of {name} gave a {type(grad).__name__} for input {i}", next="return a tensor")
+    if spec is not None and grad.array.shape != spec.shape:
+        raise GradientError(f"the vjp of {name} gave the shape {grad.array.shape} for input {i} of shape {spec.shape}")
+    return grad.array
+
+
+def _count(rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int]:
+    """`rule(out, *inputs, **attrs)` as the record's."""
+
+    def count(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+        return int(rule(outputs[0] if len(outputs) == 1 else outputs, *inputs, **attrs))
+
+    return count

@@ -1,0 +1,65 @@
+"""What a demo found, as data: what `genesis demo --json` writes. Times are seconds, shares are of 1."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from genesis.profile.schema import Time
+
+__all__ = ["Report", "Row", "Section"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, frozen=True)
+
+
+class Row(_Model):
+    """One way of doing the work."""
+
+    name: str
+    launches: int
+    """Kernels that the GPU is given; on the CPU ops, each of which passes over its operands once."""
+    bytes: int
+    """Read and written, each operand of each op once."""
+    flops: int
+    wall: Time
+    gpu: Time | None
+    """Time on the GPU alone; null without one."""
+    bytes_per_second: float
+    """By the GPU's time where there is one."""
+    share: float
+    """Of the rate of a copy on this machine."""
+    peak_bytes: int | None
+    """Memory taken beyond the inputs; null where the demo is not about it."""
+
+    @property
+    def seconds(self) -> float:
+        """The time that counts: the GPU's, else by the clock."""
+        return (self.gpu or self.wall).seconds
+
+
+class Section(_Model):
+    """Ways of doing the same work, side by side.
+
+    `sentences` are what the figures say; `notes` are ways that this machine has not.
+    """
+
+    title: str
+    rows: list[Row]
+    sentences: list[str]
+    notes: list[str]
+
+
+class Report(_Model):
+    """A demo on one machine."""
+
+    schema_version: int = 1
+    date: str
+    command: str
+    demo: str
+    device: str
+    device_name: str
+    machine: dict[str, JsonValue]
+    copy_bytes_per_second: float
+    """Of a copy far larger than the caches, measured before the demo."""
+    sections: list[Section]

@@ -1,0 +1,220 @@
+"""The code of an op's kernels, from Triton's IR to machine code, for any architecture; nothing runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from genesis.backend import CPU, Device
+from genesis.bench.limits import has_gpu_time
+from genesis.dtypes import DType
+from genesis.errors import DeviceError, UsageError
+from genesis.op import execute
+from genesis.profile.cases import choices, make_case, op_named
+from genesis.profile.makers import Axes
+from genesis.profile.op import walk_of
+from genesis.shapes import Shape
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda.driver import Properties
+    from genesis.backend.cuda.dry import Launched
+    from genesis.backend.cuda.signature import Signature
+
+__all__ = ["STAGES", "Code", "code_of", "disassembled", "lines_of", "target_named"]
+
+STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
+COMMENT = {"llir": ";"}  # and // for the others
+USUAL = 90  # the architecture where none is given and there is no GPU
+
+
+class Code(NamedTuple):
+    """One kernel as an op launches it.
+
+    Attributes:
+        kernel: its name.
+        grids: programs of each of its launches.
+        capability: what it is compiled for.
+        types, constants, options: what is known about its arguments; see `genesis.backend.cuda.signature`.
+        text: its code at the stage that was asked for.
+    """
+
+    kernel: str
+    grids: list[tuple[int, int, int]]
+    capability: tuple[int, int]
+    types: tuple[Any, ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Any], ...]
+    stage: str
+    text: str
+
+
+def target_named(arch: str | None, device: Device) -> Properties:
+    """The GPU to compile for: of the architecture `arch` ("sm_90" or "90"), else the device's own, else a usual one.
+
+    Raises:
+        UsageError: there is no such architecture, or kernels are interpreted. DeviceError: Triton is not installed.
+    """
+    from genesis.backend.cuda.driver import driver_for, is_interpreted
+
+    if is_interpreted():
+        what = "TRITON_INTERPRET is set: kernels are interpreted and have no code"
+        raise UsageError(what, where="--show", next="unset TRITON_INTERPRET")
+    if importlib.util.find_spec("triton") is None:
+        raise DeviceError("kernels cannot be compiled: Triton is not installed", next="pip install triton, on Linux")
+    if arch is None and device != CPU and has_gpu_time(device):
+        return driver_for(device.index).properties
+    from genesis.backend.cuda.dry import ARCHITECTURES
+
+    digits = re.fullmatch(r"(?:sm_?)?(\d+)a?", arch or str(USUAL))
+    if digits is None or int(digits[1]) not in ARCHITECTURES:
+        known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
+        raise UsageError(f"{arch!r} is not an architecture", where="--arch", next=f"use one of {known}")
+    return ARCHITECTURES[int(digits[1])]
+
+
+def code_of(
+    name: str,
+    stage: str,
+    target: Properties,
+    dtype: DType | None = None,
+    shapes: Sequence[Shape] = (),
+    axes: Sequence[Axes] = (),
+    backward: bool = False,
+    kernel: str | None = None,
+) -> Iterator[Code]:
+    """The kernels that the first case of an op launches, in order, each once.
+
+    Args:
+        name, dtype, shapes, axes: as of `op.profile_op`.
+        stage: one of `STAGES`.
+        backward: those of the gradient, too.
+        kernel: only the kernel of this name.
+
+    Raises:
+        UsageError: there is no such op, stage or kernel. DeviceError: a tool is missing.
+    """
+    if stage not in STAGES:
+        raise UsageError(f"{stage!r} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
+    launched = _launches(name, target, dtype, shapes, axes, backward)
+    names = dict.fromkeys(each.kernel.__name__ for each in launched)
+    if kernel is not None and kernel not in names:
+        listed = ", ".join(names) or "none"
+        raise UsageError(f"{name} launches no kernel {kernel}", where="--kernel", next=f"its kernels: {listed}")
+    found: dict[Any, list[Launched]] = {}
+    for each in launched:
+        if kernel in (None, each.kernel.__name__):
+            found.setdefault((each.kernel, repr(each.signature)), []).append(each)
+    for alike in found.values():
+        first, signature = alike[0].kernel, alike[0].signature
+        grids, text = [each.grid for each in alike], _text(first, signature, target.capability, stage)
+        yield Code(first.__name__, grids, target.capability, *signature, stage, text)
+
+
+def _launches(
+    name: str, target: Properties, dtype: DType | None, shapes: Sequence[Shape], axes: Sequence[Axes], backward: bool
+) -> list[Launched]:
+    """What a call would launch on the target."""
+    from genesis.backend.cuda.dry import dry_device
+
+    if backward and op_named(name)[0].vjp is None:
+        raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
+    device, driver = dry_device(target)
+    case = make_case(name, *next(choices(name, device, shapes, axes)), dtype, device)
+    driver.launched.clear()  # of what made the inputs
+    if backward:
+        walk_of(case).backward()
+    else:
+        execute(case.op, case.inputs, dict(case.attrs))
+    return list(driver.launched)
+
+
+def _text(kernel: Any, signature: Signature, capability: tuple[int, int], stage: str) -> str:
+    """The code of a kernel at a stage."""
+    from genesis.backend.cuda.compile import compiled, dependent
+    from genesis.backend.cuda.source import SourceKernel
+
+    if isinstance(kernel, SourceKernel):
+        made = kernel.compile(capability, dict(signature.constants))
+        if stage not in ("ptx", "sass"):
+            what = f"{kernel.entry} is CUDA C++ and has no {stage}"
+            raise UsageError(what, where="--show", next="use ptx or sass")
+        return made.ptx if stage == "ptx" else disassembled(made.cubin)
+    stages = compiled(kernel, signature, capability).asm
+    if stage == "sass":
+        return disassembled(stages["cubin"])
+    if stage not in stages:
+        there = [each for each in STAGES if each in stages]
+        what = f"{kernel.__name__} has no {stage}: it is not written in Triton's own language"
+        raise UsageError(what, where="--show", next=f"use {', '.join(there)} or sass")
+    text = str(stages[stage])
+    # The assembler is given it with the lines that let kernels of a graph follow each other closely.
+    return dependent(text) if stage == "ptx" and capability >= (9, 0) else text
+
+
+# --- Machine code -----------------------------------------------------------------------------------------------------
+
+
+def disassembled(cubin: bytes) -> str:
+    """The machine instructions (SASS) of a cubin.
+
+    Raises:
+        DeviceError: no disassembler is installed, or it refuses.
+    """
+    tool = _disassembler()
+    options = ["-c"] if tool.name.startswith("nvdisasm") else ["-sass"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        done = subprocess.run([str(tool), *options, str(file)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DeviceError(f"{tool} failed: {done.stderr.strip()[-300:]}", next="use --show ptx")
+    return done.stdout
+
+
+def _disassembler() -> Path:
+    """nvdisasm or cuobjdump: the one that Triton brought along, of PATH, or of CUDA_HOME."""
+    spec = importlib.util.find_spec("triton.backends.nvidia")
+    folders = [] if spec is None or spec.origin is None else [Path(spec.origin).parent / "bin"]
+    folders += [Path(os.environ[name]) / "bin" for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    for name in ("nvdisasm", "cuobjdump"):
+        found = shutil.which(name, path=os.pathsep.join(map(str, folders))) or shutil.which(name)
+        if found:
+            return Path(found)
+    raise DeviceError(
+        "machine code needs nvdisasm or cuobjdump, and neither was found",
+        where="--show sass",
+        next="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit and set CUDA_HOME; or use --show ptx",
+    )
+
+
+# --- Text -------------------------------------------------------------------------------------------------------------
+
+
+def lines_of(code: Code) -> Iterator[str]:
+    """The code with a comment above it that says what it was compiled for."""
+    mark, arch = COMMENT.get(code.stage, "//"), "".join(map(str, code.capability))
+    grids = ", ".join("x".join(map(str, grid)) for grid in dict.fromkeys(code.grids))
+    times = "" if len(code.grids) == 1 else f", launched {len(code.grids)} times"
+    yield f"{mark} {code.kernel}: {code.stage} for sm_{arch}, grid {grids}{times}"
+    if code.types:
+        yield f"{mark} arguments {_listed(code.types)}"
+    for what, pairs in (("constants", code.constants), ("options", code.options)):
+        if pairs:
+            yield f"{mark} {what} " + ", ".join(f"{name}={_listed(value)}" for name, value in pairs)
+    yield from code.text.rstrip("\n").split("\n")
+
+
+def _listed(value: Any) -> str:
+    """A type or constant for people: functions by their names, tuples in brackets."""
+    if isinstance(value, tuple) and value[:1] == ("constexpr",) and len(value) == 2:
+        return repr(value[1])
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_listed, value)) + ")"
+    return str(getattr(value, "__name__", value))

@@ -1,0 +1,166 @@
+"""Training steps in torch, as a peer takes them: a recipe's model, AdamW, clipping. Run by `child.py`.
+
+Recipes: `eager` is Hugging Face's model as it is, `compile` the same under torch.compile, `lean` a model written for
+speed under torch.compile. In bf16 weights stay float32 and compute runs under autocast.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["RECIPES", "Job", "lean_model", "opened"]
+
+RECIPES = ("eager", "compile", "lean")
+WARM_UP = 5  # steps: of them the first compile
+DRAWN = 4  # batches that differ; steps take them in turn
+LR, MAX_NORM = 1e-5, 1.0
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+
+
+def _hugging_face(raw: dict[str, Any]) -> tuple[Any, Callable[..., Any]]:
+    """transformers' model of a config.json, in float32, and its loss."""
+    transformers = importlib.import_module("transformers")
+    kept = {name: value for name, value in raw.items() if name not in ("model_type", "dtype", "torch_dtype")}
+    config = transformers.AutoConfig.for_model(raw["model_type"], **{**kept, "use_cache": False})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return model, lambda run, ids: run(input_ids=ids, labels=ids).loss
+
+
+def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
+    """What a strong engineer would give torch.compile: one product for q, k and v, one for gate and up, no cache."""
+    nn, functional = torch.nn, torch.nn.functional
+    hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
+    keys = raw.get("num_key_value_heads") or heads
+    size = raw.get("head_dim") or (128 if raw["model_type"] == "qwen3" else hidden // heads)
+    eps, kind = raw.get("rms_norm_eps", 1e-6), raw["model_type"]
+    wide = 2 * raw["intermediate_size"]
+
+    def normed(x: Any, weight: Any) -> Any:
+        return functional.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
+
+    def turned(x: Any, cos: Any, sin: Any) -> Any:
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+    class Layer(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            bias = kind == "qwen2" or bool(raw.get("attention_bias"))
+            self.qkv = nn.Linear(hidden, (heads + 2 * keys) * size, bias=bias)
+            self.out = nn.Linear(heads * size, hidden, bias=False)
+            self.gate_up = nn.Linear(hidden, wide, bias=False)
+            self.down = nn.Linear(wide // 2, hidden, bias=False)
+            ones = [hidden, hidden, *([size, size] if kind == "qwen3" else [])]
+            self.norms = nn.ParameterList(torch.ones(n) for n in ones)
+
+        def forward(self, x: Any, cos: Any, sin: Any) -> Any:
+            rows, tokens, _ = x.shape
+            parts = self.qkv(normed(x, self.norms[0])).view(rows, tokens, -1, size).transpose(1, 2)
+            q, k, v = parts.split((heads, keys, keys), 1)
+            if kind == "qwen3":
+                q, k = normed(q, self.norms[2]), normed(k, self.norms[3])
+            q, k = turned(q, cos, sin), turned(k, cos, sin)
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(rows, tokens, -1))
+            gate, up = self.gate_up(normed(x, self.norms[1])).chunk(2, -1)
+            return x + self.down(functional.silu(gate) * up)
+
+    class Lean(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(raw["vocab_size"], hidden)
+            self.layers = nn.ModuleList(Layer() for _ in range(raw["num_hidden_layers"]))
+            self.norm = nn.Parameter(torch.ones(hidden))
+            self.head = None if raw.get("tie_word_embeddings") else nn.Linear(hidden, raw["vocab_size"], bias=False)
+            inverse = float(raw.get("rope_theta") or 1e6) ** -(torch.arange(0, size, 2).float() / size)
+            angles = torch.outer(torch.arange(length).float(), inverse)
+            self.register_buffer("cos", angles.cos())
+            self.register_buffer("sin", angles.sin())
+
+        def forward(self, ids: Any, labels: Any, dtype: Any) -> Any:
+            x, cos, sin = self.embed(ids).to(dtype), self.cos.to(dtype), self.sin.to(dtype)
+            for layer in self.layers:
+                x = layer(x, cos, sin)
+            logits = functional.linear(normed(x, self.norm), (self.head or self.embed).weight)
+            return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+    model = Lean()
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=0.02)
+    return model
+
+
+# --- Steps ------------------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """A model that is trained on random tokens.
+
+    Attributes:
+        facts: how many parameters it has, and the seconds of the first steps, which compile.
+    """
+
+    def __init__(
+        self, torch: Any, device: str, recipe: str, config: dict[str, Any], batch: int, length: int, dtype: str
+    ) -> None:
+        self.torch, self.device, self.recipe = torch, device, recipe
+        self.dtype = getattr(torch, dtype)
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        loss: Callable[..., Any] | None = None
+        if recipe == "lean":
+            self.model = lean_model(torch, config, length)
+        else:
+            self.model, loss = _hugging_face(config)
+        self.model = self.model.to(device).train()
+        self.loss = loss
+        self.run = self.model if recipe == "eager" else torch.compile(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, fused=True)
+        drawn = torch.randint(0, config["vocab_size"], (DRAWN, batch, length + 1), device=device)
+        self.batches = itertools.cycle(drawn)
+        begun = time.perf_counter()
+        for _ in range(WARM_UP):
+            self.step()
+        warm = time.perf_counter() - begun
+        if device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+        self.facts = {"parameters": sum(p.numel() for p in self.model.parameters()), "warm_up": warm}
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        torch, ids = self.torch, next(self.batches)
+        self._wait()
+        begun = time.perf_counter()
+        x, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+        kind = "cpu" if self.device == "cpu" else "cuda"
+        with torch.autocast(kind, torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+            loss = self.run(x, labels, self.dtype) if self.loss is None else self.loss(self.run, x)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._wait()
+        return time.perf_counter() - begun
+
+    def _wait(self) -> None:
+        if self.device != "cpu":
+            self.torch.cuda.synchronize()
+
+    def sampler(self, what: str) -> Callable[[], float]:
+        """What takes a step and gives its seconds."""
+        return self.step
+
+    def noted(self) -> dict[str, Any]:
+        """The most memory that was allocated at one time; None on the CPU."""
+        return {"peak": None if self.device == "cpu" else self.torch.cuda.max_memory_allocated()}
+
+
+def opened(torch: Any, device: str, **job: Any) -> Job:
+    """The job of a request."""
+    return Job(torch, device, **job)

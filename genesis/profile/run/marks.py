@@ -1,0 +1,227 @@
+"""When each kernel of a step ran on the GPU: events around every launch, and behind every kernel inside a CUDA graph.
+
+Launched one by one, a kernel has an event before it and one behind it: what lies between a kernel's end and the next
+one's beginning is idle time. In a graph an event stands behind every kernel, and a kernel's time starts where the one
+before ended. Kernels then run one after the other: what a graph would run beside, or bring up early, waits its turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from genesis.array import Array
+from genesis.backend.cuda.recording import Step, watching_launches
+from genesis.op import Op
+from genesis.profile.run.recorder import shadowed
+from genesis.profile.run.spans import OUTSIDE
+from genesis.shapes import Shape
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
+
+__all__ = ["Kernel", "Marks"]
+
+COPY = "(copy)"  # stands for the op of a copy that none made
+
+
+class Kernel(NamedTuple):
+    """A kernel, a copy or a fill as it ran.
+
+    Attributes:
+        start, end: seconds since the first mark of the step.
+        beside: it ran on another stream than the step, at the same time as other work.
+        shapes: of the op's inputs and outputs.
+    """
+
+    name: str
+    op: str
+    phase: str
+    module: str
+    grid: tuple[int, ...]
+    start: float
+    end: float
+    beside: bool
+    in_graph: bool
+    shapes: tuple[Shape, ...] = ()
+
+
+@dataclass
+class _Launch:
+    """A launch with the events around it.
+
+    Attributes:
+        at: when the host made it.
+        before: the event where it could begin.
+    """
+
+    name: str
+    grid: tuple[int, ...]
+    phase: str
+    module: str
+    at: float
+    stream: int
+    before: int
+    after: int
+    op: str = OUTSIDE
+    shapes: tuple[Shape, ...] = ()
+
+
+@dataclass
+class _Capture:
+    """What a graph holds."""
+
+    start: int
+    launches: list[_Launch] = field(default_factory=list)
+
+
+class Marks:
+    """Puts events around launches while `watching` is entered. What was captured meanwhile keeps its events.
+
+    Args:
+        place: the phase and the module of what is launched now.
+    """
+
+    def __init__(self, backend: CudaBackend, place: Callable[[], tuple[str, str]]) -> None:
+        self.backend, self.place = backend, place
+        self._launches: list[_Launch] = []
+        self._unnamed: list[_Launch] = []  # of the op that runs, whose name follows
+        self._kernels: list[Kernel] = []
+        self._free: list[int] = []  # events to be used again
+        self._graphs: dict[int, _Capture] = {}  # by executable
+        self._capture: _Capture | None = None
+        self._replayed: list[int] = []
+        self._main = 0
+        self._base = backend.driver.create_event(True)
+        self._all = [self._base]
+
+    # --- A step -------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A step begins: forget the one before."""
+        self._free += [e for launch in self._launches for e in (launch.before, launch.after)]
+        self._launches, self._unnamed, self._kernels, self._replayed = [], [], [], []
+        self._main = self.backend.stream
+        self.backend.driver.record_time(self._base, self._main)
+
+    def kernels(self) -> list[Kernel]:
+        """What ran on the GPU since `begin`, by its start. The device is idle."""
+        self._read_graphs()
+        self._kernels += [self._kernel(one, False) for one in self._launches]
+        return sorted(self._kernels, key=lambda k: k.start)
+
+    def _kernel(self, one: _Launch, in_graph: bool) -> Kernel:
+        elapsed = self.backend.driver.elapsed
+        start, end = elapsed(self._base, one.before), elapsed(self._base, one.after)
+        beside = not in_graph and one.stream != self._main
+        return Kernel(one.name, one.op, one.phase, one.module, one.grid, start, end, beside, in_graph, one.shapes)
+
+    def _read_graphs(self) -> None:
+        """Read the events of graphs that were replayed: the next replay writes over them."""
+        replayed, self._replayed = self._replayed, []
+        for executable in replayed:
+            self._kernels += [self._kernel(one, True) for one in self._graphs[executable].launches]
+
+    # --- Watching -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Mark what is launched inside the block."""
+        driver, backend = self.backend.driver, self.backend
+        with ExitStack() as stack:
+            stack.callback(setattr, driver, "dependent", driver.dependent)
+            driver.dependent = False
+            stack.enter_context(watching_launches(self._launched))
+            stack.enter_context(shadowed(backend, beside=lambda nbytes: nullcontext()))
+            stack.enter_context(
+                shadowed(
+                    driver,
+                    copy=self._copies(driver.copy),
+                    begin_capture=self._begins_capture(driver.begin_capture),
+                    instantiate=self._instantiates(driver.instantiate),
+                    launch_graph=self._replays(driver.launch_graph),
+                )
+            )
+            yield
+
+    def close(self) -> None:
+        """Give the events back; graphs that were captured meanwhile are replayed no more."""
+        for event in self._all:
+            self.backend.driver.destroy_event(event)
+        self._all = []
+
+    def op_ended(self, op: Op, operands: Sequence[Any], start: float, end: float) -> None:
+        """Name the launches of an op that has run."""
+        if not self._unnamed:
+            return
+        shapes = tuple(x.shape for x in operands if isinstance(x, Array))
+        for launch in self._unnamed:
+            if launch.at >= start:
+                launch.op, launch.shapes = op.name, shapes
+        self._unnamed = [launch for launch in self._unnamed if launch.at < start]
+
+    def _launched(self, step: Step, stream: int) -> None:
+        self._mark(step.name, tuple(step.grid), stream, lambda: step.run(stream))
+
+    def _mark(self, name: str, grid: tuple[int, ...], stream: int, run: Callable[[], object]) -> None:
+        record, at = self.backend.driver.record_time, time.perf_counter()
+        if self._capture is not None and self.backend.pool.capturing:
+            before = self._capture.launches[-1].after if self._capture.launches else self._capture.start
+            run()
+            into, after = self._capture.launches, self._event()
+        else:
+            before, after, into = self._reused(), self._reused(), self._launches
+            record(before, stream)
+            run()
+        record(after, stream)
+        launch = _Launch(name, grid, *self.place(), at, stream, before, after)
+        into.append(launch)
+        self._unnamed.append(launch)
+
+    def _reused(self) -> int:
+        return self._free.pop() if self._free else self._event()
+
+    def _event(self) -> int:
+        event = self.backend.driver.create_event(True)
+        self._all.append(event)
+        return event
+
+    # --- Stand-ins for calls of the driver ----------------------------------------------------------------------------
+
+    def _copies(self, copy: Any) -> Any:
+        def marked(target: int, source: int, nbytes: int, stream: int) -> None:
+            self._mark("copy", (), stream, lambda: copy(target, source, nbytes, stream))
+            self._unnamed[-1].op = COPY
+
+        return marked
+
+    def _begins_capture(self, begin_capture: Any) -> Any:
+        def marked(stream: int) -> None:
+            begin_capture(stream)
+            self._capture = _Capture(self._event())
+            self.backend.driver.record_time(self._capture.start, stream)
+
+        return marked
+
+    def _instantiates(self, instantiate: Any) -> Any:
+        def marked(graph: int) -> int:
+            executable: int = instantiate(graph)
+            assert self._capture is not None
+            self._graphs[executable], self._capture = self._capture, None
+            return executable
+
+        return marked
+
+    def _replays(self, launch_graph: Any) -> Any:
+        def marked(executable: int, stream: int) -> None:
+            if executable in self._replayed:
+                self.backend.driver.synchronize()
+                self._read_graphs()
+            launch_graph(executable, stream)
+            if executable in self._graphs:
+                self._replayed.append(executable)
+
+        return marked

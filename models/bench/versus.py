@@ -1,0 +1,109 @@
+"""Training steps against torch's: each recipe in a fresh process, taken by turns with ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from genesis import cuda
+from genesis.backend import CPU
+from genesis.bench.limits import Limits, wait_for
+from genesis.bench.timing import Plan, Timing, measure, of_wall, summarize
+from genesis.errors import DeviceError, GenesisError, UsageError
+from genesis.profile.peer import Child, PeerLacks, compared, ratio_of, started
+from genesis.profile.peers.torch_steps import RECIPES
+from genesis_models.bench.measuring import Settings, forget
+from genesis_models.bench.schema import PeerStep
+from genesis_models.bench.steps import new_state, taking
+from genesis_models.blocks import CausalLM
+from genesis_models.config import ModelConfig
+from genesis_models.registry import build
+
+__all__ = ["check_recipes", "versus_torch"]
+
+SHARE = 1 / 6  # of the plan's time for each round of each side
+
+
+def check_recipes(text: str) -> tuple[str, ...]:
+    """`eager,lean` as recipes.
+
+    Raises:
+        UsageError: there is no such recipe.
+    """
+    chosen = tuple(dict.fromkeys(text.split(",")))
+    for name in chosen:
+        if name not in RECIPES:
+            raise UsageError(f"{name!r} is no recipe", where="--recipes", next=f"use some of {', '.join(RECIPES)}")
+    return chosen
+
+
+def versus_torch(
+    config: ModelConfig,
+    cases: Sequence[tuple[int, int]],
+    limits: Limits,
+    settings: Settings,
+    recipes: Sequence[str],
+    python: str | None = None,
+) -> Iterator[PeerStep]:
+    """A row for each recipe and (batch, length). What a recipe cannot do is noted in its row.
+
+    Args:
+        python: the interpreter that has torch; None means this one.
+
+    Raises:
+        UsageError, DeviceError: the peer is missing.
+    """
+    model = build(config, seed=0, device=str(limits.device), dtype=settings.dtype)
+    model.activation_checkpointing = settings.checkpointing
+    model.train()
+    for recipe in recipes:
+        with started("steps", limits.device, "torch", python) as child:
+            for batch, length in cases:
+                try:
+                    yield _row(model, child, recipe, batch, length, limits, settings)
+                except PeerLacks as error:  # the other cases would lack it, too
+                    yield PeerStep(recipe=recipe, version=child.version, batch=batch, length=length, note=error.what)
+                    break
+
+
+def _row(
+    model: CausalLM, child: Child, recipe: str, batch: int, length: int, limits: Limits, settings: Settings
+) -> PeerStep:
+    row = PeerStep(recipe=recipe, version=child.version, batch=batch, length=length)
+    try:
+        facts = child.ask(
+            "open", recipe=recipe, config=dict(model.config.raw), batch=batch, length=length, dtype=settings.dtype
+        )
+        found = _measured(model, child, batch, length, limits, settings)
+        child.ask("close")
+        return row.model_copy(update={"warm_up": facts["warm_up"], **found})
+    except PeerLacks:
+        raise
+    except (GenesisError, MemoryError) as error:
+        note = error.what if isinstance(error, GenesisError) else f"no memory: {error}"
+        return row.model_copy(update={"note": note})
+    finally:
+        forget(model, limits.device)
+
+
+def _measured(
+    model: CausalLM, child: Child, batch: int, length: int, limits: Limits, settings: Settings
+) -> dict[str, object]:
+    """Both sides by turns, and the memory that they took."""
+    device, notes, peaks = limits.device, list[str](), list[int | None]()
+    if device != CPU:
+        cuda.reset_peak_memory_stats(device)
+    take = taking(new_state(model, batch, length), device, notes)
+    if notes:
+        raise DeviceError(notes[0])
+    take()
+    sample, seconds = of_wall(take, wait_for(device)), settings.plan.seconds * SHARE
+    plan = Plan(settings.plan.precision, seconds, 0.0, most_calls=1)
+
+    def theirs() -> Timing:
+        said = child.ask("measure", what="step", seconds=seconds)
+        peaks.append(said["peak"])
+        return summarize(said["samples"])
+
+    ratio = ratio_of(compared(lambda: measure(sample, plan), theirs))
+    ours = None if device == CPU else cuda.max_memory_allocated(device)
+    return {"ratio": ratio, "peak": ours, "peer_peak": peaks[-1]}

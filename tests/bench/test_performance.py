@@ -1,0 +1,173 @@
+"""docs/performance.md: what results make of it, and that the committed page is what the committed results make."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.performance import PAGE, page_of
+from benchmarks.reasons import REASONS, known_reason
+from benchmarks.stored import RESULTS, Result, read_results, result_files
+from genesis.profile.schema import Peer, Ratio
+from tests.bench.reports import entry, report
+
+OPS = {
+    "date": "2026-01-01", "command": "python -m ops", "gpu": "a GPU", "driver": "1.2", "versions": {"torch": "2"},
+    "copy TB/s": 4.0,
+    "rows": [
+        {"op": "add 8 fp32", "genesis_us": 2.0, "torch_us": 2.0, "ratio": 1.0, "spread": 0.0, "TB/s": 2.0},
+        {"op": "sum 9 fp32", "genesis_us": 9.0, "torch_us": 6.3, "ratio": 0.7, "spread": 0.1, "TB/s": 1.0},
+        {"op": "sum 8 fp32", "genesis_us": 9.0, "torch_us": 8.9, "ratio": 0.99, "spread": 0.1, "TB/s": 3.6},
+        {"op": "matmul 2048 tf32", "genesis_us": 9.0, "torch_us": 8.0, "ratio": 0.88, "spread": 0.0, "TFLOP/s": 400.0},
+        {"op": "broken", "failed": "relative error"},
+    ],
+}  # fmt: skip
+LAUNCHES = {
+    "date": "2026-01-01", "command": "python -m launches", "gpu": "a GPU",
+    "microseconds of a 64K-element add": {
+        "driver launch": 3.0, "inside a graph": 1.0, "wall, autograd": 10.0, "torch, autograd": 6.0
+    },
+}  # fmt: skip
+STEP = {"size": "0.5B", "shape": "1x128", "tokens_per_second": 100.0, "model_tflops": 50.0, "peak_gib": 2.0}
+
+
+def steps(date: str, ms: float, peer: float | None = None) -> dict[str, Any]:
+    rows = [{**STEP, "side": "genesis", "ms": ms, "checkpointing": "none"}]
+    rows += [{**STEP, "side": "lean-compile", "ms": peer}] if peer else []
+    return {"date": date, "command": f"python -m steps {date}", "gpu": "a GPU", "rows": rows}
+
+
+def page(*data: dict[str, Any]) -> str:
+    return page_of([Result(f"{i}.json", each) for i, each in enumerate(data)])
+
+
+def lines_with(text: str, part: str) -> list[str]:
+    return [line for line in text.splitlines() if part in line]
+
+
+def test_the_committed_page_is_what_the_committed_results_make() -> None:
+    if subprocess.run(["git", "rev-parse"], cwd=RESULTS, capture_output=True, check=False).returncode:
+        pytest.skip("not a git checkout")
+    again = "run `make performance` and commit the page with the results"
+    assert PAGE.read_text() == page_of(read_results(result_files())), again
+
+
+def test_every_result_that_is_there_can_be_read() -> None:
+    assert page_of(read_results(sorted(RESULTS.glob("*.json")))).startswith("# Performance\n")
+
+
+def test_the_same_results_in_any_order_make_the_same_page(tmp_path: Path) -> None:
+    files = []
+    for i, each in enumerate((OPS, LAUNCHES, steps("2026-01-01", 5.0, 6.0), steps("2026-01-02", 4.0))):
+        files.append(tmp_path / f"{i}.json")
+        files[-1].write_text(json.dumps(each))
+    assert page_of(read_results(files)) == page_of(read_results(reversed(files)))
+    assert page_of([]).startswith("# Performance\n")
+
+
+def test_what_is_below_1_is_named_with_what_is_known() -> None:
+    text = page(OPS, LAUNCHES)
+    start, end = text.index("### Below 1, and why"), text.index('### Below "good", and why')
+    below = [line.split("|")[1:4] for line in text[start:end].splitlines() if line.startswith("| ")][2:]
+    assert [name.strip() for name, _, _ in below] == ["sum 9 fp32", "matmul 2048 tf32", "sum 8 fp32"]
+    reasons = [reason.strip() for _, _, reason in below]
+    assert reasons[0] == "not known"
+    assert reasons[1].startswith("the product alone takes 48.9 µs")
+    assert reasons[2] == "within the spread of the two measurements, 10.0%"
+    assert "broken" not in text
+
+
+def test_what_is_below_good_is_named_with_what_is_known() -> None:
+    text = page(OPS, LAUNCHES)
+    far = text[text.index('### Below "good", and why') : text.index("## What a call costs")]
+    (add,) = lines_with(far, "add 8")
+    assert [cell.strip() for cell in add.split("|")[1:6]] == [
+        "add 8 fp32", "50%", "fair", "50%",
+        "small: the limit alone would take 1.00 µs, and the start of a kernel 1.00 µs",
+    ]  # fmt: skip
+    (partly,) = lines_with(far, "sum 9")
+    assert partly.endswith("| not known |")
+    assert "sum 8" not in far and "matmul 2048" not in far
+
+
+def test_the_newest_step_counts_with_its_own_peers() -> None:
+    text = page(steps("2026-01-01", 5.0, 6.0), steps("2026-01-02", 4.0))
+    (row,) = lines_with(text, "| 0.5B |")
+    assert [cell.strip() for cell in row.split("|")[2:6]] == ["1 x 128", "none", "4.0 ms", "100"]
+    assert "6.0 ms" not in text  # of another run
+    beside = page(steps("2026-01-02", 4.0), steps("2026-01-03", 4.0, 3.0))
+    assert "torch.compile | 3.0 ms | 2.0 GiB | 0.75 |" in beside
+    assert "1 is below 1" in beside
+    assert "- step 0.5B 1x128: the reason is not known." in beside
+
+
+def test_launches_beside_torch() -> None:
+    assert "a call with autograd has the ratio 0.60. The driver's launch" in page(LAUNCHES)
+
+
+def test_reports_of_bench_ops_are_told_with_their_reasons(tmp_path: Path) -> None:
+    made = report(
+        tmp_path, entry("add", 0.9), entry("sort", 0.1, label="8"), entry("sort", 0.3, label="16"), entry("exp", 0.5),
+        entry("neg", 0.1, cause="launch"),
+    )  # fmt: skip
+    small = report(tmp_path, entry("add", 0.2))
+    text = page(json.loads(made.model_dump_json()), json.loads(small.model_dump_json()))
+    assert "## Every op on a processor, float32" in text
+    assert lines_with(text, "| sort | 8, 16 | 10% to 30% | critical | an order needs several passes")
+    assert lines_with(text, "| exp | 4x4 | 50% | fair | not known |")
+    assert lines_with(text, "| neg | 4x4 | 10% | critical | launch bound")
+    assert "[Markdown](../benchmarks/results/0.md)" in text  # not the run of one op
+
+
+def test_reports_beside_torch_name_what_is_below_1(tmp_path: Path) -> None:
+    def peer(ratio: float, spread: float = 0.01) -> Peer:
+        found = Ratio(seconds=1.0, peer_seconds=ratio, ratio=ratio, spread=spread, rounds=3)
+        return Peer(name="torch", version="2", clock="wall", threads=1, forward=found, backward=None)
+
+    made = report(
+        tmp_path, entry("add", peer=peer(1.2)), entry("exp", peer=peer(0.8)), entry("log", peer=peer(0.97, 0.05))
+    )
+    text = page(json.loads(made.model_dump_json()))
+    assert "Beside torch 2: 3 cases, the median ratio is 0.97." in text
+    assert lines_with(text, "| exp 4x4 | 0.800 | not known |")
+    assert lines_with(text, "| log 4x4 | 0.970 | within the spread of the rounds, 5.0% |")
+
+
+def test_a_model_is_told_with_where_its_time_goes() -> None:
+    seconds = {"seconds": 2.0}
+    case = {
+        "batch": 1, "length": 8, "step": seconds, "tokens_per_second": 4.0, "mfu": 0.5, "memory": {"peak": 2048},
+        "phases": dict.fromkeys(("forward", "backward", "optimizer"), seconds),
+        "breakdown": {
+            "ops": [{"op": "copy", "seconds": 1.0, "least": 0.9}, {"op": "linear", "seconds": 1.0, "least": 0.5}]
+        },
+    }  # fmt: skip
+    made = {
+        "date": "2026-01-01T00:00:00", "command": "genesis bench-model", "device_name": "a GPU", "formula": "6 N",
+        "machine": {"genesis": "0.0"}, "limits": {"flops_per_second": 1e12}, "model": {"size": "0.5B"},
+        "settings": {"dtype": "bfloat16", "checkpointing": "none"}, "rows": [case, {**case, "mfu": 0.8}],
+        "failures": [{"label": "4x8", "error": "no room"}],
+        "peers": [
+            {"batch": 1, "length": 8, "recipe": "lean", "version": "2", "peak": 10, "peer_peak": None, "note": "",
+             "ratio": {"seconds": 2.0, "peer_seconds": 1.8, "ratio": 0.9}},
+            {"batch": 1, "length": 8, "recipe": "eager", "version": "2", "note": "it failed", "ratio": None},
+        ],
+    }  # fmt: skip
+    text = page(made)
+    assert "## Training steps of 0.5B on a GPU, bfloat16, checkpointing none" in text
+    assert "- Below 1: 0.5B 1 x 8 lean: the reason is not known." in text
+    assert lines_with(text, "| eager, torch 2 | – | – | – | – | – | it failed |")
+    assert '- Below "good": 1 x 8 (50%, fair).' in text
+    assert "goes to linear 1.00 s of which 500 ms are needed, copy" in text
+    assert "- 4x8 failed: no room." in text
+
+
+def test_reasons_are_found_by_name() -> None:
+    assert known_reason("masked select 1% of 64Mi fp32")
+    assert known_reason("sort 4x512x896 over -1")
+    assert known_reason("add (256, 256) fp32") is None
+    assert len({pattern for pattern, _ in REASONS}) == len(REASONS)

@@ -1,0 +1,220 @@
+"""`genesis bench-ops` and `genesis bench all`: files, JSON, history, failing cases, and wrong command lines."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from genesis.bench.timing import Plan
+from genesis.errors import DeviceError, OutOfMemoryError
+from genesis.profile import op as measuring
+from genesis.profile.op import profile_case
+from genesis.report import build, suite
+from genesis.report.schema import Report
+from genesis_cli import environment
+from genesis_cli.main import main
+from genesis_models.bench import measuring as steps
+from tests.profile import fake_torch
+from tests.profile.quick import PLAN, small_limits
+
+MODEL = {
+    "model_type": "qwen3", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    """Tiny shapes, little time for each figure, and no questions to the driver."""
+    shapes = {key: tuple(tuple(min(n, 8) for n in shape) for shape in all_) for key, all_ in suite._SHAPES.items()}
+    plan = Plan(precision=0.5, seconds=0.05, warm_up=0.0, most_calls=1)
+    with (
+        small_limits(),
+        mock.patch.multiple(suite, _SHAPES=shapes, FAST=PLAN),
+        mock.patch.object(build, "FAST", PLAN),
+        mock.patch.object(steps, "FAST", plan),
+        mock.patch.object(environment, "facts", return_value={"cpu": {"name": "a processor"}, "genesis": "0.0"}),
+    ):
+        yield
+
+
+def run(*words: str, out: Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `genesis words…` on the CPU, unless the words say otherwise."""
+    where = [] if "--device" in words else ["--device", "cpu"]
+    printed, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
+        code = main([*words, *where, "--out", str(out)])
+    return code, printed.getvalue(), told.getvalue()
+
+
+def reports(folder: Path) -> list[Report]:
+    return [Report.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def test_three_files_and_a_summary(tmp_path: Path) -> None:
+    code, text, told = run("bench-ops", "--op", "add", "--op", "sum", "--fast", out=tmp_path / "new" / "folder")
+    assert (code, told) == (0, "")
+    assert text.startswith("device   a processor (cpu), float32\nlimits   measured now: copy ")
+    written = [line.split()[1] for line in text.splitlines() if line.startswith("written ")]
+    assert [Path(name).suffix for name in written] == [".html", ".md", ".json"]
+    assert all(Path(name).is_file() for name in written)
+    (report,) = reports(tmp_path / "new" / "folder")
+    assert report.command == "genesis bench-ops --op add --op sum --device cpu --fast"
+    assert (report.kind, report.settings.is_fast, report.settings.sizes) == ("bench-ops", True, ["medium"])
+    assert [entry.row.name for entry in report.entries] == ["add", "sum"]
+    assert str(tmp_path) not in report.model_dump_json()
+
+
+def test_json_alone_on_stdout(tmp_path: Path) -> None:
+    words = ("--category", "matmul", "--size", "small", "--size", "large", "--fast", "--backward", "--json", "-")
+    code, text, told = run("bench-ops", *words, out=tmp_path)
+    assert (code, told) == (0, "")
+    report = Report.model_validate_json(text)
+    assert {entry.category for entry in report.entries} == {"matmul"}
+    assert {entry.size for entry in report.entries} == {"small", "large"}
+    assert all(entry.row.backward is not None for entry in report.entries)
+    assert report.summary.success_rate == 1.0
+
+
+def test_the_next_run_tells_what_changed(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert run("bench-ops", "--op", "exp", "--fast", out=tmp_path)[0] == 0
+    code, text, _ = run("bench-ops", "--op", "exp", "--fast", "--json", "-", out=tmp_path)
+    report = Report.model_validate_json(text)
+    assert code == 0
+    assert len(report.history) == 2
+    assert [(change.name, change.label) for change in report.changes] == [("exp", "8x8")]
+
+
+def test_a_failing_op_does_not_end_the_run(tmp_path: Path) -> None:
+    def fails(case: Any, *rest: Any) -> Any:
+        if case.name == "sub":
+            raise DeviceError("a kernel failed")
+        return profile_case(case, *rest)
+
+    with mock.patch.object(measuring, "profile_case", fails):
+        code, text, told = run("bench-ops", *(f"--op={name}" for name in ("add", "sub", "mul")), "--fast", out=tmp_path)
+    assert code == 6
+    assert told == "error: a kernel failed\n  where: sub 8x8, 1 of 3 cases failed\n"
+    assert "\nfailed   sub 8x8: a kernel failed\n" in text
+    (report,) = reports(tmp_path)
+    assert [entry.row.name for entry in report.entries] == ["add", "mul"]
+    assert (report.summary.cases, report.failures[0].exit_code) == (3, 6)
+
+
+def test_what_ops_do_not_take_is_left_out(tmp_path: Path) -> None:
+    words = ("bench-ops", "--op", "bitwise_and", "--op", "exp", "--dtype", "bf16", "--fast")
+    code, text, _ = run(*words, out=tmp_path)
+    assert code == 0
+    assert "\nleft out 1 case" in text
+    assert [entry.row.dtype for entry in reports(tmp_path)[0].entries] == ["bfloat16"]
+
+
+def test_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path / "site")))
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen.npy"))
+    words = ("--op", "add", "--op", "mul", "--op", "div", "--op", "sub", "--fast", "--vs", "torch")
+    code, text, _ = run("bench-ops", *words, out=tmp_path)
+    assert code == 0  # the peer fails at some, which is no failure of ours
+    (report,) = reports(tmp_path)
+    assert report.command.endswith("--vs torch --fast")
+    assert [entry.row.name for entry in report.entries if entry.row.peer is not None] == ["add"]
+    assert report.summary.peer is not None and (report.summary.peer.version, report.summary.peer.cases) == ("9.9", 1)
+    assert "torch 9.9 takes" in " ".join(text.split())
+    (page,) = tmp_path.glob("*.html")
+    assert "not compared with torch" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "where", "next"),
+    [
+        (["--op", "ad"], "there is no op ad", "--op", "did you mean add?"),
+        (["--category", "fast"], "'fast' is no category", "--category", "use one of element"),
+        (["--size", "huge"], "'huge' is no size", "--size", "use one of small"),
+        (["--dtype", "f99"], "'f99' is not a dtype", "--dtype", "use one of float64"),
+        (["--op", "add", "--category", "matmul"], "no op of add", "--category", "leave it out"),
+        (["--op", "add", "--vs", "jax"], "'jax' is no peer", "--vs", "use torch"),
+        (["--op", "add", "--torch-python", "python"], "nothing to compare with", "--torch-python", "add --vs torch"),
+        (["--op", "bitwise_and", "--dtype", "fp32", "--fast"], "does not take float32", "--dtype", "leave --dtype out"),
+    ],
+)
+def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str, tmp_path: Path) -> None:
+    code, _, told = run("bench-ops", *words, out=tmp_path)
+    assert code == 2
+    assert what in told.splitlines()[0]
+    assert f"  where: {where}\n" in told
+    assert next in told
+
+
+def test_a_folder_that_cannot_be_made_ends_the_command_before_it_measures(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, text, told = run("bench-ops", "--op", "add", out=tmp_path / "file" / "reports")
+    assert (code, text) == (8, "")
+    assert "  where: --out\n" in told
+
+
+def test_cuda_runs_in_the_interpreter(tmp_path: Path) -> None:
+    code, text, told = run("bench-ops", "--op", "add", "--fast", "--device", "cuda", "--json", "-", out=tmp_path)
+    assert (code, told) == (0, "")
+    report = Report.model_validate_json(text)
+    assert (report.device_name, report.settings.sizes, report.settings.threads) == (
+        "Triton's interpreter", ["large"], None
+    )  # fmt: skip
+
+
+# --- genesis bench all ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[str]:
+    """A small model, and few ops beside it."""
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    with mock.patch.object(suite, "names_of", return_value=["add", "matmul"]):
+        yield str(tmp_path / "config.json")
+
+
+def test_ops_and_the_model_in_one_report(model: str, tmp_path: Path) -> None:
+    code, text, told = run("bench", "all", "--model", model, "--fast", out=tmp_path / "out")
+    assert (code, told) == (0, "")
+    assert "\nTraining steps of a model\n" in text
+    (report,) = reports(tmp_path / "out")
+    assert (report.kind, report.command.split()[:4]) == ("bench-all", ["genesis", "bench", "all", "--model"])
+    (section,) = report.sections
+    assert section.cells[0][0] == "4 × 16"  # the model has 16 positions
+    assert {len(cells) for cells in section.cells} == {len(section.columns)}
+    assert [bar.label for bar in section.bars] == ["forward", "backward", "optimizer"]
+    assert sum(bar.share for bar in section.bars) == pytest.approx(1)
+    rows = section.data["rows"]
+    assert isinstance(rows, list) and len(rows) == 1
+    for suffix in ("html", "md"):
+        (file,) = (tmp_path / "out").glob(f"*.{suffix}")
+        assert "Training steps of a model" in file.read_text()
+
+
+def test_a_model_that_fails_leaves_the_ops(model: str, tmp_path: Path) -> None:
+    def lacks_room(*rest: Any) -> Any:
+        raise OutOfMemoryError("no room for a step")
+
+    with mock.patch.object(steps, "measured_row", lacks_room):
+        code, text, told = run("bench", "all", "--model", model, "--fast", out=tmp_path / "out")
+    assert code == 7
+    assert "where: step 4x16, 1 of 3 cases failed" in told
+    assert "failed   step 4x16: no room for a step" in text
+    (report,) = reports(tmp_path / "out")
+    assert len(report.entries) == 2 and report.sections[0].cells == []
+
+
+def test_the_recipes_model_is_the_cpus(tmp_path: Path) -> None:
+    from genesis_cli.bench_all import QUICKSTART, _shape
+
+    assert (_shape(QUICKSTART).model_type, _shape("0.5B").hidden_size) == ("qwen3", 896)
+    code, _, told = run("bench", "all", "--model", "0.6b", out=tmp_path)
+    assert code == 2
+    assert "did you mean qwen3-0.6B?" in told

@@ -1,0 +1,111 @@
+"""tf32 products that read their second factor as it lies: when they are taken, and on a Hopper, what they give."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from genesis.array import Array, empty
+from genesis.backend import Device, backend_for
+from genesis.backend.cuda import backend_of, compile
+from genesis.backend.cuda.precision import allow_tf32
+from genesis.dtypes import float32
+from genesis.kernels import crosswise, linalg
+from tests.kernels.dry import collecting
+from tests.kernels.test_specialized import H200, Hopper
+
+CUDA = Device("cuda", 0)
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    before = allow_tf32.set(True)
+    yield
+    allow_tf32.set(before)
+
+
+def compiled() -> list[Any]:
+    """What a compiled kernel takes; for a process without the interpreter, which changes Triton."""
+    allow_tf32.set(True)
+    with collecting(Hopper) as found:
+        x = empty((2048, 2048), float32, CUDA)
+        linalg.matmul(empty((2048, 2048), float32, CUDA), x, x)
+    ((kernel, signature),) = found.values()
+    made = compile.compile_kernel(kernel, signature, (9, 0))
+    return [kernel.fn.__name__, made.warps, made.shared]
+
+
+def test_it_compiles() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    program = "import json; from tests.kernels.test_crosswise import compiled; print(json.dumps(compiled()))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    name, warps, shared = json.loads(done.stdout)
+    assert (name, warps) == ("crosswise", crosswise.WARPS)
+    assert shared <= H200.shared_memory
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "wanted"),
+    [
+        (2048, 2048, 2048, True),
+        (4096, 4096, 4096, True),
+        (2048, 2048, 2052, False),  # ends far from where the loop does
+        (1024, 1024, 2048, False),  # leaves processors without work
+        (2048, 2432, 2048, False),  # its second round does
+        (8192, 8192, 2048, False),  # so many rounds that a copy pays
+        (2048, 2048, 2046, False),  # rows of no 16 bytes
+    ],
+)
+def test_it_is_taken_where_it_is_faster(m: int, n: int, k: int, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with collecting(Hopper) as found, mock.patch.object(crosswise, "is_interpreted", return_value=False):
+        x, y, out = (empty(shape, float32, CUDA) for shape in ((m, k), (k, n), (m, n)))
+        assert crosswise.crosswise_into(out, x, y) == wanted
+    assert len(found) == wanted
+
+
+# --- On a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def filled(values: np.ndarray) -> Array:
+    array = empty(values.shape, float32, CUDA)
+    backend_for(CUDA).from_numpy(values.astype(np.float32), array)
+    return array
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize(("m", "n", "k"), [(2048, 2048, 256), (2000, 2036, 508), (4000, 4100, 256)])
+def test_it_multiplies_factors_rounded_to_the_nearest(m: int, n: int, k: int) -> None:
+    """Factors lie less than 2^-11 from numbers that tf32 holds, which alone count."""
+    if backend_of(CUDA).driver.properties.capability[0] != 9:
+        pytest.skip("for GPUs of compute capability 9")
+    rng = np.random.default_rng(3)
+    near_x, near_y = (rng.integers(512, 1024, shape) / 512 * rng.choice((-1, 1), shape) for shape in ((m, k), (k, n)))
+    x, y = (near + rng.uniform(-0.9, 0.9, near.shape) * 2.0**-11 for near in (near_x, near_y))
+    out = filled(np.full((m, n), np.nan))
+    launched: list[str] = []
+
+    def spy(kernel: Any, *args: Any, **constants: Any) -> None:
+        launched.append(kernel.fn.__name__)
+        crosswise_launch(kernel, *args, **constants)
+
+    crosswise_launch = crosswise.launch
+    with mock.patch.object(crosswise, "launch", spy):
+        linalg.matmul(out, filled(x), filled(y))
+    assert launched == ["crosswise"]
+    # In each step of 8 products the tensor cores align 9 terms to the largest and cut what is below 2^-23 of it; sums
+    # of products of mean 0 and mean square (7/3)^2 stay within 6 of their standard deviations.
+    bound = k / 8 * 9 * 2.0**-23 * 6 * 7 / 3 * k**0.5
+    want = near_x @ near_y
+    assert np.abs(out.numpy() - want).max() < bound
+    assert np.abs(x @ y - want).max() > 2 * bound

@@ -1,0 +1,123 @@
+"""The code of kernels: targets, stages, which kernels, and what is said where a tool or a stage is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genesis.backend import CPU
+from genesis.errors import DeviceError, UsageError
+from genesis.profile import code
+from genesis.profile.code import Code, code_of, disassembled, lines_of, target_named
+
+
+@pytest.mark.parametrize(
+    ("given", "capability"), [(None, (9, 0)), ("sm_80", (8, 0)), ("90", (9, 0)), ("sm90a", (9, 0)), ("sm_120", (12, 0))]
+)
+def test_a_target_is_named_as_nvidia_names_it(
+    given: str | None, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert target_named(given, CPU).capability == capability
+
+
+def test_targets_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(UsageError, match="TRITON_INTERPRET is set"):
+        target_named("sm_90", CPU)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    for name in ("sm_75", "hopper", "sm_90b"):
+        with pytest.raises(UsageError, match="is not an architecture") as error:
+            target_named(name, CPU)
+        assert error.value.where == "--arch" and "sm_80, sm_86" in error.value.next
+
+
+def test_without_triton_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(code.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DeviceError, match="Triton is not installed"):
+        target_named(None, CPU)
+
+
+def test_a_stage_that_is_none() -> None:
+    target: Any = None
+    with pytest.raises(UsageError, match="'cubin' is not a stage") as error:
+        next(code_of("add", "cubin", target))
+    assert error.value.next == "use one of ttir, ttgir, llir, ptx, sass"
+
+
+def test_the_head_says_what_it_was_compiled_for() -> None:
+    types = ("*fp32:16", ("i32:16", ("constexpr", 1)), ("constexpr", None))
+    constants = (("BLOCK", 1024), ("F", lines_of))
+    found = Code("binary", [(4, 1, 1), (4, 1, 1)], (9, 0), types, constants, (), "llir", "a\nb\n")
+    assert list(lines_of(found)) == [
+        "; binary: llir for sm_90, grid 4x1x1, launched 2 times",
+        "; arguments (*fp32:16, (i32:16, 1), None)",
+        "; constants BLOCK=1024, F=lines_of",
+        "a",
+        "b",
+    ]
+    assert next(lines_of(found._replace(stage="ptx"))).startswith("// binary")
+
+
+def test_machine_code_needs_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(code.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    with pytest.raises(DeviceError, match="neither was found") as error:
+        disassembled(b"")
+    assert "nvidia-cuda-nvdisasm" in error.value.next
+    tool = tmp_path / "cuda" / "bin" / "cuobjdump"
+    tool.parent.mkdir(parents=True)
+    tool.write_text(f'#!{shutil.which("sh", path=os.defpath)}\necho "$1" $(/bin/cat "$2")\n')
+    tool.chmod(0o755)
+    assert disassembled(b"code") == "-sass code\n"
+    tool.write_text(f"#!{shutil.which('sh', path=os.defpath)}\necho no cubin >&2; exit 1\n")
+    with pytest.raises(DeviceError, match="failed: no cubin"):
+        disassembled(b"code")
+
+
+# --- Compiled, in a process without the interpreter -------------------------------------------------------------------
+
+SHOWN = """
+import sys
+from genesis_cli.main import main
+
+def shown(*words):
+    print("#", *words, flush=True)
+    main(["profile", "--op", *words])
+    sys.stdout.flush()
+
+shown("softmax", "--show", "ptx", "--shape", "64,64", "--backward")
+shown("softmax", "--show", "ptx", "--shape", "64,64", "--backward", "--kernel", "softmax_tile", "--arch", "sm_80")
+shown("softmax", "--show", "ptx", "--shape", "64,64", "--kernel", "fold")
+shown("exp", "--show", "sass", "--shape", "64", "--dtype", "bf16")
+shown("fill", "--show", "ttir", "--shape", "64")
+"""
+
+
+@pytest.mark.host
+def test_kernels_are_shown_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOWN], capture_output=True, text=True, check=False, env=environment, timeout=300
+    )
+    both, one, none, sass, fill = done.stdout.split("# ")[1:]
+    assert "// softmax_tile: ptx for sm_90" in both and ".target sm_90a" in both
+    # What the assembler is given waits for the kernel before it in its stream; Ampere cannot.
+    assert both.count(".entry") == both.count("griddepcontrol.wait") == 2
+    assert one.count(".entry") == 1 and ".target sm_80" in one and "griddepcontrol" not in one
+    assert none.split("\n", 1)[1] == ""
+    assert "launches no kernel fold" in done.stderr and "its kernels: softmax_tile" in done.stderr
+    assert "EXIT" in sass and "constants" in sass and "bf16" in sass
+    assert "tt.func public" in fill or "launches no kernel" in fill

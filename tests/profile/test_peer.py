@@ -1,0 +1,123 @@
+"""A peer in a process of its own: what it is given, what is done with its answers, and what may go wrong there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from genesis.backend import CPU, Device
+from genesis.backend.cpu import threads
+from genesis.errors import DeviceError, UsageError
+from genesis.op import registry
+from genesis.profile.cases import make_case
+from genesis.profile.op import Settings, profile_case
+from genesis.profile.peer import Child, PeerError, ratio_of, started
+from genesis.profile.peers.torch_ops import CALLS
+from genesis.profile.schema import Row
+from tests.profile import fake_torch
+from tests.profile.quick import PLAN, made_limits
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Torch is the made one, and notes there what it was given."""
+    monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path / "site")))
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen.npy"))
+    return tmp_path / "seen.npy"
+
+
+@pytest.fixture
+def child(seen: Path) -> Iterator[Child]:
+    with started("ops", CPU) as child:
+        yield child
+
+
+def compared(child: Child, name: str, shape: tuple[int, ...], backward: bool = False) -> Row:
+    case = make_case(name, shape, None, None, CPU)
+    return profile_case(case, made_limits(), Settings(plan=PLAN, backward=backward, peer=child))
+
+
+def test_the_peer_gets_the_same_values_and_is_timed_by_turns(child: Child, seen: Path) -> None:
+    row = compared(child, "add", (5, 7), backward=True)
+    assert row.notes == []
+    assert row.peer is not None and row.peer.backward is not None
+    assert (row.peer.name, row.peer.version, row.peer.clock) == ("torch", "9.9", "wall")
+    assert row.peer.threads == threads()
+    assert row.peer.forward.rounds == 3 and row.peer.forward.peer_seconds > 0 and row.peer.backward.ratio > 0
+    np.testing.assert_array_equal(np.load(seen), make_case("add", (5, 7), None, None, CPU).arrays[0].numpy())
+
+
+def test_strides_and_long_inputs_are_made_again(child: Child, seen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from genesis.profile import peer
+
+    assert compared(child, "transpose", (5, 7)).peer is not None
+    monkeypatch.setattr(peer, "FLOATS", 16)
+    assert compared(child, "add", (5, 7)).peer is not None
+    values = np.load(seen).ravel()
+    np.testing.assert_array_equal(values, np.resize(values[:16], 35))
+
+
+def test_what_libraries_print_is_no_answer(child: Child) -> None:
+    assert compared(child, "sum", (4,)).peer is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("overwrite", "torch has nothing like overwrite"),
+        ("mul", "not compared with torch: ValueError: cannot"),
+        ("sub", "not compared with torch: its result has the shape (1, 4), ours (4,)"),
+        ("exp", "not compared with torch: AttributeError: module 'torch' has no attribute 'exp'"),
+        ("div", "not compared with torch: the peer's process ended with 7: divided"),
+    ],
+)
+def test_what_the_peer_cannot_do_is_noted(child: Child, name: str, note: str) -> None:
+    row = compared(child, name, (4,))
+    assert (row.peer, row.notes) == (None, [note])
+    assert (compared(child, "add", (4,)).peer is None) == (name == "div")  # others are compared as before
+
+
+def test_a_peer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fake_torch.install(tmp_path, "raise ImportError('no torch here')")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    with pytest.raises(DeviceError, match="torch cannot be imported: no torch here") as error, started("ops", CPU):
+        pass
+    assert error.value.exit_code == 6
+    assert "genesis-lm[bench]" in error.value.next and "--torch-python" in error.value.next
+
+
+def test_a_peer_that_breaks_at_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path, "raise OSError('libtorch is broken')")))
+    with pytest.raises(PeerError, match="ended with 1: OSError: libtorch is broken"), started("ops", CPU):
+        pass
+
+
+def test_a_peer_that_does_not_answer(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    from genesis.profile import peer
+
+    monkeypatch.setattr(peer, "ANSWER", 0.0)
+    with pytest.raises(PeerError, match="did not answer within 0 s"):
+        child.ask("close")
+
+
+def test_peers_that_make_no_sense(tmp_path: Path) -> None:
+    for name, device, python, where in (
+        ("jax", CPU, None, "--vs"),
+        ("torch", Device("cuda", 0), None, "--vs"),  # the interpreter's
+        ("torch", CPU, str(tmp_path / "python"), "--torch-python"),
+    ):
+        with pytest.raises(UsageError) as error, started("ops", device, name, python):
+            pass
+        assert error.value.where == where
+
+
+def test_ratios_are_of_rounds() -> None:
+    found = ratio_of([(1.0, 2.0), (2.0, 3.0), (1.0, 1.0)])
+    assert (found.seconds, found.peer_seconds, found.ratio, found.spread, found.rounds) == (1.0, 2.0, 1.5, 1.0, 3)
+
+
+def test_the_table_names_ops_of_the_registry() -> None:
+    assert set(CALLS) <= set(registry)

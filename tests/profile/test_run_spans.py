@@ -1,0 +1,70 @@
+"""Time divided among frames: nested, beside each other, ops before Python, and always the whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genesis.profile.run.spans import IDLE, OUTSIDE, Frame, Key, divided, leaves
+
+
+def phase(start: float, end: float, name: str = "forward", thread: int = 0) -> Frame:
+    return Frame("phase", name, name, "m", start, end, thread)
+
+
+def op(name: str, start: float, end: float, thread: int = 0) -> Frame:
+    return Frame("op", name, "forward", "m", start, end, thread)
+
+
+def test_the_innermost_frame_has_the_time() -> None:
+    frames = [phase(0, 10), op("a", 2, 6), op("b", 3, 4), op("c", 6, 7)]
+    found = [(piece.start, piece.end, piece.frame.name) for piece in leaves(frames)]
+    assert found == [(0, 2, "forward"), (2, 3, "a"), (3, 4, "b"), (4, 6, "a"), (6, 7, "c"), (7, 10, "forward")]
+
+
+def test_what_is_no_op_and_what_is_nothing() -> None:
+    found = divided([phase(1, 9), op("a", 2, 6)], 0, 10)
+    assert found == {
+        Key("idle", IDLE, IDLE): 2,
+        Key("forward", "m", OUTSIDE): 4,
+        Key("forward", "m", "a"): 4,
+    }
+
+
+def test_threads_share_a_moment_and_ops_go_first() -> None:
+    frames = [phase(0, 10), op("a", 0, 4), phase(0, 10, thread=1), op("b", 2, 10, thread=1)]
+    found = divided(frames, 0, 10)
+    # a alone to 2, a and b to 4, b alone to 10, though the first thread is in a phase all the time
+    assert found == {Key("forward", "m", "a"): 3, Key("forward", "m", "b"): 7}
+
+
+def test_what_lies_outside_of_the_step_does_not_count() -> None:
+    assert divided([op("a", -5, 1), op("b", 9, 20)], 0, 10) == {
+        Key("forward", "m", "a"): 1,
+        Key("idle", IDLE, IDLE): 8,
+        Key("forward", "m", "b"): 1,
+    }
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=6)), max_size=4
+    )
+)
+def test_shares_add_up_to_the_step(threads: list[tuple[int, list[tuple[int, int]]]]) -> None:
+    frames = [
+        op(f"{start}", start, start + length, thread)
+        for thread, spans in threads
+        for start, length in _apart(sorted(spans))
+    ]
+    assert sum(divided(frames, 3, 33).values()) == pytest.approx(30)
+
+
+def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that begin where the one before has ended, or later: frames of a thread nest or lie apart."""
+    found: list[tuple[int, int]] = []
+    for start, length in spans:
+        if not found or start >= sum(found[-1]):
+            found.append((start, length))
+    return found

@@ -1,0 +1,271 @@
+"""Steps recorded: tables that add up, modules and phases of backward, waits with their line, the pool's memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+from unittest import mock
+from xml.etree import ElementTree
+
+import pytest
+
+import genesis
+from genesis import Tensor, nn
+from genesis.autograd.engine import tape_watches
+from genesis.backend import CPU, Device, backend_for
+from genesis.backend.cpu import pool
+from genesis.errors import DeviceError
+from genesis.nn.fused import linear_sum
+from genesis.nn.hooks import call_watches
+from genesis.op import _beginnings, _observers, observe
+from genesis.profile.run import nvtx
+from genesis.profile.run.flame import collapsed, flame_graph, stacks_of
+from genesis.profile.run.measure import Recorded, memory_of, plain_steps, recorded_steps
+from genesis.profile.run.memory_picture import memory_json, memory_picture
+from genesis.profile.run.recorder import Recorder
+from genesis.profile.run.schema import ModeRow
+from genesis.profile.run.tables import memory_row, mode_row
+from genesis.profile.run.trace import chrome_trace
+from tests.profile.runs import captured_subject, subject
+
+CUDA = Device("cuda", 0)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module", params=[CPU, CUDA], ids=str)
+def recorded(request: pytest.FixtureRequest) -> tuple[Recorded, Device]:
+    """Two steps of the tiny model on a device; on CUDA in the interpreter."""
+    under = subject(request.param)
+    plain = plain_steps(under, 2, 2)
+    return Recorded("eager", plain, recorded_steps(under, 2, 1)), request.param
+
+
+@pytest.fixture(scope="module")
+def row(recorded: tuple[Recorded, Device]) -> ModeRow:
+    return mode_row(recorded[0], recorded[1] != CPU)
+
+
+def named(rows: Any) -> dict[str, Any]:
+    return {row.name: row for row in rows}
+
+
+def test_each_table_adds_up_to_the_step(recorded: tuple[Recorded, Device], row: ModeRow) -> None:
+    steps = recorded[0].steps
+    if row.measure == "wall":
+        whole = sum(step.seconds for step in steps) / len(steps)
+    else:
+        ends = [(min(k.start for k in s.kernels), max(k.end for k in s.kernels)) for s in steps]
+        whole = sum(end - start for start, end in ends) / len(steps)
+    assert row.seconds == pytest.approx(whole, rel=0.02)
+    for table in (row.phases, row.modules, row.ops):
+        assert sum(r.seconds for r in table) == pytest.approx(whole, rel=0.02)
+        assert sum(r.share for r in table) == pytest.approx(1)
+    assert row.attributed + row.idle == pytest.approx(row.seconds)
+
+
+def test_ops_modules_and_phases_are_told_apart(row: ModeRow) -> None:
+    ops, modules, phases = named(row.ops), named(row.modules), named(row.phases)
+    assert (ops["linear"].calls, ops["relu"].calls, ops["adamw_step"].calls) == (4, 2, 1)
+    assert {"blocks.*.up", "blocks.*.down", "Tiny", "(optimizer)", "(data)"} <= set(modules)
+    assert {"forward", "backward", "optimizer", "data", "idle"} <= set(phases)
+    assert phases["backward"].cpu_seconds > 0
+
+
+class Pair(nn.Module):
+    """Layers that are computed together unless a hook wants to see one alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear_sum(self.up(x), self.down, x)
+
+
+def test_a_step_under_watch_has_the_ops_of_one_that_is_not() -> None:
+    model, x, names = Pair(), genesis.ones(4, 8), list[str]()
+    with observe(lambda op, *_: names.append(op.name)):
+        model(x).sum().backward()
+    model.zero_grad()
+    recorder = Recorder(model)
+    with recorder.watching():
+        model(x).sum().backward()
+    assert [frame.name for frame in recorder.frames if frame.level == "op"] == names
+    assert names.count("linear") == 2 and "add" not in names
+    assert {frame.module for frame in recorder.frames if frame.level == "op"} == {"(data)", "Pair", "up"}
+
+
+def test_backward_belongs_to_the_module_of_forward(recorded: tuple[Recorded, Device]) -> None:
+    frames = [f for f in recorded[0].steps[0].frames if f.level == "op" and f.phase == "backward"]
+    where = {f.module for f in frames if f.name in ("matmul", "add_matmul", "matmul_add")}
+    assert where == {"blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"}
+    assert {f.module for f in frames if f.name == "mul"} >= {"Tiny"}
+
+
+@pytest.mark.parametrize("recorded", [CUDA], indirect=True, ids=str)
+def test_a_captured_step_has_the_kernels_of_the_eager_one(recorded: tuple[Recorded, Device]) -> None:
+    under = captured_subject(CUDA)
+    captured = Recorded("captured", plain_steps(under, 1, 4), recorded_steps(captured_subject(CUDA), 2, 3))
+    found, eager = mode_row(captured, on_gpu=True), mode_row(recorded[0], on_gpu=True)
+    kernels = {row.name: row.calls for row in found.ops if row.gpu_seconds}
+    assert kernels.keys() == {row.name for row in eager.ops if row.gpu_seconds}
+    assert {"forward", "backward", "optimizer"} <= named(found.phases).keys()
+    assert {"blocks.*.up", "blocks.*.down"} <= named(found.modules).keys()
+    for step in captured.steps:
+        inside = [kernel for kernel in step.kernels if kernel.in_graph]
+        # Outside of the graph the batch and the step's numbers are copied.
+        assert {(kernel.name, kernel.op) for kernel in step.kernels if not kernel.in_graph} == {("copy", "(copy)")}
+        assert all(a.end == b.start for a, b in itertools.pairwise(inside))
+        assert [kernel.start for kernel in step.kernels] == sorted(kernel.start for kernel in step.kernels)
+    assert found.syncs == []
+    assert sum(row.seconds for row in found.ops if row.name != "(idle)") == pytest.approx(found.attributed)
+    assert found.attributed + found.idle == pytest.approx(found.seconds)
+
+
+def test_the_trace_nests_and_its_rows_have_names(recorded: tuple[Recorded, Device]) -> None:
+    events = json.loads(chrome_trace([recorded[0]]))["traceEvents"]
+    named = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    spans = [e for e in events if e["ph"] == "X"]
+    assert {(e["pid"], e["tid"]) for e in spans} <= named
+    assert {e["cat"] for e in spans} >= {"step", "phase", "module", "op"}
+    assert ("kernel" in {e["cat"] for e in spans}) == (recorded[1] != CPU)
+    for place in named:
+        ends: list[float] = []
+        for e in sorted((e for e in spans if (e["pid"], e["tid"]) == place), key=lambda e: (e["ts"], -e["dur"])):
+            assert e["ts"] >= 0 and e["dur"] >= 0
+            while ends and ends[-1] <= e["ts"]:
+                ends.pop()
+            assert not ends or e["ts"] + e["dur"] <= ends[-1] + 1e-3, e
+            ends.append(e["ts"] + e["dur"])
+
+
+def test_stacks_add_up_and_the_flame_graph_is_as_wide(recorded: tuple[Recorded, Device], row: ModeRow) -> None:
+    stacks = stacks_of(recorded[0], recorded[1] != CPU)
+    assert sum(stacks.values()) == pytest.approx(row.seconds)
+    lines = [line.rpartition(" ") for line in collapsed(stacks).decode().splitlines()]
+    assert sum(int(count) for _, _, count in lines) == pytest.approx(row.seconds * 1e6, abs=len(stacks))
+    assert any(stack.startswith("forward;blocks.*;up;linear") for stack, _, _ in lines)
+    picture = ElementTree.fromstring(flame_graph(stacks, "a <title> & more"))
+    rects = [(float(r.get("y", 0)), float(r.get("x", 0)), float(r.get("width", 0))) for r in picture.iter(f"{SVG}rect")]
+    whole = rects[0][2]
+    below = sum(width for y, _, width in rects if y == sorted({y for y, _, _ in rects})[1])
+    assert below == pytest.approx(whole, rel=0.01)
+    assert all(x + width <= rects[0][1] + whole + 0.01 for _, x, width in rects)
+    assert "a <title> & more" in next(iter(picture.iter(f"{SVG}text"))).text  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+@pytest.mark.parametrize(
+    "reads",
+    [lambda x: x.sum().item(), lambda x: x.detach().numpy(), lambda x: x[x > 0], lambda x: x.nonzero()],
+    ids=["item", "numpy", "select", "nonzero"],
+)
+def test_a_planted_read_is_found_with_its_line(reads: Any, device: Device) -> None:
+    under = subject(device, reads=reads)
+    found = mode_row(Recorded("eager", [1.0], recorded_steps(under, 1, 1)), on_gpu=device != CPU)
+    line = f"{__file__}:{reads.__code__.co_firstlineno}"
+    assert [(sync.what, sync.line, sync.count) for sync in found.syncs] == [("values read on the host", line, 1.0)]
+
+
+def test_a_wait_for_the_device_is_found() -> None:
+    under = subject(CUDA, reads=lambda x: genesis.cuda.synchronize(x.device))
+    found = mode_row(Recorded("eager", [1.0], recorded_steps(under, 1, 1)), on_gpu=True)
+    assert [(sync.what, sync.count) for sync in found.syncs] == [("the device waited for", 1.0)]
+
+
+def test_a_step_that_reads_nothing_has_no_waits(recorded: tuple[Recorded, Device]) -> None:
+    assert [wait for step in recorded[0].steps for wait in step.waits] == []
+
+
+def test_a_graph_that_a_step_replays_twice_counts_twice() -> None:
+    once = recorded_steps(captured_subject(CUDA), 1, 3)[0].kernels
+    twice = recorded_steps(captured_subject(CUDA, replays=2), 1, 2)[0].kernels
+    inside = [kernel for kernel in twice if kernel.in_graph]
+    assert [k.name for k in inside] == 2 * [k.name for k in once if k.in_graph]
+    assert [k.start for k in inside] == sorted(k.start for k in inside)
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_the_peak_is_the_pool_s_and_what_lasts_is_found(device: Device) -> None:
+    under = subject(device, width=64)
+    plain_steps(under, 1, 1)
+    timeline = memory_of(under)
+    found = memory_row(timeline)
+    allocated = pool if device == CPU else backend_for(device).pool  # type: ignore[attr-defined]
+    assert timeline.peak_bytes == found.pool_peak <= allocated.max_allocated
+    assert sum(found.categories.values()) == found.peak
+    assert sum(h.bytes for h in found.held) <= found.peak
+    count = sum(p.numel() for p in under.model.parameters())
+    for category, times in (("weights", 4), ("gradients", 4), ("optimizer", 8)):
+        assert times * count <= found.lasting[category] <= times * count + (8 << 10)
+    assert max(timeline.nbytes["activations"]) >= 2 * 4 * (4 * 128)  # the inputs of both `down`
+    assert timeline.nbytes["activations"][-1] == 0
+    assert found.lasting == {category: values[0] for category, values in timeline.nbytes.items()}
+    assert allocated.watch is None
+    content = json.loads(memory_json(timeline))
+    assert len(content["seconds"]) == len(content["bytes"]["weights"]) > 10
+    assert content["seconds"] == sorted(content["seconds"])
+    assert ElementTree.fromstring(memory_picture(timeline, "<&>")).findall(f"{SVG}g")
+
+
+class _Ranges:
+    """Notes ranges, and that they nest."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def push(self, name: str) -> None:
+        self.open.append(name)
+        self.seen.append("/".join(self.open))
+
+    def pop(self) -> None:
+        self.open.pop()
+
+
+def test_ranges_nest_as_the_frames_do() -> None:
+    ranges = _Ranges()
+    recorded_steps(subject(), 1, 0, ranges)
+    assert ranges.open == []
+    assert "forward/blocks.1/blocks.1.up/linear" in ranges.seen
+    assert "backward/blocks.1.up linear/matmul" in ranges.seen
+    assert "optimizer/adamw_step" in ranges.seen
+
+
+class _Library:
+    """A library that notes what its functions are called with."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+        self.nvtxRangePushA = mock.Mock(side_effect=self.said.append)
+        self.nvtxRangePop = mock.Mock(side_effect=lambda: self.said.append("pop"))
+
+
+def test_ranges_go_to_the_first_library_that_has_them() -> None:
+    library = _Library()
+    places = mock.patch.object(nvtx, "_places", return_value=iter(["a", "b", "c"]))
+    with places, mock.patch("ctypes.CDLL", side_effect=[OSError("not there"), object(), library]):
+        ranges = nvtx.Nvtx()
+    ranges.push("forward")
+    ranges.pop()
+    assert library.said == [b"forward", "pop"]
+
+
+def test_ranges_without_the_library() -> None:
+    nowhere = mock.patch.object(nvtx, "_places", return_value=iter(["libthatisnowhere.so"]))
+    with (
+        nowhere,
+        pytest.raises(DeviceError, match=r"(?s)neither libnvToolsExt nor libnvtx3interop was found.*pip install"),
+    ):
+        nvtx.Nvtx()
+
+
+def test_nothing_is_watched_afterwards(recorded: tuple[Recorded, Device]) -> None:
+    backend: Any = backend_for(recorded[1])
+    assert (_observers, _beginnings, tape_watches, call_watches) == ([], [], [], [])
+    assert "to_numpy" not in vars(backend)
+    if recorded[1] != CPU:
+        assert backend.driver.dependent
+        assert not {"copy", "synchronize", "launch_graph"} & set(vars(backend.driver))
+        assert "beside" not in vars(backend)
