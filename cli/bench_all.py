@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from genesis_cli.bench_ops import Given, finish, measured_ops, setup_of
 from genesis_cli.measured import dtype_of, raise_first
+from genesis_cli.options import JsonFile, MeasuredDevice, Reports, TorchPython, VsTorch
 
 if TYPE_CHECKING:
     from genesis.backend import Device
@@ -50,26 +50,11 @@ def bench_all(
         str | None,
         typer.Option("--dtype", metavar="DTYPE", help="Of the ops' inputs: bf16, fp16, fp32 or fp64.  [default: fp32]"),
     ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    vs: Annotated[
-        str | None, typer.Option("--vs", metavar="torch", help="Compare ops with torch, in a process of its own.")
-    ] = None,
-    torch_python: Annotated[
-        str | None,
-        typer.Option("--torch-python", metavar="PATH", help="An interpreter that has torch.  [default: this one]"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FOLDER",
-            help="Where reports lie, earlier ones too.  [default: benchmarks/results in a clone, else genesis-bench]",
-        ),
-    ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the report as JSON, too; - prints nothing but that."),
-    ] = None,
+    device: MeasuredDevice = "auto",
+    vs: VsTorch = None,
+    torch_python: TorchPython = None,
+    out: Reports = None,
+    json: JsonFile = None,
 ) -> None:
     """Measure every op and the training steps of a model, and write one report.
 

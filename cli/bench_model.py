@@ -11,6 +11,7 @@ import typer
 
 from genesis.errors import UsageError, escape
 from genesis_cli.measured import device_name, integers, limits_row, raise_first, show
+from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython
 
 if TYPE_CHECKING:
     from genesis.backend import Device
@@ -32,7 +33,7 @@ def bench_model(
     ],
     batch_size: Annotated[str, typer.Option("--batch-size", metavar="N,N,…", help="Rows of a batch.")] = "1,2,4",
     seq_len: Annotated[str, typer.Option("--seq-len", metavar="N,N,…", help="Tokens of a row.")] = "128,256,512",
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: MeasuredDevice = "auto",
     dtype: Annotated[
         str | None,
         typer.Option("--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: bf16 on a GPU, fp32 on the CPU]"),
@@ -55,14 +56,8 @@ def bench_model(
             help="eager: Hugging Face's model; compile: compiled; lean: one made for speed.",
         ),
     ] = "eager,compile,lean",
-    torch_python: Annotated[
-        str | None,
-        typer.Option("--torch-python", metavar="PATH", help="The Python that has torch.  [default: this one]"),
-    ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the report as JSON, too; - prints nothing but that."),
-    ] = None,
+    torch_python: TorchPython = None,
+    json: JsonFile = None,
 ) -> None:
     """Measure training steps of a model with random weights.
 

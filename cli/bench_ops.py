@@ -12,6 +12,7 @@ import typer
 
 from genesis.errors import UsageError
 from genesis_cli.measured import device_name, dtype_of, limits_row, peer_of, raise_first, show
+from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Reports, TorchPython, VsTorch
 
 if TYPE_CHECKING:
     from genesis.backend import Device
@@ -42,30 +43,12 @@ def bench_ops(
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="One size, little time for each case: seconds.")] = False,
     backward: Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="DTYPE", help="bf16, fp16, fp32, fp64 or an integer type.  [default: fp32]"),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
-    vs: Annotated[
-        str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, in a process of its own.")
-    ] = None,
-    torch_python: Annotated[
-        str | None,
-        typer.Option("--torch-python", metavar="PATH", help="An interpreter that has torch.  [default: this one]"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FOLDER",
-            help="Where reports lie, earlier ones too.  [default: benchmarks/results in a clone, else genesis-bench]",
-        ),
-    ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the report as JSON, too; - prints nothing but that."),
-    ] = None,
+    dtype: OpDtype = None,
+    device: MeasuredDevice = "auto",
+    vs: VsTorch = None,
+    torch_python: TorchPython = None,
+    out: Reports = None,
+    json: JsonFile = None,
 ) -> None:
     """Measure many ops, and report how near each comes to the limits of this machine.
 

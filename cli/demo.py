@@ -10,6 +10,7 @@ import typer
 
 from genesis.errors import UsageError
 from genesis_cli.measured import device_name, show
+from genesis_cli.options import JsonFile, MeasuredDevice
 
 __all__ = ["demo"]
 
@@ -19,12 +20,9 @@ def demo(
         str | None,
         typer.Argument(metavar="NAME", help="fusion, batched, memory or access; without it they are listed."),
     ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: MeasuredDevice = "auto",
     fast: Annotated[bool, typer.Option("--fast", help="On little data, in about two seconds.")] = False,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the figures as JSON, too; - prints nothing but that."),
-    ] = None,
+    json: JsonFile = None,
 ) -> None:
     """Show what an idea about speed or memory is worth here.
 

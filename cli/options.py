@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,20 @@ from genesis.errors import UsageError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-__all__ = ["ConfigName", "Device", "Dtype", "Folder", "Overrides", "settings"]
+__all__ = [
+    "ConfigName",
+    "Device",
+    "Dtype",
+    "Folder",
+    "JsonFile",
+    "MeasuredDevice",
+    "OpDtype",
+    "Overrides",
+    "Reports",
+    "TorchPython",
+    "VsTorch",
+    "settings",
+]
 
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file, or the name of a recipe: quickstart.")]
 Overrides = Annotated[
@@ -23,6 +37,32 @@ Folder = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help="float32 or bfloat16.")]
+
+# Of the commands that measure.
+MeasuredDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+OpDtype = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="DTYPE", help="bf16, fp16, fp32, fp64 or an integer type.  [default: fp32]"),
+]
+VsTorch = Annotated[
+    str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, in a process of its own.")
+]
+TorchPython = Annotated[
+    str | None,
+    typer.Option("--torch-python", metavar="PATH", help="An interpreter that has torch.  [default: this one]"),
+]
+Reports = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        help="Where reports lie, earlier ones too.  [default: benchmarks/results in a clone, else genesis-bench]",
+    ),
+]
+JsonFile = Annotated[
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the report as JSON, too; - prints nothing but that."),
+]
 
 
 def settings(section: type[BaseModel], **given: tuple[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from genesis_cli.options import Overrides
+from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Overrides, TorchPython, VsTorch
 from genesis_cli.profile_op import Request, measure_op, show_code
 from genesis_cli.profile_run import STEPS, is_run, profile_run
 
@@ -32,20 +32,12 @@ def profile(
         str | None,
         typer.Option("--axis", metavar="AXIS", help="-1, or several as in 0,1, or all.  [default: typical ones]"),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="DTYPE", help="bf16, fp16, fp32, fp64 or an integer type.  [default: fp32]"),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: OpDtype = None,
+    device: MeasuredDevice = "auto",
     backward: Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Empty the GPU's cache before each call.")] = False,
-    vs: Annotated[
-        str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, in a process of its own.")
-    ] = None,
-    torch_python: Annotated[
-        str | None,
-        typer.Option("--torch-python", metavar="PATH", help="The Python that has torch.  [default: this one]"),
-    ] = None,
+    vs: VsTorch = None,
+    torch_python: TorchPython = None,
     stage: Annotated[
         str | None,
         typer.Option(
@@ -66,10 +58,7 @@ def profile(
         str | None, typer.Option("--out", metavar="FOLDER", help="Write the run's trace, flame graph and memory here.")
     ] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Show the run's parts to Nsight as NVTX ranges.")] = False,
-    json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write the report as JSON, too; - prints nothing but that."),
-    ] = None,
+    json: JsonFile = None,
 ) -> None:
     """Measure one op, or the steps of a training run, and say what the time is spent on.
 

@@ -138,7 +138,8 @@ class Op:
             `infer` returns an empty tuple and `out` is one too.
         flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
         family: the file it stands in; groups rows in reports.
-        nbytes: memory touched per call, `nbytes(inputs, outputs, attrs)`; None means that each operand is touched once.
+        nbytes: memory touched per call, `nbytes(inputs, outputs, attrs)`; None means that each operand is touched once,
+            and what is changed in place twice.
         twin: the CUDA side of an op that stands outside of the registry, because a user made it (`genesis.custom`);
             those in it have theirs in `genesis.kernels`.
     """
@@ -182,7 +183,8 @@ class Op:
         flops = sum(numel(o.shape) for o in outputs) if self.flops is None else self.flops(inputs, outputs, attrs)
         if self.nbytes is not None:
             return Cost(flops, self.nbytes(inputs, outputs, attrs))
-        return Cost(flops, sum(x.nbytes for x in (*inputs, *outputs) if isinstance(x, Array)))
+        changed = (inputs[i] for i in self.mutates if i < len(inputs))  # these are read and written
+        return Cost(flops, sum(x.nbytes for x in (*inputs, *changed, *outputs) if isinstance(x, Array)))
 
     def context(
         self, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], needs: tuple[bool, ...]

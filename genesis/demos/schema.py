@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, JsonValue
-
-from genesis.profile.schema import Time
+from genesis.profile.schema import Measured, StrictModel, Time
 
 __all__ = ["Report", "Row", "Section"]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, frozen=True)
-
-
-class Row(_Model):
+class Row(StrictModel):
     """One way of doing the work."""
 
     name: str
@@ -38,7 +32,7 @@ class Row(_Model):
         return (self.gpu or self.wall).seconds
 
 
-class Section(_Model):
+class Section(StrictModel):
     """Ways of doing the same work, side by side.
 
     `sentences` are what the figures say; `notes` are ways that this machine has not.
@@ -50,16 +44,10 @@ class Section(_Model):
     notes: list[str]
 
 
-class Report(_Model):
+class Report(Measured):
     """A demo on one machine."""
 
-    schema_version: int = 1
-    date: str
-    command: str
     demo: str
-    device: str
-    device_name: str
-    machine: dict[str, JsonValue]
     copy_bytes_per_second: float
     """Of a copy far larger than the caches, measured before the demo."""
     sections: list[Section]

@@ -34,7 +34,14 @@ def _vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
     return None, embedding_backward(g, ctx.inputs[0], rows=spec.shape[0], out=ctx.place(1))
 
 
-@op("embedding", _infer, vjp=_vjp, saves=(0,), flops=lambda i, o, a: 0)
+@op(
+    "embedding",
+    _infer,
+    vjp=_vjp,
+    saves=(0,),
+    flops=lambda i, o, a: 0,
+    nbytes=lambda i, o, a: i[0].nbytes + 2 * o[0].nbytes,  # of the weight the rows that are asked for
+)
 def embedding(out: np.ndarray, ids: np.ndarray, weight: np.ndarray) -> None:
     """y[...] = weight[ids[...]].
 
@@ -81,7 +88,13 @@ def _add_infer(total: Array, g: Array, ids: Array) -> tuple[Spec, ...]:
     return ()
 
 
-@op("embedding_add_", _add_infer, mutates=(0,), flops=lambda i, o, a: i[1].size)
+@op(
+    "embedding_add_",
+    _add_infer,
+    mutates=(0,),
+    flops=lambda i, o, a: i[1].size,
+    nbytes=lambda i, o, a: 3 * i[1].nbytes + i[2].nbytes,  # of the total the rows that something is added to
+)
 def embedding_add_(out: tuple[()], total: np.ndarray, g: np.ndarray, ids: np.ndarray) -> None:
     """total[r] += Σ of g over the places where ids = r, in order of position; other rows are not touched.
 

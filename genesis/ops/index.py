@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,18 @@ def _get_vjp(ctx: Context, g: Array) -> Grads:
     return (index_get_backward(g, *indices, dims=ctx.attrs["dims"], shape=spec.shape), *(None,) * len(indices))
 
 
-@op("index_get", _get_infer, vjp=_get_vjp, saves=tuple(range(1, 1 + _INDICES)), flops=lambda i, o, a: 0)
+def _sizes(indices: Sequence[Any]) -> int:
+    return sum(index.nbytes for index in indices)
+
+
+@op(
+    "index_get",
+    _get_infer,
+    vjp=_get_vjp,
+    saves=tuple(range(1, 1 + _INDICES)),
+    flops=lambda i, o, a: 0,
+    nbytes=lambda i, o, a: 2 * o[0].nbytes + _sizes(i[1:]),  # of x what is asked for
+)
 def index_get(out: np.ndarray, x: np.ndarray, *indices: np.ndarray, dims: Shape, named: Shape | None = None) -> None:
     """y = x[..., i, ...] with an index array for each of `dims` (rising).
 
@@ -238,7 +250,16 @@ def _put_inplace_infer(x: Array, values: Any, *indices: Array, dims: Shape, **at
     return ()
 
 
-@op("index_put_", _put_inplace_infer, mutates=(0,))
+def _put_bytes(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+    """What is written, and where values are added, read before; and the values and indices."""
+    x, values, *indices = inputs
+    rest = numel([n for i, n in enumerate(x.shape) if i not in attrs["dims"]])
+    touched = rest * numel(np.broadcast_shapes(*(index.shape for index in indices))) * x.dtype.itemsize
+    given = values.nbytes if isinstance(values, Array) else 0
+    return (2 if attrs.get("accumulate") else 1) * touched + given + _sizes(indices)
+
+
+@op("index_put_", _put_inplace_infer, mutates=(0,), nbytes=_put_bytes)
 def index_put_(
     out: tuple[()],
     x: np.ndarray,

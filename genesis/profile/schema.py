@@ -19,11 +19,13 @@ __all__ = [
     "Failure",
     "Launch",
     "LimitsRow",
+    "Measured",
     "Peer",
     "Ratio",
     "Report",
     "Resources",
     "Row",
+    "StrictModel",
     "Time",
 ]
 
@@ -31,11 +33,13 @@ __all__ = [
 NOISY_RATIO = 0.2  # rounds that lie further apart
 
 
-class _Model(BaseModel):
+class StrictModel(BaseModel):
+    """Data of a report: nothing unknown, nothing infinite, nothing changed later."""
+
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, frozen=True)
 
 
-class Time(_Model):
+class Time(StrictModel):
     """The time of one call, as `genesis.bench.timing` measures it."""
 
     seconds: float
@@ -62,7 +66,7 @@ class Time(_Model):
         return cls(**{**timing._asdict(), "half_width": half_width})
 
 
-class Resources(_Model):
+class Resources(StrictModel):
     """What a kernel takes of the GPU. A program is what CUDA calls a block."""
 
     threads: int
@@ -90,7 +94,7 @@ class Resources(_Model):
     """The share of slots that stand empty because the last wave does not fill them, over all waves."""
 
 
-class Launch(_Model):
+class Launch(StrictModel):
     """A kernel, or memory that is set."""
 
     kernel: str
@@ -101,7 +105,7 @@ class Launch(_Model):
     """What it takes of the GPU; null for a fill, and without a GPU."""
 
 
-class Dispatch(_Model):
+class Dispatch(StrictModel):
     """Host time of a call on CUDA by stage. Lookup, allocate and wrap are timed by themselves; the other two are
     differences of times, and null where noise makes them negative."""
 
@@ -117,7 +121,7 @@ class Dispatch(_Model):
     """Tensors around the outputs."""
 
 
-class Backward(_Model):
+class Backward(StrictModel):
     """What a gradient costs."""
 
     recorded: Time
@@ -132,7 +136,7 @@ class Backward(_Model):
     """What the walk puts on the GPU, in order; null on the CPU."""
 
 
-class Ratio(_Model):
+class Ratio(StrictModel):
     """The same work here and there, measured by turns."""
 
     seconds: float
@@ -151,7 +155,7 @@ class Ratio(_Model):
         return self.spread > NOISY_RATIO
 
 
-class Peer(_Model):
+class Peer(StrictModel):
     """An op against the same of another library, which ran in a process of its own."""
 
     name: str
@@ -165,7 +169,7 @@ class Peer(_Model):
     """Null unless gradients were asked for."""
 
 
-class Row(_Model):
+class Row(StrictModel):
     """One op on one set of inputs."""
 
     name: str
@@ -233,7 +237,7 @@ class Row(_Model):
         return any(t.is_noisy for t in times if t is not None)
 
 
-class Failure(_Model):
+class Failure(StrictModel):
     """A case that could not be measured; the others were."""
 
     name: str
@@ -242,7 +246,7 @@ class Failure(_Model):
     exit_code: int
 
 
-class LimitsRow(_Model):
+class LimitsRow(StrictModel):
     """What this machine reached, measured in the same process."""
 
     dtype: str
@@ -256,8 +260,8 @@ class LimitsRow(_Model):
     """GPU time of the smallest kernel; null on the CPU."""
 
 
-class Report(_Model):
-    """A profile."""
+class Measured(StrictModel):
+    """How a report begins."""
 
     schema_version: Literal[1] = 1
     date: str
@@ -269,6 +273,11 @@ class Report(_Model):
     device_name: str
     machine: dict[str, JsonValue]
     """Versions, processor and GPUs: what `genesis env --json` prints."""
+
+
+class Report(Measured):
+    """A profile."""
+
     limits: list[LimitsRow]
     rows: list[Row]
     failures: list[Failure]

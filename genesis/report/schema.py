@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pydantic import BaseModel, JsonValue
+from pydantic import JsonValue
 
-from genesis.profile.schema import Failure, LimitsRow, Row, Time
+from genesis.profile.schema import Failure, LimitsRow, Measured, Row, StrictModel
 
 __all__ = [
     "CATEGORIES",
@@ -34,11 +34,7 @@ CategoryName = Literal["element", "activation", "reduction", "matmul", "memory"]
 CATEGORIES: tuple[CategoryName, ...] = get_args(CategoryName)
 
 
-class _Model(BaseModel):
-    model_config = Time.model_config
-
-
-class Entry(_Model):
+class Entry(StrictModel):
     """A measured case, and where it belongs."""
 
     category: CategoryName
@@ -52,7 +48,7 @@ class Entry(_Model):
         return f"{self.row.name} {self.row.label}"
 
 
-class Skipped(_Model):
+class Skipped(StrictModel):
     """A case that the op does not take, such as another dtype's."""
 
     name: str
@@ -60,7 +56,7 @@ class Skipped(_Model):
     reason: str
 
 
-class SettingsRow(_Model):
+class SettingsRow(StrictModel):
     """What was asked for."""
 
     dtype: str
@@ -74,7 +70,7 @@ class SettingsRow(_Model):
     """That numpy's products may take; null on a GPU."""
 
 
-class Ranked(_Model):
+class Ranked(StrictModel):
     """A case among the best or the worst."""
 
     name: str
@@ -87,7 +83,7 @@ class Ranked(_Model):
     advice: str
 
 
-class Category(_Model):
+class Category(StrictModel):
     """A category in figures."""
 
     category: str
@@ -99,7 +95,7 @@ class Category(_Model):
     bands: dict[str, int]
 
 
-class PeerSummary(_Model):
+class PeerSummary(StrictModel):
     """The cases beside another library."""
 
     name: str
@@ -112,7 +108,7 @@ class PeerSummary(_Model):
     """Cases in which the peer is faster, beyond the spread of the rounds."""
 
 
-class Summary(_Model):
+class Summary(StrictModel):
     """What the cases say together."""
 
     cases: int
@@ -138,7 +134,7 @@ class Summary(_Model):
     recommendations: list[str]
 
 
-class Change(_Model):
+class Change(StrictModel):
     """A case beside the last earlier run that has it."""
 
     name: str
@@ -155,7 +151,7 @@ class Change(_Model):
     verdict: Literal["slower", "faster", "same"]
 
 
-class PastRun(_Model):
+class PastRun(StrictModel):
     """An earlier run of the same machine."""
 
     date: str
@@ -169,7 +165,7 @@ class PastRun(_Model):
     """Its times over those of this run: the geometric mean over the common cases."""
 
 
-class Trend(_Model):
+class Trend(StrictModel):
     """The time of a case from run to run."""
 
     name: str
@@ -179,7 +175,7 @@ class Trend(_Model):
     """For each of `Report.history`, and then for this run; null where a run lacks it."""
 
 
-class Bar(_Model):
+class Bar(StrictModel):
     """A share to draw."""
 
     label: str
@@ -187,7 +183,7 @@ class Bar(_Model):
     text: str
 
 
-class Section(_Model):
+class Section(StrictModel):
     """A part of the report about something else than ops: sentences, a table, and the full data."""
 
     title: str
@@ -199,22 +195,12 @@ class Section(_Model):
     data: dict[str, JsonValue]
 
 
-class Report(_Model):
+class Report(Measured):
     """The report."""
 
-    schema_version: Literal[1] = 1
     kind: Literal["bench-ops", "bench-all"]
-    date: str
-    """Of its end, UTC, ISO 8601."""
-    command: str
-    """Without where the report went."""
     seconds: float
     """That the measurement took."""
-    device: str
-    """cpu, or cuda:N."""
-    device_name: str
-    machine: dict[str, JsonValue]
-    """Versions, processor and GPUs: what `genesis env --json` prints."""
     settings: SettingsRow
     limits: list[LimitsRow]
     """The first is of the dtype of the settings."""

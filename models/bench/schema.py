@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, JsonValue
+from pydantic import Field, JsonValue
 
-from genesis.profile.schema import Failure, LimitsRow, Ratio, Time
+from genesis.profile.schema import Failure, LimitsRow, Measured, Ratio, StrictModel, Time
 
 __all__ = [
     "Breakdown",
@@ -27,11 +27,7 @@ __all__ = [
 ]
 
 
-class _Model(BaseModel):
-    model_config = Time.model_config
-
-
-class Phases(_Model):
+class Phases(StrictModel):
     """The parts of a step: on the CPU by the clock, on a GPU by events inside the step as it is made, captured or not.
 
     In each step they add up to the whole; their medians do so as far as steps are alike.
@@ -53,7 +49,7 @@ class Phases(_Model):
         return {name: seconds / sum(times.values()) for name, seconds in times.items()}
 
 
-class Memory(_Model):
+class Memory(StrictModel):
     """What a step takes."""
 
     weights: int
@@ -73,7 +69,7 @@ class Memory(_Model):
         return self.peak - self.weights - self.gradients - self.optimizer
 
 
-class OpShare(_Model):
+class OpShare(StrictModel):
     """An op in a step."""
 
     op: str
@@ -95,7 +91,7 @@ class OpShare(_Model):
         return max(self.seconds - self.least, 0.0)
 
 
-class Breakdown(_Model):
+class Breakdown(StrictModel):
     """A step by op. On a GPU the times stand inside the CUDA graph of a step."""
 
     seconds: float
@@ -111,7 +107,7 @@ class Breakdown(_Model):
         return sorted(self.ops, key=lambda each: -each.above)
 
 
-class Row(_Model):
+class Row(StrictModel):
     """Steps on batches of one size."""
 
     batch: int
@@ -141,7 +137,7 @@ class Row(_Model):
         return f"{self.batch}x{self.length}"
 
 
-class Scaling(_Model):
+class Scaling(StrictModel):
     """What a larger batch or length does to the time of a token, all else alike."""
 
     axis: Literal["batch", "length"]
@@ -154,7 +150,7 @@ class Scaling(_Model):
     """Step seconds for each token at `end` over those at `start`; below 1 where larger is more efficient."""
 
 
-class Doubling(_Model):
+class Doubling(StrictModel):
     """A step on twice as much as the largest that was measured, predicted."""
 
     axis: Literal["batch", "length"]
@@ -171,7 +167,7 @@ class Doubling(_Model):
     fits: bool
 
 
-class PeerStep(_Model):
+class PeerStep(StrictModel):
     """A step against torch's."""
 
     recipe: str
@@ -197,7 +193,7 @@ class PeerStep(_Model):
         return f"{self.batch}x{self.length}"
 
 
-class ModelFacts(_Model):
+class ModelFacts(StrictModel):
     """The model."""
 
     size: str
@@ -209,7 +205,7 @@ class ModelFacts(_Model):
     """Its config.json."""
 
 
-class SettingsRow(_Model):
+class SettingsRow(StrictModel):
     """How steps were taken."""
 
     dtype: str
@@ -223,19 +219,9 @@ class SettingsRow(_Model):
     """Little time was taken for each case."""
 
 
-class Report(_Model):
+class Report(Measured):
     """The report."""
 
-    schema_version: Literal[1] = 1
-    date: str
-    """Of its end, UTC, ISO 8601."""
-    command: str
-    """Without where the report went."""
-    device: str
-    """cpu, or cuda:N."""
-    device_name: str
-    machine: dict[str, JsonValue]
-    """Versions, processor and GPUs: what `genesis env --json` prints."""
     limits: LimitsRow
     """For the dtype of the settings."""
     model: ModelFacts
@@ -244,7 +230,7 @@ class Report(_Model):
     """Of `Row.flops`: N parameters, L layers, h the width of all heads, S the length."""
     rows: list[Row]
     scaling: list[Scaling]
-    doublings: list[Doubling] = []
-    peers: list[PeerStep] = []
+    doublings: list[Doubling] = Field(default_factory=list)
+    peers: list[PeerStep] = Field(default_factory=list)
     """Empty unless asked for."""
     failures: list[Failure]

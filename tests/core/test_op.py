@@ -226,3 +226,16 @@ def test_cost_counts_operations_and_bytes() -> None:
     assert mul.cost((x, y), (out,), {}) == Cost(12, (12 + 4 + 12) * 8)
     assert exp.cost((x,), (out,), {}) == Cost(4 * 12, 24 * 8)
     assert registry["reshape"].cost((x,), (x,), {"shape": (12,)}) == Cost(0, 0)
+
+
+def test_cost_counts_what_is_changed_in_place_twice_and_of_tables_what_is_touched() -> None:
+    x, y = from_numpy(np.ones((3, 4))), from_numpy(np.ones((3, 4)))
+    assert registry["sgd_step"].cost((x, y), (), {}).bytes == 3 * x.nbytes
+    table, ids = from_numpy(np.ones((1000, 4))), from_numpy(np.array([1, 2, 2]))
+    found = registry["embedding"](ids, table)
+    assert registry["embedding"].cost((ids, table), (found,), {}).bytes == 2 * 3 * 32 + ids.nbytes
+    assert registry["embedding_add_"].cost((table, found, ids), (), {}).bytes == 3 * 3 * 32 + ids.nbytes
+    assert registry["index_get"].cost((table, ids), (found,), {"dims": (0,)}).bytes == 2 * 3 * 32 + ids.nbytes
+    put = registry["index_put_"]
+    assert put.cost((table, found, ids), (), {"dims": (0,)}).bytes == 2 * 3 * 32 + ids.nbytes
+    assert put.cost((table, 1.0, ids), (), {"dims": (0,), "accumulate": True}).bytes == 2 * 3 * 32 + ids.nbytes

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from genesis.profile.schema import Measured, StrictModel
 
 __all__ = ["Held", "KernelRow", "Memory", "ModeRow", "Report", "Row", "Sync"]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, frozen=True)
-
-
-class Row(_Model):
+class Row(StrictModel):
     """An op, a module or a phase; means of the profiled steps."""
 
     name: str
@@ -34,7 +30,7 @@ class Row(_Model):
     """Of the step."""
 
 
-class KernelRow(_Model):
+class KernelRow(StrictModel):
     """A kernel as an op launches it."""
 
     op: str
@@ -44,7 +40,7 @@ class KernelRow(_Model):
     share: float
 
 
-class Sync(_Model):
+class Sync(StrictModel):
     """A line that makes the host wait for the GPU, or that reads values."""
 
     what: str
@@ -56,7 +52,7 @@ class Sync(_Model):
     """Host time in a step."""
 
 
-class ModeRow(_Model):
+class ModeRow(StrictModel):
     """Steps of one kind."""
 
     mode: Literal["eager", "captured"]
@@ -92,7 +88,7 @@ class ModeRow(_Model):
     """What was not as usual."""
 
 
-class Held(_Model):
+class Held(StrictModel):
     """Who holds memory at the peak."""
 
     category: str
@@ -103,7 +99,7 @@ class Held(_Model):
     blocks: int
 
 
-class Memory(_Model):
+class Memory(StrictModel):
     """A step's memory at its peak."""
 
     peak: int
@@ -121,19 +117,9 @@ class Memory(_Model):
     """The most first."""
 
 
-class Report(_Model):
+class Report(Measured):
     """The profile."""
 
-    schema_version: Literal[1] = 1
-    date: str
-    """Of its end, UTC, ISO 8601."""
-    command: str
-    """Without where the report went."""
-    device: str
-    """cpu, or cuda:N."""
-    device_name: str
-    machine: dict[str, JsonValue]
-    """Versions, processor and GPUs: what `genesis env --json` prints."""
     model_type: str
     parameters: int
     dtype: str
