@@ -16,10 +16,11 @@ from genesis import Tensor, nn
 from genesis.autograd import checkpoint
 from genesis.nn import functional as F
 from genesis.nn import fused
+from genesis.ops import fp8 as fp8_ops
 from genesis_models.config import ModelConfig
 from genesis_models.rope import tables
 
-__all__ = ["Attention", "CausalLM", "Decoder", "DecoderLayer", "KeyValueCache", "Mlp", "Rotary"]
+__all__ = ["Attention", "CausalLM", "Decoder", "DecoderLayer", "KeyValueCache", "Mlp", "Rotary", "widest_product"]
 
 
 class KeyValueCache:
@@ -166,6 +167,12 @@ class DecoderLayer(nn.Module):
         return self.mlp(x, self.post_attention_layernorm, context)
 
 
+def widest_product(config: ModelConfig) -> int:
+    """The most columns that a product of a layer with a weight has, forward or for its input's gradient."""
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    return max(config.hidden_size, heads * config.head_dim, 2 * config.intermediate_size)
+
+
 class Context:
     """What all layers of one forward pass share.
 
@@ -174,11 +181,11 @@ class Context:
         starts: where each token's document starts `[B, T]`, or None.
         cache: keys and values of earlier tokens, or None.
         recompute: whether backward makes again what is cheap to make, the norms' and SwiGLU's results.
-        fp8: whether the layers' products are made in 8-bit floats.
+        fp8: the fewest columns of a product that is made in 8-bit floats, 0: none is.
     """
 
     def __init__(
-        self, cos: Tensor, sin: Tensor, starts: Tensor | None, cache: KeyValueCache | None, recompute: bool, fp8: bool
+        self, cos: Tensor, sin: Tensor, starts: Tensor | None, cache: KeyValueCache | None, recompute: bool, fp8: int
     ) -> None:
         self.cos, self.sin, self.starts, self.cache = cos, sin, starts, cache
         self.recompute, self.fp8 = recompute, fp8
@@ -208,8 +215,9 @@ class CausalLM(nn.Module):
         activation_checkpointing: what training does not keep for backward, which makes it again: "none"; "selective",
             the results of norms and of SwiGLU, a third of a layer's memory for a hundredth of its time; or "full", all
             but each layer's input, for the time of another forward pass.
-        precision: "fp8": in training the layers' products are made in 8-bit floats, but for gradients of weights;
-            None: in the type of the weights, as those of embedding and head are, and all when the model is used.
+        precision: "fp8": in training the layers' products with wide results are made in 8-bit floats, but for gradients
+            of weights; None: in the type of the weights, as those of embedding and head are, and all when the model is
+            used.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -246,7 +254,7 @@ class CausalLM(nn.Module):
         cos, sin, starts = self._positions(begin, begin + t, position_ids, input_ids.device)
         trains = self.training and cache is None
         how = self.activation_checkpointing if trains else "none"
-        fp8 = trains and self.precision == "fp8"
+        fp8 = fp8_ops.WIDE if trains and self.precision == "fp8" else 0
         context = Context(cos, sin, starts, cache, recompute=how == "selective", fp8=fp8)
         x = self.model(input_ids, context, recompute=how == "full")
         if cache is not None:

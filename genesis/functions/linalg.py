@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from genesis.autograd.record import apply
+from genesis.autograd.record import apply, lowered
 from genesis.errors import ShapeError
 from genesis.functions import elementwise
 from genesis.functions.shape import array_of, diagonal, expand, permute, reshape, unsqueeze
@@ -76,6 +76,7 @@ def _scaled_sum(x: Any, product: Any, beta: float, alpha: float) -> Any:
     product = product if alpha == 1 else elementwise.mul(product, alpha)
     if beta == 0:
         return product
+    (x,) = lowered(x)
     return elementwise.add(product, x if beta == 1 else elementwise.mul(x, beta))
 
 
@@ -94,21 +95,22 @@ def baddbmm(x: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float =
     return _scaled_sum(x, bmm(batch1, batch2), beta, alpha)
 
 
-def linear(x: Any, weight: Any, bias: Any = None, residual: Any = None, *, fp8: bool = False) -> Any:
+def linear(x: Any, weight: Any, bias: Any = None, residual: Any = None, *, fp8: int = 0) -> Any:
     """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded once.
 
     Args:
-        fp8: multiply in 8-bit floats, forward and for x's gradient: both sizes of the weight are multiples of 16.
+        fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none: `out` forward, `in` for x's
+            gradient. Both sizes of the weight are multiples of 16.
     """
     array_of(x, "linear"), array_of(weight, "linear")
     if fp8:
-        return apply(linear_ops.linear, x, weight, bias, residual, fp8=True)
+        return apply(linear_ops.linear, x, weight, bias, residual, fp8=fp8)
     if residual is not None:
         return apply(linear_ops.linear, x, weight, bias, residual)
     return apply(linear_ops.linear, x, weight) if bias is None else apply(linear_ops.linear, x, weight, bias)
 
 
-def packed_linear(x: Any, weights: Sequence[Any], biases: Sequence[Any] = (), *, fp8: bool = False) -> Any:
+def packed_linear(x: Any, weights: Sequence[Any], biases: Sequence[Any] = (), *, fp8: int = 0) -> Any:
     """Several linear layers on one input, their results side by side in the last dimension.
 
     One product where the weights lie next to each other in memory, as in an optimizer's flat buffers.
@@ -117,10 +119,10 @@ def packed_linear(x: Any, weights: Sequence[Any], biases: Sequence[Any] = (), *,
         x: `[..., in]`.
         weights: each `[out, in]`.
         biases: one `[out]` for each weight, or none.
-        fp8: as for `linear`.
+        fp8: as for `linear`, forward of all columns together.
     """
     array_of(x, "packed_linear")
-    attrs: dict[str, Any] = {"fp8": True} if fp8 else {}
+    attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
     return apply(linear_ops.packed_linear, x, *weights, *biases, **attrs)
 
 
@@ -256,6 +258,7 @@ def einsum(equation: str, *operands: Any) -> Any:
         raise ShapeError(f"einsum: {equation!r} has {len(written)} terms for {len(operands)} operands")
     terms = [_labels(t, array_of(x, "einsum").ndim, equation) for t, x in zip(written, operands, strict=True)]
     out = _output_labels(output if arrow else None, terms, equation)
+    operands = lowered(*operands)
     made: list[tuple[Any, tuple[str, ...]]] = [_distinct(x, t) for x, t in zip(operands, terms, strict=True)]
     sizes = _sizes([labels for _, labels in made], [x.array.shape for x, _ in made], equation)
     x, labels = made[0]

@@ -21,7 +21,7 @@ from genesis.errors import DeviceError
 from genesis.kernels.indices import as_matrix, is_wide
 from genesis.kernels.linalg import Scales, matmul_into
 from genesis.kernels.types import converted
-from genesis.ops.fp8 import CAPABILITY
+from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 from genesis.shapes import numel
 
@@ -139,12 +139,8 @@ def _tile(k: int) -> dict[str, Any]:
 
 
 def _check(device: Device) -> None:
-    has = backend_of(device).driver.properties.capability
-    if has < CAPABILITY:
-        raise DeviceError(
-            f"8-bit floats need a GPU of compute capability 8.9 or newer, {device} has {has[0]}.{has[1]}",
-            next="leave fp8 out",
-        )
+    if (lack := lacking(backend_of(device).driver.properties.capability, device)) is not None:
+        raise DeviceError(f"fp8 {lack}", next="leave fp8 out")
 
 
 def quantize_into(codes: Array | None, scale: Array, x: Array, factors: Array | None = None) -> None:

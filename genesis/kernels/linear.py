@@ -7,6 +7,7 @@ from genesis.backend.cuda.twins import twin
 from genesis.kernels.fp8 import quantized_product_into
 from genesis.kernels.indices import as_matrix
 from genesis.kernels.linalg import matmul_into
+from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.linear import columns, split_parameters
 from genesis.ops.shape import contiguous
 
@@ -15,11 +16,11 @@ __all__: list[str] = []
 
 @twin("linear")
 def linear(
-    out: Array, x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None, fp8: bool = False
+    out: Array, x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None, fp8: int = 0
 ) -> None:
     """y = x·Wᵀ + b + residual."""
     residual = None if residual is None else contiguous(residual)
-    if fp8:
+    if is_wide_enough(fp8, out.shape[-1]):
         residual = None if residual is None else as_matrix(residual)
         rows = as_matrix(contiguous(x))
         quantized_product_into(as_matrix(out), rows, contiguous(weight), bias=bias, residual=residual)
@@ -28,15 +29,16 @@ def linear(
 
 
 @twin("packed_linear")
-def packed_linear(out: Array, x: Array, *parameters: Array, fp8: bool = False) -> None:
+def packed_linear(out: Array, x: Array, *parameters: Array, fp8: int = 0) -> None:
     """[x·W1ᵀ + b1, …, x·Wnᵀ + bn], a product for each weight: neighbours in memory were joined before."""
     weights, biases = split_parameters(parameters)
-    if fp8:
+    is_quantized = is_wide_enough(fp8, out.shape[-1])
+    if is_quantized:
         out, x = as_matrix(out), as_matrix(contiguous(x))
     parts = columns(out, [w.shape[0] for w in weights])
     for i, (part, weight) in enumerate(zip(parts, weights, strict=True)):
         bias = biases[i] if biases else None
-        if fp8:
+        if is_quantized:
             quantized_product_into(part, x, contiguous(weight), bias=bias)
         else:
             matmul_into(part, x, weight, turned=True, bias=bias)

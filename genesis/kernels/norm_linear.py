@@ -11,9 +11,7 @@ __all__: list[str] = []
 
 
 @twin("norm_linear")
-def norm_linear(
-    out: tuple[Array, Array], x: Array, scale: Array, *parameters: Array, eps: float, fp8: bool = False
-) -> None:
+def norm_linear(out: tuple[Array, Array], x: Array, scale: Array, *parameters: Array, eps: float, fp8: int = 0) -> None:
     """`packed_linear(rms_norm(x), …)`, and r = 1 / sqrt(mean(x²) + eps)."""
     normed = empty(x.shape, x.dtype, x.device)
     rms_norm((normed, out[1]), x, scale, eps)

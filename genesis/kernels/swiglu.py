@@ -16,6 +16,7 @@ from genesis.kernels.indices import as_matrix, collapse, is_wide, offsets
 from genesis.kernels.linalg import Scales, matmul_into
 from genesis.kernels.specialized import gated_backward_into
 from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.shape import contiguous
 from genesis.shapes import contiguous_strides
 
@@ -106,13 +107,15 @@ def swiglu_packed_backward(
 @twin("swiglu_linear_backward")
 def swiglu_linear_backward(
     out: Array | tuple[Array, Array], g: Array, weight: Array, gate_up: Array, with_result: bool = False,
-    fp8: bool = False,
+    fp8: int = 0,
 ) -> None:  # fmt: skip
     """[dgate, dup] behind dh = g·W, and with `with_result` silu(gate)·up."""
     d, h = out if isinstance(out, tuple) else (out, None)
     if not d.size:
         return
-    left, right, scales = scaled_factors(as_matrix(contiguous(g)), contiguous(weight)) if fp8 else (g, weight, None)
+    left, right, scales = g, weight, None
+    if is_wide_enough(fp8, weight.shape[1]):
+        left, right, scales = scaled_factors(as_matrix(contiguous(g)), contiguous(weight))
     if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous:
         kept = None if h is None else as_matrix(h)
         if gated_backward_into(as_matrix(d), kept, as_matrix(left), right, as_matrix(gate_up), scales):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis.autograd import apply, is_grad_enabled
+from genesis.autograd.record import widened
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, softmax
@@ -106,6 +107,7 @@ def rms_norm(
         eps: None means the step of the dtype at 1, as in torch.
     """
     size = _last_dimension("rms_norm", x, normalized_shape)
+    (x,) = widened(x)
     weight = _constant(x, size, 1) if weight is None else weight
     if eps is None:
         eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[x.dtype.name]
@@ -113,7 +115,7 @@ def rms_norm(
 
 
 def norm_linear(
-    x: Tensor, scale: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, eps: float, fp8: bool = False
+    x: Tensor, scale: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, eps: float, fp8: int = 0
 ) -> Tensor:
     """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept.
 
@@ -121,9 +123,9 @@ def norm_linear(
         scale: the norm's weight.
         weights: each `[out, in]`.
         biases: one `[out]` for each weight, or none.
-        fp8: as for `linear`.
+        fp8: as for `packed_linear`.
     """
-    attrs: dict[str, Any] = {"eps": eps, "fp8": True} if fp8 else {"eps": eps}
+    attrs: dict[str, Any] = {"eps": eps, "fp8": fp8} if fp8 else {"eps": eps}
     return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, **attrs)[0]  # type: ignore[no-any-return]
 
 
@@ -137,7 +139,7 @@ def norm_mlp(
     *,
     eps: float,
     keep: bool = True,
-    fp8: bool = False,
+    fp8: int = 0,
 ) -> Tensor:
     """`x + linear(silu(gate)·up, down, down_bias)`, gate and up being linear in `rms_norm(x)`.
 
@@ -147,10 +149,10 @@ def norm_mlp(
         biases: of gate and up, both `[F]`, or none.
         down: `[in, F]`.
         keep: keep the results of the norm and of SwiGLU for backward, which else makes them again.
-        fp8: as for `linear`.
+        fp8: as for `packed_linear`.
     """
     inputs = (x, scale, down, down_bias, *weights, *biases)
-    attrs: dict[str, Any] = {"eps": eps, "keep": keep, **({"fp8": True} if fp8 else {})}
+    attrs: dict[str, Any] = {"eps": eps, "keep": keep, **({"fp8": fp8} if fp8 else {})}
     return apply(norm_mlp_ops.norm_mlp, *inputs, **attrs)[0]  # type: ignore[no-any-return]
 
 
@@ -451,12 +453,14 @@ def _pair(name: str, input: Tensor, target: Tensor) -> None:
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(input - target)²."""
     _pair("mse_loss", input, target)
+    input, target = widened(input, target)
     return _reduced(ew.square(input - target), reduction)
 
 
 def binary_cross_entropy(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`; logs are at least -100, as in torch."""
     _pair("binary_cross_entropy", input, target)
+    input, target = widened(input, target)
     yes, no = ew.clamp(ew.log(input), min=-100.0), ew.clamp(ew.log1p(-input), min=-100.0)
     return _reduced(-(target * yes + (1 - target) * no), reduction)
 
@@ -470,6 +474,7 @@ def binary_cross_entropy_with_logits(
         pos_weight: weight w of positive targets, broadcast.
     """
     _pair("binary_cross_entropy_with_logits", input, target)
+    input, target = widened(input, target)
     softplus = ew.log1p(ew.exp(-ew.abs(input))) + ew.clamp(-input, min=0.0)
     weight = 1.0 if pos_weight is None else 1 + (pos_weight - 1) * target
     return _reduced((1 - target) * input + softplus * weight, reduction)

@@ -22,12 +22,13 @@ def _is_plain(module: Module, kind: type[Module]) -> bool:
     return type(module) is kind and not (module._pre_hooks or module._forward_hooks or module._backward_hooks)
 
 
-def _suits_fp8(*layers: Linear) -> bool:
-    return all(suits_fp8(layer.weight) for layer in layers)
+def _allowed(fp8: int, *layers: Linear) -> int:
+    """`fp8`, or 0 where the sizes of a layer rule it out."""
+    return fp8 if fp8 and all(suits_fp8(layer.weight) for layer in layers) else 0
 
 
 def packed_linear(
-    x: Tensor, layers: Sequence[Linear], norm: RMSNorm | None = None, recompute: bool = False, fp8: bool = False
+    x: Tensor, layers: Sequence[Linear], norm: RMSNorm | None = None, recompute: bool = False, fp8: int = 0
 ) -> Tensor:
     """The results of several linear layers on norm(x) side by side in the last dimension.
 
@@ -35,12 +36,12 @@ def packed_linear(
         x: `[..., in]`.
         norm: a norm that x passes first.
         recompute: do not keep norm(x) for backward, which makes it again.
-        fp8: multiply in 8-bit floats where the layers' sizes allow it.
+        fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
     biases = [layer.bias for layer in layers if _is_plain(layer, Linear) and layer.bias is not None]
     plain = all(_is_plain(layer, Linear) for layer in layers) and len(biases) in (0, len(layers))
     weights = [layer.weight for layer in layers] if plain else []
-    fp8 = fp8 and plain and _suits_fp8(*layers)
+    fp8 = _allowed(fp8, *layers) if plain else 0
     if recompute and plain and norm is not None and _is_plain(norm, RMSNorm):
         scale, eps = norm.weight, norm.eps
         if scale is not None and eps is not None:
@@ -52,27 +53,26 @@ def packed_linear(
     return cat([layer(x) for layer in layers], -1)  # type: ignore[no-any-return]
 
 
-def linear_sum(x: Tensor, layer: Linear, residual: Tensor, fp8: bool = False) -> Tensor:
-    """residual + layer(x), multiplied in 8-bit floats with `fp8` where the layer's sizes allow it."""
+def linear_sum(x: Tensor, layer: Linear, residual: Tensor, fp8: int = 0) -> Tensor:
+    """residual + layer(x); `fp8` as for `packed_linear`."""
     if _is_plain(layer, Linear):
-        fp8 = fp8 and _suits_fp8(layer)
-        return F.linear(x, layer.weight, layer.bias, residual, fp8=fp8)  # type: ignore[no-any-return]
+        return F.linear(x, layer.weight, layer.bias, residual, fp8=_allowed(fp8, layer))  # type: ignore[no-any-return]
     return residual + layer(x)  # type: ignore[no-any-return]
 
 
 def gated_mlp(
-    x: Tensor, norm: RMSNorm, gate: Linear, up: Linear, down: Linear, recompute: bool = False, fp8: bool = False
+    x: Tensor, norm: RMSNorm, gate: Linear, up: Linear, down: Linear, recompute: bool = False, fp8: int = 0
 ) -> Tensor:
     """x + down(silu(gate(n))·up(n)) with n = norm(x).
 
     Args:
         recompute: do not keep n and down's input for backward, which makes them again.
-        fp8: multiply in 8-bit floats where the layers' sizes allow it.
+        fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
     plain = all(_is_plain(layer, Linear) for layer in (gate, up, down)) and _is_plain(norm, RMSNorm)
     biases = [layer.bias for layer in (gate, up) if layer.bias is not None] if plain else []
     if plain and len(biases) != 1 and norm.weight is not None and norm.eps is not None:
-        weights, rest, fp8 = [gate.weight, up.weight], (down.weight, down.bias), fp8 and _suits_fp8(gate, up, down)
+        weights, rest, fp8 = [gate.weight, up.weight], (down.weight, down.bias), _allowed(fp8, gate, up, down)
         return F.norm_mlp(x, norm.weight, weights, biases, *rest, eps=norm.eps, keep=not recompute, fp8=fp8)
     return linear_sum(F.swiglu(packed_linear(x, (gate, up), norm, recompute, fp8)), down, x, fp8)
 

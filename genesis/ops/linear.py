@@ -17,7 +17,7 @@ from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.elementwise import add
-from genesis.ops.fp8 import check_quantizable, multiply_quantized, quantized_matmul
+from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized, quantized_matmul
 from genesis.ops.linalg import add_matmul, matmul, matmul_add, matmul_flops, multiply, same_type, turned
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
@@ -77,14 +77,18 @@ def columns(x: Array, sizes: Sequence[int]) -> list[Array]:
 # --- Gradients of a product x·Wᵀ + b ----------------------------------------------------------------------------------
 
 
-def input_gradient(ctx: Context | None, i: int, g: Array, weights: Sequence[Array], fp8: bool = False) -> Array:
-    """g·W with the weights stacked, plus what arrived at input `i` of a context, if there is one."""
+def input_gradient(ctx: Context | None, i: int, g: Array, weights: Sequence[Array], fp8: int = 0) -> Array:
+    """g·W with the weights stacked, plus what arrived at input `i` of a context, if there is one.
+
+    Args:
+        fp8: as for `linear`, of the weights' width.
+    """
     taken = None if ctx is None else ctx.take(i)
     total, is_own = taken if taken is not None else (None, False)
     whole = joined(weights)
     pairs = [(g, whole)] if whole is not None else zip(columns(g, [w.shape[0] for w in weights]), weights, strict=True)
     for part, weight in pairs:
-        if fp8:
+        if is_wide_enough(fp8, weight.shape[1]):
             total = quantized_matmul(part, weight) if total is None else quantized_matmul(part, weight, total)
         elif total is None:
             total = matmul(part, weight)
@@ -179,7 +183,7 @@ def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequenc
 
 def check_linear(
     name: str, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None,
-    fp8: bool = False,
+    fp8: int = 0,
 ) -> Spec:  # fmt: skip
     """The result's spec; all weights have x's width, a bias for each or none."""
     if fp8:
@@ -198,7 +202,7 @@ def check_linear(
 
 
 def _linear_infer(
-    x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None, *, fp8: bool = False
+    x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None, *, fp8: int = 0
 ) -> Spec:
     return check_linear("linear", x, (weight,), () if bias is None else (bias,), residual, fp8)
 
@@ -214,7 +218,7 @@ def _linear_vjp(ctx: Context, g: Array) -> Grads:
     if len(found) > 2 and ctx.needs[2]:
         (found[2],) = bias_gradients(ctx, (2,), flat, size)
     if ctx.needs[0]:
-        found[0] = input_gradient(ctx, 0, g, (weight,), ctx.attrs.get("fp8", False))
+        found[0] = input_gradient(ctx, 0, g, (weight,), ctx.attrs.get("fp8", 0))
     if len(found) > 3 and ctx.needs[3]:
         found[3] = g
     return tuple(found)
@@ -228,7 +232,7 @@ def _linear_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
 @op("linear", _linear_infer, vjp=_linear_vjp, saves=_linear_saves, flops=matmul_flops)
 def linear(
     out: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None,
-    residual: np.ndarray | None = None, fp8: bool = False,
+    residual: np.ndarray | None = None, fp8: int = 0,
 ) -> None:  # fmt: skip
     """y = x·Wᵀ + b + residual, rounded once.
 
@@ -237,7 +241,7 @@ def linear(
         weight: `[out, in]`.
         bias: `[out]`.
         residual: `[..., out]`.
-        fp8: multiply in 8-bit floats; see fp8.py.
+        fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; see fp8.py.
     """
     if is_narrow(out.dtype) and not (bias is None and residual is None):
         with scratch(out.shape, np.float32) as wide:
@@ -245,7 +249,7 @@ def linear(
             linear.reference(wide, *given, fp8=fp8)
             np.copyto(out, wide, casting="unsafe")
         return
-    (multiply_quantized if fp8 else multiply)(x, weight.T, out)
+    (multiply_quantized if is_wide_enough(fp8, out.shape[-1]) else multiply)(x, weight.T, out)
     if bias is not None:
         np.add(out, bias, out=out)
     if residual is not None:
@@ -297,7 +301,7 @@ def packed_gradients(ctx: Context, g: Array, first: int, x: Array | None) -> lis
     return found + [None] * count
 
 
-def _packed_infer(x: Array, *parameters: Array, fp8: bool = False) -> Spec:
+def _packed_infer(x: Array, *parameters: Array, fp8: int = 0) -> Spec:
     weights, biases = split_parameters(parameters)
     if not weights:
         raise ShapeError("packed_linear takes one weight [out, in] or more")
@@ -308,7 +312,7 @@ def _packed_vjp(ctx: Context, g: Array) -> Grads:
     """As for `linear`: dx is the sum over the weights, each weight's gradient comes from its columns of g."""
     weights = [w for w in ctx.inputs[1:] if w is not None and w.ndim == 2]
     found = packed_gradients(ctx, g, 1, ctx.inputs[0])
-    fp8 = ctx.attrs.get("fp8", False)
+    fp8 = ctx.attrs.get("fp8", 0)
     return input_gradient(ctx, 0, g, weights, fp8) if ctx.needs[0] else None, *found
 
 
@@ -325,13 +329,13 @@ def packed_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
     flops=matmul_flops,
     join=join_parameters(1),
 )
-def packed_linear(out: np.ndarray, x: np.ndarray, *parameters: np.ndarray, fp8: bool = False) -> None:
+def packed_linear(out: np.ndarray, x: np.ndarray, *parameters: np.ndarray, fp8: int = 0) -> None:
     """[x·W1ᵀ + b1, …, x·Wnᵀ + bn] side by side in the last dimension.
 
     Args:
         x: `[..., in]`.
         parameters: weights `[out_i, in]`, then for each its bias `[out_i]`, or none.
-        fp8: as for `linear`.
+        fp8: as for `linear`, of all columns together.
     """
     if is_narrow(out.dtype):
         with scratch(out.shape, np.float32) as wide:
@@ -340,10 +344,11 @@ def packed_linear(out: np.ndarray, x: np.ndarray, *parameters: np.ndarray, fp8: 
         return
     weights, biases = split_parameters(parameters)
     count, start = numel(x.shape[:-1]), 0
+    product = multiply_quantized if is_wide_enough(fp8, out.shape[-1]) else multiply
     rows, target = x.reshape(count, x.shape[-1]), out.reshape(count, out.shape[-1])
     for i, weight in enumerate(weights):
         part = target[:, start : start + weight.shape[0]]
-        (multiply_quantized if fp8 else multiply)(rows, weight.T, part)
+        product(rows, weight.T, part)
         if biases:
             np.add(part, biases[i], out=part)
         start += weight.shape[0]

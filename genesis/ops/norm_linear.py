@@ -25,7 +25,7 @@ __all__ = ["norm_linear"]
 Grads = tuple[Array | None, ...]
 
 
-def _infer(x: Array, scale: Array, *parameters: Array, eps: float, fp8: bool = False) -> tuple[Spec, Spec]:
+def _infer(x: Array, scale: Array, *parameters: Array, eps: float, fp8: int = 0) -> tuple[Spec, Spec]:
     weights, biases = split_parameters(parameters)
     if not weights:
         raise ShapeError("norm_linear takes one weight [out, in] or more")
@@ -44,7 +44,7 @@ def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     if not (ctx.needs[0] or ctx.needs[1]):
         normed = rms_norm_scale(x, scale, rstd) if learns else None
         return None, None, *packed_gradients(ctx, g, 2, normed)
-    dn = input_gradient(None, 0, g, weights, ctx.attrs.get("fp8", False))
+    dn = input_gradient(None, 0, g, weights, ctx.attrs.get("fp8", 0))
     dx, dscale, *result = norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, with_result=learns)
     del dn
     return dx, dscale, *packed_gradients(ctx, g, 2, *(result or [None]))
@@ -65,7 +65,7 @@ def _saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
 )
 def norm_linear(
     out: tuple[np.ndarray, np.ndarray], x: np.ndarray, scale: np.ndarray, *parameters: np.ndarray, eps: float,
-    fp8: bool = False,
+    fp8: int = 0,
 ) -> None:  # fmt: skip
     """`packed_linear(rms_norm(x), …)`; also gives r = 1 / sqrt(mean(x²) + eps), without gradient.
 
@@ -73,7 +73,7 @@ def norm_linear(
         x: `[..., in]`.
         scale: the norm's weight `[in]`.
         parameters: weights `[out_i, in]`, then for each its bias `[out_i]`, or none.
-        fp8: as for `linear`.
+        fp8: as for `packed_linear`.
     """
     with scratch(x.shape, np.float32 if is_narrow(x.dtype) else x.dtype) as normed:
         rms_norm.reference((normed, out[1]), x, scale, eps)

@@ -38,7 +38,7 @@ FIRST = 4  # the input from which on weights and biases of gate and up stand
 
 def _infer(
     x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array, eps: float, keep: bool = False,
-    fp8: bool = False,
+    fp8: int = 0,
 ) -> tuple[Spec, ...]:  # fmt: skip
     weights, biases = split_parameters(parameters)
     sizes = [w.shape[0] for w in weights]
@@ -60,7 +60,7 @@ def _at_down(ctx: Context, g: Array, h: Array | None) -> tuple[Array | None, lis
     """The gradient of gate and up, where it is needed, and those of down's weight and bias; h where it was kept."""
     down, gate_up = ctx.inputs[2], ctx.outputs[2]
     assert gate_up is not None
-    d, needs_d, fp8 = None, any((*ctx.needs[:2], *ctx.needs[FIRST:])), ctx.attrs.get("fp8", False)
+    d, needs_d, fp8 = None, any((*ctx.needs[:2], *ctx.needs[FIRST:])), ctx.attrs.get("fp8", 0)
     if needs_d and ctx.needs[2] and h is None:
         d, h = swiglu_linear_backward(g, down, gate_up, with_result=True, fp8=fp8)
     found: list[Array | None] = [None, None]
@@ -96,7 +96,7 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     if not (ctx.needs[0] or ctx.needs[1]):
         return None, None, *found
     makes = normed is None and learns
-    dn = input_gradient(None, 0, d, weights, ctx.attrs.get("fp8", False))
+    dn = input_gradient(None, 0, d, weights, ctx.attrs.get("fp8", 0))
     dx, dscale, *result = norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, plus=g, with_result=makes)
     if makes:
         found += packed_gradients(ctx, d, FIRST, *result)
@@ -117,7 +117,7 @@ def _flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str,
 @op("norm_mlp", _infer, vjp=_vjp, saves=_saves, auxiliary=(1, 2, 3, 4), flops=_flops, join=join_parameters(FIRST))
 def norm_mlp(
     out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, down: np.ndarray, down_bias: np.ndarray | None,
-    *parameters: np.ndarray, eps: float, keep: bool = False, fp8: bool = False,
+    *parameters: np.ndarray, eps: float, keep: bool = False, fp8: int = 0,
 ) -> None:  # fmt: skip
     """x + h·Wdᵀ + bd with h = silu(gate)·up, [gate | up] = n·[Wg | Wu]ᵀ + [bg | bu], n = rms_norm(x).
 
@@ -130,7 +130,7 @@ def norm_mlp(
         down: `[in, F]`.
         down_bias: `[in]`.
         parameters: weights of gate and up `[F, in]`, or one `[2F, in]`; then for each its bias, or none.
-        fp8: multiply in 8-bit floats; see fp8.py.
+        fp8: as for `packed_linear` and `linear`, of each product by itself.
     """
     y, rstd, gate_up, *kept = out
     shapes = x.shape, gate_up.shape, (*x.shape[:-1], gate_up.shape[-1] // 2)
@@ -153,7 +153,7 @@ def norm_mlp(
 
 def _through(
     out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, down: np.ndarray, down_bias: np.ndarray | None,
-    *parameters: np.ndarray, eps: float, fp8: bool,
+    *parameters: np.ndarray, eps: float, fp8: int,
 ) -> None:  # fmt: skip
     """The steps one after the other; all but y and the statistics in a type of 4 bytes or more."""
     y, rstd, gate_up, n, h = out

@@ -13,7 +13,7 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.blocks import each_block, rows_of, store, wide, working
 from genesis.ops.elementwise import sigmoid_values
-from genesis.ops.fp8 import check_quantizable, multiply_scaled
+from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
 from genesis.ops.linalg import multiply, same_type
 from genesis.ops.sweep import as_type, is_narrow
 
@@ -102,7 +102,7 @@ def _inside(x: np.ndarray) -> np.dtype:
 
 
 def _backward_of_linear(
-    g: Array, weight: Array, gate_up: Array, *, with_result: bool = False, fp8: bool = False
+    g: Array, weight: Array, gate_up: Array, *, with_result: bool = False, fp8: int = 0
 ) -> Spec | tuple[Spec, Spec]:
     h = _half("swiglu_linear_backward", gate_up)
     expected = (*h.shape[:-1], weight.shape[0])
@@ -125,13 +125,17 @@ def _backward_of_linear(
 )
 def swiglu_linear_backward(
     out: np.ndarray | tuple[np.ndarray, np.ndarray], g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray,
-    with_result: bool = False, fp8: bool = False,
+    with_result: bool = False, fp8: int = 0,
 ) -> None:  # fmt: skip
     """[dgate, dup] for the gradient g `[..., out]` behind the product with W `[out, F]`; with `with_result` also
-    silu(gate)·up, which then need not be kept; with `fp8` g·W is made in 8-bit floats.
+    silu(gate)·up, which then need not be kept.
+
+    Args:
+        fp8: the fewest columns F with which g·W is made in 8-bit floats, 0: none; see fp8.py.
     """
     if not gate_up.size:
         return
     with scratch((*g.shape[:-1], weight.shape[1]), _inside(gate_up)) as dh:
-        (multiply_scaled if fp8 else multiply)(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
+        product = multiply_scaled if is_wide_enough(fp8, weight.shape[1]) else multiply
+        product(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
         swiglu_packed_backward.reference(out, dh, gate_up, with_result=with_result)

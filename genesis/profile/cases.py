@@ -13,10 +13,12 @@ from typing import Any
 
 from genesis.array import Array
 from genesis.backend import CPU, Device
+from genesis.cuda import get_device_capability
 from genesis.custom import load_op, user_ops
 from genesis.dtypes import DType, bool_, float32, int32
 from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError
 from genesis.op import Op, registry
+from genesis.ops.fp8 import lacking
 from genesis.profile import makers
 from genesis.profile.makers import Axes, Call, Request
 from genesis.shapes import Shape
@@ -106,7 +108,7 @@ KINDS: dict[str, Kind] = {
         ((512,), (1024,)),
         ((2048,), (4096,)),
         sizes=(1, 3),
-        names=("matmul",),
+        names=("matmul", "quantized_matmul"),
     ),
     "linear": Kind(
         "N, or M,K,N for x [M, K] and a weight [N, K]",
@@ -116,7 +118,13 @@ KINDS: dict[str, Kind] = {
         sizes=(1, 3),
         names=("linear", "packed_linear"),
     ),
-    "norm": Kind("any, normed over the last", makers.norm, TOKENS, ((8, 2048, 896),), names=("rms_norm", "layer_norm")),
+    "norm": Kind(
+        "any, normed over the last",
+        makers.norm,
+        TOKENS,
+        ((8, 2048, 896),),
+        names=("rms_norm", "layer_norm", "quantize_rows"),
+    ),
     "attention": Kind(
         "B,T,heads,size", makers.attention, HEADS, LONG_HEADS, sizes=(4,), names=("attention", "attention_packed")
     ),
@@ -245,11 +253,13 @@ def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: 
         dtype: None takes the first of float32, int32 and bool that the op takes.
 
     Raises:
-        UsageError: the op does not take this shape, axis or dtype.
+        UsageError: the op does not take this shape, axis or dtype, or the device lacks what it needs.
     """
     op, kind = op_named(name)
     if kind.sizes and len(shape) not in kind.sizes:
         raise UsageError(f"{name} takes the shape {kind.shape}; got {_numbers(shape)}", where="--shape")
+    if op.family == "fp8" and device != CPU and (lack := lacking(get_device_capability(device), device)):
+        raise UsageError(f"{name} {lack}", where="--device", next="measure another op, or this one on the CPU")
     refused: UsageError | None = None
     for each in (float32, int32, bool_) if dtype is None else (dtype,):
         try:

@@ -192,8 +192,10 @@ def linear(request: Request) -> Call:
 
 
 def norm(request: Request) -> Call:
-    """Rows, and the weight (and bias) of their width."""
+    """Rows, and the weight (and bias) of their width; rows alone where they are quantised."""
     width = request.shape[-1]
+    if request.op.name == "quantize_rows":
+        return Call((_random(request, *request.shape),), {})
     parameters = [_random(request, width) for _ in range(2 if request.op.name == "layer_norm" else 1)]
     return Call((_random(request, *request.shape), *parameters), {"eps": 1e-6})
 

@@ -19,7 +19,7 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, escape
 from genesis.io.files import FolderUpdate, FolderWriter, sweep, write_file
 from genesis.io.lock import FolderLock
-from genesis.ops.fp8 import CAPABILITY
+from genesis.ops import fp8 as fp8_ops
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.config_file import check_resume, parse_config
@@ -30,7 +30,7 @@ from genesis.train.output import Output
 from genesis.train.progress import Progress, duration
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
-from genesis_models.blocks import CausalLM
+from genesis_models.blocks import CausalLM, widest_product
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load, write_model
 from genesis_models.generate import Sampling
@@ -126,21 +126,21 @@ def make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device:
         fresh = ModelConfig.from_dict(raw, where="model.config")
         model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
     model.activation_checkpointing = config.train.activation_checkpointing
-    model.precision, _ = usable_precision(config, device)
+    model.precision, _ = usable_precision(config, model.config, device)
     return model
 
 
-def usable_precision(config: Config, device: Device) -> tuple[str | None, str | None]:
-    """What `train.precision` comes to on a device, and a line about it where that is not all it may promise."""
+def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:
+    """What `train.precision` comes to, and a line about it where that is not all it may promise."""
     if config.train.precision is None:
         return None, None
+    stays, widest = f"precision: {config.model.dtype}: fp8", widest_product(shape)
+    if widest < fp8_ops.WIDE:
+        return None, f"{stays} is for products of at least {fp8_ops.WIDE} columns, and the model's widest has {widest}"
     if device == CPU:
         return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
-    found = cuda.get_device_capability(device)
-    if found >= CAPABILITY:
-        return config.train.precision, None
-    needed, has = (".".join(map(str, pair)) for pair in (CAPABILITY, found))
-    return None, f"precision: {config.model.dtype}: fp8 needs compute capability {needed}, and {device} has {has}"
+    lack = fp8_ops.lacking(cuda.get_device_capability(device), device)
+    return (config.train.precision, None) if lack is None else (None, f"{stays} {lack}")
 
 
 def announce(
@@ -151,7 +151,7 @@ def announce(
     count = sum(p.numel() for p in model.parameters())
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {count:,} parameters, {config.model.dtype}")
-    if (said := usable_precision(config, device)[1]) is not None:
+    if (said := usable_precision(config, model.config, device)[1]) is not None:
         console.line(said)
     if memory is not None:
         console.line(memory)

@@ -148,10 +148,10 @@ def test_gradients_are_measured_where_there_are_any() -> None:
 
 
 def test_every_op_is_measured_in_a_size_of_its_own_form() -> None:
-    """The first size of each kind, with no number above 4: the form of the table's shapes is right."""
+    """The first size of each kind, with no number above 16: the form of the table's shapes is right."""
     kinds = {id(kind_of(name)): name for name in names_of()}
     planned = jobs(kinds.values(), ["small"], every_axis=True)
-    tiny = [each._replace(shape=tuple(min(size, 4) for size in each.shape)) for each in planned]
+    tiny = [each._replace(shape=tuple(min(size, 16) for size in each.shape)) for each in planned]
     found = found_of(*tiny)
     assert [each for each in found if not isinstance(each, Entry)] == []
     assert {each.row.dtype for each in found if isinstance(each, Entry)} == {float32.name}

@@ -104,19 +104,26 @@ def compiled() -> list[dict[str, Any]]:
             made = compile.compile_kernel(kernel, signature, (9, 0))
             rows.append({"dtype": f"fp8 {k}", "warps": made.warps, "shared": made.shared})
         rows.append({"few": few, "many": many})
-    return [*rows, {"quantized": taken_in_8_bits()}]
+    quantized = [*map(taken_in_8_bits, (1024, 1025, 2049)), gate_and_up_in_8_bits()]
+    return [*rows, {"quantized": quantized}]
 
 
-def taken_in_8_bits() -> list[str]:
-    """The kernels of a linear layer with residual, of gate and up and of their gradients."""
+def taken_in_8_bits(fewest: int) -> list[str]:
+    """The kernels of a linear layer of 2048 columns with residual and of SwiGLU's gradients of 1024."""
+    with collecting(Hopper) as found:
+        x, gate_up, down = (empty(s, bfloat16, CUDA) for s in ((8, 1024, 64), (8, 1024, 2048), (64, 1024)))
+        made, weight = empty(gate_up.shape, bfloat16, CUDA), empty((2048, 64), bfloat16, CUDA)
+        linear.linear(made, x, weight, None, gate_up, fp8=fewest)
+        swiglu.swiglu_linear_backward(made, x, down, gate_up, fp8=fewest)
+    return [kernel.fn.__name__ for kernel, _ in found.values()]
+
+
+def gate_and_up_in_8_bits() -> list[str]:
+    """The kernels of gate and up."""
     with collecting(Hopper) as found:
         x, gate_up, h = (empty((8, 1024, n), bfloat16, CUDA) for n in (64, 2048, 1024))
-        weight, down = empty((2048, 64), bfloat16, CUDA), empty((64, 1024), bfloat16, CUDA)
-        linear.linear(empty(gate_up.shape, bfloat16, CUDA), x, weight, None, gate_up, fp8=True)
-        gated.quantized_gated_into(*map(as_matrix, (h, gate_up, x)), weight)
-        swiglu.swiglu_linear_backward(empty(gate_up.shape, bfloat16, CUDA), x, down, gate_up, fp8=True)
-    names = [kernel.fn.__name__ for kernel, _ in found.values()]
-    return [name for name in names if not name.startswith(("quantize", "turn"))]
+        gated.quantized_gated_into(*map(as_matrix, (h, gate_up, x)), empty((2048, 64), bfloat16, CUDA))
+    return [kernel.fn.__name__ for kernel, _ in found.values()]
 
 
 def test_each_form_compiles() -> None:
@@ -130,7 +137,9 @@ def test_each_form_compiles() -> None:
     made = [row for row in rows if "dtype" in row]
     dtypes = [str(bfloat16), str(float16)] * 4 + ["fp8 64", f"fp8 {LONG}"] * 2
     assert sorted(row["dtype"] for row in made) == sorted(dtypes)
-    assert rows[-1] == {"quantized": ["specialized"] * 3}
+    forward, plain = ["quantize_both_kernel", "specialized"], ["specialized"]
+    backward = ["quantize_kernel", "turn_kernel", "quantize_kernel", "specialized"]
+    assert rows[-1] == {"quantized": [forward + backward, forward + plain, plain * 2, forward]}
     for dtype, cuts in CUTS.items():
         finishers = [row["warps"] - specialized.WARPS for row in made if row["dtype"] == dtype]
         assert finishers == [cut.finishers for cut in cuts]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import pkgutil
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +17,14 @@ import genesis
 import genesis_models
 from genesis import cuda
 from genesis.backend import CPU, Device
+from genesis.backend.cuda import backend_of
 from genesis.errors import NumericError
 from genesis.op import observe
+from genesis.ops import fp8 as fp8_ops
 from genesis.optim import AdamW
-from genesis_models.blocks import CausalLM
+from genesis_models.blocks import CausalLM, widest_product
+from genesis_models.config import ModelConfig
+from genesis_models.presets import preset
 from genesis_models.registry import build
 from genesis_models.session.training import cpu_threads, usable_precision
 from tests.train.runs import assembled, load, make, train
@@ -32,6 +40,12 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": True,
 }
+
+
+@pytest.fixture(autouse=True)
+def all_are_wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of tests are narrow."""
+    monkeypatch.setattr(fp8_ops, "WIDE", 1)
 
 
 def model_of(precision: str | None, **changed: Any) -> CausalLM:
@@ -110,6 +124,70 @@ def test_layers_of_odd_sizes_stay_as_they_are() -> None:
     assert ("norm_mlp", True) not in seen
 
 
+# --- Which products ---------------------------------------------------------------------------------------------------
+
+# A layer whose products differ in width, its weights by their shape [out, in], and the columns of the results of
+# forward products and of gradients of inputs.
+LAYER = {"hidden_size": 64, "head_dim": 24, "intermediate_size": 80, "num_hidden_layers": 1}
+WEIGHTS = {(96, 64): "q", (48, 64): "k, v", (80, 64): "gate, up", (64, 96): "o", (64, 80): "down"}
+FORWARD = {"q": 192, "k, v": 192, "o": 64, "gate, up": 160, "down": 64}
+BACKWARD = {"q": 64, "k, v": 64, "o": 96, "gate, up": 64, "down": 80}
+# What multiplies 8-bit floats: which of its arguments is a weight, and the direction in which its shape is read.
+IN_8_BITS = {
+    "genesis.ops.linear.multiply_quantized": ("forward", 1, -1),
+    "genesis.ops.swiglu.multiply_scaled": ("backward", 1, 1),
+    "genesis.ops.fp8.multiply_scaled": ("backward", 1, 1),
+    "genesis.kernels.linear.quantized_product_into": ("forward", 2, 1),
+    "genesis.kernels.norm_mlp.quantized_gated_into": ("forward", 3, 1),
+    "genesis.kernels.swiglu.scaled_factors": ("backward", 1, 1),
+    "genesis.kernels.fp8.scaled_factors": ("backward", 1, 1),
+}
+
+
+@contextmanager
+def made_in_8_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[str, str]]]:
+    """Which products inside the block are; on a device none is repeated from before it."""
+    found: set[tuple[str, str]] = set()
+
+    def spied(inner: Any, way: str, index: int, step: int) -> Any:
+        def spy(*given: Any, **more: Any) -> Any:
+            found.add((way, WEIGHTS[given[index].shape[::step]]))
+            return inner(*given, **more)
+
+        return spy
+
+    with monkeypatch.context() as patched:
+        for name in ("_calls", "_plans"):
+            patched.setattr(backend_of(Device("cuda", 0)), name, {})
+        for where, how in IN_8_BITS.items():
+            patched.setattr(where, spied(pkgutil.resolve_name(where), *how))
+        yield found
+
+
+def gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[set[tuple[str, str]], np.ndarray]:
+    """Which products of a step are made in 8-bit floats, and all gradients behind each other."""
+    model = build({**SHAPE, **LAYER}, 1, device=device)
+    model.precision, model.activation_checkpointing = "fp8", "selective"
+    model.train()
+    ids = genesis.tensor(np.arange(24).reshape(2, 12) % 7, device=device)
+    with made_in_8_bits(monkeypatch) as found:
+        model.loss(ids, ids).backward()
+    return found, np.concatenate([p.grad.cpu().numpy().reshape(-1) for p in model.parameters()])
+
+
+def test_products_of_few_columns_stay_as_they_are_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    for fewest in (65, 96, 161):
+        monkeypatch.setattr(fp8_ops, "WIDE", fewest)
+        (here, ours), (there, theirs) = (gradients(device, monkeypatch) for device in ("cpu", "cuda"))
+        wide = {("forward", name) for name, columns in FORWARD.items() if columns >= fewest}
+        assert here == there == wide | {("backward", name) for name, columns in BACKWARD.items() if columns >= fewest}
+        steps.append((ours, theirs))
+    off = [np.linalg.norm(ours - theirs) for ours, theirs in steps]
+    apart = [np.linalg.norm(a[0] - b[0]) for a, b in itertools.pairwise(steps)]
+    assert max(off) < min(apart) / 20
+
+
 @pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"])
 def test_nan_in_a_weight_reaches_the_loss(name: str) -> None:
     model = model_of("fp8")
@@ -127,7 +205,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_a_run_stops_before_the_update_where_a_weight_is_nan(recipe: Path) -> None:
-    training = assembled(load(recipe, "run", "train.precision=fp8"))
+    training = assembled(load(recipe, "run", "train.precision=fp8", "train.device=cpu"))
     weight = dict(training.state.model.named_parameters())["model.layers.0.mlp.up_proj.weight"]
     with genesis.no_grad():
         weight[0, 0] = float("inf")
@@ -166,16 +244,16 @@ def test_a_captured_step_quantises_the_weights_of_its_replay() -> None:
 
 
 def test_precision_is_announced_where_it_is_imitated_or_missing(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load(recipe, "run", "train.precision=fp8")
-    assert usable_precision(config, CPU) == ("fp8", "precision: the CPU imitates fp8, which takes longer")
+    config, shape = load(recipe, "run", "train.precision=fp8"), ModelConfig.from_dict(SHAPE)
+    assert usable_precision(config, shape, CPU) == ("fp8", "precision: the CPU imitates fp8, which takes longer")
     for capability, expected in (((8, 9), ("fp8", None)), ((9, 0), ("fp8", None))):
         monkeypatch.setattr(cuda, "get_device_capability", lambda device, has=capability: has)
-        assert usable_precision(config, Device("cuda", 0)) == expected
+        assert usable_precision(config, shape, Device("cuda", 0)) == expected
     monkeypatch.setattr(cuda, "get_device_capability", lambda device: (8, 0))
-    found, line = usable_precision(config, Device("cuda", 0))
+    found, line = usable_precision(config, shape, Device("cuda", 0))
     assert found is None
     assert line == "precision: float32: fp8 needs compute capability 8.9, and cuda:0 has 8.0"
-    assert usable_precision(load(recipe, "other"), CPU) == (None, None)
+    assert usable_precision(load(recipe, "other"), shape, CPU) == (None, None)
 
 
 def test_a_run_is_exported_as_it_is_evaluated(recipe: Path) -> None:
@@ -184,3 +262,24 @@ def test_a_run_is_exported_as_it_is_evaluated(recipe: Path) -> None:
     model = genesis_models.load(config.train.output_dir)
     assert model.precision is None
     assert {p.dtype.name for _, p in model.named_parameters()} == {"float32"}
+
+
+def test_a_line_says_where_nothing_is_wide_enough(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, shape = load(recipe, "run", "train.precision=fp8"), ModelConfig.from_dict(SHAPE)
+    assert widest_product(shape) == 192  # gate and up
+    assert widest_product(ModelConfig.from_dict({**SHAPE, **LAYER})) == 192  # q, k and v
+    assert widest_product(ModelConfig.from_dict(preset("0.5B"))) == 9728
+    for fewest, found in ((192, "fp8"), (193, None)):
+        monkeypatch.setattr(fp8_ops, "WIDE", fewest)
+        assert usable_precision(config, shape, CPU)[0] == found
+    line = "precision: float32: fp8 is for products of at least 193 columns, and the model's widest has 192"
+    assert usable_precision(config, shape, CPU)[1] == usable_precision(config, shape, Device("cuda", 0))[1] == line
+
+
+def test_runs_of_narrow_models_are_the_same_without_it(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = []
+    for fewest, precision in ((1, "fp8"), (65, "fp8"), (65, "null")):
+        monkeypatch.setattr(fp8_ops, "WIDE", fewest)
+        config = load(recipe, f"run{len(hashes)}", f"train.precision={precision}", "train.steps=1")
+        hashes.append(train(config).state_hash)
+    assert hashes[0] != hashes[1] == hashes[2]

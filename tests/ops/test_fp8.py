@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,8 @@ from genesis.ops.linear import linear
 
 HALF = 2.0**-4  # of a unit in the last place of e4m3, relative to a number
 LEAST = 2.0**-10  # half of its smallest step
+
+Layer = Callable[[genesis.Tensor, list[genesis.Tensor], int], genesis.Tensor]
 
 
 def rounding(x: np.ndarray, factors: np.ndarray | None = None) -> np.ndarray:
@@ -133,3 +137,77 @@ def test_neighbours_in_memory_give_the_same_result() -> None:
     joined = F.packed_linear(x, [whole[:32], whole[32:]], fp8=True).numpy()
     apart = F.packed_linear(x, [whole[:32].clone(), whole[32:].clone()], fp8=True).numpy()
     np.testing.assert_array_equal(joined, apart)
+
+
+# --- Which products ---------------------------------------------------------------------------------------------------
+
+
+def linear_of(x: genesis.Tensor, weights: list[genesis.Tensor], fp8: int) -> genesis.Tensor:
+    return F.linear(x, weights[0], fp8=fp8)
+
+
+def packed_linear_of(x: genesis.Tensor, weights: list[genesis.Tensor], fp8: int) -> genesis.Tensor:
+    return F.packed_linear(x, weights, fp8=fp8)
+
+
+def norm_linear_of(x: genesis.Tensor, weights: list[genesis.Tensor], fp8: int) -> genesis.Tensor:
+    return F.norm_linear(x, genesis.ones(x.shape[-1], device=x.device), weights, eps=1e-6, fp8=fp8)
+
+
+def norm_mlp_of(x: genesis.Tensor, weights: list[genesis.Tensor], fp8: int) -> genesis.Tensor:
+    gate, up, down = weights
+    return F.norm_mlp(x, genesis.ones(x.shape[-1], device=x.device), [gate, up], [], down, eps=1e-6, fp8=fp8)
+
+
+def in_steps_of(x: genesis.Tensor, weights: list[genesis.Tensor], fp8: int) -> genesis.Tensor:
+    """As `norm_mlp_of`."""
+    gate, up, down = weights
+    return F.linear(F.swiglu(norm_linear_of(x, [gate, up], fp8)), down, None, x, fp8=fp8)
+
+
+def apart(layer: Layer) -> Layer:
+    return layer
+
+
+def neighbours(layer: Layer) -> Layer:
+    """The layer with gate and up next to each other in memory, as in an optimizer's buffers."""
+
+    def joined(x: genesis.Tensor, weights: list[genesis.Tensor], fp8: int) -> genesis.Tensor:
+        gate, up, down = weights
+        whole = genesis.cat([gate, up])
+        return layer(x, [whole[: len(gate)], whole[len(gate) :], down], fp8)
+
+    return joined
+
+
+def both_ways(device: str, layer: Layer, inner: int, outs: list[tuple[int, int]], fp8: int) -> tuple[bytes, bytes]:
+    """A layer's result and the gradient of its input."""
+    rng = np.random.default_rng(7)
+    x = genesis.tensor(rng.normal(size=(5, inner)).astype(np.float32), device=device, requires_grad=True)
+    weights = [genesis.tensor(rng.normal(size=shape).astype(np.float32), device=device) for shape in outs]
+    y = layer(x, weights, fp8)
+    y.backward(genesis.tensor(rng.normal(size=y.shape).astype(np.float32), device=device))
+    return y.detach().cpu().numpy().tobytes(), x.grad.cpu().numpy().tobytes()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("layer", [linear_of, packed_linear_of, norm_linear_of])
+@pytest.mark.parametrize(("inner", "out"), [(48, 64), (64, 48)])
+def test_a_product_with_fewer_columns_stays_as_it_is(device: str, layer: Layer, inner: int, out: int) -> None:
+    shapes = [(out, inner)] if layer is linear_of else [(out - 16, inner), (16, inner)]
+    plain, whole, narrow, wide, above = (both_ways(device, layer, inner, shapes, fp8) for fp8 in (0, 1, 48, 64, 65))
+    assert plain[0] != whole[0] and plain[1] != whole[1]
+    assert narrow == whole
+    assert wide == ((whole[0], plain[1]) if out > inner else (plain[0], whole[1]))
+    assert above == plain
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("lying", [apart, neighbours])
+def test_each_product_of_a_gated_mlp_is_told_apart(device: str, lying: Callable[[Layer], Layer]) -> None:
+    """Down forward and gate and up backward have 32 columns, SwiGLU's gradient 48, gate and up 96."""
+    shapes = [(48, 32), (48, 32), (32, 48)]
+    found = [both_ways(device, lying(norm_mlp_of), 32, shapes, fp8) for fp8 in (32, 48, 96, 97)]
+    assert found == [both_ways(device, lying(in_steps_of), 32, shapes, fp8) for fp8 in (1, 33, 49, 0)]
+    assert len({y for y, _ in found}) == 3, "down, gate and up"
+    assert len({dx for _, dx in found}) == 4

@@ -10,14 +10,15 @@ from genesis.backend import CPU
 from genesis.dtypes import DType, bfloat16, bool_, float32, int32
 from genesis.errors import UsageError
 from genesis.op import execute, registry
+from genesis.profile import cases
 from genesis.profile.cases import ALIASES, KINDS, Case, choices, kind_of, label_of, make_case, op_named, supported
 from genesis.profile.makers import UNARY
 
 
 def tiny(name: str, dtype: DType | None = None) -> Case:
-    """The op's first typical case with no size above 4."""
+    """The op's first typical case with no size above 16, of which products in 8-bit floats take multiples."""
     shape, axes = next(choices(name, CPU))
-    return make_case(name, tuple(min(size, 4) for size in shape), axes, dtype, CPU)
+    return make_case(name, tuple(min(size, 16) for size in shape), axes, dtype, CPU)
 
 
 @pytest.mark.parametrize("name", supported())
@@ -54,6 +55,17 @@ def test_the_issues_names_are_known() -> None:
     assert kind_of("transpose") is KINDS["transpose"]
     for name in ("linear", "rms_norm", "softmax", "attention", "swiglu", "rope", "embedding", "cross_entropy", "copy"):
         assert name in supported()
+
+
+def test_an_old_gpu_is_not_given_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = genesis.Device("cuda")
+    assert make_case("quantize_rows", (2, 16), None, None, gpu).dtype is float32
+    monkeypatch.setattr(cases, "get_device_capability", lambda device: (8, 0))
+    for name in ("quantize_rows", "quantized_matmul"):
+        with pytest.raises(UsageError, match=f"{name} needs compute capability 8.9, and cuda:0 has 8.0"):
+            make_case(name, (16, 16, 16), None, None, gpu)
+        make_case(name, (16, 16, 16), None, None, CPU)
+    make_case("matmul", (16,), None, None, gpu)
 
 
 def test_typical_sizes_and_axes() -> None:

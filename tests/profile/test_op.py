@@ -55,7 +55,7 @@ def test_work_is_what_a_hand_counts(
 def test_every_supported_op_is_measured_with_its_gradient() -> None:
     for name in supported():
         shape, axes = next(choices(name, CPU))
-        case = make_case(name, tuple(min(size, 4) for size in shape), axes, None, CPU)
+        case = make_case(name, tuple(min(size, 16) for size in shape), axes, None, CPU)
         has_gradient = case.op.vjp is not None
         row = profile_case(case, made_limits(), Settings(backward=has_gradient, plan=PLAN))
         assert (row.backward is not None) == has_gradient

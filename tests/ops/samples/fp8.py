@@ -54,9 +54,15 @@ def quantizings(rng: np.random.Generator) -> list[Case]:
 # --- Products ---------------------------------------------------------------------------------------------------------
 
 
-def linear_oracle(x: np.ndarray, weight: np.ndarray, bias: Any = None, residual: Any = None, fp8: bool = True) -> Any:
+def product_oracle(x: np.ndarray, weight: np.ndarray, in_8_bits: bool) -> np.ndarray:
+    if not in_8_bits:
+        return np.sum(x[..., None, :] * weight, axis=-1)
     (codes, scale), (columns, factors) = quantized_oracle(x), quantized_oracle(weight)
-    found = np.sum(codes[..., None, :] * columns, axis=-1) * scale[..., None] * factors
+    return np.sum(codes[..., None, :] * columns, axis=-1) * scale[..., None] * factors
+
+
+def linear_oracle(x: np.ndarray, weight: np.ndarray, bias: Any = None, residual: Any = None, fp8: int = 1) -> Any:
+    found = product_oracle(x, weight, fp8 <= len(weight))
     found = found if bias is None else found + bias
     return found if residual is None else found + residual
 
@@ -68,16 +74,19 @@ def matmul_oracle(x: np.ndarray, weight: np.ndarray, addend: Any = None) -> Any:
     return found if addend is None else found + addend
 
 
-def packed_oracle(x: np.ndarray, *parameters: np.ndarray, fp8: bool = True) -> Any:
+def packed_oracle(x: np.ndarray, *parameters: np.ndarray, fp8: int = 1) -> Any:
     weights = [p for p in parameters if p.ndim == 2]
     biases: list[Any] = [p for p in parameters if p.ndim == 1] or [None] * len(weights)
-    return np.concatenate([linear_oracle(x, w, b) for w, b in zip(weights, biases, strict=True)], axis=-1)
+    in_8_bits = fp8 <= sum(len(w) for w in weights)
+    found = [product_oracle(x, w, in_8_bits) for w in weights]
+    return np.concatenate([y if b is None else y + b for y, b in zip(found, biases, strict=True)], axis=-1)
 
 
 def swiglu_linear_backward_oracle(
-    g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray, with_result: bool = False, fp8: bool = True
+    g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray, with_result: bool = False, fp8: int = 1
 ) -> Any:
-    return packed_swiglu_backward_oracle(matmul_oracle(g, weight), gate_up, with_result=with_result)
+    dh = matmul_oracle(g, weight) if fp8 <= weight.shape[1] else g @ weight
+    return packed_swiglu_backward_oracle(dh, gate_up, with_result=with_result)
 
 
 LINEARS: list[tuple[tuple[int, ...], int]] = [((3,), 32), ((2, 5), 16), ((70,), 80), ((), 16), ((0,), 16)]  # lead, out
@@ -94,7 +103,7 @@ def linears(rng: np.random.Generator) -> list[Case]:
         )
         given = ((), (bias,), (None, residual), (bias, residual))[i % 4]
         found.append(Case((x, weight, *given), {"fp8": True}))
-    return found
+    return [*found, *(Case(found[2].inputs, {"fp8": fewest}) for fewest in (80, 81))]
 
 
 def packed_linears(rng: np.random.Generator) -> list[Case]:
@@ -102,7 +111,7 @@ def packed_linears(rng: np.random.Generator) -> list[Case]:
     for sizes, bias in (((32,), True), ((48, 16, 16), True), ((16, 16), False)):
         weights, biases = [normal(rng, n, 32) for n in sizes], [normal(rng, n) for n in sizes if bias]
         found.append(Case((normal(rng, 2, 5, 32), *weights, *biases), {"fp8": True}))
-    return found
+    return [*found, *(Case(found[1].inputs, {"fp8": fewest}) for fewest in (80, 81))]
 
 
 def matmuls(rng: np.random.Generator) -> list[Case]:
@@ -113,7 +122,7 @@ def matmuls(rng: np.random.Generator) -> list[Case]:
 
 def swiglu_backwards(rng: np.random.Generator) -> list[Case]:
     arrays = normal(rng, 3, 7, 32), normal(rng, 32, 48) / 8, normal(rng, 3, 7, 96)
-    return [Case(arrays, {"fp8": True, **more}) for more in ({}, {"with_result": True})]
+    return [Case(arrays, {"fp8": True, **more}) for more in ({}, {"with_result": True}, {"fp8": 48}, {"fp8": 49})]
 
 
 NARROW = ("float16", "bfloat16")  # wider results show how few bits the tensor cores keep of sums
