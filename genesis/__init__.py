@@ -10,7 +10,16 @@ from genesis.tensor import Tensor  # before the function `tensor`, whose name th
 
 # isort: split
 from genesis import autograd, errors, random
-from genesis.autograd import enable_grad, inference_mode, is_grad_enabled, no_grad, set_grad_enabled
+from genesis.autograd import (
+    autocast,
+    enable_grad,
+    get_autocast_dtype,
+    inference_mode,
+    is_autocast_enabled,
+    is_grad_enabled,
+    no_grad,
+    set_grad_enabled,
+)
 from genesis.backend import Device
 from genesis.dtypes import (
     DType,
@@ -220,6 +229,7 @@ __all__ = [
     "argsort",
     "as_strided",
     "as_tensor",
+    "autocast",
     "autograd",
     "baddbmm",
     "bernoulli",
@@ -276,6 +286,7 @@ __all__ = [
     "gather",
     "ge",
     "gelu_tanh",
+    "get_autocast_dtype",
     "gt",
     "index_add",
     "index_copy",
@@ -287,6 +298,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "is_autocast_enabled",
     "is_grad_enabled",
     "isfinite",
     "isinf",

@@ -1,5 +1,6 @@
 """Automatic differentiation in reverse: the tape, the walk backward, and what users do with them."""
 
+from genesis.autograd.autocast import autocast, get_autocast_dtype, is_autocast_enabled
 from genesis.autograd.backward import backward, grad
 from genesis.autograd.checkpoint import checkpoint
 from genesis.autograd.function import Function, FunctionContext
@@ -20,13 +21,16 @@ __all__ = [
     "TensorBase",
     "apply",
     "apply_",
+    "autocast",
     "backward",
     "checkpoint",
     "detect_anomaly",
     "enable_grad",
+    "get_autocast_dtype",
     "grad",
     "gradcheck",
     "inference_mode",
+    "is_autocast_enabled",
     "is_grad_enabled",
     "jacobians",
     "no_grad",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from genesis.array import Array, empty
+from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.engine import Edge
 from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase
@@ -52,6 +54,11 @@ def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_gr
     return [_seed(t, g) for t, g in zip(outputs, given, strict=True)]
 
 
+def _without_autocast() -> AbstractContextManager[None]:
+    """Around a walk: hooks and custom functions compute in the types that they are given."""
+    return resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
+
+
 def backward(
     tensors: TensorBase | Sequence[TensorBase],
     gradient: TensorBase | Sequence[TensorBase | None] | None = None,
@@ -71,7 +78,7 @@ def backward(
         GradientError: for a tensor that requires no gradient, a second walk over a released graph, create_graph.
     """
     roots = _roots(tensors, gradient, create_graph)
-    with no_grad():
+    with no_grad(), _without_autocast():
         run_backward(roots, retain_graph=retain_graph)
 
 
@@ -96,7 +103,7 @@ def grad(
         raise GradientError("grad() of an input that requires no gradient", next="set requires_grad_() on it first")
     roots = _roots(outputs, grad_outputs, create_graph)
     unique = list(dict.fromkeys(present))
-    with no_grad():
+    with no_grad(), _without_autocast():
         found = dict(zip(unique, run_backward(roots, retain_graph=retain_graph, capture=unique), strict=True))
     result = tuple(found[e] for e in present)
     if not allow_unused and any(g is None for g in result):

@@ -1,7 +1,8 @@
 """Activation checkpointing: record a function without keeping what its backward needs, and run it again to get that.
 
 The first run records nodes whose contexts are dropped. When backward reaches the first of them, the function runs once
-more, with the random generators set back, and the contexts it saves are matched to the nodes by the order of calls.
+more, with the random generators set back and autocast as it was, and the contexts it saves are matched to the nodes by
+the order of calls.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis import random
+from genesis.autograd.autocast import resumed, settings
 from genesis.autograd.engine import Saved
 from genesis.autograd.modes import enable_grad
 from genesis.autograd.record import TensorBase, saving_calls
@@ -32,6 +34,7 @@ class _Frame:
         generators = [random.default_generator, *(g for g in given if isinstance(g, Generator))]
         self.rng = [(g, g.get_state()) for g in generators]
         self.versions = [(t, t.array.storage.version) for t in given if isinstance(t, TensorBase)]
+        self.autocast = settings()
         self.calls: list[Call] = []
         self.saved: dict[int, Saved] = {}
 
@@ -60,7 +63,7 @@ class _Frame:
         _restore(self.rng)
         saving_calls.intercept = keep
         try:
-            with enable_grad():
+            with enable_grad(), resumed(self.autocast):
                 kwargs = {name: _detached(value) for name, value in self.kwargs.items()}
                 self.function(*[_detached(a) for a in self.args], **kwargs)
         finally:
@@ -102,6 +105,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     outer = saving_calls.intercept
     saving_calls.intercept = frame.drop
     try:
-        return function(*args, **kwargs)
+        with resumed(frame.autocast):  # casts that were kept before would not be recorded as in the second call
+            return function(*args, **kwargs)
     finally:
         saving_calls.intercept = outer

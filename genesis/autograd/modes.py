@@ -39,7 +39,7 @@ def is_anomaly_enabled() -> bool:
     return _state.anomaly
 
 
-class _Switch:
+class Switch:
     """Sets one field of the thread's state inside a block or a decorated function; nests and re-enters.
 
     A decorated generator function has the state set while its own code runs, and not between its steps.
@@ -60,7 +60,7 @@ class _Switch:
     ) -> None:
         setattr(_state, self.field, self._outer.pop())
 
-    def _fresh(self) -> _Switch:
+    def _fresh(self) -> Switch:
         """Its own memory of the outer state: a decorated function may run in several threads at once."""
         switch = copy.copy(self)
         switch._outer = []
@@ -92,35 +92,35 @@ class _Switch:
             generator.close()
 
 
-class set_grad_enabled(_Switch):  # noqa: N801  torch's name
+class set_grad_enabled(Switch):  # noqa: N801  torch's name
     """Recording is `mode` inside the block."""
 
     def __init__(self, mode: bool) -> None:
         super().__init__(mode)
 
 
-class no_grad(_Switch):  # noqa: N801
+class no_grad(Switch):  # noqa: N801
     """Nothing is recorded inside the block."""
 
     def __init__(self) -> None:
         super().__init__(False)
 
 
-class enable_grad(_Switch):  # noqa: N801
+class enable_grad(Switch):  # noqa: N801
     """Recording is on inside the block, also within no_grad."""
 
     def __init__(self) -> None:
         super().__init__(True)
 
 
-class inference_mode(_Switch):  # noqa: N801
+class inference_mode(Switch):  # noqa: N801
     """no_grad under torch's other name; `mode=False` leaves recording on."""
 
     def __init__(self, mode: bool = True) -> None:
         super().__init__(not mode)
 
 
-class detect_anomaly(_Switch):  # noqa: N801
+class detect_anomaly(Switch):  # noqa: N801
     """Backward stops at the first op that makes a NaN and names it, with the line of its forward call."""
 
     field = "anomaly"

@@ -13,13 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from genesis.array import Array
+from genesis.autograd.autocast import Kept, autocasting, low_type, wanted_types, wide_type
 from genesis.autograd.engine import AccumulateNode, BaseNode, Edge, Node, Saved
 from genesis.autograd.homes import Home, HomeUse, is_same_window
 from genesis.autograd.modes import is_grad_enabled
+from genesis.dtypes import DType
 from genesis.errors import GradientError
 from genesis.op import Op, Spec, execute, registry
 
-__all__ = ["SavedCalls", "TensorBase", "apply", "apply_", "saving_calls"]
+__all__ = ["SavedCalls", "TensorBase", "apply", "apply_", "lowered", "saving_calls", "widened"]
 
 
 class TensorBase:
@@ -230,6 +232,40 @@ def _node(
     return Node(op, saved, edges, specs)
 
 
+# --- What autocast asks for -------------------------------------------------------------------------------------------
+
+
+def _cast(x: Any, dtype: DType | None) -> Any:
+    """x in the type that autocast wants of it; of a parameter that stays as it is, one cast serves the whole block."""
+    if dtype is None or not isinstance(x, TensorBase):
+        return x
+    if not (autocasting.keeps and x._requires_grad and x.node is None):
+        return apply(registry["cast"], x, dtype=dtype)
+    array, key = x.array, (id(x), dtype)
+    known = autocasting.kept.get(key)
+    if known is None or not known.serves(array, is_grad_enabled()):
+        made = apply(registry["cast"], x, dtype=dtype)
+        known = autocasting.kept[key] = Kept(x, array, array.storage.version, made)
+    return known.made
+
+
+def lowered(*tensors: Any) -> tuple[Any, ...]:
+    """Operands of a function that counts as a product, as autocast wants them."""
+    if not autocasting.low:
+        return tensors
+    return tuple([_cast(x, low_type(x.array)) if isinstance(x, TensorBase) else x for x in tensors])
+
+
+def widened(*tensors: Any) -> tuple[Any, ...]:
+    """Operands of a function made of several ops that as a whole needs range, as autocast wants them."""
+    if not autocasting.low:
+        return tensors
+    return tuple([_cast(x, wide_type(x.array)) if isinstance(x, TensorBase) else x for x in tensors])
+
+
+# --- Running ops ------------------------------------------------------------------------------------------------------
+
+
 def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> Any:
     """Run `op` on tensors (and numbers) and record it when a gradient may be asked for.
 
@@ -240,6 +276,9 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in inputs])
     if out is not None:
         return _apply_out(op, inputs, arrays, out, attrs)
+    if autocasting.low and (wanted := wanted_types(op, arrays)):
+        inputs = tuple([_cast(x, dtype) for x, dtype in zip(inputs, wanted, strict=True)])
+        arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in inputs])
     lent = _borrowed(op, inputs) if op.borrows and is_grad_enabled() else None
     if lent:
         with _with_idle_memory(op, inputs):

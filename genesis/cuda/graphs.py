@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from genesis.autograd import no_grad
+from genesis.autograd.autocast import resumed, settings
 from genesis.backend.cuda.graph import WARM_UPS, RawGraph
 from genesis.cuda.devices import AnyDevice, backend
 from genesis.errors import DeviceError, ShapeError, UsageError
@@ -33,6 +35,12 @@ class Graph(RawGraph):
 
     def __init__(self, device: AnyDevice = None) -> None:
         super().__init__(backend(device))
+
+    @contextmanager
+    def _arena(self) -> Iterator[None]:
+        """Casts that autocast keeps are the graph's own: replays make them again, of parameters that changed."""
+        with super()._arena(), resumed(settings()):
+            yield
 
 
 class _Entry:

@@ -20,10 +20,14 @@ relu, silu, gelu_tanh = unary(ops.relu), unary(ops.silu), unary(ops.gelu_tanh)
 def softmax(x: Any, dim: int, *, dtype: Any = None) -> Any:
     """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
     x = as_operand(x, "softmax")
-    return apply(softmax_ops.softmax, x if dtype is None else to_dtype(x, dtype), dim=dim)
+    if dtype is None:
+        return apply(softmax_ops.softmax, x, dim=dim)
+    return to_dtype(apply(softmax_ops.softmax, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between
 
 
 def log_softmax(x: Any, dim: int, *, dtype: Any = None) -> Any:
     """log softmax(x) along `dim`, without forming the softmax."""
     x = as_operand(x, "log_softmax")
-    return apply(softmax_ops.log_softmax, x if dtype is None else to_dtype(x, dtype), dim=dim)
+    if dtype is None:
+        return apply(softmax_ops.log_softmax, x, dim=dim)
+    return to_dtype(apply(softmax_ops.log_softmax, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from genesis.autograd.record import TensorBase, apply
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, UsageError
+from genesis.functions.elementwise import to_dtype
 from genesis.functions.shape import array_of, sizes_of
 from genesis.op import Op
 from genesis.ops import elementwise
@@ -78,6 +79,11 @@ def _as(x: Any, dtype: Any, name: str) -> Any:
     return apply(elementwise.cast, x, dtype=as_dtype(dtype))
 
 
+def _result(found: Any, dtype: Any, out: Any) -> Any:
+    """The result in the type that was asked for, which autocast widens while it is computed."""
+    return found if dtype is None or out is not None or not found.is_floating_point() else to_dtype(found, dtype)
+
+
 # --- Sums, means, products --------------------------------------------------------------------------------------------
 
 
@@ -89,7 +95,8 @@ def sum(
     Args:
         dtype: cast x to this type first.
     """
-    return apply(ops.sum, _as(x, dtype, "sum"), out=out, axes=_dims("sum", dim, axis), keepdim=keepdim)
+    found = apply(ops.sum, _as(x, dtype, "sum"), out=out, axes=_dims("sum", dim, axis), keepdim=keepdim)
+    return _result(found, dtype, out)
 
 
 def mean(
@@ -107,7 +114,8 @@ def prod(
     x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None, out: Any = None
 ) -> Any:
     """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
-    return apply(ops.prod, _as(x, dtype, "prod"), out=out, axes=_dims("prod", dim, axis), keepdim=keepdim)
+    found = apply(ops.prod, _as(x, dtype, "prod"), out=out, axes=_dims("prod", dim, axis), keepdim=keepdim)
+    return _result(found, dtype, out)
 
 
 def _spread(
@@ -169,7 +177,8 @@ def cumsum(x: Any, dim: int | None = None, *, dtype: Any = None, axis: int | Non
     along = one_of("cumsum", dim, axis)
     if along is None:
         raise UsageError("cumsum needs a dimension", next="pass dim=")
-    return apply(ops.cumsum, _as(x, dtype, "cumsum"), out=out, axis=along)
+    found = apply(ops.cumsum, _as(x, dtype, "cumsum"), out=out, axis=along)
+    return _result(found, dtype, out)
 
 
 # --- Extrema ----------------------------------------------------------------------------------------------------------
@@ -271,4 +280,5 @@ def norm(
     power = _NORMS.get(p) if isinstance(p, str) else float(p)
     if power is None:
         raise DTypeError(f"norm: p is {p!r}", next='give a number, "fro" or "inf"')
-    return apply(ops.norm, _as(x, dtype, "norm"), out=out, axes=_dims("norm", dim, axis), keepdim=keepdim, p=power)
+    found = apply(ops.norm, _as(x, dtype, "norm"), out=out, axes=_dims("norm", dim, axis), keepdim=keepdim, p=power)
+    return _result(found, dtype, out)
