@@ -11,16 +11,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from genesis.array import Array
 from genesis.autograd.modes import Switch
 from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, promote_types
 from genesis.errors import DTypeError, UsageError
 from genesis.op import Op
-
-if TYPE_CHECKING:
-    from genesis.autograd.record import TensorBase
 
 __all__ = [
     "LOW",
@@ -71,7 +68,7 @@ CHOICES = (bfloat16, float16)
 class Kept(NamedTuple):
     """A parameter's cast, with what it was made of."""
 
-    source: TensorBase  # held, so that no other tensor gets its id
+    source: object  # a tensor; held, so that no other tensor gets its id
     array: Array
     version: int
     made: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,9 +99,13 @@ def test_a_peer_that_breaks_at_its_import(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_peer_that_does_not_answer(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
     from genesis.profile import peer
 
-    monkeypatch.setattr(peer, "ANSWER", 0.0)
-    with pytest.raises(PeerError, match="did not answer within 0 s"):
-        child.ask("close")
+    monkeypatch.setattr(peer, "ANSWER", 0.01)
+    child._process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(PeerError, match="did not answer within 0 s"):
+            child.ask("close")
+    finally:
+        child._process.send_signal(signal.SIGCONT)
 
 
 def test_peers_that_make_no_sense(tmp_path: Path) -> None:
