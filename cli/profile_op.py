@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genesis.errors import UsageError, escape
-from genesis_cli.measured import device_name, dtype_of, integers, limits_row, raise_first, show
+from genesis_cli.measured import device_name, dtype_of, integers, limits_row, peer_of, raise_first, show
 
 if TYPE_CHECKING:
     from genesis.backend import Device
@@ -59,7 +58,6 @@ class Request:
 def measure_op(asked: Request, json: str | None) -> None:
     """Measure, print the report, and end with the first failure's exit code, if there is one."""
     from genesis.profile.op import Settings, profile_op
-    from genesis.profile.peer import started
     from genesis.profile.report import lines_of
     from genesis.profile.schema import Failure
     from genesis_models.session.preparation import resolve_device
@@ -67,14 +65,9 @@ def measure_op(asked: Request, json: str | None) -> None:
     for option, word in (("--kernel", asked.kernel), ("--arch", asked.arch)):
         if word is not None:
             raise UsageError(f"{option} says whose code to show", where=option, next="add --show ptx, or leave it out")
-    if asked.torch_python is not None and asked.vs is None:
-        raise UsageError("there is nothing to compare with", where="--torch-python", next="add --vs torch")
     where, kind = resolve_device(asked.device), dtype_of(asked.dtype)
     rows, failures = [], []
-    with ExitStack() as stack:
-        peer = None
-        if asked.vs is not None:
-            peer = stack.enter_context(started("ops", where, asked.vs, asked.torch_python))
+    with peer_of(where, asked.vs, asked.torch_python) as peer:
         settings = Settings(backward=asked.backward, cold=asked.cold, peer=peer)
         for found in profile_op(asked.op, where, kind, asked.shapes, asked.axes, settings):
             if isinstance(found, Failure):

@@ -63,6 +63,7 @@ class Kind:
         sizes: how many numbers a shape may have; none means any count.
         names: the ops, where they are not recognized by their family.
         axes: the axes to measure when none are given; none where the ops have no axis.
+        multiplies: the FLOPs are those of matrix products.
     """
 
     shape: str
@@ -72,6 +73,7 @@ class Kind:
     sizes: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     axes: tuple[Axes, ...] = ()
+    multiplies: bool = False
 
 
 # --- The table --------------------------------------------------------------------------------------------------------
@@ -109,6 +111,7 @@ KINDS: dict[str, Kind] = {
         ((2048,), (4096,)),
         sizes=(1, 3),
         names=("matmul", "quantized_matmul"),
+        multiplies=True,
     ),
     "linear": Kind(
         "N, or M,K,N for x [M, K] and a weight [N, K]",
@@ -117,6 +120,7 @@ KINDS: dict[str, Kind] = {
         ((8192, 896, 4864),),
         sizes=(1, 3),
         names=("linear", "packed_linear"),
+        multiplies=True,
     ),
     "norm": Kind(
         "any, normed over the last",
@@ -126,7 +130,13 @@ KINDS: dict[str, Kind] = {
         names=("rms_norm", "layer_norm", "quantize_rows"),
     ),
     "attention": Kind(
-        "B,T,heads,size", makers.attention, HEADS, LONG_HEADS, sizes=(4,), names=("attention", "attention_packed")
+        "B,T,heads,size",
+        makers.attention,
+        HEADS,
+        LONG_HEADS,
+        sizes=(4,),
+        names=("attention", "attention_packed"),
+        multiplies=True,
     ),
     "rope": Kind("B,T,heads,size", makers.rope, HEADS, LONG_HEADS, sizes=(4,), names=("rope",)),
     "swiglu": Kind(
@@ -155,6 +165,7 @@ KINDS: dict[str, Kind] = {
         ((8192, 896, 151936),),
         sizes=(3,),
         names=("linear_cross_entropy",),
+        multiplies=True,
     ),
 }
 

@@ -125,6 +125,7 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Row:
         smallest_wall=limits.call_seconds,
         smallest_gpu=limits.kernel_seconds,
         recording=None if backward is None else backward.recording,
+        multiplies=op_named(case.name)[1].multiplies,
     )
     return Row(
         **_about(case),

@@ -28,6 +28,7 @@ class Facts(NamedTuple):
         bytes_per_second, flops_per_second: the limits; the second is None where no product was measured.
         smallest_wall, smallest_gpu: seconds of the smallest call.
         recording: seconds that recording for backward adds; None where it was not measured.
+        multiplies: the FLOPs are those of matrix products.
     """
 
     flops: int
@@ -39,6 +40,7 @@ class Facts(NamedTuple):
     smallest_wall: float
     smallest_gpu: float | None
     recording: float | None = None
+    multiplies: bool = True
 
     @property
     def seconds(self) -> float:
@@ -129,7 +131,7 @@ def _advice(facts: Facts, cause: str, share: float | None) -> str:
     if cause == "launch":
         return _advice_on_launches(facts)
     assert share is not None
-    return _advice_on_bandwidth(facts, share) if cause == "bandwidth" else _advice_on_compute(share)
+    return _advice_on_bandwidth(facts, share) if cause == "bandwidth" else _advice_on_compute(facts, share)
 
 
 def _advice_on_launches(facts: Facts) -> str:
@@ -160,7 +162,12 @@ def _advice_on_bandwidth(facts: Facts, share: float) -> str:
     )
 
 
-def _advice_on_compute(share: float) -> str:
+def _advice_on_compute(facts: Facts, share: float) -> str:
     if share >= 0.7:
         return f"at {share:.0%} of the largest product's rate only fewer FLOPs or a narrower dtype help"
+    if not facts.multiplies:
+        return (
+            "it computes more than it moves, and what it computes are no products, whose rate is out of its reach:"
+            " fewer or cheaper operations an element help"
+        )
     return f"at {share:.0%} of the largest product's rate: batch small products into larger ones"

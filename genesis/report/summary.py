@@ -104,17 +104,6 @@ def _worst(judged: Iterable[Entry]) -> list[Entry]:
     return sorted(low, key=lambda each: each.row.share or 0.0)[:RANKED]
 
 
-def _advice(entry: Entry) -> str:
-    """The row's advice, unless that is about products and the op makes none."""
-    row = entry.row
-    if row.cause == "compute" and entry.category != "matmul" and (row.share or 0.0) < GOOD:
-        return (
-            "it computes more than it moves, and what it computes are no products, whose rate is out of its reach:"
-            " fewer or cheaper operations an element help"
-        )
-    return row.advice
-
-
 def _ranked(entry: Entry) -> Ranked:
     row = entry.row
     assert row.share is not None and row.band is not None
@@ -126,7 +115,7 @@ def _ranked(entry: Entry) -> Ranked:
         share=row.share,
         band=row.band,
         cause=row.cause,
-        advice=_advice(entry),
+        advice=row.advice,
     )
 
 
@@ -196,7 +185,7 @@ def _about_limits(entries: Sequence[Entry]) -> Iterable[str]:
         yield (
             f"{len(low)} case{'s' * (len(low) > 1)} bound by {cause} reach{'es' * (len(low) == 1)} less than"
             f" {GOOD:.0%} of {rate}: {ops}. Most time is lost in {most.name} {most.label}:"
-            f" {readable_seconds(_lost(most))} of {readable_seconds(seconds_of(most))}. There, {_advice(largest)}."
+            f" {readable_seconds(_lost(most))} of {readable_seconds(seconds_of(most))}. There, {largest.row.advice}."
         )
 
 

@@ -80,9 +80,3 @@ def test_lists_end_with_how_many_more() -> None:
     assert listed(["a", "b"]) == "a, b"
     assert listed(["a", "b", "c"], 2) == "a, b and 1 other"
     assert listed(list("abcdef"), 2) == "a, b and 4 others"
-
-
-def test_advice_about_products_goes_to_products_alone() -> None:
-    product = entry("matmul", 0.3, cause="compute", limit="compute", category="matmul")
-    other = entry("erf", 0.2, cause="compute", limit="compute", category="element")
-    assert [row.advice[:13] for row in summarize([product, other], []).worst] == ["it computes m", "look at matmu"]

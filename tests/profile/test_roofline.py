@@ -97,3 +97,8 @@ def test_advice_on_bandwidth_follows_from_the_share(nbytes: int, advice: str) ->
 @pytest.mark.parametrize(("flops", "advice"), [(6e8, "batch small products"), (9e8, "only fewer FLOPs")])
 def test_advice_on_compute_follows_from_the_share(flops: int, advice: str) -> None:
     assert advice in judge(facts(flops=flops)).advice
+
+
+def test_advice_about_products_goes_to_products_alone() -> None:
+    assert "no products" in judge(facts(flops=6e8)._replace(multiplies=False)).advice
+    assert "narrower dtype" in judge(facts(flops=9e8)._replace(multiplies=False)).advice
