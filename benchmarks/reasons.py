@@ -13,11 +13,6 @@ __all__ = ["known_reason"]
 # (pattern of the row's name, reason); the first that matches counts.
 REASONS: tuple[tuple[str, str], ...] = (
     (
-        r"matmul 2048 tf32",
-        "the product alone takes 48.9 µs beside 47.8 in cuBLAS; turning the second factor over before it took the rest"
-        " until kernels/crosswise.py (log: tf32 at 2048³)",
-    ),
-    (
         r"(sum|max) (1|\(0, 1\)) \(16, 2048, 4864\)",
         "took 146 to 148 µs (fp32) and 76 (bf16) before kernels of a graph were brought to the processors early:"
         " programs of the next launch fill the places that a grid leaves, unevenly"

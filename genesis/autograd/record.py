@@ -251,16 +251,18 @@ def _cast(x: Any, dtype: DType | None) -> Any:
 
 def lowered(*tensors: Any) -> tuple[Any, ...]:
     """Operands of a function that counts as a product, as autocast wants them."""
-    if not autocasting.low:
-        return tensors
-    return tuple([_cast(x, low_type(x.array)) if isinstance(x, TensorBase) else x for x in tensors])
+    return _all_cast(tensors, low_type)
 
 
 def widened(*tensors: Any) -> tuple[Any, ...]:
     """Operands of a function made of several ops that as a whole needs range, as autocast wants them."""
+    return _all_cast(tensors, wide_type)
+
+
+def _all_cast(tensors: tuple[Any, ...], wanted: Callable[[Array], DType | None]) -> tuple[Any, ...]:
     if not autocasting.low:
         return tensors
-    return tuple([_cast(x, wide_type(x.array)) if isinstance(x, TensorBase) else x for x in tensors])
+    return tuple([_cast(x, wanted(x.array)) if isinstance(x, TensorBase) else x for x in tensors])
 
 
 # --- Running ops ------------------------------------------------------------------------------------------------------

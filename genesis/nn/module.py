@@ -51,17 +51,15 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if call_watches:
-            with ExitStack() as stack:
-                for watch in tuple(call_watches):
-                    stack.enter_context(watch(self))
-                return self._called(*args, **kwargs)
-        return self._called(*args, **kwargs)
-
-    def _called(self, *args: Any, **kwargs: Any) -> Any:
-        """Forward between its hooks."""
-        if not (self._pre_hooks or self._forward_hooks or self._backward_hooks):
+        if not (call_watches or self._pre_hooks or self._forward_hooks or self._backward_hooks):
             return self.forward(*args, **kwargs)
+        with ExitStack() as stack:
+            for watch in tuple(call_watches):
+                stack.enter_context(watch(self))
+            return self._hooked(*args, **kwargs)
+
+    def _hooked(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward between its hooks."""
         for hook in tuple(self._pre_hooks.values()):
             changed = hook(self, args)
             if changed is not None:
