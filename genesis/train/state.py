@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from genesis import random
+from genesis.array import Array
 from genesis.data.loader import PackedLoader
 from genesis.io.hashing import StateHash
 from genesis.nn import Module
@@ -75,6 +76,16 @@ class TrainState:
             "num_tokens": self.num_tokens,
             "interval": {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets},
             "optimizer": optimizer_counts(self.optimizer),
+        }
+
+    def lasting(self) -> dict[str, list[Array]]:
+        """The arrays that stay from step to step: "weights", "gradients", and "optimizer" with masters and averages."""
+        parameters = [p for _, p in self.model.named_parameters()]
+        kept = (x for values in self.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
+        return {
+            "weights": [p.array for p in parameters],
+            "gradients": [p.grad.array for p in parameters if p.grad is not None],
+            "optimizer": [x.array for x in kept],
         }
 
     def hash(self) -> str:

@@ -16,7 +16,6 @@ from genesis.bench.timing import Plan, Timing, measure, of_wall
 from genesis.errors import GenesisError, OutOfMemoryError
 from genesis.profile.memory import peak_bytes
 from genesis.profile.schema import Failure, Time
-from genesis.tensor import Tensor
 from genesis.train.config import OptimConfig
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
@@ -150,14 +149,8 @@ def _captured(state: TrainState, device: Device, plan: Plan, notes: list[str]) -
 
 
 def _lasting(state: TrainState) -> dict[str, int]:
-    """Bytes of what is there from step to step, counted from the tensors."""
-    parameters = [p for _, p in state.model.named_parameters()]
-    kept = (x for values in state.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
-    return {
-        "weights": sum(p.array.nbytes for p in parameters),
-        "gradients": sum(p.grad.array.nbytes for p in parameters if p.grad is not None),
-        "optimizer": sum(x.array.nbytes for x in kept),
-    }
+    """Bytes of what is there from step to step."""
+    return {name: sum(array.nbytes for array in arrays) for name, arrays in state.lasting().items()}
 
 
 def _host_memory(state: TrainState) -> Memory:

@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
 from genesis.data.loader import Batch
 from genesis.profile.run.measure import Recorded, Subject, memory_of, plain_steps, recorded_steps
 from genesis.profile.run.memory import Timeline
 from genesis.profile.run.nvtx import Ranges
-from genesis.tensor import Tensor
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.loop import Training
@@ -23,6 +22,7 @@ from genesis.train.output import Output
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
+from genesis_models.bench.steps import UNTIL_CAPTURED
 from genesis_models.blocks import CausalLM
 from genesis_models.session.memory import planned_memory
 from genesis_models.session.preparation import model_config, prepare_data, resolve_device
@@ -31,7 +31,6 @@ from genesis_models.session.training import announce, assemble, cpu_threads, mak
 __all__ = ["Profile", "profile", "profiled", "subject_of"]
 
 WARM_UP: Final = 2
-UNTIL_CAPTURED: Final = 4  # two as they are, one captured, one replayed
 UNTIL_RECORDED: Final = 3
 EVERY = 4  # steps between two readings of their figures, at most
 
@@ -152,21 +151,10 @@ def subject_of(
         take=take,
         settle=lambda: None if on_device is None else _read(on_device),
         regions=regions,
-        lasting=lambda: _lasting(state),
+        lasting=lambda: cast(Any, state.lasting()),
     )
 
 
 def _read(steps: DeviceSteps) -> None:
     """Look at the figures: they say where a loss or gradient is not finite."""
     steps.reading().results()
-
-
-def _lasting(state: TrainState) -> dict[Any, list[Any]]:
-    """The arrays that stay from step to step."""
-    parameters = [p for _, p in state.model.named_parameters()]
-    kept = (x for values in state.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
-    return {
-        "weights": [p.array for p in parameters],
-        "gradients": [p.grad.array for p in parameters if p.grad is not None],
-        "optimizer": [x.array for x in kept],
-    }

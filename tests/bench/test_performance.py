@@ -92,7 +92,7 @@ def test_what_is_below_good_is_named_with_what_is_known() -> None:
     ]  # fmt: skip
     (partly,) = lines_with(far, "sum 9")
     assert partly.endswith("| not known |")
-    assert "sum 8" not in far and "matmul 2048" not in far
+    assert "sum 8" not in far and KNOWN not in far
 
 
 def test_the_newest_step_counts_with_its_own_peers() -> None:
