@@ -62,10 +62,10 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, aga
 performance: install-dev ## make docs/performance.md again from the results that git knows; measures nothing
 	$(BIN)/python -m benchmarks.performance
 
-# For sm_80, sm_90 and sm_100, in the types of training, signatures that show every feature of every kernel. Both types at
-# once: most signatures show features of both. `make kernels` has all types.
+# For sm_80, sm_90 and sm_100, signatures that show every feature of every kernel: in bfloat16 with both Tritons, in float32
+# with the lowest. `make kernels` has all types.
 kernels-newest: install-dev ## compile the kernels ahead of time with the newest Triton; needs no GPU
-	$(BIN)/python -m tests.kernels.ahead --dtypes float32 bfloat16 --jobs $(WORKERS)
+	$(BIN)/python -m tests.kernels.ahead --dtypes bfloat16 --jobs $(WORKERS)
 
 kernels-lowest: $(LOWEST_VENV)/.installed ## the same with the lowest supported Triton
 	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --jobs $(WORKERS)
