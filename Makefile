@@ -18,7 +18,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-bench performance kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-sanitize gpu-bench performance kernels kernels-newest \
 	kernels-lowest format peers clean
 
 help: ## list these commands
@@ -53,6 +53,12 @@ gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, gold
 	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py \
 		--ignore=tests/kernels/test_large.py
 	$(BIN)/python -m pytest --gpu -n 0 tests/kernels/test_large.py
+
+# float32 shows what other types do, bfloat16 the kernels for 2-byte floats; each of the four takes minutes.
+gpu-sanitize: install-dev ## on a machine with an NVIDIA GPU and compute-sanitizer: bad accesses and races in the op suite's small cases
+	for tool in memcheck racecheck; do for dtype in float32 bfloat16; do \
+		compute-sanitizer --tool $$tool --error-exitcode 9 $(BIN)/python -m pytest --gpu --few -n 0 \
+		tests/kernels/test_registry_on_cuda.py -k $$dtype || exit; done; done
 
 gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, against torch; writes benchmarks/results
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost

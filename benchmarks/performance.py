@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.floors import EXPLAINED, SMALLEST, Floor, floor_of, said
+from benchmarks.gpu.training_step import memory_field
 from benchmarks.performance_reports import all_ops, model_steps
 from benchmarks.reasons import known_reason
 from benchmarks.stored import RESULTS, Result, read_results, result_files
@@ -28,7 +30,6 @@ __all__ = ["PAGE", "page_of"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "performance.md"
 GOOD = 0.7  # where the band "good" begins
-NEAR, PARTLY = 1.25, 2.5  # times the least that a kernel's start and its bytes or FLOPs allow
 Row = dict[str, Any]
 
 
@@ -142,6 +143,7 @@ def _steps(results: Sequence[Result]) -> Iterator[str]:
     )
     yield from markdown_table(STEP_COLUMNS, [_step_cells(step) for step in steps], (*STEP_COLUMNS[:3], "beside"))
     yield ""
+    yield from _memory_notes(steps)
     below = [step for step in steps for peer in step.peers if peer["ms"] / step.row["ms"] < 1]
     ratios = [peer["ms"] / step.row["ms"] for step in steps for peer in step.peers]
     if ratios:
@@ -156,6 +158,7 @@ def _steps(results: Sequence[Result]) -> Iterator[str]:
 
 def _step_cells(step: Step) -> list[str]:
     row, peer = step.row, step.peers[0] if step.peers else {}
+    field = memory_field(row, peer) if peer else "peak_gib"
     batch, length = str(row["shape"]).split("x")
     return [
         row["size"],
@@ -164,16 +167,30 @@ def _step_cells(step: Step) -> list[str]:
         f"{row['ms']:.1f} ms",
         f"{row['tokens_per_second']:,.0f}",
         f"{row['model_tflops']:.0f}",
-        _gib(row),
+        _gib(row, field),
         RECIPES.get(peer.get("side", ""), peer.get("side", "–")),
         f"{peer['ms']:.1f} ms" if peer else "–",
-        _gib(peer),
+        _gib(peer, field),
         f"{peer['ms'] / row['ms']:.2f}" if peer else "–",
     ]
 
 
-def _gib(row: Row) -> str:
-    return f"{row['peak_gib']:.1f} GiB" if row.get("peak_gib") else "–"
+def _gib(row: Row, field: str) -> str:
+    reserved = " reserved" * (field == "reserved_gib")
+    return f"{row[field]:.1f} GiB{reserved}" if row.get(field) else "–"
+
+
+def _memory_notes(steps: Sequence[Step]) -> Iterator[str]:
+    """How memory is compared with a peer under CUDA graphs, where there is one."""
+    beside = [(step.row, peer) for step in steps for peer in step.peers[:1] if "graphs" in peer["side"]]
+    fields = [memory_field(row, peer) for row, peer in beside]
+    if "reserved_gib" in fields:
+        yield "What torch's CUDA graphs hold is in no count of its allocations: beside them memory is what was reserved"
+        yield "from the driver, on both sides."
+        yield ""
+    if "peak_gib" in fields:
+        yield "torch's memory with CUDA graphs leaves out what the graphs hold."
+        yield ""
 
 
 def _sources(steps: Iterable[Step]) -> Iterator[str]:
@@ -258,9 +275,10 @@ def _ops(results: Sequence[Result]) -> Iterator[str]:
             yield from ("", f"### {title}", "")
             yield from markdown_table(OP_COLUMNS, [_op_cells(each) for each in here], ("op", "band"))
     yield from ("", "### Below 1, and why", "")
-    yield from _slower(rows)
+    least = _least_kernel(results)
+    yield from _slower(rows, least)
     yield from ("", '### Below "good", and why', "")
-    yield from _far(rows, _least_kernel(results))
+    yield from _far(rows, least)
     yield ""
     for result in {each.result.name: each.result for each in rows}.values():
         yield f"- {_source(result, [result.data['command']], result.data)}"
@@ -282,19 +300,24 @@ def _op_cells(each: OpRow) -> list[str]:
     ]
 
 
-def _slower(rows: Iterable[OpRow]) -> Iterator[str]:
-    below = sorted((each.row for each in rows if each.row["ratio"] < 1), key=lambda row: row["ratio"])
+def _slower(rows: Iterable[OpRow], least: float | None) -> Iterator[str]:
+    below = sorted((each for each in rows if each.row["ratio"] < 1), key=lambda each: each.row["ratio"])
     if not below:
         yield "Nothing is."
         return
-    yield from markdown_table(("op", "ratio", "reason"), [_reason_slower(row) for row in below], ("op", "reason"))
+    cells = [_reason_slower(each, least) for each in below]
+    yield from markdown_table(("op", "ratio", "reason"), cells, ("op", "reason"))
 
 
-def _reason_slower(row: Row) -> list[str]:
-    reason = known_reason(row["op"])
+def _reason_slower(each: OpRow, least: float | None) -> list[str]:
+    row, floor = each.row, _floor(each, least)
     if 1 - row["ratio"] <= row["spread"]:
         reason = f"within the spread of the two measurements, {row['spread']:.1%}"
-    return [row["op"], f"{row['ratio']:.3f}", reason or "not known"]
+    else:
+        reason = known_reason(row["op"]) or "not known"
+        if floor is not None and floor.was_noted:
+            reason += f"; here {said(floor)}"
+    return [row["op"], f"{row['ratio']:.3f}", reason]
 
 
 def _least_kernel(results: Sequence[Result]) -> float | None:
@@ -306,6 +329,15 @@ def _least_kernel(results: Sequence[Result]) -> float | None:
     return found
 
 
+COUNTED = """\
+The least that an op takes as it is cut into kernels is counted: its launches, each at what the kernel took on next to
+no data, or at {launch} inside a graph where that was not measured; and its bytes or FLOPs at the limit, a product's at
+the processor with most of its tiles. This explains a row where it makes {share:.0%} of the time or more: beside that
+floor the op is good, and short times are uncertain by the rest. Elsewhere the rest is unexplained, unless a reason
+stands beside it.
+"""
+
+
 def _far(rows: Sequence[OpRow], least: float | None) -> Iterator[str]:
     far = sorted(
         (each for each in rows if each.share is not None and each.share < GOOD), key=lambda each: each.share or 0
@@ -313,29 +345,44 @@ def _far(rows: Sequence[OpRow], least: float | None) -> Iterator[str]:
     if not far:
         yield "Nothing is."
         return
+    if least is not None:
+        yield from COUNTED.format(launch=readable_seconds(least), share=EXPLAINED).splitlines()
+    reasons = [_reason_far(each, least) for each in far]
+    explained = sum(each.is_known for each in reasons)
+    yield from (f"Of {len(far)} rows {explained} {'is' if explained == 1 else 'are'} explained.", "")
     columns = ("op", "share", "band", "torch's share", "reason")
-    yield from markdown_table(columns, [_far_cells(each, least) for each in far], ("op", "band", "reason"))
+    cells = [_far_cells(each, reason.text) for each, reason in zip(far, reasons, strict=True)]
+    yield from markdown_table(columns, cells, ("op", "band", "reason"))
 
 
-def _far_cells(each: OpRow, least: float | None) -> list[str]:
+def _far_cells(each: OpRow, reason: str) -> list[str]:
     share = each.share or 0.0
     theirs = share / each.row["ratio"]
-    return [each.row["op"], f"{share:.0%}", band_of(share), f"{theirs:.0%}", _reason_far(each, least)]
+    return [each.row["op"], f"{share:.0%}", band_of(share), f"{theirs:.0%}", reason]
 
 
-def _reason_far(each: OpRow, least: float | None) -> str:
-    reason = known_reason(each.row["op"])
-    if reason is None and least is not None:
-        seconds = each.row["genesis_us"] * 1e-6
-        ideal = (each.share or 0.0) * seconds
-        parts = (
-            f"the limit alone would take {readable_seconds(ideal)}, and the start of a kernel {readable_seconds(least)}"
-        )
-        if seconds <= NEAR * (ideal + least):
-            return f"small: {parts}"
-        if seconds <= PARTLY * (ideal + least):
-            return f"partly that it is small: {parts}; the rest is not known"
-    return reason or "not known"
+class Reason(NamedTuple):
+    """Why a row is far from its limit, and whether that is all there is to say."""
+
+    text: str
+    is_known: bool
+
+
+def _reason_far(each: OpRow, least: float | None) -> Reason:
+    reason, floor = known_reason(each.row["op"]), _floor(each, least)
+    if floor is None or (reason and not floor.was_noted):
+        return Reason(reason or "not known", reason is not None)
+    if reason or floor.share >= EXPLAINED:
+        return Reason("; ".join(filter(None, (said(floor), reason))), True)
+    return Reason(f"{said(floor)}; the other {1 - floor.share:.0%} are unexplained", False)
+
+
+def _floor(each: OpRow, least: float | None) -> Floor | None:
+    """The least of a row; None where a launch was not measured, or more than the GPU's time counts."""
+    if least is None or each.share is None or each.row.get("clock") == "wall":
+        return None
+    smallest = {name: us * 1e-6 for name, us in each.result.data.get(SMALLEST, {}).items()}
+    return floor_of(each.row, each.share, least, smallest)
 
 
 # --- Launches, the CPU ------------------------------------------------------------------------------------------------

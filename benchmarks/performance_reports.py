@@ -104,7 +104,7 @@ def _reason_below(row: Row) -> str:
     spread = row["peer"]["forward"]["spread"]
     if 1 - _ratio(row) <= spread:
         return f"within the spread of the rounds, {spread:.1%}"
-    return known_reason(f"{row['name']} {row['label']}") or "not known"
+    return known_reason(f"{row['name']} {row['label']} {row['dtype']}") or "not known"
 
 
 def _why(rows: Sequence[Row]) -> Iterator[list[str]]:
@@ -121,7 +121,7 @@ def _why(rows: Sequence[Row]) -> Iterator[list[str]]:
 def _reason_in_report(name: str, cause: str, rows: Sequence[Row]) -> str:
     if cause == "launch":
         return "launch bound: the smallest call takes most of the time, so the share says nothing about the kernel"
-    return known_reason(f"{name} {rows[0]['label']}") or "not known"
+    return known_reason(f"{name} {rows[0]['label']} {rows[0]['dtype']}") or "not known"
 
 
 # --- A model: `genesis bench-model` -----------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def compile_all(work: Iterable[tuple[Shape, Tile | None]]) -> dict[tuple[Shape, 
             futures = asked[shape, tile] = []
 
             def ask(kernel: Any, grid: Any, *args: Any, futures: list[Any] = futures, **keywords: Any) -> None:
-                futures.append(compiling(kernel, native._signature(kernel, args, keywords), capability))
+                futures.append(compiling(kernel, native.signature_of(kernel, args, keywords), capability))
 
             with mock.patch.object(linalg, "launch", ask), Switched(shape):
                 x.ours(tile)

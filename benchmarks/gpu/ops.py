@@ -4,6 +4,7 @@
 
 The ratio is torch / Genesis: above 1, Genesis is faster. Inputs are random and shared between the two without a copy.
 Boolean selection waits for the GPU (its result's size is data), so there wall time stands for GPU time, for both.
+What a call of Genesis launches is noted beside its time, from one more call.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import datetime
 import gc
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +23,9 @@ from typing import Any, NamedTuple
 import torch
 
 import genesis
-from benchmarks.gpu.timing import backend, environment, gpu_us, shared, torch_gpu_us, wall_us
+from benchmarks.floors import SMALLEST
+from benchmarks.gpu.launches import kernels_of
+from benchmarks.gpu.timing import CUDA, backend, environment, gpu_us, shared, torch_gpu_us, wall_us
 from genesis.backend.cuda.precision import allow_tf32
 
 
@@ -34,6 +38,7 @@ class Row(NamedTuple):
         tolerance: of the relative error in norm.
         calls: how often a graph repeats the call.
         wall: compare wall times.
+        product: m, n and k where a matrix product is all there is.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Row(NamedTuple):
     tolerance: float = 1e-5
     calls: int = 20
     wall: bool = False
+    product: tuple[int, ...] = ()
 
 
 def as_torch(x: Any) -> torch.Tensor:
@@ -95,6 +101,13 @@ def reduction_rows() -> Iterator[Row]:
                 )
 
 
+def product_row(
+    name: str, ours: Callable[[], Any], theirs: Callable[[], Any], product: tuple[int, int, int], calls: int
+) -> Row:
+    """A product of [m, k] x [k, n]."""
+    return Row(name, ours, theirs, flops=2 * math.prod(product), tolerance=4e-3, calls=calls, product=product)
+
+
 def matmul_rows() -> Iterator[Row]:
     """Square products in bf16 and tf32, and the matmuls of a training step of Qwen2.5-0.5B."""
     allow_tf32.set(True)
@@ -104,16 +117,15 @@ def matmul_rows() -> Iterator[Row]:
             (x, p), (y, q) = random(n, n, dtype=dtype), random(n, n, dtype=dtype)
             name = f"matmul {n} {'bf16' if dtype is torch.bfloat16 else 'tf32'}"
             calls = 20 if n < 8192 else 6
-            yield Row(name, lambda x=x, y=y: x @ y, lambda p=p, q=q: p @ q, 0, 2 * n**3, 4e-3, calls)
+            yield product_row(name, lambda x=x, y=y: x @ y, lambda p=p, q=q: p @ q, (n, n, n), calls)
     m = 8192
     for k, n in ((896, 1152), (896, 896), (896, 9728), (4864, 896), (896, 151936)):
         (x, p), (w, v) = random(m, k, dtype=torch.bfloat16), random(n, k, dtype=torch.bfloat16)
         g, h = random(m, n, dtype=torch.bfloat16)
-        calls, flops = (4 if n > 100_000 else 20), 2 * m * k * n
-        tag = f"{m}x{k} -> {n} bf16"
-        yield Row(f"forward {tag}", lambda x=x, w=w: x @ w.T, lambda p=p, v=v: p @ v.T, 0, flops, 4e-3, calls)
-        yield Row(f"dgrad {tag}", lambda g=g, w=w: g @ w, lambda h=h, v=v: h @ v, 0, flops, 4e-3, calls)
-        yield Row(f"wgrad {tag}", lambda g=g, x=x: g.T @ x, lambda h=h, p=p: h.T @ p, 0, flops, 4e-3, calls)
+        calls, tag = (4 if n > 100_000 else 20), f"{m}x{k} -> {n} bf16"
+        yield product_row(f"forward {tag}", lambda x=x, w=w: x @ w.T, lambda p=p, v=v: p @ v.T, (m, n, k), calls)
+        yield product_row(f"dgrad {tag}", lambda g=g, w=w: g @ w, lambda h=h, v=v: h @ v, (m, k, n), calls)
+        yield product_row(f"wgrad {tag}", lambda g=g, x=x: g.T @ x, lambda h=h, p=p: h.T @ p, (n, k, m), calls)
 
 
 def softmax_rows() -> Iterator[Row]:
@@ -188,6 +200,20 @@ def copy_rate() -> float:
     return max(rates)
 
 
+def smallest() -> dict[str, float]:
+    """Microseconds of kernels on next to no data, by name: what one takes before there is work."""
+    x, b = random(64, 64)[0], random(64, 64, dtype=torch.bfloat16)[0]
+    turned = x.T.contiguous
+    calls = (lambda: x + x, x.abs, lambda: x[:1].sum(-1), lambda: x[:1].max(-1), lambda: b @ b, turned)
+    found = {}
+    for call in calls:
+        call()
+        kernels = kernels_of(call, CUDA)
+        if len(kernels) == 1:
+            found[kernels[0]["name"]] = round(gpu_us(call, 200), 2)
+    return found
+
+
 def error_of(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The relative error in norm; infinite where the shapes differ."""
     if ours.shape != theirs.shape:
@@ -210,6 +236,7 @@ def measure(row: Row) -> dict[str, Any]:
             for _ in range(2):
                 ours.append(gpu_us(row.ours, row.calls))
                 theirs.append(torch_gpu_us(row.theirs, row.calls))
+        kernels = kernels_of(row.ours, CUDA)
     except Exception as failure:  # one broken row must not end the run
         return {"op": row.name, "failed": f"{type(failure).__name__}: {failure}"[:400]}
     mine, peer = min(ours), min(theirs)
@@ -219,7 +246,9 @@ def measure(row: Row) -> dict[str, Any]:
         found["TB/s"] = round(row.nbytes / mine / 1e6, 3)
     if row.flops:
         found["TFLOP/s"] = round(row.flops / mine / 1e6, 1)
-    return found
+    if row.product:
+        found["product"] = row.product
+    return found | {"clock": "wall" if row.wall else "GPU", "kernels": kernels}
 
 
 def main() -> None:
@@ -228,7 +257,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", nargs="*", default=list(GROUPS), choices=list(GROUPS))
     options = parser.parse_args()
-    rate = copy_rate()
+    rate, least = copy_rate(), smallest()
     found = []
     for group in options.only:
         for row in GROUPS[group]():
@@ -243,6 +272,7 @@ def main() -> None:
         "command": "python -m " + " ".join(["benchmarks.gpu.ops", *sys.argv[1:]]),
         **environment(),
         "copy TB/s": round(rate / 1e12, 3),
+        SMALLEST: least,
         "median ratio": statistics.median(ratios) if ratios else None,
         "rows": found,
     }

@@ -35,9 +35,10 @@ from genesis.dtypes import float32, float64, int32
 from genesis.errors import ShapeError
 from genesis.kernels.attention_backward import add_splits, key_kernel, query_kernel
 from genesis.kernels.attention_forward import forward_kernel
-from genesis.kernels.attention_tiles import Tile, padded, tiles_of, together
+from genesis.kernels.attention_tiles import Tile, padded, sections, tiles_of
 from genesis.kernels.elementwise import elementwise
 from genesis.kernels.rope import rope
+from genesis.kernels.transpose import LEAST, gains, transposed_copy
 from genesis.kernels.types import TRITON, work_type
 from genesis.ops.attention import parts_of
 from genesis.ops.shape import contiguous
@@ -142,17 +143,35 @@ def _options(t: Tile) -> dict[str, int]:
     return {**options, "maxnreg": t.registers} if t.registers else options
 
 
+def _side_by_side(k: Array, c: _Common) -> Array:
+    """The keys, turned over in memory so that they lie side by side in it, where `q·kᵀ` gains more from it than that
+    costs; see `gains`.
+    """
+    batches, keys, heads, size = k.shape
+    straight = min(k.strides) >= 0 and k.strides[3] == 1 != k.strides[1] and min(keys, size) >= LEAST
+    exact = k.dtype is float32 and c.constants["PRECISION"] == "ieee"
+    if not (exact and straight and gains(k.size, k.size * c.tokens * c.group)):
+        return k
+    memory = empty((batches, heads, size, keys), k.dtype, k.device)
+    by_batch, by_head, by_column, by_key = memory.strides
+    turned = memory.view(k.shape, (by_batch, by_key, by_head, by_column))
+    done = transposed_copy(turned, k)
+    assert done, k
+    return turned
+
+
 def forward_into(
     o: Array, lse: Array, q: Array, k: Array, v: Array, starts: Array | None, scale: float, causal: bool, window: int,
     tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """Launch the forward kernel, with a tile of one's own if given."""
     c = _common(scale, causal, window, starts, q, k, v)
-    t = tile or _tiles(q, c)[0]
+    t, k = tile or _tiles(q, c)[0], _side_by_side(k, c)
+    blocks = triton.cdiv(c.tokens, t.queries)
     launch(
-        forward_kernel, triton.cdiv(c.tokens, t.queries) * c.batches * c.heads, o, lse, c.tile(q, t.queries),
+        forward_kernel, blocks * c.batches * c.heads, o, lse, c.tile(q, t.queries),
         c.tile(k, t.keys), c.tile(v, t.keys), starts, c.tokens, c.keys, c.batches, c.heads, c.group,
-        together(c.keys / c.group, c.batches * c.heads, c.row), c.size, c.window, c.factor, c.sign, o.strides,
+        *sections(c.keys / c.group, c.batches * c.heads, c.row, blocks), c.size, c.window, c.factor, c.sign, o.strides,
         q.strides, k.strides, v.strides, c.ss, **c.constants, **_options(t),
     )  # fmt: skip
 
@@ -239,7 +258,7 @@ def _query_gradient(
     launch(
         query_kernel, blocks * c.batches * c.heads, dq, *left, c.tile(q, t.queries), c.tile(g, t.queries),
         c.tile(k, t.keys), c.tile(v, t.keys), g, o, lse, starts, *turn, c.tokens, c.keys, c.batches, c.heads, c.group,
-        together(c.keys / c.group, c.batches * c.heads, c.row, 32 << 20), c.size, c.window, c.factor, c.sign,
+        *sections(c.keys / c.group, c.batches * c.heads, c.row, blocks, 32 << 20), c.size, c.window, c.factor, c.sign,
         _number(scale, q), dq.strides, g.strides, q.strides, k.strides, v.strides, o.strides, lse.strides, c.ss,
         **c.constants, **_options(t),
     )  # fmt: skip
@@ -251,7 +270,8 @@ def _key_gradients(
     v: Array, scale: float, each: int | None,
 ) -> None:  # fmt: skip
     """Launch `key_kernel`, and `add_splits` where the heads of a group are divided; the last one turns dk."""
-    programs = triton.cdiv(c.keys, s.keys) * c.batches * c.key_heads
+    blocks = triton.cdiv(c.keys, s.keys)
+    programs = blocks * c.batches * c.key_heads
     each = each or splits_of(programs, c.group)
     splits = triton.cdiv(c.group, each)
     parts = [empty((splits, *x.shape), work_type(q.dtype), q.device) if splits > 1 else x for x in (dk, dv)]
@@ -260,7 +280,7 @@ def _key_gradients(
         key_kernel, programs * splits, *parts, c.tile(q, s.queries), c.tile(g, s.queries), c.tile(k, s.keys),
         c.tile(v, s.keys), *c.numbers(left.rows, s.queries), first, left.low, left.high,
         *(turn if splits == 1 else _Turn()), c.tokens, c.keys, c.batches, c.key_heads, c.group, each,
-        together(each * c.tokens, c.batches * c.key_heads * splits, c.row), c.size, c.factor, c.sign,
+        *sections(each * c.tokens, c.batches * c.key_heads * splits, c.row, blocks), c.size, c.factor, c.sign,
         _number(scale, q), parts[0].strides[-4:], g.strides, q.strides, k.strides, v.strides, **c.constants,
         **_options(s), RATIO=t.queries // s.queries,
     )  # fmt: skip

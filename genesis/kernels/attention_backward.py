@@ -57,11 +57,11 @@ def query_step(b_dq, b_q, b_g, b_lse, b_delta, k, v, i_batch, i_head, i_block, w
     return tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
 
 
-@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "together", "window"])
+@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "together", "divided", "window"])
 def query_kernel(p_dq, p_row, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_starts, p_cos, p_sin, spread,
-                 tokens, keys, batches, heads, group, together, size, window, factor, sign, scale, sd, sg, sq, sk, sv,
-                 so, sl, ss, CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr,
-                 WORK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                 tokens, keys, batches, heads, group, together, divided, size, window, factor, sign, scale, sd, sg, sq,
+                 sk, sv, so, sl, ss, CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr,
+                 TYPE: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                  HEAD: tl.constexpr):  # fmt: skip
     """dq = scale·ds·k, turned back where there are cos and sin.
 
@@ -70,7 +70,7 @@ def query_kernel(p_dq, p_row, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_ls
     """
     LEFT: tl.constexpr = (p_starts is not None) or (window is not None)
     blocks = tl.cdiv(tokens, BM)
-    i_after, i_place = place(blocks, batches * heads, together)
+    i_after, i_place = place(blocks, batches * heads, together, divided)
     i_block, i_batch, i_head = blocks - 1 - i_after, i_place // heads, i_place % heads
     first, shift = i_block * BM, keys - tokens
     i_query, i_d = first + tl.arange(0, BM), tl.arange(0, HEAD)
@@ -177,10 +177,10 @@ def key_step(b_dk, b_dv, b_k, b_v, q, g, lse, delta, firsts, i_batch, i_head, i_
     return b_dk, b_dv
 
 
-@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "each", "together"])
+@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "each", "together", "divided"])
 def key_kernel(p_dk, p_dv, q, g, k, v, lse, delta, firsts, p_low, p_high, p_cos, p_sin, spread, tokens, keys, batches,
-               heads, group, each, together, size, factor, sign, scale, sd, sg, sq, sk, sv, CAUSAL: tl.constexpr,
-               SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr,
+               heads, group, each, together, divided, size, factor, sign, scale, sd, sg, sq, sk, sv,
+               CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr,
                PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HEAD: tl.constexpr,
                RATIO: tl.constexpr):  # fmt: skip
     """dv = pᵀ·g and dk = scale·dsᵀ·q over `each` query heads of a key head; the first keys, seen by most, go first.
@@ -189,7 +189,7 @@ def key_kernel(p_dk, p_dv, q, g, k, v, lse, delta, firsts, p_low, p_high, p_cos,
     """
     LEFT: tl.constexpr = p_low is not None
     splits = tl.cdiv(group, each)
-    i_block, i_rest = place(tl.cdiv(keys, BN), batches * heads * splits, together)
+    i_block, i_rest = place(tl.cdiv(keys, BN), batches * heads * splits, together, divided)
     first, shift = i_block * BN, keys - tokens
     i_split = i_rest % splits
     i_batch, i_head = i_rest // splits // heads, i_rest // splits % heads

@@ -49,15 +49,15 @@ def attend(b_acc, b_sum, b_top, b_q, k, v, i_batch, i_head, i_block, whole, to, 
     return b_acc, b_sum * b_less + tl.sum(b_p, 1), b_new
 
 
-@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "together", "window"])
-def forward_kernel(p_o, p_lse, q, k, v, p_starts, tokens, keys, batches, heads, group, together, size, window,
-                   factor, sign, so, sq, sk, sv, ss, CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr,
-                   TYPE: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                   HEAD: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "together", "divided", "window"])
+def forward_kernel(p_o, p_lse, q, k, v, p_starts, tokens, keys, batches, heads, group, together, divided, size,
+                   window, factor, sign, so, sq, sk, sv, ss, CAUSAL: tl.constexpr, SIGNED: tl.constexpr,
+                   BOXES: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr,
+                   BM: tl.constexpr, BN: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
     LEFT: tl.constexpr = (p_starts is not None) or (window is not None)
     # the last queries, which see the most keys, go first
     blocks = tl.cdiv(tokens, BM)
-    i_after, i_place = place(blocks, batches * heads, together)
+    i_after, i_place = place(blocks, batches * heads, together, divided)
     i_block, i_batch, i_head = blocks - 1 - i_after, i_place // heads, i_place % heads
     first, shift = i_block * BM, keys - tokens
     i_query = first + tl.arange(0, BM)

@@ -141,12 +141,14 @@ def numbers_of(x, first, BOXES: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def place(blocks, heads, together):
-    """(block, head) of this program: all blocks of `together` heads, whose rows stay in the L2 cache, then the next."""
-    i_section = tl.program_id(0) // (blocks * together)
-    i = tl.program_id(0) - i_section * (blocks * together)
-    count = tl.minimum(together, heads - i_section * together)
-    return i // count, i_section * together + i % count
+def place(blocks, heads, together, divided):
+    """(block, head) of this program: all blocks of `together` heads, whose rows stay in the L2 cache, then the next;
+    behind the first `divided` heads, all that are left.
+    """
+    start = tl.minimum(tl.program_id(0) // (blocks * together) * together, divided)
+    count = tl.where(start < divided, together, heads - divided)
+    i = tl.program_id(0) - start * blocks
+    return i // count, start + i % count
 
 
 # --- Who sees whom ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import triton
 
 from genesis.dtypes import DType
 
-__all__ = ["Tile", "padded", "tiles_of", "together"]
+__all__ = ["Tile", "padded", "sections", "tiles_of"]
 
 
 class Tile(NamedTuple):
@@ -58,6 +58,9 @@ def padded(size: int) -> int:
 
 LARGE = 3 << 20  # bytes of a head from which on heads are divided for the sake of the cache
 CACHE = 64 << 20  # bytes of all heads up to which they are not divided
+# Programs at the end that are not divided by heads: the longest of all their heads go first, the shortest last, so that
+# processors end together. Where a last section of few heads begins with its longest programs, most processors wait.
+LAST = 800
 LONG = 2048  # from so many keys on, the forward kernel for "boxes" of 64 takes more of them at a time
 LONG_TILE = Tile(64, 128, 4, 2)
 
@@ -85,18 +88,24 @@ def tiles_of(dtype: DType, size: int, tokens: int, keys: int, shared: int, boxes
     )
 
 
-def together(rows: float, heads: int, bytes_per_row: int, section: int = 8 << 20) -> int:
-    """How many heads all programs go through before the next ones, so that what they read stays in the L2 cache.
+def sections(
+    rows: float, heads: int, bytes_per_row: int, blocks: int, section: int = 8 << 20, last: int = LAST
+) -> tuple[int, int]:
+    """How many heads all programs go through before the next ones, so that what they read stays in the L2 cache, and
+    how many heads are divided so: those behind them go together.
 
     Args:
         rows: how many rows a head has that many programs read.
         bytes_per_row: of the two arrays read.
+        blocks: programs of a head.
         section: bytes of the heads that go together.
+        last: programs that go together at the end.
     """
     each = rows * bytes_per_row
     if each < LARGE or each * heads < CACHE:
-        return heads  # the longest programs of all heads first, the shortest last: processors end together
-    return max(1, int(section / each))
+        return heads, 0
+    together = max(1, int(section / each))
+    return together, max(0, heads - triton.cdiv(last, blocks)) // together * together
 
 
 def _fitting(tile: Tile, tokens: int, keys: int, row: int, shared: int, stays: bool) -> Tile:

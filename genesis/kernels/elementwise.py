@@ -148,11 +148,7 @@ def _mul(x, y):
 def _floor_divide(x, y):
     """Towards minus infinity. An integer divided by 0 gives 0: an error would have to wait for the GPU."""
     if x.dtype.is_floating():
-        rest = maths.fmod(x, y)
-        quotient = maths.divide(x - rest, y) - ((rest != 0) & ((rest < 0) != (y < 0))).to(x.dtype)
-        whole = maths.floor(quotient)
-        whole = tl.where(quotient - whole > 0.5, whole + 1, whole)  # the quotient was a rounding below
-        return tl.where(y == 0, maths.divide(x, y), whole)
+        return maths.floor_divide(x, y)
     else:
         safe = tl.where(y == 0, 1, y).to(x.dtype)
         quotient = x // safe
@@ -164,8 +160,7 @@ def _floor_divide(x, y):
 def _remainder(x, y):
     """x - y·floor(x / y): the sign of y. An integer modulo 0 gives 0."""
     if x.dtype.is_floating():
-        rest = maths.fmod(x, y)
-        return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+        return maths.modulo(x, y)
     else:
         safe = tl.where(y == 0, 1, y).to(x.dtype)
         rest = x % safe

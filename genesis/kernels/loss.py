@@ -53,29 +53,44 @@ def log_sum(top, sums):
 
 
 @triton.jit
-def row_sums(p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):
-    """(maximum, Σ e^(x - maximum), Σ x) of a row, the last only where MEAN."""
+def logits_at(p_x, first, classes, step, BLOCK: tl.constexpr):
+    i = first + tl.arange(0, BLOCK)
+    return tl.load(p_x + i.to(tl.int64) * step, mask=i < classes, other=-float("inf"))
+
+
+@triton.jit
+def row_sums(p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+    """(maximum, Σ e^(x - maximum), Σ x) of a row, the last only where MEAN.
+
+    AHEAD has the next logits on their way while these are summed: a processor that few programs share waits for memory
+    otherwise, half of the time.
+    """
     top = tl.full((), -float("inf"), WORK)
     sums, plain = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)
+    b_next = logits_at(p_x, 0, classes, step, BLOCK)
     for first in range(0, classes, BLOCK):
-        i = first + tl.arange(0, BLOCK)
-        x = converted(tl.load(p_x + i.to(tl.int64) * step, mask=i < classes, other=-float("inf")), WORK)
+        if AHEAD:
+            x = converted(b_next, WORK)
+            b_next = logits_at(p_x, first + BLOCK, classes, step, BLOCK)
+        else:
+            x = converted(logits_at(p_x, first, classes, step, BLOCK), WORK)
         higher = tl.maximum(top, tl.max(x, 0))
         base = tl.where(higher == -float("inf"), 0.0, higher)  # nothing but -inf so far: terms are 0, not NaN
         sums = sums * tl.exp(top - base) + tl.exp(x - base)
         if MEAN:
-            plain += tl.where(i < classes, x, 0.0)
+            plain += tl.where(first + tl.arange(0, BLOCK) < classes, x, 0.0)
         top = higher
     return top, tl.sum(sums, 0), tl.sum(plain, 0)
 
 
 @triton.jit
 def loss_kernel(p_loss, p_lse, p_x, p_labels, p_fault, classes, ignore, site, smoothing, z, sx, sc, sl,
-                SMOOTH: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                SMOOTH: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr,
+                AHEAD: tl.constexpr):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     p_row = p_x + i_row * sx
     label, kept = label_of(p_labels, p_fault, i_row, sl, ignore, classes, site)
-    top, sums, plain = row_sums(p_row, classes, sc, SMOOTH, WORK, BLOCK)
+    top, sums, plain = row_sums(p_row, classes, sc, SMOOTH, WORK, BLOCK, AHEAD)
     lse = log_sum(top, sums)
     chosen = converted(tl.load(p_row + label * sc, mask=kept, other=0), WORK)
     loss = (lse - chosen) * (1 - smoothing) + lse * lse * z
@@ -122,12 +137,13 @@ def cross_entropy(
     losses, lse = out
     rows, classes = logits.shape
     work = work_type(logits.dtype)
-    block = _block(classes, work, ROW_BLOCK if rows < MANY_ROWS else 1024)
+    few = rows < MANY_ROWS
+    block = _block(classes, work, ROW_BLOCK if few else 1024)
     launch(
         loss_kernel, rows, losses, lse, logits, labels, faults.flag(out[0].device), classes, ignore_index,
         faults.site("cross_entropy", 1, classes), _number(label_smoothing, work), _number(z_loss, work),
         *logits.strides, labels.strides[0], SMOOTH=bool(label_smoothing), WORK=TRITON[work.name], BLOCK=block,
-        num_warps=_warps(block),
+        AHEAD=few, num_warps=_warps(block),
     )  # fmt: skip
 
 
@@ -164,7 +180,7 @@ def chunk_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, length, shift, step
     i_row = i_local + first
     p_row, p_out = p_x + i_local * classes, p_d + i_local * sd
     label, kept = shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
-    top, sums, _ = row_sums(p_row, classes, 1, False, WORK, BLOCK)
+    top, sums, _ = row_sums(p_row, classes, 1, False, WORK, BLOCK, True)
     lse = log_sum(top, sums)
     chosen = tl.load(p_row + label, mask=kept, other=0)
     tl.store(p_loss + i_row, tl.where(kept, lse - chosen, 0.0))

@@ -9,7 +9,20 @@ import functools
 import math
 from typing import NamedTuple
 
-__all__ = ["IMPRECISE", "TABLE", "Cut", "Row", "Tile", "choose", "cut", "fitted", "parts", "pieces", "shared_bytes"]
+__all__ = [
+    "IMPRECISE",
+    "TABLE",
+    "Cut",
+    "Row",
+    "Tile",
+    "beside",
+    "choose",
+    "cut",
+    "fitted",
+    "parts",
+    "pieces",
+    "shared_bytes",
+]
 
 
 class Tile(NamedTuple):
@@ -207,6 +220,8 @@ TURNED = 2.0  # what another layout counts, in doublings of a size
 PART_COST = 8  # steps along k that a part's start and store take, and reading it back
 ADD_COST = 4  # steps that the launch of the addition takes
 MOST = 32  # parts; more only move more partial sums
+SIDE_BY_SIDE = 4  # programs of multiply-adds without tensor cores that a processor has room for: one alone waits
+LEAST_STEPS = 16  # along k of a part of theirs
 
 
 @functools.lru_cache(4096)
@@ -289,6 +304,18 @@ def cut(tiles: int, steps: int, programs: int, split: int = 0) -> Cut:
     if whole == tiles:
         return Cut(tiles, 0, 1, steps)
     return Cut(whole, tiles - whole, split, share)
+
+
+def beside(tiles: int, steps: int, processors: int, tile: Tile) -> Cut:
+    """How tiles that are summed without tensor cores are shared out: all in parts where they are so few that most
+    processors would have one at the most, so that several share each.
+    """
+    split = tile.split
+    if split == 0 and tiles < 2 * processors:
+        split = min(SIDE_BY_SIDE * processors // max(tiles, 1), steps // LEAST_STEPS, MOST)
+    share = -(-steps // max(split, 1))
+    split = -(-steps // max(share, 1))
+    return Cut(0, tiles, split, share) if split > 1 else Cut(tiles, 0, 1, steps)
 
 
 def parts(tiles: int, steps: int, programs: int) -> int:

@@ -353,9 +353,9 @@ def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: flo
     """`newton_schulz` of one matrix in float32 or float64; its memory may be that of the transpose."""
     work, device = work_type(x.dtype), x.device
     tall = x.shape[0] > x.shape[1]  # the smaller Gram matrix is the cheaper one
-    source = _turned(x) if tall else x
-    side = source.shape[0]
-    y, other = (empty(source.shape, work, device) for _ in range(2))
+    source = x if tall else _turned(x)
+    side = source.shape[1]
+    y, other = (empty(source.shape, work, device) for _ in range(2))  # tall, so that no product has k innermost in both
     gram, square, factor = (empty((side, side), work, device) for _ in range(3))
     norm = empty((), float64, device)
     norm_into(norm, (x,), 2)
@@ -367,15 +367,15 @@ def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: flo
     )  # fmt: skip
     numbers = [Double(k) if work is float64 else float(k) for k in coefficients]
     for _ in range(iterations):
-        matmul_into(gram, y, _turned(y))
+        matmul_into(gram, _turned(y), y)
         matmul_into(square, gram, gram)
         launch(
             polynomial, triton.cdiv(side * side, BLOCK), factor, gram, square, side * side, side, *numbers,
             WORK=kind, WIDE=is_wide((side, side)), BLOCK=BLOCK,
         )  # fmt: skip
-        matmul_into(other, factor, y)
+        matmul_into(other, y, factor)  # which is symmetric
         y, other = other, y
-    return _turned(y) if tall else y
+    return y if tall else _turned(y)
 
 
 @twin("newton_schulz")

@@ -12,9 +12,11 @@ from genesis.backend.cuda.launch import launch
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.types import converted
 
-__all__ = ["transposed_copy"]
+__all__ = ["LEAST", "gains", "transposed_copy"]
 
 LEAST = 16  # elements along either axis, for tiles to be worth it
+LARGE = 1 << 25  # multiply-adds from which on a factor of them may be turned over first
+USES = 32  # of each element, which spare as much as it costs to read and write it once more
 
 
 @triton.jit
@@ -32,6 +34,19 @@ def transpose_kernel(p_o, p_x, rows, columns, blocks_r, blocks_c, so_r, sx_c, ba
     m = (r < rows) & (c < columns)
     x = tl.load(p_x + offsets(b, batch, sx, DIMS) + r + c * sx_c, mask=m)
     tl.store(p_o + offsets(b, batch, so, DIMS) + r * so_r + c, converted(x, p_o.dtype.element_ty), mask=m)
+
+
+def gains(elements: int, products: int) -> bool:
+    """Whether a right factor of a product in exact float32 that lies with k innermost is worth turning over.
+
+    Such products are multiply-adds whose factors come from shared memory, 16 bytes a thread: for neighbouring threads
+    neighbouring columns. With k innermost these lie in the same banks, and a load takes 32 cycles for 4.
+
+    Args:
+        elements: of the factor.
+        products: multiply-adds that it takes part in.
+    """
+    return products >= max(LARGE, USES * elements)
 
 
 def tile(itemsize: int) -> tuple[int, int, int]:

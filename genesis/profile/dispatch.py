@@ -21,13 +21,20 @@ if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
     from genesis.backend.cuda.recording import Step
 
-__all__ = ["launches_of", "stages_of"]
+__all__ = ["launches_of", "stages_of", "steps_of"]
 
 QUEUE = 100  # calls that may wait for the GPU at once: a full queue would make the host wait
 
 
 def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
     """The kernels and fills that a call launches on a CUDA device, and what each takes of it."""
+    driver = cast("CudaBackend", backend_for(device)).driver
+    steps = steps_of(call, device)
+    return [Launch(kernel=s.name, grid=list(s.grid), resources=resources_of(s, driver)) for s in steps]
+
+
+def steps_of(call: Callable[[], object], device: Device) -> list[Step]:
+    """What a call launches on a CUDA device, in order, as the backend has it."""
     from genesis.backend.cuda.recording import watching_launches
 
     driver = cast("CudaBackend", backend_for(device)).driver
@@ -40,7 +47,7 @@ def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
     with watching_launches(watch):
         call()
         driver.synchronize()  # launches may wait for their kernels' compilation
-    return [Launch(kernel=s.name, grid=list(s.grid), resources=resources_of(s, driver)) for s in steps]
+    return steps
 
 
 def stages_of(case: Case, plan: Plan) -> Dispatch | None:

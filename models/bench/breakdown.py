@@ -1,26 +1,28 @@
 """A training step by op: how often each ran, how long it took, and the least that its bytes and FLOPs would take.
 
 On the CPU ops are timed by the clock of the thread that runs them; of threads that share a batch the busiest counts. On
-a GPU the marks stand inside the CUDA graph of a step, so that nothing of the host's is in the times.
+a GPU an op takes what its kernels take inside the CUDA graph of a step, as `genesis.profile.run` records them, so that
+nothing of the host's is in the times.
 """
 
 from __future__ import annotations
 
+import bisect
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from genesis import cuda
 from genesis.array import Array
 from genesis.backend import CPU, backend_for
-from genesis.bench.limits import Limits, wait_for
+from genesis.bench.limits import Limits
 from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.op import Op, observe
-from genesis.profile.run.recorder import shadowed
+from genesis.profile.run.marks import Kernel
+from genesis.profile.run.measure import Subject, recorded_steps
 from genesis.train.state import TrainState
 from genesis_models.bench.schema import Breakdown, OpShare
 from genesis_models.bench.steps import UNTIL_CAPTURED, GraphSteps, taking
@@ -41,7 +43,8 @@ class _Run:
     Attributes:
         bytes_seconds, flops_seconds: what its counted work takes at the limits.
         thread: that ran it.
-        marks: events before and behind it on the GPU.
+        seconds: that it took, over all steps that are measured.
+        start, end: of the call on the host, by `time.perf_counter`.
     """
 
     op: str
@@ -49,7 +52,8 @@ class _Run:
     flops_seconds: float
     thread: int
     seconds: float = 0.0
-    marks: tuple[int, int] = (0, 0)
+    start: float = 0.0
+    end: float = 0.0
 
 
 @dataclass
@@ -57,11 +61,11 @@ class _Watch:
     """What `observe` calls. Views are left out: they run nothing.
 
     Attributes:
-        mark: makes a mark on the GPU; None on the CPU. It may decline.
+        is_captured: whether what runs now goes into a CUDA graph, whose ops alone are noted; None notes all of them.
     """
 
     limits: Limits
-    mark: Callable[[], int | None] | None = None
+    is_captured: Callable[[], bool] | None = None
     runs: list[_Run] = field(default_factory=list)
     state: threading.local = field(default_factory=threading.local)
 
@@ -70,8 +74,8 @@ class _Watch:
         if op.view is not None:
             return
         depth = getattr(self.state, "depth", 0)
-        if depth == 0 and self.mark is not None:
-            self.state.begun = self.mark()
+        if depth == 0:
+            self.state.start = time.perf_counter()
         self.state.depth = depth + 1
 
     def ends(
@@ -81,17 +85,13 @@ class _Watch:
         if op.view is not None:
             return
         self.state.depth -= 1
-        if self.state.depth:
+        if self.state.depth or not (self.is_captured is None or self.is_captured()):
             return
-        marks = (0, 0)
-        if self.mark is not None:
-            end = self.mark()
-            if self.state.begun is None or end is None:
-                return
-            marks, seconds = (self.state.begun, end), 0.0
+        end = time.perf_counter()
         cost, rate = op.cost(inputs, outputs, attrs), self.limits.flops_per_second
         work = cost.bytes / self.limits.bytes_per_second, cost.flops / rate if rate else 0.0
-        self.runs.append(_Run(op.name, *work, threading.get_ident(), seconds, marks))
+        taken = seconds if self.is_captured is None else 0.0  # its kernels' follow
+        self.runs.append(_Run(op.name, *work, threading.get_ident(), taken, self.state.start, end))
 
 
 def breakdown_of(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | None:
@@ -118,44 +118,41 @@ def _on_host(state: TrainState, limits: Limits) -> Breakdown:
 
 
 def _on_gpu(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | None:
-    """The marks are made while the step is captured, and read after replays."""
+    """Ops are noted while the step is captured, their kernels timed in replays."""
     device, told = limits.device, list[str]()
     gc.collect()  # the graphs of steps before refer to themselves
     cuda.empty_cache(device)
-    backend = cast("CudaBackend", backend_for(device))
-    driver, events = backend.driver, list[int]()
-
-    def mark() -> int | None:
-        if not driver.is_capturing(backend.stream):
-            return None
-        events.append(driver.create_event(True))
-        driver.record_time(events[-1], backend.stream)
-        return events[-1]
-
-    watch, steps, dependent = _Watch(limits, mark), GraphSteps(state, device, told), driver.dependent
-    try:
-        # One kernel after the other: none beside the others, and none brought up before the one before has ended.
-        driver.dependent = False
-        with observe(watch.ends, watch.begins), shadowed(backend, beside=lambda nbytes: nullcontext()):
-            for _ in range(UNTIL_CAPTURED):
-                steps()
-        if told or not watch.runs:
-            notes.append("no times of ops: a step cannot be captured")
-            return None
-        total = 0.0
-        for _ in range(STEPS):
-            steps()
-            wait_for(device)()
-            for run in watch.runs:
-                run.seconds += driver.elapsed(*run.marks)
-            total += driver.elapsed(events[0], events[-1])
-        steps.finish()
-    finally:
-        driver.dependent = dependent
-        wait_for(device)()
-        for event in events:
-            driver.destroy_event(event)
+    backend, take = cast("CudaBackend", backend_for(device)), GraphSteps(state, device, told)
+    subject = Subject(
+        model=cast(Any, state.model),
+        device=device,
+        batches=tuple,
+        take=lambda batches: take(),  # which makes its own
+        settle=take.finish,
+        regions=(),
+        lasting=lambda: cast(Any, state.lasting()),
+    )
+    watch = _Watch(limits, lambda: backend.driver.is_capturing(backend.stream))
+    with observe(watch.ends, watch.begins):
+        steps = recorded_steps(subject, STEPS, UNTIL_CAPTURED)
+    if told or not watch.runs:
+        notes.append("no times of ops: a step cannot be captured")
+        return None
+    total = 0.0
+    for step in steps:
+        inside = [kernel for kernel in step.kernels if kernel.in_graph]
+        total += inside[-1].end - inside[0].start
+        _add_kernels(watch.runs, inside)
     return summed(watch.runs, total, STEPS, replays=STEPS)
+
+
+def _add_kernels(runs: Sequence[_Run], kernels: Iterable[Kernel]) -> None:
+    """Each kernel's time to the run that launched it; `runs` are in order, and none lies in another."""
+    starts = [run.start for run in runs]
+    for kernel in kernels:
+        place = bisect.bisect_right(starts, kernel.launched) - 1
+        if place >= 0 and kernel.launched <= runs[place].end:
+            runs[place].seconds += kernel.end - kernel.start
 
 
 def summed(runs: Iterable[_Run], total: float, steps: int, replays: int = 1) -> Breakdown:

@@ -16,13 +16,13 @@ from genesis.profile.makers import Request, elementwise
 CUDA = Device("cuda", 0)
 
 
-def test_a_replay_runs_what_a_graph_holds() -> None:
+def test_a_sample_is_a_replay_behind_another_one() -> None:
     x, y = elementwise(Request(registry["add"], (4,), None, float32, CUDA)).inputs
     total = registry["copy"](x)
     with of_graph(lambda: registry["add"](total, y, out=total), cuda.devices.backend(CUDA), 3) as sample:
         before = total.numpy()
         assert sample(6) > 0
-    assert total.numpy() == pytest.approx(before + 3 * y.numpy())
+    assert total.numpy() == pytest.approx(before + 2 * 3 * y.numpy())
 
 
 def test_what_a_graph_cannot_hold_is_refused() -> None:

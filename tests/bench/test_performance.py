@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.training_step import ratios
 from benchmarks.performance import PAGE, page_of
 from benchmarks.reasons import REASONS, known_reason
 from benchmarks.stored import RESULTS, Result, read_results, result_files
@@ -88,11 +89,33 @@ def test_what_is_below_good_is_named_with_what_is_known() -> None:
     (add,) = lines_with(far, "add 8")
     assert [cell.strip() for cell in add.split("|")[1:6]] == [
         "add 8 fp32", "50%", "fair", "50%",
-        "small: the limit alone would take 1.00 µs, and the start of a kernel 1.00 µs",
+        "at least 1 launch (1.00 µs) and 1.00 µs at the limit: 2.00 µs, and it took 2.00 µs",
     ]  # fmt: skip
     (partly,) = lines_with(far, "sum 9")
-    assert partly.endswith("| not known |")
+    assert "3.25 µs of 9.00 µs, 36%; the other 64% are unexplained |" in partly
+    assert "Of 2 rows 1 is explained." in far
     assert "sum 8" not in far and KNOWN not in far
+
+
+def test_launches_that_were_noted_are_counted() -> None:
+    fold = {"name": "fold", "grid": [16, 1, 1], "processors": 132}
+    rows = [
+        {**OPS["rows"][1], "kernels": [fold, fold]},
+        {**OPS["rows"][0], "op": "softmax (8, 151936)", "kernels": [fold], "ratio": 0.5},
+        {**OPS["rows"][0], "op": "masked select", "kernels": [fold], "clock": "wall"},
+    ]
+    data = {**OPS, "rows": rows, "microseconds on next to no data": {"fold": 1.2}}
+    text = page(data, LAUNCHES)
+    far = text[text.index('### Below "good", and why') : text.index("## What a call costs")]
+    count = "2 launches (fold 1.20 µs, fold 1.20 µs) and 2.25 µs at the limit: 4.65 µs of 9.00 µs, 52%;"
+    (partly,) = lines_with(far, count)
+    assert partly.endswith("fold has 16 programs for 132 processors; the other 48% are unexplained |")
+    (softmax,) = lines_with(far, "| softmax")
+    assert "it took 2.00 µs" in softmax and "a line of 151,936" in softmax  # counted, and known
+    (select,) = lines_with(far, "| masked")
+    assert "the host waits" in select and "launch" not in select
+    assert f"| not known; here {count}" in text  # and below 1
+    assert "launches (" not in page({**OPS, "rows": rows})  # what a launch takes is not known
 
 
 def test_the_newest_step_counts_with_its_own_peers() -> None:
@@ -104,6 +127,28 @@ def test_the_newest_step_counts_with_its_own_peers() -> None:
     assert "torch.compile | 3.0 ms | 2.0 GiB | 0.75 |" in beside
     assert "1 is below 1" in beside
     assert "- step 0.5B 1x128: the reason is not known." in beside
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reserved", "cells", "told"),
+    [
+        ("lean-compile", 3.0, ["2.0 GiB", "2.0 GiB"], None),
+        ("lean-graphs", 3.0, ["4.0 GiB reserved", "3.0 GiB reserved"], "memory is what was reserved"),
+        ("lean-graphs", None, ["2.0 GiB", "2.0 GiB"], "leaves out what the graphs hold"),  # an older file
+    ],
+)
+def test_memory_beside_cuda_graphs_is_what_is_reserved(
+    recipe: str, reserved: float | None, cells: list[str], told: str | None
+) -> None:
+    ours = {**STEP, "side": "genesis", "ms": 4.0, "reserved_gib": 4.0}
+    peer = {**STEP, "side": recipe, "ms": 5.0, **({"reserved_gib": reserved} if reserved else {})}
+    text = page({"date": "2026-01-01", "command": "steps", "gpu": "a GPU", "rows": [ours, peer]})
+    (row,) = lines_with(text, "| 0.5B |")
+    assert [row.split("|")[column].strip() for column in (7, 10)] == cells
+    notes = [part for part in ("memory is what was reserved", "leaves out what the graphs hold") if part in text]
+    assert notes == ([told] if told else [])
+    (ratio,) = ratios([ours, peer])
+    assert ratio.endswith("1.25x time   1.33 reserved memory" if "reserved" in cells[0] else "1.25x time   1.00 memory")
 
 
 def test_launches_beside_torch() -> None:

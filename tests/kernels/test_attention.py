@@ -8,17 +8,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import triton
+import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
 from genesis.kernels import attention as kernels
-from genesis.kernels import attention_tiles
-from genesis.kernels.attention_tiles import Tile, tiles_of, together
+from genesis.kernels import transpose
+from genesis.kernels.attention_parts import place
+from genesis.kernels.attention_tiles import Tile, sections, tiles_of
 from genesis.ops.attention import attention, attention_backward, attention_packed, attention_packed_backward, parts_of
 from genesis.ops.rope import rope
+from genesis.shapes import Shape
 
 CUDA = Device("cuda", 0)
 # A bound of the relative error in norm of results, whose terms are rounded to the type.
@@ -206,11 +211,11 @@ def test_heads_divided_for_the_cache_give_the_same_bits(monkeypatch: pytest.Monk
     before = check(16, bfloat16, True, True, 0)[2]
     calls = []
 
-    def few(rows: float, heads: int, bytes_per_row: int, section: int = 0) -> int:
+    def few(rows: float, heads: int, bytes_per_row: int, blocks: int, section: int = 0) -> tuple[int, int]:
         calls.append(heads)
-        return 3  # divides no number of heads here
+        return 1, heads - 1
 
-    monkeypatch.setattr(kernels, "together", few)
+    monkeypatch.setattr(kernels, "sections", few)
     monkeypatch.setattr(kernels, "PROGRAMS", 1)
     x, g = (on_gpu(np.zeros(shape, bfloat16.numpy), bfloat16) for shape in ((2, 150, 4, 16), (2, 150, 2, 16)))
     rng = np.random.default_rng(16)
@@ -225,6 +230,72 @@ def test_heads_divided_for_the_cache_give_the_same_bits(monkeypatch: pytest.Monk
     np.testing.assert_allclose(
         dx.numpy().astype(np.float32), before[2].numpy().astype(np.float32), rtol=0.02, atol=0.02
     )
+
+
+@pytest.fixture
+def turned_over(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """The shapes of keys that attention turns over in memory from here on, as small as they are."""
+    shapes: list[Shape] = []
+
+    def spy(out: Array, x: Array) -> bool:
+        shapes.append(out.shape)
+        return transpose.transposed_copy(out, x)
+
+    monkeypatch.setattr(transpose, "LARGE", 1)
+    monkeypatch.setattr(kernels, "transposed_copy", spy)
+    return shapes
+
+
+def check_forward(*what: Any) -> None:
+    """Compare what the forward pass of a `case` gives."""
+    c = case(*what)
+    x, g = c.x.numpy().astype(np.float64), c.g.numpy().astype(np.float64)
+    assert off(attention_packed(c.x, *c.rest, **c.attrs)[0], expected(x, g, c.seen)[0]) < TOLERANCE[c.x.dtype]
+
+
+@pytest.mark.parametrize(
+    ("size", "packed", "causal", "window"), [(24, False, True, 0), (16, True, True, 30), (40, False, False, 0)]
+)
+def test_keys_of_exact_float32_lie_side_by_side(
+    size: int, packed: bool, causal: bool, window: int, turned_over: list[Shape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def spy(kernel: Any, grid: int, o: Array, lse: Array, q: Array, k: Array, *rest: Any, **keywords: Any) -> None:
+        read.extend((q.strides[1], k.strides[1]))
+        launch(kernel, grid, o, lse, q, k, *rest, **keywords)
+
+    monkeypatch.setattr(kernels, "launch", spy)
+    check_forward(size, float32, packed, causal, window, 75)
+    assert turned_over == [(2, 75, KEY_HEADS, size)]
+    assert read == [(HEADS + 2 * KEY_HEADS) * size, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "tokens", "tf32", "large"),
+    [(24, bfloat16, 35, False, 1), (24, float32, 35, True, 1), (24, float32, 35, False, transpose.LARGE),
+     (24, float32, 15, False, 1), (12, float32, 35, False, 1)],
+)  # fmt: skip
+def test_other_keys_stay_as_they_lie(
+    size: int, dtype: DType, tokens: int, tf32: bool, large: int, turned_over: list[Shape],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(transpose, "LARGE", large)
+    before = allow_tf32.set(tf32)
+    try:
+        check_forward(size, dtype, False, True, 0, tokens)
+    finally:
+        allow_tf32.set(before)
+    assert turned_over == []
+
+
+def test_one_query_turns_no_keys_over(turned_over: list[Shape]) -> None:
+    rng = np.random.default_rng(3)
+    q, k, v = (on_gpu(rng.standard_normal((1, t, 1, 32)).astype(np.float32), float32) for t in (1, 40, 40))
+    o, _ = attention(q, k, v, scale=0.2)
+    s = np.exp(0.2 * (k.numpy()[0, :, 0] @ q.numpy()[0, 0, 0]))
+    assert off(o, ((s / s.sum()) @ v.numpy()[0, :, 0])[None, None, None]) < TOLERANCE[float32]
+    assert turned_over == []
 
 
 @pytest.mark.gpu
@@ -257,7 +328,29 @@ def test_tiles_fit_shared_memory() -> None:
 
 def test_only_large_heads_of_many_are_divided() -> None:
     row = 2 * 128 * 2
-    assert together(8192, 32, row) == attention_tiles.together(8192, 32, row) == 2
-    assert together(8192, 8, row) == 8  # all of them fit
-    assert together(1024, 1000, row) == 1000  # short ones: the order by length matters more
-    assert together(1 << 20, 32, row) == 1
+    assert sections(8192, 32, row, 128) == (2, 24)  # the last 800 programs are those of 7 heads, so 8 go together
+    assert sections(8192, 32, row, 16) == (2, 0)  # 50 heads' programs
+    assert sections(8192, 8, row, 128) == (8, 0)  # all of them fit
+    assert sections(1024, 1000, row, 16) == (1000, 0)  # short ones: the order by length matters more
+    assert sections(1 << 20, 32, row, 1 << 14) == (1, 31)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "heads", "together", "divided"), [(3, 7, 2, 4), (4, 5, 1, 5), (2, 6, 6, 0), (3, 4, 3, 0)]
+)
+def test_every_block_of_every_head_has_a_program(blocks: int, heads: int, together: int, divided: int) -> None:
+    found = empty((blocks * heads, 2), int64, CUDA)
+    launch(places, blocks * heads, found, blocks, heads, together, divided)
+    order = [tuple(each) for each in found.numpy().tolist()]
+    assert sorted(order) == [(block, head) for block in range(blocks) for head in range(heads)]
+    first = together if divided else heads
+    assert order[: blocks * first] == [(block, head) for block in range(blocks) for head in range(first)]
+    last = range(divided, heads)
+    assert order[blocks * divided :] == [(block, head) for block in range(blocks) for head in last]
+
+
+@triton.jit
+def places(p_o, blocks, heads, together, divided):
+    i_block, i_head = place(blocks, heads, together, divided)
+    tl.store(p_o + tl.program_id(0) * 2, i_block)
+    tl.store(p_o + tl.program_id(0) * 2 + 1, i_head)

@@ -17,8 +17,8 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
-from genesis.kernels import linalg
-from genesis.kernels.matmul_tiles import Tile
+from genesis.kernels import linalg, transpose
+from genesis.kernels.matmul_tiles import LEAST_STEPS, Tile
 from genesis.kernels.transpose import transposed_copy
 from genesis.ops.linalg import matmul
 from genesis.shapes import Shape
@@ -254,6 +254,114 @@ def test_an_out_of_odd_columns_is_stored_through_pointers(launched: list[object]
 def test_float32_is_exact_until_tf32_is_allowed(launched: list[object]) -> None:
     assert difference("nn", (32, 32), (32, 32), float32, None) < ROUNDING[float32]
     assert launched == [BY_POINTERS]
+
+
+@pytest.fixture
+def turned_over(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """The shapes, without ones, of factors that products turn over in memory from here on, as small as they are."""
+    shapes: list[Shape] = []
+
+    def spy(out: Array, x: Array) -> bool:
+        shapes.append(tuple(size for size in out.shape if size > 1))
+        return transposed_copy(out, x)
+
+    monkeypatch.setattr(transpose, "LARGE", 1)
+    monkeypatch.setattr(linalg, "transposed_copy", spy)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    "layout, x, y, turned",
+    [("nn", (37, 41), (41, 35), []), ("tn", (37, 41), (41, 35), []), ("tt", (37, 41), (41, 35), []),
+     ("nt", (37, 41), (41, 35), [(41, 35)]), ("nt", (33, 41), (41, 67), [(41, 33)]),
+     ("nt", (3, 37, 21), (3, 21, 35), [(3, 21, 35)]), ("nt", (3, 37, 21), (1, 21, 99), [(21, 99)]),
+     ("nt", (2, 1, 17, 21), (1, 3, 21, 18), [(2, 21, 17)]), ("tt", (2, 1, 17, 21), (1, 3, 21, 18), [])],
+)  # fmt: skip
+def test_exact_float32_reads_its_right_factor_along_n(
+    layout: str, x: Shape, y: Shape, turned: list[Shape], turned_over: list[Shape], launched: list[object]
+) -> None:
+    assert difference(layout, x, y, float32, None) < ROUNDING[float32]
+    assert turned_over == turned
+    assert launched == [BY_POINTERS]
+
+
+@pytest.mark.parametrize("layout, swapped", [("nn", False), ("tn", False), ("nt", True), ("tt", True)])
+def test_which_factor_is_the_right_one(layout: str, swapped: bool, turned_over: list[Shape]) -> None:
+    x = on_gpu(np.ones((33, 41)), float32, layout[0] == "t")
+    y = on_gpu(np.ones((41, 67)), float32, layout[1] == "t")
+    p = linalg._product(empty((33, 67), float32, CUDA), x, y, False)
+    p, finish = linalg._lying_along_n(p, linalg.Finish(None, None, None, False, 1.0))
+    assert p.b.column == 1
+    assert (p.m, p.n) == ((67, 33) if swapped else (33, 67))
+    assert finish.along == ("m" if swapped else "n")
+
+
+@pytest.mark.parametrize(
+    "layout, x, y", [("nt", (37, 41), (41, 35)), ("nt", (35, 41), (41, 67)), ("tt", (35, 41), (41, 67))]
+)
+@pytest.mark.parametrize("finish", [("alpha", "bias", "silu", "residual", "accumulate"), ("bias", "gelu_tanh")])
+def test_what_follows_a_product_follows_the_turned_one(
+    layout: str, x: Shape, y: Shape, finish: tuple[str, ...], turned_over: list[Shape]
+) -> None:
+    assert difference(layout, x, y, float32, None, finish) < ROUNDING[float32]
+    assert len(turned_over) == (layout == "nt")
+
+
+def test_factors_of_rows_follow_a_swapped_product(turned_over: list[Shape]) -> None:
+    rng = np.random.default_rng(5)
+    x, y, factors = rng.normal(size=(33, 41)), rng.normal(size=(67, 41)), rng.normal(size=33)
+    out = empty((33, 67), float32, CUDA)
+    linalg.matmul_into(out, on_gpu(x, float32), on_gpu(y, float32), turned=True, factors=on_gpu(factors, float32))
+    want = factors[:, None] * (x @ y.T)
+    assert np.abs(out.numpy() - want).max() < ROUNDING[float32] * np.abs(want).max()
+    assert turned_over == [(41, 33)]
+
+
+@pytest.mark.parametrize(
+    "x, y, large", [((37, 41), (41, 35), transpose.LARGE), ((8, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
+                    ((37, 12), (12, 35), 1), ((4, 18, 40), (4, 40, 17), 1)],
+)  # fmt: skip
+def test_nothing_is_turned_over_for_few_uses(
+    x: Shape, y: Shape, large: int, turned_over: list[Shape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transpose, "LARGE", large)
+    assert difference("nt", x, y, float32, None) < ROUNDING[float32]
+    assert turned_over == []
+
+
+def test_a_factor_that_is_read_backwards_stays_as_it_lies(turned_over: list[Shape]) -> None:
+    x, y = (on_gpu(np.random.default_rng(i).normal(size=(40, 33)), float32) for i in range(2))
+    back = y.view(y.shape, (-33, 1), 39 * 33)
+    out = empty((40, 40), float32, CUDA)
+    linalg.matmul_into(out, x.view(x.shape, (-33, 1), 39 * 33), back, turned=True)
+    want = x.numpy().astype(np.float64)[::-1] @ y.numpy().astype(np.float64)[::-1].T
+    assert np.abs(out.numpy() - want).max() < ROUNDING[float32] * np.abs(want).max()
+    assert turned_over == []
+
+
+def test_tf32_turns_no_factor_over_that_only_pointers_reach(turned_over: list[Shape], tf32: None) -> None:
+    assert difference("nt", (37, 41), (41, 35), float32, None) < ROUNDING[float32]
+    assert turned_over == []
+
+
+@pytest.mark.parametrize(
+    "layout, x, y", [("nn", (40, 150), (150, 35)), ("nt", (40, 160), (160, 35)), ("tn", (3, 20, 97), (1, 97, 33)),
+                     ("tt", (33, 129), (129, 40))],
+)  # fmt: skip
+@pytest.mark.parametrize("finish", [(), ("alpha", "bias", "silu", "residual", "accumulate")])
+def test_few_tiles_of_exact_float32_are_split(
+    layout: str, x: Shape, y: Shape, finish: tuple[str, ...], launched: list[object]
+) -> None:
+    assert difference(layout, x, y, float32, TILE._replace(split=3), finish) < ROUNDING[float32]
+    assert launched == [BY_POINTERS, ADD_PARTS]
+
+
+def test_sums_of_few_tiles_are_long_before_they_are_split(launched: list[object]) -> None:
+    least = 16 * LEAST_STEPS
+    assert difference("nn", (20, 2 * least), (2 * least, 24), float32, None) < ROUNDING[float32]
+    assert launched == [BY_POINTERS, ADD_PARTS]
+    assert difference("nn", (20, least + 3), (least + 3, 24), float32, None) < ROUNDING[float32]
+    assert launched[2:] == [BY_POINTERS]
 
 
 def test_plans_follow_the_tf32_switch(launched: list[object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,9 +16,10 @@ from genesis.bench.timing import Plan
 from genesis.errors import DeviceError, UsageError
 from genesis.op import observe, registry
 from genesis.profile.peer import PeerError, PeerLacks
+from genesis.profile.run.marks import Kernel
 from genesis.profile.schema import Ratio
 from genesis_models.bench import versus
-from genesis_models.bench.breakdown import _Run, _Watch, breakdown_of, summed
+from genesis_models.bench.breakdown import _add_kernels, _Run, _Watch, breakdown_of, summed
 from genesis_models.bench.cases import step_flops
 from genesis_models.bench.doubling import doublings, room_of
 from genesis_models.bench.measuring import Settings, bench_model
@@ -60,6 +62,38 @@ def test_runs_of_a_graph_were_noted_once_and_replayed_often() -> None:
     found = summed(runs, total=12.0, steps=3, replays=3)
     assert [(each.calls, each.seconds, each.least) for each in found.ops] == [(2, 3.0, 2.0)]
     assert (found.seconds, found.rest) == (4.0, 1.0)
+
+
+def test_kernels_belong_to_the_op_that_launched_them() -> None:
+    def kernel(launched: float, start: float, end: float) -> Kernel:
+        return Kernel("k", "inner", "forward", "m", (1, 1, 1), start, end, False, True, (), launched)
+
+    runs = [_Run("linear", 1.0, 1.0, 1, start=10.0, end=12.0), _Run("exp", 1.0, 1.0, 1, start=13.0, end=14.0)]
+    replay = [
+        kernel(9.0, 0.0, 1.0),  # before all ops, so of none
+        kernel(10.0, 1.0, 3.0), kernel(11.5, 3.0, 3.5),  # of one op, whatever op inside it launched them
+        kernel(12.5, 3.5, 7.5),  # between two
+        kernel(13.5, 7.5, 8.0),
+    ]  # fmt: skip
+    for _ in range(2):
+        _add_kernels(runs, replay)
+    assert [run.seconds for run in runs] == [5.0, 1.0]
+    found = summed(runs, total=16.0, steps=2, replays=2)
+    assert ([each.seconds for each in found.ops], found.seconds, found.rest) == ([2.5, 0.5], 8.0, 5.0)
+
+
+def test_only_ops_of_the_graph_are_noted() -> None:
+    into_graph, exp = [False], registry["exp"]
+    watch = _Watch(limits(), lambda: into_graph[0])
+    x = from_numpy(np.ones((2, 4), np.float32))
+    with observe(watch.ends, watch.begins):
+        exp(x)
+        into_graph[0] = True
+        begun = time.perf_counter()
+        exp(x)
+    (run,) = watch.runs
+    assert begun <= run.start < run.end <= time.perf_counter()
+    assert run.seconds == 0.0  # its kernels tell
 
 
 def test_ops_inside_ops_and_views_are_not_counted() -> None:

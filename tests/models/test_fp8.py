@@ -18,6 +18,7 @@ import genesis_models
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.errors import NumericError
 from genesis.op import observe
 from genesis.ops import fp8 as fp8_ops
@@ -185,7 +186,8 @@ def test_products_of_few_columns_stay_as_they_are_on_every_device(monkeypatch: p
         steps.append((ours, theirs))
     off = [np.linalg.norm(ours - theirs) for ours, theirs in steps]
     apart = [np.linalg.norm(a[0] - b[0]) for a, b in itertools.pairwise(steps)]
-    assert max(off) < min(apart) / 20
+    # the tensor cores cut sums off after some 14 bits (decision 6), which turns codes that lie at a border
+    assert max(off) < min(apart) / (20 if is_interpreted() else 4)
 
 
 @pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"])

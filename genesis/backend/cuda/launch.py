@@ -41,7 +41,9 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
     backend = backend_of(arrays[0].device)
     driver = backend.driver
     make = driver.step if isinstance(driver, DryDriver) else interpreted_step if is_interpreted() else native_step
-    submit(make(backend, kernel, (x, y, z), args, keywords), arrays, driver, backend.stream)
+    step = make(backend, kernel, (x, y, z), args, keywords)
+    step.constants = keywords
+    submit(step, arrays, driver, backend.stream)
     if _BLOCKING:
         driver.synchronize_stream(backend.stream)
 

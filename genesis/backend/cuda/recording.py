@@ -9,7 +9,7 @@ and goes straight to the driver. A twin that reads memory back (a count, say) is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,9 +41,12 @@ class Step:
         places: of a recorded launch, the slots that change from call to call, each with its source.
         name, grid: the kernel's name and its programs in three dimensions; "fill" and none for memory that is set.
         loaded: once prepared, the kernel on the device (`native.Loaded`); None for what is no machine code.
+        constants: of a Triton kernel, what its code is compiled for by name, tiles for example.
     """
 
-    __slots__ = ("grid", "is_compiled", "loaded", "name", "places", "prepare", "run", "slots", "sources", "words")
+    __slots__ = (
+        "constants", "grid", "is_compiled", "loaded", "name", "places", "prepare", "run", "slots", "sources", "words"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class Step:
         self.prepare: Callable[[Step], None] | None = prepare
         self.is_compiled = is_compiled
         self.loaded: Any = None
+        self.constants: Mapping[str, Any] = {}
         self.run: Callable[[int], None]
         self.words: Any = None
         self.slots: tuple[int, ...] = ()

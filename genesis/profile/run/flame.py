@@ -18,7 +18,7 @@ __all__ = ["collapsed", "flame_graph", "stacks_of"]
 
 WIDTH, ROW, MARGIN, HEAD = 1280.0, 19.0, 16.0, 52.0  # pixels
 SMALLEST = 0.1  # of a frame that is drawn
-PHASES = {
+PHASES = {  # in the order of a step
     "forward": "#7aa8f0",
     "backward": "#f2a65a",
     "optimizer": "#7fc99a",
@@ -104,16 +104,17 @@ def flame_graph(stacks: Mapping[Stack, float], title: str) -> bytes:
 
 
 def _frames(root: _Node, node: _Node, x: float, depth: int, scale: float, phase: str) -> Iterator[str]:
-    """A node and all below it, those below side by side from the left, the widest first but for phases."""
+    """A node and all below it, those below side by side from the left: phases as a step has them, others by width."""
     width, y = node.seconds * scale, HEAD + depth * ROW
     if width < SMALLEST:
         return
     share = node.seconds / root.seconds
-    name = f"a step, {readable_seconds(node.seconds)}" if node is root else node.name
+    name, text = ("a step", f"a step, {readable_seconds(node.seconds)}") if node is root else (node.name, node.name)
     markup = element("rect", class_=f"frame {phase}", x=x, y=y, width=width, height=ROW - 1, rx=1.5)
-    if label := fitted(name, width - 6):
+    if label := fitted(text, width - 6):
         markup += element("text", label, class_="on", x=x + 4, y=y + 13)
     yield titled(markup, f"{name}: {readable_seconds(node.seconds)}, {share:.1%} of the step")
-    for child in sorted(node.below.values(), key=lambda n: (-n.seconds, n.name)):
+    first = {name: place for place, name in enumerate(PHASES)} if node is root else {}
+    for child in sorted(node.below.values(), key=lambda n: (first.get(n.name, len(first)), -n.seconds, n.name)):
         yield from _frames(root, child, x, depth + 1, scale, child.name if depth == 0 else phase)
         x += child.seconds * scale

@@ -35,6 +35,7 @@ class Kernel(NamedTuple):
         start, end: seconds since the first mark of the step.
         beside: it ran on another stream than the step, at the same time as other work.
         shapes: of the op's inputs and outputs.
+        launched: when the host launched it by `time.perf_counter`; of a graph's, when it was captured.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Kernel(NamedTuple):
     beside: bool
     in_graph: bool
     shapes: tuple[Shape, ...] = ()
+    launched: float = 0.0
 
 
 @dataclass
@@ -117,7 +119,8 @@ class Marks:
         elapsed = self.backend.driver.elapsed
         start, end = elapsed(self._base, one.before), elapsed(self._base, one.after)
         beside = not in_graph and one.stream != self._main
-        return Kernel(one.name, one.op, one.phase, one.module, one.grid, start, end, beside, in_graph, one.shapes)
+        about = one.name, one.op, one.phase, one.module, one.grid
+        return Kernel(*about, start, end, beside, in_graph, one.shapes, one.at)
 
     def _read_graphs(self) -> None:
         """Read the events of graphs that were replayed: the next replay writes over them."""

@@ -104,15 +104,17 @@ def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Ranges | 
     recorder, waits = Recorder(subject.model, ranges), Waits(subject.device)
     marks = None if subject.device == CPU else Marks(_backend(subject), recorder.place)
     found = []
-    with _watched(subject, recorder, marks), waits.watching(), _frozen():
-        for number in range(warm_up + count):
-            record = _step(subject, recorder, marks, waits)
-            if number >= warm_up:
-                found.append(record)
-            subject.settle()
-    if marks is not None:
-        wait_for(subject.device)()
-        marks.close()
+    try:
+        with _watched(subject, recorder, marks), waits.watching(), _frozen():
+            for number in range(warm_up + count):
+                record = _step(subject, recorder, marks, waits)
+                if number >= warm_up:
+                    found.append(record)
+                subject.settle()
+    finally:
+        if marks is not None:
+            wait_for(subject.device)()
+            marks.close()
     return found
 
 

@@ -1,9 +1,14 @@
-"""The profiled steps as a Chrome trace, which Perfetto and chrome://tracing open: rows of the host and of the GPU."""
+"""The profiled steps as a Chrome trace, which Perfetto and chrome://tracing open: rows of the host and of the GPU.
+
+Readers drop a span that neither lies in another of its row nor beside it, and Perfetto takes a thread 0 for the one
+with its process's number. So spans of a row nest to the nanosecond, and no two rows of the trace have one number.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from genesis.profile.run.marks import Kernel
@@ -13,59 +18,116 @@ from genesis.profile.run.spans import Frame
 __all__ = ["chrome_trace"]
 
 HOST, GPU = 1, 2  # processes
-STEPS, COMPUTE, COPIES = 0, 0, 1  # rows
+STEPS, COMPUTE = HOST, GPU  # rows; readers show the one with its process's number first
+THREADS, BESIDE = 10, 1000  # the first rows of those that may be several
+
+
+@dataclass
+class _Span:
+    """A stretch of a row; times are nanoseconds since the trace begins."""
+
+    name: str
+    kind: str
+    process: int
+    row: int
+    start: int
+    end: int
+    args: dict[str, Any]
+
+    def event(self) -> dict[str, Any]:
+        """As a complete event, in microseconds."""
+        times = {"ts": self.start / 1e3, "dur": (self.end - self.start) / 1e3}
+        event = {"name": self.name, "cat": self.kind, "ph": "X", **times, "pid": self.process, "tid": self.row}
+        return {**event, "args": self.args} if self.args else event
 
 
 def chrome_trace(recorded: Sequence[Recorded]) -> bytes:
     """The trace as JSON. Times are microseconds since the first step began."""
-    steps = [step for each in recorded for step in each.steps]
-    begin = min(min(step.start, step.marked) for step in steps)
-    threads = list(dict.fromkeys(frame.thread for step in steps for frame in step.frames))
-    rows = {thread: row for row, thread in enumerate(threads, STEPS + 1)}
-    has_gpu = any(step.kernels for step in steps)
-    events = list(_names(rows.values(), has_gpu))
-    for each in recorded:
-        for number, step in enumerate(each.steps, 1):
-            events.append(_event(f"{each.mode} step {number}", "step", HOST, STEPS, step.start, step.end, begin))
-            events += _in_step(step, rows, begin)
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":")).encode()
+    spans = list(_Spans([step for each in recorded for step in each.steps]).of(recorded))
+    rows = sorted({(span.process, span.row) for span in spans})
+    events = list(_names(rows))
+    for place in rows:
+        events += [span.event() for span in _nested(span for span in spans if (span.process, span.row) == place)]
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _names(rows: Iterable[int], has_gpu: bool) -> Iterator[dict[str, Any]]:
-    yield _name("process_name", HOST, STEPS, "host")
-    yield _name("thread_name", HOST, STEPS, "steps")
-    for row in rows:
-        yield _name("thread_name", HOST, row, f"thread {row}: phases, modules, ops")
-    if has_gpu:
-        yield _name("process_name", GPU, COMPUTE, "GPU")
-        yield _name("thread_name", GPU, COMPUTE, "kernels")
-        yield _name("thread_name", GPU, COPIES, "beside: other streams")
+def _nested(row: Iterable[_Span]) -> list[_Span]:
+    """A row's spans by their start, outer ones first.
+
+    A span that ends in another one lies in it. An op's start is told by how long it took, so that it may seem to begin
+    after what is inside of it: it begins with the first of that.
+    """
+    before: list[_Span] = []  # that nothing later has in it so far
+    found: list[_Span] = []  # inner ones first
+    for span in sorted(row, key=lambda s: (s.end, -s.start)):
+        while before and before[-1].end > span.start:
+            span.start = min(span.start, before.pop().start)
+        before.append(span)
+        found.append(span)
+    found.reverse()  # of two that are alike the later is the outer one
+    return sorted(found, key=lambda s: (s.start, -s.end))
+
+
+class _Spans:
+    """What the steps hold, as spans of rows."""
+
+    def __init__(self, steps: Sequence[StepRecord]) -> None:
+        self.begin = min(min(step.start, step.marked) for step in steps)
+        threads = dict.fromkeys(frame.thread for step in steps for frame in step.frames)
+        threads.update(dict.fromkeys(wait.thread for step in steps for wait in step.waits))
+        self.rows = {thread: row for row, thread in enumerate(threads, THREADS)}
+
+    def of(self, recorded: Sequence[Recorded]) -> Iterator[_Span]:
+        """All spans of the host and the GPU."""
+        for each in recorded:
+            for number, step in enumerate(each.steps, 1):
+                yield self._span(f"{each.mode} step {number}", "step", (HOST, STEPS), step.start, step.end)
+                yield from self._on_host(step)
+                yield from self._on_gpu(step)
+
+    def _on_host(self, step: StepRecord) -> Iterator[_Span]:
+        for frame in step.frames:
+            place = (HOST, self.rows[frame.thread])
+            yield self._span(frame.name, frame.level, place, frame.start, frame.end, **_of(frame))
+        for wait in step.waits:
+            place = (HOST, self.rows[wait.thread])
+            yield self._span(wait.what, "wait", place, wait.start, wait.start + wait.seconds, line=wait.line)
+
+    def _on_gpu(self, step: StepRecord) -> Iterator[_Span]:
+        ends: list[float] = []  # of the rows of other streams, which run at the same time
+        for kernel in sorted(step.kernels, key=lambda k: k.start):
+            row = COMPUTE
+            if kernel.beside:
+                free = next((i for i, end in enumerate(ends) if end <= kernel.start), len(ends))
+                ends[free:] = [kernel.end, *ends[free + 1 :]]
+                row = BESIDE + free
+            start, end = step.marked + kernel.start, step.marked + kernel.end
+            of = {"op": kernel.op, "grid": list(kernel.grid), "shapes": [list(shape) for shape in kernel.shapes]}
+            yield self._span(kernel.name, "kernel", (GPU, row), start, end, **_of(kernel), **of)
+
+    def _span(self, name: str, kind: str, place: tuple[int, int], start: float, end: float, **args: Any) -> _Span:
+        first, last = (round((at - self.begin) * 1e9) for at in (start, end))
+        return _Span(name, kind, *place, first, max(first, last), args)
+
+
+def _of(what: Frame | Kernel) -> dict[str, Any]:
+    return {"phase": what.phase, "module": what.module}
+
+
+def _names(rows: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """The names of processes and rows."""
+    for process, name in ((HOST, "host"), (GPU, "GPU")):
+        if any(process == each for each, _ in rows):
+            yield _name("process_name", process, process, name)
+    for process, row in rows:
+        yield _name("thread_name", process, row, _row_name(row))
+
+
+def _row_name(row: int) -> str:
+    if row in (STEPS, COMPUTE):
+        return {STEPS: "steps", COMPUTE: "kernels"}[row]
+    return f"thread {row - THREADS + 1}: phases, modules, ops" if row < BESIDE else f"other streams {row - BESIDE + 1}"
 
 
 def _name(what: str, process: int, row: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": row, "args": {"name": name}}
-
-
-def _in_step(step: StepRecord, rows: dict[int, int], begin: float) -> Iterator[dict[str, Any]]:
-    for frame in sorted(step.frames, key=lambda f: (f.start, -f.end)):
-        yield _event(frame.name, frame.level, HOST, rows[frame.thread], frame.start, frame.end, begin, _of(frame))
-    for wait in step.waits:
-        yield _event(wait.what, "wait", HOST, STEPS, wait.start, wait.start + wait.seconds, begin, {"line": wait.line})
-    for kernel in step.kernels:
-        row, start = COPIES if kernel.beside else COMPUTE, step.marked + kernel.start
-        end = step.marked + kernel.end
-        yield _event(kernel.name, "kernel", GPU, row, start, end, begin, _of(kernel))
-
-
-def _of(what: Frame | Kernel) -> dict[str, Any]:
-    of = {"op": what.op, "grid": list(what.grid), "shapes": what.shapes} if isinstance(what, Kernel) else {}
-    return {"phase": what.phase, "module": what.module, **of}
-
-
-def _event(
-    name: str, kind: str, process: int, row: int, start: float, end: float, begin: float, args: Any = None
-) -> dict[str, Any]:
-    """A complete event. Both ends are rounded to nanoseconds, so that what nests goes on nesting."""
-    first, last = round((start - begin) * 1e9), round((end - begin) * 1e9)
-    event = {"name": name, "cat": kind, "ph": "X", "ts": first / 1e3, "dur": (last - first) / 1e3}
-    return {**event, "pid": process, "tid": row, **({"args": args} if args else {})}

@@ -30,12 +30,14 @@ class Wait(NamedTuple):
         what: the call, for people.
         line: file:line that caused it.
         start, seconds: when by `time.perf_counter`, and how long it took.
+        thread: which waited.
     """
 
     what: str
     line: str
     start: float
     seconds: float
+    thread: int
 
 
 def calling_line() -> str:
@@ -98,6 +100,7 @@ class Waits:
                 return method(*args)
             finally:
                 own.inside = False
-                self.found.append(Wait(what, calling_line(), started, time.perf_counter() - started))
+                seconds = time.perf_counter() - started
+                self.found.append(Wait(what, calling_line(), started, seconds, threading.get_ident()))
 
         return call

@@ -1,0 +1,124 @@
+"""What an op cannot be faster than as it is cut into kernels: its launches, and its bytes or FLOPs at the limit.
+
+Counted from what a run recorded of the op's kernels, never measured here. In a product the processor with most tiles
+counts: each computes whole tiles, and none faster than its share of the best product.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from genesis.profile.readable import readable_seconds
+
+__all__ = ["EXPLAINED", "SMALLEST", "Floor", "floor_of", "said"]
+
+# A share of the time that explains it. Measured against its floor such an op is in the band "good" or better, so it
+# would not be listed; and figures of a few microseconds are uncertain by the rest: the same launch took 0.96 to 1.05 µs
+# in different runs, and two measurements of a small op in one run differ by up to a tenth.
+EXPLAINED = 0.8
+SMALLEST = "microseconds on next to no data"  # the field of a result that has them by kernel
+LOST = 0.2  # a share of the places for programs that is worth a word
+EVEN = 1.01  # shares of a product that count as one
+Row = dict[str, Any]
+
+
+class Floor(NamedTuple):
+    """The least time of an op.
+
+    Attributes:
+        launches: the names of what is launched, with the seconds that a launch takes without work.
+        was_noted: whether they were; else one is sure.
+        limit: seconds of the op's bytes or FLOPs at the limit.
+        work: how much longer that takes as it is shared among processors, at the least; 1 where it is even.
+        seconds: that the op took.
+        notes: what else its kernels say.
+    """
+
+    launches: tuple[tuple[str, float], ...]
+    was_noted: bool
+    limit: float
+    work: float
+    seconds: float
+    notes: tuple[str, ...]
+
+    @property
+    def least(self) -> float:
+        """Seconds."""
+        return sum(seconds for _, seconds in self.launches) + self.limit * self.work
+
+    @property
+    def share(self) -> float:
+        """Of the time that it took; more than 1 where the limit does not hold, as for data in a cache."""
+        return self.least / self.seconds
+
+
+class Tiling(NamedTuple):
+    """A product in tiles.
+
+    Attributes:
+        tiles: how many.
+        work: what the processor with most of them computes, over an even share of the product.
+    """
+
+    tiles: int
+    work: float
+
+
+def floor_of(row: Row, share: float, launch: float, smallest: Mapping[str, float]) -> Floor:
+    """The floor of a row of `benchmarks.gpu.ops`.
+
+    Args:
+        share: of the limit, as the row reaches it.
+        launch: seconds of a small launch inside a graph.
+        smallest: seconds of kernels on next to no data, by name, which count in the place of `launch`.
+    """
+    seconds, product, kernels = row["genesis_us"] * 1e-6, row.get("product"), row.get("kernels") or ()
+    launches = tuple((kernel["name"], smallest.get(kernel["name"], launch)) for kernel in kernels)
+    works = [_tiling(kernel, product).work for kernel in kernels if product and "tile" in kernel]
+    notes = dict.fromkeys(note for kernel in kernels for note in _fill(kernel, product))
+    work = max(works, default=1.0)
+    return Floor(launches or (("", launch),), bool(kernels), share * seconds, work, seconds, tuple(notes))
+
+
+def _tiling(kernel: Row, product: Sequence[int]) -> Tiling:
+    """Rows, columns and steps along k are filled up to whole tiles; tiles that are split along k are shared evenly."""
+    counts = [-(-extent // size) for extent, size in zip(product, kernel["tile"], strict=True)]
+    tiles, processors = counts[0] * counts[1], kernel["processors"]
+    padded = math.prod(map(operator.mul, counts, kernel["tile"])) / math.prod(product)
+    rounds = tiles / processors if kernel["split"] else -(-tiles // processors)
+    return Tiling(tiles, padded * rounds * processors / tiles)
+
+
+def _fill(kernel: Row, product: Sequence[int] | None) -> Iterator[str]:
+    """How a kernel leaves processors without work, if it does."""
+    programs, processors, name = math.prod(kernel["grid"]), kernel["processors"], kernel["name"]
+    if not kernel["grid"]:
+        return
+    if product and "tile" in kernel:
+        tiles, work = _tiling(kernel, product)
+        rows, columns, _ = kernel["tile"]
+        if work > EVEN:
+            yield f"{tiles} tiles of {rows} x {columns} on {processors} processors, the busiest has {work:.2f} shares"
+    elif programs < processors:
+        yield f"{name} has {programs} program{'s' * (programs != 1)} for {processors} processors"
+    elif kernel.get("resident"):
+        waves = programs / (kernel["resident"] * processors)
+        if waves > 1 and 1 - waves / math.ceil(waves) > LOST:
+            yield f"{name} takes {waves:.2f} waves"
+
+
+def said(floor: Floor) -> str:
+    """The floor beside the time, in words."""
+    starts = ", ".join(f"{name} {readable_seconds(seconds)}".strip() for name, seconds in floor.launches)
+    count = len(floor.launches)
+    text = f"{'' if floor.was_noted else 'at least '}{count} launch{'es' * (count > 1)} ({starts})"
+    text += f" and {readable_seconds(floor.limit)} at the limit"
+    if floor.work > EVEN:
+        text += f", {readable_seconds(floor.limit * floor.work)} as it is shared out"
+    took = readable_seconds(floor.seconds)
+    text += f": {readable_seconds(floor.least)}"
+    text += f" of {took}, {floor.share:.0%}" if floor.share < 1 else f", and it took {took}"
+    return "; ".join((text, *floor.notes))

@@ -1,0 +1,47 @@
+"""What one call launches, as it is stored beside its time: kernels, their grids, and the tiles of products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from genesis.backend import Device, backend_for
+from genesis.profile.dispatch import steps_of
+from genesis.profile.resources import resources_of
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
+    from genesis.backend.cuda.driver import Driver
+    from genesis.backend.cuda.recording import Step
+
+__all__ = ["kernels_of"]
+
+
+def kernels_of(call: Callable[[], object], device: Device) -> list[dict[str, Any]]:
+    """What a call launches on a CUDA device, in order. It is run once, and should have run before.
+
+    Returns:
+        for each launch its `name`, its `grid` of programs (empty where memory is set), and the device's `processors`;
+        on a GPU how many programs are `resident` on a processor at once; of a kernel that multiplies matrices the
+        `tile` of a program, [rows and columns of the result, steps along k at once], and whether tiles that fill no
+        whole round are `split` along k.
+    """
+    driver = cast("CudaBackend", backend_for(device)).driver
+    return [_kernel(step, driver) for step in steps_of(call, device)]
+
+
+def _kernel(step: Step, driver: Driver) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": step.name,
+        "grid": list(step.grid),
+        "processors": driver.properties.processors,
+    }
+    taken, constants = resources_of(step, driver), step.constants
+    if taken is not None:
+        found["resident"] = taken.resident
+    if {"BM", "BN", "BK"} <= constants.keys():
+        rows, columns = constants["BM"], constants["BN"]
+        if constants.get("STORE") == "columns":  # the transposed product
+            rows, columns = columns, rows
+        found |= {"tile": [rows, columns, constants["BK"]], "split": bool(constants.get("SPLIT"))}
+    return found

@@ -1,0 +1,54 @@
+"""Cross entropy of rows that a program reads in several steps, with and without the next one on its way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from genesis.array import Array, empty
+from genesis.backend import Device, backend_for
+from genesis.dtypes import DType, float32, int64
+from genesis.kernels import loss as kernels
+from genesis.ops.loss import cross_entropy, linear_cross_entropy
+from tests.ops.samples.fused import cross_entropy_oracle
+
+CUDA = Device("cuda", 0)
+
+
+def on_gpu(values: np.ndarray, dtype: DType) -> Array:
+    array = empty(values.shape, dtype, CUDA)
+    backend_for(CUDA).from_numpy(values, array)
+    return array
+
+
+@pytest.mark.parametrize("many", (1, kernels.MANY_ROWS))
+@pytest.mark.parametrize("smoothing", (0.0, 0.1))
+def test_rows_of_several_steps(many: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "MANY_ROWS", many)
+    rng = np.random.default_rng(4)
+    x = (rng.normal(size=(4, 9001)) * 5).astype(np.float32)
+    x[1] -= np.linspace(0, 300, 9001, dtype=np.float32)  # the maximum comes first, or last
+    x[2] += np.linspace(0, 300, 9001, dtype=np.float32)
+    if not smoothing:
+        x[3, :5000] = -np.inf
+    labels = np.array([0, 4096, 9000, 8191])
+    attrs = {"ignore_index": -100, "label_smoothing": smoothing, "z_loss": 1e-4}
+    got = cross_entropy(on_gpu(x, float32), on_gpu(labels, int64), **attrs)
+    want = cross_entropy_oracle(np.maximum(x.astype(np.float64), -1e30), labels, **attrs)  # whose mean is finite
+    for found, expected in zip(got, want, strict=True):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=2e-6)
+
+
+def test_logits_of_several_steps() -> None:
+    rng = np.random.default_rng(5)
+    x, weight = rng.normal(size=(3, 16)).astype(np.float32), rng.normal(size=(5003, 16)).astype(np.float32)
+    labels = np.array([5002, 17, 4096])
+    logits = x.astype(np.float64) @ weight.T
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    arrays = (on_gpu(v, t) for v, t in ((x, float32), (weight, float32), (labels, int64)))
+    loss, dx, dw = linear_cross_entropy(*arrays, ignore_index=-100, with_grads=True)
+    np.testing.assert_allclose(loss.numpy(), -np.log(p[range(3), labels]).sum(), rtol=2e-6)
+    p[range(3), labels] -= 1
+    np.testing.assert_allclose(dx.numpy(), p @ weight, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dw.numpy(), p.T @ x, rtol=1e-4, atol=1e-5)

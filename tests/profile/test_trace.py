@@ -1,0 +1,181 @@
+"""The Chrome trace, held against its format by a reader as strict as the tools that open it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import pytest
+
+from genesis.backend import CPU, Device
+from genesis.profile.run.marks import Kernel
+from genesis.profile.run.measure import Recorded, StepRecord, plain_steps, recorded_steps
+from genesis.profile.run.spans import Frame
+from genesis.profile.run.trace import chrome_trace
+from genesis.profile.run.waits import Wait
+from tests.profile.runs import captured_subject, subject
+
+CUDA = Device("cuda", 0)
+Placed = dict[str, list[tuple[int, str, int, int]]]  # by row: depth, name, start and end in nanoseconds
+
+
+def read(content: bytes) -> Placed:
+    """The spans of a trace, as Perfetto 52 and the Trace Event Format have it; AssertionError where one would be lost.
+
+    Perfetto drops a complete event that ends after the one around it, and files thread 0 under its process's number.
+    """
+    document = json.loads(content, parse_constant=_no_number)
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    events = document["traceEvents"]
+    assert {event["ph"] for event in events} <= {"M", "X"}, "only names and complete events"
+    names = _named([event for event in events if event["ph"] == "M"])
+    found: Placed = {name: [] for name in names.values()}
+    open_: dict[str, list[int]] = {name: [] for name in names.values()}  # ends
+    # Readers sort by the beginning alone: of two that begin together the outer one stands first in the file.
+    for event in sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"]):
+        row = names.get((event["pid"], event["tid"]))
+        assert row is not None, f"a row without a name: {event}"
+        assert all(isinstance(event[key], str) and event[key] for key in ("name", "cat")), "a name and a kind"
+        assert isinstance(event.get("args", {}), dict)
+        start, length = _nanoseconds(event["ts"]), _nanoseconds(event["dur"])
+        ends = open_[row]
+        while ends and ends[-1] <= start:
+            ends.pop()
+        assert not ends or start + length <= ends[-1], f"ends after what it lies in: {event}"
+        found[row].append((len(ends), event["name"], start, start + length))
+        ends.append(start + length)
+    assert all(found.values()), "a row that holds nothing"
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise AssertionError(f"{text} is not JSON")
+
+
+def _named(events: Sequence[dict[str, Any]]) -> dict[tuple[int, int], str]:
+    """Names of the rows; each row and each process has one."""
+    processes = [event["pid"] for event in events if event["name"] == "process_name"]
+    rows = [(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"]
+    assert len(processes) + len(rows) == len(events), "a name of something else"
+    assert sorted(processes) == sorted({pid for pid, _ in rows}), "each process has one name"
+    numbers = [tid for _, tid in rows]
+    assert len(set(numbers)) == len(numbers), "two rows with one number"
+    assert all(type(number) is int and number > 0 for number in [*processes, *numbers]), "numbers begin at 1"
+    names = [event["args"]["name"] for event in events]
+    assert all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
+    return {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+
+
+def _nanoseconds(microseconds: object) -> int:
+    """What a reader keeps; the fraction must be whole nanoseconds."""
+    assert isinstance(microseconds, int | float) and not isinstance(microseconds, bool), "a time is a number"
+    assert microseconds >= 0, "a time before the beginning"
+    whole = round(microseconds * 1000)
+    assert abs(microseconds * 1000 - whole) < 1e-2, "times are whole nanoseconds"
+    return whole
+
+
+# --- The reader itself ------------------------------------------------------------------------------------------------
+
+
+def _document(*spans: tuple[float, float], pid: int = 1, tid: int = 2, **changes: Any) -> bytes:
+    names = [
+        {"name": "process_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": "host"}},
+        {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": "row"}},
+    ]
+    event = {"pid": pid, "tid": tid, "name": "a", "cat": "op", "ph": "X", **changes}
+    events = [*names, *({"ts": start, "dur": length, **event} for start, length in spans)]
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()
+
+
+def test_the_reader_takes_what_nests() -> None:
+    assert [depth for depth, *_ in read(_document((0, 10), (0, 4), (1, 3), (4, 6), (10, 1)))["row"]] == [0, 1, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (_document((0, 10), (5, 10)), "ends after"),
+        (_document((0, 4), (0, 10)), "ends after"),  # the inner one first
+        (_document((0, 10), (9.999, 0.002)), "ends after"),
+        (_document((0, 1), tid=0), "begin at 1"),
+        (_document((0, 1), ph="B"), "complete events"),
+        (_document((0, float("nan"))), "not JSON"),
+        (_document((0, -1)), "a time"),
+        (_document((0, 1e-4)), "whole nanoseconds"),
+        (_document((0, 1), name=""), "a name and a kind"),
+        (_document(), "holds nothing"),
+        (_document((0, 1)).replace(b'"tid": 2, "name": "a"', b'"tid": 3, "name": "a"'), "without a name"),
+        (_document((0, 1)).replace(b"process_name", b"thread_name"), "one name"),
+    ],
+)
+def test_the_reader_refuses(content: bytes, why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
+        read(content)
+
+
+# --- What is written --------------------------------------------------------------------------------------------------
+
+
+def _reading(device: Device) -> Recorded:
+    """Two eager steps that read values in the middle."""
+    under = subject(device, reads=lambda x: x.sum().item())
+    return Recorded("eager", plain_steps(under, 1, 1), recorded_steps(under, 2, 1))
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_a_trace_holds_all_that_was_recorded(device: Device) -> None:
+    recorded = [_reading(device)]
+    if device != CPU:
+        recorded.append(Recorded("captured", [1.0], recorded_steps(captured_subject(device), 2, 3)))
+    rows = read(chrome_trace(recorded))
+    steps = [step for each in recorded for step in each.steps]
+    assert set(rows) == {"steps", "thread 1: phases, modules, ops"} | ({"kernels"} if device != CPU else set())
+    assert [name for _, name, *_ in rows["steps"]] == [f"{r.mode} step {n}" for r in recorded for n in (1, 2)]
+    assert {depth for depth, *_ in rows["steps"]} == {0}
+    host = rows["thread 1: phases, modules, ops"]
+    names = [frame.name for step in steps for frame in step.frames] + [wait.what for s in steps for wait in s.waits]
+    assert sorted(name for _, name, *_ in host) == sorted(names)
+    assert names.count("values read on the host") == 2
+    assert {depth for depth, name, *_ in host if name in ("data", "forward", "optimizer")} == {0}
+    # A wait stands in the phase that waits.
+    phases = [(start, end) for depth, name, start, end in host if depth == 0 and name == "forward"]
+    waits = [(start, end) for _, name, start, end in host if name == "values read on the host"]
+    assert all(any(a <= start and end <= b for a, b in phases) for start, end in waits)
+    kernels = [kernel.name for step in steps for kernel in step.kernels]
+    assert sorted(name for _, name, *_ in rows.get("kernels", [])) == sorted(kernels)
+    for step, (_, _, start, end) in zip(steps, rows["steps"], strict=True):
+        assert end - start == pytest.approx(step.seconds * 1e9, abs=1.1)
+
+
+def _step(frames: Sequence[Frame] = (), kernels: Sequence[Kernel] = (), waits: Sequence[Wait] = ()) -> Recorded:
+    return Recorded("eager", [1.0], [StepRecord(100.0, 101.0, 101.0, [*frames], [*kernels], [*waits], 100.0)])
+
+
+def test_threads_that_wait_at_the_same_time_have_rows_of_their_own() -> None:
+    own = threading.get_ident()
+    waits = [Wait("read", "a.py:1", 100.1, 0.3, own), Wait("read", "a.py:2", 100.2, 0.3, own + 1)]
+    rows = read(chrome_trace([_step(waits=waits)]))
+    assert [len(row) for row in rows.values()] == [1, 1, 1]
+
+
+def test_an_op_begins_with_what_is_inside_of_it() -> None:
+    def frame(name: str, start: float, end: float) -> Frame:
+        return Frame("op", name, "forward", "m", 100 + start, 100 + end, 7)
+
+    equal = [frame("within", 0.7, 0.8), frame("around", 0.7, 0.8)]  # noted as they ended
+    late = [frame("before", 0, 0.1), frame("inner", 0.1, 0.2), frame("deep", 0.3, 0.4), frame("middle", 0.35, 0.5)]
+    rows = read(chrome_trace([_step([*late, frame("outer", 0.15, 0.6), frame("after", 0.6, 0.7), *equal])]))
+    found = [(depth, name, start // 10**6) for depth, name, start, _ in rows["thread 1: phases, modules, ops"]]
+    outer = [(0, "outer", 100), (1, "inner", 100), (1, "middle", 300), (2, "deep", 300)]
+    assert found == [(0, "before", 0), *outer, (0, "after", 600), (0, "around", 700), (1, "within", 700)]
+
+
+def test_kernels_that_run_at_the_same_time_have_rows_of_their_own() -> None:
+    times = [(0.0, 0.4, False), (0.1, 0.3, True), (0.2, 0.5, True), (0.3, 0.4, True), (0.5, 0.6, False)]
+    kernels = [Kernel(f"k{i}", "op", "forward", "m", (1,), *t, False) for i, t in enumerate(times)]
+    rows = read(chrome_trace([_step(kernels=kernels)]))
+    names = {row: [name for _, name, *_ in spans] for row, spans in rows.items() if row != "steps"}
+    assert names == {"kernels": ["k0", "k4"], "other streams 1": ["k1", "k3"], "other streams 2": ["k2"]}
