@@ -61,7 +61,7 @@ gpu-sanitize: install-dev ## on a machine with an NVIDIA GPU and compute-sanitiz
 		tests/kernels/test_registry_on_cuda.py -k $$dtype || exit; done; done
 
 gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, against torch; writes benchmarks/results
-	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost
+	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost --out benchmarks/results/$(shell date +%F)-gpu-launch-cost.json
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.training_step --recipes lean-compile --out benchmarks/results/$(shell date +%F)-gpu-training-step.json
 

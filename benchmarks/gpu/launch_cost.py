@@ -1,18 +1,23 @@
 """What one small op costs on the host, by stage: a 64K-element add, eager.
 
-python -m benchmarks.gpu.launch_cost
+python -m benchmarks.gpu.launch_cost [--out JSON]
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import json
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import genesis
-from benchmarks.gpu.timing import backend, gpu_us, wall_us
+from benchmarks.gpu.timing import backend, environment, gpu_us, wall_us
 from genesis.op import execute, registry
 
 N = 2000
@@ -33,8 +38,8 @@ def host_us(call: Callable[[], Any]) -> float:
     return sorted(best)[3]
 
 
-def main() -> None:
-    """Print the table."""
+def measured() -> dict[str, float]:
+    """Microseconds by what is measured."""
     x = genesis.tensor(np.random.rand(256, 256).astype(np.float32), device="cuda")
     y = genesis.tensor(np.random.rand(256, 256).astype(np.float32), device="cuda")
     add = registry["add"]
@@ -43,7 +48,7 @@ def main() -> None:
     backend.driver.synchronize()  # the kernel is compiled and the plan ready
     plan = next(iter(backend._plans.values()))
     grad = x.clone().requires_grad_()
-    rows = {
+    stages = {
         "driver launch": lambda: plan.steps[-1].run(0),
         "plan replay": lambda: plan.run((out, a, b), 0),
         "allocate + free": lambda: backend.allocate(a.nbytes),
@@ -51,21 +56,35 @@ def main() -> None:
         "tensor, no autograd": lambda: x + y,
         "tensor, autograd": lambda: grad + y,
     }
-    for name, call in rows.items():
-        print(f"{name:22s} {host_us(call):7.2f} us host")
+    found = {name: host_us(call) for name, call in stages.items()}
     sync = backend.driver.synchronize
-    print(f"{'wall, no autograd':22s} {wall_us(lambda: x + y, sync):7.2f} us")
-    print(f"{'wall, autograd':22s} {wall_us(lambda: grad + y, sync):7.2f} us")
-    print(f"{'inside a graph':22s} {gpu_us(lambda: x + y, 200):7.2f} us")
+    found["wall, no autograd"] = wall_us(lambda: x + y, sync)
+    found["wall, autograd"] = wall_us(lambda: grad + y, sync)
+    found["inside a graph"] = gpu_us(lambda: x + y, 200)
     try:
         import torch
     except ImportError:
-        return
+        return found
     p, q = torch.randn(256, 256, device="cuda"), torch.randn(256, 256, device="cuda")
     with torch.no_grad():
-        print(f"{'torch, no autograd':22s} {wall_us(lambda: p + q, torch.cuda.synchronize):7.2f} us")
+        found["torch, no autograd"] = wall_us(lambda: p + q, torch.cuda.synchronize)
     r = p.clone().requires_grad_()
-    print(f"{'torch, autograd':22s} {wall_us(lambda: r + q, torch.cuda.synchronize):7.2f} us")
+    found["torch, autograd"] = wall_us(lambda: r + q, torch.cuda.synchronize)
+    return found
+
+
+def main() -> None:
+    """Measure, write the JSON, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    found = {name: round(us, 2) for name, us in measured().items()}
+    for name, us in found.items():
+        print(f"{name:22s} {us:7.2f} us")
+    if chosen.out:
+        command = "python -m " + " ".join(["benchmarks.gpu.launch_cost", *sys.argv[1:]])
+        about = {"date": datetime.date.today().isoformat(), "command": command, **environment()}
+        chosen.out.write_text(json.dumps({**about, "microseconds of a 64K-element add": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
