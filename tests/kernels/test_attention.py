@@ -250,7 +250,9 @@ def check_forward(*what: Any) -> None:
     """Compare what the forward pass of a `case` gives."""
     c = case(*what)
     x, g = c.x.numpy().astype(np.float64), c.g.numpy().astype(np.float64)
-    assert off(attention_packed(c.x, *c.rest, **c.attrs)[0], expected(x, g, c.seen)[0]) < TOLERANCE[c.x.dtype]
+    # tf32 has as many bits as float16; the interpreter does not round to it
+    tolerance = TOLERANCE[float16 if c.x.dtype is float32 and allow_tf32 else c.x.dtype]
+    assert off(attention_packed(c.x, *c.rest, **c.attrs)[0], expected(x, g, c.seen)[0]) < tolerance
 
 
 @pytest.mark.parametrize(
