@@ -9,6 +9,7 @@ committed with it. Measures nothing; the same results give the same page.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,45 +86,60 @@ def _source(result: Result, commands: Sequence[str], about: dict[str, Any]) -> s
 
 
 class Step(NamedTuple):
-    """A training step, and the peers of the same run."""
+    """A training step, and a peer of the same run."""
 
     result: Result
     command: str
     row: Row
-    peers: list[Row]
+    peer: Row
 
 
 def _all_steps(results: Iterable[Result]) -> list[Step]:
-    """The newest measurement of each size, shape and way of checkpointing."""
-    newest: dict[tuple[str, str, str], Step] = {}
+    """Each size, shape and way from the newest file that has it: beside each peer, and alone where that came last."""
+    newest: dict[tuple[str, ...], dict[str, Step]] = {}
     for result in results:
-        runs = result.data.get("runs") or [result.data]
-        for run in runs:
+        own: dict[tuple[str, ...], dict[str, Step]] = {}
+        for run in result.data.get("runs") or [result.data]:
             rows = [row for row in run.get("rows", ()) if "side" in row]
             for row in rows:
-                command = str(row.get("command") or run.get("command", ""))
-                if row["side"] == "genesis":
-                    peers = [p for p in rows if p["side"] != "genesis" and _same_case(p, row, command)]
-                    key = row["size"], row["shape"], row.get("checkpointing", "none")
-                    newest[key] = Step(result, command, row, peers)
-    return sorted(newest.values(), key=lambda step: (step.row["size"], _tokens(step.row), _how(step.row)))
+                if row["side"].startswith(OURS):
+                    command = str(row.get("command") or run.get("command", ""))
+                    steps = own.setdefault((row["size"], row["shape"], _how(row)), {})
+                    for peer in [p for p in rows if _is_peer(p, row, command)] or [{}]:
+                        side = peer.get("side", "")
+                        steps.pop(side, None)  # the last ones are the newest
+                        steps[side] = Step(result, command, row, peer)
+        newest.update(own)
+    kept = [step for steps in newest.values() for side, step in steps.items() if side or side == list(steps)[-1]]
+    return sorted(kept, key=lambda step: (step.row["size"], _tokens(step.row), _how(step.row)))
 
 
-def _same_case(peer: Row, row: Row, command: str) -> bool:
+def _is_peer(peer: Row, row: Row, command: str) -> bool:
+    """Whether a row is beside another one: a peer's, or that of Genesis in the weights' type beside 8-bit floats."""
     same_run = peer.get("command", command) == command
-    return same_run and (peer["size"], peer["shape"]) == (row["size"], row["shape"])
+    if not same_run or (peer["size"], peer["shape"]) != (row["size"], row["shape"]):
+        return False
+    return not peer["side"].startswith(OURS) or (peer["side"] == OURS and row["side"] != OURS)
 
 
 def _tokens(row: Row) -> int:
-    batch, length = str(row["shape"]).split("x")
-    return int(batch) * int(length)
+    return math.prod(int(size) for size in str(row["shape"]).split("x"))
 
 
 def _how(row: Row) -> str:
-    return str(row.get("checkpointing") or "none")
+    """Its checkpointing, and its precision where it is not that of the weights."""
+    precision = str(row["side"]).removeprefix(OURS).removeprefix("-")
+    return str(row.get("checkpointing") or "none") + (f", {precision}" if precision else "")
 
 
-RECIPES = {"lean-compile": "torch.compile", "lean-graphs": "torch.compile with CUDA graphs"}
+OURS = "genesis"
+RECIPES = {
+    "lean-compile": "torch.compile",
+    "lean-graphs": "torch.compile with CUDA graphs",
+    "hf-compile": "Hugging Face, torch.compile",
+    "hf-liger": "Hugging Face with Liger",
+    OURS: "Genesis in bf16",
+}
 STEP_COLUMNS = [
     "model", "tokens a step", "checkpointing", "Genesis", "tokens/s", "model TFLOP/s", "memory", "beside", "its time",
     "its memory", "ratio",
@@ -137,17 +153,18 @@ def _steps(results: Sequence[Result]) -> Iterator[str]:
     yield from ("## Training steps on a GPU", "")
     yield from (
         "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters. Genesis takes each",
-        "step as one CUDA graph. Beside it stands a lean model of the same shape, written for torch.compile, in a",
-        "process of its own in the same run.",
+        "step as one CUDA graph; a third number of tokens is that of micro-steps, and the time that of one. Beside it,",
+        "in a process of its own in the same run: a lean model of the same shape, written for torch.compile, or that",
+        "of Hugging Face.",
         "",
     )
     yield from markdown_table(STEP_COLUMNS, [_step_cells(step) for step in steps], (*STEP_COLUMNS[:3], "beside"))
     yield ""
     yield from _memory_notes(steps)
-    below = [step for step in steps for peer in step.peers if peer["ms"] / step.row["ms"] < 1]
-    ratios = [peer["ms"] / step.row["ms"] for step in steps for peer in step.peers]
-    if ratios:
-        yield f"Of {len(ratios)} comparisons {len(below)} {'is' if len(below) == 1 else 'are'} below 1."
+    compared = [step for step in steps if step.peer]
+    below = [step for step in compared if step.peer["ms"] / step.row["ms"] < 1]
+    if compared:
+        yield f"Of {len(compared)} comparisons {len(below)} {'is' if len(below) == 1 else 'are'} below 1."
         yield ""
     for step in below:
         name = f"step {step.row['size']} {step.row['shape']}"
@@ -157,12 +174,11 @@ def _steps(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _step_cells(step: Step) -> list[str]:
-    row, peer = step.row, step.peers[0] if step.peers else {}
+    row, peer = step.row, step.peer
     field = memory_field(row, peer) if peer else "peak_gib"
-    batch, length = str(row["shape"]).split("x")
     return [
         row["size"],
-        f"{batch} x {length}",
+        str(row["shape"]).replace("x", " x "),
         _how(row),
         f"{row['ms']:.1f} ms",
         f"{row['tokens_per_second']:,.0f}",
@@ -182,7 +198,7 @@ def _gib(row: Row, field: str) -> str:
 
 def _memory_notes(steps: Sequence[Step]) -> Iterator[str]:
     """How memory is compared with a peer under CUDA graphs, where there is one."""
-    beside = [(step.row, peer) for step in steps for peer in step.peers[:1] if "graphs" in peer["side"]]
+    beside = [(step.row, step.peer) for step in steps if "graphs" in step.peer.get("side", "")]
     fields = [memory_field(row, peer) for row, peer in beside]
     if "reserved_gib" in fields:
         yield "What torch's CUDA graphs hold is in no count of its allocations: beside them memory is what was reserved"

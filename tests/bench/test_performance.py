@@ -129,6 +129,25 @@ def test_the_newest_step_counts_with_its_own_peers() -> None:
     assert "- step 0.5B 1x128: the reason is not known." in beside
 
 
+def test_all_peers_of_a_file_stand_beside_a_step_and_a_later_one_alone() -> None:
+    ours, peer = {**STEP, "side": "genesis"}, {**STEP, "ms": 8.0}
+    runs = [
+        {"command": "first", "rows": [{**ours, "ms": 4.0}, {**peer, "side": "lean-compile"}]},
+        {"command": "second", "rows": [{**ours, "ms": 5.0}, {**peer, "side": "hf-liger"}]},
+        {"command": "third", "rows": [{**ours, "side": "genesis-fp8", "ms": 2.0}, {**ours, "ms": 3.0}]},
+        {"command": "fourth", "rows": [{**ours, "shape": "32x1024x8", "ms": 9.0}]},
+    ]
+    rows = lines_with(page({"date": "2026-01-01", "gpu": "a GPU", "runs": runs}), "| 0.5B |")
+    cells = [[cell.strip() for cell in row.split("|")[2:-1]] for row in rows]
+    assert [(c[0], c[1], c[2], c[6], c[-1]) for c in cells] == [
+        ("1 x 128", "none", "4.0 ms", "torch.compile", "2.00"),
+        ("1 x 128", "none", "5.0 ms", "Hugging Face with Liger", "1.60"),
+        ("1 x 128", "none", "3.0 ms", "–", "–"),
+        ("1 x 128", "none, fp8", "2.0 ms", "Genesis in bf16", "1.50"),
+        ("32 x 1024 x 8", "none", "9.0 ms", "–", "–"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("recipe", "reserved", "cells", "told"),
     [
