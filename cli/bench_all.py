@@ -59,7 +59,8 @@ def bench_all(
     """Measure every op and the training steps of a model, and write one report.
 
     Writes one HTML page, Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
-    A case that fails does not end the run; the exit code is that of the first one.
+    A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
+    what was measured.
     """
     from genesis.backend import CPU
     from genesis.report import suite
@@ -73,10 +74,15 @@ def bench_all(
     given: Given = [("--model", model), ("--dtype", dtype), ("--device", device), ("--vs", vs)]
     given += [("--fast", fast), ("--backward", backward)]
     setup = setup_of(where, kind, sizes, backward, fast, out)
-    measured = measured_ops(planned, setup, vs, torch_python)
-    section, failures, steps = _model_section(size, config, where, fast)
-    measured.failures.extend(failures)
-    finish("bench-all", given, setup, measured, json, [section])
+    measured, steps, sections = measured_ops(planned, setup, vs, torch_python), 0, []
+    if not measured.interrupted:
+        try:
+            section, failures, steps = _model_section(size, config, where, fast)
+            sections.append(section)
+            measured.failures.extend(failures)
+        except KeyboardInterrupt:
+            measured = measured._replace(interrupted=True)
+    finish("bench-all", given, setup, measured, json, sections)
     raise_first(measured.failures, len(measured.entries) + steps)
 
 

@@ -53,7 +53,8 @@ def bench_ops(
     """Measure many ops, and report how near each comes to the limits of this machine.
 
     Writes one HTML page, Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
-    A case that fails does not end the run; the exit code is that of the first one.
+    A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
+    what was measured.
     """
     from genesis.report import suite
     from genesis_models.session.preparation import resolve_device
@@ -119,15 +120,19 @@ def finish(
     json: str | None,
     sections: Sequence[Section] = (),
 ) -> None:
-    """Write and print the report."""
+    """Write and print the report; of a run that was interrupted, of what was measured, and then it ends."""
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
     from genesis.report.build import build, dtypes_of
     from genesis.report.files import save
     from genesis.report.text import lines_of
 
+    if measured.interrupted and not measured.entries:
+        raise KeyboardInterrupt
     limits = [limits_row(limits_of(setup.device, as_dtype(name))) for name in dtypes_of(measured, setup)]
     words = [name if value is True else f"{name} {value}" for name, value in given if value]
     command = " ".join(["genesis", "bench-ops" if kind == "bench-ops" else "bench all", *words])
     report = build(kind, command, setup, measured, limits, sections)
     show(report, lines_of(report, save(report, setup.folder)), json)
+    if measured.interrupted:
+        raise KeyboardInterrupt

@@ -61,34 +61,45 @@ class Setup:
 
 
 class Measured(NamedTuple):
-    """What a run gave, in order, and the seconds that it took."""
+    """What a run gave, in order, and the seconds that it took.
+
+    Attributes:
+        interrupted: somebody ended it.
+        left: cases that it did not come to.
+    """
 
     entries: list[Entry]
     failures: list[Failure]
     skipped: list[Skipped]
     seconds: float
+    interrupted: bool = False
+    left: int = 0
 
 
 def measure_all(planned: Sequence[Job], setup: Setup, told: Told = lambda text: None) -> Measured:
-    """Every case; those that look slower than in the last run once more.
+    """Every case; those that look slower than in the last run once more. KeyboardInterrupt ends it with what there is.
 
     Args:
         told: is called with what comes next.
     """
     found, done = Measured([], [], [], 0.0), dict[int, Job]()
     start = time.perf_counter()
-    for count, job in enumerate(planned, 1):
-        told(f"{count}/{len(planned)} {job.name} {job.size}")
-        for each in run([job], setup.device, setup.dtype, setup.settings):
-            match each:
-                case Entry():
-                    done[len(found.entries)] = job
-                    found.entries.append(each)
-                case Failure():
-                    found.failures.append(each)
-                case Skipped():
-                    found.skipped.append(each)
-    _measure_slower_again(found.entries, done, setup, told)
+    try:
+        for count, job in enumerate(planned, 1):
+            told(f"{count}/{len(planned)} {job.name} {job.size}")
+            for each in run([job], setup.device, setup.dtype, setup.settings):
+                match each:
+                    case Entry():
+                        done[len(found.entries)] = job
+                        found.entries.append(each)
+                    case Failure():
+                        found.failures.append(each)
+                    case Skipped():
+                        found.skipped.append(each)
+        _measure_slower_again(found.entries, done, setup, told)
+    except KeyboardInterrupt:
+        left = len(planned) - len(found.entries) - len(found.failures) - len(found.skipped)
+        found = found._replace(interrupted=True, left=left)
     return found._replace(seconds=time.perf_counter() - start)
 
 
@@ -124,7 +135,7 @@ def build(
         limits: of each of `dtypes_of`.
         sections: about something else than ops.
     """
-    entries, failures, skipped, seconds = measured
+    entries, failures, skipped, seconds, _, left = measured
     earlier = setup.earlier(entries)
     changes = changes_since(earlier, entries)
     return Report(
@@ -140,6 +151,7 @@ def build(
         entries=entries,
         failures=failures,
         skipped=skipped,
+        left=left,
         summary=summarize(entries, failures, changes),
         history=past_runs(earlier, entries),
         changes=changes,

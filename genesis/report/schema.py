@@ -207,6 +207,8 @@ class Report(Measured):
     entries: list[Entry]
     failures: list[Failure]
     skipped: list[Skipped]
+    left: int = 0
+    """Cases that were not come to, because the run was interrupted."""
     summary: Summary
     history: list[PastRun]
     """Oldest first, without this one."""

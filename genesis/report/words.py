@@ -46,6 +46,8 @@ def headline(report: Report) -> str:
         )
     if summary.measured < summary.cases:
         text += f"; {summary.cases - summary.measured} failed"
+    if report.left:
+        text += f"; interrupted before the last {report.left} case{'s' * (report.left > 1)}"
     return text + "."
 
 

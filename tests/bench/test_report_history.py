@@ -17,7 +17,8 @@ from genesis.report.files import save
 from genesis.report.history import noise_of, scatter_of
 from genesis.report.schema import Entry, Report
 from genesis.report.suite import Job, jobs
-from tests.bench.reports import entry, report, time
+from genesis.report.words import headline
+from tests.bench.reports import LIMITS, entry, report, time
 
 OPS = [f"op{i}" for i in range(20)]
 
@@ -136,6 +137,21 @@ def test_gpu_times_are_not_compared_with_wall_times(tmp_path: Path) -> None:
     saved(tmp_path, "2026-01-01T00:00:00+00:00", entry(gpu=time(1e-4)), entry("mul"))
     found = report(tmp_path, entry(gpu=time(2e-4)), entry("mul", gpu=time(1e-4)))
     assert [change.ratio for change in found.changes] == pytest.approx([2.0, 1.0])
+
+
+def test_an_interrupted_run_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(jobs: list[Job], *rest: object) -> list[Entry]:
+        if jobs[0].name == "mul":
+            raise KeyboardInterrupt
+        return [entry(jobs[0].name)]
+
+    monkeypatch.setattr(building, "run", measured)
+    setup = Setup(CPU, None, Settings(), ("medium",), tmp_path, "a processor", {"genesis": "0.0"})
+    found = measure_all(jobs(["add", "mul", "sub", "div"], ["medium"], every_axis=False), setup)
+    assert [each.row.name for each in found.entries] == ["add"]
+    assert (found.interrupted, found.left) == (True, 3)
+    text = headline(building.build("bench-ops", "genesis bench-ops", setup, found, [LIMITS]))
+    assert text.endswith("; interrupted before the last 3 cases.")
 
 
 def test_what_looks_slower_is_measured_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

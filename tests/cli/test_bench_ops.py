@@ -109,6 +109,22 @@ def test_a_failing_op_does_not_end_the_run(tmp_path: Path) -> None:
     assert (report.summary.cases, report.failures[0].exit_code) == (3, 6)
 
 
+def test_an_interrupted_run_reports_what_was_measured(tmp_path: Path) -> None:
+    def interrupted(case: Any, *rest: Any) -> Any:
+        if case.name == "mul":
+            raise KeyboardInterrupt
+        return profile_case(case, *rest)
+
+    with mock.patch.object(measuring, "profile_case", interrupted):
+        code, text, told = run("bench-ops", *(f"--op={name}" for name in ("add", "mul", "sub")), "--fast", out=tmp_path)
+        nothing = run("bench-ops", "--op", "mul", "--fast", out=tmp_path / "nothing")
+    assert (code, told) == (130, "interrupted\n")
+    (report,) = reports(tmp_path)
+    assert ([entry.row.name for entry in report.entries], report.left) == (["add"], 2)
+    assert "interrupted before the last 2 cases." in " ".join(text.split())
+    assert nothing == (130, "", "interrupted\n") and not reports(tmp_path / "nothing")
+
+
 def test_what_ops_do_not_take_is_left_out(tmp_path: Path) -> None:
     words = ("bench-ops", "--op", "bitwise_and", "--op", "exp", "--dtype", "bf16", "--fast")
     code, text, _ = run(*words, out=tmp_path)
@@ -209,6 +225,14 @@ def test_a_model_that_fails_leaves_the_ops(model: str, tmp_path: Path) -> None:
     assert "failed   step 4x16: no room for a step" in text
     (report,) = reports(tmp_path / "out")
     assert len(report.entries) == 2 and report.sections[0].cells == []
+
+
+def test_steps_that_are_interrupted_leave_the_ops(model: str, tmp_path: Path) -> None:
+    with mock.patch.object(steps, "measured_row", mock.Mock(side_effect=KeyboardInterrupt)):
+        code, _, told = run("bench", "all", "--model", model, "--fast", out=tmp_path / "out")
+    assert (code, told) == (130, "interrupted\n")
+    (report,) = reports(tmp_path / "out")
+    assert (len(report.entries), report.sections) == (2, [])
 
 
 def test_the_recipes_model_is_the_cpus(tmp_path: Path) -> None:
