@@ -161,7 +161,7 @@ def _host_array(taken: dlpack.Taken, dtype: DType) -> Array:
     before, extent = sum(r for r in reach if r < 0), 1 + sum(abs(r) for r in reach)
     memory = (ctypes.c_uint8 * (extent * item)).from_address(described.pointer + before * item)
     memory._taken = taken  # type: ignore[attr-defined]  # every view of the memory keeps it
-    block: np.ndarray = np.ndarray((extent * item,), np.uint8, memory)  # type: ignore[arg-type]
+    block: np.ndarray = np.ndarray((extent * item,), np.uint8, memoryview(memory))
     if before == 0 and not taken.read_only and described.pointer % item == 0:
         return Array(CpuStorage(block, extent * item, owner=taken), described.shape, described.strides, dtype)
     strides = tuple(stride * item for stride in described.strides)

@@ -37,7 +37,7 @@ class PinnedBlock:
         """The memory as numpy, `[nbytes]` uint8; views of it keep the block."""
         memory = (ctypes.c_uint8 * max(nbytes, 1)).from_address(self.pointer)
         memory._block = self  # type: ignore[attr-defined]
-        whole: np.ndarray = np.ndarray((nbytes,), np.uint8, memory)  # type: ignore[arg-type]
+        whole: np.ndarray = np.ndarray((nbytes,), np.uint8, memoryview(memory))
         return whole
 
     def __del__(self) -> None:  # in any thread: events are recorded by one who may wait
