@@ -19,7 +19,8 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels.activation import sigmoid
 from genesis.kernels.fp8 import quantized_factors
-from genesis.kernels.linalg import Scales, matmul_into, place
+from genesis.kernels.linalg import Scales, matmul_into
+from genesis.kernels.products import place
 from genesis.kernels.specialized import gated_into
 from genesis.kernels.swiglu import swiglu_packed
 from genesis.kernels.types import TRITON, converted

@@ -31,8 +31,8 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.kernels.chunks import COLUMNS, GRAIN
-from genesis.kernels.linalg import place
 from genesis.kernels.matmul_tiles import Tile, fitted, pieces
+from genesis.kernels.products import place
 from genesis.kernels.segment import report
 from genesis.kernels.types import TRITON, converted
 

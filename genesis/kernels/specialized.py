@@ -59,7 +59,7 @@ SCALED = gl.constexpr(5)  # the same, with factors of its columns, too
 
 @gluon.jit
 def quotient(x, y):
-    """x // y for 0 <= x < 2^21 and y > 0: see `linalg.quotient`."""
+    """x // y for 0 <= x < 2^21 and y > 0: see `products.quotient`."""
     return ((gl.cast(x, gl.float32) + 0.5) * (1.0 / gl.cast(y, gl.float32))).to(gl.int32)
 
 

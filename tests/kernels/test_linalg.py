@@ -19,6 +19,7 @@ from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels import linalg, transpose
 from genesis.kernels.matmul_tiles import LEAST_STEPS, Tile
+from genesis.kernels.products import quotient
 from genesis.kernels.transpose import transposed_copy
 from genesis.ops.linalg import matmul
 from genesis.shapes import Shape
@@ -166,7 +167,7 @@ def test_a_program_takes_one_tile_or_many(shape: Shape | str, resident: int, lau
 @triton.jit
 def quotients(p_x, y, p_o, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(p_o + i, linalg.quotient(tl.load(p_x + i, mask=i < n, other=0), y), mask=i < n)
+    tl.store(p_o + i, quotient(tl.load(p_x + i, mask=i < n, other=0), y), mask=i < n)
 
 
 @pytest.mark.parametrize("divisor", (1, 2, 3, 7, 8, 9, 56, 304, 1187, 4752, 65537, (1 << 20) + 1, (1 << 21) - 1))
