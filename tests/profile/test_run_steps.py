@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from time import perf_counter, sleep
 from typing import Any
 from unittest import mock
 from xml.etree import ElementTree
@@ -15,10 +16,10 @@ from genesis import Tensor, nn
 from genesis.autograd.engine import tape_watches
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import pool
-from genesis.errors import DeviceError
+from genesis.errors import DeviceError, ShapeError
 from genesis.nn.fused import linear_sum
 from genesis.nn.hooks import call_watches
-from genesis.op import _beginnings, _observers, observe
+from genesis.op import _beginnings, _observers, observe, registry
 from genesis.profile.run import nvtx
 from genesis.profile.run.flame import collapsed, flame_graph, stacks_of
 from genesis.profile.run.measure import Recorded, memory_of, plain_steps, recorded_steps
@@ -93,6 +94,27 @@ def test_a_step_under_watch_has_the_ops_of_one_that_is_not() -> None:
     assert [frame.name for frame in recorder.frames if frame.level == "op"] == names
     assert names.count("linear") == 2 and "add" not in names
     assert {frame.module for frame in recorder.frames if frame.level == "op"} == {"(data)", "Pair", "up"}
+
+
+def test_an_op_begins_before_what_it_launches_whatever_comes_behind_it() -> None:
+    recorder, seen = Recorder(Pair()), list[tuple[str, float, float]]()
+    recorder.after_op.append(lambda op, operands, start, end: seen.append((op.name, start, end)))
+    x = genesis.ones(4, 8)
+    with observe(lambda *op: sleep(0.05)):  # the host is kept away between the op's end and the recorder
+        started: list[float] = []
+        with recorder.watching(), observe(lambda *op: None, lambda op: started.append(perf_counter())):
+            with pytest.raises(ShapeError):
+                x.reshape(5)
+            x.exp()
+    ((name, start, end),) = [each for each in seen if each[0] == "exp"]
+    assert start <= started[-1] <= end
+    assert end - start > 0.05 and name == "exp"
+
+
+def test_an_op_that_began_unwatched_is_left_out() -> None:
+    recorder = Recorder(Pair())
+    recorder._op_ended(registry["exp"], (), (), {}, 0.1)
+    assert recorder.frames == []
 
 
 def test_backward_belongs_to_the_module_of_forward(recorded: tuple[Recorded, Device]) -> None:

@@ -23,11 +23,12 @@ OpWatch = Callable[[Op, Sequence[Any], float, float], None]
 
 
 class _Thread(threading.local):
-    """Where one thread is: its phases and modules, the innermost last."""
+    """Where one thread is: its phases, modules and ops with their starts, the innermost last."""
 
     def __init__(self) -> None:
         self.phases: list[str] = []
         self.modules: list[str] = []
+        self.ops: list[tuple[Op, float]] = []
 
 
 class Recorder:
@@ -73,8 +74,7 @@ class Recorder:
     def watching(self) -> Iterator[None]:
         """Note what happens inside the block."""
         with ExitStack() as stack:
-            begins = None if self._ranges is None else self._op_begins
-            stack.enter_context(observe(self._op_ended, begins))
+            stack.enter_context(observe(self._op_ended, self._op_begins))
             stack.enter_context(watching_tape(self))
             stack.enter_context(watching_calls(self._calls))
             yield
@@ -163,16 +163,22 @@ class Recorder:
 
     def _op_begins(self, op: Op) -> None:
         self._push(op.name)
+        self._thread.ops.append((op, time.perf_counter()))
 
     def _op_ended(
         self, op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], seconds: float
     ) -> None:
-        end = time.perf_counter()
+        end, ops = time.perf_counter(), self._thread.ops
+        while ops and ops[-1][0] is not op:
+            ops.pop()  # it raised
+        if not ops:
+            return  # it began before anybody watched
+        _, start = ops.pop()
         phase, module = self.place()
-        self.frames.append(Frame("op", op.name, phase, module, end - seconds, end, threading.get_ident()))
+        self.frames.append(Frame("op", op.name, phase, module, start, end, threading.get_ident()))
         self._pop()
         for watch in self.after_op:
-            watch(op, (*inputs, *outputs), end - seconds, end)
+            watch(op, (*inputs, *outputs), start, end)
 
     def _note(self, level: Any, name: str, phase: str, module: str, started: float) -> None:
         self.frames.append(Frame(level, name, phase, module, started, time.perf_counter(), threading.get_ident()))

@@ -54,8 +54,7 @@ def chrome_trace(recorded: Sequence[Recorded]) -> bytes:
 def _nested(row: Iterable[_Span]) -> list[_Span]:
     """A row's spans by their start, outer ones first.
 
-    A span that ends in another one lies in it. An op's start is told by how long it took, so that it may seem to begin
-    after what is inside of it: it begins with the first of that.
+    A span that ends in another one lies in it, and that one begins with the first of what ends in it.
     """
     before: list[_Span] = []  # that nothing later has in it so far
     found: list[_Span] = []  # inner ones first
