@@ -88,9 +88,7 @@ def tiles_of(dtype: DType, size: int, tokens: int, keys: int, shared: int, boxes
     )
 
 
-def sections(
-    rows: float, heads: int, bytes_per_row: int, blocks: int, section: int = 8 << 20, last: int = LAST
-) -> tuple[int, int]:
+def sections(rows: float, heads: int, bytes_per_row: int, blocks: int, section: int = 8 << 20) -> tuple[int, int]:
     """How many heads all programs go through before the next ones, so that what they read stays in the L2 cache, and
     how many heads are divided so: those behind them go together.
 
@@ -99,13 +97,12 @@ def sections(
         bytes_per_row: of the two arrays read.
         blocks: programs of a head.
         section: bytes of the heads that go together.
-        last: programs that go together at the end.
     """
     each = rows * bytes_per_row
     if each < LARGE or each * heads < CACHE:
         return heads, 0
     together = max(1, int(section / each))
-    return together, max(0, heads - triton.cdiv(last, blocks)) // together * together
+    return together, max(0, heads - triton.cdiv(LAST, blocks)) // together * together
 
 
 def _fitting(tile: Tile, tokens: int, keys: int, row: int, shared: int, stays: bool) -> Tile:

@@ -67,7 +67,8 @@ def row_sums(p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: 
     """
     top = tl.full((), -float("inf"), WORK)
     sums, plain = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)
-    b_next = logits_at(p_x, 0, classes, step, BLOCK)
+    if AHEAD:
+        b_next = logits_at(p_x, 0, classes, step, BLOCK)
     for first in range(0, classes, BLOCK):
         if AHEAD:
             x = converted(b_next, WORK)

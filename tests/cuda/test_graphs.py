@@ -347,15 +347,13 @@ def test_a_replay_of_many_launches_costs_little() -> None:
     graph.replay()
     cuda.synchronize()
     begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-    times = []
-    for _ in range(20):  # other processes may have the GPU meanwhile
-        begin.record()
+    begin.record()
+    for _ in range(10):
         graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
+    end.record()
+    end.synchronize()
     assert values(y)[:2] == [101, 101]
-    assert min(times) < 0.3, "1.5 us a launch, and twice that for a machine that is not quiet"
+    assert begin.elapsed_time(end) / 10 < 0.3, "1.5 us a launch, and twice that for a machine that is not quiet"
 
 
 def test_the_interpreter_records_as_the_driver_does() -> None:

@@ -186,7 +186,8 @@ def test_products_of_few_columns_stay_as_they_are_on_every_device(monkeypatch: p
         steps.append((ours, theirs))
     off = [np.linalg.norm(ours - theirs) for ours, theirs in steps]
     apart = [np.linalg.norm(a[0] - b[0]) for a, b in itertools.pairwise(steps)]
-    # the tensor cores cut sums off after some 14 bits (decision 6), which turns codes that lie at a border
+    # Tensor cores cut sums off after some 14 bits (decision 6), which turns codes that lie at a border: numpy's sums
+    # cut off so move the first of these gradients by 0.0068, of 0.0288 that lie between the steps.
     assert max(off) < min(apart) / (20 if is_interpreted() else 4)
 
 
