@@ -34,6 +34,7 @@ __all__ = [
     "power",
     "rint",
     "root",
+    "rounded_product",
     "sin",
     "single_power",
     "tan",
@@ -200,7 +201,7 @@ def single_power(x, p):
     whole = (lifted - ROUNDER == exponent) | large
     odd = whole & ((lifted.to(tl.int64, bitcast=True) & 1) != 0) & (large == 0)
     negative = x.to(tl.int32, bitcast=True) < 0
-    y = tl.where(negative & odd, -y, y)
+    y = tl.where(negative & odd, like(y, x), y)  # Triton 3.6 has 0 - y for -y, which makes 0 of 0
     y = tl.where((x < 0) & (whole == 0) & (infinite == 0), float("nan"), y)
     y = tl.where((x != x) | (p != p), float("nan"), y)
     return tl.where((p == 0) | (x == 1), 1.0, y)
@@ -210,6 +211,12 @@ def single_power(x, p):
 def fused(x, y, z):
     """x·y + z, rounded once."""
     return tl.fma(x, y, z)
+
+
+@triton.jit
+def rounded_product(x, y):
+    """x·y of one shape, rounded: never fused with an addition behind it."""
+    return fused(x, y, tl.zeros_like(x))
 
 
 @triton.jit
