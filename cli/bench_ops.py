@@ -88,7 +88,7 @@ def setup_of(
     return Setup(
         device=device,
         dtype=dtype,
-        settings=Settings(backward=backward, plan=suite.FAST if fast else suite.THOROUGH),
+        settings=Settings(backward=backward, stages=False, plan=suite.FAST if fast else suite.THOROUGH),
         sizes=tuple(sizes),
         folder=made_folder(out or default_folder()),
         device_name=device_name(device, machine),

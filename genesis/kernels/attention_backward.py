@@ -84,8 +84,8 @@ def query_kernel(p_dq, p_row, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_ls
     m = m_query[:, None] & (i_d < size)[None, :]
     b_x = tl.load(p_g + o_row[:, None] * sg[1] + i_d[None, :] * sg[3], mask=m, other=0)
     b_o = tl.load(p_o + o_row[:, None] * so[1] + i_d[None, :] * so[3], mask=m, other=0)
-    # Two lanes add each other's products. Were they fused with the addition, each would round the other's only, and what
-    # the lanes of a row lay down as its sum would differ in the last bit.
+    # Two lanes add each other's products. Fused with the addition, each would round the other's only, and what the
+    # lanes of a row lay down as its sum would differ in the last bit.
     b_delta = tl.sum(rounded_product(converted(b_x, WORK), converted(b_o, WORK)), 1)
     b_lse = tl.load(
         p_lse + wide_batch * sl[0] + wide_head * sl[1] + i_query.to(tl.int64) * sl[2], mask=m_query, other=-float("inf")

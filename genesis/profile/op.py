@@ -39,12 +39,14 @@ class Settings:
     Attributes:
         backward: the gradient, too.
         cold: GPU time with an emptied second-level cache.
+        stages: those of dispatch, on CUDA.
         plan: how hard to try, for each of the times.
         peer: what to compare with.
     """
 
     backward: bool = False
     cold: bool = False
+    stages: bool = True
     plan: Plan = field(default_factory=Plan)
     peer: Child | None = None
 
@@ -106,7 +108,7 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Row:
         outputs = execute(case.op, case.inputs, dict(case.attrs))
         on_cuda = case.device != CPU
         launches = launches_of(call, case.device) if on_cuda else None
-        dispatch = stages_of(case, settings.plan) if on_cuda else None
+        dispatch = stages_of(case, settings.plan) if on_cuda and settings.stages else None
     walk = walk_of(case) if settings.backward else None
     backward = None if walk is None else _backward(case, walk, wall, settings, notes)
     peer = None

@@ -1,10 +1,15 @@
-"""SIGINT and SIGTERM: the first asks the run to save and stop, the second stops it now."""
+"""SIGINT and SIGTERM: the first asks the run to save and stop, the second stops it now.
+
+The same signal again within a moment is the first one still: `timeout` and job schedulers send theirs to a process and
+to its group.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -13,6 +18,7 @@ from genesis.errors import InterruptedRun
 __all__ = ["Interrupts"]
 
 _AGAIN_SECONDS = 0.001
+_SAME_SECONDS = 0.25
 
 
 class Interrupts:
@@ -28,6 +34,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.received: int | None = None
         self.deferred = False
+        self._since = 0.0
         self._before: dict[int, Any] = {}
         self._stop = InterruptedRun("", signal=0)
         self._hook_before = sys.unraisablehook
@@ -49,10 +56,13 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None and self.deferred:
+        now, again = time.monotonic(), self.received is not None
+        if number == self.received and now - self._since < _SAME_SECONDS:
+            return
+        self._since = now
+        if self.deferred and not again:
             self.received = number
             return
-        again = self.received is not None
         self.received = number
         what = "stopped at the second signal, without saving" if again else "stopped while there was nothing to save"
         self._stop = InterruptedRun(what, signal=number, next="--resume goes on from the last complete checkpoint")

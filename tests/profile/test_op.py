@@ -170,6 +170,7 @@ def test_gpu_time_and_stages() -> None:
     # The interpreter's kernel is far longer than the rest of the call.
     assert row.dispatch.launch is not None and row.dispatch.launch > row.dispatch.lookup
     assert row.bytes_per_second == pytest.approx(row.bytes / row.gpu.seconds)
+    assert measured("add", (8,), device=CUDA, stages=False).dispatch is None
 
 
 @pytest.mark.usefixtures("pretended_gpu")

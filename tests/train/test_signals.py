@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 
 from genesis.errors import InterruptedRun
-from genesis.train import loop
+from genesis.train import loop, signals
 from genesis.train.signals import Interrupts
 from tests.train.runs import Ended, Forks, checkpoints, load, rows, train
 
@@ -50,6 +50,19 @@ class TestInterrupts:
             with pytest.raises(InterruptedRun, match="without saving") as caught:
                 signal.raise_signal(second)
         assert caught.value.exit_code == 128 + second
+
+    @pytest.mark.parametrize("number", SIGNALS)
+    def test_the_same_at_once_is_the_first_still(self, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As `timeout` sends it: to the process and to its group."""
+        now = iter((5.0, 5.2, 5.26))
+        monkeypatch.setattr(signals.time, "monotonic", lambda: next(now))
+        with Interrupts() as interrupts:
+            interrupts.deferred = True
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+            assert interrupts.received == number
+            with pytest.raises(InterruptedRun, match="without saving"):
+                signal.raise_signal(number)
 
     def test_handlers_and_hook_are_put_back(self) -> None:
         numbers = (*SIGNALS, signal.SIGALRM)
