@@ -35,6 +35,7 @@ class Recipe(NamedTuple):
         init: (full tile of the identity, positions) -> the state of nothing.
         step: (state, x, positions, chunk number, argument) -> the state with one more element in each lane.
         merge: (*state, *state) -> state, as `tl.reduce` takes it; the left one comes first.
+        collapse: (state, axis) -> the state of an axis's lanes together, where that costs less than `merge` by pairs.
         finish: (state, argument) -> result.
         identity: what the state's first tile starts from.
         states: number of tiles in the state.
@@ -46,6 +47,7 @@ class Recipe(NamedTuple):
     finish: Any
     identity: float
     states: int = 1
+    collapse: Any = None
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
@@ -89,6 +91,15 @@ if is_interpreted():  # which would call MERGE for every element
 
 
 @triton.jit
+def collapsed(state, AXIS: tl.constexpr, MERGE: tl.constexpr, COLLAPSE: tl.constexpr):
+    """The state of all lanes along AXIS."""
+    if COLLAPSE is None:
+        return reduced(state, AXIS, MERGE)
+    else:
+        return COLLAPSE(state, AXIS)
+
+
+@triton.jit
 def store_results(p_o, p_i, state, o, m, argument, FINISH: tl.constexpr):
     """Results, and positions where they are asked for."""
     if p_o is not None:
@@ -99,10 +110,10 @@ def store_results(p_o, p_i, state, o, m, argument, FINISH: tl.constexpr):
 
 @triton.jit
 def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, sizes_r, sr,
-         INIT: tl.constexpr, STEP: tl.constexpr, MERGE: tl.constexpr, FINISH: tl.constexpr, IDENTITY: tl.constexpr,
-         STATES: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr, KDIMS: tl.constexpr,
-         RDIMS: tl.constexpr, LOOP: tl.constexpr, TAIL: tl.constexpr, WIDE_K: tl.constexpr, WIDE_R: tl.constexpr,
-         BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+         INIT: tl.constexpr, STEP: tl.constexpr, MERGE: tl.constexpr, COLLAPSE: tl.constexpr, FINISH: tl.constexpr,
+         IDENTITY: tl.constexpr, STATES: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
+         KDIMS: tl.constexpr, RDIMS: tl.constexpr, LOOP: tl.constexpr, TAIL: tl.constexpr, WIDE_K: tl.constexpr,
+         WIDE_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     program, split = tl.program_id(0), tl.program_id(1)
     if WIDE_K:
         program = program.to(tl.int64)
@@ -129,13 +140,13 @@ def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, 
             x = converted(tl.load(p_k + o_r, mask=m_x), READ)
             state = STEP(state, x, tl.expand_dims(r, 1 - AXIS), chunk, argument)
     if TAIL:
-        last = length // BR
+        last = length // BR if LOOP else 0
         r = i_r + last * BR
         m = m_x & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)
         o_r = tl.expand_dims(offsets(r, sizes_r, sr, RDIMS), 1 - AXIS)
         x = converted(tl.load(p_k + o_r, mask=m, other=0), READ)
         state = chosen(m, STEP(state, x, tl.expand_dims(r, 1 - AXIS), last, argument), state, STATES)
-    state = reduced(state, AXIS, MERGE)
+    state = collapsed(state, AXIS, MERGE, COLLAPSE)
     if p_a is None:
         store_results(p_o, p_i, state, offsets(i_k, sizes_k, so, KDIMS), m_k, argument, FINISH)
     else:
@@ -171,9 +182,9 @@ def merged(left, right, MERGE: tl.constexpr, STATES: tl.constexpr):
 
 @triton.jit
 def merge(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes_k, so, INIT: tl.constexpr, MERGE: tl.constexpr,
-          FINISH: tl.constexpr, IDENTITY: tl.constexpr, STATES: tl.constexpr, WORK: tl.constexpr, INDEX: tl.constexpr,
-          KDIMS: tl.constexpr, LOOP: tl.constexpr, WIDE_K: tl.constexpr, BK: tl.constexpr,
-          BS: tl.constexpr):  # fmt: skip
+          COLLAPSE: tl.constexpr, FINISH: tl.constexpr, IDENTITY: tl.constexpr, STATES: tl.constexpr,
+          WORK: tl.constexpr, INDEX: tl.constexpr, KDIMS: tl.constexpr, LOOP: tl.constexpr, WIDE_K: tl.constexpr,
+          BK: tl.constexpr, BS: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
     if WIDE_K:
         program = program.to(tl.int64)
@@ -191,7 +202,7 @@ def merge(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes_k, so, INIT: tl.const
             m = m_k[None, :] & (s < ns)[:, None]
             o = s.to(tl.int64)[:, None] * nk + i_k[None, :]
             state = chosen(m, merged(state, load_states(p_a, p_b, p_c, o, m), MERGE, STATES), state, STATES)
-    state = reduced(state, 0, MERGE)
+    state = collapsed(state, 0, MERGE, COLLAPSE)
     store_results(p_o, p_i, state, offsets(i_k, sizes_k, so, KDIMS), m_k, argument, FINISH)
 
 
@@ -241,9 +252,10 @@ def fold_into(
     launch(
         merge, triton.cdiv(layout.results, again.keep), out, positions, *parts, layout.results, cut.splits,
         number(argument, work), layout.kept, layout.kept_out,
-        INIT=recipe.init, MERGE=recipe.merge, FINISH=recipe.finish, IDENTITY=recipe.identity, STATES=recipe.states,
-        WORK=TRITON[work.name], INDEX=TRITON[_index(layout).name], KDIMS=len(layout.kept), LOOP=again.fold < cut.splits,
-        WIDE_K=is_wide(layout.kept, layout.kept_out), BK=again.keep, BS=again.fold, num_warps=again.warps,
+        INIT=recipe.init, MERGE=recipe.merge, COLLAPSE=recipe.collapse, FINISH=recipe.finish, IDENTITY=recipe.identity,
+        STATES=recipe.states, WORK=TRITON[work.name], INDEX=TRITON[_index(layout).name], KDIMS=len(layout.kept),
+        LOOP=again.fold < cut.splits, WIDE_K=is_wide(layout.kept, layout.kept_out), BK=again.keep, BS=again.fold,
+        num_warps=again.warps,
     )  # fmt: skip
 
 
@@ -281,9 +293,9 @@ def _launch_fold(
     launch(
         fold, (triton.cdiv(layout.results, cut.keep), cut.splits), *outs, *parts, x, layout.results, layout.elements,
         cut.span, number(argument, work), layout.kept, layout.kept_in, layout.kept_out, layout.reduced, layout.steps,
-        INIT=recipe.init, STEP=recipe.step, MERGE=recipe.merge, FINISH=recipe.finish, IDENTITY=recipe.identity,
-        STATES=recipe.states, READ=TRITON[reads(x.dtype).name], WORK=TRITON[work.name], AXIS=int(layout.inner),
-        KDIMS=len(layout.kept), RDIMS=len(layout.reduced), LOOP=layout.elements >= cut.fold,
+        INIT=recipe.init, STEP=recipe.step, MERGE=recipe.merge, COLLAPSE=recipe.collapse, FINISH=recipe.finish,
+        IDENTITY=recipe.identity, STATES=recipe.states, READ=TRITON[reads(x.dtype).name], WORK=TRITON[work.name],
+        AXIS=int(layout.inner), KDIMS=len(layout.kept), RDIMS=len(layout.reduced), LOOP=layout.elements >= cut.fold,
         TAIL=_tail(layout.elements, cut.fold),
         WIDE_K=is_wide((*layout.kept, *layout.reduced), (*layout.kept_in, *layout.steps))
         or is_wide(layout.kept, layout.kept_out),

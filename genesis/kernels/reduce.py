@@ -250,12 +250,16 @@ def highest(z, r):
 
 @triton.jit
 def step_powers(state, x, r, chunk, argument):
-    """The maximum, and the sum of e^(x - maximum): one exponential an element."""
+    """The maximum, and the sum of e^(x - maximum): one exponential an element, and none for the first."""
     top, total = state
     x = converted(x, top.dtype)
-    d = tl.where(x == top, tl.zeros_like(x), x - top)  # also where both are infinite
-    e = maths.exp(-tl.abs(d))
-    return (tl.where(d > 0, x, top), tl.where(d > 0, total * e + 1, total + e))
+    if chunk == 0:
+        top, total = x, tl.full(x.shape, 1, x.dtype)
+    else:
+        d = tl.where(x == top, tl.zeros_like(x), x - top)  # also where both are infinite
+        e = maths.exp(-tl.abs(d))
+        top, total = tl.where(d > 0, x, top), tl.where(d > 0, total * e + 1, total + e)
+    return (top, total)
 
 
 @triton.jit
@@ -266,12 +270,22 @@ def merge_powers(top, total, top2, total2):
 
 
 @triton.jit
+def powers_of_all(state, AXIS: tl.constexpr):
+    """The same of all lanes together, with one exponential for each."""
+    top, total = state
+    best = tl.max(top, AXIS)
+    wide = tl.expand_dims(best, AXIS)
+    d = tl.where(top == wide, tl.zeros_like(top), top - wide)
+    return best, tl.sum(maths.rounded_product(total, maths.exp(d)), AXIS)
+
+
+@triton.jit
 def log_of_powers(state, argument):
     return maths.log(state[1]) + state[0]
 
 
 SPREAD = Recipe(three, step_spread, merge_spread, over_freedom, 0, 3)
-POWERS = Recipe(highest, step_powers, merge_powers, log_of_powers, -math.inf, 2)
+POWERS = Recipe(highest, step_powers, merge_powers, log_of_powers, -math.inf, 2, powers_of_all)
 
 
 # --- The twins --------------------------------------------------------------------------------------------------------
