@@ -330,7 +330,8 @@ def _reason_slower(each: OpRow, least: float | None) -> list[str]:
     if 1 - row["ratio"] <= row["spread"]:
         reason = f"within the spread of the two measurements, {row['spread']:.1%}"
     else:
-        reason = known_reason(row["op"]) or "not known"
+        is_cut_so = floor is not None and floor.was_noted and floor.share >= EXPLAINED
+        reason = known_reason(row["op"]) or ("how it is cut" if is_cut_so else "not known")
         if floor is not None and floor.was_noted:
             reason += f"; here {said(floor)}"
     return [row["op"], f"{row['ratio']:.3f}", reason]

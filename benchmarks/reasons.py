@@ -13,20 +13,14 @@ __all__ = ["known_reason"]
 # (pattern of the row's name, reason); the first that matches counts.
 REASONS: tuple[tuple[str, str], ...] = (
     (
-        r"(sum|max) (1|\(0, 1\)) \(16, 2048, 4864\)",
-        "when this was measured, kernels of a graph were let in while the one before ran; since then 143 to 145 µs"
-        " (fp32) and 75 to 77 (bf16) (log: the next kernel let in at once)",
+        r"(sum|max) (-1|1|None|\(0, 1\)) \(4, 512, 896\)",
+        "latency: the input lies in the second-level cache, and a program's loads (1 to 4 steps), its tree of 5 to 10"
+        " rounds over lanes and warps, and its store come one behind another; torch's take longer",
     ),
     (
-        r"scatter-add .* bf16",
-        "when this was measured, kernels of a graph were let in while the one before ran; since then 171 µs where torch"
-        " takes 195 (log: the next kernel let in at once)",
-    ),
-    (
-        r"wgrad 8192x(896 -> (896|1152)|4864 -> 896)",
-        "when this was measured, kernels of a graph were let in while the one before ran; since then 23.1, 26.0 and"
-        " 103 µs for 896, 1152 and 4864 -> 896, where cuBLAS takes 22.7, 26.6 and 109 (log: the next kernel let in at"
-        " once)",
+        r"matmul (512|1024) ",
+        "latency: one round of tiles, in which the first loads, 4 to 16 steps along k and the store come one behind"
+        " another; torch's take longer",
     ),
     (
         r"forward 8192x896 -> 1152",
@@ -63,6 +57,41 @@ REASONS: tuple[tuple[str, str], ...] = (
         r"^cumsum\b",
         "few long lines take three launches: totals of stretches, their running totals, and the scan (kernels/scan.py)",
     ),
+    (
+        r"^(std|var)\b",
+        "the lanes' counts, means and squared distances are merged by pairs, with a division each, and a row lies in a"
+        " tile of the next power of 2: for 16x2048x4864 over -1 in bfloat16 297 µs of instructions beside 76 of memory"
+        " (counted from the machine code)",
+    ),
+    (
+        r"^logsumexp .*over (-1|0,1)",
+        "an exponential right to float32's last place and what chooses the maximum are 25 to 45 instructions an"
+        " element, also of 2-byte types, and a row lies in a tile of the next power of 2: for 16x2048x4864 over -1 217 µs of"
+        " instructions beside 76 of memory in bfloat16, 226 beside 152 in float32 (counted from the machine code)",
+    ),
+    (
+        r"^attention(_packed)?\b.* (bfloat16|float16)",
+        "of a score for heads of 64 the tensor cores' part takes 0.06 cycles of a processor and its exponential, on 16"
+        " lanes, 0.0625: a half, but for what runs side by side, and less where few blocks or the diagonal's halves"
+        " count; cuDNN's takes as long (benchmarks/results/2026-11-22-gpu-attention.json)",
+    ),
+    (
+        r"^linear_cross_entropy\b.* (bfloat16|float16)",
+        "when this was measured, the random weight was so large that logits lay too far apart for one pass, and a"
+        " second one was made (kernels/head.py); in a training step 8192 x 896 x 151936 takes 10.1 ms",
+    ),
+    (
+        r"^pow\b.* (bfloat16|float16)",
+        "as exact as float32's: 88 issue slots an element, 26 of them float64, are 50 µs for 4096x4096 beside 24 of"
+        " memory (counted from the machine code)",
+    ),
+    (
+        r"^(gelu|erf|gelu_backward|cos|sin)\b.* (bfloat16|float16)",
+        "as exact as float32's: an element of gelu, erf and gelu_backward takes 39, 35 and 55 issue slots, 22, 20 and"
+        " 31 µs for 4096x4096 beside 16, 16 and 24 of memory (counted from the machine code); cos and sin reduce their"
+        " argument first",
+    ),
+    (r"^matmul 256\b.* float32", "16 tiles of 64 x 64 for 132 processors"),
     (
         r"^(packed_)?linear\b.* float32",
         "exact float32 is bound by shared memory: in a tile of 64 x 64 x 16 the factors are read in 768 cycles beside"

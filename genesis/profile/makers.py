@@ -244,7 +244,8 @@ def cross_entropy(request: Request) -> Call:
 
 
 def linear_cross_entropy(request: Request) -> Call:
-    """Hidden states, the head's weight and random labels; the gradients are made with the loss."""
+    """Hidden states, the head's weight, as small as a model's is, and random labels; gradients come with the loss."""
     rows, width, classes = request.shape
-    inputs = _random(request, rows, width), _random(request, classes, width), _labels(request, rows, classes)
+    weight = _values(request, (classes, width), request.dtype, -(width**-0.5), width**-0.5)
+    inputs = _random(request, rows, width), weight, _labels(request, rows, classes)
     return Call(inputs, {"ignore_index": -100, "with_grads": True, "mean": True})
