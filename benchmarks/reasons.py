@@ -66,8 +66,9 @@ REASONS: tuple[tuple[str, str], ...] = (
     (
         r"^logsumexp .*over (-1|0,1)",
         "an exponential right to float32's last place and what chooses the maximum are 25 to 45 instructions an"
-        " element, also of 2-byte types, and a row lies in a tile of the next power of 2: for 16x2048x4864 over -1 217 µs of"
-        " instructions beside 76 of memory in bfloat16, 226 beside 152 in float32 (counted from the machine code)",
+        " element, also of 2-byte types, and a row lies in a tile of the next power of 2: for 16x2048x4864 over -1"
+        " 217 µs of instructions beside 76 of memory in bfloat16, 226 beside 152 in float32 (counted from the machine"
+        " code)",
     ),
     (
         r"^attention(_packed)?\b.* (bfloat16|float16)",

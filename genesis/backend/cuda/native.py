@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +13,7 @@ from genesis.backend.cuda.descriptor import MAP_BYTES, Facts, encoder, is_descri
 from genesis.backend.cuda.driver import Driver, Function
 from genesis.backend.cuda.recording import Step
 from genesis.backend.cuda.signature import Signature, describe, is_array
+from genesis.shapes import Shape
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
@@ -31,6 +33,15 @@ class Loaded(NamedTuple):
     descriptors: tuple[Facts, ...]
 
 
+class Region(NamedTuple):
+    """A descriptor without its array."""
+
+    shape: Shape
+    strides: Shape
+    tf32: bool
+
+
+ADDRESS = object()  # stands for an array
 _compiling: dict[Any, Future[Binary]] = {}
 _loaded: dict[Any, Loaded] = {}
 
@@ -53,11 +64,9 @@ def signature_of(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -
 def native_step(backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> Step:
     """A launch of machine code, whose compilation starts now where it is needed."""
     driver, signature = backend.driver, signature_of(kernel, args, keywords)
-    key = (driver.index, kernel, signature)
+    key, values = (driver.index, kernel, signature), list(_flatten(args, signature.types))
     if key in _loaded:
-        return Step(
-            lambda step: _pack(step, driver, _loaded[key], grid, args, signature), lambda: True, kernel.__name__, grid
-        )
+        return Step(lambda step: _pack(step, driver, _loaded[key], grid, values), lambda: True, kernel.__name__, grid)
     future = _compiling.get(key)
     if future is None:
         future = _compiling[key] = compiling(kernel, signature, driver.properties.capability)
@@ -69,12 +78,12 @@ def native_step(backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, 
                 f"the code of {made.name}", lambda: driver.load(made.image, made.name, made.shared, made.parameters)
             )
             _loaded[key] = Loaded(function, 32 * made.warps, made.shared, made.descriptors)
-        _pack(step, driver, _loaded[key], grid, args, signature)
+        _pack(step, driver, _loaded[key], grid, values)
 
     return Step(prepare, future.done, kernel.__name__, grid)
 
 
-def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, args: tuple[Any, ...], signature: Signature) -> None:
+def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, values: list[Any]) -> None:
     """Give a launch its parameters, in a buffer of its own; addresses follow."""
     function, threads, shared, facts = kernel
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
@@ -82,12 +91,11 @@ def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, args: tuple[An
     pointers = (ctypes.c_uint64 * max(len(function.parameters), 1))(*(base + at for at, _ in function.parameters))
     slots: list[int] = []
     maps: list[tuple[int, int, Any]] = []
-    values = _flatten(args, signature.types)
     for (at, size), value in zip(function.parameters, values, strict=False):  # Triton's own scratch pointers follow: 0
-        if is_descriptor(value):
+        if isinstance(value, Region):
             slots.append(extent + len(maps))
             maps.append((slots[-1], base + at, encoder(facts[len(maps)], value.shape, value.strides, value.tf32).map))
-        elif is_array(value):
+        elif value is ADDRESS:
             slots.append(at // 8)
         else:
             _put(base + at, size, value)
@@ -122,12 +130,16 @@ def _put(address: int, size: int, value: Any) -> None:
     kinds[size].from_address(address).value = value
 
 
-def _flatten(args: Any, types: Any) -> Any:
-    """The arguments that reach the device, in order: no constants, tuples opened."""
+def _flatten(args: Any, types: Any) -> Iterator[Any]:
+    """The arguments that reach the device, in order: no constants, tuples opened, and nothing that keeps memory alive,
+    because a launch may wait for its kernel's compilation.
+    """
     for value, entry in zip(args, types, strict=True):
         if isinstance(value, tuple):
             yield from _flatten(value, entry)
         elif isinstance(entry, str):
-            yield value
             if is_descriptor(value):  # its sizes and strides are parameters, too
+                yield Region(value.shape, value.strides, value.tf32)
                 yield from value.values
+            else:
+                yield ADDRESS if is_array(value) else value
