@@ -196,6 +196,8 @@ class Op:
         specs = tuple([x.spec if isinstance(x, Array) else None for x in inputs])
         if "out" in saves:
             out: tuple[Array | None, ...] = outputs
+        elif len(outputs) == 1:
+            out = (None,)
         else:
             out = tuple([o if f"out{i}" in saves else None for i, o in enumerate(outputs)])
         return Context(kept, out, attrs, needs, specs)

@@ -109,6 +109,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("nn", 8192, 4864, 896, _PAIR),
         Row("nn", 8192, 896, 4864, _DEEP._replace(group=4, split=1)),
         Row("nn", 8192, 896, 9728, _SQUARE._replace(split=2)),
+        Row("nn", 32768, 896, 9728, _DEEP._replace(swapped=True)),
         Row("nn", 8192, 896, 151936, _DEEP._replace(split=2)),
         Row("nn", 4096, 896, 151936, _SQUARE._replace(split=1)),
         Row("nn", 2816, 896, 151936, _SQUARE),
