@@ -76,7 +76,11 @@ def _bound(kernel: KernelFacts, processor: ProcessorFacts, threads: int, dynamic
 
 
 def hint_of(launches: Sequence[Launch]) -> str:
-    """What the kernels' resources say to someone who wants a call faster; empty where they say nothing."""
+    """What the kernels' resources say to someone who wants a call faster; empty where they say nothing.
+
+    Few programs count where no kernel of the call has enough: beside larger ones they are those of a helper.
+    """
+    most = max((math.prod(launch.grid) for launch in launches), default=0)
     for launch in launches:
         taken = launch.resources
         if taken is None:
@@ -84,8 +88,9 @@ def hint_of(launches: Sequence[Launch]) -> str:
         programs, processors = math.prod(launch.grid), taken.slots // max(taken.resident, 1)
         if taken.local:
             return f"{launch.kernel} spills {taken.local} bytes a thread: hold fewer values at once, or use more warps"
-        if programs < processors:
-            return f"{launch.kernel} has {programs} programs for {processors} processors: split its work further"
+        if programs == most < processors:
+            count = f"{programs} program{'s' * (programs != 1)}"
+            return f"{launch.kernel} has {count} for {processors} processors: split its work further"
         if taken.waves > 1 and taken.idle > LOST:
             return (
                 f"the last wave of {launch.kernel} leaves {taken.idle:.0%} of all slots empty:"

@@ -108,6 +108,13 @@ def test_what_resources_say(changes: dict[str, Any], grid: int, said: str) -> No
     assert hint_of(launches).startswith(said) and bool(hint_of(launches)) == bool(said)
 
 
+def test_few_programs_of_a_helper_say_nothing() -> None:
+    large = Launch(kernel="fold", grid=[1056, 1, 1], resources=taken())
+    helper = Launch(kernel="merge", grid=[1, 1, 1], resources=taken())
+    assert hint_of([helper, large]) == hint_of([large, helper]) == ""
+    assert hint_of([helper]) == "merge has 1 program for 132 processors: split its work further"
+
+
 def test_advice_on_slow_work_tells_what_resources_say() -> None:
     from genesis.profile.op import _advised
     from genesis.profile.roofline import Facts, judge
