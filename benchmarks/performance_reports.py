@@ -39,8 +39,11 @@ def _all_ops(result: Result) -> Iterator[str]:
     data, summary = result.data, result.data["summary"]
     limits = data["limits"][0]
     product = limits["flops_per_second"]
+    left = data.get("left", 0)  # of a run that was interrupted
     yield (
-        f"{summary['measured']} of {summary['cases']} cases were measured beside a copy of"
+        f"{summary['measured']} of {summary['cases'] + left} cases were measured"
+        + (" before the run was ended" if left else "")
+        + " beside a copy of"
         f" {rate(limits['bytes_per_second'], 'B/s')}"
         + (f" and a matrix product of {rate(product, 'FLOP/s')}" if product else "")
         + f". {summary['launch_bound']} are bound by the call itself; the median share of the others is"
