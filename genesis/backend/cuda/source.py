@@ -160,13 +160,14 @@ class SourceKernel:
             UsageError, DTypeError: the arguments do not fit the parameters.
         """
         scalars, arrays = self.checked(args, macros), [a for a in args if is_array(a)]
+        slots = tuple(i for i, a in enumerate(args) if is_array(a))
         if isinstance(backend.driver, DryDriver):
             submit(self._noted(backend.driver, grid, block, shared, args, macros), arrays, backend.driver, 0)
             return
         loaded = _load(backend, self.compile(backend.driver.properties.capability, macros), len(args), shared)
 
         def prepare(step: Step) -> None:
-            _pack(step, backend, loaded, grid, block, shared, args, scalars)
+            _pack(step, backend, loaded, grid, block, shared, slots, scalars)  # may wait: no array is held
 
         submit(Step(prepare, lambda: True, self.entry, grid), arrays, backend.driver, backend.stream)
 
@@ -254,11 +255,11 @@ def _load(backend: CudaBackend, made: Compiled, parameters: int, shared: int) ->
 
 
 def _pack(
-    step: Step, backend: CudaBackend, loaded: Function, grid: Grid, block: Grid, shared: int, args: tuple[Any, ...],
+    step: Step, backend: CudaBackend, loaded: Function, grid: Grid, block: Grid, shared: int, slots: tuple[int, ...],
     scalars: dict[int, Any],
 ) -> None:  # fmt: skip
-    """Give a launch its parameters, one word each; addresses follow."""
-    count = max(len(args), 1)
+    """Give a launch its parameters, one word each; addresses, in `slots`, follow."""
+    count = max(len(slots) + len(scalars), 1)
     words = (ctypes.c_uint64 * count)()
     base = ctypes.addressof(words)
     pointers = (ctypes.c_uint64 * count)(*(base + 8 * i for i in range(count)))
@@ -271,5 +272,5 @@ def _pack(
             driver.begin_again()
         driver.launch(handle, grid, block, shared, stream, array)
 
-    step.words, step.slots, step.run = words, tuple(i for i, a in enumerate(args) if is_array(a)), run
+    step.words, step.slots, step.run = words, slots, run
     step.loaded = Loaded(loaded, math.prod(block), shared, ())
