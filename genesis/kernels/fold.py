@@ -36,8 +36,6 @@ class Recipe(NamedTuple):
         step: (state, x, positions, chunk number, argument) -> the state with one more element in each lane.
         merge: (*state, *state) -> state, as `tl.reduce` takes it; the left one comes first.
         collapse: (state, axis) -> the state of an axis's lanes together, where that costs less than `merge` by pairs.
-        whole: (x, which elements there are, their count, axis) -> the state of a tile that holds all elements of its
-            results, where that costs less than `step` and `merge`.
         finish: (state, argument) -> result.
         identity: what the state's first tile starts from.
         states: number of tiles in the state.
@@ -50,7 +48,6 @@ class Recipe(NamedTuple):
     identity: float
     states: int = 1
     collapse: Any = None
-    whole: Any = None
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
@@ -113,10 +110,10 @@ def store_results(p_o, p_i, state, o, m, argument, FINISH: tl.constexpr):
 
 @triton.jit
 def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, sizes_r, sr,
-         INIT: tl.constexpr, STEP: tl.constexpr, MERGE: tl.constexpr, COLLAPSE: tl.constexpr, WHOLE: tl.constexpr,
-         FINISH: tl.constexpr, IDENTITY: tl.constexpr, STATES: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr,
-         AXIS: tl.constexpr, KDIMS: tl.constexpr, RDIMS: tl.constexpr, LOOP: tl.constexpr, TAIL: tl.constexpr,
-         WIDE_K: tl.constexpr, WIDE_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+         INIT: tl.constexpr, STEP: tl.constexpr, MERGE: tl.constexpr, COLLAPSE: tl.constexpr, FINISH: tl.constexpr,
+         IDENTITY: tl.constexpr, STATES: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
+         KDIMS: tl.constexpr, RDIMS: tl.constexpr, LOOP: tl.constexpr, TAIL: tl.constexpr, WIDE_K: tl.constexpr,
+         WIDE_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     program, split = tl.program_id(0), tl.program_id(1)
     if WIDE_K:
         program = program.to(tl.int64)
@@ -135,12 +132,6 @@ def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, 
         i_r = i_r.to(tl.int64)
     ROWS: tl.constexpr = BK if AXIS == 1 else BR
     COLUMNS: tl.constexpr = BR if AXIS == 1 else BK
-    if WHOLE is not None:
-        m = m_x & tl.expand_dims(tl.arange(0, BR) < length, 1 - AXIS)
-        o_r = tl.expand_dims(offsets(i_r, sizes_r, sr, RDIMS), 1 - AXIS)
-        state = WHOLE(converted(tl.load(p_k + o_r, mask=m, other=0), WORK), m, length, AXIS)
-        store_results(p_o, p_i, state, offsets(i_k, sizes_k, so, KDIMS), m_k, argument, FINISH)
-        return
     state = INIT(tl.full((ROWS, COLUMNS), IDENTITY, WORK), tl.expand_dims(i_r, 1 - AXIS))
     if LOOP:
         for chunk in range(0, length // BR):  # whole ones need no mask along R, so odd lengths are loaded in vectors
@@ -149,7 +140,7 @@ def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, 
             x = converted(tl.load(p_k + o_r, mask=m_x), READ)
             state = STEP(state, x, tl.expand_dims(r, 1 - AXIS), chunk, argument)
     if TAIL:
-        last = length // BR
+        last = length // BR if LOOP else 0
         r = i_r + last * BR
         m = m_x & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)
         o_r = tl.expand_dims(offsets(r, sizes_r, sr, RDIMS), 1 - AXIS)
@@ -252,8 +243,7 @@ def fold_into(
     """
     if layout.results == 0:
         return
-    states = 2 if recipe.whole is not None and layout.inner else recipe.states
-    cut = cut or tiles(layout, x.dtype.itemsize, states)
+    cut = cut or tiles(layout, x.dtype.itemsize, recipe.states)
     if cut.splits == 1:
         _launch_fold(recipe, (out, positions), (None, None, None), x, layout, work, argument, cut)
         return
@@ -300,14 +290,13 @@ def _launch_fold(
     argument: float,
     cut: Tiles,
 ) -> None:
-    is_whole = cut.splits == 1 and layout.elements <= cut.fold
     launch(
         fold, (triton.cdiv(layout.results, cut.keep), cut.splits), *outs, *parts, x, layout.results, layout.elements,
         cut.span, number(argument, work), layout.kept, layout.kept_in, layout.kept_out, layout.reduced, layout.steps,
-        INIT=recipe.init, STEP=recipe.step, MERGE=recipe.merge, COLLAPSE=recipe.collapse,
-        WHOLE=recipe.whole if is_whole else None, FINISH=recipe.finish, IDENTITY=recipe.identity, STATES=recipe.states,
-        READ=TRITON[reads(x.dtype).name], WORK=TRITON[work.name], AXIS=int(layout.inner), KDIMS=len(layout.kept),
-        RDIMS=len(layout.reduced), LOOP=layout.elements >= cut.fold, TAIL=_tail(layout.elements, cut.fold),
+        INIT=recipe.init, STEP=recipe.step, MERGE=recipe.merge, COLLAPSE=recipe.collapse, FINISH=recipe.finish,
+        IDENTITY=recipe.identity, STATES=recipe.states, READ=TRITON[reads(x.dtype).name], WORK=TRITON[work.name],
+        AXIS=int(layout.inner), KDIMS=len(layout.kept), RDIMS=len(layout.reduced), LOOP=layout.elements >= cut.fold,
+        TAIL=_tail(layout.elements, cut.fold),
         WIDE_K=is_wide((*layout.kept, *layout.reduced), (*layout.kept_in, *layout.steps))
         or is_wide(layout.kept, layout.kept_out),
         WIDE_R=is_wide(layout.reduced, layout.steps), BK=cut.keep, BR=cut.fold, num_warps=cut.warps,

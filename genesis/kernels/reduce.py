@@ -234,20 +234,6 @@ def merge_spread(n, mean, away, n2, mean2, away2):
 
 
 @triton.jit
-def spread_of_tile(x, m, count, AXIS: tl.constexpr):
-    """The same of all elements at once: what the rounded mean is off by is taken from both (corrected two-pass
-    algorithm: Chan, Golub and LeVeque, 1983).
-    """
-    n = tl.zeros_like(tl.sum(x, AXIS)) + count
-    share = tl.expand_dims(maths.divide(tl.zeros_like(n) + 1, n), AXIS)
-    mean = tl.sum(x * share, AXIS)  # elements that are not there are 0
-    d = tl.where(m, x - tl.expand_dims(mean, AXIS), 0)
-    off = tl.sum(d * share, AXIS)
-    away = tl.sum(d * d, AXIS) - n * off * off
-    return n, mean + off, tl.where(away < 0, 0, away)
-
-
-@triton.jit
 def over_freedom(state, argument):
     return maths.divide(state[2], tl.full(state[2].shape, argument, state[2].dtype))
 
@@ -264,12 +250,16 @@ def highest(z, r):
 
 @triton.jit
 def step_powers(state, x, r, chunk, argument):
-    """The maximum, and the sum of e^(x - maximum): one exponential an element."""
+    """The maximum, and the sum of e^(x - maximum): one exponential an element, and none for the first."""
     top, total = state
     x = converted(x, top.dtype)
-    d = tl.where(x == top, tl.zeros_like(x), x - top)  # also where both are infinite
-    e = maths.exp(-tl.abs(d))
-    return (tl.where(d > 0, x, top), tl.where(d > 0, total * e + 1, total + e))
+    if chunk == 0:
+        top, total = x, tl.full(x.shape, 1, x.dtype)
+    else:
+        d = tl.where(x == top, tl.zeros_like(x), x - top)  # also where both are infinite
+        e = maths.exp(-tl.abs(d))
+        top, total = tl.where(d > 0, x, top), tl.where(d > 0, total * e + 1, total + e)
+    return (top, total)
 
 
 @triton.jit
@@ -290,22 +280,12 @@ def powers_of_all(state, AXIS: tl.constexpr):
 
 
 @triton.jit
-def powers_of_tile(x, m, count, AXIS: tl.constexpr):
-    """The same of all elements at once."""
-    x = tl.where(m, x, -float("inf"))
-    top = tl.max(x, AXIS)
-    wide = tl.expand_dims(top, AXIS)
-    e = maths.exp(tl.where(x == wide, tl.zeros_like(x), x - wide))
-    return top, tl.sum(tl.where(m, e, 0), AXIS)
-
-
-@triton.jit
 def log_of_powers(state, argument):
     return maths.log(state[1]) + state[0]
 
 
-SPREAD = Recipe(three, step_spread, merge_spread, over_freedom, 0, 3, None, spread_of_tile)
-POWERS = Recipe(highest, step_powers, merge_powers, log_of_powers, -math.inf, 2, powers_of_all, powers_of_tile)
+SPREAD = Recipe(three, step_spread, merge_spread, over_freedom, 0, 3)
+POWERS = Recipe(highest, step_powers, merge_powers, log_of_powers, -math.inf, 2, powers_of_all)
 
 
 # --- The twins --------------------------------------------------------------------------------------------------------

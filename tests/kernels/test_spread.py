@@ -1,5 +1,5 @@
-"""Variances and logarithms of sums of exponentials, in tiles that hold whole results and in several: right far from 0,
-and as IEEE says where elements are infinite.
+"""Variances and logarithms of sums of exponentials, in one tile and in several: right far from 0, and as IEEE says
+where elements are infinite.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ def on_gpu(x: np.ndarray) -> Array:
 def test_spread_far_from_zero(shape: tuple[int, ...], axis: int, offset: float) -> None:
     x = (offset + np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
     want = x.astype(np.float64).var(axis, ddof=1)
-    rtol = 1e-6 + offset * 2.0**-24  # of a distance from a mean that is rounded, beside a deviation of 1
-    np.testing.assert_allclose(var(on_gpu(x), axis, correction=1.0).numpy(), want, rtol=rtol)
-    np.testing.assert_allclose(std(on_gpu(x), axis, correction=1.0).numpy(), np.sqrt(want), rtol=rtol)
+    # Each distance is from a mean that was rounded, before and after the last element; their product is off by both.
+    bound = 1e-6 * want + 4 * np.sqrt(want) * offset * 2.0**-24
+    assert (np.abs(var(on_gpu(x), axis, correction=1.0).numpy() - want) <= bound).all()
+    assert (np.abs(std(on_gpu(x), axis, correction=1.0).numpy() - np.sqrt(want)) <= bound / np.sqrt(want)).all()
 
 
 @pytest.mark.parametrize(("shape", "axis"), CASES)
 def test_constants_have_no_spread(shape: tuple[int, ...], axis: int) -> None:
-    assert std(on_gpu(np.full(shape, 0.1)), axis, correction=0.0).numpy().max() < 2.0**-24 * 0.1
+    assert not std(on_gpu(np.full(shape, 0.1)), axis, correction=0.0).numpy().any()
 
 
 @pytest.mark.parametrize(("shape", "axis"), CASES)

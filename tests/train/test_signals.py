@@ -13,6 +13,7 @@ import termios
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -55,7 +56,7 @@ class TestInterrupts:
     def test_the_same_at_once_is_the_first_still(self, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """As `timeout` sends it: to the process and to its group."""
         now = iter((5.0, 5.2, 5.26))
-        monkeypatch.setattr(signals.time, "monotonic", lambda: next(now))
+        monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: next(now)))
         with Interrupts() as interrupts:
             interrupts.deferred = True
             signal.raise_signal(number)
