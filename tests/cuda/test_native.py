@@ -49,7 +49,7 @@ class Maps:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
-    """A device that loads any kernel, and keeps what it launched in `launched`."""
+    """A device that loads any kernel, and has none loaded."""
     made = backend_of(CUDA)
     monkeypatch.setattr(made.driver, "load", lambda *given: Function(7, PLACES))
     monkeypatch.setattr(native, "encoder", lambda *layout: Maps())
