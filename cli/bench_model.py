@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from genesis.errors import UsageError, escape
-from genesis_cli.measured import device_name, integers, limits_row, raise_first, show
+from genesis_cli.measured import device_name, integers, limits_row, raise_first, show, show_progress
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def bench_model(
 
     Prints the times of forward, backward and optimizer for each batch size and length, tokens and FLOPs a second, the
     share of this machine's measured matmul, memory by what it is for, and what larger batches and lengths cost.
-    A case that fails does not end the run; the exit code is that of the first one.
+    A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
+    what was measured.
     """
     from genesis.backend import CPU
     from genesis.bench.limits import limits_of
@@ -84,21 +85,32 @@ def bench_model(
     settings = measuring.Settings(kind, how or "none", **({"plan": measuring.FAST} if fast else {}))
     peers = _peers(vs, recipes, torch_python, where)
     limits, cases = limits_of(where, as_dtype(kind)), list(itertools.product(batches, lengths))
-    rows, failures = [], []
-    for found in measuring.bench_model(config, cases, limits, settings):
-        if isinstance(found, Failure):
-            failures.append(found)
-        else:
-            rows.append(found)
+    rows, failures, steps, interrupted = [], [], [], False
+    try:
+        for found in measuring.bench_model(config, cases, limits, settings, show_progress):
+            if isinstance(found, Failure):
+                failures.append(found)
+            else:
+                rows.append(found)
+        if peers:
+            for step in versus_torch(config, cases, limits, settings, peers, torch_python, show_progress):
+                steps.append(step)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        interrupted = True
+    finally:
+        show_progress("")
     given = {"--size": size, "--batch-size": batch_size, "--seq-len": seq_len, "--device": device}
     given |= {"--checkpointing": checkpointing} | ({} if dtype is None else {"--dtype": dtype})
     given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(peers)}
     words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
-    steps = list(versus_torch(config, cases, limits, settings, peers, torch_python)) if peers else []
     report = _report(
         " ".join([*words, "--fast"] if fast else words), size, config, limits, settings, rows, steps, failures
     )
     show(report, lines_of(report), json)
+    if interrupted:
+        raise KeyboardInterrupt
     raise_first(failures, len(rows))
 
 

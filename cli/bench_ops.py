@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from genesis.errors import UsageError
-from genesis_cli.measured import device_name, dtype_of, limits_row, peer_of, raise_first, show
+from genesis_cli.measured import device_name, dtype_of, limits_row, peer_of, raise_first, show, show_progress
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Reports, TorchPython, VsTorch
 
 if TYPE_CHECKING:
@@ -99,10 +98,6 @@ def setup_of(
 def measured_ops(planned: Sequence[Job], setup: Setup, vs: str | None, torch_python: str | None) -> Measured:
     """Every case measured; on a terminal stderr shows how far it is."""
     from genesis.report.build import measure_all
-
-    def show_progress(text: str) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
-            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
     try:
         with peer_of(setup.device, vs, torch_python) as peer:

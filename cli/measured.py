@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from genesis.profile.peer import Child
     from genesis.profile.schema import Failure, LimitsRow
 
-__all__ = ["device_name", "dtype_of", "integers", "limits_row", "peer_of", "raise_first", "show"]
+__all__ = ["device_name", "dtype_of", "integers", "limits_row", "peer_of", "raise_first", "show", "show_progress"]
 
 STDOUT = "-"
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -51,6 +52,12 @@ def show(report: BaseModel, lines: Iterable[str], json: str | None) -> None:
             print(text, end="")
         else:
             write_file(json, text.encode())
+
+
+def show_progress(text: str) -> None:
+    """On a terminal, what is being measured, in place of what stood there; "" takes it away."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def raise_first(failures: Sequence[Failure], measured: int) -> None:

@@ -192,8 +192,11 @@ class Op:
         """What backward will need, and nothing more, so that memory is freed early."""
         saves = self.saves(needs) if callable(self.saves) else self.saves
         # Lists, not generators, which cost a call for each element: this runs for every recorded op.
-        kept = tuple([x if i in saves or not isinstance(x, Array) else None for i, x in enumerate(inputs)])
         specs = tuple([x.spec if isinstance(x, Array) else None for x in inputs])
+        if not saves and None not in specs:
+            kept: tuple[Any, ...] = (None,) * len(inputs)
+        else:
+            kept = tuple([x if i in saves or not isinstance(x, Array) else None for i, x in enumerate(inputs)])
         if "out" in saves:
             out: tuple[Array | None, ...] = outputs
         elif len(outputs) == 1:

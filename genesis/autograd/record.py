@@ -95,7 +95,7 @@ class TensorBase:
 
     def edge(self) -> Edge | None:
         """Where this tensor's gradient goes, or None when it needs none."""
-        node = self.current_node()
+        node = self.node if self.base is None else self.current_node()
         if node is not None:
             return Edge(node, self.slot)
         if not self._requires_grad:
@@ -188,8 +188,15 @@ saving_calls = SavedCalls()
 Edges = tuple[Edge | None, ...]
 
 
-def _edges(inputs: tuple[Any, ...]) -> Edges:
-    return tuple([x.edge() if isinstance(x, TensorBase) else None for x in inputs])
+def _edges(inputs: tuple[Any, ...]) -> Edges | None:
+    """Where the gradients of inputs go; None where none of them wants one, which is seen here without a call for each:
+    this runs for every op.
+    """
+    for x in inputs:
+        if isinstance(x, TensorBase) and (x._requires_grad or x.node is not None or x.base is not None):
+            edges = tuple([x.edge() if isinstance(x, TensorBase) else None for x in inputs])
+            return edges if any(edges) else None
+    return None
 
 
 Lent = dict[int, HomeUse]
@@ -290,7 +297,7 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     node = None
     if is_grad_enabled():
         edges = _edges(inputs)
-        if any(edges) and any(r.dtype.is_floating_point for r in results):
+        if edges is not None and any(r.dtype.is_floating_point for r in results):
             node = _node(op, edges, arrays, results, attrs, lent)
     if len(results) == 1 and op.view is None:  # nearly all calls
         return TensorBase.wrap(results[0], node if results[0].dtype.is_floating_point else None)
@@ -347,7 +354,7 @@ def apply_(op: Op, target: TensorBase, *inputs: Any, **attrs: Any) -> Any:
     if not (recording and target.array.dtype.is_floating_point):
         execute(op, arrays, attrs, target.array)
         return target
-    edges = _edges(inputs)
+    edges = _edges(inputs) or (None,) * len(inputs)
     before = _kept_from_change(op, edges, arrays, attrs, target.array)
     execute(op, arrays, attrs, target.array)
     _rebase(target, _node(op, edges, before, (target.array,), attrs))

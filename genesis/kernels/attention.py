@@ -20,29 +20,27 @@ inputs are multiplied exactly, or in tf32 where that is allowed; float64 stays f
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.descriptor import Descriptor, is_describable
 from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.signature import Double
 from genesis.backend.cuda.twins import twin
 from genesis.dtypes import float32, float64, int32
-from genesis.errors import ShapeError
 from genesis.kernels.attention_backward import add_splits, key_kernel, query_kernel
+from genesis.kernels.attention_call import Call, call_of
 from genesis.kernels.attention_forward import forward_kernel
+from genesis.kernels.attention_specialized import forward_specialized_into
 from genesis.kernels.attention_tiles import Tile, padded, sections, tiles_of
 from genesis.kernels.elementwise import elementwise
 from genesis.kernels.rope import rope
 from genesis.kernels.transpose import LEAST, gains, transposed_copy
-from genesis.kernels.types import TRITON, work_type
+from genesis.kernels.types import work_type
 from genesis.ops.attention import parts_of
 from genesis.ops.shape import contiguous
-from genesis.shapes import Shape
 
 __all__ = ["backward_into", "forward_into"]
 
@@ -54,85 +52,7 @@ def _same(x):
     return x
 
 
-class _Common(NamedTuple):
-    """What the kernels share.
-
-    Attributes:
-        factor, sign: their product is the scale in units of log2. The factor is positive, so that it may stand outside
-            of maxima.
-        boxes: tiles come through the copy engine.
-        hopper: of a GPU of that kind.
-        row: bytes of a row of two arrays.
-    """
-
-    batches: int
-    tokens: int
-    keys: int
-    heads: int
-    key_heads: int
-    size: int
-    factor: float
-    sign: float
-    window: int | None
-    ss: tuple[int, int]
-    boxes: bool
-    hopper: bool
-    row: int
-    constants: dict[str, Any]
-
-    @property
-    def group(self) -> int:
-        """Query heads of a key head."""
-        return self.heads // self.key_heads
-
-    def tile(self, x: Array, rows: int) -> Array | Descriptor:
-        """A kernel's argument for `x` [B, T, H, D], read in tiles of `rows` rows of a head."""
-        if not self.boxes:
-            return x
-        shape, strides = _region(x)
-        return Descriptor(x, shape, strides, (1, 1, rows, padded(self.size)))
-
-    def numbers(self, x: Array, count: int) -> list[Array | Descriptor]:
-        """Kernel's arguments for the rows of `x`, read `count` numbers at a time."""
-        found: list[Array | Descriptor] = []
-        for i in range(x.shape[0]):
-            row = x.view((x.shape[1],), (1,), x.offset + i * x.shape[1])
-            found.append(Descriptor(row, row.shape, (1,), (count,)) if self.boxes else row)
-        return found
-
-
-def _region(x: Array) -> tuple[Shape, Shape]:
-    """`x` as [B, H, T, D] for the copy engine. A dimension of size 1 may have any stride."""
-    grain = 16 // x.dtype.itemsize
-    dims = [(n, s if n > 1 else grain) for n, s in zip(x.shape[:3], x.strides[:3], strict=True)]
-    ordered = (dims[0], dims[2], dims[1])
-    return (*(n for n, _ in ordered), x.shape[3]), (*(s for _, s in ordered), x.strides[3])
-
-
-def _common(scale: float, causal: bool, window: int, starts: Array | None, *read: Array) -> _Common:
-    """`read` holds q and k first, and all others that go in tiles."""
-    q, k = read[:2]
-    (batches, tokens, heads, size), (_, keys, key_heads, _) = q.shape, k.shape
-    number = Double if q.dtype is float64 else float
-    sign = float(scale > 0) - float(scale < 0)
-    head = padded(size)
-    if head > 256:
-        raise ShapeError(f"attention: a head size of {size}; the CUDA kernels take at most 256", next="use more heads")
-    capability = backend_of(q.device).driver.properties.capability
-    boxes = q.dtype.itemsize == 2 and capability >= (9, 0) and all(is_describable(x, *_region(x)) for x in read)
-    constants = {
-        "CAUSAL": causal, "SIGNED": sign != 1, "BOXES": boxes, "TYPE": TRITON[q.dtype.name],
-        "WORK": TRITON[work_type(q.dtype).name], "PRECISION": "tf32" if q.dtype is float32 and allow_tf32 else "ieee",
-        "HEAD": head,
-    }  # fmt: skip
-    return _Common(
-        batches, tokens, keys, heads, key_heads, size, number((abs(scale) or 1.0) / math.log(2)), number(sign),
-        window or None, (0, 0) if starts is None else (starts.strides[0], starts.strides[1]), boxes,
-        capability[0] == 9, 2 * size * q.dtype.itemsize, constants,
-    )  # fmt: skip
-
-
-def _tiles(q: Array, c: _Common) -> tuple[Tile, Tile, Tile]:
+def _tiles(q: Array, c: Call) -> tuple[Tile, Tile, Tile]:
     shared = backend_of(q.device).driver.properties.shared_memory
     return tiles_of(q.dtype, c.size, c.tokens, c.keys, shared, c.boxes and c.hopper)
 
@@ -143,7 +63,7 @@ def _options(t: Tile) -> dict[str, int]:
     return {**options, "maxnreg": t.registers} if t.registers else options
 
 
-def _side_by_side(k: Array, c: _Common) -> Array:
+def _side_by_side(k: Array, c: Call) -> Array:
     """The keys, turned over in memory so that they lie side by side in it, where `q·kᵀ` gains more from it than that
     costs; see `gains`.
     """
@@ -165,7 +85,9 @@ def forward_into(
     tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """Launch the forward kernel, with a tile of one's own if given."""
-    c = _common(scale, causal, window, starts, q, k, v)
+    c = call_of(scale, causal, window, starts, q, k, v)
+    if tile is None and starts is None and forward_specialized_into(o, lse, q, k, v, causal, c):
+        return
     t, k = tile or _tiles(q, c)[0], _side_by_side(k, c)
     blocks = triton.cdiv(c.tokens, t.queries)
     launch(
@@ -223,7 +145,7 @@ def backward_into(
         tables: cos and sin; dq and dk are then gradients before that rotation, which q and k are behind. Only for heads
             that fill their tiles: in padded ones, the columns of a pair lie in several threads.
     """
-    c = _common(scale, causal, window, starts, q, k, v, g)
+    c = call_of(scale, causal, window, starts, q, k, v, g)
     t, s = tiles or _tiles(q, c)[1:]
     assert t.queries % s.queries == 0, (t, s)
     assert not tables or c.size == padded(c.size)
@@ -246,7 +168,7 @@ def _number(x: float, like: Array) -> float:
 
 
 def _query_gradient(
-    dq: Array, c: _Common, t: Tile, turn: _Turn, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
+    dq: Array, c: Call, t: Tile, turn: _Turn, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
     starts: Array | None, scale: float,
 ) -> _Left:  # fmt: skip
     """Launch `query_kernel`."""
@@ -266,7 +188,7 @@ def _query_gradient(
 
 
 def _key_gradients(
-    dk: Array, dv: Array, c: _Common, t: Tile, s: Tile, turn: _Turn, left: _Left, g: Array, q: Array, k: Array,
+    dk: Array, dv: Array, c: Call, t: Tile, s: Tile, turn: _Turn, left: _Left, g: Array, q: Array, k: Array,
     v: Array, scale: float, each: int | None,
 ) -> None:  # fmt: skip
     """Launch `key_kernel`, and `add_splits` where the heads of a group are divided; the last one turns dk."""

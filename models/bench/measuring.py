@@ -6,7 +6,7 @@ A step is that of `genesis train`, made from the same parts: `take_step` on the 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from genesis import cuda
@@ -50,18 +50,26 @@ class Settings:
 
 
 def bench_model(
-    config: ModelConfig, cases: Iterable[tuple[int, int]], limits: Limits, settings: Settings
+    config: ModelConfig,
+    cases: Iterable[tuple[int, int]],
+    limits: Limits,
+    settings: Settings,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row | Failure]:
     """A row for each (batch, length), in order. A case that fails gives a `Failure`, and the others are measured.
 
     The row of the most tokens tells the times of ops, too.
+
+    Args:
+        tell: is told what is measured next.
     """
     cases = list(cases)
     largest = max(cases, key=lambda case: (case[0] * case[1], case[1]), default=None)
     model = build(config, seed=0, device=str(limits.device), dtype=settings.dtype)
     model.activation_checkpointing = settings.checkpointing
     model.train()
-    for batch, length in cases:
+    for i, (batch, length) in enumerate(cases, 1):
+        tell(f"{i} of {len(cases)}: {batch}x{length}")
         found: Row | Failure
         try:
             found = measured_row(model, batch, length, limits, settings, (batch, length) == largest)

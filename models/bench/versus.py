@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from genesis import cuda
 from genesis.backend import CPU
@@ -43,11 +43,13 @@ def versus_torch(
     settings: Settings,
     recipes: Sequence[str],
     python: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[PeerStep]:
     """A row for each recipe and (batch, length). What a recipe cannot do is noted in its row.
 
     Args:
         python: the interpreter that has torch; None means this one.
+        tell: is told what is measured next.
 
     Raises:
         UsageError, DeviceError: the peer is missing.
@@ -56,8 +58,10 @@ def versus_torch(
     model.activation_checkpointing = settings.checkpointing
     model.train()
     for recipe in recipes:
+        tell(f"torch, {recipe}: starting")
         with started("steps", limits.device, "torch", python) as child:
             for batch, length in cases:
+                tell(f"torch {child.version}, {recipe}: {batch}x{length}")
                 try:
                     yield _row(model, child, recipe, batch, length, limits, settings)
                 except PeerLacks as error:  # the other cases would lack it, too

@@ -148,7 +148,9 @@ def test_steps_against_a_peer(shape: str) -> None:
 
     given: list[Any] = []
 
-    def steps(config: Any, cases: Any, limits: Any, settings: Any, recipes: Any, python: Any) -> list[PeerStep]:
+    def steps(
+        config: Any, cases: Any, limits: Any, settings: Any, recipes: Any, python: Any, tell: Any
+    ) -> list[PeerStep]:
         given.append((cases, recipes, python))
         return [PeerStep(recipe="lean", version="9.9", batch=1, length=8, note="no room")]
 
@@ -161,6 +163,24 @@ def test_steps_against_a_peer(shape: str) -> None:
     assert [each.note for each in report.peers] == ["no room"]
     assert [each.axis for each in report.doublings] == ["batch", "length"]
     assert report.rows[0].breakdown is not None
+
+
+def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
+    from genesis_models.bench import versus
+    from genesis_models.bench.schema import PeerStep
+
+    def steps(*given: Any) -> Iterator[PeerStep]:
+        yield PeerStep(recipe="eager", version="9.9", batch=1, length=8, note="no room")
+        raise KeyboardInterrupt
+
+    words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--json", "-"]
+    with mock.patch.object(versus, "versus_torch", steps), mock.patch.object(peer, "started"):
+        code, text, _ = benched("--size", shape, *words)
+    report = Report.model_validate_json(text)
+    assert code == 130
+    assert (len(report.rows), [each.recipe for each in report.peers]) == (1, ["eager"])
+    with mock.patch.object(measuring, "bench_model", side_effect=KeyboardInterrupt):
+        assert benched("--size", shape, *words[:5])[:2] == (130, "")
 
 
 def test_a_peer_that_is_missing_is_told_before_anything_is_measured(

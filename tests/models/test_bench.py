@@ -147,7 +147,9 @@ def test_random_tokens_are_drawn_by_number() -> None:
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
     plan = Plan(seconds=0.2, warm_up=0.05, most_calls=1)
-    found = list(bench_model(CONFIG, product((1, 2), (8, 16)), limits(), Settings("float32", plan=plan)))
+    told: list[str] = []
+    found = list(bench_model(CONFIG, product((1, 2), (8, 16)), limits(), Settings("float32", plan=plan), told.append))
+    assert told == ["1 of 4: 1x8", "2 of 4: 1x16", "3 of 4: 2x8", "4 of 4: 2x16"]
     assert [(row.batch, row.length) for row in found if isinstance(row, Row)] == [(1, 8), (1, 16), (2, 8), (2, 16)]
     return [row for row in found if isinstance(row, Row)]
 

@@ -222,7 +222,12 @@ def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
 def test_each_recipe_is_compared_or_says_why_not(child: FakeChild) -> None:
     settings = Settings("float32", plan=Plan(seconds=0.01, warm_up=0.0, most_calls=1))
     cases = [(1, 8), (2, 8)]
-    found = list(versus_torch(CONFIG, cases, limits(), settings, ("eager", "lean"), "some/python"))
+    told: list[str] = []
+    found = list(versus_torch(CONFIG, cases, limits(), settings, ("eager", "lean"), "some/python", told.append))
+    assert told == [
+        "torch, eager: starting", "torch 9.9, eager: 1x8",
+        "torch, lean: starting", "torch 9.9, lean: 1x8", "torch 9.9, lean: 2x8",
+    ]  # fmt: skip
     # What one case lacks all of them lack; what fails for one does not end the others.
     assert [(each.recipe, each.batch, each.note) for each in found] == [
         ("eager", 1, "transformers is not installed there"),

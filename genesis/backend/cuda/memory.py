@@ -186,7 +186,10 @@ class Pool:
         Raises:
             OutOfMemoryError: naming the request, what is free and the biggest holders.
         """
-        size = rounded(nbytes)
+        return self.take_rounded(rounded(nbytes), stream)
+
+    def take_rounded(self, size: int, stream: int) -> Block:
+        """The same of a size that is a block's."""
         with self._lock:
             if (self.late or self.waiting) and not self.capturing:
                 self._collect()
@@ -238,7 +241,7 @@ class Pool:
 
     def give(self, block: Block) -> None:
         """Take a block back for reuse in its stream's order; never waits."""
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(False):
             self.late.append(block)
             return
         try:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "Recorder", "Source", "Step", "record", "recording", "submit", "watching_launches"]
 
-_state = threading.local()
+
+class _State(threading.local):
+    recorder: Recorder | None = None
+
+
+_state = _State()
 
 
 class Source(NamedTuple):
@@ -129,7 +134,7 @@ class Recorder:
 
 def recording() -> Recorder | None:
     """The recorder of the op that is running in this thread, if any."""
-    return getattr(_state, "recorder", None)
+    return _state.recorder
 
 
 class Plan:
@@ -146,7 +151,10 @@ class Plan:
 
     def run(self, operands: tuple[Array, ...], stream: int) -> None:
         """Launch everything on these operands."""
-        pointers = [x.storage.pointer + x.offset * x.dtype.itemsize for x in operands]
+        self.run_at([x.storage.pointer + x.offset * x.dtype.itemsize for x in operands], stream)
+
+    def run_at(self, pointers: list[int], stream: int) -> None:
+        """The same on the operands at these addresses."""
         if self.sizes:
             temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
             pointers += [storage.pointer for storage in temporaries]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from genesis.backend.cuda.memory import rounded
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.recording import Plan
 
@@ -87,23 +88,27 @@ class Call:
         self.backend, self.plan, self.mutates = backend, plan, op.mutates
         self.make: Any = None
         self.storage: Any = None
-        self.outputs: list[tuple[int, tuple[int, ...], tuple[int, ...], DType, Layout, Any]] = []
+        self.outputs: list[tuple[int, int, tuple[int, ...], tuple[int, ...], DType, Layout, Any]] = []
         for a in outputs:
             self.make, self.storage = type(a), type(a.storage)
-            self.outputs.append((a.nbytes, a.shape, a.strides, a.dtype, layout_of(a), a.spec))
+            self.outputs.append((a.nbytes, rounded(a.nbytes), a.shape, a.strides, a.dtype, layout_of(a), a.spec))
 
     def run(self, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
         """Fresh outputs of the op on these inputs."""
         backend = self.backend
         pool, stream, device = backend.pool, backend.stream, backend.device
-        outputs = []
-        for nbytes, shape, strides, dtype, layout, spec in self.outputs:
-            block = pool.take(nbytes, stream)
-            array = self.make(self.storage(pool, block, block.pointer, nbytes), shape, strides, dtype, device)
+        made, pointers = [], []
+        for nbytes, size, shape, strides, dtype, layout, spec in self.outputs:
+            block = pool.take_rounded(size, stream)
+            pointer = block.pointer
+            array = self.make(self.storage(pool, block, pointer, nbytes), shape, strides, dtype, device)
             array.layout, array._spec = layout, spec
-            outputs.append(array)
-        made = tuple(outputs)
-        self.plan.run((*made, *[x for x in inputs if hasattr(x, "storage")]), stream)
+            made.append(array)
+            pointers.append(pointer)
+        for x in inputs:
+            if hasattr(x, "storage"):
+                pointers.append(x.storage.pointer + x.offset * x.dtype.itemsize)
+        self.plan.run_at(pointers, stream)
         for i in self.mutates:
             inputs[i].storage.version += 1
-        return made
+        return tuple(made)

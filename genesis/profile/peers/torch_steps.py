@@ -114,10 +114,11 @@ class Job:
         torch._dynamo.reset()
         torch.manual_seed(0)
         loss: Callable[..., Any] | None = None
-        if recipe == "lean":
-            self.model = lean_model(torch, config, length)
-        else:
-            self.model, loss = _hugging_face(config)
+        with torch.device(device):  # where random weights are made: a processor takes long
+            if recipe == "lean":
+                self.model = lean_model(torch, config, length)
+            else:
+                self.model, loss = _hugging_face(config)
         self.model = self.model.to(device).train()
         self.loss = loss
         self.run = self.model if recipe == "eager" else torch.compile(self.model)
