@@ -10,6 +10,7 @@ flash. The second tries tiles of one attention kernel (`genesis.kernels.attentio
 from __future__ import annotations
 
 import argparse
+import datetime
 import gc
 import itertools
 import json
@@ -22,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.ops import Row, measure, random
-from benchmarks.gpu.timing import backend, gpu_us, shared
+from benchmarks.gpu.ops import Row, measure, random, recorded
+from benchmarks.gpu.timing import backend, environment, gpu_us, shared
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import bfloat16
 from genesis.kernels.attention import backward_into, forward_into
@@ -91,12 +92,8 @@ def attention_rows() -> Iterator[Row]:
         o, lse = (TensorBase.wrap(x) for x in registry["attention"](q.array, k.array, v.array, **attrs))
         for kind, rest in itertools.product(usable(p, r), ((), (starts,))):
             name = f"({b},{t},{hq}/{hk},{d}) {kind.name.split('_')[0].lower()}{' starts' if rest else ''}"
-            side = torch.cuda.Stream()  # backward runs on its forward's stream, and the default one cannot be captured
             leaves = [x.detach().requires_grad_() for x in (p, r, s)]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                out = peer(*leaves, kind)
-            side.synchronize()
+            out = recorded(lambda leaves=leaves, kind=kind: peer(*leaves, kind))
             yield Row(
                 f"attention {name}", ran("attention", q, k, v, *rest, **attrs),
                 lambda p=p, r=r, s=s, kind=kind: peer(p, r, s, kind), flops=flops, tolerance=1e-2,
@@ -114,7 +111,7 @@ def swiglu_rows() -> Iterator[Row]:
     size = 2 * p.numel()
     yield Row("swiglu", ran("swiglu", a, b), lambda: F.silu(p) * q, 3 * size, tolerance=1e-2)
     leaves = [p.detach().requires_grad_(), q.detach().requires_grad_()]
-    out = F.silu(leaves[0]) * leaves[1]
+    out = recorded(lambda: F.silu(leaves[0]) * leaves[1])
     yield Row(
         "swiglu backward", ran("swiglu_backward", g, a, b),
         lambda: torch.autograd.grad(out, leaves, h, retain_graph=True)[0], 5 * size, tolerance=1e-2,
@@ -127,7 +124,7 @@ def gated_rows() -> Iterator[Row]:
         (x, r), (g, h) = random(rows, 2 * FFN, dtype=BF16), random(rows, FFN, dtype=BF16)
         size = 2 * h.numel()
         leaf = r.detach().requires_grad_()
-        out = F.silu(leaf[:, :FFN]) * leaf[:, FFN:]
+        out = recorded(lambda leaf=leaf: F.silu(leaf[:, :FFN]) * leaf[:, FFN:])
         yield Row(
             f"swiglu_packed {rows}", ran("swiglu_packed", x), lambda r=r: F.silu(r[:, :FFN]) * r[:, FFN:], 3 * size,
             tolerance=1e-2,
@@ -172,7 +169,7 @@ def finished_rows() -> Iterator[Row]:
     (g, h), (w, v), (x, r) = (random(*s, dtype=BF16) for s in ((n, HIDDEN), (HIDDEN, FFN), (n, 2 * FFN)))
     v.mul_(HIDDEN**-0.5)
     leaf = r.detach().requires_grad_()
-    out = F.silu(leaf[:, :FFN]) * leaf[:, FFN:]
+    out = recorded(lambda: F.silu(leaf[:, :FFN]) * leaf[:, FFN:])
     for kept in (False, True):
         yield Row(
             "swiglu_linear_backward" + ", and h again" * kept,
@@ -217,7 +214,7 @@ def norm_rows() -> Iterator[Row]:
             2 * size, tolerance=1e-2,
         )  # fmt: skip
         leaf = p.detach().requires_grad_()
-        out = F.rms_norm(leaf, v.shape, v.detach().requires_grad_(), 1e-6)
+        out = recorded(lambda leaf=leaf, v=v: F.rms_norm(leaf, v.shape, v.detach().requires_grad_(), 1e-6))
         yield Row(
             f"rms_norm backward + residual {rows}", ran("rms_norm_backward", g, x, w, rstd, r),
             lambda out=out, leaf=leaf, h=h, q=q: torch.autograd.grad(out, leaf, h, retain_graph=True)[0] + q, 4 * size,
@@ -259,7 +256,7 @@ def rope_rows() -> Iterator[Row]:
         )
         g, h = random(batch, tokens, heads, size, dtype=BF16)
         leaf = p.detach().requires_grad_()
-        out = normed(leaf)
+        out = recorded(lambda normed=normed, leaf=leaf: normed(leaf))
         yield Row(
             f"norm_rope backward {name}",
             ran("norm_rope_backward", g, x, w, u, *tables, rstd, heads=14, key_heads=2),
@@ -283,7 +280,7 @@ def loss_rows() -> Iterator[Row]:
     lse = TensorBase.wrap(registry["cross_entropy"](x.array, y.array, **attrs)[1])
     g = torch.ones(rows, device="cuda")
     leaf = p.detach().requires_grad_()
-    out = F.cross_entropy(leaf, labels, reduction="none")
+    out = recorded(lambda: F.cross_entropy(leaf, labels, reduction="none"))
     yield Row(
         "cross_entropy backward", ran("cross_entropy_backward", shared(g), x, y, lse, **attrs),
         lambda: torch.autograd.grad(out, leaf, g.to(BF16), retain_graph=True)[0], 2 * size, tolerance=2e-2, calls=5,
@@ -483,6 +480,9 @@ def main() -> None:
     if options.sweep:
         sweep(options.sweep, options.batch, options.tokens, *options.heads, options.head)
         return
+    some = ["--only", *options.only] if options.only != list(GROUPS) else []
+    command = " ".join(["python -m benchmarks.gpu.fused", *some])
+    about = {"date": datetime.date.today().isoformat(), "command": command, **environment()}
     found = []
     for group in options.only:
         for row in GROUPS[group]():
@@ -491,8 +491,8 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         backend.pool.empty_cache()
-    if options.out:
-        options.out.write_text(json.dumps({"gpu": backend.driver.properties.name, "rows": found}, indent=1) + "\n")
+        if options.out:  # of each group as soon as it is there
+            options.out.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
     for r in found:
         rest = r.get("failed") or f"{r['genesis_us']:9.1f} {r['torch_us']:9.1f} {r['ratio']:6.2f}"
         print(f"{r['op']:48s} {rest} {r.get('TB/s', r.get('TFLOP/s', ''))}")

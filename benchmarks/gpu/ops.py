@@ -59,6 +59,18 @@ def as_torch(x: Any) -> torch.Tensor:
     return torch.from_numpy(x.numpy().copy()).cuda()
 
 
+def recorded(forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The result of a forward whose backward can be captured: that runs on its forward's stream, and the default one
+    cannot be captured.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        out = forward()
+    side.synchronize()
+    return out
+
+
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Any, torch.Tensor]:
     """Normal values, for both."""
     x = torch.randn(*shape, device="cuda", dtype=dtype)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.gpu.ops import recorded
 from benchmarks.gpu.timing import backend, gpu_us, shared_array, torch_gpu_us
 from genesis.kernels import norm, reduce, softmax
 from genesis.kernels.extremes import column_extremes, extremes
@@ -193,7 +194,7 @@ def norm_rows() -> Iterator[Row]:
         )  # fmt: skip
         deep = [c._replace(programs=n) for c in wide for n in (132, 264, 396, 528, 792, 1056)]
         q, v = p.clone().requires_grad_(), w.clone().requires_grad_()
-        z = torch.nn.functional.rms_norm(q, v.shape, v, 1e-6)
+        z = recorded(lambda q=q, v=v: torch.nn.functional.rms_norm(q, v.shape, v, 1e-6))
         yield Row(
             f"rms_norm_backward {shape} bf16", backward, [d, dw], norm_tiles(*shape, 2, backward=True), deep,
             lambda z=z, q=q, v=v, g=g: torch.autograd.grad(z, (q, v), g, retain_graph=True), 3 * size, 20,
