@@ -70,7 +70,7 @@ class TensorBase:
         self.history = 0  # counts in-place changes recorded on this tensor, when it is a base
         self._view_history = 0  # the base's count when this view last derived its history
         self._requires_grad = requires_grad
-        self._accumulate: AccumulateNode | None = None
+        self._accumulate: Edge | None = None  # to the node of this leaf, once it has one
         self._home: Home | None = None  # where a first gradient is written (a place in a flat buffer), if set
         self._post_hooks: list[Callable[[Any], None]] = []
 
@@ -102,8 +102,8 @@ class TensorBase:
             return None
         if self._accumulate is None:
             # The node refers to the leaf weakly: no cycle delays the release of a leaf that nobody can reach any more.
-            self._accumulate = AccumulateNode(Spec(self.array.shape, self.array.dtype), _Leaf(self))
-        return Edge(self._accumulate, 0)
+            self._accumulate = Edge(AccumulateNode(Spec(self.array.shape, self.array.dtype), _Leaf(self)), 0)
+        return self._accumulate
 
     @property
     def _grad_home(self) -> Array | None:
@@ -192,11 +192,14 @@ def _edges(inputs: tuple[Any, ...]) -> Edges | None:
     """Where the gradients of inputs go; None where none of them wants one, which is seen here without a call for each:
     this runs for every op.
     """
+    edges, wanted = [], False
     for x in inputs:
+        edge = None
         if isinstance(x, TensorBase) and (x._requires_grad or x.node is not None or x.base is not None):
-            edges = tuple([x.edge() if isinstance(x, TensorBase) else None for x in inputs])
-            return edges if any(edges) else None
-    return None
+            edge = x.edge()
+            wanted = wanted or edge is not None
+        edges.append(edge)
+    return tuple(edges) if wanted else None
 
 
 Lent = dict[int, HomeUse]

@@ -59,31 +59,33 @@ lerp_ = inplace(ops.lerp)
 
 def _scaled(y: Any, alpha: float) -> Any:
     """`alpha`·y, as add and sub take it."""
-    if alpha == 1:
-        return y
     return apply(ops.mul, y, alpha) if isinstance(y, TensorBase) else y * alpha
 
 
 def add(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
     """x + alpha·y."""
-    x, y = check_operands("add", x, y)
-    return apply(ops.add, x, _scaled(y, alpha), out=out)
+    if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
+        x, y = check_operands("add", x, y)
+    return apply(ops.add, x, y if alpha == 1 else _scaled(y, alpha), out=out)
 
 
 def sub(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
     """x - alpha·y."""
-    x, y = check_operands("sub", x, y)
-    return apply(ops.sub, x, _scaled(y, alpha), out=out)
+    if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
+        x, y = check_operands("sub", x, y)
+    return apply(ops.sub, x, y if alpha == 1 else _scaled(y, alpha), out=out)
 
 
 def add_(x: Any, y: Any, *, alpha: float = 1) -> Any:
     """x += alpha·y, in place."""
-    return apply_(ops.add, x, x, _scaled(as_operand(y, "add_"), alpha))
+    y = as_operand(y, "add_")
+    return apply_(ops.add, x, x, y if alpha == 1 else _scaled(y, alpha))
 
 
 def sub_(x: Any, y: Any, *, alpha: float = 1) -> Any:
     """x -= alpha·y, in place."""
-    return apply_(ops.sub, x, x, _scaled(as_operand(y, "sub_"), alpha))
+    y = as_operand(y, "sub_")
+    return apply_(ops.sub, x, x, y if alpha == 1 else _scaled(y, alpha))
 
 
 def rsub(x: Any, y: Any) -> Any:

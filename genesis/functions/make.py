@@ -62,7 +62,9 @@ def binary(op: Op) -> Made:
     """`f(x, y, *, out=None)`; one operand may be a number."""
 
     def function(x: Any, y: Any, *, out: Any = None) -> Any:
-        return apply(op, *check_operands(op.name, x, y), out=out)
+        if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
+            x, y = check_operands(op.name, x, y)
+        return apply(op, x, y, out=out)
 
     return _named(function, op)
 

@@ -260,7 +260,10 @@ class Pool:
         self.allocated -= block.size
         if self.watch is not None:
             self.watch(block.pointer, -block.size)
-        block.arena.quick.setdefault(block.size, []).append(block)
+        given = block.arena.quick.get(block.size)
+        if given is None:
+            given = block.arena.quick.setdefault(block.size, [])
+        given.append(block)
 
     def keep(self) -> None:
         """From here on, keep blocks that are given back: work of two streams may use them, until `give_kept`."""
