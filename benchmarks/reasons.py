@@ -74,8 +74,8 @@ REASONS: tuple[tuple[str, str], ...] = (
         r"^attention(_packed)?\b.* (bfloat16|float16)",
         "of a score for heads of 64 the tensor cores' part takes 0.06 cycles of a processor and its exponential, on 16"
         " lanes, 0.0625: a half, but for what runs side by side, and less where few blocks or the diagonal's halves"
-        " count; a quarter of the exponentials as polynomials is no faster, so instructions count as much as their unit (log);"
-        " cuDNN's takes as long (benchmarks/results/2026-11-22-gpu-attention.json)",
+        " count; a quarter of the exponentials as polynomials is no faster, so instructions count as much as their unit"
+        " (log); cuDNN's takes as long (benchmarks/results/2026-11-22-gpu-attention.json)",
     ),
     (
         r"^linear_cross_entropy\b.* (bfloat16|float16)",

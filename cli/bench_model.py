@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -69,11 +69,9 @@ def bench_model(
     from genesis.backend import CPU
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
-    from genesis.profile.schema import Failure
     from genesis_models.bench import measuring
     from genesis_models.bench.cases import check_lengths, shape_of
     from genesis_models.bench.report import lines_of
-    from genesis_models.bench.versus import versus_torch
     from genesis_models.session.preparation import resolve_device
 
     batches, lengths = _sizes(batch_size, "--batch-size"), _sizes(seq_len, "--seq-len")
@@ -85,7 +83,43 @@ def bench_model(
     settings = measuring.Settings(kind, how or "none", **({"plan": measuring.FAST} if fast else {}))
     peers = _peers(vs, recipes, torch_python, where)
     limits, cases = limits_of(where, as_dtype(kind)), list(itertools.product(batches, lengths))
-    rows, failures, steps, interrupted = [], [], [], False
+    measured = _measured(config, cases, limits, settings, peers, torch_python)
+    given = {"--size": size, "--batch-size": batch_size, "--seq-len": seq_len, "--device": device}
+    given |= {"--checkpointing": checkpointing} | ({} if dtype is None else {"--dtype": dtype})
+    given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(peers)}
+    words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
+    report = _report(" ".join([*words, "--fast"] if fast else words), size, config, limits, settings, measured)
+    show(report, lines_of(report), json)
+    if measured.interrupted:
+        raise KeyboardInterrupt
+    raise_first(measured.failures, len(measured.rows))
+
+
+class _Measured(NamedTuple):
+    """What was measured, also of a run that was interrupted."""
+
+    rows: list[Row]
+    failures: list[Failure]
+    peers: list[PeerStep]
+    interrupted: bool
+
+
+def _measured(
+    config: ModelConfig,
+    cases: list[tuple[int, int]],
+    limits: Limits,
+    settings: Settings,
+    peers: tuple[str, ...],
+    python: str | None,
+) -> _Measured:
+    """Every case, and then each recipe of torch beside it; on a terminal stderr shows how far it is."""
+    from genesis.profile.schema import Failure
+    from genesis_models.bench import measuring
+    from genesis_models.bench.versus import versus_torch
+
+    rows: list[Row] = []
+    failures: list[Failure] = []
+    steps: list[PeerStep] = []
     try:
         for found in measuring.bench_model(config, cases, limits, settings, show_progress):
             if isinstance(found, Failure):
@@ -93,25 +127,15 @@ def bench_model(
             else:
                 rows.append(found)
         if peers:
-            for step in versus_torch(config, cases, limits, settings, peers, torch_python, show_progress):
+            for step in versus_torch(config, cases, limits, settings, peers, python, show_progress):
                 steps.append(step)
     except KeyboardInterrupt:
         if not rows:
             raise
-        interrupted = True
+        return _Measured(rows, failures, steps, True)
     finally:
         show_progress("")
-    given = {"--size": size, "--batch-size": batch_size, "--seq-len": seq_len, "--device": device}
-    given |= {"--checkpointing": checkpointing} | ({} if dtype is None else {"--dtype": dtype})
-    given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(peers)}
-    words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
-    report = _report(
-        " ".join([*words, "--fast"] if fast else words), size, config, limits, settings, rows, steps, failures
-    )
-    show(report, lines_of(report), json)
-    if interrupted:
-        raise KeyboardInterrupt
-    raise_first(failures, len(rows))
+    return _Measured(rows, failures, steps, False)
 
 
 def _report(
@@ -120,9 +144,7 @@ def _report(
     config: ModelConfig,
     limits: Limits,
     settings: Settings,
-    rows: list[Row],
-    peers: list[PeerStep],
-    failures: list[Failure],
+    measured: _Measured,
 ) -> Report:
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
@@ -152,11 +174,11 @@ def _report(
             is_fast=settings.plan is measuring.FAST,
         ),
         formula=FORMULA,
-        rows=rows,
-        scaling=measuring.scaling_of(rows),
-        doublings=doublings(config, rows, settings.checkpointing, settings.dtype, room_of(limits.device)),
-        peers=peers,
-        failures=failures,
+        rows=measured.rows,
+        scaling=measuring.scaling_of(measured.rows),
+        doublings=doublings(config, measured.rows, settings.checkpointing, settings.dtype, room_of(limits.device)),
+        peers=measured.peers,
+        failures=measured.failures,
     )
 
 
