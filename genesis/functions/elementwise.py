@@ -57,35 +57,38 @@ div_ = inplace(ops.div)
 lerp_ = inplace(ops.lerp)
 
 
-def _scaled(y: Any, alpha: float) -> Any:
-    """`alpha`·y, as add and sub take it."""
-    return apply(ops.mul, y, alpha) if isinstance(y, TensorBase) else y * alpha
+def _scaled(x: Any, y: Any, alpha: float) -> Any:
+    """`alpha`·y as add and sub of x take it: in the type of the sum, which may hold more than y's own."""
+    if not isinstance(y, TensorBase):
+        return y * alpha
+    kind = result_type([v.array if isinstance(v, TensorBase) else v for v in (x, y)])
+    return apply(ops.mul, y if y.array.dtype is kind else apply(ops.cast, y, dtype=kind), alpha)
 
 
 def add(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
     """x + alpha·y."""
     if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
         x, y = check_operands("add", x, y)
-    return apply(ops.add, x, y if alpha == 1 else _scaled(y, alpha), out=out)
+    return apply(ops.add, x, y if alpha == 1 else _scaled(x, y, alpha), out=out)
 
 
 def sub(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
     """x - alpha·y."""
     if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
         x, y = check_operands("sub", x, y)
-    return apply(ops.sub, x, y if alpha == 1 else _scaled(y, alpha), out=out)
+    return apply(ops.sub, x, y if alpha == 1 else _scaled(x, y, alpha), out=out)
 
 
 def add_(x: Any, y: Any, *, alpha: float = 1) -> Any:
     """x += alpha·y, in place."""
     y = as_operand(y, "add_")
-    return apply_(ops.add, x, x, y if alpha == 1 else _scaled(y, alpha))
+    return apply_(ops.add, x, x, y if alpha == 1 else _scaled(x, y, alpha))
 
 
 def sub_(x: Any, y: Any, *, alpha: float = 1) -> Any:
     """x -= alpha·y, in place."""
     y = as_operand(y, "sub_")
-    return apply_(ops.sub, x, x, y if alpha == 1 else _scaled(y, alpha))
+    return apply_(ops.sub, x, x, y if alpha == 1 else _scaled(x, y, alpha))
 
 
 def rsub(x: Any, y: Any) -> Any:

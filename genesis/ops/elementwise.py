@@ -344,7 +344,7 @@ def _without_zero(function: Callable[..., Any], name: str) -> Callable[..., Any]
     """The function, refusing to divide integers by 0."""
 
     def divide(x: Any, y: Any, out: np.ndarray | None = None) -> Any:
-        if y.dtype.kind in "iu" and not np.all(y):
+        if y.dtype.kind in "iu" and not np.all(y) and np.broadcast(x, y).size:
             raise NumericError(f"{name}: an integer is divided by 0", next="mask the zeros, or divide floats")
         return function(x, y, out=out)
 

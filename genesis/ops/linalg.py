@@ -45,7 +45,7 @@ def multiply(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
             multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)
             np.copyto(out, wide, casting="unsafe")
         return
-    if x.ndim > 2 and y.ndim == 2 and x.size and out.flags.c_contiguous:
+    if x.ndim > 2 and y.ndim == 2 and x.size and out.size and out.flags.c_contiguous:
         x = x.reshape(-1, x.shape[-1])
         out = out.reshape(-1, out.shape[-1])
     np.matmul(_for_blas(x), _for_blas(y), out=out)

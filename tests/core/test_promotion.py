@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+import genesis
 from genesis.array import Array, empty
 from genesis.dtypes import DType, as_dtype, promote_types, result_type
-from genesis.errors import DTypeError
+from genesis.errors import DTypeError, NumericError
 from genesis.op import Spec, registry
 from genesis.ops import elementwise
 
@@ -117,3 +118,21 @@ def test_promotion_is_symmetric_and_idempotent() -> None:
 def test_an_operand_that_is_no_tensor_and_no_number_is_refused() -> None:
     with pytest.raises(DTypeError, match="type list"):
         result_type((_tensor("f"), [1.0]))
+
+
+@pytest.mark.parametrize(("x", "y"), [("int16", "uint8"), ("int64", "int8"), ("float32", "uint8"), ("float64", "int8")])
+def test_alpha_multiplies_in_the_type_of_the_sum(x: str, y: str) -> None:
+    a, b = (genesis.tensor(values, dtype=kind) for values, kind in (([-6, 8], x), ([12, 100], y)))
+    assert a.add(b, alpha=-2).tolist() == [-30, -192]
+    assert a.sub(b, alpha=3).tolist() == [-42, -292]
+    assert a.clone().add_(b, alpha=-2).sub_(b, alpha=3).tolist() == [-66, -492]
+    assert a.add(b[0], alpha=-30).tolist() == [-366, -352]  # of a 0-d operand, too
+    assert genesis.add(a, 2, alpha=-3).tolist() == [-12, 2]
+
+
+@pytest.mark.parametrize("name", ["floor_divide", "remainder"])
+def test_nothing_is_divided_by_0_where_there_is_nothing(name: str) -> None:
+    zeros = genesis.zeros(1, 3, dtype="int64")
+    assert getattr(genesis, name)(genesis.zeros(0, 3, dtype="int64"), zeros).shape == (0, 3)
+    with pytest.raises(NumericError, match="an integer is divided by 0"):
+        getattr(genesis, name)(genesis.zeros(1, 3, dtype="int64"), zeros)

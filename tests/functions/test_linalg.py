@@ -93,6 +93,23 @@ def test_integers_multiply_exactly_and_wrap() -> None:
     assert (small @ small.T).item() == np.int64(20000).astype(np.int8)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("lead", "inner", "outer"), [((3, 5), 4, 0), ((3, 5), 0, 2), ((3, 0), 4, 2), ((0, 5), 4, 0), ((5,), 4, 0)]
+)
+def test_dimensions_of_size_0(lead: tuple[int, ...], inner: int, outer: int, device: str) -> None:
+    """Forward and backward of a batch against one matrix, with empty results, operands and gradients."""
+    x = genesis.ones(*lead, inner, device=device, requires_grad=True)
+    w = genesis.ones(outer, inner, device=device, requires_grad=True)
+    for y in (genesis.linear(x, w), x @ w.T):
+        assert y.shape == (*lead, outer)
+        assert (y == inner).all()
+        y.backward(genesis.ones(*lead, outer, device=device))
+    assert (x.grad.shape, w.grad.shape) == (x.shape, w.shape)
+    assert (x.grad == 2 * outer).all()
+    assert (w.grad == 2 * int(np.prod(lead))).all()
+
+
 def test_memory_that_blas_cannot_take() -> None:
     """Steps in both dimensions, repeated rows, reversed order: values must not depend on the layout."""
     x = normal(8, 10).detach()
