@@ -301,7 +301,8 @@ def _pow_dp(g: Array, x: Any, p: Array, result: Any) -> Array:
     logarithm: Any = math.nan
     if isinstance(x, Array):
         # replaced before it is multiplied by x^p = 0, which would give NaN
-        logarithm = where(logical_and(eq(x, 0), ge(p, 0)), 0.0, log(x))
+        wide = x if x.dtype is g.dtype else cast(x, dtype=g.dtype)  # the logarithm of an integer would be float32
+        logarithm = where(logical_and(eq(x, 0), ge(p, 0)), 0.0, log(wide))
     elif x == 0:
         logarithm = where(ge(p, 0), 0.0, -math.inf)
     elif x > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,10 @@ def test_nothing_is_divided_by_0_where_there_is_nothing(name: str) -> None:
     assert getattr(genesis, name)(genesis.zeros(0, 3, dtype="int64"), zeros).shape == (0, 3)
     with pytest.raises(NumericError, match="an integer is divided by 0"):
         getattr(genesis, name)(genesis.zeros(1, 3, dtype="int64"), zeros)
+
+
+def test_the_gradient_of_an_exponent_is_as_exact_as_its_type() -> None:
+    base, exponent = genesis.tensor([2, 7], dtype="int16"), genesis.tensor([0.5, -1.25], dtype="float64")
+    exponent.requires_grad_()
+    (base**exponent).sum().backward()
+    assert exponent.grad.tolist() == pytest.approx([2**0.5 * math.log(2), 7**-1.25 * math.log(7)], rel=1e-15)
