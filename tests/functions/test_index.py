@@ -432,6 +432,19 @@ def test_in_place_twins_agree() -> None:
         assert not np.array_equal(changed.numpy(), x.numpy()), name
 
 
+def test_what_is_assigned_to_its_own_memory_off_the_tape_joins_the_tape() -> None:
+    x = tensor([[1.0, 2.0]], requires_grad=True)
+    y = x.detach()
+    y[0] = x
+    assert y.requires_grad
+    (y * tensor([[3.0, 5.0]])).sum().backward()
+    assert x.grad.tolist() == [[3.0, 5.0]]
+    z = x * 1
+    z[0] += 1  # assigns the part to itself, which changes nothing more
+    z.sum().backward()
+    assert (z.tolist(), x.grad.tolist()) == ([[2.0, 3.0]], [[4.0, 6.0]])
+
+
 def test_a_leaf_that_requires_a_gradient_refuses_assignment() -> None:
     x = counted(3, requires_grad=True)
     for index in (0, tensor([0]), tensor([True, False, False])):
