@@ -84,34 +84,45 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
 # --- Normalization ----------------------------------------------------------------------------------------------------
 
 
-def _last_dimension(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int:
+def _as_rows(
+    name: str, x: Tensor, normalized_shape: int | Sequence[int], *given: Tensor | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """x, and a norm's weight and bias, with the dimensions to normalize over as one, the last."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if len(shape) != 1 or x.shape[-1:] != shape:
+    count = len(shape)
+    if not count or x.shape[-count:] != shape:
         raise ShapeError(
-            f"{name} over {shape} for an input of shape {x.shape}", next="normalize over the last dimension alone"
+            f"{name} over {shape} for an input of shape {x.shape}", next="give the sizes of its last dimensions"
         )
-    return shape[0]
+    for each in given:
+        if each is not None and each.shape != shape:
+            raise ShapeError(f"{name} over {shape} with a weight or bias of shape {each.shape}")
+    if count == 1:
+        return x, list(given)
+    return x.flatten(-count), [None if each is None else each.flatten() for each in given]
 
 
-def _constant(x: Tensor, size: int, value: float) -> Tensor:
-    return zeros(size, dtype=x.dtype, device=x.device).fill_(value)  # type: ignore[no-any-return]
+def _filled(like: Tensor, value: float) -> Tensor:
+    """What stands for a weight or bias that there is not."""
+    return zeros(like.shape[-1], dtype=like.dtype, device=like.device).fill_(value)  # type: ignore[no-any-return]
 
 
 def rms_norm(
     x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """x / √(mean(x²) + eps)·weight over the last dimension, with statistics in float32 or wider.
+    """x / √(mean(x²) + eps)·weight over the last dimensions, with statistics in float32 or wider.
 
     Args:
-        normalized_shape: the size of the last dimension.
+        normalized_shape: the sizes of the last dimensions, usually of the last one alone.
+        weight: of that shape.
         eps: None means the step of the dtype at 1, as in torch.
     """
-    size = _last_dimension("rms_norm", x, normalized_shape)
-    (x,) = widened(x)
-    weight = _constant(x, size, 1) if weight is None else weight
+    rows, (weight,) = _as_rows("rms_norm", x, normalized_shape, weight)
+    (rows,) = widened(rows)
     if eps is None:
-        eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[x.dtype.name]
-    return apply(norm_ops.rms_norm, x, weight, eps=eps)[0]  # type: ignore[no-any-return]
+        eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[rows.dtype.name]
+    y = apply(norm_ops.rms_norm, rows, _filled(rows, 1) if weight is None else weight, eps=eps)[0]
+    return y if y.shape == x.shape else y.reshape(x.shape)  # type: ignore[no-any-return]
 
 
 def norm_linear(
@@ -163,11 +174,16 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """(x - mean) / √(var + eps)·weight + bias over the last dimension, with statistics in float32 or wider."""
-    size = _last_dimension("layer_norm", x, normalized_shape)
-    weight = _constant(x, size, 1) if weight is None else weight
-    bias = _constant(x, size, 0) if bias is None else bias
-    return apply(norm_ops.layer_norm, x, weight, bias, eps=eps)[0]  # type: ignore[no-any-return]
+    """(x - mean) / √(var + eps)·weight + bias over the last dimensions, with statistics in float32 or wider.
+
+    Args:
+        normalized_shape: the sizes of the last dimensions, usually of the last one alone.
+        weight, bias: of that shape.
+    """
+    rows, (weight, bias) = _as_rows("layer_norm", x, normalized_shape, weight, bias)
+    weight = _filled(rows, 1) if weight is None else weight
+    y = apply(norm_ops.layer_norm, rows, weight, _filled(rows, 0) if bias is None else bias, eps=eps)[0]
+    return y if y.shape == x.shape else y.reshape(x.shape)  # type: ignore[no-any-return]
 
 
 # --- Embedding, positions ---------------------------------------------------------------------------------------------

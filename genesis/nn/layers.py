@@ -13,6 +13,7 @@ from genesis.nn import functional as F
 from genesis.nn import init
 from genesis.nn.module import Module
 from genesis.nn.parameter import Parameter
+from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
 __all__ = ["Embedding", "LayerNorm", "Linear", "RMSNorm"]
@@ -96,18 +97,15 @@ class Embedding(Module):
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
 
 
-def _size(normalized_shape: int | Sequence[int]) -> int:
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    if len(shape) != 1:
-        raise ShapeError(f"a norm over {shape}", next="normalize over the last dimension alone")
-    return shape[0]
+def _shape(normalized_shape: int | Sequence[int]) -> Shape:
+    return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
 
 
 class RMSNorm(Module):
-    """x / √(mean(x²) + eps)·weight over the last dimension.
+    """x / √(mean(x²) + eps)·weight over the last dimensions.
 
     Args:
-        normalized_shape: size of the last dimension.
+        normalized_shape: sizes of the last dimensions, usually of the last one alone.
         eps: None means the step of the dtype at 1.
         elementwise_affine: whether there is a weight; it starts at 1.
     """
@@ -122,21 +120,22 @@ class RMSNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.size, self.eps = _size(normalized_shape), eps
-        self.weight = Parameter(ones(self.size, **init.place_of(device, dtype))) if elementwise_affine else None
+        self.normalized_shape, self.eps = _shape(normalized_shape), eps
+        shape, place = self.normalized_shape, init.place_of(device, dtype)
+        self.weight = Parameter(ones(shape, **place)) if elementwise_affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.size, self.weight, self.eps)
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.size}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
 
 
 class LayerNorm(Module):
-    """(x - mean) / √(var + eps)·weight + bias over the last dimension.
+    """(x - mean) / √(var + eps)·weight + bias over the last dimensions.
 
     Args:
-        normalized_shape: size of the last dimension.
+        normalized_shape: sizes of the last dimensions, usually of the last one alone.
         eps: added to the variance.
         elementwise_affine: whether there are a weight, from 1, and a bias.
         bias: whether there is a bias, from 0.
@@ -153,12 +152,13 @@ class LayerNorm(Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        self.size, self.eps = _size(normalized_shape), eps
-        self.weight = Parameter(ones(self.size, **init.place_of(device, dtype))) if elementwise_affine else None
-        self.bias = Parameter(zeros(self.size, **init.place_of(device, dtype))) if elementwise_affine and bias else None
+        self.normalized_shape, self.eps = _shape(normalized_shape), eps
+        shape, place = self.normalized_shape, init.place_of(device, dtype)
+        self.weight = Parameter(ones(shape, **place)) if elementwise_affine else None
+        self.bias = Parameter(zeros(shape, **place)) if elementwise_affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.size, self.weight, self.bias, self.eps)
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.size}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"

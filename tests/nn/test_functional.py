@@ -227,7 +227,8 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
     [
         (lambda: F.gelu(tensor(X), "other"), UsageError, "approximate"),
         (lambda: F.rms_norm(tensor(X), 4), ShapeError, r"rms_norm over \(4,\).*\(2, 3\)"),
-        (lambda: F.layer_norm(tensor(X), (2, 3)), ShapeError, "last dimension alone"),
+        (lambda: F.layer_norm(tensor(X), (3, 2)), ShapeError, r"layer_norm over \(3, 2\).*\(2, 3\)"),
+        (lambda: F.layer_norm(tensor(X), ()), ShapeError, r"layer_norm over \(\)"),
         (lambda: F.cross_entropy(tensor(X), tensor(L[:1])), ShapeError, r"\(2, 3\) and labels \(1,\)"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), label_smoothing=1.5), UsageError, "label_smoothing"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), reduction="max"), UsageError, "reduction"),

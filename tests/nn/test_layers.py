@@ -60,9 +60,28 @@ def test_norms() -> None:
     assert [n for n, _ in nn.LayerNorm((8,), bias=False).named_parameters()] == ["weight"]
     np.testing.assert_allclose(nn.RMSNorm(8, elementwise_affine=False)(x).numpy(), nn.RMSNorm(8)(x).detach().numpy())
     np.testing.assert_allclose(nn.LayerNorm(8, bias=False)(x).detach().numpy(), layer(x).detach().numpy())
-    with pytest.raises(ShapeError, match="last dimension alone"):
-        nn.LayerNorm((2, 8))
-    assert "eps=1e-06" in repr(rms)
+    assert "(8,), eps=1e-06" in repr(rms)
+
+
+def test_norms_over_several_dimensions() -> None:
+    x = randn(4, 2, 8)
+    values = x.numpy().astype(np.float64)
+    layer, rms = nn.LayerNorm((2, 8)), nn.RMSNorm((2, 8), eps=1e-6)
+    assert layer.weight.shape == layer.bias.shape == rms.weight.shape == (2, 8)
+    with no_grad():
+        for parameter in (layer.weight, layer.bias, rms.weight):
+            parameter.copy_(randn(2, 8))
+    weight, bias, scale = (p.detach().numpy().astype(np.float64) for p in (layer.weight, layer.bias, rms.weight))
+    mean, var = values.mean((1, 2), keepdims=True), values.var((1, 2), keepdims=True)
+    wanted = (values - mean) / np.sqrt(var + 1e-5) * weight + bias
+    np.testing.assert_allclose(layer(x).detach().numpy(), wanted, rtol=1e-5, atol=1e-5)
+    wanted = values / np.sqrt((values**2).mean((1, 2), keepdims=True) + 1e-6) * scale
+    np.testing.assert_allclose(rms(x).detach().numpy(), wanted, rtol=1e-5, atol=1e-5)
+    layer(x).sum().backward()
+    np.testing.assert_allclose(layer.weight.grad.numpy(), ((values - mean) / np.sqrt(var + 1e-5)).sum(0), atol=1e-4)
+    assert layer.bias.grad.tolist() == [[4.0] * 8] * 2
+    with pytest.raises(ShapeError, match=r"layer_norm over \(2, 8\) with a weight or bias of shape \(16,\)"):
+        nn.functional.layer_norm(x, (2, 8), randn(16))
 
 
 @pytest.mark.parametrize(
