@@ -332,6 +332,11 @@ def _extremum_vjp(loses: Callable[[Any, Any], Array]) -> Callable[..., Grads]:
     return vjp
 
 
+def _no_slopes(ctx: Context, g: Array) -> Grads:
+    """Piecewise constant in both: dx = dy = 0."""
+    return _zeros(g) if ctx.needs[0] else None, _zeros(g) if ctx.needs[1] else None
+
+
 def _power(x: Any, p: Any, out: np.ndarray | None = None) -> Any:
     """x^p. An integer to a negative power is 0, but for 1 and -1, as in torch."""
     if x.dtype.kind not in "i" or not np.any(p < 0):
@@ -359,7 +364,7 @@ add = _register("add", _common, np.add, _add_vjp)
 sub = _register("sub", _sub_infer, np.subtract, _sub_vjp)
 mul = _register("mul", _common, np.multiply, _mul_vjp, saves=_needed_by_other)
 div = _register("div", _floating, np.divide, _div_vjp, saves=_div_saves)
-floor_divide = _register("floor_divide", _numeric("floor_divide"), _floor_divide)
+floor_divide = _register("floor_divide", _numeric("floor_divide"), _floor_divide, _no_slopes)
 remainder = _register(
     "remainder", _numeric("remainder"), _remainder, _remainder_vjp, saves=lambda needs: (0, 1) if needs[1] else ()
 )

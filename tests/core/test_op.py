@@ -174,8 +174,8 @@ def test_devices_must_agree() -> None:
 
 def test_an_op_without_a_vjp_has_no_gradient() -> None:
     ctx = Context((), (), {}, (), ())
-    with pytest.raises(GradientError, match="floor_divide has no gradient"):
-        elementwise.floor_divide.gradient(ctx, array(1))
+    with pytest.raises(GradientError, match="isnan has no gradient"):
+        elementwise.isnan.gradient(ctx, array(1))
 
 
 # --- What is kept for backward ----------------------------------------------------------------------------------------
