@@ -1,0 +1,83 @@
+"""A batch in shares: how many there are, and that they give together what the batch gives as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import genesis_models
+from genesis.backend import CPU, Device, cpu
+from genesis.data.loader import Batch
+from genesis.train import shards
+from genesis_models.blocks import CausalLM
+from genesis_models.config import ModelConfig
+
+RAW = {
+    "model_type": "qwen3",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 8192,
+}
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = cpu.threads()
+    cpu.set_threads(4)
+    yield
+    cpu.set_threads(before)
+
+
+def batch_of(rows: int, length: int) -> Batch:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 50, (rows, length))
+    positions = np.broadcast_to(np.arange(length), (rows, length))
+    return Batch(0, 0, ids, ids, positions, rows * (length - 1), rows * length, np.zeros((0, 4), np.int64))
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize(
+    ("rows", "length", "shares"),
+    [(2, 32, 1), (8, 32, 1), (8, 64, 2), (2, 256, 2), (8, 256, 4), (1, 4096, 1), (3, 512, 3)],
+)
+def test_threads_share_what_is_worth_it(rows: int, length: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "SHARE", 256)
+    found = shards._shares(batch_of(rows, length), CPU)
+    assert len(found) == shares
+    ids = np.concatenate([part[0].numpy() for part in found])
+    np.testing.assert_array_equal(ids, batch_of(rows, length).input_ids)
+
+
+def model() -> CausalLM:
+    made = genesis_models.build(ModelConfig.from_dict(RAW), seed=0, device="cpu", dtype="float32")
+    made.train()
+    return made
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_shares_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for least in (1 << 30, 1, 1):
+        monkeypatch.setattr(shards, "SHARE", least)
+        made, batch = model(), batch_of(5, 12)
+        assert len(shards._shares(batch, CPU)) == (4 if least == 1 else 1)
+        loss = shards.accumulate_gradients(made, batch, batch.num_targets, CPU)
+        total = shards.summed_loss(made, batch, CPU)
+        results.append((loss, total, {n: p.grad.numpy() for n, p in made.named_parameters()}))
+    (loss, total, one), (shared_loss, shared_total, shared), again = results
+    assert loss == pytest.approx(total / 55, rel=1e-6)
+    assert (shared_loss, shared_total) == (pytest.approx(loss, rel=1e-6), pytest.approx(total, rel=1e-6))
+    for name, gradient in one.items():
+        np.testing.assert_allclose(shared[name], gradient, rtol=1e-4, atol=1e-6 * np.abs(gradient).max() + 1e-9)
+        np.testing.assert_array_equal(shared[name], again[2][name])  # the same bits on the same threads
+
+
+def test_other_devices_take_the_batch_whole() -> None:
+    assert len(shards._shares(batch_of(8, 256), Device("cuda", 0))) == 1
