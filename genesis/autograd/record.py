@@ -82,6 +82,11 @@ class TensorBase:
     def is_leaf(self) -> bool:
         return self.current_node() is None
 
+    @property
+    def owner(self) -> TensorBase:
+        """The tensor whose memory and history a view shares; any other one itself."""
+        return self if self.base is None else self.base
+
     def current_node(self) -> BaseNode | None:
         """The node that made this tensor, re-derived where its base was changed in place since."""
         base = self.base
@@ -325,7 +330,7 @@ def _outs(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], lent: Lent) ->
 
 def _follow_base(view: TensorBase, source: Any) -> None:
     if isinstance(source, TensorBase) and view.array.storage is source.array.storage:
-        view.base = source.base if source.base is not None else source
+        view.base = source.owner
         view._view_history = view.base.history
 
 
@@ -347,7 +352,7 @@ def apply_(op: Op, target: TensorBase, *inputs: Any, **attrs: Any) -> Any:
     """
     recording = is_grad_enabled() and any(isinstance(x, TensorBase) and x.requires_grad for x in (target, *inputs))
     if recording:
-        owner = target.base if target.base is not None else target
+        owner = target.owner
         if owner.is_leaf and owner._requires_grad:
             raise GradientError(
                 f"{op.name}: a leaf that requires a gradient (or a view of one) cannot be changed in place",

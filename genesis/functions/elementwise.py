@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from genesis.autograd.record import TensorBase, apply, apply_
-from genesis.dtypes import as_dtype, result_type
+from genesis.dtypes import DType, as_dtype, result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions.make import as_operand, binary, check_operands, inplace, unary
 from genesis.functions.transfer import overwrite
@@ -61,8 +61,12 @@ def _scaled(x: Any, y: Any, alpha: float) -> Any:
     """`alpha`·y as add and sub of x take it: in the type of the sum, which may hold more than y's own."""
     if not isinstance(y, TensorBase):
         return y * alpha
-    kind = result_type([v.array if isinstance(v, TensorBase) else v for v in (x, y)])
+    kind = _common_type(x, y)
     return apply(ops.mul, y if y.array.dtype is kind else apply(ops.cast, y, dtype=kind), alpha)
+
+
+def _common_type(*operands: Any) -> DType:
+    return result_type([v.array if isinstance(v, TensorBase) else v for v in operands])
 
 
 def add(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
@@ -102,8 +106,7 @@ def div(x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None) ->
     if rounding_mode == "floor":
         return apply(ops.floor_divide, x, y, out=out)
     if rounding_mode == "trunc":
-        array = [v.array if isinstance(v, TensorBase) else v for v in (x, y)]
-        return apply(ops.cast, apply(ops.trunc, apply(ops.div, x, y)), dtype=result_type(array), out=out)
+        return apply(ops.cast, apply(ops.trunc, apply(ops.div, x, y)), dtype=_common_type(x, y), out=out)
     if rounding_mode is not None:
         raise DTypeError(f"rounding_mode {rounding_mode!r} is not None, 'floor' or 'trunc'")
     return apply(ops.div, x, y, out=out)

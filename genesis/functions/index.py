@@ -105,13 +105,8 @@ def setitem(x: Any, index: Any, value: Any) -> None:
         _write(part, value, plan.indices, plan.dims, named=plan.named)
     elif number:
         fill_(part, value)
-    elif not (_same_memory(part.array, value.array) and _owner(value) is _owner(x)):  # as after x[i] += 1
+    elif not (_same_memory(part.array, value.array) and value.owner is x.owner):  # as after x[i] += 1, not off the tape
         copy_(part, value)
-
-
-def _owner(x: Any) -> Any:
-    """The tensor whose history a view shares: detached ones have one of their own."""
-    return x if x.base is None else x.base
 
 
 def _as_value(value: Any, x: Array) -> Any:

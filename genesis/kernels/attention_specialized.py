@@ -20,7 +20,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -31,32 +30,33 @@ from genesis.backend.cuda.descriptor import Descriptor
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.kernels.attention_call import Call, region
+from genesis.kernels.attention_parts import LN2
 from genesis.kernels.attention_tiles import padded
+from genesis.kernels.specialized import load, seen_as
 
 __all__ = ["forward_specialized_into"]
-
-load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.9 has other names than 3.6
-RENAMED = gl.constexpr(hasattr(tma, "async_load"))
-LN2 = gl.constexpr(0.6931471805599453)
 
 
 # --- Which tiles, and what their queries see --------------------------------------------------------------------------
 
 
 @gluon.jit
+def position(i_row):
+    """Where this program's tile stands in a row of as many tiles as there are programs; rows are walked to and fro."""
+    return gl.where(i_row % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
+
+
+@gluon.jit
 def share(tiles):
-    """How many of the tiles are this program's: one of each row of as many tiles as there are programs."""
-    programs = gl.num_programs(0)
-    rows = tiles // programs
-    i = gl.where(rows % 2 == 0, gl.program_id(0), programs - 1 - gl.program_id(0))
-    return rows + gl.where(i < tiles - rows * programs, 1, 0)
+    """How many of the tiles are this program's: one of each whole row, and perhaps one of the last."""
+    rows = tiles // gl.num_programs(0)
+    return rows + gl.where(position(rows) < tiles - rows * gl.num_programs(0), 1, 0)
 
 
 @gluon.jit
 def place(i_row, blocks, heads, together):
     """(block, head) of this program's tile of a row: all blocks of `together` heads go before the next heads."""
-    programs = gl.num_programs(0)
-    i = gl.where(i_row % 2 == 0, gl.program_id(0), programs - 1 - gl.program_id(0)) + i_row * programs
+    i = position(i_row) + i_row * gl.num_programs(0)
     start = i // (blocks * together) * together
     count = gl.minimum(together, heads - start)
     i -= start * blocks
@@ -71,15 +71,6 @@ def key_blocks(i_block, tokens, keys, CAUSAL: gl.constexpr, BM: gl.constexpr, BN
 
 
 # --- The loading warps ------------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def as_box(s, COUNT: gl.constexpr, HEAD: gl.constexpr, d):
-    """Rows in shared memory with the layout of a descriptor's tiles."""
-    if RENAMED:
-        return s.reinterpret(s.dtype, [1, 1, COUNT, HEAD], d.layout)
-    else:
-        return s._reinterpret(s.dtype, [1, 1, COUNT, HEAD], d.layout)
 
 
 @gluon.jit
@@ -103,17 +94,19 @@ def fetch(d_q, d_k, d_v, s_q, s_k, s_v, q_full, q_free, k_full, k_free, v_full, 
         mbarrier.wait(q_free, q_phase)
         mbarrier.expect(q_full, BM * HEAD * 2)
         for half in gl.static_range(2):
-            b_q = as_box(s_q.index(half), BM // 2, HEAD, d_q)
+            b_q = seen_as(s_q.index(half), [1, 1, BM // 2, HEAD], d_q)
             load(d_q, [i_batch, i_head, i_block * BM + half * (BM // 2), 0], q_full, b_q)
         q_phase ^= 1
         for j in range(0, key_blocks(i_block, tokens, keys, CAUSAL, BM, BN)):
             k_here, v_here = k_full.index(slot), v_full.index(slot)
             mbarrier.wait(k_free.index(slot), phase)
             mbarrier.expect(k_here, BN * HEAD * 2)
-            load(d_k, [i_batch, i_head // group, j * BN, 0], k_here, as_box(s_k.index(slot), BN, HEAD, d_k))
+            b_k = seen_as(s_k.index(slot), [1, 1, BN, HEAD], d_k)
+            load(d_k, [i_batch, i_head // group, j * BN, 0], k_here, b_k)
             mbarrier.wait(v_free.index(slot), phase)
             mbarrier.expect(v_here, BN * HEAD * 2)
-            load(d_v, [i_batch, i_head // group, j * BN, 0], v_here, as_box(s_v.index(slot), BN, HEAD, d_v))
+            b_v = seen_as(s_v.index(slot), [1, 1, BN, HEAD], d_v)
+            load(d_v, [i_batch, i_head // group, j * BN, 0], v_here, b_v)
             slot, phase = stepped(slot, phase, STAGES)
 
 
@@ -271,10 +264,10 @@ def forward_specialized(d_q, d_k, d_v, p_o, p_lse, tokens, keys, heads, group, t
 
 # --- Launching it -----------------------------------------------------------------------------------------------------
 
-HEAD = 128  # padded size of a head: smaller ones are as fast in Triton, larger ones leave no room for registers
+HEAD = 128  # padded size of a head: of 64 gains nothing (docs/log.md), larger ones were not tried
 QUERIES, KEYS, STAGES = 128, 128, 2  # of a tile, of a block, and how many blocks lie in shared memory
 WARPS, ATTENDING, LOADING = 4, 240, 24  # of a group, and registers of its threads
-NEARLY = 1.05
+NEARLY = 1.05  # as long as the longest program with all heads together: less than what keys side by side gain
 
 
 def together_of(blocks: int, heads: int, causal: bool, processors: int) -> int:

@@ -33,7 +33,14 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float8_e4m3fn
 from genesis.kernels.matmul_tiles import IMPRECISE
 
-__all__ = ["gated_backward_into", "gated_into", "product_and_residual_into", "scaled_product_into"]
+__all__ = [
+    "gated_backward_into",
+    "gated_into",
+    "load",
+    "product_and_residual_into",
+    "scaled_product_into",
+    "seen_as",
+]
 
 load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.9 has other names than 3.6
 store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -370,19 +377,19 @@ def gate_backward(p_d, p_h, p_x, p_scales, s_pieces, done, free, tiles_m, tiles_
 
 
 @gluon.jit
-def seen_as(s, SHAPE: gl.constexpr):
-    """Shared memory in another shape."""
+def seen_as(s, SHAPE: gl.constexpr, like):
+    """Shared memory in another shape, with the layout of `like`: memory, or a descriptor's tiles."""
     if RENAMED:
-        return s.reinterpret(s.dtype, SHAPE, s.layout)
+        return s.reinterpret(s.dtype, SHAPE, like.layout)
     else:
-        return s._reinterpret(s.dtype, SHAPE, s.layout)
+        return s._reinterpret(s.dtype, SHAPE, like.layout)
 
 
 @gluon.jit
 def finish(d_gate, d_up, p_o, p_h, p_r, p_scales, s_o, done, free, tiles_m, tiles_n, m, n, FORM: gl.constexpr,
            FINISHERS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
     """Finish the tiles of [BM, BN] that are laid down, as FORM says."""
-    s_pieces = seen_as(s_o, [BN // COLUMNS * (BM // ROWS), ROWS, COLUMNS])
+    s_pieces = seen_as(s_o, [BN // COLUMNS * (BM // ROWS), ROWS, COLUMNS], s_o)
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [FINISHERS, 1], [1, 0])
     if FORM == RESIDUAL:
         add_residual(p_o, p_r, p_scales, s_pieces, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN, GROUP)

@@ -241,7 +241,7 @@ class Pool:
 
     def give(self, block: Block) -> None:
         """Take a block back for reuse in its stream's order; never waits."""
-        if not self._lock.acquire(False):
+        if not self._lock.acquire(blocking=False):
             self.late.append(block)
             return
         try:
@@ -260,10 +260,7 @@ class Pool:
         self.allocated -= block.size
         if self.watch is not None:
             self.watch(block.pointer, -block.size)
-        given = block.arena.quick.get(block.size)
-        if given is None:
-            given = block.arena.quick.setdefault(block.size, [])
-        given.append(block)
+        block.arena.quick.setdefault(block.size, []).append(block)
 
     def keep(self) -> None:
         """From here on, keep blocks that are given back: work of two streams may use them, until `give_kept`."""

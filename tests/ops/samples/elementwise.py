@@ -287,7 +287,13 @@ def _cast_row(target: dtypes.DType) -> Rows:
 
 # --- Rows -------------------------------------------------------------------------------------------------------------
 
-APART = np.array([2.0, -1.5, 0.8])  # divisors of 0.7 and -2.6 whose quotients are no integers
+
+def _apart_cases(rng: Rng) -> list[Case]:
+    """Quotients that are no integers, nor near one."""
+    x, y = np.array([[0.7], [-2.6]]), np.array([2.0, -1.5, 0.8])
+    return [Case((x, y)), Case((x, 2.0)), Case((1.7, y))]
+
+
 ZERO_DIVISOR = Case((np.arange(3), np.zeros(3, np.int64)))
 
 
@@ -301,7 +307,7 @@ ARITHMETIC = [
     binary("sub", np.subtract, int_dtypes=INTS, errors=(MISMATCH, (Case((A > 0, A > 0)), DTypeError, "bool"))),
     binary("mul", np.multiply, int_dtypes=INTS),
     binary("div", precise(np.divide), right=signed, int_dtypes=ALL_INTS),
-    _divides("floor_divide", _each(_floor_divide), grads=lambda rng: [Case((np.array([[0.7], [-2.6]]), APART))]),
+    _divides("floor_divide", _each(_floor_divide), grads=_apart_cases),
     _divides("remainder", _each(_remainder)),
     binary("pow", _power, left=positive, numbers=(2.5, 3)),
     binary("maximum", _extremum(np.greater), one_per_pair(0), one_per_pair(1), (0.6, 3), int_dtypes=ALL_INTS),
