@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from genesis.dtypes import DType, as_dtype, bfloat16
+from genesis.kernels.attention_gathered import held_shape
 from genesis.kernels.chunks import COLUMNS, GRAIN, WORKSPACE, chunk_rows
 from genesis.optim.flat import PLACE
 from genesis.shapes import Shape
@@ -90,7 +91,8 @@ def memory_plan(
     * The last layer, where SwiGLU's gradient is made: gradients of gate and up N·2·F and of SwiGLU N·F, with its result
       N·F under "selective"; under "full" all that "none" keeps of one layer. The last norm's results and the sum after
       the MLP are free then, and N·H is the gradient that comes. Or where attention's gradient is made: N·H and N·Q
-      that come, and N·(Q + 2·K), twice with norms, when all that the MLP kept is free.
+      that come, and N·(Q + 2·K), twice with norms, when all that the MLP kept is free; with heads of 65 to 128 also the
+      gradients of scores, some N·T/2 for each query head, at most 1 GiB at a time.
     * The end: the same of the embedding, and the sum of both where they are one.
 
     Not counted are parts of split products and of sums over rows, some tens of MiB at the most.
@@ -101,7 +103,9 @@ def memory_plan(
     is_wide = e == 2 and (optim.grad_dtype or ("float32" if accumulation_steps > 1 else None)) == "float32"
     count = sum(-(-math.prod(shape) // PLACE) * PLACE for shape in shapes.values())
     masters, moments = _optimizer_bytes(shapes, count, optim, weight)
-    kept, beside, layer = _layer_bytes(config, e, activation_checkpointing)
+    kept, beside, layer = _layer_bytes(
+        config, e, activation_checkpointing, _scores_bytes(config, e, batch, length) // tokens
+    )
     activations = tokens * (config.num_hidden_layers * kept + beside)
     unplaced = config.vocab_size * config.hidden_size * e if is_wide or accumulation_steps > 1 else 0
     gradients = count * (4 if is_wide else e)
@@ -135,8 +139,19 @@ def _optimizer_bytes(shapes: Mapping[str, Shape], count: int, optim: OptimConfig
     return masters, elements * moment
 
 
-def _layer_bytes(config: ModelConfig, e: int, checkpointing: str) -> tuple[int, int, int]:
-    """Bytes for each token: kept of each layer, kept besides, and the most that the last one's backward takes more."""
+def _scores_bytes(config: ModelConfig, e: int, batch: int, length: int) -> int:
+    """Of the gradients of scores that backward holds at a time, where it does that: in heads of 65 to 128."""
+    if e != 2 or not 64 < config.head_dim <= 128:
+        return 0
+    return math.prod(held_shape(batch, length, config.num_attention_heads, config.num_key_value_heads, e)) * e
+
+
+def _layer_bytes(config: ModelConfig, e: int, checkpointing: str, scores: int) -> tuple[int, int, int]:
+    """Bytes for each token: kept of each layer, kept besides, and the most that the last one's backward takes more.
+
+    Args:
+        scores: gradients of scores in attention's backward.
+    """
     h, f, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads + config.num_key_value_heads
     q, qkv = config.num_attention_heads * config.head_dim, (heads + config.num_key_value_heads) * config.head_dim
     normed, norms = (0 if checkpointing == "selective" else h * e) + 4, 1 + (config.model_type == "qwen3")
@@ -147,7 +162,7 @@ def _layer_bytes(config: ModelConfig, e: int, checkpointing: str) -> tuple[int, 
     last = h * e + 4
     beside = h * e + last + config.head_dim * 4 + 8
     at_mlp = (4 if checkpointing == "selective" else 3) * f * e
-    at_attention = q * e + norms * qkv * e - mlp - h * e
+    at_attention = q * e + norms * qkv * e + scores - mlp - h * e
     return kept, beside, whole - kept - last + max(at_mlp, at_attention)
 
 

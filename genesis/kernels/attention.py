@@ -26,13 +26,15 @@ import triton
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.descriptor import Descriptor
 from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.signature import Double
 from genesis.backend.cuda.twins import twin
 from genesis.dtypes import float32, float64, int32
-from genesis.kernels.attention_backward import add_splits, key_kernel, query_kernel
+from genesis.kernels.attention_backward import add_splits, key_kernel, query_kernel, row_kernel
 from genesis.kernels.attention_call import Call, call_of
 from genesis.kernels.attention_forward import forward_kernel
+from genesis.kernels.attention_gathered import SIDE, gather_kernel, held_shape, portions
 from genesis.kernels.attention_specialized import forward_specialized_into
 from genesis.kernels.attention_tiles import Tile, padded, sections, tiles_of
 from genesis.kernels.elementwise import elementwise
@@ -149,13 +151,16 @@ def backward_into(
     t, s = tiles or _tiles(q, c)[1:]
     assert t.queries % s.queries == 0, (t, s)
     assert not tables or c.size == padded(c.size)
-    turn = _turn(tables)
-    left = _query_gradient(grads[0], c, t, turn, g, q, k, v, o, lse, starts, scale)
-    _key_gradients(grads[1], grads[2], c, t, s, turn, left, g, q, k, v, scale, each)
+    if tiles is None and each is None and _is_gathered(c):
+        _gathered_into(grads, g, q, k, v, o, lse, starts, scale, window, tables)
+        return
+    turn, left = _turn(tables), _left(c, t.queries, starts, q)
+    _query_gradient(grads[0], c, t, turn, left, g, q, k, v, o, lse, starts, scale)
+    _key_gradients(grads[1], grads[2], c, t.queries, s, turn, left, g, q, k, v, scale, each)
 
 
 class _Left(NamedTuple):
-    """What the kernel of the queries leaves for that of the keys; see there."""
+    """What is left for the kernel of the keys; see `row_numbers`."""
 
     rows: Array
     low: Array | None
@@ -163,20 +168,26 @@ class _Left(NamedTuple):
     first: Array | None
 
 
+def _left(c: Call, queries: int, starts: Array | None, q: Array) -> _Left:
+    """Memory for it, where a block has so many queries."""
+    blocks = triton.cdiv(c.tokens, queries)
+    rows = empty((2, c.batches * c.heads * blocks * queries), work_type(q.dtype), q.device)
+    if starts is None and c.window is None:
+        return _Left(rows, None, None, None)
+    sizes = (c.batches * blocks, c.batches * blocks, c.batches * blocks * queries)
+    return _Left(rows, *(empty((1, n), int32, q.device) for n in sizes))
+
+
 def _number(x: float, like: Array) -> float:
     return Double(x) if like.dtype is float64 else float(x)
 
 
 def _query_gradient(
-    dq: Array, c: Call, t: Tile, turn: _Turn, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
+    dq: Array, c: Call, t: Tile, turn: _Turn, left: _Left, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
     starts: Array | None, scale: float,
-) -> _Left:  # fmt: skip
+) -> None:  # fmt: skip
     """Launch `query_kernel`."""
     blocks = triton.cdiv(c.tokens, t.queries)
-    left = _Left(empty((2, c.batches * c.heads * blocks * t.queries), work_type(q.dtype), q.device), None, None, None)
-    if starts is not None or c.window is not None:
-        sizes = (c.batches * blocks, c.batches * blocks, c.batches * blocks * t.queries)
-        left = _Left(left.rows, *(empty((1, n), int32, q.device) for n in sizes))
     launch(
         query_kernel, blocks * c.batches * c.heads, dq, *left, c.tile(q, t.queries), c.tile(g, t.queries),
         c.tile(k, t.keys), c.tile(v, t.keys), g, o, lse, starts, *turn, c.tokens, c.keys, c.batches, c.heads, c.group,
@@ -184,14 +195,19 @@ def _query_gradient(
         _number(scale, q), dq.strides, g.strides, q.strides, k.strides, v.strides, o.strides, lse.strides, c.ss,
         **c.constants, **_options(t),
     )  # fmt: skip
-    return left
 
 
 def _key_gradients(
-    dk: Array, dv: Array, c: Call, t: Tile, s: Tile, turn: _Turn, left: _Left, g: Array, q: Array, k: Array,
-    v: Array, scale: float, each: int | None,
+    dk: Array, dv: Array, c: Call, queries: int, s: Tile, turn: _Turn, left: _Left, g: Array, q: Array, k: Array,
+    v: Array, scale: float, each: int | None = None, ds: Array | None = None,
 ) -> None:  # fmt: skip
-    """Launch `key_kernel`, and `add_splits` where the heads of a group are divided; the last one turns dk."""
+    """Launch `key_kernel`, and `add_splits` where the heads of a group are divided; the last one turns dk.
+
+    Args:
+        queries: of a block of what is left.
+        each: query heads of a group that one program adds up.
+        ds: where it is left, too.
+    """
     blocks = triton.cdiv(c.keys, s.keys)
     programs = blocks * c.batches * c.key_heads
     each = each or splits_of(programs, c.group)
@@ -200,11 +216,11 @@ def _key_gradients(
     first = None if left.first is None else c.numbers(left.first, s.queries)[0]
     launch(
         key_kernel, programs * splits, *parts, c.tile(q, s.queries), c.tile(g, s.queries), c.tile(k, s.keys),
-        c.tile(v, s.keys), *c.numbers(left.rows, s.queries), first, left.low, left.high,
+        c.tile(v, s.keys), ds, *c.numbers(left.rows, s.queries), first, left.low, left.high,
         *(turn if splits == 1 else _Turn()), c.tokens, c.keys, c.batches, c.key_heads, c.group, each,
         *sections(each * c.tokens, c.batches * c.key_heads * splits, c.row, blocks), c.size, c.factor, c.sign,
         _number(scale, q), parts[0].strides[-4:], g.strides, q.strides, k.strides, v.strides, **c.constants,
-        **_options(s), RATIO=t.queries // s.queries,
+        **_options(s), RATIO=queries // s.queries,
     )  # fmt: skip
     if splits > 1:
         rows, columns = c.batches * c.keys * c.key_heads, triton.next_power_of_2(triton.cdiv(c.size, 2))
@@ -213,6 +229,69 @@ def _key_gradients(
             add_splits, triton.cdiv(rows, height), dk, dv, *parts, *turn, rows, c.keys, c.key_heads, dk.strides[1],
             SIZE=c.size, SPLITS=splits, ROWS=height, PADDED=columns,
         )  # fmt: skip
+
+
+# --- Backward with the gradient of the scores in memory ---------------------------------------------------------------
+
+LONGEST = Tile(2 * SIDE, SIDE, 4, 3)  # of `gather_kernel`
+SQUARE = Tile(SIDE, SIDE, 4, 2)  # of `key_kernel` that leaves ds
+
+
+def _is_gathered(c: Call) -> bool:
+    """Whether that pays, and the kernels can do it."""
+    return c.hopper and c.boxes and c.constants["HEAD"] == 128 and c.constants["CAUSAL"] and c.tokens == c.keys
+
+
+def _part(x: Array, rows: slice, heads: slice | None = None, dim: int = 2) -> Array:
+    """These sequences and heads of an array whose dimension `dim` is that of heads."""
+    shape, offset = list(x.shape), x.offset + rows.start * x.strides[0]
+    shape[0] = rows.stop - rows.start
+    if heads is not None:
+        shape[dim] = heads.stop - heads.start
+        offset += heads.start * x.strides[dim]
+    return x.view(tuple(shape), x.strides, offset)
+
+
+def _gathered_into(
+    grads: tuple[Array, Array, Array], g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
+    starts: Array | None, scale: float, window: int, tables: tuple[Array, ...],
+) -> None:  # fmt: skip
+    """Portion by portion: the numbers of rows, `key_kernel`, which leaves ds, and `gather_kernel`."""
+    sizes = (*q.shape[:3], k.shape[2], q.dtype.itemsize)
+    group, held = sizes[2] // sizes[3], empty(held_shape(*sizes), q.dtype, q.device)
+    for rows, mine in portions(*sizes):
+        theirs = slice(mine.start * group, mine.stop * group)
+        dq, g_part, q_part, o_part = (_part(x, rows, theirs) for x in (grads[0], g, q, o))
+        dk, dv, k_part, v_part = (_part(x, rows, mine) for x in (*grads[1:], k, v))
+        lse_part, starts_part = _part(lse, rows, theirs, 1), None if starts is None else _part(starts, rows)
+        turned = [_part(x, rows) if x.ndim == 3 and x.shape[0] > 1 else x for x in tables]
+        heads = slice(0, (rows.stop - rows.start) * (theirs.stop - theirs.start))
+        _gathered_part(
+            (dq, dk, dv), _part(held, heads), g_part, q_part, k_part, v_part, o_part, lse_part, starts_part, scale,
+            window, _turn(tuple(turned)),
+        )  # fmt: skip
+
+
+def _gathered_part(
+    grads: tuple[Array, Array, Array], ds: Array, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
+    starts: Array | None, scale: float, window: int, turn: _Turn,
+) -> None:  # fmt: skip
+    """One portion, whose ds goes to memory that all take in turn."""
+    c, t = call_of(scale, True, window, starts, q, k, v, g), LONGEST
+    blocks, left = triton.cdiv(c.tokens, t.queries), _left(c, t.queries, starts, q)
+    launch(
+        row_kernel, blocks * c.batches * c.heads, *left, g, o, lse, starts, c.tokens, c.keys, c.batches, c.heads,
+        c.size, c.window, g.strides, o.strides, lse.strides, c.ss, WORK=c.constants["WORK"], BM=t.queries,
+        HEAD=c.constants["HEAD"], num_warps=8,
+    )  # fmt: skip
+    _key_gradients(*grads[1:], c, t.queries, SQUARE, turn, left, g, q, k, v, scale, ds=ds)
+    boxes = Descriptor(ds, ds.shape, ds.strides, (1, t.keys, t.queries)) if c.boxes else ds
+    names = ("BOXES", "TYPE", "WORK", "PRECISION", "HEAD")
+    launch(
+        gather_kernel, blocks * c.batches * c.heads, grads[0], ds, boxes, c.tile(k, t.keys), starts, *turn, c.tokens,
+        c.batches, c.heads, c.group, c.batches * c.heads, 0, c.size, c.window, _number(scale, q), grads[0].strides,
+        k.strides, c.ss, **{n: c.constants[n] for n in names}, BM=t.queries, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
 
 
 @twin("attention_backward")

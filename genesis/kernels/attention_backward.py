@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from genesis.kernels.attention_gathered import left_behind
 from genesis.kernels.attention_parts import (
     LOG2E,
     bounds_of,
@@ -29,7 +30,62 @@ from genesis.kernels.attention_parts import (
 from genesis.kernels.maths import rounded_product
 from genesis.kernels.types import converted
 
-__all__ = ["add_splits", "key_kernel", "query_kernel"]
+__all__ = ["add_splits", "key_kernel", "query_kernel", "row_kernel"]
+
+
+# --- Numbers of rows --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def row_numbers(p_row, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, i_batch, i_head, i_block, tokens, keys,
+                batches, heads, size, sg, so, sl, LEFT: tl.constexpr, WORK: tl.constexpr, BM: tl.constexpr,
+                HEAD: tl.constexpr):  # fmt: skip
+    """(log2 of its softmax sum, c = Σ g·o) of each query, left for the kernel of the keys, padded to whole blocks; of
+    the first head also each query's first visible key, and of the block the bounds of these.
+    """
+    blocks = tl.cdiv(tokens, BM)
+    first = i_block * BM
+    i_query, i_d = first + tl.arange(0, BM), tl.arange(0, HEAD)
+    m_query = i_query < tokens
+    wide_batch, wide_head, o_row = i_batch.to(tl.int64), i_head.to(tl.int64), tl.arange(0, BM)
+    wide_rows = tl.zeros((), tl.int64) + batches * heads
+    p_g += wide_batch * sg[0] + wide_head * sg[2] + first.to(tl.int64) * sg[1]
+    p_o += wide_batch * so[0] + wide_head * so[2] + first.to(tl.int64) * so[1]
+    m = m_query[:, None] & (i_d < size)[None, :]
+    b_x = tl.load(p_g + o_row[:, None] * sg[1] + i_d[None, :] * sg[3], mask=m, other=0)
+    b_o = tl.load(p_o + o_row[:, None] * so[1] + i_d[None, :] * so[3], mask=m, other=0)
+    # Two lanes add each other's products. Fused with the addition, each would round the other's only, and what the
+    # lanes of a row lay down as its sum would differ in the last bit.
+    b_delta = tl.sum(rounded_product(converted(b_x, WORK), converted(b_o, WORK)), 1)
+    b_lse = tl.load(
+        p_lse + wide_batch * sl[0] + wide_head * sl[1] + i_query.to(tl.int64) * sl[2], mask=m_query, other=-float("inf")
+    )
+    b_lse = tl.where(b_lse == -float("inf"), float("inf"), b_lse) * LOG2E  # weights of 0 for who saw nothing
+    p_row += (wide_batch * heads + i_head) * (blocks * BM) + i_query
+    tl.store(p_row, b_lse)
+    tl.store(p_row + wide_rows * (blocks * BM), b_delta)
+    if LEFT and i_head == 0:
+        least, most = bounds_of(b_first, m_query, keys)
+        tl.store(p_low + i_batch * blocks + i_block, least)
+        tl.store(p_high + i_batch * blocks + i_block, most)
+        tl.store(p_first + i_batch * (blocks * BM) + i_query, b_first)
+    return b_lse, b_delta
+
+
+@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "window"])
+def row_kernel(p_row, p_low, p_high, p_first, p_g, p_o, p_lse, p_starts, tokens, keys, batches, heads, size, window, sg,
+               so, sl, ss, WORK: tl.constexpr, BM: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
+    """`row_numbers` alone."""
+    LEFT: tl.constexpr = (p_starts is not None) or (window is not None)
+    blocks = tl.cdiv(tokens, BM)
+    i_block, i_place = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    i_batch, i_head = i_place // heads, i_place % heads
+    i_query = i_block * BM + tl.arange(0, BM)
+    b_first = first_key(p_starts, i_batch, i_query, i_query < tokens, keys - tokens, keys, window, ss)
+    row_numbers(
+        p_row, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, i_batch, i_head, i_block, tokens, keys, batches, heads,
+        size, sg, so, sl, LEFT, WORK, BM, HEAD,
+    )  # fmt: skip
 
 
 # --- Queries ----------------------------------------------------------------------------------------------------------
@@ -64,47 +120,25 @@ def query_kernel(p_dq, p_row, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_ls
                  sk, sv, so, sl, ss, CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr,
                  TYPE: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                  HEAD: tl.constexpr):  # fmt: skip
-    """dq = scale·ds·k, turned back where there are cos and sin.
-
-    Leaves for the kernel of the keys, of each query, padded to whole blocks: log2 of its softmax sum, c = Σ g·o, and
-    its first visible key; of each block of queries the bounds of these keys.
-    """
+    """dq = scale·ds·k, turned back where there are cos and sin; leaves `row_numbers`."""
     LEFT: tl.constexpr = (p_starts is not None) or (window is not None)
     blocks = tl.cdiv(tokens, BM)
     i_after, i_place = place(blocks, batches * heads, together, divided)
     i_block, i_batch, i_head = blocks - 1 - i_after, i_place // heads, i_place % heads
     first, shift = i_block * BM, keys - tokens
-    i_query, i_d = first + tl.arange(0, BM), tl.arange(0, HEAD)
+    i_query = first + tl.arange(0, BM)
     m_query = i_query < tokens
-    wide_batch, wide_head, o_row = i_batch.to(tl.int64), i_head.to(tl.int64), tl.arange(0, BM)
     b_first = first_key(p_starts, i_batch, i_query, m_query, shift, keys, window, ss)
-    wide_rows = tl.zeros((), tl.int64) + batches * heads
-    p_g += wide_batch * sg[0] + wide_head * sg[2] + first.to(tl.int64) * sg[1]
-    p_o += wide_batch * so[0] + wide_head * so[2] + first.to(tl.int64) * so[1]
-    m = m_query[:, None] & (i_d < size)[None, :]
-    b_x = tl.load(p_g + o_row[:, None] * sg[1] + i_d[None, :] * sg[3], mask=m, other=0)
-    b_o = tl.load(p_o + o_row[:, None] * so[1] + i_d[None, :] * so[3], mask=m, other=0)
-    # Two lanes add each other's products. Fused with the addition, each would round the other's only, and what the
-    # lanes of a row lay down as its sum would differ in the last bit.
-    b_delta = tl.sum(rounded_product(converted(b_x, WORK), converted(b_o, WORK)), 1)
-    b_lse = tl.load(
-        p_lse + wide_batch * sl[0] + wide_head * sl[1] + i_query.to(tl.int64) * sl[2], mask=m_query, other=-float("inf")
-    )
-    b_lse = tl.where(b_lse == -float("inf"), float("inf"), b_lse) * LOG2E  # weights of 0 for who saw nothing
-    p_row += (wide_batch * heads + i_head) * (blocks * BM) + i_query
-    tl.store(p_row, b_lse)
-    tl.store(p_row + wide_rows * (blocks * BM), b_delta)
+    b_lse, b_delta = row_numbers(
+        p_row, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, i_batch, i_head, i_block, tokens, keys, batches, heads,
+        size, sg, so, sl, LEFT, WORK, BM, HEAD,
+    )  # fmt: skip
     b_q = rows_of(q, i_batch, i_head, first, tokens, size, sq, BOXES, TYPE, BM, HEAD)
     b_g = rows_of(g, i_batch, i_head, first, tokens, size, sg, BOXES, TYPE, BM, HEAD)
     b_end = end_key(i_query, shift, keys, CAUSAL)
     low, whole, to, high = key_blocks(
         b_first, m_query, first, tl.minimum(first + BM, tokens), shift, keys, CAUSAL, LEFT, BN
     )
-    if LEFT and i_head == 0:
-        least, most = bounds_of(b_first, m_query, keys)
-        tl.store(p_low + i_batch * blocks + i_block, least)
-        tl.store(p_high + i_batch * blocks + i_block, most)
-        tl.store(p_first + i_batch * (blocks * BM) + i_query, b_first)
     b_dq = tl.zeros((BM, HEAD), WORK)
     for i in range(low, high):
         b_dq = query_step(
@@ -153,8 +187,8 @@ def query_blocks(p_low, p_high, i_batch, n_first, tokens, keys, shift, CAUSAL: t
 
 
 @triton.jit
-def key_step(b_dk, b_dv, b_k, b_v, q, g, lse, delta, firsts, i_batch, i_head, i_block, whole, cut, i_key, tokens,
-             padded, heads, shift, size, factor, sign, sq, sg, CAUSAL: tl.constexpr,
+def key_step(b_dk, b_dv, b_k, b_v, q, g, p_ds, lse, delta, firsts, i_batch, i_head, i_place, i_block, whole, cut, i_key,
+             tokens, padded, heads, shift, size, factor, sign, sq, sg, CAUSAL: tl.constexpr,
              LEFT: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr,
              PRECISION: tl.constexpr, BM: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
     """Add what one block of queries gives to the gradients of the keys and values."""
@@ -177,18 +211,20 @@ def key_step(b_dk, b_dv, b_k, b_v, q, g, lse, delta, firsts, i_batch, i_head, i_
     b_dp = tl.dot(b_v, b_g.T, input_precision=PRECISION, out_dtype=b_dk.dtype)
     b_ds = operand(b_p * (b_dp - b_delta[None, :]), TYPE)
     b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION, out_dtype=b_dk.dtype)
+    if p_ds is not None:
+        left_behind(p_ds, b_ds, i_batch * heads + i_head, i_place, i_block, tokens)
     return b_dk, b_dv
 
 
 @triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "each", "together", "divided"])
-def key_kernel(p_dk, p_dv, q, g, k, v, lse, delta, firsts, p_low, p_high, p_cos, p_sin, spread, tokens, keys, batches,
-               heads, group, each, together, divided, size, factor, sign, scale, sd, sg, sq, sk, sv,
+def key_kernel(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, firsts, p_low, p_high, p_cos, p_sin, spread, tokens, keys,
+               batches, heads, group, each, together, divided, size, factor, sign, scale, sd, sg, sq, sk, sv,
                CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr,
                PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HEAD: tl.constexpr,
                RATIO: tl.constexpr):  # fmt: skip
     """dv = pᵀ·g and dk = scale·dsᵀ·q over `each` query heads of a key head; the first keys, seen by most, go first.
 
-    dk is turned back where there are cos and sin.
+    dk is turned back where there are cos and sin. ds is left where `p_ds` is, in tiles; see `attention_gathered`.
     """
     LEFT: tl.constexpr = p_low is not None
     splits = tl.cdiv(group, each)
@@ -209,9 +245,9 @@ def key_kernel(p_dk, p_dv, q, g, k, v, lse, delta, firsts, p_low, p_high, p_cos,
     count = high - low
     for n in range(0, members * count):  # one loop over heads and blocks: the pipeline does not run dry between heads
         b_dk, b_dv = key_step(
-            b_dk, b_dv, b_k, b_v, q, g, lse, delta, firsts, i_batch, member + n // count, low + n % count, whole, cut,
-            i_key, tokens, padded, heads * group, shift, size, factor, sign, sq, sg, CAUSAL, LEFT, SIGNED, BOXES, TYPE,
-            PRECISION, BM, HEAD,
+            b_dk, b_dv, b_k, b_v, q, g, p_ds, lse, delta, firsts, i_batch, member + n // count, i_block,
+            low + n % count, whole, cut, i_key, tokens, padded, heads * group, shift, size, factor, sign, sq, sg,
+            CAUSAL, LEFT, SIGNED, BOXES, TYPE, PRECISION, BM, HEAD,
         )  # fmt: skip
     i_part = i_split * batches + i_batch
     stored(p_dv, b_dv, i_part, i_head, first, keys, size, sd, BN, HEAD)

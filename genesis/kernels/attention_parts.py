@@ -92,9 +92,15 @@ def rows_of(x, i_batch, i_head, first, rows, size, sx, BOXES: tl.constexpr, TYPE
 
 
 @triton.jit
-def stored(p_x, b_x, i_batch, i_head, first, rows, size, sx, COUNT: tl.constexpr, HEAD: tl.constexpr):
-    """Store rows [first, first + COUNT) of a head, in the type of `p_x`."""
-    o_row, i_d = tl.arange(0, COUNT), tl.arange(0, HEAD)
+def _in_order(i):
+    return i
+
+
+@triton.jit
+def stored(p_x, b_x, i_batch, i_head, first, rows, size, sx, COUNT: tl.constexpr, HEAD: tl.constexpr,
+           order: tl.constexpr = _in_order):  # fmt: skip
+    """Store rows [first, first + COUNT) of a head, in the type of `p_x`; `order` gives which one each row is."""
+    o_row, i_d = order(tl.arange(0, COUNT)), tl.arange(0, HEAD)
     p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + first.to(tl.int64) * sx[1]
     m = (o_row < rows - first)[:, None] & (i_d < size)[None, :]
     tl.store(p_x + o_row[:, None] * sx[1] + i_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m)
@@ -110,7 +116,7 @@ def pairs_turned_back(b_left, b_right, p_cos, p_sin, o, m):
 
 @triton.jit
 def stored_back(p_x, b_x, p_cos, p_sin, i_batch, i_head, first, rows, spread, sx, COUNT: tl.constexpr,
-                HEAD: tl.constexpr):  # fmt: skip
+                HEAD: tl.constexpr, order: tl.constexpr = _in_order):  # fmt: skip
     """Store rows [first, first + COUNT) of a head, whose size is HEAD, turned back, in the type of `p_x`.
 
     Both columns of a pair are in one thread wherever they lie in what a product gives, and halves are stored apart: the
@@ -118,9 +124,10 @@ def stored_back(p_x, b_x, p_cos, p_sin, i_batch, i_head, first, rows, spread, sx
 
     Args:
         spread: elements from one sequence's table to the next one's.
+        order: as for `stored`.
     """
     HALF: tl.constexpr = HEAD // 2
-    o_row, i_pair = tl.arange(0, COUNT), tl.arange(0, HALF)
+    o_row, i_pair = order(tl.arange(0, COUNT)), tl.arange(0, HALF)
     m = (o_row < rows - first)[:, None]
     o = i_batch.to(tl.int64) * spread + first.to(tl.int64) * HALF + (o_row[:, None] * HALF + i_pair[None, :])
     b_left, b_right = tl.split(b_x.reshape(COUNT, 2, HALF).permute(0, 2, 1))

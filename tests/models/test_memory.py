@@ -22,6 +22,7 @@ TWO = {"num_hidden_layers": 2}
 CASES: list[dict[str, Any]] = [
     *({"size": "0.5B", "batch": b, "length": t, "how": how} for b, t in SHAPES for how in HOWS),
     *({"size": size, "batch": 8, "length": 1024, "how": how} for size in ("1.5B", "qwen3-0.6B") for how in HOWS),
+    *({"size": "qwen3-0.6B", "changed": TWO, "batch": 2, "length": n} for n in (8192, 16384)),  # gradients of scores
     *({"size": "0.5B", "batch": 8, "length": 1024, "how": how, "precision": "fp8"} for how in HOWS),
     *({"size": "0.5B", "batch": b, "length": 512, "micro": 2} for b in (1, 8)),
     {"size": "0.5B", "batch": 1, "length": 512, "micro": 2, "optim": {"grad_dtype": "bfloat16"}},

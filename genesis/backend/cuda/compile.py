@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from genesis.backend.cuda.descriptor import Facts
 from genesis.backend.cuda.signature import Signature
+from genesis.errors import DeviceError
 
 __all__ = ["Binary", "Progress", "cache_folder", "compile_kernel", "compiled", "compiling", "dependent", "progress"]
 
@@ -236,6 +237,7 @@ _BEGIN = re.compile(r"\.entry\s+[^{]*\{\n(?:\s*\.(?:reg|local|shared)\b[^\n]*\n)
 def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Binary:
     """Compile now, whatever the cache holds."""
     made = compiled(kernel, signature, capability)
+    _check_layouts(made.asm["ttgir"], kernel.__name__)
     facts = made.metadata
     maps = tuple(
         Facts(m["swizzle"], m["elem_type"], m["elem_size"], tuple(m["block_size"])) for m in facts.tensordesc_meta or ()
@@ -245,6 +247,26 @@ def compile_kernel(kernel: Any, signature: Signature, capability: tuple[int, int
     parameters = entry.group(1).count(".param")
     shared, warps = int(facts.shared), int(facts.num_warps)
     return Binary(made.asm["cubin"], facts.name, shared, warps, parameters, maps)
+
+
+_FOR = re.compile(r'elementwise_inline_asm "\{ // for ([^\\]*)\\0A.*?tensor<\w+, (#\w+)>')
+
+
+def _check_layouts(ttgir: str, name: str) -> None:
+    """Assembly that says in its first line for what layout of numbers in registers it was written gets that one.
+
+    Raises:
+        DeviceError: this version of Triton chose another one.
+    """
+    import triton
+
+    for expected, alias in _FOR.findall(ttgir):
+        if f"{alias} = {expected}\n" not in ttgir:
+            raise DeviceError(
+                f"{name}: Triton {triton.__version__} holds products in another layout than"
+                f" the kernel's assembly was written for, {expected}",
+                next="install a Triton that Genesis was tested with: 3.6.0",
+            )
 
 
 def compiled(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Any:

@@ -1,0 +1,214 @@
+"""Attention's backward with the gradient of the scores in memory: heads of 65 to 128 on GPUs of Hopper's kind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda import backend_of, compile
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import DType, bfloat16, float16, float32, int32
+from genesis.errors import DeviceError
+from genesis.kernels import attention as kernels
+from genesis.kernels import attention_gathered
+from genesis.kernels.attention_gathered import HELD, SIDE, STORE, column_of, corner, held_shape, portions, sides
+from tests.kernels.dry import collecting
+from tests.kernels.test_attention import CUDA, case, compare, on_gpu, run
+from tests.kernels.test_specialized import Hopper
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that attention launches from here on."""
+    names: list[str] = []
+
+    def spy(kernel: Any, *args: Any, **keywords: Any) -> None:
+        names.append(kernel.__name__)
+        launch(kernel, *args, **keywords)
+
+    monkeypatch.setattr(kernels, "launch", spy)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "packed", "window", "tokens", "turn", "held"),
+    [
+        (16, float32, False, 0, 257, None, HELD),  # five blocks, of which the middle one has a row to itself
+        (16, bfloat16, True, 0, 191, "position", HELD),
+        (32, float16, True, 70, 254, "token", HELD),
+        (16, float32, False, 0, 40, None, HELD),  # one block
+        (16, float32, True, 0, 193, "token", 1),  # sequence by sequence
+    ],
+)
+def test_gradients(
+    size: int, dtype: DType, packed: bool, window: int, tokens: int, turn: str | None, held: int, launched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Small heads, for the interpreter's sake; shapes are no other test's, whose launches would be replayed."""
+    if dtype is float32 and not is_interpreted():
+        pytest.skip("a GPU leaves 2-byte numbers")
+    monkeypatch.setattr(kernels, "_is_gathered", lambda c: True)
+    monkeypatch.setattr(attention_gathered, "HELD", held)
+    c = case(size, dtype, packed, True, window, tokens, turn)
+    o, _, dx = run(c)
+    backward = ["row_kernel", "key_kernel", "add_splits", "gather_kernel"]
+    assert [n for n in launched if n in {*backward, "query_kernel"}] == backward * (1 if held == HELD else 2)
+    compare(c, o, dx)
+
+
+def backward(shape: tuple[int, ...], dtype: DType = bfloat16, keys: int | None = None, causal: bool = True) -> None:
+    batches, tokens, heads, size = shape
+    q, k = empty(shape, dtype, CUDA), empty((batches, keys or tokens, heads, size), dtype, CUDA)
+    lse = empty((batches, heads, tokens), float32, CUDA)
+    kernels.backward_into((q, k, k), q, q, k, k, q, lse, None, 0.1, causal, 0)
+
+
+def collected() -> None:
+    """Which kernels some calls take, and that their code is what it is written for; for a process of its own."""
+    with_it, without = ["row_kernel", "key_kernel", "gather_kernel"], ["query_kernel", "key_kernel"]
+    for names, call in (
+        (with_it, {"shape": (1, 1024, 4, 128)}),
+        (with_it, {"shape": (1, 1024, 4, 96), "dtype": float16}),
+        (without, {"shape": (1, 1024, 4, 64)}),
+        (without, {"shape": (1, 1024, 4, 128), "dtype": float32}),
+        (without, {"shape": (1, 1024, 4, 128), "keys": 2048}),
+        (without, {"shape": (1, 1024, 4, 128), "causal": False}),
+    ):
+        with collecting(Hopper) as found:
+            backward(**call)
+        assert [kernel.fn.__name__ for kernel, _ in found.values()] == names, (call, found)
+        if names is with_it:
+            for kernel, signature in found.values():
+                compile.compile_kernel(kernel, signature, (9, 0))
+
+
+def test_it_is_taken_where_it_pays_and_compiles() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    program = "from tests.kernels.test_attention_gathered import collected; collected()"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_another_layout_is_an_error() -> None:
+    """As the compiler writes it: the first line of the assembly, and the operands with their layout."""
+    first = STORE.value.split("\n")[0]
+    layout = first.partition(" for ")[2]
+    line = f'%1 = tt.elementwise_inline_asm "{first}\\0A st;\\0A}}" %2, %3 : tensor<64x64xi64, #mma>, tensor<8xi8, #a>'
+    compile._check_layouts(f"#mma = {layout}\n{line}\n", "key_kernel")
+    with pytest.raises(DeviceError, match=r"key_kernel: Triton .* in another layout"):
+        compile._check_layouts(f"#mma = {layout.replace('[4, 1]', '[2, 2]')}\n{line}\n", "key_kernel")
+
+
+def test_a_threads_numbers_lie_side_by_side() -> None:
+    """As the layout of products has it: thread t of a row has columns 2t and 2t + 1 of each 8."""
+    by_query = np.array([column_of.fn(i) for i in range(128)])
+    np.testing.assert_array_equal(by_query[by_query], np.arange(128))
+    columns = by_query.reshape(4, 4, 4, 2).transpose(0, 2, 1, 3).reshape(4, 4, 8)  # of each 32, by thread
+    np.testing.assert_array_equal(columns, np.arange(128).reshape(4, 4, 8))
+
+
+@triton.jit
+def _corners(p_out, blocks, COUNT: tl.constexpr):
+    i_key, i_query = tl.program_id(0) // COUNT, tl.program_id(0) % COUNT
+    row, column = corner(i_key, i_query, blocks)
+    tl.store(p_out + 2 * tl.program_id(0), row)
+    tl.store(p_out + 2 * tl.program_id(0) + 1, column)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5, 8])
+def test_tiles_fill_a_rectangle(blocks: int) -> None:
+    out = empty((blocks, blocks, 2), int32, CUDA)
+    launch(_corners, blocks * blocks, out, blocks, COUNT=blocks)
+    found = {tuple(out.numpy()[j, i]) for j in range(blocks) for i in range(j, blocks)}
+    rows, columns = sides(blocks * SIDE - 1)
+    places = {(row, column) for row in range(0, rows, SIDE) for column in range(0, columns, SIDE)}
+    assert len(found) == blocks * (blocks + 1) // 2 == len(found & places)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"),
+    [
+        ((8, 1024, 12, 2), 1),
+        ((2, 8192, 16, 16), 4),
+        ((1, 8192, 40, 8), 3),
+        ((1, 65536, 8, 2), 2),
+        ((40, 8192, 2, 1), 6),
+    ],
+)
+def test_portions(sizes: tuple[int, int, int, int], count: int) -> None:
+    batches, _, heads, key_heads = sizes
+    found = portions(*sizes, 2)
+    assert len(found) == count
+    taken = np.zeros((batches, key_heads), np.int64)
+    for part in found:
+        taken[part] += 1
+    assert (taken == 1).all()
+    shape = held_shape(*sizes, 2)
+    assert shape[0] == max(taken[part].size for part in found) * heads // key_heads
+    assert shape[0] == heads // key_heads or np.prod(shape) * 2 <= HELD
+
+
+# --- On a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hopper() -> None:
+    if backend_of(CUDA).driver.properties.capability[0] != 9:
+        pytest.skip("for GPUs of compute capability 9")
+
+
+def gradients(inputs: tuple[Array, ...], lse: Array) -> list[np.ndarray]:
+    g, q, k, v, o = inputs
+    grads = tuple(on_gpu(np.full(x.shape, np.nan, x.dtype.numpy), x.dtype) for x in (q, k, v))
+    kernels.backward_into(grads, g, q, k, v, o, lse, None, 0.09, True, 0)
+    return [x.numpy().astype(np.float64) for x in grads]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 1500, 6, 2, 128), (3, 1024, 4, 4, 96), (1, 65, 2, 1, 128)], ids=str)
+def test_the_gradients_of_the_kernels_without_it(
+    sizes: tuple[int, ...], dtype: DType, launched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, tokens, heads, key_heads, size = sizes
+    rng = np.random.default_rng(5)
+    g, q, k, v = (
+        on_gpu(rng.standard_normal((batches, tokens, n, size)).astype(dtype.numpy), dtype)
+        for n in (heads, heads, key_heads, key_heads)
+    )
+    o, lse = empty(q.shape, dtype, CUDA), empty((batches, heads, tokens), float32, CUDA)
+    kernels.forward_into(o, lse, q, k, v, None, 0.09, True, 0)
+    inputs = (g, q, k, v, o)
+    found = gradients(inputs, lse)
+    assert "gather_kernel" in launched
+    monkeypatch.setattr(attention_gathered, "HELD", 1)
+    for whole, portion in zip(found, gradients(inputs, lse), strict=True):  # sums over heads may be divided otherwise
+        assert np.linalg.norm(whole - portion) <= 1e-3 * np.linalg.norm(whole)
+    monkeypatch.setattr(kernels, "_is_gathered", lambda c: False)
+    for one, other in zip(found, gradients(inputs, lse), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+def test_what_is_not_a_number_stays_visible() -> None:
+    rng = np.random.default_rng(6)
+    values = rng.standard_normal((4, 1, 300, 2, 128)).astype(bfloat16.numpy)
+    values[0, 0, 200, 1, 7] = np.nan  # of g: the gradients of that query, and of all keys that it sees
+    g, q, k, v = (on_gpu(x, bfloat16) for x in values)
+    o, lse = empty(q.shape, bfloat16, CUDA), empty((1, 2, 300), float32, CUDA)
+    kernels.forward_into(o, lse, q, k, v, None, 0.09, True, 0)
+    dq, dk, _ = gradients((g, q, k, v, o), lse)
+    assert np.isnan(dq[0, 200, 1]).all() and np.isnan(dk[0, :201, 1]).all()
+    assert np.isfinite(np.delete(dq[0, :, 1], 200, 0)).all()
+    assert np.isfinite(dq[0, :, 0]).all() and np.isfinite(dk[0, :, 0]).all()
