@@ -305,7 +305,7 @@ def _backward(
 def add_shares(out: Array, share: Array) -> None:
     """The sum of partial sums `[programs, h]`, in order: all of a column are asked for at once where they fit."""
     programs, h = share.shape
-    rows = min(triton.next_power_of_2(programs), 512)
+    rows = min(triton.next_power_of_2(max(programs, 1)), 512)
     columns = max(8, min(32, 4096 // rows))
     launch(
         add_rows, triton.cdiv(h, columns), out, share, programs, h, out.strides[0], BN=rows, BH=columns,

@@ -14,9 +14,11 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.twins import twin
 from genesis.kernels import maths
+from genesis.kernels.elementwise import elementwise
 from genesis.kernels.fold import number
 from genesis.kernels.indices import is_wide
 from genesis.kernels.norm import add_shares, inverse_root
+from genesis.kernels.step_constants import same
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.shape import contiguous
 from genesis.shapes import broadcast_strides
@@ -59,6 +61,21 @@ def weight(p_w, i_pair, half, step, WORK: tl.constexpr):
 
 
 @triton.jit
+def halves(p_x, i_batch, i_time, i_head, i_pair, half, strides, m, WORK: tl.constexpr):
+    """First and second elements of pairs; all indices but the last are of rows, or one for all."""
+    p_first = p_x + at(i_batch, i_time, i_head, i_pair, strides)
+    first = converted(tl.load(p_first, mask=m, other=0), WORK)
+    return first, converted(tl.load(p_first + half * strides[3], mask=m, other=0), WORK)
+
+
+@triton.jit
+def halves_into(p_y, first, second, i_batch, i_time, i_head, i_pair, half, strides, m):
+    p_first = p_y + at(i_batch, i_time, i_head, i_pair, strides)
+    tl.store(p_first, converted(first, p_y.dtype.element_ty), mask=m)
+    tl.store(p_first + half * strides[3], converted(second, p_y.dtype.element_ty), mask=m)
+
+
+@triton.jit
 def forward(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, rows, tokens, every, heads, turned, half, eps, so, sx, sc, ss,
             dq, dk, WORK: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr):  # fmt: skip
     i_program = tl.program_id(0)
@@ -68,9 +85,7 @@ def forward(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, rows, tokens, every, he
     i_batch, i_time, i_head, i_token = located(i_row, tokens, every)
     m = (i_row < rows)[:, None] & (i_pair < half)[None, :]
     m_turned = (i_row < rows) & (i_head < turned)
-    p_first = p_x + at(i_batch, i_time, i_head, i_pair, sx)
-    first = converted(tl.load(p_first, mask=m, other=0), WORK)
-    second = converted(tl.load(p_first + half * sx[3], mask=m, other=0), WORK)
+    first, second = halves(p_x, i_batch, i_time, i_head, i_pair, half, sx, m, WORK)
     c, s = angles(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)
     count = tl.full((ROWS,), 2, WORK) * half
     r = inverse_root(maths.divide(tl.sum(first * first + second * second, 1), count), eps)
@@ -81,56 +96,57 @@ def forward(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, rows, tokens, every, he
     a = first * r[:, None] * tl.where(is_query, query_a, key_a)
     b = second * r[:, None] * tl.where(is_query, query_b, key_b)
     left, right = tl.where(turn, a * c - b * s, first), tl.where(turn, b * c + a * s, second)
-    p_left = p_y + at(i_batch, i_time, i_head, i_pair, so)
-    tl.store(p_left, converted(left, p_y.dtype.element_ty), mask=m)
-    tl.store(p_left + half * so[3], converted(right, p_y.dtype.element_ty), mask=m)
+    halves_into(p_y, left, right, i_batch, i_time, i_head, i_pair, half, so, m)
 
 
 @triton.jit
-def backward(p_d, p_query_share, p_key_share, p_g, p_x, p_query, p_key, p_cos, p_sin, p_r, rows, tokens, every, heads,
+def backward(p_d, p_query_share, p_key_share, p_g, p_x, p_query, p_key, p_cos, p_sin, p_r, count, tokens, every, heads,
              turned, half, so, sg, sx, sc, ss, dq, dk, WORK: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
              HALF: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """dx of tiles program, program + P, …, and this program's shares of both weights' gradients."""
+    """dx of one head of queries or keys, ROWS tokens at a time, and this program's share of its weight's gradient; and
+    a part of what passes by, the gradients of values.
+
+    The programs of a head take turns.
+    """
     i_pair, lane = tl.arange(0, HALF), tl.arange(0, ROWS)
     if WIDE:
         lane = lane.to(tl.int64)
-    query_a, query_b = weight(p_query, i_pair, half, dq, WORK)
-    key_a, key_b = weight(p_key, i_pair, half, dk, WORK)
-    to_query_a, to_query_b = tl.zeros((ROWS, HALF), WORK), tl.zeros((ROWS, HALF), WORK)
-    to_key_a, to_key_b = tl.zeros((ROWS, HALF), WORK), tl.zeros((ROWS, HALF), WORK)
-    count = tl.full((ROWS,), 2, WORK) * half
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        i_row = tile * ROWS + lane
-        i_batch, i_time, i_head, i_token = located(i_row, tokens, every)
-        m = (i_row < rows)[:, None] & (i_pair < half)[None, :]
-        m_turned = (i_row < rows) & (i_head < turned)
-        turn, is_query = m_turned[:, None], (i_head < heads)[:, None]
-        p_left = p_g + at(i_batch, i_time, i_head, i_pair, sg)
-        left = converted(tl.load(p_left, mask=m, other=0), WORK)
-        right = converted(tl.load(p_left + half * sg[3], mask=m, other=0), WORK)
-        p_first = p_x + at(i_batch, i_time, i_head, i_pair, sx)
-        r = tl.load(p_r + i_token * turned + i_head, mask=m_turned, other=0)[:, None]
-        first = converted(tl.load(p_first, mask=m & turn, other=0), WORK) * r
-        second = converted(tl.load(p_first + half * sx[3], mask=m & turn, other=0), WORK) * r
+    i_head, i_part = tl.program_id(0) % turned, tl.program_id(0) // turned
+    m_pair = (i_pair < half)[None, :]
+    if i_head < heads:
+        weight_a, weight_b = weight(p_query, i_pair, half, dq, WORK)
+        p_share = p_query_share + (i_part * heads + i_head) * 2 * half
+    else:
+        weight_a, weight_b = weight(p_key, i_pair, half, dk, WORK)
+        p_share = p_key_share + (i_part * (turned - heads) + i_head - heads) * 2 * half
+    share_a, share_b = tl.zeros((ROWS, HALF), WORK), tl.zeros((ROWS, HALF), WORK)
+    width = tl.full((ROWS,), 2, WORK) * half
+    for tile in tl.range(i_part, tl.cdiv(count, ROWS), tl.num_programs(0) // turned, num_stages=STAGES):
+        i_token = tile * ROWS + lane
+        i_batch, i_time, m_token = i_token // tokens, i_token % tokens, i_token < count
+        m = m_token[:, None] & m_pair
+        left, right = halves(p_g, i_batch, i_time, i_head, i_pair, half, sg, m, WORK)
+        first, second = halves(p_x, i_batch, i_time, i_head, i_pair, half, sx, m, WORK)
+        r = tl.load(p_r + i_token * turned + i_head, mask=m_token, other=0)[:, None]
+        first, second = first * r, second * r
         c, s = angles(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)
         a, b = left * c + right * s, right * c - left * s
-        is_key = turn & (i_head >= heads)[:, None]
-        to_query_a += tl.where(is_query, a * first, 0)
-        to_query_b += tl.where(is_query, b * second, 0)
-        to_key_a += tl.where(is_key, a * first, 0)
-        to_key_b += tl.where(is_key, b * second, 0)
-        a *= tl.where(is_query, query_a, key_a)
-        b *= tl.where(is_query, query_b, key_b)
-        along = maths.divide(tl.sum(a * first + b * second, 1), count)[:, None]
+        share_a += a * first
+        share_b += b * second
+        a, b = a * weight_a, b * weight_b
+        along = maths.divide(tl.sum(a * first + b * second, 1), width)[:, None]
         a, b = (a - first * along) * r, (b - second * along) * r
-        p_a = p_d + at(i_batch, i_time, i_head, i_pair, so)
-        tl.store(p_a, converted(tl.where(turn, a, left), p_d.dtype.element_ty), mask=m)
-        tl.store(p_a + half * so[3], converted(tl.where(turn, b, right), p_d.dtype.element_ty), mask=m)
-    o = tl.program_id(0) * 2 * half + i_pair
-    tl.store(p_query_share + o, tl.sum(to_query_a, 0), mask=i_pair < half)
-    tl.store(p_query_share + o + half, tl.sum(to_query_b, 0), mask=i_pair < half)
-    tl.store(p_key_share + o, tl.sum(to_key_a, 0), mask=i_pair < half)
-    tl.store(p_key_share + o + half, tl.sum(to_key_b, 0), mask=i_pair < half)
+        halves_into(p_d, a, b, i_batch, i_time, i_head, i_pair, half, so, m)
+    tl.store(p_share + i_pair, tl.sum(share_a, 0), mask=i_pair < half)
+    tl.store(p_share + half + i_pair, tl.sum(share_b, 0), mask=i_pair < half)
+    values = every - turned
+    for tile in tl.range(tl.program_id(0), tl.cdiv(count * values, ROWS), tl.num_programs(0), num_stages=STAGES):
+        i_row = tile * ROWS + lane
+        i_token, i_head_of = i_row // values, turned + i_row % values
+        i_batch, i_time = i_token // tokens, i_token % tokens
+        m = (i_token < count)[:, None] & m_pair
+        left, right = halves(p_g, i_batch, i_time, i_head_of, i_pair, half, sg, m, WORK)
+        halves_into(p_d, left, right, i_batch, i_time, i_head_of, i_pair, half, so, m)
 
 
 def _cut(x: Array, cos: Array, sin: Array, *others: Array) -> tuple[int, int, tuple[Any, ...], dict[str, Any]]:
@@ -171,13 +187,18 @@ def norm_rope_backward(
 ) -> None:  # fmt: skip
     """dx, and the gradients of both weights."""
     d, *weights = out
-    rows, tiles, tables, constants = _cut(x, cos, sin, d, g)
-    programs = max(1, min(tiles, PROGRAMS if tiles > 4 * PROGRAMS else 128))
-    shares = [empty((programs, x.shape[3]), work_type(x.dtype), x.device) for _ in weights]
-    launch(
-        backward, programs, d, *shares, g, x, query_weight, key_weight, cos, sin, contiguous(rstd), rows, x.shape[1],
-        x.shape[2], heads, heads + key_heads, x.shape[3] // 2, d.strides, g.strides, x.strides, *tables,
-        query_weight.strides[0], key_weight.strides[0], STAGES=2, **constants,
-    )  # fmt: skip
+    _, tiles, tables, constants = _cut(x, cos, sin, d, g)
+    (batch, tokens, every, size), turned = x.shape, heads + key_heads
+    most = (PROGRAMS if tiles > 4 * PROGRAMS else 128) // max(turned, 1)
+    each = max(1, min(triton.cdiv(batch * tokens, constants["ROWS"]), most))  # programs of a head
+    shares = [empty((each * n, size), work_type(x.dtype), x.device) for n in (heads, key_heads)]
+    if turned:
+        launch(
+            backward, each * turned, d, *shares, g, x, query_weight, key_weight, cos, sin, contiguous(rstd),
+            batch * tokens, tokens, every, heads, turned, size // 2, d.strides, g.strides, x.strides, *tables,
+            query_weight.strides[0], key_weight.strides[0], STAGES=2, **constants,
+        )  # fmt: skip
+    else:
+        elementwise(same, d, g)
     for weight, share in zip(weights, shares, strict=True):
         add_shares(weight, share)
