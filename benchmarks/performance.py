@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.floors import EXPLAINED, SMALLEST, Floor, floor_of, said
 from benchmarks.gpu.training_step import memory_field
+from benchmarks.performance_fused import FUSED_KEY, fused_ops
 from benchmarks.performance_reports import all_ops, model_steps
 from benchmarks.reasons import known_reason
 from benchmarks.stored import RESULTS, Result, read_results, result_files
@@ -58,7 +59,7 @@ def page_of(results: Sequence[Result]) -> str:
     """The whole page."""
     parts = [
         INTRODUCTION.rstrip().split("\n"),
-        *(part(results) for part in (_steps, model_steps, _ops, all_ops, _launches, _cpu)),
+        *(part(results) for part in (_steps, model_steps, _ops, _fused, all_ops, _launches, _cpu)),
     ]
     lines: list[str] = []
     for part in parts:
@@ -400,6 +401,16 @@ def _floor(each: OpRow, least: float | None) -> Floor | None:
         return None
     smallest = {name: us * 1e-6 for name, us in each.result.data.get(SMALLEST, {}).items()}
     return floor_of(each.row, each.share, least, smallest)
+
+
+def _fused(results: Sequence[Result]) -> Iterator[str]:
+    yield from fused_ops(results)
+    for result in [result for result in results if FUSED_KEY in result.data][-1:]:
+        yield from (
+            "",
+            f"- {_source(result, [result.data['command']], result.data)}",
+            f"- Note: {result.data['note']}.",
+        )
 
 
 # --- Launches, the CPU ------------------------------------------------------------------------------------------------

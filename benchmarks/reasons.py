@@ -42,6 +42,38 @@ REASONS: tuple[tuple[str, str], ...] = (
         "the driver's launch is the first row of the table, the rest is Python: choosing the launch, memory, and"
         " tensors around it. A training step is one CUDA graph and pays none of it",
     ),
+    # Of fused ops.
+    (
+        r"^fused attention \(.*,128\) cudnn starts",
+        "the kernel whose warps divide the work is faster where there are no borders of documents; with them it was"
+        " slower than this one, whose programs go wherever there is room (log)",
+    ),
+    (
+        r"^fused attention backward .*,128\)",
+        "the gradient of the scores goes through memory: with it the gradient of the queries is one product in place of"
+        " three, for which the kernel of the keys takes 1.17 times as long (log)",
+    ),
+    (r"^fused attention \(.*,64\) cudnn starts", "cuDNN is not told where documents begin"),
+    (
+        r"^fused attention backward .*,64\)",
+        "two kernels make the scores and their exponentials anew, seven products in all; one would make five, but"
+        " several of its programs would add to the same gradients, in no fixed order",
+    ),
+    (
+        r"^fused .*( (128|512)|\(1,128,\d+,\d+\))$|^fused embedding_add_, 128",
+        "few tokens: a kernel takes 0.85 us at the least, and these have one to three",
+    ),
+    (
+        r"^fused embedding_add_",
+        "rows of the same token are added in a fixed order: one kernel ranks the tokens, one adds up stretches, one"
+        " joins them",
+    ),
+    (
+        r"^fused norm_rope",
+        "cos and sin are float32 and read for each head: from the caches come as many bytes again as forward moves; in"
+        " backward two more kernels add up the weights' gradients",
+    ),
+    (r"^fused rms_norm backward", "the weight's gradient takes a second kernel, which adds up 396 programs' parts"),
     # Of the ops of `genesis bench-ops`.
     (
         r"^(sort|topk|argsort)\b",
@@ -75,7 +107,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         "of a score for heads of 64 the tensor cores' part takes 0.06 cycles of a processor and its exponential, on 16"
         " lanes, 0.0625: a half, but for what runs side by side, and less where few blocks or the diagonal's halves"
         " count; a quarter of the exponentials as polynomials is no faster, so instructions count as much as their unit"
-        " (log); cuDNN's takes as long (benchmarks/results/2026-11-22-gpu-attention.json)",
+        " (log); cuDNN's takes as long, see its own table",
     ),
     (
         r"^linear_cross_entropy\b.* (bfloat16|float16)",

@@ -8,7 +8,16 @@ from genesis.errors import escape
 from genesis.profile.readable import readable_seconds
 from genesis.report import tables
 from genesis.report.schema import Report
-from genesis.report.words import about_changes, about_machine, headline, limits_of_report, percent, remarks, subtitle
+from genesis.report.words import (
+    about_changes,
+    about_machine,
+    headline,
+    limits_of_report,
+    percent,
+    remarks,
+    subject,
+    subtitle,
+)
 
 __all__ = ["markdown_of", "markdown_table"]
 
@@ -63,8 +72,7 @@ def _shown(table: tables.Table) -> Iterator[str]:
 
 def _lines(report: Report) -> Iterator[str]:
     summary = report.summary
-    what = "Ops" if report.kind == "bench-ops" else "Ops and a model"
-    yield f"# {what} on {report.device_name}, {report.date[:10]}"
+    yield f"# {subject(report)} on {report.device_name}, {report.date[:10]}"
     yield ""
     yield headline(report)
     yield ""

@@ -10,7 +10,16 @@ from genesis.profile.roofline import BANDS
 from genesis.report import tables
 from genesis.report.charts import MARKS, bars_by_category, roofline, sparkline, stacked
 from genesis.report.schema import Report
-from genesis.report.words import about_changes, about_machine, headline, limits_of_report, percent, remarks, subtitle
+from genesis.report.words import (
+    about_changes,
+    about_machine,
+    headline,
+    limits_of_report,
+    percent,
+    remarks,
+    subject,
+    subtitle,
+)
 
 __all__ = ["page_of"]
 
@@ -31,9 +40,8 @@ def page_of(report: Report) -> str:
 
 
 def _head(report: Report) -> dict[str, Any]:
-    what = "Ops" if report.kind == "bench-ops" else "Ops and a model"
     return {
-        "title": f"{what} on {report.device_name}",
+        "title": f"{subject(report)} on {report.device_name}",
         "called": report.kind if report.kind == "bench-ops" else "bench all",
         "remarks": remarks(report),
         "subtitle": subtitle(report),

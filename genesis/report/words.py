@@ -11,7 +11,7 @@ from genesis.report.summary import seconds_of
 
 __all__ = [
     "about_changes", "about_machine", "cells_of", "changed", "headline", "limits_of_report", "marked", "percent",
-    "remarks", "subtitle", "when",
+    "remarks", "subject", "subtitle", "when",
 ]  # fmt: skip
 
 
@@ -23,6 +23,11 @@ def percent(share: float | None) -> str:
 def marked(ratio: float) -> str:
     """A change as people read it: `+12%`."""
     return f"{ratio - 1:+.0%}".replace("-", "−")
+
+
+def subject(report: Report) -> str:
+    """What was measured."""
+    return "Ops and a model" if report.sections else "Ops"
 
 
 def headline(report: Report) -> str:
@@ -48,6 +53,8 @@ def headline(report: Report) -> str:
         text += f"; {summary.cases - summary.measured} failed"
     if report.left:
         text += f"; interrupted before the last {report.left} case{'s' * (report.left > 1)}"
+    elif report.kind == "bench-all" and not report.sections:
+        text += "; interrupted before the model's training steps"
     return text + "."
 
 

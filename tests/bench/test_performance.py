@@ -51,6 +51,25 @@ def lines_with(text: str, part: str) -> list[str]:
     return [line for line in text.splitlines() if part in line]
 
 
+def test_fused_ops_stand_beside_torchs_and_the_slow_ones_are_named() -> None:
+    row = {"genesis_us": 2.0, "torch_us": 4.0, "ratio": 2.0, "spread": 0.02}
+    rows = [
+        {**row, "op": "attention (1,2) cudnn", "ratio": 0.99, "TFLOP/s": 400.0},
+        {**row, "op": "attention (1,2) flash", "ratio": 0.5, "TFLOP/s": 400.0},
+        {**row, "op": "fast", "TB/s": 3.9},
+        {**row, "op": "far", "TB/s": 3.0},
+        {**row, "op": "rms_norm 128", "TB/s": 0.1},
+    ]
+    fused = {"date": "2026-01-02", "command": "python -m fused", "gpu": "a GPU", "note": "of a test", "fused": rows}
+    text = page(OPS, fused)
+    assert lines_with(text, "| attention (1,2) cudnn | 2.00 µs | 4.00 µs | 0.99 | 400 TFLOP/s |")
+    assert lines_with(text, "| fast |") == ["| fast | 2.00 µs | 4.00 µs | 2.00 | 3.90 TB/s |"]
+    named = text.partition("### Slower than torch")[2]
+    assert "| attention (1,2) cudnn | ratio 0.99 | within the spread" in named
+    assert "| far | 75% of a copy | not known |" in named and "| rms_norm 128 | 2% of a copy | few tokens" in named
+    assert "flash" not in text and "| fast |" not in named and "- Note: of a test." in named
+
+
 def test_the_committed_page_is_what_the_committed_results_make() -> None:
     if subprocess.run(["git", "rev-parse"], cwd=RESULTS, capture_output=True, check=False).returncode:
         pytest.skip("not a git checkout")

@@ -1,0 +1,62 @@
+"""What docs/performance.md tells of the fused ops of a language model, measured by `benchmarks.gpu.fused`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.reasons import known_reason
+from benchmarks.stored import Result
+from genesis.profile.readable import rate, readable_seconds
+from genesis.report.markdown import markdown_table
+
+__all__ = ["FUSED_KEY", "fused_ops"]
+
+FUSED_KEY = "fused"
+NEAR = 0.85  # of a copy's bytes a second: what moves fewer is named
+Row = dict[str, Any]
+
+
+def fused_ops(results: Sequence[Result]) -> Iterator[str]:
+    """The newest result, and why its slower rows are."""
+    found = [result for result in results if FUSED_KEY in result.data]
+    if not found:
+        return
+    rows: list[Row] = found[-1].data[FUSED_KEY]
+    copies = [result.data["copy TB/s"] for result in results if result.data.get("copy TB/s")]
+    yield from ("## Fused ops of a language model", "")
+    yield from (
+        "In bfloat16, mostly at the sizes of Qwen2.5-0.5B. Attention is causal, its sizes are batch, tokens, query heads",
+        "and key heads, and head size; it stands beside cuDNN's, the faster of torch's kinds, which gets the key heads",
+        'repeated, and with "starts" it is told where documents begin, as in training. The others stand beside what',
+        "torch makes of the same composition, uncompiled.",
+    )
+    rows = [row for row in rows if " flash" not in row["op"]]
+    attention = [row for row in rows if row["op"].startswith("attention")]
+    columns = ("op", "Genesis", "torch", "ratio", "reached")
+    for title, part in (("Attention", attention), ("Others", [row for row in rows if row not in attention])):
+        yield from ("", f"### {title}", "")
+        yield from markdown_table(columns, [_cells(row) for row in part], columns[:1])
+    yield from ("", "### Slower than torch, or far from memory's speed", "")
+    cells = [[row["op"], what, _reason(row)] for row, what in _slow(rows, copies[-1] if copies else None)]
+    yield from markdown_table(("op", "what", "reason"), cells, ("op", "what", "reason"))
+
+
+def _cells(row: Row) -> list[str]:
+    work = rate(row["TFLOP/s"] * 1e12, "FLOP/s") if "TFLOP/s" in row else rate(row["TB/s"] * 1e12, "B/s")
+    times = [readable_seconds(row[side] * 1e-6) for side in ("genesis_us", "torch_us")]
+    return [row["op"], *times, f"{row['ratio']:.2f}", work]
+
+
+def _slow(rows: Sequence[Row], copy: float | None) -> Iterator[tuple[Row, str]]:
+    for row in rows:
+        if row["ratio"] < 1:
+            yield row, f"ratio {row['ratio']:.2f}"
+        elif copy and row.get("TB/s", copy) < NEAR * copy:
+            yield row, f"{row['TB/s'] / copy:.0%} of a copy"
+
+
+def _reason(row: Row) -> str:
+    if row["ratio"] < 1 and 1 - row["ratio"] <= row["spread"]:
+        return f"within the spread of the two measurements, {row['spread']:.1%}"
+    return known_reason(f"fused {row['op']}") or "not known"
