@@ -26,8 +26,8 @@ def fused_ops(results: Sequence[Result]) -> Iterator[str]:
     copies = [result.data["copy TB/s"] for result in results if result.data.get("copy TB/s")]
     yield from ("## Fused ops of a language model", "")
     yield from (
-        "In bfloat16, mostly at the sizes of Qwen2.5-0.5B. Attention is causal, its sizes are batch, tokens, query heads",
-        "and key heads, and head size; it stands beside cuDNN's, the faster of torch's kinds, which gets the key heads",
+        "In bfloat16, mostly at the sizes of Qwen2.5-0.5B. Attention is causal; its sizes are batch, tokens, heads of",
+        "queries and of keys, and head size; it stands beside cuDNN's, torch's faster kind, which gets the key heads",
         'repeated, and with "starts" it is told where documents begin, as in training. The others stand beside what',
         "torch makes of the same composition, uncompiled.",
     )
