@@ -1,6 +1,7 @@
 """The backward kernels of attention: one for the gradient of the queries, one for those of keys and values.
 
-Both compute the scores anew, so each result has one writer. The kernel of the keys holds its scores turned, a row for
+Both compute the scores anew, so each result has one writer. The numbers of rows that the second one reads come from the
+first, or from `row_kernel` where the first is not launched. The kernel of the keys holds its scores turned, a row for
 each key, so that weights go from registers into the products that sum over queries.
 """
 
@@ -24,6 +25,7 @@ from genesis.kernels.attention_parts import (
     rows_of,
     stored,
     stored_back,
+    unfolded,
     uniform,
     wider,
 )
@@ -187,7 +189,7 @@ def query_blocks(p_low, p_high, i_batch, n_first, tokens, keys, shift, CAUSAL: t
 
 
 @triton.jit
-def key_step(b_dk, b_dv, b_k, b_v, q, g, p_ds, lse, delta, firsts, i_batch, i_head, i_place, i_block, whole, cut, i_key,
+def key_step(b_dk, b_dv, b_k, b_v, q, g, p_ds, lse, delta, firsts, i_batch, i_head, i_keys, i_block, whole, cut, i_key,
              tokens, padded, heads, shift, size, factor, sign, sq, sg, CAUSAL: tl.constexpr,
              LEFT: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr,
              PRECISION: tl.constexpr, BM: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
@@ -212,7 +214,7 @@ def key_step(b_dk, b_dv, b_k, b_v, q, g, p_ds, lse, delta, firsts, i_batch, i_he
     b_ds = operand(b_p * (b_dp - b_delta[None, :]), TYPE)
     b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION, out_dtype=b_dk.dtype)
     if p_ds is not None:
-        left_behind(p_ds, b_ds, i_batch * heads + i_head, i_place, i_block, tokens)
+        left_behind(p_ds, b_ds, i_batch * heads + i_head, i_keys, i_block, tokens)
     return b_dk, b_dv
 
 
@@ -238,7 +240,9 @@ def key_kernel(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, firsts, p_low, p_high, 
     )
     b_k = rows_of(k, i_batch, i_head, first, keys, size, sk, BOXES, TYPE, BN, HEAD)
     b_v = rows_of(v, i_batch, i_head, first, keys, size, sv, BOXES, TYPE, BN, HEAD)
-    b_dk, b_dv = tl.zeros((BN, HEAD), WORK), tl.zeros((BN, HEAD), WORK)
+    # A zero that is known would be turned back ahead of the loop, for keys that nobody sees. Where that result and the
+    # loop's meet, registers are moved while products are on their way, and the assembler makes every product wait.
+    b_dk, b_dv = unfolded(tl.zeros((BN, HEAD), WORK)), tl.zeros((BN, HEAD), WORK)
     padded = tl.cdiv(tokens, BM * RATIO) * (BM * RATIO)
     member = i_head * group + i_split * each
     members = tl.minimum(each, group - i_split * each)

@@ -31,6 +31,7 @@ __all__ = [
     "rows_of",
     "stored",
     "stored_back",
+    "unfolded",
     "uniform",
     "wider",
 ]
@@ -62,6 +63,22 @@ def uniform(x):
 if is_interpreted():
 
     def uniform(x: Any) -> Any:
+        """The same, for the interpreter."""
+        return x
+
+
+@triton.jit
+def unfolded(x):
+    """x, of which the compiler knows nothing else."""
+    if x.dtype == tl.float32:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, False, 1)
+    else:
+        return x
+
+
+if is_interpreted():
+
+    def unfolded(x: Any) -> Any:
         """The same, for the interpreter."""
         return x
 
