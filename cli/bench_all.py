@@ -9,6 +9,7 @@ import typer
 
 from genesis_cli.bench_ops import Given, finish, measured_ops, setup_of
 from genesis_cli.measured import dtype_of, raise_first
+from genesis_cli.model_shapes import shape_named
 from genesis_cli.options import JsonFile, MeasuredDevice, Reports, TorchPython, VsTorch
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def bench_all(
 
     where, kind = resolve_device(device), dtype_of(dtype)
     size = model or (QUICKSTART if where == CPU else "0.5B")
-    config = _shape(size)
+    config = shape_named(size, "--model")
     sizes = suite.default_sizes(where, is_fast=fast)
     planned = suite.jobs(suite.names_of(), sizes, every_axis=not fast)
     given: Given = [("--model", model), ("--dtype", dtype), ("--device", device), ("--vs", vs)]
@@ -84,19 +85,6 @@ def bench_all(
             measured = measured._replace(interrupted=True)
     finish("bench-all", given, setup, measured, json, sections)
     raise_first(measured.failures, len(measured.entries) + steps)
-
-
-def _shape(size: str) -> ModelConfig:
-    """The model of the recipe, or what `--size` of bench-model takes."""
-    from genesis_cli import recipes
-    from genesis_models.bench.cases import shape_of
-    from genesis_models.config import ModelConfig
-
-    if size != QUICKSTART:
-        return shape_of(size)
-    raw = recipes.load(QUICKSTART, []).model.config
-    assert raw is not None
-    return ModelConfig.from_dict(raw, where=QUICKSTART)
 
 
 def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool) -> tuple[Section, list[Failure], int]:

@@ -11,6 +11,7 @@ import typer
 
 from genesis.errors import UsageError, escape
 from genesis_cli.measured import device_name, integers, limits_row, raise_first, show, show_progress
+from genesis_cli.model_shapes import shape_named
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ CHECKPOINTING = {how: how for how in ("none", "selective", "full")}
 
 def bench_model(
     size: Annotated[
-        str, typer.Option("--size", metavar="SIZE", help="A preset such as 0.5B, a config.json, or a model folder.")
+        str,
+        typer.Option(
+            "--size", metavar="SIZE", help="A preset such as 0.5B, a config.json, a model folder, or quickstart."
+        ),
     ],
     batch_size: Annotated[str, typer.Option("--batch-size", metavar="N,N,…", help="Rows of a batch.")] = "1,2,4",
     seq_len: Annotated[str, typer.Option("--seq-len", metavar="N,N,…", help="Tokens of a row.")] = "128,256,512",
@@ -70,13 +74,13 @@ def bench_model(
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
     from genesis_models.bench import measuring
-    from genesis_models.bench.cases import check_lengths, shape_of
+    from genesis_models.bench.cases import check_lengths
     from genesis_models.bench.report import lines_of
     from genesis_models.session.preparation import resolve_device
 
     batches, lengths = _sizes(batch_size, "--batch-size"), _sizes(seq_len, "--seq-len")
     kind, how = _choice(dtype, DTYPES, "--dtype"), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
-    config = shape_of(size)
+    config = shape_named(size, "--size")
     check_lengths(config, lengths)
     where = resolve_device(device)
     kind = kind or ("float32" if where == CPU else "bfloat16")

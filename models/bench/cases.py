@@ -23,29 +23,34 @@ FORMULA = "tokens × (6 N + 6 L h S)"
 DRAWN = 4  # batches that differ; steps take them in turn
 
 
-def shape_of(size: str) -> ModelConfig:
+def shape_of(size: str, option: str = "--size", others: Sequence[str] = ()) -> ModelConfig:
     """The shape that a preset, a config.json or a model folder describes; weights are not looked at.
+
+    Args:
+        option: where the name was given.
+        others: names that the caller knows, for the error's advice.
 
     Raises:
         UsageError: there is no such size. ModelError: the file is malformed, or of a model that Genesis does not have.
     """
     path = Path(size)
     if size in PRESETS:
-        config = ModelConfig.from_dict(preset(size), where="--size")
+        config = ModelConfig.from_dict(preset(size), where=option)
     elif path.is_dir():
         config = read_config(path)
     elif path.is_file():
         config = ModelConfig.from_dict(read_json(path), where=escape(path))
     else:
         what = f"{escape(size)!r} is neither a model size nor a file"
-        raise UsageError(what, where="--size", next=f"{_nearest(size)}sizes: {', '.join(PRESETS)}")
+        names = (*PRESETS, *others)
+        raise UsageError(what, where=option, next=f"{_nearest(size, names)}sizes: {', '.join(names)}")
     check_architecture(config, where=escape(size))
     return config
 
 
-def _nearest(size: str) -> str:
-    """The preset whose name holds `size`, or is spelled most like it."""
-    names = {name.lower(): name for name in PRESETS}
+def _nearest(size: str, known: Sequence[str]) -> str:
+    """The one whose name holds `size`, or is spelled most like it."""
+    names = {name.lower(): name for name in known}
     found = [low for low in names if size and size.lower() in low]
     found = found or difflib.get_close_matches(size.lower(), names, n=1, cutoff=0.5)
     return f"did you mean {names[found[0]]}? " if found else ""

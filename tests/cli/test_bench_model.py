@@ -102,6 +102,11 @@ def test_json_into_a_file_beside_the_text(shape: str, tmp_path: Path) -> None:
     assert memory.optimizer == 5 * memory.weights
 
 
+def test_the_recipes_model_is_a_size() -> None:
+    code, text, _ = benched("--size", "quickstart", "--batch-size", "1", "--seq-len", "16", "--fast")
+    assert code == 0 and "model     quickstart: qwen3, 4,000,512 parameters" in text
+
+
 def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
     plain = measuring.measured_row
 
@@ -121,6 +126,7 @@ def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
     ("words", "what", "where", "next"),
     [
         (["--size", "0.6b"], "'0.6b' is neither a model size nor a file", "--size", "did you mean qwen3-0.6B?"),
+        (["--size", "quickstrat"], "'quickstrat' is neither a model size nor a file", "--size", "mean quickstart?"),
         (["--size", "0.5B", "--batch-size", "0"], "'0' are no sizes", "--batch-size", "1,2,4"),
         (["--size", "0.5B", "--batch-size", "x"], "'x' are no sizes", "--batch-size", "1,2,4"),
         (["--size", "0.5B", "--seq-len", ""], "'' are no sizes", "--seq-len", "1,2,4"),

@@ -236,9 +236,10 @@ def test_steps_that_are_interrupted_leave_the_ops(model: str, tmp_path: Path) ->
 
 
 def test_the_recipes_model_is_the_cpus(tmp_path: Path) -> None:
-    from genesis_cli.bench_all import QUICKSTART, _shape
+    from genesis_cli.bench_all import QUICKSTART
+    from genesis_cli.model_shapes import shape_named
 
-    assert (_shape(QUICKSTART).model_type, _shape("0.5B").hidden_size) == ("qwen3", 896)
+    assert (shape_named(QUICKSTART, "--model").model_type, shape_named("0.5B", "--model").hidden_size) == ("qwen3", 896)
     code, _, told = run("bench", "all", "--model", "0.6b", out=tmp_path)
     assert code == 2
-    assert "did you mean qwen3-0.6B?" in told
+    assert "where: --model" in told and "did you mean qwen3-0.6B?" in told
