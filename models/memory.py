@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from genesis.dtypes import DType, as_dtype, bfloat16
-from genesis.kernels.attention_gathered import held_shape
+from genesis.kernels.attention_portions import held_shape
 from genesis.kernels.chunks import COLUMNS, GRAIN, WORKSPACE, chunk_rows
 from genesis.optim.flat import PLACE
 from genesis.shapes import Shape

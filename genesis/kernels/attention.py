@@ -36,7 +36,8 @@ from genesis.dtypes import float32, float64, int32
 from genesis.kernels.attention_backward import add_splits, key_kernel, query_kernel, row_kernel
 from genesis.kernels.attention_call import Call, call_of
 from genesis.kernels.attention_forward import forward_kernel
-from genesis.kernels.attention_gathered import SIDE, gather_kernel, held_shape, portions
+from genesis.kernels.attention_gathered import gather_kernel
+from genesis.kernels.attention_portions import SIDE, held_shape, portions
 from genesis.kernels.attention_specialized import forward_specialized_into
 from genesis.kernels.attention_tiles import Tile, padded, sections, tiles_of
 from genesis.kernels.elementwise import elementwise

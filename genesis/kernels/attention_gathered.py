@@ -5,55 +5,22 @@ in place of three with the scores made anew. Writing and reading 4 bytes for eac
 than the other two with heads of 128, and more with heads of 64. It is for causal attention of a sequence to itself, on
 GPUs of Hopper's kind, whose layout of products decides how ds goes to memory.
 
-ds is held in tiles of 64 keys and 64 queries. Queries see keys from the first one on: the first block of keys has tiles
-with all blocks of queries, the last one with one. Block j of n and block n - 1 - j share a row of n + 1 tiles, so that
-the triangle fills a rectangle of half its square. Within a tile, queries stand as `column_of` says.
+How the tiles of ds fill memory is told in attention_portions.py. Within a tile, queries stand as `column_of` says.
 """
 
 from __future__ import annotations
-
-import math
 
 import triton
 import triton.language as tl
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.attention_parts import first_key, key_blocks, operand, place, rows_of, stored, stored_back
+from genesis.kernels.attention_portions import SIDE
 from genesis.kernels.types import converted
 
-__all__ = ["SIDE", "column_of", "gather_kernel", "held_shape", "left_behind", "portions"]
+__all__ = ["column_of", "gather_kernel", "left_behind"]
 
-SIDE = 64  # of a tile
-HELD = 1 << 30  # bytes of ds at a time; each portion ends with processors that wait for the last ones
 WIDE: tl.constexpr = tl.constexpr(SIDE)
-
-
-def sides(tokens: int) -> tuple[int, int]:
-    """Rows and columns of ds of a head."""
-    blocks = triton.cdiv(tokens, SIDE)
-    return triton.cdiv(blocks, 2) * SIDE, (blocks + 1) * SIDE
-
-
-def portions(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> list[tuple[slice, slice]]:
-    """Sequences and key heads that go together, in like parts, the first one the largest: as many as HELD bytes of ds
-    are for, or one key head.
-    """
-    each = heads // key_heads * math.prod(sides(tokens)) * itemsize
-    height, width = (
-        triton.cdiv(n, triton.cdiv(n, max(1, min(n, held))))
-        for n, held in ((batches, HELD // (each * key_heads)), (key_heads, HELD // each))
-    )
-    return [
-        (slice(row, min(batches, row + height)), slice(head, min(key_heads, head + width)))
-        for row in range(0, batches, height)
-        for head in range(0, key_heads, width)
-    ]
-
-
-def held_shape(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> tuple[int, int, int]:
-    """ds of the largest portion."""
-    rows, mine = portions(batches, tokens, heads, key_heads, itemsize)[0]
-    return rows.stop * mine.stop * (heads // key_heads), *sides(tokens)
 
 
 @triton.jit

@@ -19,8 +19,9 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels import attention as kernels
-from genesis.kernels import attention_gathered
-from genesis.kernels.attention_gathered import HELD, SIDE, STORE, column_of, corner, held_shape, portions, sides
+from genesis.kernels import attention_portions
+from genesis.kernels.attention_gathered import STORE, column_of, corner
+from genesis.kernels.attention_portions import HELD, SIDE, held_shape, portions, sides
 from tests.kernels.dry import collecting
 from tests.kernels.test_attention import CUDA, case, compare, on_gpu, run
 from tests.kernels.test_specialized import Hopper
@@ -57,7 +58,7 @@ def test_gradients(
     if dtype is float32 and not is_interpreted():
         pytest.skip("a GPU leaves 2-byte numbers")
     monkeypatch.setattr(kernels, "_is_gathered", lambda c: True)
-    monkeypatch.setattr(attention_gathered, "HELD", held)
+    monkeypatch.setattr(attention_portions, "HELD", held)
     c = case(size, dtype, packed, True, window, tokens, turn)
     o, _, dx = run(c)
     backward = ["row_kernel", "key_kernel", "add_splits", "gather_kernel"]
@@ -191,7 +192,7 @@ def test_the_gradients_of_the_kernels_without_it(
     inputs = (g, q, k, v, o)
     found = gradients(inputs, lse)
     assert "gather_kernel" in launched
-    monkeypatch.setattr(attention_gathered, "HELD", 1)
+    monkeypatch.setattr(attention_portions, "HELD", 1)
     for whole, portion in zip(found, gradients(inputs, lse), strict=True):  # sums over heads may be divided otherwise
         assert np.linalg.norm(whole - portion) <= 1e-3 * np.linalg.norm(whole)
     monkeypatch.setattr(kernels, "_is_gathered", lambda c: False)

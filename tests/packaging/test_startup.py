@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.train.runs import make
+
 LIMIT_SECONDS = 0.5
 HEAVY = {
     "cuda",
@@ -116,3 +118,30 @@ def test_the_installed_command_answers() -> None:
     done = subprocess.run([command, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "train" in done.stdout
+
+
+WITHOUT_GPU_LIBRARIES = """
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"triton", "cuda", "nvidia"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+sys.argv = ["genesis", *sys.argv[1:]]
+from genesis_cli.main import main
+sys.exit(main())
+"""
+
+
+def test_a_cpu_needs_no_library_of_gpus(tmp_path: Path) -> None:
+    """As on a Mac, where they are not installed: a run, and a measurement, whose plans of memory have their rules."""
+    words = (
+        ["train", str(make(tmp_path)), "train.steps=2", "train.device=cpu"],
+        ["bench-model", "--size", "quickstart", "--batch-size", "1", "--seq-len", "16", "--fast", "--device", "cpu"],
+    )
+    for each in words:
+        command = [sys.executable, "-c", WITHOUT_GPU_LIBRARIES, *each]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
