@@ -1,0 +1,86 @@
+"""Attention's kernels for Hopper, compiled without a GPU to see whether products wait for each other:
+
+    python -m tests.kernels.waits
+
+Tensor cores work on products while a warp goes on. Where the assembler finds that registers of a result are touched on
+the way, it lets every product of the kernel wait for the one before, and says so in a note alone. A few lines around a
+loop can bring that about; the kernel is right and slow. The exit code is 1 where one has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+from genesis.array import Array, empty
+from genesis.backend import Device
+from genesis.backend.cuda import compile
+from genesis.dtypes import bfloat16, float32, int64
+from genesis.kernels import attention
+from tests.kernels.dry import collecting
+from tests.kernels.test_specialized import Hopper
+
+__all__ = ["launched", "notes", "waiting"]
+
+NOTE = "wgmma.mma_async instructions are serialized"
+CUDA = Device("cuda", 0)
+# Sequences and tokens at which the kernel of the keys adds up its heads alone, and at which several share them.
+SIZES = ((16, 2048), (4, 4096))
+
+
+def launched(size: int) -> None:
+    """Forward and backward of heads of `size`, as in training and with less."""
+
+    def made(*shape: int, dtype: Any = bfloat16) -> Array:
+        return empty(shape, dtype, CUDA)
+
+    for (batches, tokens), has_starts, is_turned in itertools.product(SIZES, (False, True), (False, True)):
+        q, k = made(batches, tokens, 14, size), made(batches, tokens, 2, size)
+        lse = made(batches, 14, tokens, dtype=float32)
+        starts = made(batches, tokens, dtype=int64) if has_starts else None
+        tables = tuple(made(tokens, size // 2, dtype=float32) for _ in range(2)) if is_turned else ()
+        attention.forward_into(q, lse, q, k, k, starts, 0.1, True, 0)
+        attention.backward_into((q, k, k), q, q, k, k, q, lse, starts, 0.1, True, 0, tables=tables)
+
+
+def waiting(size: int) -> Iterator[tuple[str, bool]]:
+    """Each kernel of heads of `size` with products, and whether these wait for each other."""
+    with collecting(Hopper) as found:
+        launched(size)
+    for kernel, signature in found.values():
+        ptx = compile.compiled(kernel, signature, (9, 0)).asm["ptx"]
+        if "wgmma.mma_async" in ptx:
+            yield kernel.__name__, NOTE in notes(ptx)
+
+
+def notes(ptx: str) -> str:
+    """What the assembler says about it."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx)
+        command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    assert "registers" in done.stdout, done.stdout
+    return done.stdout
+
+
+def main() -> int:
+    """Look at heads of 64 and 128."""
+    found = [(size, name, waits) for size in (64, 128) for name, waits in waiting(size)]
+    late = [f"{name}, heads of {size}: every product waits for the one before" for size, name, waits in found if waits]
+    print(*late, f"{len(found)} kernels of attention, of {len(late)} of which products wait for each other", sep="\n")
+    return int(not found or bool(late))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
