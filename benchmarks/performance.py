@@ -253,14 +253,18 @@ def _all_ops(results: Sequence[Result]) -> list[OpRow]:
         for row in result.data["rows"]:
             if "genesis_us" in row:
                 newest[row["op"]] = result, row
-    copies = [result.data["copy TB/s"] for result in files if result.data.get("copy TB/s")]
+    copy = _newest_copy(files)
     products: dict[str, float] = {}
     for _, row in newest.values():
         if "TFLOP/s" in row:
             products[_dtype(row)] = max(products.get(_dtype(row), 0.0), row["TFLOP/s"])
-    return [
-        OpRow(result, row, _share(row, copies[-1] if copies else None, products)) for result, row in newest.values()
-    ]
+    return [OpRow(result, row, _share(row, copy, products)) for result, row in newest.values()]
+
+
+def _newest_copy(results: Sequence[Result]) -> float | None:
+    """TB/s of the last copy that was measured beside ops."""
+    copies = [result.data["copy TB/s"] for result in results if result.data.get("copy TB/s")]
+    return copies[-1] if copies else None
 
 
 def _dtype(row: Row) -> str:
@@ -404,13 +408,14 @@ def _floor(each: OpRow, least: float | None) -> Floor | None:
 
 
 def _fused(results: Sequence[Result]) -> Iterator[str]:
-    yield from fused_ops(results)
-    for result in [result for result in results if FUSED_KEY in result.data][-1:]:
-        yield from (
-            "",
-            f"- {_source(result, [result.data['command']], result.data)}",
-            f"- Note: {result.data['note']}.",
-        )
+    found = [result for result in results if FUSED_KEY in result.data]
+    if not found:
+        return
+    result = found[-1]
+    yield from fused_ops(result, _newest_copy(results))
+    yield ""
+    yield f"- {_source(result, [result.data['command']], result.data)}"
+    yield f"- Note: {result.data['note']}."
 
 
 # --- Launches, the CPU ------------------------------------------------------------------------------------------------

@@ -17,13 +17,8 @@ NEAR = 0.85  # of a copy's bytes a second: what moves fewer is named
 Row = dict[str, Any]
 
 
-def fused_ops(results: Sequence[Result]) -> Iterator[str]:
-    """The newest result, and why its slower rows are."""
-    found = [result for result in results if FUSED_KEY in result.data]
-    if not found:
-        return
-    rows: list[Row] = found[-1].data[FUSED_KEY]
-    copies = [result.data["copy TB/s"] for result in results if result.data.get("copy TB/s")]
+def fused_ops(result: Result, copy: float | None) -> Iterator[str]:
+    """The rows of a result, and why its slower ones are; `copy` is that of the GPU, in TB/s."""
     yield from ("## Fused ops of a language model", "")
     yield from (
         "In bfloat16, mostly at the sizes of Qwen2.5-0.5B. Attention is causal; its sizes are batch, tokens, heads of",
@@ -31,14 +26,14 @@ def fused_ops(results: Sequence[Result]) -> Iterator[str]:
         'repeated, and with "starts" it is told where documents begin, as in training. The others stand beside what',
         "torch makes of the same composition, uncompiled.",
     )
-    rows = [row for row in rows if " flash" not in row["op"]]
+    rows: list[Row] = [row for row in result.data[FUSED_KEY] if " flash" not in row["op"]]
     attention = [row for row in rows if row["op"].startswith("attention")]
     columns = ("op", "Genesis", "torch", "ratio", "reached")
     for title, part in (("Attention", attention), ("Others", [row for row in rows if row not in attention])):
         yield from ("", f"### {title}", "")
         yield from markdown_table(columns, [_cells(row) for row in part], columns[:1])
     yield from ("", "### Slower than torch, or far from memory's speed", "")
-    cells = [[row["op"], what, _reason(row)] for row, what in _slow(rows, copies[-1] if copies else None)]
+    cells = [[row["op"], what, _reason(row)] for row, what in _slow(rows, copy)]
     yield from markdown_table(("op", "what", "reason"), cells, ("op", "what", "reason"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genesis_cli import recipes
@@ -14,7 +13,7 @@ __all__ = ["shape_named"]
 
 
 def shape_named(size: str, option: str) -> ModelConfig:
-    """The shape called `size`, which was given for `option`; a file or folder of that name goes before a recipe.
+    """The shape called `size`, which was given for `option`.
 
     Raises:
         UsageError: there is no such size. ModelError: the file is malformed, or of a model that Genesis does not have.
@@ -23,7 +22,7 @@ def shape_named(size: str, option: str) -> ModelConfig:
     from genesis_models.config import ModelConfig
 
     names = recipes.names()
-    if size in names and not Path(size).exists():
+    if size in names:
         raw = recipes.load(size, []).model.config
         if raw is not None:
             return ModelConfig.from_dict(raw, where=size)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from genesis.dtypes import DType, as_dtype, bfloat16
-from genesis.kernels.attention_portions import held_shape
+from genesis.kernels.attention_portions import HEADS, held_shape
 from genesis.kernels.chunks import COLUMNS, GRAIN, WORKSPACE, chunk_rows
 from genesis.optim.flat import PLACE
 from genesis.shapes import Shape
@@ -92,7 +92,7 @@ def memory_plan(
       N·F under "selective"; under "full" all that "none" keeps of one layer. The last norm's results and the sum after
       the MLP are free then, and N·H is the gradient that comes. Or where attention's gradient is made: N·H and N·Q
       that come, and N·(Q + 2·K), twice with norms, when all that the MLP kept is free; with heads of 65 to 128 also the
-      gradients of scores, some N·T/2 for each query head, at most 1 GiB at a time.
+      gradients of scores, some N·T/2 for each query head, at most 1 GiB or one key head's at a time.
     * The end: the same of the embedding, and the sum of both where they are one.
 
     Not counted are parts of split products and of sums over rows, some tens of MiB at the most.
@@ -140,8 +140,8 @@ def _optimizer_bytes(shapes: Mapping[str, Shape], count: int, optim: OptimConfig
 
 
 def _scores_bytes(config: ModelConfig, e: int, batch: int, length: int) -> int:
-    """Of the gradients of scores that backward holds at a time, where it does that: in heads of 65 to 128."""
-    if e != 2 or not 64 < config.head_dim <= 128:
+    """Of the gradients of scores that backward holds at a time, where it does that."""
+    if e != 2 or config.head_dim not in HEADS:
         return 0
     return math.prod(held_shape(batch, length, config.num_attention_heads, config.num_key_value_heads, e)) * e
 

@@ -37,7 +37,7 @@ from genesis.kernels.attention_backward import add_splits, key_kernel, query_ker
 from genesis.kernels.attention_call import Call, call_of
 from genesis.kernels.attention_forward import forward_kernel
 from genesis.kernels.attention_gathered import gather_kernel
-from genesis.kernels.attention_portions import SIDE, held_shape, portions
+from genesis.kernels.attention_portions import HEADS, SIDE, held_shape, portions
 from genesis.kernels.attention_specialized import forward_specialized_into
 from genesis.kernels.attention_tiles import Tile, padded, sections, tiles_of
 from genesis.kernels.elementwise import elementwise
@@ -242,7 +242,7 @@ GATHERING = Tile(2 * SIDE, SIDE, 4, 3)  # of `gather_kernel`
 
 def _is_gathered(c: Call) -> bool:
     """Whether that pays, and the kernels can do it."""
-    return c.hopper and c.boxes and c.constants["HEAD"] == 128 and c.constants["CAUSAL"] and c.tokens == c.keys
+    return c.hopper and c.boxes and c.size in HEADS and c.constants["CAUSAL"] and c.tokens == c.keys
 
 
 def _part(x: Array, rows: slice, heads: slice | None = None, dim: int = 2) -> Array:

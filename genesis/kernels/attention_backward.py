@@ -240,9 +240,11 @@ def key_kernel(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, firsts, p_low, p_high, 
     )
     b_k = rows_of(k, i_batch, i_head, first, keys, size, sk, BOXES, TYPE, BN, HEAD)
     b_v = rows_of(v, i_batch, i_head, first, keys, size, sv, BOXES, TYPE, BN, HEAD)
-    # A zero that is known would be turned back ahead of the loop, for keys that nobody sees. Where that result and the
-    # loop's meet, registers are moved while products are on their way, and the assembler makes every product wait.
-    b_dk, b_dv = unfolded(tl.zeros((BN, HEAD), WORK)), tl.zeros((BN, HEAD), WORK)
+    b_dk, b_dv = tl.zeros((BN, HEAD), WORK), tl.zeros((BN, HEAD), WORK)
+    if p_cos is not None:
+        # A zero that is known would be turned back ahead of the loop, for keys that nobody sees. Where that result and
+        # the loop's meet, registers are moved while products are on their way, and every product has to wait.
+        b_dk = unfolded(b_dk)
     padded = tl.cdiv(tokens, BM * RATIO) * (BM * RATIO)
     member = i_head * group + i_split * each
     members = tl.minimum(each, group - i_split * each)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["HELD", "SIDE", "held_shape", "portions", "sides"]
+__all__ = ["HEADS", "HELD", "SIDE", "held_shape", "portions", "sides"]
 
+HEADS = range(65, 129)  # sizes with which that pays
 SIDE = 64  # of a tile
 HELD = 1 << 30  # bytes of ds at a time; each portion ends with processors that wait for the last ones
 
