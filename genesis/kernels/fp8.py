@@ -33,7 +33,7 @@ __all__ = [
     "scaled_factors",
 ]
 
-LONGEST = 8192  # elements of a row that stay in registers between its largest one and its codes
+LONGEST = 20480  # elements of a row that stay in registers between its largest one and its codes
 CHUNK = 2048  # elements of a longer one that are taken at a time
 TILE = 4096  # elements of a program's tile, where those of a row are fewer
 TURNED = 128, 64  # rows and columns of a tile that is turned
@@ -75,16 +75,23 @@ def store_codes(p_q, b_x, b_inverse, i_m, i_k, rows, k):
 
 @triton.jit
 def quantize_rows_of(program, p_q, p_scale, p_x, p_factors, rows, k, ONCE: tl.constexpr, WIDE: tl.constexpr,
-                     BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """The BM rows of a program; ONCE: in one tile. Without p_q the scales alone."""
+                     BM: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
+    """The BM rows of a program; ONCE: held in a tile, and one of REST more columns. Without p_q the scales alone."""
     if WIDE:
         program = program.to(tl.int64)
     i_m, i_k = program * BM + tl.arange(0, BM), tl.arange(0, BK)
     if ONCE:
         b_x = values_of(p_x, p_factors, i_m, i_k, rows, k)
-        b_scale, b_inverse = scales_of(largest_of(b_x))
+        b_largest = largest_of(b_x)
+        if REST:
+            i_rest = BK + tl.arange(0, REST)
+            b_rest = values_of(p_x, p_factors, i_m, i_rest, rows, k)
+            b_largest = tl.maximum(b_largest, largest_of(b_rest))
+        b_scale, b_inverse = scales_of(b_largest)
         if p_q is not None:
             store_codes(p_q, b_x, b_inverse, i_m, i_k, rows, k)
+            if REST:
+                store_codes(p_q, b_rest, b_inverse, i_m, i_rest, rows, k)
     else:
         b_largest = tl.zeros((BM,), tl.int32)
         for at in range(0, k, BK):
@@ -99,9 +106,9 @@ def quantize_rows_of(program, p_q, p_scale, p_x, p_factors, rows, k, ONCE: tl.co
 
 @triton.jit
 def quantize_kernel(p_q, p_scale, p_x, p_factors, rows, k, ONCE: tl.constexpr, WIDE: tl.constexpr, BM: tl.constexpr,
-                    BK: tl.constexpr):  # fmt: skip
+                    BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
     """The rows of one matrix."""
-    quantize_rows_of(tl.program_id(0), p_q, p_scale, p_x, p_factors, rows, k, ONCE, WIDE, BM, BK)
+    quantize_rows_of(tl.program_id(0), p_q, p_scale, p_x, p_factors, rows, k, ONCE, WIDE, BM, BK, REST)
 
 
 @triton.jit
@@ -120,22 +127,25 @@ def turn_kernel(p_q, p_scale, p_x, rows, k, WIDE: tl.constexpr, BM: tl.constexpr
 
 @triton.jit
 def quantize_both_kernel(p_q, p_r, p_scales, p_x, p_w, m, n, k, ONCE: tl.constexpr, WIDE: tl.constexpr,
-                         BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+                         BM: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
     """The m rows of one matrix and the n rows of another."""
     program, first = tl.program_id(0), tl.cdiv(m, BM)
     if program < first:
-        quantize_rows_of(program, p_q, p_scales, p_x, None, m, k, ONCE, WIDE, BM, BK)
+        quantize_rows_of(program, p_q, p_scales, p_x, None, m, k, ONCE, WIDE, BM, BK, REST)
     else:
-        quantize_rows_of(program - first, p_r, p_scales + m, p_w, None, n, k, ONCE, WIDE, BM, BK)
+        quantize_rows_of(program - first, p_r, p_scales + m, p_w, None, n, k, ONCE, WIDE, BM, BK, REST)
 
 
 def _tile(k: int) -> dict[str, Any]:
     """The constants for rows of k elements."""
-    wide = triton.next_power_of_2(max(k, 1))
-    once = wide <= LONGEST
-    block = wide if once else CHUNK
+    block, rest = triton.next_power_of_2(max(k, 1)), 0
+    if block > TILE and (left := triton.next_power_of_2(k - block // 2)) < block // 2:
+        block, rest = block // 2, left  # fewer lanes that have nothing to do
+    once = block + rest <= LONGEST
+    if not once:
+        block, rest = CHUNK, 0
     rows = max(1, TILE // block)
-    return {"ONCE": once, "BM": rows, "BK": block, "num_warps": min(8, max(4, rows * block // 1024))}
+    return {"ONCE": once, "BM": rows, "BK": block, "REST": rest, "num_warps": 8 if block == 8192 else 4}
 
 
 def _check(device: Device) -> None:

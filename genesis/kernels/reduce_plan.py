@@ -313,12 +313,14 @@ def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False
 
 
 def _short_rows(rows: int, whole: int, itemsize: int) -> NormTiles:
-    """The backward pass of rows that a program holds: the next tiles are fetched while one is worked on."""
+    """The backward pass of rows that a program holds; of many, the next tiles are fetched while one is worked on."""
     wide = 2 if itemsize == 8 else 1
-    few = rows <= 2048
-    tile = max(1, min((4096 if few else 2048) // wide // whole, triton.next_power_of_2(max(rows, 1))))
-    count = tile * whole * wide
+    few = rows * whole * wide <= SMALL
+    area = 4096 if few and whole * wide > 1024 else 2048
+    tile = max(1, min(area // wide // whole, triton.next_power_of_2(max(rows, 1))))
+    count, tiles = tile * whole * wide, max(1, -(-rows // tile))
+    if few:  # about 16 warps a processor, and two tiles for each
+        warps = 8 if count > 2048 else 4 if count >= 1024 else 1
+        return NormTiles(tile, whole, True, min(tiles, 2048 // max(warps, 4)), warps)
     warps = 8 if whole * wide > 2048 else 4 if count >= 1024 else 1
-    tiles = max(1, -(-rows // tile))
-    programs = min(tiles, 128 if few else 396 if warps < 8 else 264)
-    return NormTiles(tile, whole, True, programs, warps, 1 if few else 3)
+    return NormTiles(tile, whole, True, min(tiles, 396 if warps < 8 else 264), warps, 3)

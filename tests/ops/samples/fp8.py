@@ -48,7 +48,8 @@ def quantizings(rng: np.random.Generator) -> list[Case]:
     spread = normal(rng, 6, 33) * 2.0 ** rng.integers(-12, 12, (6, 33))  # many of them fall below e4m3's numbers
     spread[1], spread[2, 3], spread[3, 4], spread[4, 5] = 0, np.inf, np.nan, -np.inf
     factors = (2.0 ** rng.integers(-9, 9, 33)).astype(np.float32)
-    return [*found, Case((spread,)), Case((spread, factors)), Case((normal(rng, 2, 9000),))]
+    long = [Case((normal(rng, 2, k),)) for k in (9000, 15000, 21000)]  # in two tiles, in one, in chunks
+    return [*found, Case((spread,)), Case((spread, factors)), *long]
 
 
 # --- Products ---------------------------------------------------------------------------------------------------------
