@@ -36,17 +36,14 @@ BOOL, INTEGER, FLOAT = 0, 1, 2  # categories, in the order in which they win
 class DType:
     """One element type: its name, numpy's type for it, its size in bytes and its category."""
 
-    __slots__ = ("category", "itemsize", "name", "numpy")
+    __slots__ = ("category", "is_floating_point", "itemsize", "name", "numpy")
 
     def __init__(self, name: str, numpy_type: type, category: int) -> None:
         self.name = name
         self.numpy: np.dtype = np.dtype(numpy_type)
         self.itemsize = self.numpy.itemsize
         self.category = category
-
-    @property
-    def is_floating_point(self) -> bool:
-        return self.category == FLOAT
+        self.is_floating_point = category == FLOAT
 
     def __repr__(self) -> str:
         return f"genesis.{self.name}"

@@ -7,7 +7,7 @@ path), the shape and dtype rule, the gradient, the cost. Tests, benchmarks and t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,6 +45,9 @@ class Taken(NamedTuple):
     is_own: bool
 
 
+NOTHING_LENT: Mapping[int, HomeUse] = {}
+
+
 class Context:
     """What a vjp may read: saved inputs and outputs (None where not saved), the attributes, who needs a gradient.
 
@@ -66,7 +69,7 @@ class Context:
         input_specs: tuple[Spec | None, ...],
     ) -> None:
         self.inputs, self.outputs, self.attrs, self.needs, self.input_specs = inputs, outputs, attrs, needs, input_specs
-        self.lent: dict[int, HomeUse] = {}
+        self.lent: Mapping[int, HomeUse] = NOTHING_LENT
         self._arrivals: Arrivals | None = None
 
     def during(self, arrivals: Arrivals) -> Context:
@@ -192,7 +195,7 @@ class Op:
         """What backward will need, and nothing more, so that memory is freed early."""
         saves = self.saves(needs) if callable(self.saves) else self.saves
         # Lists, not generators, which cost a call for each element: this runs for every recorded op.
-        specs = tuple([x.spec if isinstance(x, Array) else None for x in inputs])
+        specs = tuple([x._spec or x.spec if isinstance(x, Array) else None for x in inputs])
         if not saves and None not in specs:
             kept: tuple[Any, ...] = (None,) * len(inputs)
         else:

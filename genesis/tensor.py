@@ -269,8 +269,13 @@ class Tensor(TensorBase, concrete=True):
         """Call `hook(self)` after `.grad` of this leaf was updated. Returns a function that removes the hook."""
         if not self.is_leaf:
             raise GradientError("post-accumulate hooks are for leaves", next="use register_hook")
-        self._post_hooks.append(hook)
-        return lambda: self._post_hooks.remove(hook)
+        self._post_hooks += (hook,)
+
+        def remove() -> None:
+            at = self._post_hooks.index(hook)
+            self._post_hooks = self._post_hooks[:at] + self._post_hooks[at + 1 :]
+
+        return remove
 
     def retain_grad(self) -> None:
         """Keep the gradient of a non-leaf in `.grad`."""

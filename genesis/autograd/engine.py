@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from genesis.array import Array
 from genesis.autograd.homes import HomeUse
-from genesis.autograd.modes import is_anomaly_enabled
+from genesis.autograd.modes import mode
 from genesis.errors import GradientError
 from genesis.op import Context, Op, Spec, registry
 
@@ -78,7 +78,7 @@ class BaseNode:
     def __init__(self, name: str, edges: tuple[Edge | None, ...], specs: tuple[Spec | None, ...]) -> None:
         self.name, self.edges, self.specs = name, edges, specs
         self.sequence = next(_sequence)
-        self.line = calling_line() if is_anomaly_enabled() else ""
+        self.line = calling_line() if mode.anomaly else ""
         self.hooks: list[tuple[int, GradHook]] = []  # (slot, hook on the gradient of that output)
         if tape_watches:
             tape_watches[0].recorded(self)
@@ -109,7 +109,7 @@ class Saved:
         if context.lent:  # in a buffer that others write beside it
             lent = [use.array for use in context.lent.values()]
             kept = tuple([x for x in kept if not any(x is array for array in lent)])
-        self.versions = [(x, x.storage.version) for x in kept if isinstance(x, Array)]
+        self.versions = [(x, x.storage.version) for x in kept if x is not None and isinstance(x, Array)]
 
     def checked(self, name: str) -> Context:
         """The context.

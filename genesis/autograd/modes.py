@@ -16,27 +16,30 @@ __all__ = [
     "inference_mode",
     "is_anomaly_enabled",
     "is_grad_enabled",
+    "mode",
     "no_grad",
     "set_grad_enabled",
 ]
 
 
-class _State(threading.local):
+class Mode(threading.local):
+    """The switches of each thread; what runs for every op reads them here, without a call."""
+
     grad = True
     anomaly = False
 
 
-_state = _State()
+mode = Mode()
 
 
 def is_grad_enabled() -> bool:
     """Whether ops record what backward needs."""
-    return _state.grad
+    return mode.grad
 
 
 def is_anomaly_enabled() -> bool:
     """Whether backward checks every gradient for NaN."""
-    return _state.anomaly
+    return mode.anomaly
 
 
 class Switch:
@@ -52,13 +55,13 @@ class Switch:
         self._outer: list[bool] = []
 
     def __enter__(self) -> None:
-        self._outer.append(getattr(_state, self.field))
-        setattr(_state, self.field, self.value)
+        self._outer.append(getattr(mode, self.field))
+        setattr(mode, self.field, self.value)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        setattr(_state, self.field, self._outer.pop())
+        setattr(mode, self.field, self._outer.pop())
 
     def _fresh(self) -> Switch:
         """Its own memory of the outer state: a decorated function may run in several threads at once."""

@@ -16,7 +16,7 @@ from genesis.array import Array
 from genesis.autograd.autocast import Kept, autocasting, low_type, wanted_types, wide_type
 from genesis.autograd.engine import AccumulateNode, BaseNode, Edge, Node, Saved
 from genesis.autograd.homes import Home, HomeUse, is_same_window
-from genesis.autograd.modes import is_grad_enabled
+from genesis.autograd.modes import is_grad_enabled, mode
 from genesis.dtypes import DType
 from genesis.errors import GradientError
 from genesis.op import Op, Spec, execute, registry
@@ -72,7 +72,7 @@ class TensorBase:
         self._requires_grad = requires_grad
         self._accumulate: Edge | None = None  # to the node of this leaf, once it has one
         self._home: Home | None = None  # where a first gradient is written (a place in a flat buffer), if set
-        self._post_hooks: list[Callable[[Any], None]] = []
+        self._post_hooks: tuple[Callable[[Any], None], ...] = ()
 
     @property
     def requires_grad(self) -> bool:
@@ -147,7 +147,7 @@ class TensorBase:
     def _call_post_hooks(self) -> None:
         if self._post_hooks:
             self.grad.array.storage.backend.join()  # it may have been made beside
-        for hook in tuple(self._post_hooks):
+        for hook in self._post_hooks:
             hook(self)
 
 
@@ -241,7 +241,7 @@ def _node(
     if lent:
         context.lent = lent
     saved = Saved(context)
-    specs = tuple([o.spec for o in outs])
+    specs = tuple([o._spec or o.spec for o in outs])
     if saving_calls.intercept is not None:
         return Node(op, None, edges, specs, saving_calls.intercept(saved))
     return Node(op, saved, edges, specs)
@@ -290,7 +290,14 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         One tensor, or a tuple of them; integer and bool outputs never require a gradient. A float result of an op that
         has no gradient does require one where its inputs do, and says so when backward reaches it.
     """
-    arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in inputs])
+    found, tracked = [], False
+    for x in inputs:
+        if isinstance(x, TensorBase):
+            found.append(x.array)
+            tracked = tracked or x._requires_grad or x.node is not None or x.base is not None
+        else:
+            found.append(x)
+    arrays = tuple(found)
     if out is not None:
         return _apply_out(op, inputs, arrays, out, attrs)
     if autocasting.low and (wanted := wanted_types(op, arrays)):
@@ -303,12 +310,12 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     else:
         results = execute(op, arrays, attrs)
     node = None
-    if is_grad_enabled():
+    if tracked and mode.grad:
         edges = _edges(inputs)
-        if edges is not None and any(r.dtype.is_floating_point for r in results):
+        if edges is not None and True in [r.dtype.is_floating_point for r in results]:
             node = _node(op, edges, arrays, results, attrs, lent)
     if len(results) == 1 and op.view is None:  # nearly all calls
-        return TensorBase.wrap(results[0], node if results[0].dtype.is_floating_point else None)
+        return TensorBase.wrap(results[0], node)
     tensors = tuple(
         TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
         for i, r in enumerate(results)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -146,7 +146,7 @@ class Arrivals:
         self.walk, self.node = walk, node
         self.given: dict[int, Array] = {}  # places, by input
         self.taken: dict[int, Array] = {}
-        self.lent: dict[int, HomeUse] = {}
+        self.lent: Mapping[int, HomeUse] = {}
 
     @property
     def is_last(self) -> bool:

@@ -16,7 +16,7 @@ def test_a_leaf_does_not_wait_for_the_nodes_below_it() -> None:
     weight, x = genesis.tensor([2.0], requires_grad=True), genesis.tensor([3.0], requires_grad=True)
     for _ in range(2):
         seen: list[str] = []
-        weight._post_hooks[:] = [lambda leaf, seen=seen: seen.append("weight")]
+        weight._post_hooks = (lambda leaf, seen=seen: seen.append("weight"),)
         below = x.exp()
         below.register_hook(lambda g, seen=seen: seen.append("below"))
         middle = below.sin()

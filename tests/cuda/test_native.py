@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -76,15 +77,18 @@ BINARY = Binary(b"", "kernel", 1024, 4, len(PLACES), (Facts(3, 9, 2, (16, 64)),)
 def test_parameters_lie_where_the_kernel_takes_them(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def launch(handle: Any, grid: Any, threads: int, shared: int, stream: int, parameters: int) -> None:
-        addresses = (ctypes.c_uint64 * len(PLACES)).from_address(parameters)
-        kinds = [*(ctypes.c_uint64,) * 2, *(ctypes.c_int32,) * 2, *(ctypes.c_int64,) * 2, ctypes.c_int32]
-        kinds += [ctypes.c_int64, ctypes.c_float, ctypes.c_double, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64]
-        seen.append((handle, grid, threads, shared, stream))
-        seen.append([kind.from_address(at).value for kind, at in zip(kinds, addresses, strict=True)])
-        seen.append((addresses[1] % 64, ctypes.string_at(addresses[1], MAP_BYTES)))
+    def launcher(handle: Any, grid: Any, threads: int, shared: int, parameters: int) -> Callable[[int], None]:
+        def launch(stream: int) -> None:
+            addresses = (ctypes.c_uint64 * len(PLACES)).from_address(parameters)
+            kinds = [*(ctypes.c_uint64,) * 2, *(ctypes.c_int32,) * 2, *(ctypes.c_int64,) * 2, ctypes.c_int32]
+            kinds += [ctypes.c_int64, ctypes.c_float, ctypes.c_double, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64]
+            seen.append((handle, grid, threads, shared, stream))
+            seen.append([kind.from_address(at).value for kind, at in zip(kinds, addresses, strict=True)])
+            seen.append((addresses[1] % 64, ctypes.string_at(addresses[1], MAP_BYTES)))
 
-    monkeypatch.setattr(backend.driver, "launch", launch)
+        return launch
+
+    monkeypatch.setattr(backend.driver, "launcher", launcher)
     compiling(monkeypatch).set_result(BINARY)
     array = empty((32, 64), bfloat16, CUDA)
     for _ in range(2):  # compiled now, and found loaded
@@ -112,7 +116,7 @@ def test_a_launch_that_waits_for_its_kernel_holds_no_memory(
     assert cuda.memory_allocated() == before
     assert not steps[0].is_compiled()
     future.set_result(BINARY)
-    monkeypatch.setattr(backend.driver, "launch", lambda *given: None)
+    monkeypatch.setattr(backend.driver, "launcher", lambda *given: lambda stream: None)
     for step in steps:
         step.launch([pointer] * 3, 0)
         assert step.words[0] == pointer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -98,10 +99,13 @@ class FakeDriver:
     def begin_again(self) -> None:
         self.began += 1
 
-    def launch(self, function: int, grid: Any, threads: Any, shared: int, stream: int, parameters: int) -> None:
-        addresses = (ctypes.c_uint64 * len(self.sizes)).from_address(parameters)
-        values = [ctypes.string_at(at, size) for at, size in zip(addresses, self.sizes, strict=True)]
-        self.launches.append((function, grid, threads, shared, stream, values))
+    def launcher(self, function: int, grid: Any, threads: Any, shared: int, parameters: int) -> Callable[[int], None]:
+        def launch(stream: int) -> None:
+            addresses = (ctypes.c_uint64 * len(self.sizes)).from_address(parameters)
+            values = [ctypes.string_at(at, size) for at, size in zip(addresses, self.sizes, strict=True)]
+            self.launches.append((function, grid, threads, shared, stream, values))
+
+        return launch
 
 
 def test_a_launch_passes_what_the_kernel_reads() -> None:

@@ -15,7 +15,7 @@ from genesis.backend.cuda.beside import Branch
 from genesis.backend.cuda.driver import driver_for
 from genesis.backend.cuda.faults import check as check_faults
 from genesis.backend.cuda.memory import ALIGNMENT, Block, Pool, rounded
-from genesis.backend.cuda.recording import Plan, record, recording
+from genesis.backend.cuda.recording import Plan, record, recorders, recording
 from genesis.backend.cuda.replay import Call, call_key
 from genesis.backend.cuda.twins import twins
 from genesis.errors import DeviceError
@@ -35,17 +35,11 @@ PLANS = 8192  # kept a device; numbers that change with every call would otherwi
 class CudaStorage:
     """Device bytes: a block of the pool, or memory that belongs to `owner` (another library's tensor)."""
 
-    __slots__ = ("__weakref__", "block", "nbytes", "owner", "pointer", "pool", "version")
+    __slots__ = ("__weakref__", "backend", "block", "nbytes", "owner", "pointer", "pool", "version")
 
     def __init__(self, pool: Pool, block: Block | None, pointer: int, nbytes: int, owner: object = None) -> None:
         self.pool, self.block, self.pointer, self.nbytes, self.owner = pool, block, pointer, nbytes, owner
-        self.version = 0
-
-    @property
-    def backend(self) -> CudaBackend:
-        """What runs ops on this memory."""
-        found: CudaBackend = self.pool.backend
-        return found
+        self.backend, self.version = pool.backend, 0
 
     def __del__(self) -> None:
         if self.block is not None:
@@ -127,7 +121,7 @@ class CudaBackend:
 
     def replay(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Array, ...] | None:
         """The outputs of a call like one before, or None where there was none."""
-        if recording() is not None:
+        if recorders and recording() is not None:
             return None
         try:
             call = self._calls.get(call_key(op, inputs, attrs))
@@ -160,7 +154,7 @@ class CudaBackend:
             return
         _remember(self._plans, key, plan)
         if all(a.offset == 0 and a.is_contiguous for a in outputs) and not any(x is a for a in outputs for x in inputs):
-            _remember(self._calls, call_key(op, inputs, attrs), Call(self, op, outputs, plan))
+            _remember(self._calls, call_key(op, inputs, attrs), Call(self, op, outputs, inputs, plan))
 
     def to_numpy(self, array: Array) -> np.ndarray:
         """A host copy of the elements; waits for the stream."""

@@ -59,7 +59,7 @@ class Function(NamedTuple):
     """A loaded kernel.
 
     Attributes:
-        handle: what `launch` takes.
+        handle: what `launcher` takes.
         parameters: (offset, size) in bytes of each parameter in the launch buffer.
     """
 
@@ -116,9 +116,9 @@ class Driver(Protocol):
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None: ...
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function: ...
-    def launch(
-        self, function: Any, grid: Grid, threads: int | Grid, shared: int, stream: int, parameters: int
-    ) -> None: ...
+    def launcher(
+        self, function: Any, grid: Grid, threads: int | Grid, shared: int, parameters: int
+    ) -> Callable[[int], None]: ...
     def flush(self) -> None: ...
     def begin_again(self) -> None: ...
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts: ...
@@ -366,22 +366,38 @@ class GpuDriver:
         places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
         return Function(function, tuple((int(offset), int(size)) for offset, size in places))
 
-    def launch(self, function: Any, grid: Grid, threads: int | Grid, shared: int, stream: int, parameters: int) -> None:
-        """Launch a kernel in blocks of `threads`; `parameters` is the address of an array of pointers to its own."""
-        x, y, z = grid
-        i, j, k = (threads, 1, 1) if isinstance(threads, int) else threads
-        if self.capturing and self.dependent and self.properties.capability >= (9, 0):
-            if not self._is_first:
-                self._launch_dependent(function, grid, (i, j, k), shared, stream, parameters)
+    def launcher(
+        self, function: Any, grid: Grid, threads: int | Grid, shared: int, parameters: int
+    ) -> Callable[[int], None]:
+        """What launches a kernel in a stream, in blocks of `threads`, as often as it is called.
+
+        Args:
+            parameters: the address of an array of pointers to the kernel's own, read at each launch.
+        """
+        blocks = (threads, 1, 1) if isinstance(threads, int) else threads
+        launch, success, sizes = self._cuda.cuLaunchKernel, self._success, (*grid, *blocks, shared)
+        x, y, z, i, j, k, _ = sizes
+
+        def run(stream: int) -> None:
+            if self.capturing and self._follows():
+                self._launch_dependent(function, grid, blocks, shared, stream, parameters)
                 return
-            self._is_first = False
-        code = self._cuda.cuLaunchKernel(function, x, y, z, i, j, k, shared, stream, parameters, 0)[0]
-        if code != self._success:
-            if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
-                self._raise(code, "a kernel launch")
-            self._thread.entered = False  # a thread that has not used the device before
-            self._enter()
-            self._call(self._cuda.cuLaunchKernel, function, x, y, z, threads, 1, 1, shared, stream, parameters, 0)
+            code = launch(function, x, y, z, i, j, k, shared, stream, parameters, 0)[0]
+            if code != success:
+                if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+                    self._raise(code, "a kernel launch")
+                self._thread.entered = False  # a thread that has not used the device before
+                self._enter()
+                self._call(launch, function, *sizes, stream, parameters, 0)
+
+        return run
+
+    def _follows(self) -> bool:
+        """Whether a launch in a graph may be brought to the processors early: not the first of the graph."""
+        if not (self.dependent and self.properties.capability >= (9, 0)):
+            return False
+        was_first, self._is_first = self._is_first, False
+        return not was_first
 
     def _launch_dependent(
         self, function: Any, grid: Grid, threads: Grid, shared: int, stream: int, parameters: int

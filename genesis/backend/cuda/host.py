@@ -99,11 +99,16 @@ class HostDriver:
     def flush(self) -> None:
         """Nothing waits for its kernel."""
 
-    def launch(self, function: Any, grid: Grid, threads: int | Grid, shared: int, stream: int, parameters: int) -> None:
-        """Run a kernel now: `function` is a call that the launcher bound to its arguments."""
-        if stream in self._captures:
-            function = _with_present_addresses(function)
-        self._do(stream, lambda: function(grid))
+    def launcher(
+        self, function: Any, grid: Grid, threads: int | Grid, shared: int, parameters: int
+    ) -> Callable[[int], None]:
+        """What runs a kernel at once: `function` is a call that is bound to its arguments."""
+
+        def run(stream: int) -> None:
+            bound = _with_present_addresses(function) if stream in self._captures else function
+            self._do(stream, lambda: bound(grid))
+
+        return run
 
     def create_stream(self, priority: int = 0) -> int:
         """A number."""

@@ -73,7 +73,7 @@ def interpreted_step(
 
     def prepare(step: Step) -> None:
         step.words, step.slots = words, tuple(range(count))
-        step.run = lambda stream: backend.driver.launch(interpret, grid, 0, 0, stream, 0)
+        step.run = backend.driver.launcher(interpret, grid, 0, 0, 0)
 
     return Step(prepare, lambda: True, kernel.__name__, grid)
 
@@ -90,7 +90,7 @@ def hosted_step(backend: CudaBackend, name: str, function: Callable[..., None], 
 
     def prepare(step: Step) -> None:
         step.words, step.slots = words, tuple(range(len(arrays)))
-        step.run = lambda stream: backend.driver.launch(interpret, (1, 1, 1), 0, 0, stream, 0)
+        step.run = backend.driver.launcher(interpret, (1, 1, 1), 0, 0, 0)
 
     return Step(prepare, lambda: True, name, (1, 1, 1))
 

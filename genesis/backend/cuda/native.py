@@ -87,8 +87,11 @@ def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, values: list[A
     """Give a launch its parameters, in a buffer of its own; addresses follow."""
     function, threads, shared, facts = kernel
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
-    words, base = _aligned_words(extent + len(facts))  # behind the parameters: the address of each descriptor
-    pointers = (ctypes.c_uint64 * max(len(function.parameters), 1))(*(base + at for at, _ in function.parameters))
+    # Behind the parameters lie the address of each descriptor, and that of each parameter.
+    words, base = _aligned_words(extent + len(facts) + len(function.parameters))
+    first = extent + len(facts)
+    for i, (at, _) in enumerate(function.parameters):
+        words[first + i] = base + at
     slots: list[int] = []
     maps: list[tuple[int, int, Any]] = []
     for (at, size), value in zip(function.parameters, values, strict=False):  # Triton's own scratch pointers follow: 0
@@ -99,10 +102,7 @@ def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, values: list[A
             slots.append(at // 8)
         else:
             _put(base + at, size, value)
-    handle, array, launch = function.handle, ctypes.addressof(pointers), driver.launch
-
-    def run(stream: int, alive: Any = pointers) -> None:
-        launch(handle, grid, threads, shared, stream, array)
+    run = driver.launcher(function.handle, grid, threads, shared, base + 8 * first)
 
     def run_with_maps(stream: int) -> None:
         for where, target, made in maps:

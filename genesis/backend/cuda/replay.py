@@ -30,6 +30,7 @@ class Layout:
         self.parts = parts
 
 
+ABSENT = object()  # the layout of what is no array
 LAYOUTS = 1 << 16  # that are told apart; sizes which depend on data would otherwise pile up
 _layouts: dict[tuple[Any, ...], Layout] = {}
 
@@ -64,28 +65,33 @@ def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[An
     parts: list[Any] = [op, allow_tf32.on]
     seen: list[Any] = []
     for x in inputs:
-        if hasattr(x, "storage"):
-            parts.append(x.layout or layout_of(x))
-            if seen:
-                for i, other in enumerate(seen):
-                    if other is x or (op.mutates and other.storage is x.storage):
-                        parts.append((i, len(seen)))
-            seen.append(x)
-        else:
+        layout = getattr(x, "layout", ABSENT)
+        if layout is ABSENT:
             parts.append(exact(x))
-    for name, value in attrs.items():
-        parts.append(name)
-        parts.append(exact(value))
+            continue
+        parts.append(layout or layout_of(x))
+        if op.mutates:
+            parts.extend([(i, len(seen)) for i, other in enumerate(seen) if other.storage is x.storage])
+        elif x in seen:
+            parts.append((seen.index(x), len(seen)))
+        seen.append(x)
+    if attrs:
+        for name, value in attrs.items():
+            parts.append(name)
+            parts.append(exact(value))
     return tuple(parts)
 
 
 class Call:
     """A repeatable call: what to allocate, and what to launch on it."""
 
-    __slots__ = ("backend", "make", "mutates", "outputs", "plan", "storage")
+    __slots__ = ("backend", "make", "mutates", "operands", "outputs", "plan", "storage")
 
-    def __init__(self, backend: CudaBackend, op: Op, outputs: tuple[Array, ...], plan: Plan) -> None:
+    def __init__(
+        self, backend: CudaBackend, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], plan: Plan
+    ) -> None:
         self.backend, self.plan, self.mutates = backend, plan, op.mutates
+        self.operands = [(i, x.dtype.itemsize) for i, x in enumerate(inputs) if hasattr(x, "storage")]
         self.make: Any = None
         self.storage: Any = None
         self.outputs: list[tuple[int, int, tuple[int, ...], tuple[int, ...], DType, Layout, Any]] = []
@@ -105,9 +111,9 @@ class Call:
             array.layout, array._spec = layout, spec
             made.append(array)
             pointers.append(pointer)
-        for x in inputs:
-            if hasattr(x, "storage"):
-                pointers.append(x.storage.pointer + x.offset * x.dtype.itemsize)
+        for i, itemsize in self.operands:
+            x = inputs[i]
+            pointers.append(x.storage.pointer + x.offset * itemsize)
         self.plan.run_at(pointers, stream)
         for i in self.mutates:
             inputs[i].storage.version += 1

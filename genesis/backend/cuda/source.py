@@ -265,12 +265,13 @@ def _pack(
     pointers = (ctypes.c_uint64 * count)(*(base + 8 * i for i in range(count)))
     for i, value in scalars.items():
         type(value).from_address(base + 8 * i).value = value.value
-    driver, handle, array = backend.driver, loaded.handle, ctypes.addressof(pointers)
+    driver = backend.driver
+    launch = driver.launcher(loaded.handle, grid, block, shared, ctypes.addressof(pointers))
 
     def run(stream: int, alive: Any = pointers) -> None:
         if driver.capturing:  # the code does not wait for the kernel before by itself, as Triton's here does
             driver.begin_again()
-        driver.launch(handle, grid, block, shared, stream, array)
+        launch(stream)
 
     step.words, step.slots, step.run = words, slots, run
     step.loaded = Loaded(loaded, math.prod(block), shared, ())
