@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -17,29 +18,25 @@ from typing import Any
 import numpy as np
 
 import genesis
-from benchmarks.gpu.timing import backend, environment, gpu_us, wall_us
+from benchmarks.gpu.timing import backend, environment, gpu_us
 from genesis.op import execute, registry
 
-N = 2000
+ROUNDS, CALLS = 15, 300
 
 
-def host_us(call: Callable[[], Any]) -> float:
-    """Microseconds of host time a call, without waiting for the GPU."""
-    for _ in range(50):
-        call()
-    best = []
-    for _ in range(7):
-        backend.driver.synchronize()
-        start = time.perf_counter()
-        for _ in range(N // 4):
-            call()
-        best.append((time.perf_counter() - start) / (N // 4) * 1e6)
+def round_us(call: Callable[[], Any], *, wall: bool) -> float:
+    """Microseconds a call in one eager loop; `wall`: with the wait for the GPU at its end."""
     backend.driver.synchronize()
-    return sorted(best)[3]
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    if wall:
+        backend.driver.synchronize()
+    return (time.perf_counter() - start) / CALLS * 1e6
 
 
-def measured() -> dict[str, float]:
-    """Microseconds by what is measured."""
+def loops() -> dict[str, Callable[[], Any]]:
+    """What is measured, by name."""
     x = genesis.tensor(np.random.rand(256, 256).astype(np.float32), device="cuda")
     y = genesis.tensor(np.random.rand(256, 256).astype(np.float32), device="cuda")
     add = registry["add"]
@@ -48,28 +45,34 @@ def measured() -> dict[str, float]:
     backend.driver.synchronize()  # the kernel is compiled and the plan ready
     plan = next(iter(backend._plans.values()))
     grad = x.clone().requires_grad_()
-    stages = {
+    found = {
         "driver launch": lambda: plan.steps[-1].run(0),
         "plan replay": lambda: plan.run((out, a, b), 0),
         "allocate + free": lambda: backend.allocate(a.nbytes),
         "op on arrays": lambda: execute(add, (a, b), {}),
         "tensor, no autograd": lambda: x + y,
         "tensor, autograd": lambda: grad + y,
+        "wall, no autograd": lambda: x + y,
+        "wall, autograd": lambda: grad + y,
     }
-    found = {name: host_us(call) for name, call in stages.items()}
-    sync = backend.driver.synchronize
-    found["wall, no autograd"] = wall_us(lambda: x + y, sync)
-    found["wall, autograd"] = wall_us(lambda: grad + y, sync)
-    found["inside a graph"] = gpu_us(lambda: x + y, 200)
     try:
         import torch
     except ImportError:
         return found
     p, q = torch.randn(256, 256, device="cuda"), torch.randn(256, 256, device="cuda")
-    with torch.no_grad():
-        found["torch, no autograd"] = wall_us(lambda: p + q, torch.cuda.synchronize)
     r = p.clone().requires_grad_()
-    found["torch, autograd"] = wall_us(lambda: r + q, torch.cuda.synchronize)
+    return {**found, "torch, no autograd": lambda: p + q, "torch, autograd": lambda: r + q}
+
+
+def measured() -> dict[str, float]:
+    """Microseconds by what is measured: the median of rounds, taken in turns because a machine's speed drifts."""
+    calls = loops()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS + 1):
+        for name, call in calls.items():
+            times[name].append(round_us(call, wall=name.startswith(("wall", "torch"))))
+    found = {name: statistics.median(rounds[1:]) for name, rounds in times.items()}  # the first one warms up
+    found["inside a graph"] = gpu_us(calls["wall, no autograd"], 200)
     return found
 
 
