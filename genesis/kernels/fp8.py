@@ -136,9 +136,13 @@ def quantize_both_kernel(p_q, p_r, p_scales, p_x, p_w, m, n, k, ONCE: tl.constex
         quantize_rows_of(program - first, p_r, p_scales + m, p_w, None, n, k, ONCE, WIDE, BM, BK, REST)
 
 
-def _tile(k: int) -> dict[str, Any]:
-    """The constants for rows of k elements."""
+def _tile(k: int, *, factors: bool = False) -> dict[str, Any]:
+    """The constants for rows of k elements; rows that are multiplied by factors share them, two to four at a time."""
     block, rest = triton.next_power_of_2(max(k, 1)), 0
+    if factors:
+        once, block = block <= TILE, min(block, TILE)
+        rows = max(TILE // block, min(4, 2 * TILE // block))
+        return {"ONCE": once, "BM": rows, "BK": block, "REST": 0, "num_warps": 4}
     if block > TILE and (left := triton.next_power_of_2(k - block // 2)) < block // 2:
         block, rest = block // 2, left  # fewer lanes that have nothing to do
     once = block + rest <= LONGEST
@@ -162,7 +166,7 @@ def quantize_into(codes: Array | None, scale: Array, x: Array, factors: Array | 
         factors: `[k]`, contiguous.
     """
     _check(x.device)
-    (rows, k), tile = x.shape, _tile(x.shape[1])
+    (rows, k), tile = x.shape, _tile(x.shape[1], factors=factors is not None)
     launch(
         quantize_kernel, triton.cdiv(rows, tile["BM"]), codes, scale, x, factors, rows, k,
         WIDE=is_wide((rows, k), (k, 1)), **tile,

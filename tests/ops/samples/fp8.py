@@ -49,7 +49,8 @@ def quantizings(rng: np.random.Generator) -> list[Case]:
     spread[1], spread[2, 3], spread[3, 4], spread[4, 5] = 0, np.inf, np.nan, -np.inf
     factors = (2.0 ** rng.integers(-9, 9, 33)).astype(np.float32)
     long = [Case((normal(rng, 2, k),)) for k in (9000, 15000, 21000)]  # in two tiles, in one, in chunks
-    return [*found, Case((spread,)), Case((spread, factors)), *long]
+    factors_of_long = (2.0 ** rng.integers(-9, 9, 9000)).astype(np.float32)
+    return [*found, Case((spread,)), Case((spread, factors)), *long, Case((long[0].inputs[0], factors_of_long))]
 
 
 # --- Products ---------------------------------------------------------------------------------------------------------
