@@ -163,11 +163,12 @@ class Plan:
             temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
             pointers += [storage.pointer for storage in temporaries]
         if self.driver.pending:
-            self.driver.pending.append(lambda: self._launch(pointers, stream))
+            self.driver.pending.append(lambda: self.launch(pointers, stream))
         else:
-            self._launch(pointers, stream)
+            self.launch(pointers, stream)
 
-    def _launch(self, pointers: list[int], stream: int) -> None:
+    def launch(self, pointers: list[int], stream: int) -> None:
+        """Launch on operands and temporaries at these addresses, when nothing is to be launched before."""
         self.lock.acquire()  # `with` takes twice as long, and this runs for every op
         try:
             for step in self.steps:

@@ -114,7 +114,11 @@ class Call:
         for i, itemsize in self.operands:
             x = inputs[i]
             pointers.append(x.storage.pointer + x.offset * itemsize)
-        self.plan.run_at(pointers, stream)
+        plan = self.plan
+        if plan.sizes or plan.driver.pending:
+            plan.run_at(pointers, stream)
+        else:
+            plan.launch(pointers, stream)
         for i in self.mutates:
             inputs[i].storage.version += 1
         return tuple(made)
