@@ -36,7 +36,14 @@ def bench_model(
         ),
     ],
     batch_size: Annotated[str, typer.Option("--batch-size", metavar="N,N,…", help="Rows of a batch.")] = "1,2,4",
-    seq_len: Annotated[str, typer.Option("--seq-len", metavar="N,N,…", help="Tokens of a row.")] = "128,256,512",
+    seq_len: Annotated[
+        str | None,
+        typer.Option(
+            "--seq-len",
+            metavar="N,N,…",
+            help="Tokens of a row.  [default: 128,256,512, as far as the model's positions go]",
+        ),
+    ] = None,
     device: MeasuredDevice = "auto",
     dtype: Annotated[
         str | None,
@@ -74,13 +81,15 @@ def bench_model(
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
     from genesis_models.bench import measuring
-    from genesis_models.bench.cases import check_lengths
+    from genesis_models.bench.cases import check_lengths, usual_lengths
     from genesis_models.bench.report import lines_of
     from genesis_models.session.preparation import resolve_device
 
-    batches, lengths = _sizes(batch_size, "--batch-size"), _sizes(seq_len, "--seq-len")
+    batches = _sizes(batch_size, "--batch-size")
+    asked = None if seq_len is None else _sizes(seq_len, "--seq-len")
     kind, how = _choice(dtype, DTYPES, "--dtype"), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
     config = shape_named(size, "--size")
+    lengths = usual_lengths(config) if asked is None else asked
     check_lengths(config, lengths)
     where = resolve_device(device)
     kind = kind or ("float32" if where == CPU else "bfloat16")
@@ -88,7 +97,7 @@ def bench_model(
     peers = _peers(vs, recipes, torch_python, where)
     limits, cases = limits_of(where, as_dtype(kind)), list(itertools.product(batches, lengths))
     measured = _measured(config, cases, limits, settings, peers, torch_python)
-    given = {"--size": size, "--batch-size": batch_size, "--seq-len": seq_len, "--device": device}
+    given = {"--size": size, "--batch-size": batch_size, "--seq-len": ",".join(map(str, lengths)), "--device": device}
     given |= {"--checkpointing": checkpointing} | ({} if dtype is None else {"--dtype": dtype})
     given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(peers)}
     words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]

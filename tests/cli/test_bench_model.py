@@ -107,6 +107,16 @@ def test_the_recipes_model_is_a_size() -> None:
     assert code == 0 and "model     quickstart: qwen3, 4,000,512 parameters" in text
 
 
+def test_lengths_that_nobody_gave_fit_the_models_positions(shape: str, tmp_path: Path) -> None:
+    for positions, lengths in ((64, (64,)), (300, (128, 256))):
+        (tmp_path / "config.json").write_text(json.dumps({**RAW, "max_position_embeddings": positions}))
+        code, text, told = benched("--size", shape, "--batch-size", "1", "--fast", "--json", "-")
+        assert (code, told) == (0, "")
+        report = Report.model_validate_json(text)
+        assert [(row.batch, row.length) for row in report.rows] == [(1, length) for length in lengths]
+        assert f" --seq-len {','.join(map(str, lengths))} " in report.command
+
+
 def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
     plain = measuring.measured_row
 
