@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["bench_model"]
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "bfloat16": "bfloat16", "float32": "float32"}
+LENGTHS = 128, 256, 512
 CHECKPOINTING = {how: how for how in ("none", "selective", "full")}
 
 
@@ -41,7 +42,7 @@ def bench_model(
         typer.Option(
             "--seq-len",
             metavar="N,N,…",
-            help="Tokens of a row.  [default: 128,256,512, as far as the model's positions go]",
+            help=f"Tokens of a row.  [default: {','.join(map(str, LENGTHS))}, as far as the model's positions go]",
         ),
     ] = None,
     device: MeasuredDevice = "auto",
@@ -81,15 +82,14 @@ def bench_model(
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
     from genesis_models.bench import measuring
-    from genesis_models.bench.cases import check_lengths, usual_lengths
+    from genesis_models.bench.cases import check_lengths
     from genesis_models.bench.report import lines_of
     from genesis_models.session.preparation import resolve_device
 
     batches = _sizes(batch_size, "--batch-size")
-    asked = None if seq_len is None else _sizes(seq_len, "--seq-len")
     kind, how = _choice(dtype, DTYPES, "--dtype"), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
     config = shape_named(size, "--size")
-    lengths = usual_lengths(config) if asked is None else asked
+    lengths = _lengths(seq_len, config.max_position_embeddings)
     check_lengths(config, lengths)
     where = resolve_device(device)
     kind = kind or ("float32" if where == CPU else "bfloat16")
@@ -106,6 +106,13 @@ def bench_model(
     if measured.interrupted:
         raise KeyboardInterrupt
     raise_first(measured.failures, len(measured.rows))
+
+
+def _lengths(asked: str | None, most: int) -> tuple[int, ...]:
+    """Those asked for, else the usual ones that a model of `most` positions has room for."""
+    if asked is not None:
+        return _sizes(asked, "--seq-len")
+    return tuple(n for n in LENGTHS if n <= most) or (most,)
 
 
 class _Measured(NamedTuple):

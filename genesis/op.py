@@ -195,7 +195,7 @@ class Op:
         """What backward will need, and nothing more, so that memory is freed early."""
         saves = self.saves(needs) if callable(self.saves) else self.saves
         # Lists, not generators, which cost a call for each element: this runs for every recorded op.
-        specs = tuple([x._spec or x.spec if isinstance(x, Array) else None for x in inputs])
+        specs = tuple([x.spec if isinstance(x, Array) else None for x in inputs])
         if not saves and None not in specs:
             kept: tuple[Any, ...] = (None,) * len(inputs)
         else:

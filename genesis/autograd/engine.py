@@ -109,7 +109,7 @@ class Saved:
         if context.lent:  # in a buffer that others write beside it
             lent = [use.array for use in context.lent.values()]
             kept = tuple([x for x in kept if not any(x is array for array in lent)])
-        self.versions = [(x, x.storage.version) for x in kept if x is not None and isinstance(x, Array)]
+        self.versions = [(x, x.storage.version) for x in kept if isinstance(x, Array)]
 
     def checked(self, name: str) -> Context:
         """The context.

@@ -241,7 +241,7 @@ def _node(
     if lent:
         context.lent = lent
     saved = Saved(context)
-    specs = tuple([o._spec or o.spec for o in outs])
+    specs = tuple([o.spec for o in outs])
     if saving_calls.intercept is not None:
         return Node(op, None, edges, specs, saving_calls.intercept(saved))
     return Node(op, saved, edges, specs)

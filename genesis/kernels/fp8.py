@@ -137,7 +137,7 @@ def quantize_both_kernel(p_q, p_r, p_scales, p_x, p_w, m, n, k, ONCE: tl.constex
 
 
 def _tile(k: int, *, factors: bool = False) -> dict[str, Any]:
-    """The constants for rows of k elements; rows that are multiplied by factors share them, two to four at a time."""
+    """The constants for rows of k elements; `factors`: a program takes several rows, which share them."""
     block, rest = triton.next_power_of_2(max(k, 1)), 0
     if factors:
         once, block = block <= TILE, min(block, TILE)

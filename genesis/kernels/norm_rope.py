@@ -229,9 +229,8 @@ def norm_rope_backward(
     d, *weights = out
     (batch, tokens, every, size), turned = x.shape, heads + key_heads
     programs, tables, constants = _laid_out(backward_cut(batch * tokens * size // 2), x, cos, sin, d, g)
-    if not x.size:
-        programs = (0, 0)
-    shares = [empty((programs[0] * programs[1], size), work_type(x.dtype), x.device) for _ in weights]
+    parts = programs[0] * programs[1] if x.size else 0
+    shares = [empty((parts, size), work_type(x.dtype), x.device) for _ in weights]
     if x.size:
         launch(
             backward, programs, d, *shares, g, x, query_weight, key_weight, cos, sin, contiguous(rstd), batch * tokens,

@@ -319,7 +319,7 @@ def _short_rows(rows: int, whole: int, itemsize: int) -> NormTiles:
     area = 4096 if few and whole * wide > 1024 else 2048
     tile = max(1, min(area // wide // whole, triton.next_power_of_2(max(rows, 1))))
     count, tiles = tile * whole * wide, max(1, -(-rows // tile))
-    if few:  # about 16 warps a processor, and two tiles for each
+    if few:  # about 16 warps a processor
         warps = 8 if count > 2048 else 4 if count >= 1024 else 1
         return NormTiles(tile, whole, True, min(tiles, 2048 // max(warps, 4)), warps)
     warps = 8 if whole * wide > 2048 else 4 if count >= 1024 else 1

@@ -17,7 +17,7 @@ from genesis_models.folder import parameter_count, read_config
 from genesis_models.presets import PRESETS, preset
 from genesis_models.registry import check_architecture
 
-__all__ = ["FORMULA", "RandomTokens", "check_lengths", "shape_of", "step_flops", "usual_lengths"]
+__all__ = ["FORMULA", "RandomTokens", "check_lengths", "shape_of", "step_flops"]
 
 FORMULA = "tokens × (6 N + 6 L h S)"
 DRAWN = 4  # batches that differ; steps take them in turn
@@ -54,12 +54,6 @@ def _nearest(size: str, known: Sequence[str]) -> str:
     found = [low for low in names if size and size.lower() in low]
     found = found or difflib.get_close_matches(size.lower(), names, n=1, cutoff=0.5)
     return f"did you mean {names[found[0]]}? " if found else ""
-
-
-def usual_lengths(config: ModelConfig) -> tuple[int, ...]:
-    """Tokens of a row where nobody says how many: what the model has positions for."""
-    most = config.max_position_embeddings
-    return tuple(n for n in (128, 256, 512) if n <= most) or (most,)
 
 
 def check_lengths(config: ModelConfig, lengths: Sequence[int]) -> None:

@@ -13,6 +13,8 @@ from tests.ops.devices import CUDA, moved, using
 
 BATCH, TOKENS, HEADS, KEY_HEADS, VALUES, SIZE = 2, 5, 5, 2, 3, 8
 ATTRS = {"heads": HEADS, "key_heads": KEY_HEADS}
+# Each term of the longest sum, that of a weight's gradient, may round once on either side.
+TOLERANCE = 2 * BATCH * TOKENS * (HEADS + KEY_HEADS) * 2.0**-24
 
 
 def inputs() -> list[Array]:
@@ -37,7 +39,7 @@ def test_heads_may_be_shared_among_any_number_of_programs(cut: Cut, monkeypatch:
     kernels.norm_rope((found[0], found[1]), *rest, **ATTRS, eps=1e-6)
     kernels.norm_rope_backward((found[2], found[3], found[4]), g, *rest, found[1], **ATTRS)
     for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_few_tokens_go_to_smaller_programs() -> None:

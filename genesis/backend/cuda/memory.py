@@ -254,11 +254,8 @@ class Pool:
                 self.kept[-1].append(block)
             elif block.streams is not None:
                 self.late.append(block)
-            else:  # as in `_settle`, here without a call: this runs for every op
-                self.allocated -= block.size
-                if self.watch is not None:
-                    self.watch(block.pointer, -block.size)
-                block.arena.quick.setdefault(block.size, []).append(block)
+            else:
+                self._settle(block)
         finally:
             self._lock.release()
 

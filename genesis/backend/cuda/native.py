@@ -87,11 +87,10 @@ def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, values: list[A
     """Give a launch its parameters, in a buffer of its own; addresses follow."""
     function, threads, shared, facts = kernel
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
-    # Behind the parameters lie the address of each descriptor, and that of each parameter.
-    words, base = _aligned_words(extent + len(facts) + len(function.parameters))
-    first = extent + len(facts)
+    pointers = extent + len(facts)  # behind the parameters lie the address of each descriptor, then of each parameter
+    words, base = _aligned_words(pointers + len(function.parameters))
     for i, (at, _) in enumerate(function.parameters):
-        words[first + i] = base + at
+        words[pointers + i] = base + at
     slots: list[int] = []
     maps: list[tuple[int, int, Any]] = []
     for (at, size), value in zip(function.parameters, values, strict=False):  # Triton's own scratch pointers follow: 0
@@ -102,7 +101,7 @@ def _pack(step: Step, driver: Driver, kernel: Loaded, grid: Grid, values: list[A
             slots.append(at // 8)
         else:
             _put(base + at, size, value)
-    run = driver.launcher(function.handle, grid, threads, shared, base + 8 * first)
+    run = driver.launcher(function.handle, grid, threads, shared, base + 8 * pointers)
 
     def run_with_maps(stream: int) -> None:
         for where, target, made in maps:

@@ -163,12 +163,11 @@ class Plan:
             temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
             pointers += [storage.pointer for storage in temporaries]
         if self.driver.pending:
-            self.driver.pending.append(lambda: self.launch(pointers, stream))
+            self.driver.pending.append(lambda: self._launch(pointers, stream))
         else:
-            self.launch(pointers, stream)
+            self._launch(pointers, stream)
 
-    def launch(self, pointers: list[int], stream: int) -> None:
-        """Launch on operands and temporaries at these addresses, when nothing is to be launched before."""
+    def _launch(self, pointers: list[int], stream: int) -> None:
         self.lock.acquire()  # `with` takes twice as long, and this runs for every op
         try:
             for step in self.steps:

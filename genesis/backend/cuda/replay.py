@@ -79,10 +79,9 @@ def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[An
         elif x in seen:
             parts.append((seen.index(x), len(seen)))
         seen.append(x)
-    if attrs:
-        for name, value in attrs.items():
-            parts.append(name)
-            parts.append(exact(value))
+    for name, value in attrs.items():
+        parts.append(name)
+        parts.append(exact(value))
     return tuple(parts)
 
 
@@ -118,11 +117,7 @@ class Call:
         for i, itemsize in self.operands:
             x = inputs[i]
             pointers.append(x.storage.pointer + x.offset * itemsize)
-        plan = self.plan
-        if plan.sizes or plan.driver.pending:
-            plan.run_at(pointers, stream)
-        else:
-            plan.launch(pointers, stream)
+        self.plan.run_at(pointers, stream)
         for i in self.mutates:
             inputs[i].storage.version += 1
         return tuple(made)
