@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,18 +21,26 @@ class Result(enum.Enum):
     CUDA_ERROR_OUT_OF_MEMORY = 2
 
 
+class Attribute:
+    """A launch attribute: its id and its value, a union."""
+
+    def __init__(self) -> None:
+        self.id, self.value = "", SimpleNamespace()
+
+
 class Cuda:
     """Answers launches with the given results, then with success."""
 
-    CUresult = Result
+    CUresult, CUlaunchConfig, CUlaunchAttribute, CUstream = Result, SimpleNamespace, Attribute, int
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="early")
 
     def __init__(self, *results: Result) -> None:
         self.results, self.launches, self.entered = deque(results), [], 0
-        self.cuLaunchKernel, self.cuCtxSetCurrent = self.launch, self.enter
+        self.cuLaunchKernelEx, self.cuCtxSetCurrent = self.launch, self.enter
         self.cuGetErrorString = lambda code: (Result.CUDA_SUCCESS, b"what went wrong")
 
-    def launch(self, *given: Any) -> tuple[Result]:
-        self.launches.append(given)
+    def launch(self, config: Any, function: Any, parameters: int, extra: int) -> tuple[Result]:
+        self.launches.append((config, function, parameters, extra))
         return (self.results.popleft() if self.results else Result.CUDA_SUCCESS,)
 
     def enter(self, context: Any) -> tuple[Result]:
@@ -51,9 +60,33 @@ def driver_of(cuda: Cuda) -> Any:
 def test_a_launch_names_grid_block_and_parameters(threads: Any, block: tuple[int, ...]) -> None:
     cuda = Cuda()
     run = driver_of(cuda).launcher("kernel", (3, 2, 1), threads, 64, 4096)
+    for stream in (11, 12, 11):
+        run(stream)
+    assert [launch[1:] for launch in cuda.launches] == [("kernel", 4096, 0)] * 3
+    configs = [launch[0] for launch in cuda.launches]
+    assert [c.hStream for c in configs] == [11, 12, 11]
+    assert configs[0] is configs[2]
+    for c in configs:
+        assert (c.gridDimX, c.gridDimY, c.gridDimZ) == (3, 2, 1)
+        assert (c.blockDimX, c.blockDimY, c.blockDimZ) == block
+        assert c.sharedMemBytes == 64
+        assert not hasattr(c, "attrs")
+
+
+def test_in_a_capture_all_but_the_first_launch_may_be_brought_early() -> None:
+    cuda = Cuda()
+    driver = driver_of(cuda)
+    run = driver.launcher("kernel", (3, 2, 1), 128, 64, 4096)
     run(11)
-    run(12)
-    assert cuda.launches == [("kernel", 3, 2, 1, *block, 64, stream, 4096, 0) for stream in (11, 12)]
+    driver.capturing, driver.dependent, driver._is_first = True, True, True
+    driver.properties = SimpleNamespace(capability=(9, 0))
+    run(11)
+    run(11)
+    plain, first, second = [launch[0] for launch in cuda.launches]
+    assert first is plain
+    assert second.numAttrs == 1
+    assert second.attrs[0].id == "early"
+    assert second.attrs[0].value.programmaticStreamSerializationAllowed == 1
 
 
 @pytest.mark.parametrize("threads", [128, (8, 4, 2)])

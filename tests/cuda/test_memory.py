@@ -230,7 +230,7 @@ def test_finalizers_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(backend.pool.retired) == 1
     cuda.empty_cache()
     assert not backend.pool.retired
-    assert not backend.pool.late
+    assert not backend.pool.given
     assert backend.pool.allocated < before
 
 

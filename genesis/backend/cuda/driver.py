@@ -375,20 +375,23 @@ class GpuDriver:
             parameters: the address of an array of pointers to the kernel's own, read at each launch.
         """
         blocks = (threads, 1, 1) if isinstance(threads, int) else threads
-        launch, success, sizes = self._cuda.cuLaunchKernel, self._success, (*grid, *blocks, shared)
-        x, y, z, i, j, k, _ = sizes
+        launch, success = self._cuda.cuLaunchKernelEx, self._success
+        plain: dict[int, Any] = {}  # configurations by stream: made once, one argument in place of eight
+        early: dict[int, Any] = {}
 
         def run(stream: int) -> None:
-            if self.capturing and self._follows():
-                self._launch_dependent(function, grid, blocks, shared, stream, parameters)
-                return
-            code = launch(function, x, y, z, i, j, k, shared, stream, parameters, 0)[0]
+            is_early = self.capturing and self._follows()
+            made = early if is_early else plain
+            config = made.get(stream)
+            if config is None:
+                config = made[stream] = self._configuration(grid, blocks, shared, stream, is_early)
+            code = launch(config, function, parameters, 0)[0]
             if code != success:
                 if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
                     self._raise(code, "a kernel launch")
                 self._thread.entered = False  # a thread that has not used the device before
                 self._enter()
-                self._call(launch, function, *sizes, stream, parameters, 0)
+                self._call(launch, config, function, parameters, 0)
 
         return run
 
@@ -399,23 +402,21 @@ class GpuDriver:
         was_first, self._is_first = self._is_first, False
         return not was_first
 
-    def _launch_dependent(
-        self, function: Any, grid: Grid, threads: Grid, shared: int, stream: int, parameters: int
-    ) -> None:
-        """Launch a kernel that may be brought to the processors while the one before runs: see `compile.dependent`.
-
-        It costs the host more than a plain launch, so only graphs have it.
+    def _configuration(self, grid: Grid, threads: Grid, shared: int, stream: int, is_early: bool) -> Any:
+        """How a kernel is launched; `is_early`: it may be brought to the processors while the one before runs, see
+        `compile.dependent`. That costs the host more than a plain launch, so only graphs have it.
         """
         cuda = self._cuda
-        allowed = cuda.CUlaunchAttribute()
-        allowed.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        allowed.value.programmaticStreamSerializationAllowed = 1
         config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = threads
         config.sharedMemBytes, config.hStream = shared, cuda.CUstream(stream)
-        config.attrs, config.numAttrs = [allowed], 1
-        self._call(cuda.cuLaunchKernelEx, config, function, parameters, 0)
+        if is_early:
+            allowed = cuda.CUlaunchAttribute()
+            allowed.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            allowed.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [allowed], 1
+        return config
 
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:
         """What a kernel takes in blocks of `threads` with `shared` bytes of dynamic shared memory."""

@@ -86,9 +86,9 @@ class RawGraph:
         origin, side = current_stream(self.backend), Stream(self.backend, priority=-1)  # before work beside it
         side.wait_stream(origin)
         pool = self.backend.pool
-        if pool.graph_count == 0 and pool.graphs is not None:  # packed anew, blocks lie as they did in the rehearsal
+        if pool.graph_count == 0:  # packed anew, blocks lie as they did in the rehearsal
             self.backend.driver.synchronize()
-            pool.graphs.release()
+            pool.empty_graphs()
         with use(side), self._arena():
             result = self._record(function, side)
         origin.wait_stream(side)
@@ -119,6 +119,7 @@ class RawGraph:
         gc.collect()
         pool.end_retired()
         driver.synchronize()
+        pool.take_back()  # or what is free already would be held
         collecting = gc.isenabled()
         gc.disable()  # finalizers of other libraries may call the driver in ways that end a capture
         driver.begin_capture(stream.handle)

@@ -6,7 +6,8 @@ size that was just given back are handed out again without a search; they are me
 free block is large enough. A block that another stream used as well waits until that stream is past it.
 
 Blocks are given back by finalizers, which run in any thread at any moment: also in one that compiles a kernel for which
-another thread waits. So giving back never waits for a lock or for the driver.
+another thread waits. So giving back only notes the block, and never waits for a lock or for the driver; whoever next
+takes memory, or asks how much is in use, deals with what was noted.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Arena:
 
     def merge(self) -> bool:
         """Join blocks that were given back with their free neighbours; whether there were any."""
-        quick, self.quick = self.quick, {}  # first: a finalizer may give a block back at any moment
+        quick, self.quick = self.quick, {}  # first: while memory is watched, finalizers deal with what they give back
         waiting = [block for blocks in quick.values() for block in blocks]
         for block in waiting:
             for neighbour in (block.before, block.after):
@@ -152,11 +153,10 @@ class Pool:
     """All arenas of a device, with counters in bytes.
 
     Attributes:
-        allocated, reserved: in use, and taken from the driver; `max_` their peaks since the last reset.
+        give: `give(block)` takes a block back for reuse in its stream's order; never waits.
+        reserved: taken from the driver; `max_reserved` and `max_allocated` are the peaks since the last reset.
         poison: fill fresh memory with NaN patterns, so that reading what was never written shows.
         owner: the op that is running, for the snapshot.
-        watch: told the address and the bytes of every block that is taken, and of every one that is free again the
-            bytes below 0; None while nobody looks.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -169,16 +169,44 @@ class Pool:
         self.capturing = False
         self.held: list[Block] = []  # given back during a capture, which may have recorded work on them
         self.kept: deque[list[Block]] = deque()  # given back since each piece of work in a branch of a capture began
-        self.late: deque[Block] = deque()  # given back when it could not be dealt with
+        self.given: deque[Block] = deque()  # given back, not dealt with yet
+        self.give: Callable[[Block], None] = self.given.append
         self.waiting: list[tuple[Block, list[int]]] = []  # given back, and the events of other streams' use
         self.retired: deque[Callable[[], None]] = deque()  # ends of graphs that nobody holds any more
         self.segments: dict[int, int] = {}
-        self.allocated = self.max_allocated = self.reserved = self.max_reserved = 0
+        self._allocated = self.max_allocated = self.reserved = self.max_reserved = 0
         self.allocations = self.driver_allocations = 0
         self.poison = False
         self.owner = ""
-        self.watch: Callable[[int, int], None] | None = None
-        self._lock = threading.RLock()  # a finalizer may give a block back in the middle of `take`
+        self._watch: Callable[[int, int], None] | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in use."""
+        self.take_back()
+        return self._allocated
+
+    @property
+    def watch(self) -> Callable[[int, int], None] | None:
+        """Told the address and the bytes of every block that is taken, and of every one that is free again the bytes
+        below 0, at that moment where no other thread is at work here; None while nobody looks.
+        """
+        return self._watch
+
+    @watch.setter
+    def watch(self, watch: Callable[[int, int], None] | None) -> None:
+        self.take_back()
+        self._watch = watch
+        self.give = self.given.append if watch is None else self._give_at_once
+
+    def _give_at_once(self, block: Block) -> None:
+        self.given.append(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._deal()
+            finally:
+                self._lock.release()
 
     def take(self, nbytes: int, stream: int) -> Block:
         """A block of at least `nbytes`, contents undefined.
@@ -192,18 +220,20 @@ class Pool:
         """The same of a size that is a block's."""
         self._lock.acquire()  # `with` takes twice as long, and this runs for every op
         try:
-            if (self.late or self.waiting) and not self.capturing:
+            if self.given:
+                self._deal()
+            if self.waiting and not self.capturing:
                 self._collect()
             arena = self.private or self.arenas.get(stream) or self._arena(stream)
             blocks = arena.quick.get(size)
             block = blocks.pop() if blocks else self._slow(arena, size)
             block.owner = self.owner
             self.allocations += 1
-            self.allocated += block.size
-            if self.allocated > self.max_allocated:
-                self.max_allocated = self.allocated
-            if self.watch is not None:
-                self.watch(block.pointer, block.size)
+            allocated = self._allocated = self._allocated + block.size
+            if allocated > self.max_allocated:
+                self.max_allocated = allocated
+            if self._watch is not None:
+                self._watch(block.pointer, block.size)
         finally:
             self._lock.release()
         if self.poison:
@@ -242,37 +272,42 @@ class Pool:
         except OutOfDeviceMemory:
             raise OutOfMemoryError(self._explain(what), next=self._advice()) from None
 
-    def give(self, block: Block) -> None:
-        """Take a block back for reuse in its stream's order; never waits."""
-        if not self._lock.acquire(False):
-            self.late.append(block)
-            return
-        try:
+    def take_back(self) -> None:
+        """Deal with the blocks that were given back so far."""
+        with self._lock:
+            self._deal()
+
+    def _deal(self) -> None:
+        while self.given:
+            try:
+                block = self.given.popleft()
+            except IndexError:  # a finalizer has dealt with it, while memory is watched
+                return
             if self.capturing and (block.streams is not None or block.arena is not self.private):
                 self.held.append(block)
             elif self.kept:
                 self.kept[-1].append(block)
             elif block.streams is not None:
-                self.late.append(block)
+                self._wait_for_streams(block)
             else:
                 self._settle(block)
-        finally:
-            self._lock.release()
 
     def _settle(self, block: Block) -> None:
-        self.allocated -= block.size
-        if self.watch is not None:
-            self.watch(block.pointer, -block.size)
+        self._allocated -= block.size
+        if self._watch is not None:
+            self._watch(block.pointer, -block.size)
         block.arena.quick.setdefault(block.size, []).append(block)
 
     def keep(self) -> None:
         """From here on, keep blocks that are given back: work of two streams may use them, until `give_kept`."""
         with self._lock:
+            self._deal()
             self.kept.append([])
 
     def give_kept(self, count: int) -> None:
         """Let the blocks be used again that were kept since the first `count` of `keep`."""
         with self._lock:
+            self._deal()
             passed = [block for _ in range(count) for block in self.kept.popleft()]
             for block in passed:
                 self._settle(block)
@@ -285,8 +320,6 @@ class Pool:
         """Go back to normal; the blocks that were held."""
         with self._lock:
             self.give_kept(len(self.kept))
-            for _ in range(len(self.late)):
-                self.give(self.late.popleft())
             self.capturing = False
             held, self.held = self.held, []
             return held
@@ -307,13 +340,8 @@ class Pool:
         self.waiting.append((block, events))
 
     def _collect(self, wait: bool = False) -> None:
-        """Give back the waiting blocks whose events have happened; with `wait` all of them."""
-        while self.late:
-            block = self.late.popleft()
-            if block.streams is not None:
-                self._wait_for_streams(block)
-            else:
-                self.give(block)
+        """Take back the waiting blocks whose events have happened; with `wait` all of them."""
+        self._deal()
         waiting, self.waiting = self.waiting, []
         for block, events in waiting:
             if wait or all(self.driver.is_event_done(event) for event in events):
@@ -321,7 +349,7 @@ class Pool:
                     if wait:
                         self.driver.synchronize_event(event)
                     self.driver.destroy_event(event)
-                self.give(block)
+                self._settle(block)
             else:
                 self.waiting.append((block, events))
 
@@ -371,6 +399,13 @@ class Pool:
         with self._lock:
             self._release()
 
+    def empty_graphs(self) -> None:
+        """Give the segments of graphs without a block in use back to the driver; the device is idle."""
+        with self._lock:
+            self._deal()
+            if self.graphs is not None:
+                self.graphs.release()
+
     def reset_peak(self) -> None:
         """Let the peaks start from what is in use now."""
         self.max_allocated, self.max_reserved = self.allocated, self.reserved
@@ -379,7 +414,8 @@ class Pool:
         """Every block by address: segment, size, whether it is in use, and the op that asked for it."""
         with self._lock:
             found = []
-            late = {b.pointer for b in (*self.late, *(b for b, _ in self.waiting))}
+            self._deal()
+            late = {b.pointer for b, _ in self.waiting}
             for arena in self._all():
                 idle = late.union(*([b.pointer for b in blocks] for blocks in list(arena.quick.values())))
                 for block in list(arena.blocks.values()):

@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from genesis.array import Array
     from genesis.backend.cuda.driver import Driver
 
-__all__ = ["Plan", "Recorder", "Source", "Step", "record", "recorders", "recording", "submit", "watching_launches"]
+__all__ = [
+    "Plan",
+    "Recorder",
+    "Source",
+    "Step",
+    "record",
+    "recorders",
+    "recording",
+    "submit",
+    "watches",
+    "watching_launches",
+]
 
 
 class _Recording(threading.local):
@@ -77,33 +88,37 @@ class Step:
 
     def launch(self, pointers: list[int], stream: int) -> None:
         """Launch on arrays at these addresses, the first time after preparing it."""
+        self.make_ready()
+        for slot, pointer in zip(self.slots, pointers, strict=True):
+            self.words[slot] = pointer
+        _launched(self, stream)
+
+    def make_ready(self) -> None:
+        """Prepare the launch, where that was not done; may wait for the kernel."""
         if self.prepare is not None:
             self.prepare(self)
             self.prepare = None
             pairs = zip(self.slots, self.sources, strict=True) if self.sources else ()
             self.places = tuple((slot, *source) for slot, source in pairs if source is not None)
-        for slot, pointer in zip(self.slots, pointers, strict=True):
-            self.words[slot] = pointer
-        _launched(self, stream)
 
 
 LaunchWatch = Callable[[Step, int], None]
-_watches: list[LaunchWatch] = []
+watches: list[LaunchWatch] = []
 
 
 @contextmanager
 def watching_launches(watch: LaunchWatch) -> Iterator[None]:
     """Call `watch(step, stream)` in the place of every launch inside the block; it calls `step.run(stream)` itself."""
-    _watches.append(watch)
+    watches.append(watch)
     try:
         yield
     finally:
-        _watches.remove(watch)
+        watches.remove(watch)
 
 
 def _launched(step: Step, stream: int) -> None:
-    if _watches:
-        _watches[-1](step, stream)
+    if watches:
+        watches[-1](step, stream)
     else:
         step.run(stream)
 
@@ -153,33 +168,28 @@ class Plan:
         self.driver, self.allocate = driver, allocate
         self.lock = threading.Lock()  # the parameter buffers are shared
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether no launch waits for its kernel."""
+        return not any(step.prepare for step in self.steps)
+
     def run(self, operands: tuple[Array, ...], stream: int) -> None:
         """Launch everything on these operands."""
-        self.run_at([x.storage.pointer + x.offset * x.dtype.itemsize for x in operands], stream)
-
-    def run_at(self, pointers: list[int], stream: int) -> None:
-        """The same on the operands at these addresses."""
-        if self.sizes:
-            temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
-            pointers += [storage.pointer for storage in temporaries]
+        pointers = [x.storage.pointer + x.offset * x.dtype.itemsize for x in operands]
+        temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
+        pointers += [storage.pointer for storage in temporaries]
         if self.driver.pending:
             self.driver.pending.append(lambda: self._launch(pointers, stream))
         else:
             self._launch(pointers, stream)
 
     def _launch(self, pointers: list[int], stream: int) -> None:
-        self.lock.acquire()  # `with` takes twice as long, and this runs for every op
-        try:
+        with self.lock:
             for step in self.steps:
-                words = step.words
+                step.make_ready()
                 for slot, operand, delta in step.places:
-                    words[slot] = pointers[operand] + delta
-                if _watches:
-                    _watches[-1](step, stream)
-                else:
-                    step.run(stream)
-        finally:
-            self.lock.release()
+                    step.words[slot] = pointers[operand] + delta
+                _launched(step, stream)
 
 
 def record(
