@@ -270,12 +270,12 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
     """
     if op.join is not None:
         inputs, attrs = op.join(inputs, attrs)
-    if out is None and op.view is None and not _observers:
+    if op.view is None and not _observers and not isinstance(out, tuple):
         for x in inputs:
             if isinstance(x, Array):
                 if x.device is CPU:
                     break
-                replayed = x.storage.backend.replay(op, inputs, attrs)
+                replayed = x.storage.backend.replay(op, inputs, attrs, out)
                 if replayed is None:
                     break
                 return replayed

@@ -177,7 +177,7 @@ def rows() -> Iterator[Row]:
 def forget() -> None:
     """Let launches be chosen anew."""
     backend._calls.clear()
-    backend._plans.clear()
+    backend._into.clear()
 
 
 def check(row: Row) -> None:

@@ -153,7 +153,9 @@ class CpuBackend:
     def allocate(self, nbytes: int) -> CpuStorage:
         return CpuStorage(pool.take(nbytes), nbytes)
 
-    def replay(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Array, ...] | None:
+    def replay(
+        self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None = None
+    ) -> tuple[Array, ...] | None:
         """Nothing is remembered here: deciding is cheap beside numpy's work."""
         return None
 

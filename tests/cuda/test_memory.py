@@ -94,6 +94,47 @@ def test_without_record_stream_it_would_be_reused_at_once(pool: Pool) -> None:
     assert pool.take(MIB, 0).pointer == block.pointer
 
 
+def test_who_watches_is_told_at_once_of_what_is_given_back(pool: Pool) -> None:
+    seen: list[tuple[int, int]] = []
+    before = pool.take(KIB, 0)
+    pool.give(before)
+    pool.watch = lambda address, nbytes: seen.append((address, nbytes))
+    block = pool.take(MIB, 0)
+    pool.give(block)
+    assert seen == [(block.pointer, MIB), (block.pointer, -MIB)]
+    pool.watch = None
+    pool.give(pool.take(MIB, 0))
+    assert len(seen) == 2
+    assert pool.allocated == 0
+
+
+def test_a_finalizer_may_give_back_while_somebody_watches(pool: Pool) -> None:
+    """In the middle of dealing with other blocks, in the same thread."""
+    blocks = [pool.take(KIB, 0) for _ in range(4)]
+
+    def watch(address: int, nbytes: int) -> None:
+        if nbytes < 0 and blocks:
+            pool.give(blocks.pop())
+
+    pool.watch = watch
+    pool.give(blocks.pop())
+    assert not blocks
+    assert pool.allocated == 0
+
+
+def test_what_was_free_before_a_capture_is_not_held_by_it() -> None:
+    graph, other, x = cuda.Graph(), cuda.Graph(), genesis.ones(1000, device="cuda")
+    other.capture(lambda: x * 2)
+    graph.rehearse(lambda: x + 1)
+    idle = genesis.empty(3 * MIB, dtype="uint8", device="cuda")
+    in_use = cuda.memory_allocated()
+    del idle
+    graph.record(lambda: x + 1)
+    assert graph._graph is not None
+    assert not graph._graph.held
+    assert cuda.memory_allocated() <= in_use - 3 * MIB + 4 * KIB
+
+
 def test_record_stream_of_a_tensor_holds_its_memory() -> None:
     side = cuda.Stream()
     x = genesis.empty(5 * MIB, dtype="uint8", device="cuda")

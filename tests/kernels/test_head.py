@@ -46,7 +46,7 @@ def forget_calls() -> Iterator[None]:
     yield
     backend: Any = backend_for(CUDA)  # not another one beside it: captures and memory must stay those of one backend
     backend._calls.clear()
-    backend._plans.clear()
+    backend._into.clear()
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def test_a_wrong_twin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_of(CUDA)
     monkeypatch.setitem(twins, "exp", wrong)
     monkeypatch.setattr(backend, "_calls", {})
-    monkeypatch.setattr(backend, "_plans", {})
+    monkeypatch.setattr(backend, "_into", {})
     twin_named.cache_clear()
     first = collected()["exp", "float32"][0]
     try:

@@ -9,7 +9,10 @@ import genesis
 from genesis.array import Array, empty
 from genesis.backend import backend_for
 from genesis.backend.cuda import CudaBackend, replay, twins
+from genesis.backend.cuda.recording import Step, submit, watching_launches
 from genesis.backend.cuda.replay import call_key, layout_of
+from genesis.dtypes import float32
+from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.op import Op, Spec, registry
 from tests.ops.devices import CUDA
 
@@ -20,7 +23,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
     found = backend_for(CUDA)
     assert isinstance(found, CudaBackend)
     monkeypatch.setattr(found, "_calls", {})
-    monkeypatch.setattr(found, "_plans", {})
+    monkeypatch.setattr(found, "_into", {})
     return found
 
 
@@ -85,8 +88,160 @@ def test_sizes_that_depend_on_data_do_not_pile_up(backend: CudaBackend, monkeypa
         mask = genesis.tensor(np.arange(40) < count, device="cuda")
         assert x[mask].tolist() == values[:count].tolist()
         assert rows[mask[:20]].numpy().tolist() == values.reshape(20, 2)[:count].tolist()
-        assert len(backend._calls) <= 8 and len(backend._plans) <= 8 and len(replay._layouts) <= 16
-    assert len(backend._plans) == 8
+        assert len(backend._calls) <= 8 and len(backend._into) <= 8 and len(replay._layouts) <= 16
+    assert len(backend._into) == 8
+
+
+def test_what_came_back_is_written_out_once_for_all_sizes(backend: CudaBackend) -> None:
+    replay._written.cache_clear()
+    for shape in ((5, 7), (3,), (2, 3, 4)):
+        for turn in range(4):
+            x, y = np.random.default_rng(turn).standard_normal((2, *shape)).astype(np.float32)
+            assert np.array_equal(registry["add"](device(x), device(y)).numpy(), x + y)
+    assert len(backend._calls) == 3
+    assert replay._written.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 5])
+def test_calls_into_given_memory_come_back_too(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    add, values = registry["add"], np.arange(12, dtype=np.float32).reshape(3, 4)
+    x, y, out = device(values), device(values + 1), device(np.zeros((3, 4), np.float32))
+    for _ in range(turns):
+        assert add(x, y, out=out) is out
+    assert out.storage.version == turns
+    assert np.array_equal(out.numpy(), 2 * values + 1)
+    for _ in range(turns):
+        add(x, y, out=x)
+    assert np.array_equal(x.numpy(), values + turns * (values + 1))
+    monkeypatch.setattr(add, "infer", lambda *args, **attrs: pytest.fail("decided again"))
+    if turns > 1:
+        add(x, y, out=out)
+
+
+def test_given_memory_that_overlaps_an_input_is_not_written_while_it_is_read(backend: CudaBackend) -> None:
+    """The key of a call does not tell whether two arrays share memory."""
+    add = registry["add"]
+    ones = device(np.ones(4, np.float32))
+    for _ in range(3):
+        add(device(np.arange(4, dtype=np.float32)), ones, out=device(np.zeros(4, np.float32)))
+    memory = device(np.arange(8, dtype=np.float32))
+    add(memory.view((4,), (1,), 0), ones, out=memory.view((4,), (1,), 4))
+    add(memory.view((4,), (1,), 2), ones, out=memory.view((4,), (1,), 0))
+    assert memory.numpy().tolist() == [3, 4, 2, 3, 1, 2, 3, 4]
+
+
+def test_a_wrong_out_is_refused_however_often_the_op_ran(backend: CudaBackend) -> None:
+    x = device(np.ones(4, np.float32))
+    for _ in range(3):
+        registry["add"](x, x, out=device(np.zeros(4, np.float32)))
+        with pytest.raises(ShapeError):
+            registry["add"](x, x, out=device(np.zeros(5, np.float32)))
+        with pytest.raises(DTypeError):
+            registry["add"](x, x, out=device(np.zeros(4, np.int32)))
+
+
+def test_several_outputs_are_taken_afresh(backend: CudaBackend) -> None:
+    before: list[Array] = []
+    for turn in range(4):
+        values = np.random.default_rng(turn).standard_normal((3, 8)).astype(np.float32)
+        top, places = registry["topk"](device(values), k=2, axis=1)
+        assert np.array_equal(places.numpy(), np.argsort(-values, axis=1, kind="stable")[:, :2])
+        assert np.array_equal(top.numpy(), np.take_along_axis(values, places.numpy(), 1))
+        assert not {a.data_ptr() for a in before} & {top.data_ptr(), places.data_ptr()}
+        before += [top, places]
+
+
+def test_what_is_changed_in_place_counts_its_versions(backend: CudaBackend) -> None:
+    p, expected = device(np.ones(5, np.float32)), np.ones(5, np.float32)
+    for turn in range(4):
+        g = np.full(5, turn, np.float32)
+        registry["sgd_step"](p, device(g), 0.5, 1.0, 1.0, weight_decay=0.0)
+        expected = expected - np.float32(0.5) * g
+        assert p.storage.version == turn + 1
+        assert np.allclose(p.numpy(), expected, rtol=2e-7, atol=0)
+
+
+def test_launches_that_are_watched_are_seen_each_time(backend: CudaBackend) -> None:
+    x, seen = device(np.ones(5, np.float32)), []
+    for _ in range(3):
+        registry["exp"](x)
+
+    def watch(step: Step, stream: int) -> None:
+        seen.append(step.name)
+        step.run(stream)
+
+    with watching_launches(watch):
+        found = registry["exp"](x)
+    registry["exp"](x)
+    assert len(seen) == 1
+    assert np.allclose(found.numpy(), np.e)
+
+
+def launch_what_waits(backend: CudaBackend) -> None:
+    backend.driver.flush()  # of a GPU; in the interpreter nothing waits but what a test lets wait
+    try:
+        for launch in backend.driver.pending:
+            launch()
+    finally:
+        backend.driver.pending.clear()
+
+
+def test_calls_wait_behind_launches_that_wait(backend: CudaBackend) -> None:
+    exp, order = registry["exp"], []
+    x, out = device(np.ones(5, np.float32)), device(np.zeros(5, np.float32))
+    for _ in range(3):
+        exp(x)
+        exp(x, out=out)
+
+    def first() -> None:
+        order.append("waited")
+        backend.driver.fill(x.data_ptr(), 0, x.nbytes, backend.stream)
+
+    backend.driver.pending.append(first)
+    fresh = exp(x)
+    exp(x, out=out)
+    order.append("asked")
+    launch_what_waits(backend)
+    assert order == ["asked", "waited"]
+    assert fresh.numpy().tolist() == out.numpy().tolist() == [1.0] * 5
+
+
+def test_a_launch_that_could_not_be_prepared_says_so_again(backend: CudaBackend) -> None:
+    failures = ["no compiler", "still none"]
+
+    def prepare(step: Step) -> None:
+        if failures:
+            raise DeviceError(failures.pop(0))
+        step.words, step.slots, step.run = [0], (0,), lambda stream: launched.append(stream)
+
+    def twin(out: Array) -> None:
+        submit(Step(prepare, lambda: False), [out], backend.driver, backend.stream)
+
+    launched: list[int] = []
+    op = Op("trial", lambda out: None, lambda **attrs: Spec((4,), float32), twin=twin)
+
+    def run() -> None:
+        op(device=CUDA)
+        launch_what_waits(backend)
+
+    for message in tuple(failures):
+        with pytest.raises(DeviceError, match=message):
+            run()
+    for turn in range(3):
+        run()
+        assert len(launched) == turn + 1
+
+
+def test_an_error_in_a_written_call_shows_its_line(backend: CudaBackend) -> None:
+    x = device(np.ones(5, np.float32))
+    for _ in range(3):
+        registry["exp"](x)
+    (call,) = [c for key, c in backend._calls.items() if key[0] is registry["exp"]]
+    with pytest.raises(AttributeError) as caught:
+        call.run((None,))
+    assert str(caught.traceback[-1].statement).strip() == "p1 = x.storage.pointer + x.offset * 4"
 
 
 def twin_of_two_steps(out: Array, x: Array) -> None:
@@ -100,7 +255,7 @@ def test_temporaries_and_windows_are_traced(backend: CudaBackend, monkeypatch: p
     op = Op("trial", lambda out, x: None, lambda x: Spec(x.shape, x.dtype), family="elementwise")
     monkeypatch.setitem(twins, "trial", twin_of_two_steps)
     try:
-        for value in (1.0, 5.0):
+        for value in (1.0, 5.0, 2.0, -3.0):
             x = device(np.full(9, value, np.float32))
             assert np.all(op(x).numpy() == -2 * value)
         assert [key[0] for key in backend._calls] == [op]

@@ -34,10 +34,10 @@ def forget_calls() -> Iterator[None]:
     """Launches that were recorded with other tile sizes must not be replayed."""
     backend: Any = backend_for(CUDA)
     backend._calls.clear()
-    backend._plans.clear()
+    backend._into.clear()
     yield
     backend._calls.clear()
-    backend._plans.clear()
+    backend._into.clear()
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_selections_of_any_count_share_one_launch() -> None:
         found = registry["masked_select"](on_device(x), array, offsets, count=int(mask.sum()))
         assert np.array_equal(found.numpy(), x[mask])
     assert len(select._plans) == 1
-    assert not any(plan for key, plan in backend_for(CUDA)._plans.items() if key[0].name == "masked_select")
+    assert not any(plan for key, plan in backend_for(CUDA)._into.items() if key[0].name == "masked_select")
 
 
 @pytest.mark.parametrize("given", [4, 8])

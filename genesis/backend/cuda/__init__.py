@@ -15,7 +15,7 @@ from genesis.backend.cuda.beside import Branch
 from genesis.backend.cuda.driver import driver_for
 from genesis.backend.cuda.faults import check as check_faults
 from genesis.backend.cuda.memory import ALIGNMENT, Block, Pool, rounded
-from genesis.backend.cuda.recording import Plan, record, recorders, recording
+from genesis.backend.cuda.recording import record, recorders, recording
 from genesis.backend.cuda.replay import Call, call_key
 from genesis.backend.cuda.twins import twins
 from genesis.errors import DeviceError
@@ -61,7 +61,7 @@ class CudaBackend:
         self.stream = 0
         self._lent = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
-        self._plans: dict[Any, Plan] = {}  # of calls that write where they were told to
+        self._into: dict[Any, Call] = {}  # into memory that is given, which stands before the inputs
 
     @functools.cached_property
     def branch(self) -> Branch:
@@ -119,15 +119,27 @@ class CudaBackend:
         finally:
             self._lent = before
 
-    def replay(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Array, ...] | None:
+    def replay(
+        self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None = None
+    ) -> tuple[Array, ...] | None:
         """The outputs of a call like one before, or None where there was none."""
         if recorders and recording() is not None:
             return None
+        operands = inputs if out is None else (out, *inputs)
         try:
-            call = self._calls.get(call_key(op, inputs, attrs))
+            call = (self._calls if out is None else self._into).get(call_key(op, operands, attrs))
         except TypeError:  # an attribute that cannot be a key
             return None
-        return None if call is None else call.run(inputs)
+        if call is None or out is None:
+            return None if call is None else call.run(operands)
+        storage = out.storage
+        for x in inputs:
+            if x is not out and getattr(x, "storage", None) is storage:  # the key does not say how they overlap
+                return None
+        if call.run(operands) is None:
+            return None
+        storage.version += 1
+        return (out,)
 
     def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
         """Run an op's twin and remember what it launched, or replay that on operands of the same layout."""
@@ -136,25 +148,28 @@ class CudaBackend:
         if recording() is not None:  # inside another op's twin: its launches belong to that one
             twin(out, *inputs, **attrs)
             return
-        operands = (*outputs, *(x for x in inputs if hasattr(x, "storage")))
-        key: tuple[Any, ...] | None = call_key(op, (*outputs, *inputs), attrs)
+        operands = (*outputs, *inputs)
+        key: tuple[Any, ...] | None = call_key(op, operands, attrs)
         try:
-            plan = self._plans.get(key)
+            call = self._into.get(key)
         except TypeError:  # an attribute that cannot be a key
-            key = plan = None
-        if plan is not None:
-            plan.run(operands, self.stream)
+            key = call = None
+        if call is not None and call.run(operands) is not None:
+            return
+        arrays = tuple([x for x in operands if hasattr(x, "storage")])
+        if call is not None:
+            call.plan.run(arrays, self.stream)
             return
         self.pool.owner = op.name
         try:
-            plan = record(operands, lambda: twin(out, *inputs, **attrs), self.driver, self.temporary)
+            plan = record(arrays, lambda: twin(out, *inputs, **attrs), self.driver, self.temporary)
         finally:
             self.pool.owner = ""
         if plan is None or key is None:
             return
-        _remember(self._plans, key, plan)
+        _remember(self._into, key, Call(self, plan, (), operands))
         if all(a.offset == 0 and a.is_contiguous for a in outputs) and not any(x is a for a in outputs for x in inputs):
-            _remember(self._calls, call_key(op, inputs, attrs), Call(self, op, outputs, inputs, plan))
+            _remember(self._calls, call_key(op, inputs, attrs), Call(self, plan, outputs, inputs, op.mutates))
 
     def to_numpy(self, array: Array) -> np.ndarray:
         """A host copy of the elements; waits for the stream."""

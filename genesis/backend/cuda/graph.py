@@ -38,9 +38,10 @@ class Recorded(NamedTuple):
 class RawGraph:
     """A captured graph of one device, replayed on the current stream."""
 
+    _graph: Recorded | None = None  # of the class, because an object that could not be made is deleted, too
+
     def __init__(self, backend: CudaBackend) -> None:
         self.backend = backend
-        self._graph: Recorded | None = None
 
     @property
     def is_captured(self) -> bool:

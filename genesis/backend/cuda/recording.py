@@ -176,8 +176,9 @@ class Plan:
     def run(self, operands: tuple[Array, ...], stream: int) -> None:
         """Launch everything on these operands."""
         pointers = [x.storage.pointer + x.offset * x.dtype.itemsize for x in operands]
-        temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
-        pointers += [storage.pointer for storage in temporaries]
+        if self.sizes:
+            temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
+            pointers += [storage.pointer for storage in temporaries]
         if self.driver.pending:
             self.driver.pending.append(lambda: self._launch(pointers, stream))
         else:
@@ -186,9 +187,11 @@ class Plan:
     def _launch(self, pointers: list[int], stream: int) -> None:
         with self.lock:
             for step in self.steps:
-                step.make_ready()
+                if step.prepare is not None:  # compiling it failed when it was first asked for
+                    step.make_ready()
+                words = step.words
                 for slot, operand, delta in step.places:
-                    step.words[slot] = pointers[operand] + delta
+                    words[slot] = pointers[operand] + delta
                 _launched(step, stream)
 
 

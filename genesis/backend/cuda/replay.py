@@ -92,15 +92,25 @@ def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[An
 class Call:
     """A repeatable call.
 
+    Args:
+        plan: what it launches, on its outputs and then on the arrays among its inputs.
+        outputs: made afresh for every call, like these.
+        mutates: which inputs it changes in place.
+
     Attributes:
-        run: `run(inputs)` gives fresh outputs of the op, or None where the call cannot be repeated just now.
+        run: `run(inputs)` gives the outputs, or None where the call cannot be repeated just now.
     """
 
-    __slots__ = ("run",)
+    __slots__ = ("plan", "run")
     run: Callable[[tuple[Any, ...]], tuple[Array, ...] | None]
 
     def __init__(
-        self, backend: CudaBackend, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], plan: Plan
+        self,
+        backend: CudaBackend,
+        plan: Plan,
+        outputs: tuple[Array, ...],
+        inputs: tuple[Any, ...],
+        mutates: tuple[int, ...] = (),
     ) -> None:
         operands = tuple([(i, x.dtype.itemsize) for i, x in enumerate(inputs) if hasattr(x, "storage")])
         made = [(a.nbytes, rounded(a.nbytes), a.shape, a.strides, a.dtype, layout_of(a), a.spec) for a in outputs]
@@ -110,11 +120,11 @@ class Call:
             if not plan.is_prepared:
                 return None
             places = tuple([tuple([(slot, p, delta != 0) for slot, p, delta in step.places]) for step in plan.steps])
-            bind = _written(Form(len(made), operands, len(plan.sizes), places, op.mutates))
+            bind = _written(Form(len(made), operands, len(plan.sizes), places, mutates))
             self.run = bind(backend, plan, watches, *types, made)
             return self.run(inputs)
 
-        self.run = write_out
+        self.plan, self.run = plan, write_out
 
 
 class Form(NamedTuple):
