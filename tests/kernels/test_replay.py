@@ -8,7 +8,7 @@ import pytest
 import genesis
 from genesis.array import Array, empty
 from genesis.backend import backend_for
-from genesis.backend.cuda import CudaBackend, replay, twins
+from genesis.backend.cuda import CudaBackend, replay, twins, written
 from genesis.backend.cuda.recording import Step, submit, watching_launches
 from genesis.backend.cuda.replay import call_key, layout_of
 from genesis.dtypes import float32
@@ -93,13 +93,13 @@ def test_sizes_that_depend_on_data_do_not_pile_up(backend: CudaBackend, monkeypa
 
 
 def test_what_came_back_is_written_out_once_for_all_sizes(backend: CudaBackend) -> None:
-    replay._written.cache_clear()
+    written._binder.cache_clear()
     for shape in ((5, 7), (3,), (2, 3, 4)):
         for turn in range(4):
             x, y = np.random.default_rng(turn).standard_normal((2, *shape)).astype(np.float32)
             assert np.array_equal(registry["add"](device(x), device(y)).numpy(), x + y)
     assert len(backend._calls) == 3
-    assert replay._written.cache_info().misses == 1
+    assert written._binder.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 5])
