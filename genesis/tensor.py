@@ -41,11 +41,6 @@ class Tensor(TensorBase, concrete=True):
     __slots__ = ()
     __array_priority__ = 1000  # numpy operators defer to ours
 
-    def __init__(self, array: Array, *, requires_grad: builtins.bool = False) -> None:
-        self._setup(array)
-        if requires_grad:
-            self.requires_grad_()
-
     # --- What it is --------------------------------------------------------------------------------------------------
 
     @property
@@ -218,19 +213,6 @@ class Tensor(TensorBase, concrete=True):
     @requires_grad.setter
     def requires_grad(self, value: builtins.bool) -> None:
         self.requires_grad_(value)
-
-    def requires_grad_(self, value: builtins.bool = True) -> Tensor:
-        """Mark a leaf as needing a gradient, or not.
-
-        Raises:
-            GradientError: for integers and for results of recorded ops.
-        """
-        if value and not self.dtype.is_floating_point:
-            raise GradientError(f"{self.dtype} tensors have no gradient", next="use a float type")
-        if not value and self.current_node() is not None:
-            raise GradientError("a recorded result cannot stop requiring a gradient", next="use detach()")
-        self._requires_grad = value
-        return self
 
     def detach(self) -> Tensor:
         """The same memory, off the tape."""

@@ -56,27 +56,42 @@ class TensorBase:
         if concrete:  # the class that `apply` makes its results of
             TensorBase._concrete = cls
 
-    @staticmethod
-    def wrap(array: Array, node: BaseNode | None = None, slot: int = 0) -> Any:
-        """A tensor over `array`, on the tape when `node` is given."""
-        self = object.__new__(TensorBase._concrete)
-        TensorBase._setup(self, array, node, slot)
-        return self
-
-    def _setup(self, array: Array, node: BaseNode | None = None, slot: int = 0, requires_grad: bool = False) -> None:
+    def __init__(
+        self, array: Array, node: BaseNode | None = None, slot: int = 0, *, requires_grad: bool = False
+    ) -> None:
         self.array, self.node, self.slot = array, node, slot
         self.grad: Any = None
         self.base: TensorBase | None = None
         self.history = 0  # counts in-place changes recorded on this tensor, when it is a base
         self._view_history = 0  # the base's count when this view last derived its history
-        self._requires_grad = requires_grad
+        self._requires_grad = False
         self._accumulate: Edge | None = None  # to the node of this leaf, once it has one
         self._home: Home | None = None  # where a first gradient is written (a place in a flat buffer), if set
         self._post_hooks: tuple[Callable[[Any], None], ...] = ()
+        if requires_grad:
+            self.requires_grad_()
+
+    @staticmethod
+    def wrap(array: Array, node: BaseNode | None = None, slot: int = 0) -> Any:
+        """A tensor over `array`, on the tape when `node` is given."""
+        return TensorBase._concrete(array, node, slot)
 
     @property
     def requires_grad(self) -> bool:
         return self._requires_grad or self.current_node() is not None
+
+    def requires_grad_(self, value: bool = True) -> Any:
+        """Mark a leaf as needing a gradient, or not; the tensor itself.
+
+        Raises:
+            GradientError: for integers and for results of recorded ops.
+        """
+        if value and not self.array.dtype.is_floating_point:
+            raise GradientError(f"{self.array.dtype} tensors have no gradient", next="use a float type")
+        if not value and self.current_node() is not None:
+            raise GradientError("a recorded result cannot stop requiring a gradient", next="use detach()")
+        self._requires_grad = value
+        return self
 
     @property
     def is_leaf(self) -> bool:
@@ -315,7 +330,7 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         if edges is not None and True in [r.dtype.is_floating_point for r in results]:
             node = _node(op, edges, arrays, results, attrs, lent)
     if len(results) == 1 and op.view is None:  # nearly all calls
-        return TensorBase.wrap(results[0], node)
+        return TensorBase._concrete(results[0], node)
     tensors = tuple(
         TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
         for i, r in enumerate(results)
