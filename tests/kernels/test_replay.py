@@ -31,6 +31,15 @@ def device(values: np.ndarray) -> Array:
     return genesis.tensor(values, device="cuda").array  # type: ignore[no-any-return]
 
 
+def launch_what_waits(backend: CudaBackend) -> None:
+    backend.driver.flush()  # of a GPU; in the interpreter nothing waits but what a test lets wait
+    try:
+        for launch in backend.driver.pending:
+            launch()
+    finally:
+        backend.driver.pending.clear()
+
+
 def test_a_second_call_replays_on_new_operands(backend: CudaBackend) -> None:
     add = registry["add"]
     rng = np.random.default_rng(0)
@@ -172,20 +181,12 @@ def test_launches_that_are_watched_are_seen_each_time(backend: CudaBackend) -> N
         seen.append(step.name)
         step.run(stream)
 
+    launch_what_waits(backend)
     with watching_launches(watch):
         found = registry["exp"](x)
     registry["exp"](x)
     assert len(seen) == 1
     assert np.allclose(found.numpy(), np.e)
-
-
-def launch_what_waits(backend: CudaBackend) -> None:
-    backend.driver.flush()  # of a GPU; in the interpreter nothing waits but what a test lets wait
-    try:
-        for launch in backend.driver.pending:
-            launch()
-    finally:
-        backend.driver.pending.clear()
 
 
 def test_calls_wait_behind_launches_that_wait(backend: CudaBackend) -> None:
@@ -238,6 +239,7 @@ def test_an_error_in_a_written_call_shows_its_line(backend: CudaBackend) -> None
     x = device(np.ones(5, np.float32))
     for _ in range(3):
         registry["exp"](x)
+    launch_what_waits(backend)
     (call,) = [c for key, c in backend._calls.items() if key[0] is registry["exp"]]
     with pytest.raises(AttributeError) as caught:
         call.run((None,))
