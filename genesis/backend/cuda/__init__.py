@@ -122,7 +122,10 @@ class CudaBackend:
     def replay(
         self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None = None
     ) -> tuple[Array, ...] | None:
-        """The outputs of a call like one before, or None where there was none."""
+        """The outputs of a call like one before, in `out` where it is given; None where there was none.
+
+        Whether `out` fits was found when the call was recorded: that depends on what the key holds.
+        """
         if recorders and recording() is not None:
             return None
         operands = inputs if out is None else (out, *inputs)
