@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 from genesis.array import Array
 from genesis.autograd.autocast import Kept, autocasting, low_type, wanted_types, wide_type
@@ -80,7 +80,7 @@ class TensorBase:
     def requires_grad(self) -> bool:
         return self._requires_grad or self.current_node() is not None
 
-    def requires_grad_(self, value: bool = True) -> Any:
+    def requires_grad_(self, value: bool = True) -> Self:
         """Mark a leaf as needing a gradient, or not; the tensor itself.
 
         Raises:
@@ -330,7 +330,7 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         if edges is not None and True in [r.dtype.is_floating_point for r in results]:
             node = _node(op, edges, arrays, results, attrs, lent)
     if len(results) == 1 and op.view is None:  # nearly all calls
-        return TensorBase._concrete(results[0], node)
+        return TensorBase._concrete(results[0], node)  # `wrap`, without its call
     tensors = tuple(
         TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
         for i, r in enumerate(results)

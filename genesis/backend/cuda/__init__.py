@@ -133,8 +133,10 @@ class CudaBackend:
             call = (self._calls if out is None else self._into).get(call_key(op, operands, attrs))
         except TypeError:  # an attribute that cannot be a key
             return None
-        if call is None or out is None:
-            return None if call is None else call.run(operands)
+        if call is None:
+            return None
+        if out is None:
+            return call.run(operands)
         storage = out.storage
         for x in inputs:
             if x is not out and getattr(x, "storage", None) is storage:  # the key does not say how they overlap

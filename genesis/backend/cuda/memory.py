@@ -179,7 +179,7 @@ class Pool:
         self.poison = False
         self.owner = ""
         self._watch: Callable[[int, int], None] | None = None
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # a failing `take` reads the snapshot, and watched finalizers interrupt it
 
     @property
     def allocated(self) -> int:

@@ -187,8 +187,7 @@ class Plan:
     def _launch(self, pointers: list[int], stream: int) -> None:
         with self.lock:
             for step in self.steps:
-                if step.prepare is not None:  # compiling it failed when it was first asked for
-                    step.make_ready()
+                step.make_ready()  # was done, unless compiling failed when it was first asked for
                 words = step.words
                 for slot, operand, delta in step.places:
                     words[slot] = pointers[operand] + delta

@@ -160,7 +160,8 @@ def _source(form: Form) -> Iterator[str]:
     for i, places in enumerate(form.places):
         yield from (f"   words{i}[{slot}] = p{p}" + f" + delta{i}_{slot}" * moves for slot, p, moves in places)
         yield f"   launch{i}(stream)"
-    yield "   pass"
+    if not form.places:
+        yield "   pass"
     yield "  finally:"
     yield "   lock.release()"
     yield from (f"  inputs[{i}].storage.version += 1" for i in form.mutates)
