@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 from typing import Annotated
 
 import typer
 
-from genesis.errors import UsageError
+from genesis.errors import UsageError, nearest
 from genesis_cli.measured import device_name, show
 from genesis_cli.options import JsonFile, MeasuredDevice
 
@@ -36,8 +35,8 @@ def demo(
         print("\n".join(f"{each.ljust(width)}  {shown}" for each, shown in DEMOS.items()))
         return
     if name not in DEMOS:
-        near = difflib.get_close_matches(name, DEMOS, n=1)
-        next = f"did you mean {near[0]}?" if near else f"demos: {', '.join(DEMOS)}"
+        near = nearest(name, DEMOS)
+        next = f"did you mean {near}?" if near else f"demos: {', '.join(DEMOS)}"
         raise UsageError(f"there is no demo {name}", where="NAME", next=next)
     _show(name, device, fast, json)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genesis.errors import ConfigError, escape
+from genesis.errors import ConfigError, escape, nearest
 
 if TYPE_CHECKING:
     from genesis.train.config import Config
@@ -36,7 +35,7 @@ def load(name: str, overrides: Sequence[str]) -> Config:
         if name in names():
             source = (files("genesis_configs") / f"{name}.yaml").read_bytes()
             return parse_config(source, f"{name}.yaml (shipped with Genesis)", overrides)
-        close = difflib.get_close_matches(Path(name).stem, names(), n=1)
-        next = f"did you mean the recipe {close[0]}?" if close else f"the shipped recipes are: {', '.join(names())}"
+        close = nearest(Path(name).stem, names())
+        next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"
         raise ConfigError("there is no such file or recipe", where=escape(name), next=next)
     return load_config(name, overrides)

@@ -7,6 +7,8 @@ also is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "BusyError",
     "ConfigError",
@@ -19,18 +21,42 @@ __all__ = [
     "GradientError",
     "IndexRangeError",
     "InterruptedRun",
+    "KeywordError",
     "ModelError",
     "NumericError",
     "OutOfMemoryError",
     "ShapeError",
     "UsageError",
     "escape",
+    "nearest",
+    "unknown_keyword",
 ]
 
 
 def escape(text: object) -> str:
     """`text` with control characters written as escapes, so that names from files cannot drive a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
+
+
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The one of `names` that `name` most likely means: spelled alike, or with the same letters; None where none is.
+
+    Case does not count, and `-` counts as `_`.
+
+    Args:
+        cutoff: how much must be alike, from 0 (nothing) to 1 (all of it).
+    """
+    import difflib
+
+    known = {_plain(each): each for each in names}
+    meant = _plain(name)
+    found = difflib.get_close_matches(meant, known, n=1, cutoff=cutoff)
+    found += [each for each in known if sorted(each) == sorted(meant)]
+    return known[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 class GenesisError(Exception):
@@ -79,7 +105,7 @@ class DeviceError(GenesisError, RuntimeError):
     exit_code = 6
 
 
-class OutOfMemoryError(GenesisError, MemoryError):
+class OutOfMemoryError(GenesisError, MemoryError, RuntimeError):
     """A device or the host has no room for a request."""
 
     exit_code = 7
@@ -109,12 +135,16 @@ class BusyError(GenesisError, RuntimeError):
     exit_code = 11
 
 
-class ShapeError(GenesisError, ValueError):
+class ShapeError(GenesisError, ValueError, RuntimeError):  # torch raises RuntimeError for shapes and dtypes
     """Shapes that an op cannot combine."""
 
 
-class DTypeError(GenesisError, TypeError):
+class DTypeError(GenesisError, TypeError, RuntimeError):
     """A dtype that an op does not take."""
+
+
+class KeywordError(GenesisError, TypeError):
+    """A keyword that a function does not take."""
 
 
 class IndexRangeError(GenesisError, IndexError):
@@ -131,3 +161,11 @@ class InterruptedRun(GenesisError):
     def __init__(self, what: str, *, signal: int, where: str = "", next: str = "") -> None:
         super().__init__(what, where=where, next=next)
         self.exit_code = 128 + signal
+
+
+def unknown_keyword(function: str, keyword: str, names: Iterable[str]) -> KeywordError:
+    """The error of `function(keyword=…)` for a function that takes `names`; it suggests the nearest of them."""
+    known = list(names)
+    meant = nearest(keyword, known)
+    next = f"did you mean {meant}?" if meant is not None else f"it takes {', '.join(known) or 'no keywords'}"
+    return KeywordError(f"{function} takes no keyword {keyword!r}", next=next)

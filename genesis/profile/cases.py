@@ -5,7 +5,6 @@ Every other module here is generic over the registry. An op of a new kind is add
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from genesis.backend import CPU, Device
 from genesis.cuda import get_device_capability
 from genesis.custom import load_op, user_ops
 from genesis.dtypes import DType, bool_, float32, int32
-from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError
+from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError, nearest
 from genesis.op import Op, registry
 from genesis.ops.fp8 import lacking
 from genesis.profile import makers
@@ -218,9 +217,9 @@ def op_named(name: str) -> tuple[Op, Kind]:
         raise UsageError(
             f"the inputs of {name} cannot be made from a shape", where="--op", next=f"ops that can: {_listed()}"
         )
-    near = difflib.get_close_matches(name, supported(), n=1, cutoff=0.5)
+    near = nearest(name, supported(), 0.5)
     what = f"there is no op {name}"
-    raise UsageError(what, where="--op", next=f"did you mean {near[0]}?" if near else f"ops: {_listed()}")
+    raise UsageError(what, where="--op", next=f"did you mean {near}?" if near else f"ops: {_listed()}")
 
 
 def _listed() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import re
@@ -12,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from genesis.errors import escape
+from genesis.errors import escape, nearest
 from genesis.train.config import json_schema
 from genesis.train.strict_yaml import KeyPath, scalar, spell
 
@@ -157,13 +156,12 @@ def nearest_key(path: KeyPath) -> str | None:
         or whole.get(name.replace(".", "_"))
         or _close(name, every, 0.75)
         or _close(name, siblings, 0.6)
-        or next((full for key, full in siblings.items() if sorted(key) == sorted(name)), None)
     )
 
 
 def _close(name: str, known: Mapping[str, str], cutoff: float) -> str | None:
-    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-    return known[found[0]] if found else None
+    found = nearest(name, known, cutoff)
+    return None if found is None else known[found]
 
 
 def _keys(path: KeyPath) -> list[str]:
@@ -239,8 +237,8 @@ def _remedy(fragment: Mapping[str, Any], value: Any) -> str:
 
 def _remedy_for_string(value: str, kinds: set[Any], choices: list[str]) -> str:
     if choices:
-        close = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
-        return f"did you mean {close[0]}?" if close else ""
+        close = nearest(value, choices, 0.5)
+        return f"did you mean {close}?" if close else ""
     if "boolean" in kinds:
         word = _BOOLEANS.get(value.lower()) or (value.lower() if value.lower() in ("true", "false") else None)
         return f"write {word}" if word else "write true or false"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from genesis.data.loader import Batch
-from genesis.errors import UsageError, escape
+from genesis.errors import UsageError, escape, nearest
 from genesis.io.hf import read_json
 from genesis_models.config import ModelConfig
 from genesis_models.folder import parameter_count, read_config
@@ -50,10 +49,9 @@ def shape_of(size: str, option: str = "--size", others: Sequence[str] = ()) -> M
 
 def _nearest(size: str, known: Sequence[str]) -> str:
     """The one whose name holds `size`, or is spelled most like it."""
-    names = {name.lower(): name for name in known}
-    found = [low for low in names if size and size.lower() in low]
-    found = found or difflib.get_close_matches(size.lower(), names, n=1, cutoff=0.5)
-    return f"did you mean {names[found[0]]}? " if found else ""
+    holding = [name for name in known if size and size.lower() in name.lower()]
+    found = holding[0] if holding else nearest(size, known, 0.5)
+    return f"did you mean {found}? " if found else ""
 
 
 def check_lengths(config: ModelConfig, lengths: Sequence[int]) -> None:
