@@ -186,3 +186,153 @@ def test_a_result_cannot_stop_requiring_a_gradient() -> None:
         (a * 2).requires_grad_(False)
     a.requires_grad_(False)
     assert not (a * 2).requires_grad
+
+
+# --- As torch takes them ----------------------------------------------------------------------------------------------
+
+
+def test_set_grad_enabled_acts_at_the_call() -> None:
+    try:
+        set_grad_enabled(False)
+        assert not is_grad_enabled()
+        assert not (leaf(genesis, 1) * 2).requires_grad
+        set_grad_enabled(True)
+        assert is_grad_enabled()
+    finally:
+        set_grad_enabled(True)
+
+
+def test_a_block_of_set_grad_enabled_ends_with_the_mode_before_the_call() -> None:
+    switch = set_grad_enabled(False)
+    assert not is_grad_enabled()
+    with switch:
+        assert not is_grad_enabled()
+    assert is_grad_enabled()
+    with switch:  # once more, from the mode that is now
+        assert not is_grad_enabled()
+    assert is_grad_enabled()
+
+
+def test_set_grad_enabled_as_a_decorator_leaves_the_mode_alone() -> None:
+    @set_grad_enabled(False)
+    def function() -> bool:
+        return is_grad_enabled()
+
+    assert is_grad_enabled()
+    assert function() is False
+    assert is_grad_enabled()
+
+
+@pytest.mark.parametrize("mode, inside", [(no_grad, False), (enable_grad, True), (inference_mode, False)])
+def test_bare_decorators_are_those_with_parentheses(mode: Any, inside: bool) -> None:
+    @mode
+    def function(x: int, *, y: int = 2) -> tuple[bool, int]:
+        """Documented."""
+        return is_grad_enabled(), x + y
+
+    @mode
+    def steps() -> Iterator[bool]:
+        yield is_grad_enabled()
+
+    class Holder:
+        @mode
+        def method(self) -> bool:
+            return is_grad_enabled()
+
+    with set_grad_enabled(not inside):
+        assert function(1, y=5) == (inside, 6)
+        assert list(steps()) == [inside]
+        assert Holder().method() is inside
+        assert is_grad_enabled() is not inside
+    assert function.__name__ == "function" and function.__doc__ == "Documented."
+
+
+def test_an_error_thrown_into_a_decorated_generator_reaches_it() -> None:
+    @no_grad
+    def steps() -> Iterator[Any]:
+        try:
+            yield "waiting"
+        except KeyError as error:
+            yield error, is_grad_enabled()
+
+    generator: Any = steps()
+    next(generator)
+    error = KeyError("thrown")
+    assert generator.throw(error) == (error, False)
+    assert is_grad_enabled()
+
+
+def test_what_a_generator_does_when_it_is_closed_is_its_own_code() -> None:
+    seen = []
+
+    @no_grad
+    def steps() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            seen.append(is_grad_enabled())
+
+    generator: Any = steps()
+    next(generator)
+    generator.close()
+    assert seen == [False] and is_grad_enabled()
+
+
+def test_decorators_of_generators_stack() -> None:
+    @no_grad
+    @enable_grad
+    def inner() -> Iterator[bool]:
+        yield is_grad_enabled()
+
+    @enable_grad
+    @no_grad
+    def outer() -> Iterator[bool]:
+        yield is_grad_enabled()
+
+    assert [*inner(), *outer()] == [True, False]
+
+
+def test_a_decorated_coroutine_switches_while_it_runs() -> None:
+    import asyncio
+
+    seen = []
+
+    @no_grad
+    async def work() -> str:
+        seen.append(is_grad_enabled())
+        await asyncio.sleep(0)
+        seen.append(is_grad_enabled())
+        return "done"
+
+    async def both() -> str:
+        task = asyncio.ensure_future(work())
+        await asyncio.sleep(0)
+        seen.append(is_grad_enabled())
+        return await task
+
+    assert asyncio.run(both()) == "done"
+    assert seen == [False, True, False]
+
+
+@pytest.mark.parametrize("wrong", [None, "False", 2, 0.0])
+def test_a_mode_that_is_no_bool_is_refused(wrong: Any) -> None:
+    from genesis.errors import DTypeError
+
+    for mode in (set_grad_enabled, inference_mode):
+        with pytest.raises(DTypeError, match="takes True or False"):
+            mode(wrong)
+    assert is_grad_enabled()
+
+
+def test_a_class_is_not_decorated() -> None:
+    from genesis.errors import DTypeError
+
+    class Holder:
+        pass
+
+    async def items() -> Any:
+        yield 1
+
+    for wrong in (Holder, items, 3):
+        with pytest.raises(DTypeError, match="no_grad decorates functions"):
+            no_grad()(wrong)  # type: ignore[arg-type]
