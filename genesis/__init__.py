@@ -62,6 +62,8 @@ from genesis.functions.elementwise import (
     bitwise_xor,
     ceil,
     clamp,
+    clamp_max,
+    clamp_min,
     clone,
     cos,
     div,
@@ -112,6 +114,7 @@ from genesis.functions.elementwise import (
     trunc,
     where,
 )
+from genesis.functions.elementwise import clamp as clip
 from genesis.functions.exchange import from_dlpack
 from genesis.functions.index import (
     gather,
@@ -247,6 +250,9 @@ __all__ = [
     "check_op",
     "chunk",
     "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clip",
     "clone",
     "concat",
     "contiguous",

@@ -119,6 +119,15 @@ def promote_types(a: DType, b: DType) -> DType:
     return _SIGNED_BY_SIZE[max(a.itemsize, b.itemsize)]
 
 
+def _type_of_number(x: object) -> DType | None:
+    """The type of a subclass of Python's numbers, or of a numpy scalar, which counts as a Python number."""
+    for kinds, dtype in (((bool, np.bool_), bool_), ((int, np.integer), int64), ((float, np.floating), float32)):
+        if isinstance(x, kinds):
+            return dtype
+    found = _BY_NUMPY.get(x.dtype) if isinstance(x, np.generic) else None
+    return float32 if found is bfloat16 else None
+
+
 def result_type(operands: Iterable[object]) -> DType:
     """The type an arithmetic op computes in: torch.result_type.
 
@@ -134,7 +143,7 @@ def result_type(operands: Iterable[object]) -> DType:
         if isinstance(dtype, DType):
             rank = 0 if x.shape else 1  # type: ignore[attr-defined]
         else:
-            rank, dtype = 2, _BY_PYTHON.get(type(x))
+            rank, dtype = 2, _BY_PYTHON.get(type(x)) or _type_of_number(x)
             if dtype is None:
                 raise DTypeError(f"an operand of type {type(x).__name__} is no tensor and no number")
         known = ranks[rank]

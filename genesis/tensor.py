@@ -344,6 +344,8 @@ class Tensor(TensorBase, concrete=True):
     ceil_ = _elementwise.ceil_
     clamp = _elementwise.clamp
     clamp_ = _elementwise.clamp_
+    clamp_max = _elementwise.clamp_max
+    clamp_min = _elementwise.clamp_min
     clone = _elementwise.clone
     copy_ = _elementwise.copy_
     cos = _elementwise.cos
@@ -541,6 +543,7 @@ class Tensor(TensorBase, concrete=True):
     new_tensor = _create.new_tensor
     new_zeros = _create.new_zeros
     absolute, negative, subtract, multiply, divide = abs, neg, sub, mul, div
+    clip, clip_ = clamp, clamp_
     softmax, log_softmax = _activation.softmax, _activation.log_softmax
     relu, silu = _activation.relu, _activation.silu
 

@@ -13,14 +13,15 @@ from genesis.ops import elementwise as ops
 
 METHODS = (
     "abs", "abs_", "add", "add_", "bitwise_and", "bitwise_and_", "bitwise_not", "bitwise_or", "bitwise_or_",
-    "bitwise_xor", "bitwise_xor_", "ceil", "ceil_", "clamp", "clamp_", "clone", "copy_", "cos", "cos_", "div", "div_",
-    "eq", "erf", "erf_", "exp", "exp2", "exp2_", "exp_", "expm1", "expm1_", "fill_", "floor", "floor_",
-    "floor_divide", "floor_divide_", "ge", "gt", "isfinite", "isinf", "isnan", "le", "left_shift", "lerp", "lerp_",
-    "log", "log10", "log10_", "log1p", "log1p_", "log2", "log2_", "log_", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "lt", "masked_fill", "masked_fill_", "maximum", "minimum", "mul", "mul_", "ne", "neg", "neg_",
-    "pow", "pow_", "reciprocal", "reciprocal_", "remainder", "remainder_", "right_shift", "round", "round_", "rsqrt",
-    "rsqrt_", "sigmoid", "sigmoid_", "sign", "sign_", "sin", "sin_", "sqrt", "sqrt_", "square", "square_", "sub",
-    "sub_", "tan", "tan_", "tanh", "tanh_", "trunc", "trunc_", "zero_",
+    "bitwise_xor", "bitwise_xor_", "ceil", "ceil_", "clamp", "clamp_", "clamp_max", "clamp_min",
+    "clone", "copy_", "cos", "cos_", "div", "div_", "eq", "erf", "erf_", "exp", "exp2", "exp2_", "exp_", "expm1",
+    "expm1_", "fill_", "floor", "floor_", "floor_divide", "floor_divide_", "ge", "gt", "isfinite", "isinf", "isnan",
+    "le", "left_shift", "lerp", "lerp_", "log", "log10", "log10_", "log1p", "log1p_", "log2", "log2_", "log_",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "masked_fill_", "maximum",
+    "minimum", "mul", "mul_", "ne", "neg", "neg_", "pow", "pow_", "reciprocal", "reciprocal_", "remainder",
+    "remainder_", "right_shift", "round", "round_", "rsqrt", "rsqrt_", "sigmoid", "sigmoid_", "sign", "sign_",
+    "sin", "sin_", "sqrt", "sqrt_", "square", "square_", "sub", "sub_", "tan", "tan_", "tanh", "tanh_", "trunc",
+    "trunc_", "zero_",
 )  # fmt: skip
 
 __all__ = [*METHODS, "rsub", "to_dtype", "where"]  # noqa: PLE0604  METHODS holds names
@@ -112,14 +113,33 @@ def div(x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None) ->
     return apply(ops.div, x, y, out=out)
 
 
-def clamp(x: Any, min: float | None = None, max: float | None = None, *, out: Any = None) -> Any:
-    """x limited to [min, max]; None leaves a side open."""
-    return apply(ops.clamp, as_operand(x, "clamp"), min=min, max=max, out=out)
+def clamp(x: Any, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
+    """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open.
+
+    The result has the common type of x and the bounds. Where min > max it is max.
+    """
+    return apply(ops.clamp, *_bounded("clamp", x, min, max), out=out)
 
 
-def clamp_(x: Any, min: float | None = None, max: float | None = None) -> Any:
+def clamp_(x: Any, min: Any = None, max: Any = None) -> Any:
     """`clamp` in place."""
-    return apply_(ops.clamp, x, x, min=min, max=max)
+    return apply_(ops.clamp, x, *_bounded("clamp_", x, min, max))
+
+
+def _bounded(name: str, x: Any, *bounds: Any) -> tuple[Any, ...]:
+    if not isinstance(x, TensorBase):
+        raise DTypeError(f"{name} takes a tensor, got {type(x).__name__}", next="wrap it with genesis.tensor()")
+    return (x, *(None if b is None else as_operand(b, name) for b in bounds))
+
+
+def clamp_min(x: Any, min: Any, *, out: Any = None) -> Any:
+    """x, or `min` where that is larger."""
+    return clamp(x, min, out=out)
+
+
+def clamp_max(x: Any, max: Any, *, out: Any = None) -> Any:
+    """x, or `max` where that is smaller."""
+    return clamp(x, None, max, out=out)
 
 
 def lerp(x: Any, end: Any, weight: Any, *, out: Any = None) -> Any:

@@ -451,7 +451,7 @@ def where(out: Array, condition: Array, x: Any, y: Any) -> None:
 
 
 @twin("clamp")
-def clamp(out: Array, x: Array, min: float | None, max: float | None) -> None:
+def clamp(out: Array, x: Array, min: Any = None, max: Any = None) -> None:
     """y = min(max(x, min), max); a bound of None is open."""
     if min is not None and max is not None:
         elementwise(_clamp, out, x, min, max)

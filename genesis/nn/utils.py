@@ -82,7 +82,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
     """Limit every element of the gradients to ±clip_value, in place."""
     bound = float(clip_value)
     for grad in _gradients(parameters):
-        registry["clamp"](grad.array, min=-bound, max=bound, out=grad.array)
+        registry["clamp"](grad.array, -bound, bound, out=grad.array)
 
 
 def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:

@@ -592,25 +592,48 @@ def _select(out: np.ndarray, condition: np.ndarray, x: Any, y: Any) -> None:
 
 
 def _clamp_vjp(ctx: Context, g: Array) -> Grads:
-    """dx = g inside the bounds (inclusive), 0 outside."""
-    x, attrs = ctx.inputs[0], ctx.attrs
-    if attrs["min"] is not None:
-        g = where(ge(x, attrs["min"]), g, 0.0)
-    return (where(le(x, attrs["max"]), g, 0.0) if attrs["max"] is not None else g,)
+    """dx = g inside the bounds (inclusive), dmin = g where x < min < max, dmax = g where x > max or min > max."""
+    x, low, high = ctx.inputs
+    return (
+        _where_all(g, () if low is None else (ge(x, low),), () if high is None else (le(x, high),)),
+        _where_all(g, (lt(x, low),), () if high is None else (_below(low, high),)) if ctx.needs[1] else None,
+        _clamp_dmax(g, x, low, high) if ctx.needs[2] else None,
+    )
 
 
-def _clamp_infer(x: Array, min: float | None, max: float | None) -> Spec:
+def _clamp_dmax(g: Array, x: Array, low: Any, high: Any) -> Array:
+    rules = gt(x, high)
+    return where(rules if low is None else logical_or(rules, _below(high, low)), g, 0.0)
+
+
+def _below(x: Any, y: Any) -> Array:
+    """x < y, where one of them at least is an array."""
+    return lt(x, y) if isinstance(x, Array) else gt(y, x)
+
+
+def _where_all(g: Array, *conditions: tuple[Array, ...]) -> Array:
+    for each in conditions:
+        for condition in each:
+            g = where(condition, g, 0.0)
+    return g
+
+
+def _clamp_infer(x: Array, min: Any = None, max: Any = None) -> Spec:
     if min is None and max is None:
         raise ShapeError("clamp needs min, max or both")
-    return Spec(x.shape, _numeric("clamp")(x, *(b for b in (min, max) if b is not None)).dtype)
+    return _numeric("clamp")(x, *(b for b in (min, max) if b is not None))
 
 
-@op("clamp", _clamp_infer, vjp=_clamp_vjp, saves=(0,), elementwise=True)
-def clamp(out: np.ndarray, x: np.ndarray, min: float | None, max: float | None) -> None:
-    """y = min(max(x, min), max); a bound of None is open. NaN stays NaN."""
+@op("clamp", _clamp_infer, vjp=_clamp_vjp, saves=(0, 1, 2), elementwise=True)
+def clamp(out: np.ndarray, x: np.ndarray, min: Any = None, max: Any = None) -> None:
+    """y = min(max(x, min), max); a bound of None is open. NaN stays NaN, and a bound of NaN gives it."""
+    if max is None:
+        sweep(np.maximum, out, x, min)
+    elif min is None:
+        sweep(np.minimum, out, x, max)
+    else:
+        sweep(_bounded, out, x, min, max)
 
-    def bounded(x: Any, out: np.ndarray | None = None) -> Any:
-        low = x if min is None else np.maximum(x, as_type(min, x.dtype))
-        return np.positive(low, out=out) if max is None else np.minimum(low, as_type(max, x.dtype), out=out)
 
-    sweep(bounded, out, x)
+def _bounded(x: Any, low: Any, high: Any, out: np.ndarray | None = None) -> Any:
+    return np.minimum(np.maximum(x, low), high, out=out)

@@ -124,7 +124,7 @@ def elementwise(request: Request) -> Call:
         case "where":
             return Call((_values(request, request.shape, bool_), operand(), operand()), {})
         case "clamp":
-            return Call((operand(),), {"min": 0.75, "max": 1.5})
+            return Call((operand(), 0.75, 1.5), {})
         case "cast":
             return Call((operand(),), {"dtype": float64 if request.dtype is float32 else float32})
         case _:

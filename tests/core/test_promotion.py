@@ -31,15 +31,14 @@ def _tensor(letter: str, dims: int = 1) -> Array:
 
 def _infer(name: str, *inputs: Any) -> str:
     """The letter of the result's dtype, x where the op refuses."""
-    attrs: dict[str, Any] = {}
     if name == "where":
         inputs = (empty((2,), as_dtype("bool")), *inputs)
     elif name == "lerp":
         inputs = (*inputs, 0.5)
     elif name == "clamp_min":
-        name, inputs, attrs = "clamp", inputs[:1], {"min": inputs[1], "max": None}
+        name = "clamp"
     try:
-        spec = registry[name].infer(*inputs, **attrs)
+        spec = registry[name].infer(*inputs)
     except DTypeError:
         return "x"
     assert isinstance(spec, Spec)

@@ -198,7 +198,7 @@ def _whole_power(x: int, n: int) -> int:
     return (power + (1 << 63)) % (1 << 64) - (1 << 63)  # wraps around as int64 does
 
 
-def _clamp(x: Any, min: float | None, max: float | None) -> Any:
+def _clamp(x: Any, min: Any, max: Any) -> Any:
     low = x if min is None else np.where(x < min, min, x)
     return low if max is None else np.where(low > max, max, low)
 
@@ -227,19 +227,32 @@ def _where_grads(rng: Rng) -> list[Case]:
     return [Case((mask(rng, *c), normal(rng, *x), normal(rng, *y))) for c, x, y in shapes]
 
 
+BOUNDS: tuple[tuple[Any, Any], ...] = ((-0.5, 0.75), (None, 1), (0, None), (2, 1))
+# Shapes of x, min and max; an int stands for that number, None for an open side.
+BOUNDED: tuple[tuple[Any, ...], ...] = (
+    ((3, 4), (3, 4), (3, 4)),
+    ((3, 4), (4,), None),
+    ((4,), None, (3, 1)),
+    ((2, 3), (), 1),
+    ((2, 1), -1, (3,)),
+    ((), (), ()),
+    ((0, 3), (3,), (2, 1, 1)),
+)
+
+
 def _clamp_cases(rng: Rng) -> list[Case]:
-    bounds: tuple[dict[str, Any], ...] = (
-        {"min": -0.5, "max": 0.75},
-        {"min": None, "max": 1},
-        {"min": 0, "max": None},
-        {"min": 2, "max": 1},
-    )
-    return [Case((normal(rng, *shape),), b) for b in bounds for shape in SHAPES[:4]]
+    made = [Case((normal(rng, *shape), *b)) for b in BOUNDS for shape in SHAPES[:4]]
+    return made + [Case(tuple(normal(rng, *s) if isinstance(s, tuple) else s for s in row)) for row in BOUNDED]
 
 
 def _clamp_grads(rng: Rng) -> list[Case]:
-    bounds = ({"min": -0.6, "max": 0.6}, {"min": None, "max": 0.1}, {"min": 0.1, "max": None})
-    return [Case((apart(rng, 3, 4),), b) for b in bounds]
+    """Values and bounds of three grids, which never meet."""
+
+    def grid(i: int, shape: Any) -> Any:
+        return integers(rng, -4, 4, *shape) + (0.2, 0.5, 0.8)[i] if isinstance(shape, tuple) else shape
+
+    made = [Case((apart(rng, 3, 4), *b)) for b in ((-0.6, 0.6), (None, 0.1), (0.1, None))]
+    return made + [Case(tuple(grid(i, shape) for i, shape in enumerate(row))) for row in BOUNDED]
 
 
 def _lerp_cases(rng: Rng, shapes: Any = PAIRS) -> list[Case]:
@@ -438,8 +451,9 @@ SELECTION = [
     Rows("where", np.where, _where_cases, int_dtypes=INTS, grads=_where_grads, wrt=(1, 2), exact=True, errors=(
         (Case((A, A, A)), DTypeError, "bool condition"), (Case((A > 0, A, B)), ShapeError, "broadcast"))),
     Rows("clamp", _clamp, _clamp_cases, int_dtypes=INTS, grads=_clamp_grads, errors=(
-        (Case((A,), {"min": None, "max": None}), ShapeError, "min, max or both"),
-        (Case((A > 0,), {"min": None, "max": True}), DTypeError, "bool"))),
+        (Case((A, None, None)), ShapeError, "min, max or both"),
+        (Case((A, B)), ShapeError, "broadcast"),
+        (Case((A > 0, None, True)), DTypeError, "bool"))),
     Rows("copy", lambda x: x, lambda rng: [Case((normal(rng, *s),)) for s in SHAPES], int_dtypes=ALL_INTS, exact=True,
          grads=lambda rng: [Case((normal(rng, *s),)) for s in ((2, 3), (), (0,))],
          errors=((Case((A,), {"out": np.ones(4)}), ShapeError, r"copy: the result has shape \(2, 3\), out has \(4,\)"),
