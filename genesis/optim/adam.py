@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, Unpack
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Unpack
 
 from genesis.ops.optimizers import adamw_step
 from genesis.optim.optimizer import How, Optimizer
-from genesis.optim.unit import Scale, Unit, check_range, run_step
+from genesis.optim.unit import Scale, Unit, check_betas, check_range, run_step
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -61,6 +61,7 @@ class Adam(Optimizer):
     """
 
     decoupled = False
+    neutral: ClassVar[Mapping[str, Any]] = {"decoupled_weight_decay": False}
 
     def __init__(
         self,
@@ -79,8 +80,7 @@ class Adam(Optimizer):
     def check_settings(self, group: dict[str, Any]) -> None:
         for name in ("lr", "eps", "weight_decay"):
             check_range(name, group[name], 0)
-        for i, beta in enumerate(group["betas"]):
-            check_range(f"betas[{i}]", beta, 0, 1)
+        check_betas(group)
 
     def state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, Shape]:
         return {"exp_avg": param.shape, "exp_avg_sq": param.shape}
@@ -99,6 +99,7 @@ class AdamW(Adam):
     """
 
     decoupled = True
+    neutral: ClassVar[Mapping[str, Any]] = {"decoupled_weight_decay": True}
 
     def __init__(
         self,

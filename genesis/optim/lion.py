@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from genesis.ops.optimizers import lion_step
 from genesis.optim.optimizer import How, Optimizer
-from genesis.optim.unit import Scale, Unit, check_range, run_step
+from genesis.optim.unit import Scale, Unit, check_betas, check_range, run_step
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -42,8 +42,7 @@ class Lion(Optimizer):
     def check_settings(self, group: dict[str, Any]) -> None:
         for name in ("lr", "weight_decay"):
             check_range(name, group[name], 0)
-        for i, beta in enumerate(group["betas"]):
-            check_range(f"betas[{i}]", beta, 0, 1)
+        check_betas(group)
 
     def state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, Shape]:
         return {"exp_avg": param.shape}

@@ -10,7 +10,7 @@ from genesis.errors import ConfigError
 from genesis.ops.matrix_optimizers import muon_step
 from genesis.optim.adam import adamw_fused, adamw_plain
 from genesis.optim.optimizer import How, Optimizer
-from genesis.optim.unit import Scale, Unit, check_range
+from genesis.optim.unit import Scale, Unit, check_betas, check_range
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -102,8 +102,7 @@ class Muon(Optimizer):
             check_range(name, group[name], 0)
         check_range("momentum", group["momentum"], 0, 1)
         check_range("ns_steps", group["ns_steps"], 1, 100)
-        for i, beta in enumerate(group["betas"]):
-            check_range(f"betas[{i}]", beta, 0, 1)
+        check_betas(group)
         if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
             raise ConfigError(
                 f"adjust_lr_fn is {group['adjust_lr_fn']!r}", next='use None, "original" or "match_rms_adamw"'

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, TypedDict, Unpack, cast
 
 from genesis.array import Array, empty
 from genesis.autograd import enable_grad, no_grad
@@ -32,6 +32,7 @@ from genesis.ops.rounding import Noise, rounding_counters, stochastic_round
 from genesis.optim.flat import PLACE, FlatBuffers, Run
 from genesis.optim.numbers import DeviceNumbers, sent
 from genesis.optim.saving import LOW, MASTER, load_state, saved_state, state_dict
+from genesis.optim.settings import Group, check_keywords, without_neutral
 from genesis.optim.unit import Rounded, Scale, Unit, scale_value
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
@@ -39,6 +40,19 @@ from genesis.tensor import Tensor
 __all__ = ["How", "LowPrecision", "Optimizer"]
 
 LowPrecision = Literal["master", "stochastic"]
+
+
+def _check_group(group: Any) -> None:
+    """Raise ConfigError unless `group` is a mapping with an entry "params"."""
+    if isinstance(group, Mapping) and "params" in group:
+        return
+    kind = f"of type {type(group).__name__}"
+    if isinstance(group, Mapping):
+        kind = f"one that holds {', '.join(map(str, group)) or 'nothing'}"
+    raise ConfigError(
+        f"a parameter group is a dict with its parameters under 'params', not {kind}",
+        next="pass {'params': [...], 'lr': ...}",
+    )
 
 
 class How(TypedDict, total=False):
@@ -74,8 +88,12 @@ class Optimizer:
 
     # Whether elements are updated independently, so that several parameters may be one unit.
     elementwise = True
+    # Values of settings that are not offered under which nothing would differ, besides None and False.
+    neutral: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **how: Unpack[How]) -> None:
+        self.defaults = defaults
+        how = self._known(how)
         foreach, fused = how.get("foreach"), how.get("fused")
         if foreach and fused:
             raise ConfigError("foreach and fused exclude each other", next="pass one of them")
@@ -85,7 +103,6 @@ class Optimizer:
         grad_dtype, self.seed = how.get("grad_dtype"), how.get("seed", 0)
         self.grad_dtype = None if grad_dtype is None else as_dtype(grad_dtype)
         self._check_how()
-        self.defaults = defaults
         self.param_groups: list[dict[str, Any]] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
         self.steps = 0
@@ -100,7 +117,14 @@ class Optimizer:
         if not groups:
             raise ConfigError(f"{type(self).__name__} got no parameters", next="pass model.parameters()")
         for group in groups if isinstance(groups[0], Mapping) else [{"params": groups}]:
-            self.add_param_group(dict(group))
+            self.add_param_group(group)
+
+    def _known(self, how: How) -> How:
+        """`how` as given; names that are no settings are errors, as in a call of a function."""
+        owner = type(self).__name__
+        kept = without_neutral(owner, how, self.neutral)
+        check_keywords(owner, kept, (*self.defaults, *How.__annotations__))
+        return cast(How, kept)
 
     def _check_how(self) -> None:
         if self.low_precision not in ("master", "stochastic"):
@@ -129,21 +153,24 @@ class Optimizer:
 
     # --- Groups -------------------------------------------------------------------------------------------------------
 
-    def add_param_group(self, group: dict[str, Any]) -> None:
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
         """Add parameters with settings of their own.
 
         Raises:
             ConfigError: for a parameter that is no float leaf or stands in a group already, and for bad settings.
+            KeywordError: for a name that is no setting of this optimizer.
         """
-        given = group["params"]
-        entries = [given] if isinstance(given, Tensor) else list(given)
-        pairs = [e if isinstance(e, tuple) else (None, e) for e in entries]
+        _check_group(group)
+        owner, given = type(self).__name__, group["params"]
+        values = without_neutral(owner, group, self.neutral)
+        full = Group(owner, self.defaults, How.__annotations__, {**self.defaults, **values})
+        pairs = [e if isinstance(e, tuple) else (None, e) for e in ([given] if isinstance(given, Tensor) else given)]
         known = {id(p) for g in self.param_groups for p in g["params"]}
         for name, param in pairs:
             self._check_param(name, param, known)
             known.add(id(param))
         names = [n for n, _ in pairs]
-        full = {**self.defaults, **group, "params": [p for _, p in pairs]}
+        full["params"] = [p for _, p in pairs]
         if names and all(n is not None for n in names):
             full["param_names"] = names
         self.check_settings(full)

@@ -16,12 +16,13 @@ from genesis.errors import ModelError
 from genesis.functions.transfer import moved
 from genesis.op import registry
 from genesis.ops.rounding import join_master, split_master
+from genesis.optim.settings import OF_GROUPS, check_keywords, without_neutral
 from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
     from genesis.optim.optimizer import Optimizer
 
-__all__ = ["LOW", "MASTER", "load_state", "saved_state", "state_dict"]
+__all__ = ["LOW", "MASTER", "check_saved", "load_state", "saved_state", "state_dict"]
 
 MASTER, LOW = "master", "master_low"  # a float32 master; the further bits of one whose upper half is the weight
 
@@ -50,11 +51,14 @@ def state_dict(optimizer: Optimizer) -> dict[str, Any]:
 
 def load_state(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
     """See `Optimizer.load_state_dict`."""
+    check_saved("an optimizer's state", given, ("state", "param_groups"))
     groups, saved = given["param_groups"], given["state"]
-    settings = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in groups]
+    settings = [_settings(optimizer, i, g) for i, g in enumerate(groups)]
     params = [(n, p, i) for n, p, i in _matched(optimizer, groups) if n in saved]
     for number, param, i in params:
         _check(optimizer, number, param, {**optimizer.param_groups[i], **settings[i]}, saved[number])
+    for own, loaded in zip(optimizer.param_groups, settings, strict=True):
+        optimizer.check_settings({**own, **loaded})
     for own, loaded in zip(optimizer.param_groups, settings, strict=True):
         own.update(loaded)
     optimizer.forget_state()
@@ -70,6 +74,23 @@ def load_state(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
                 if name == MASTER:
                     registry["cast"](tensor.array, dtype=param.dtype, out=param.array)
     optimizer.steps = max((state["step"] for state in optimizer.state.values()), default=0)
+
+
+def check_saved(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise ModelError unless a saved state holds exactly these entries."""
+    if set(given) != set(names):
+        raise ModelError(
+            f"{what} holds {', '.join(names)}; this one holds {', '.join(sorted(map(str, given))) or 'nothing'}",
+            next="load what state_dict() of the same class gave",
+        )
+
+
+def _settings(optimizer: Optimizer, index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a saved group, all of them known to the optimizer."""
+    owner = type(optimizer).__name__
+    kept = without_neutral(owner, saved, optimizer.neutral)
+    check_keywords(f"the saved parameter group {index} of {owner}", kept, (*optimizer.defaults, *OF_GROUPS))
+    return {k: v for k, v in kept.items() if k not in ("params", "param_names")}
 
 
 def _matched(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> list[tuple[int, Tensor, int]]:

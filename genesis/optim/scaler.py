@@ -9,6 +9,7 @@ from typing import Any
 from genesis.dtypes import float16
 from genesis.errors import ConfigError, GradientError
 from genesis.optim.optimizer import Optimizer
+from genesis.optim.saving import check_saved
 from genesis.optim.unit import check_range
 from genesis.tensor import Tensor
 
@@ -124,4 +125,5 @@ class GradScaler:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
+        check_saved("a GradScaler's state", state_dict, ("scale", "growth_tracker"))
         self._scale, self._streak = float(state_dict["scale"]), int(state_dict["growth_tracker"])

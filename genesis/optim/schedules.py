@@ -14,6 +14,7 @@ from typing import Any
 
 from genesis.errors import ConfigError
 from genesis.optim.optimizer import Optimizer
+from genesis.optim.saving import check_saved
 from genesis.optim.unit import check_range
 
 __all__ = [
@@ -263,6 +264,7 @@ class LambdaLR:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue at a saved step."""
+        check_saved("LambdaLR's state", state_dict, ("last_epoch", "base_lrs"))
         if len(state_dict["base_lrs"]) != len(self.base_lrs):
             raise ConfigError(f"{len(state_dict['base_lrs'])} saved rates for {len(self.base_lrs)} parameter groups")
         self.last_epoch, self.base_lrs = int(state_dict["last_epoch"]), [float(r) for r in state_dict["base_lrs"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from genesis.ops.optimizers import split_of
 from genesis.ops.rounding import Noise
 from genesis.tensor import Tensor
 
-__all__ = ["Rounded", "Scale", "Unit", "check_range", "run_step", "scale_value"]
+__all__ = ["Rounded", "Scale", "Unit", "check_betas", "check_range", "run_step", "scale_value"]
 
 Scale = Any  # a number, or a 0-d array
 
@@ -65,9 +65,22 @@ def run_step(op: Op, unit: Unit, states: Sequence[str], lr: Scale, scale: Scale,
 
 def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:
     """Raise ConfigError unless low <= value < high (or both are finite and equal `low`)."""
-    if not low <= value < high:
+    try:
+        is_inside = bool(low <= value < high)
+    except TypeError:
+        raise ConfigError(f"{name} is {value!r}, and must be a number") from None
+    if not is_inside:
         bound = f"at least {low:g}" if high == math.inf else f"at least {low:g} and below {high:g}"
         raise ConfigError(f"{name} is {value}, and must be {bound}")
+
+
+def check_betas(group: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless the group's "betas" are two numbers of at least 0 and below 1."""
+    betas = group["betas"]
+    if not isinstance(betas, Sequence) or len(betas) != 2:
+        raise ConfigError(f"betas is {betas!r}, and must be two numbers")
+    for i, beta in enumerate(betas):
+        check_range(f"betas[{i}]", beta, 0, 1)
 
 
 def scale_value(scale: Tensor | float | None, maximize: bool) -> Scale:
