@@ -48,7 +48,7 @@ from genesis.kernels.products import (
 from genesis.kernels.specialized import product_and_residual_into, scaled_product_into
 from genesis.kernels.transpose import LEAST, gains, transposed_copy
 from genesis.kernels.types import TRITON, work_type
-from genesis.ops.elementwise import add, copy
+from genesis.ops.elementwise import add, cast, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
@@ -477,6 +477,14 @@ def _is_wide(p: Product, so: Shape) -> bool:
 def matmul(out: Array, x: Array, y: Array) -> None:
     """y = x @ y."""
     matmul_into(out, x, y)
+
+
+@twin("mixed_matmul")
+def mixed_matmul(out: Array, x: Array, y: Array, dtype: DType, alpha: float = 1.0) -> None:
+    """alpha·x @ y, summed in float32 and rounded once."""
+    narrow = min(x.dtype, y.dtype, key=lambda t: t.itemsize)
+    a, b = (f if f.dtype is narrow else cast(f, dtype=narrow) for f in (x, y))
+    matmul_into(out, a, b, alpha=alpha)
 
 
 @twin("matmul_add")

@@ -14,7 +14,7 @@ from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, sof
 from genesis.functions.create import arange, zeros
 from genesis.functions.linalg import linear, packed_linear
 from genesis.functions.random import dropout
-from genesis.functions.shape import repeat_interleave
+from genesis.nn.scaled_attention import scaled_dot_product_attention
 from genesis.ops import activation as activation_ops
 from genesis.ops import attention as attention_ops
 from genesis.ops import embedding as embedding_ops
@@ -308,66 +308,6 @@ def attention_packed(
         "window": window,
     }
     return apply(attention_ops.attention_packed, *inputs, **attrs)[0]  # type: ignore[no-any-return]
-
-
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """torch's function of this name: q `[B, Hq, T, D]`, k and v `[B, Hkv, S, D]`, dimensions before H optional.
-
-    Without mask and dropout it runs as `attention`; else the scores are formed. A query that sees no key gives 0.
-
-    Args:
-        attn_mask: bool (True: seen) or float (added to the scores), broadcast to `[B, Hq, T, S]`.
-        dropout_p: probability with which a weight is dropped.
-        is_causal: query i sees keys 0 to i; excludes a mask.
-        scale: None means 1/√D.
-        enable_gqa: allow fewer key heads than query heads.
-    """
-    if is_causal and attn_mask is not None:
-        raise UsageError("scaled_dot_product_attention takes a mask or is_causal, not both")
-    lead = query.shape[:-3]
-    q, k, v = (x.reshape(-1, *x.shape[-3:]) if x.ndim != 4 else x for x in (query, key, value))
-    if not enable_gqa and q.shape[1] != k.shape[1]:
-        raise ShapeError(f"{q.shape[1]} query heads and {k.shape[1]} key heads", next="pass enable_gqa=True")
-    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    fits = value.shape == key.shape and (not is_causal or q.shape[2] == k.shape[2])
-    if attn_mask is None and dropout_p == 0 and fits:
-        found = attention(*(x.transpose(1, 2) for x in (q, k, v)), causal=is_causal, scale=factor).transpose(1, 2)
-    else:
-        mask = _causal_mask(q, k) if is_causal else attn_mask
-        found = _masked_attention(q, k, v, mask, dropout_p, factor)
-    return found if query.ndim == 4 else found.reshape(*lead, *found.shape[-3:])  # type: ignore[no-any-return]
-
-
-def _causal_mask(q: Tensor, k: Tensor) -> Tensor:
-    """bool `[T, S]`: query i sees keys 0 to i."""
-    queries, keys = arange(q.shape[2], device=q.device), arange(k.shape[2], device=q.device)
-    return queries.unsqueeze(1) >= keys  # type: ignore[no-any-return]
-
-
-def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float) -> Tensor:
-    """Attention by its formula; q `[B, Hq, T, D]`, k, v `[B, Hkv, S, D]`."""
-    if q.shape[1] != k.shape[1]:
-        groups = q.shape[1] // k.shape[1]
-        k, v = repeat_interleave(k, groups, dim=1), repeat_interleave(v, groups, dim=1)
-    scores = (q * scale) @ k.transpose(-2, -1)
-    if mask is not None:
-        if mask.dtype.name == "bool":
-            scores = ew.where(mask, scores, -math.inf)
-        else:
-            scores = scores + mask
-    blind = scores.amax(-1, keepdim=True) == -math.inf
-    weights = softmax(ew.where(blind, 0.0, scores), -1)
-    weights = dropout(ew.where(blind, 0.0, weights), dropout_p)
-    return weights @ v  # type: ignore[no-any-return]
 
 
 # --- Losses -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 
 from genesis.array import Array
 from genesis.backend.cpu import scratch
-from genesis.dtypes import bool_
+from genesis.dtypes import DType, bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.reduce import sum_to_shape
@@ -20,7 +20,7 @@ from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import broadcast_shapes, numel
 
-__all__ = ["add_matmul", "matmul", "matmul_add", "matmul_flops", "multiply", "same_type", "turned"]
+__all__ = ["add_matmul", "matmul", "matmul_add", "matmul_flops", "mixed_matmul", "multiply", "same_type", "turned"]
 
 Grads = tuple[Array | None, ...]
 
@@ -118,6 +118,44 @@ def matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
     as a column on the right, and its dimension is then dropped.
     """
     multiply(x, y, out)
+
+
+# --- Products between two types -----------------------------------------------------------------------------------
+
+
+def _mixed_infer(x: Array, y: Array, *, dtype: DType, alpha: float = 1.0) -> Spec:
+    if x.ndim < 2 or x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-2]:
+        raise ShapeError(f"mixed_matmul takes matrices [..., n, k] and [..., k, m], got {x.shape} and {y.shape}")
+    types = {x.dtype, y.dtype, dtype}
+    if not all(t.is_floating_point for t in types) or (float64 in types and len(types) > 1):
+        raise DTypeError(f"mixed_matmul multiplies floats, float64 by themselves, got {x.dtype}, {y.dtype} to {dtype}")
+    if x.dtype is not y.dtype and float32 not in (x.dtype, y.dtype):
+        raise DTypeError(f"mixed_matmul: one of {x.dtype} and {y.dtype} must be float32")
+    return Spec((*x.shape[:-1], y.shape[-1]), dtype)
+
+
+def _mixed_vjp(ctx: Context, g: Array) -> Grads:
+    """dx = α·g·yᵀ in x's type, dy = α·xᵀ·g in y's."""
+    (x, y), alpha = ctx.inputs, ctx.attrs.get("alpha", 1.0)
+    dx = mixed_matmul(g, turned(y), dtype=x.dtype, alpha=alpha) if ctx.needs[0] else None
+    dy = mixed_matmul(turned(x), g, dtype=y.dtype, alpha=alpha) if ctx.needs[1] else None
+    return dx, dy
+
+
+@op("mixed_matmul", _mixed_infer, vjp=_mixed_vjp, saves=(0, 1), flops=matmul_flops)
+def mixed_matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray, dtype: DType, alpha: float = 1.0) -> None:
+    """α·x @ y for `[..., n, k]` and `[..., k, m]` of one batch, summed in float32 and rounded once, to `dtype`.
+
+    Float32 may meet a 2-byte type: a GPU rounds it to that type first, whose matrix units take no wider factors, and
+    the CPU does not. With results in float32 no number is rounded that a sum or an exponential still has to read.
+    """
+    work = np.dtype(np.float32) if x.itemsize < 8 else x.dtype
+    with scratch(out.shape if out.dtype != work else (0,), work) as room:
+        found = out if out.dtype == work else room
+        multiply(as_type(x, work), as_type(y, work), found)
+        found *= work.type(alpha)
+        if found is not out:
+            np.copyto(out, found, casting="unsafe")
 
 
 # --- Products added to something --------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from genesis.dtypes import bfloat16, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from tests.ops.sampling import INTS, Case, Rows, normal
+from tests.ops.sampling import INTS, Case, Rows, normal, uniform
 
 Shape = tuple[int, ...]
 
@@ -100,7 +101,51 @@ def added_products(rng: np.random.Generator) -> list[Case]:
     return [Case((c.inputs[2], *c.inputs[:2])) for c in sums_of_products(rng)]
 
 
+MATRICES: list[tuple[Shape, Shape]] = [
+    ((2, 3), (3, 4)), ((2, 3, 5, 8), (2, 3, 8, 4)), ((1, 1), (1, 1)), ((2, 4, 3), (2, 3, 5)), ((33, 70), (70, 17)),
+    ((2, 9, 64), (2, 64, 31)), ((0, 3), (3, 4)), ((2, 0), (0, 4)), ((0, 2, 3), (0, 3, 4)),
+]  # fmt: skip
+
+
+def mixed_products(rng: np.random.Generator) -> list[Case]:
+    """Results in float32, of equal types and of float32 on either side, whose numbers add up to 1 at most."""
+    found = []
+    for a, b in MATRICES:
+        found.append(Case((normal(rng, *a), normal(rng, *b)), {"dtype": float32, "alpha": 0.75}))
+        shares = uniform(rng, 0.0, 1 / max(1, a[-1]), *a).astype(np.float32)
+        found.append(Case((shares, normal(rng, *b)), {"dtype": float32}))
+        found.append(Case((normal(rng, *b[:-2], b[-1], b[-2]), np.swapaxes(shares, -1, -2)), {"dtype": float32}))
+    return found
+
+
+def mixed_oracle(x: np.ndarray, y: np.ndarray, dtype: Any, alpha: float = 1.0) -> np.ndarray:
+    return alpha * matmul_oracle(x.astype(np.float64), y.astype(np.float64))
+
+
 ROWS = [
+    Rows(
+        "mixed_matmul",
+        mixed_oracle,
+        mixed_products,
+        dtypes=("float32", "float16", "bfloat16"),
+        grads=lambda rng: [
+            Case((normal(rng, *a), normal(rng, *b)), {"dtype": float64, "alpha": -1.5}) for a, b in MATRICES[:4]
+        ],
+        reduction=lambda case: max(1, case.inputs[0].shape[-1]),
+        inner=1,
+        errors=(
+            (Case((np.zeros((2, 3)), np.zeros((2, 3))), {"dtype": float64}), ShapeError, r"\[..., k, m\], got \(2, 3"),
+            (Case((np.zeros((2, 4, 3)), np.zeros((3, 5))), {"dtype": float64}), ShapeError, "takes matrices"),
+            (Case((np.zeros(3), np.zeros((3, 5))), {"dtype": float64}), ShapeError, "takes matrices"),
+            (Case((np.zeros((2, 2)), np.zeros((2, 2))), {"dtype": float32}), DTypeError, "float64 by themselves"),
+            (Case((np.zeros((2, 2), int), np.zeros((2, 2), int)), {"dtype": float32}), DTypeError, "multiplies floats"),
+            (
+                Case((np.zeros((2, 2), np.float16), np.zeros((2, 2), bfloat16.numpy)), {"dtype": float32}),
+                DTypeError,
+                "must be float32",
+            ),
+        ),
+    ),
     Rows(
         "matmul",
         matmul_oracle,
