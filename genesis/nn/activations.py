@@ -79,7 +79,7 @@ class Dropout(Module):
         generator: of the draws; None means the default one.
     """
 
-    def __init__(self, p: float = 0.5, generator: Generator | None = None) -> None:
+    def __init__(self, p: float = 0.5, *, generator: Generator | None = None) -> None:
         super().__init__()
         if not 0 <= p <= 1:
             raise UsageError(f"dropout: {p} is no probability", next="give p in [0, 1]")

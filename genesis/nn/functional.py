@@ -6,19 +6,25 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from genesis.autograd import apply, is_grad_enabled
+from genesis.autograd import apply
 from genesis.autograd.record import widened
-from genesis.errors import DTypeError, ShapeError, UsageError
+from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, softmax
 from genesis.functions.create import arange, zeros
 from genesis.functions.linalg import linear, packed_linear
 from genesis.functions.random import dropout
+from genesis.nn.loss_functions import (
+    binary_cross_entropy,
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    linear_cross_entropy,
+    mse_loss,
+)
 from genesis.nn.scaled_attention import scaled_dot_product_attention
 from genesis.ops import activation as activation_ops
 from genesis.ops import attention as attention_ops
 from genesis.ops import embedding as embedding_ops
-from genesis.ops import loss as loss_ops
 from genesis.ops import norm as norm_ops
 from genesis.ops import norm_linear as norm_linear_ops
 from genesis.ops import norm_mlp as norm_mlp_ops
@@ -59,19 +65,16 @@ __all__ = [
 
 sigmoid, tanh = ew.sigmoid, ew.tanh
 
-IGNORE = -100  # the label that counts for nothing, as everywhere in this field
-
-
 # --- Activations ------------------------------------------------------------------------------------------------------
 
 
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """x·Φ(x), Φ the normal distribution function; "tanh" approximates it."""
     if approximate == "tanh":
-        return gelu_tanh(x)  # type: ignore[no-any-return]
+        return gelu_tanh(input)  # type: ignore[no-any-return]
     if approximate != "none":
         raise UsageError(f"approximate is {approximate!r}", next='use "none" or "tanh"')
-    return apply(activation_ops.gelu, x)  # type: ignore[no-any-return]
+    return apply(activation_ops.gelu, input)  # type: ignore[no-any-return]
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
@@ -108,21 +111,21 @@ def _filled(like: Tensor, value: float) -> Tensor:
 
 
 def rms_norm(
-    x: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """x / √(mean(x²) + eps)·weight over the last dimensions, with statistics in float32 or wider.
+    """x / √(mean(x²) + eps)·weight over the last dimensions of x = `input`, with statistics in float32 or wider.
 
     Args:
         normalized_shape: the sizes of the last dimensions, usually of the last one alone.
         weight: of that shape.
         eps: None means the step of the dtype at 1, as in torch.
     """
-    rows, (weight,) = _as_rows("rms_norm", x, normalized_shape, weight)
+    rows, (weight,) = _as_rows("rms_norm", input, normalized_shape, weight)
     (rows,) = widened(rows)
     if eps is None:
         eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[rows.dtype.name]
     y = apply(norm_ops.rms_norm, rows, _filled(rows, 1) if weight is None else weight, eps=eps)[0]
-    return y if y.shape == x.shape else y.reshape(x.shape)  # type: ignore[no-any-return]
+    return y if y.shape == input.shape else y.reshape(input.shape)  # type: ignore[no-any-return]
 
 
 def norm_linear(
@@ -168,33 +171,33 @@ def norm_mlp(
 
 
 def layer_norm(
-    x: Tensor,
+    input: Tensor,
     normalized_shape: int | Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """(x - mean) / √(var + eps)·weight + bias over the last dimensions, with statistics in float32 or wider.
+    """(x - mean) / √(var + eps)·weight + bias over the last dimensions of x = `input`; float32 statistics or wider.
 
     Args:
         normalized_shape: the sizes of the last dimensions, usually of the last one alone.
         weight, bias: of that shape.
     """
-    rows, (weight, bias) = _as_rows("layer_norm", x, normalized_shape, weight, bias)
+    rows, (weight, bias) = _as_rows("layer_norm", input, normalized_shape, weight, bias)
     weight = _filled(rows, 1) if weight is None else weight
     y = apply(norm_ops.layer_norm, rows, weight, _filled(rows, 0) if bias is None else bias, eps=eps)[0]
-    return y if y.shape == x.shape else y.reshape(x.shape)  # type: ignore[no-any-return]
+    return y if y.shape == input.shape else y.reshape(input.shape)  # type: ignore[no-any-return]
 
 
 # --- Embedding, positions ---------------------------------------------------------------------------------------------
 
 
-def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Rows of `weight` `[rows, width]` by integer `ids` of any shape; row `padding_idx` gets no gradient."""
-    found = apply(embedding_ops.embedding, ids, weight)
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Rows of `weight` `[rows, width]` by integer ids, `input`, of any shape; row `padding_idx` gets no gradient."""
+    found = apply(embedding_ops.embedding, input, weight)
     if padding_idx is None or not found.requires_grad:
         return found  # type: ignore[no-any-return]
-    padding = (ids == padding_idx % weight.shape[0]).unsqueeze(-1)
+    padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
     return ew.where(padding, found.detach(), found)  # type: ignore[no-any-return]
 
 
@@ -308,129 +311,3 @@ def attention_packed(
         "window": window,
     }
     return apply(attention_ops.attention_packed, *inputs, **attrs)[0]  # type: ignore[no-any-return]
-
-
-# --- Losses -----------------------------------------------------------------------------------------------------------
-
-
-def _reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
-    """All losses, their sum, or their mean over `count` of them."""
-    if reduction == "none":
-        return losses
-    if reduction == "sum":
-        return losses.sum()  # type: ignore[no-any-return]
-    if reduction != "mean":
-        raise UsageError(f"reduction is {reduction!r}", next='use "mean", "sum" or "none"')
-    return losses.mean() if count is None else losses.sum() / count  # type: ignore[no-any-return]
-
-
-def cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    ignore_index: int = IGNORE,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> Tensor:
-    """Cross entropy of logits against integer labels.
-
-    Args:
-        input: `[C]`, `[N, C]` or `[N, C, …]`.
-        target: integers, input's shape without C.
-        ignore_index: rows with this label count for nothing, in the mean too. With no other rows the mean is NaN.
-        label_smoothing: share of the target spread evenly over all classes.
-        z_loss: weight of log²(Σ e^x), which keeps logits from drifting.
-    """
-    logits, labels = input, target
-    if not 0 <= label_smoothing <= 1:
-        raise UsageError(f"label_smoothing is {label_smoothing}, and must be between 0 and 1")
-    if logits.ndim == 0 or target.shape != (*logits.shape[:1], *logits.shape[2:])[logits.ndim == 1 :]:
-        raise ShapeError(f"cross_entropy: logits {logits.shape} and labels {target.shape} do not belong together")
-    if logits.ndim > 2:
-        logits = logits.movedim(1, -1)
-    flat = logits.reshape(-1, logits.shape[-1])
-    labels = target.reshape(-1)
-    losses = apply(
-        loss_ops.cross_entropy,
-        flat,
-        labels,
-        ignore_index=ignore_index,
-        label_smoothing=float(label_smoothing),
-        z_loss=float(z_loss),
-    )[0]
-    if reduction == "none":
-        return losses.reshape(target.shape)  # type: ignore[no-any-return]
-    return _reduced(losses, reduction, (labels != ignore_index).sum())
-
-
-def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    ignore_index: int = IGNORE,
-    reduction: str = "mean",
-    shift: int = 0,
-    num_targets: int | Tensor | None = None,
-) -> Tensor:
-    """Cross entropy of the logits x·weightᵀ, which never exist whole; gradients are computed along with the loss.
-
-    Args:
-        x: `[…, H]` hidden states.
-        weight: `[V, H]`, the output head.
-        target: integers, x's shape without H.
-        ignore_index: as in `cross_entropy`.
-        reduction: "mean" or "sum".
-        shift: position t of a sequence has the target t + `shift` along the last dimension, the last ones none: 1
-            takes tokens as each other's targets.
-        num_targets: what the mean divides by, in the place of the number of targets that count.
-    """
-    if reduction not in ("mean", "sum"):
-        raise UsageError(f"linear_cross_entropy has no reduction {reduction!r}", next='use "mean" or "sum"')
-    if reduction == "sum" and num_targets is not None:
-        raise UsageError("linear_cross_entropy: num_targets belongs to the mean", next='leave it out, or use "mean"')
-    if target.shape != x.shape[:-1] or shift < 0:
-        raise ShapeError(f"linear_cross_entropy: x {x.shape}, target {target.shape} and shift {shift} do not fit")
-    labels = target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
-    divisor = () if num_targets is None else (num_targets,)
-    attrs: dict[str, Any] = {"ignore_index": ignore_index, "shift": shift}
-    attrs["mean"] = reduction == "mean" and num_targets is None
-    attrs["with_grads"] = is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    found = apply(loss_ops.linear_cross_entropy, x.reshape(-1, x.shape[-1]), weight, labels, *divisor, **attrs)
-    return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
-
-
-def _pair(name: str, input: Tensor, target: Tensor) -> None:
-    if input.shape != target.shape:
-        raise ShapeError(f"{name}: input has shape {input.shape}, target {target.shape}")
-    if not (input.is_floating_point() and target.is_floating_point()):
-        raise DTypeError(f"{name} takes float tensors, got {input.dtype} and {target.dtype}")
-
-
-def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """(input - target)²."""
-    _pair("mse_loss", input, target)
-    input, target = widened(input, target)
-    return _reduced(ew.square(input - target), reduction)
-
-
-def binary_cross_entropy(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`; logs are at least -100, as in torch."""
-    _pair("binary_cross_entropy", input, target)
-    input, target = widened(input, target)
-    yes, no = ew.clamp(ew.log(input), min=-100.0), ew.clamp(ew.log1p(-input), min=-100.0)
-    return _reduced(-(target * yes + (1 - target) * no), reduction)
-
-
-def binary_cross_entropy_with_logits(
-    input: Tensor, target: Tensor, reduction: str = "mean", pos_weight: Tensor | None = None
-) -> Tensor:
-    """The same for logits x = `input`: (1-t)·x + (1 + (w-1)·t)·log(1 + e^-x), without overflow.
-
-    Args:
-        pos_weight: weight w of positive targets, broadcast.
-    """
-    _pair("binary_cross_entropy_with_logits", input, target)
-    input, target = widened(input, target)
-    softplus = ew.log1p(ew.exp(-ew.abs(input))) + ew.clamp(-input, min=0.0)
-    weight = 1.0 if pos_weight is None else 1 + (pos_weight - 1) * target
-    return _reduced((1 - target) * input + softplus * weight, reduction)

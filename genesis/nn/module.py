@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
-from genesis.backend import Device, as_device
-from genesis.dtypes import DType, as_dtype
 from genesis.errors import DTypeError, UsageError
 from genesis.nn.hooks import BackwardWatch, RemovableHandle, call_watches
-from genesis.nn.parameter import Parameter, replace_array
+from genesis.nn.moving import cuda_device, move, targets
+from genesis.nn.parameter import Parameter
 from genesis.nn.state import LoadResult, load_state
 from genesis.tensor import Tensor
 
@@ -286,23 +285,33 @@ class Module:
         """Drop all gradients, or set them to 0."""
         clear_gradients(self.parameters(), set_to_none)
 
-    def to(self, *args: Any, device: Any = None, dtype: Any = None) -> Self:
+    def to(self, *args: Any, device: Any = None, dtype: Any = None, non_blocking: bool = False) -> Self:
         """Move parameters and buffers to a device, a float type (integers keep theirs), or both, in place.
 
-        Call it before an optimizer is made: optimizers with flat buffers do not follow.
+        `to(device)`, `to(dtype)`, `to(device, dtype)` and `to(tensor)`, which means its device and dtype. Tensors stay
+        the objects they are, so tied ones stay tied; gradients go along. Call it before an optimizer is made:
+        optimizers with flat buffers do not follow.
+
+        Args:
+            non_blocking: copies from page-locked memory to a device do not wait.
+
+        Raises:
+            DeviceError: for a device that this machine has not.
+            DTypeError: for what is neither a device nor a float type.
+            UsageError: for a device or a dtype that is given twice.
         """
-        for value in args:
-            if isinstance(value, Device) or (isinstance(value, str) and value.split(":")[0] in ("cpu", "cuda")):
-                device = value
-            else:
-                dtype = value
-        target = None if device is None else as_device(device)
-        kind = None if dtype is None else as_dtype(dtype)
-        if kind is not None and not kind.is_floating_point:
-            raise DTypeError(f"a module is cast to a float type, not to {kind}")
+        place, kind = targets(args, device, dtype)
         for tensor in (*self.parameters(), *self.buffers()):
-            _move(tensor, target, kind)
+            move(tensor, place, kind, non_blocking)
         return self
+
+    def cuda(self, device: Any = None) -> Self:
+        """Move to a CUDA device: an index, "cuda:1" or a `Device`; None means the current one."""
+        return self.to(device=cuda_device(device))
+
+    def cpu(self) -> Self:
+        """Move to the CPU."""
+        return self.to(device="cpu")
 
     def float(self) -> Self:
         """Cast to float32."""
@@ -353,17 +362,6 @@ class Module:
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n  ")
-
-
-def _move(tensor: Tensor, device: Device | None, dtype: DType | None) -> None:
-    """Give a leaf memory of another kind, its gradient too; the tensor stays the same object."""
-    kind = dtype if tensor.is_floating_point() else None
-    moved = tensor.detach().to(device=device, dtype=kind)
-    if moved.array is not tensor.array:
-        grad = tensor.grad
-        replace_array(tensor, moved.array)
-        if grad is not None:
-            tensor.grad = grad.detach().to(device=device, dtype=kind)
 
 
 def clear_gradients(parameters: Iterable[Tensor], set_to_none: bool) -> None:

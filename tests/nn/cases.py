@@ -80,4 +80,48 @@ def calls() -> list[Call]:
         Call("sdpa_gqa_mask", sdpa, (q, long_k, long_v), {"enable_gqa": True, "attn_mask": x(6, 9)}),
         Call("sdpa_causal_long", sdpa, (q, long_k, long_v), {"enable_gqa": True, "is_causal": True}),
         Call("sdpa_three", sdpa, (q[0], k[0], v[0]), {"is_causal": True}),
+        *_weighted(rng),
+    ]
+
+
+def _weighted(rng: np.random.Generator) -> list[Call]:
+    """Losses with weights. torch has no gradient for those: they go by name."""
+
+    def x(*shape: int) -> np.ndarray:
+        return np.asarray(rng.standard_normal(shape))
+
+    of_classes = rng.random(5) + 0.5
+    of_classes[3] = 0
+    labels = rng.integers(0, 5, 7)
+    labels[2] = -100
+    chance, target = rng.random((4, 3)) * 0.9 + 0.05, rng.random((4, 3))
+    bce, logits = "binary_cross_entropy", "binary_cross_entropy_with_logits"
+    found = []
+    for reduction in ("mean", "sum", "none"):
+        how = {"reduction": reduction}
+        weighted = {"weight": of_classes, **how}
+        found += [
+            Call(f"ce_weighted_{reduction}", "cross_entropy", (x(7, 5), labels), weighted),
+            Call(
+                f"ce_weighted_smooth_{reduction}",
+                "cross_entropy",
+                (x(7, 5), labels),
+                {**weighted, "label_smoothing": 0.2},
+            ),
+            Call(f"bce_by_row_{reduction}", bce, (chance, target), {"weight": rng.random((4, 1)), **how}),
+            Call(f"bce_logits_by_column_{reduction}", logits, (x(4, 3), target), {"weight": rng.random(3), **how}),
+            Call(f"mse_weighted_{reduction}", "mse_loss", (x(4, 3), x(4, 3)), {"weight": rng.random((4, 3)), **how}),
+        ]
+    images = rng.integers(0, 5, (2, 3))
+    both = {"weight": rng.random((4, 3)), "pos_weight": rng.random(3)}
+    return [
+        *found,
+        Call("ce_weighted_images", "cross_entropy", (x(2, 5, 3), images), {"weight": of_classes, "ignore_index": 4}),
+        Call("ce_weighted_one", "cross_entropy", (x(5), np.asarray(1)), {"weight": of_classes}),
+        Call("ce_smooth_one_hot", "cross_entropy", (x(7, 5), labels), {"weight": of_classes, "label_smoothing": 1.0}),
+        Call("bce_logits_both", logits, (x(4, 3), target), both),
+        Call("ce_old_sum", "cross_entropy", (x(7, 5), labels, None, False, -100)),
+        Call("ce_old_none", "cross_entropy", (x(7, 5), labels.clip(0), None, None, 1, False)),
+        Call("mse_old_mean", "mse_loss", (x(4, 3), x(4, 3), True, True)),
+        Call("bce_in_order", bce, (chance, target, None, None, None, "sum")),
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+from genesis import nn
 from genesis.autograd import gradcheck, no_grad
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions.create import tensor
@@ -119,7 +121,9 @@ def test_binary_cross_entropy_at_the_ends() -> None:
     p, t = tensor([0.0, 1.0, 0.0, 1.0]), tensor([0.0, 1.0, 1.0, 0.0])
     np.testing.assert_allclose(F.binary_cross_entropy(p, t, reduction="none").numpy(), [0, 0, 100, 100])
     x = tensor([1e4, -1e4])
-    np.testing.assert_allclose(F.binary_cross_entropy_with_logits(x, tensor([1.0, 1.0]), "none").numpy(), [0, 1e4])
+    np.testing.assert_allclose(
+        F.binary_cross_entropy_with_logits(x, tensor([1.0, 1.0]), reduction="none").numpy(), [0, 1e4]
+    )
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------
@@ -240,6 +244,21 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
         ),
         (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L[:1])), ShapeError, r"target \(1,\)"),
         (lambda: F.mse_loss(tensor(X), tensor(X[0])), ShapeError, "mse_loss"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), -100), DTypeError, "weight is -100, not a tensor.*name the arg"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0, :2])), ShapeError, r"shape \(2,\) for 3 classes"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), tensor([1, 2, 3])), DTypeError, "weight is a tensor of int64"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0]), z_loss=0.1), UsageError, "weight or z_loss"),
+        (lambda: F.cross_entropy(tensor(X), tensor(X)), DTypeError, "not probabilities of classes"),
+        (lambda: F.cross_entropy(tensor(X), tensor(L), None, "sum"), UsageError, "size_average is 'sum'"),
+        (lambda: F.mse_loss(tensor(X), tensor(X), "none"), UsageError, "size_average is 'none'"),
+        (lambda: F.binary_cross_entropy(tensor(X), tensor(X), "sum"), DTypeError, "weight is 'sum', not a tensor"),
+        (lambda: F.binary_cross_entropy(tensor(X), tensor(X), tensor(X[:, :2])), ShapeError, "broadcast"),
+        (lambda: F.binary_cross_entropy(tensor(X), tensor(X), tensor([X])), ShapeError, "for losses of shape"),
+        (
+            lambda: F.binary_cross_entropy_with_logits(tensor(X), tensor(X), pos_weight=3.0),
+            DTypeError,
+            "pos_weight is 3.0, not a tensor",
+        ),
         (lambda: F.mse_loss(tensor(L), tensor(L)), DTypeError, "int64"),
         (lambda: F.rope_table(tensor(L), 3), ShapeError, "no pairs"),
         (
@@ -259,3 +278,36 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
 def test_errors(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+# --- The order of arguments -------------------------------------------------------------------------------------------
+
+# torch 2.13's positional parameters; what comes after the last that we have may be left out, and is then refused.
+ORDER = {
+    "cross_entropy": "input target weight size_average ignore_index reduce reduction label_smoothing",
+    "mse_loss": "input target size_average reduce reduction weight",
+    "binary_cross_entropy": "input target weight size_average reduce reduction",
+    "binary_cross_entropy_with_logits": "input target weight size_average reduce reduction pos_weight",
+    "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal",
+    "gelu": "input approximate",
+    "embedding": "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
+    "layer_norm": "input normalized_shape weight bias eps",
+    "rms_norm": "input normalized_shape weight eps",
+    "CrossEntropyLoss": "weight size_average ignore_index reduce reduction label_smoothing",
+    "MSELoss": "size_average reduce reduction",
+    "BCELoss": "weight size_average reduce reduction",
+    "BCEWithLogitsLoss": "weight size_average reduce reduction pos_weight",
+    "Linear": "in_features out_features bias device dtype",
+    "Embedding": "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse",
+    "LayerNorm": "normalized_shape eps elementwise_affine bias device dtype",
+    "RMSNorm": "normalized_shape eps elementwise_affine device dtype",
+    "Dropout": "p inplace",
+    "GELU": "approximate",
+}
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_positional_arguments_are_torchs(name: str) -> None:
+    called = getattr(F, name, None) or getattr(nn, name)
+    own = [p.name for p in inspect.signature(called).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert own == ORDER[name].split()[: len(own)]

@@ -108,11 +108,11 @@ def test_swiglu() -> None:
 
 def test_dropout_in_training_and_out() -> None:
     x = ones(20_000)
-    layer = nn.Dropout(0.3, Generator(1))
+    layer = nn.Dropout(0.3, generator=Generator(1))
     found = layer(x).numpy()
     assert set(np.unique(found)) == {0.0, np.float32(1 / 0.7)}
     assert found.mean() == pytest.approx(1, abs=5 * math.sqrt(0.3 / 0.7 / 20_000))
-    np.testing.assert_array_equal(nn.Dropout(0.3, Generator(1))(x).numpy(), found)
+    np.testing.assert_array_equal(nn.Dropout(0.3, generator=Generator(1))(x).numpy(), found)
     assert not np.array_equal(layer(x).numpy(), found)
     assert layer.eval()(x) is x
     with pytest.raises(UsageError, match=r"1\.5 is no probability"):
@@ -122,15 +122,19 @@ def test_dropout_in_training_and_out() -> None:
 def test_losses_are_their_functions() -> None:
     x, labels, target = randn(4, 5), tensor([1, 0, -100, 4]), randn(4, 5)
     chance, goal = F.sigmoid(x), (target > 0).float()
-    weight = tensor([2.0])
+    weight, classes = tensor([2.0]), tensor([0.5, 1.0, 2.0, 0.0, 3.0])
     pairs = [
         (nn.CrossEntropyLoss()(x, labels), F.cross_entropy(x, labels)),
         (
             nn.CrossEntropyLoss(ignore_index=0, reduction="sum", label_smoothing=0.2, z_loss=0.1)(x, labels.abs() % 5),
-            F.cross_entropy(x, labels.abs() % 5, 0, "sum", 0.2, 0.1),
+            F.cross_entropy(x, labels.abs() % 5, ignore_index=0, reduction="sum", label_smoothing=0.2, z_loss=0.1),
         ),
-        (nn.MSELoss("sum")(x, target), F.mse_loss(x, target, "sum")),
+        (nn.MSELoss(reduction="sum")(x, target), F.mse_loss(x, target, reduction="sum")),
         (nn.BCELoss()(chance, goal), F.binary_cross_entropy(chance, goal)),
+        (nn.BCELoss(weight)(chance, goal), F.binary_cross_entropy(chance, goal, weight)),
+        (nn.BCEWithLogitsLoss(weight)(x, goal), F.binary_cross_entropy_with_logits(x, goal, weight)),
+        (nn.CrossEntropyLoss(classes)(x, labels), F.cross_entropy(x, labels, classes)),
+        (nn.CrossEntropyLoss(classes, False)(x, labels), F.cross_entropy(x, labels, classes, reduction="sum")),
         (
             nn.BCEWithLogitsLoss(pos_weight=weight)(x, goal),
             F.binary_cross_entropy_with_logits(x, goal, pos_weight=weight),
@@ -139,7 +143,7 @@ def test_losses_are_their_functions() -> None:
     for found, expected in pairs:
         assert found.item() == expected.item() and math.isfinite(found.item()) and found.item() != 0
     assert nn.BCEWithLogitsLoss(pos_weight=weight).double().pos_weight.dtype.name == "float64"
-    assert repr(nn.MSELoss("sum")) == "MSELoss(reduction='sum')"
+    assert repr(nn.MSELoss(reduction="sum")) == "MSELoss(reduction='sum')"
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import genesis.nn as nn
+from genesis.backend import Device
 from genesis.dtypes import bfloat16, float32, float64
-from genesis.errors import DTypeError, IndexRangeError, ModelError, UsageError
+from genesis.errors import DeviceError, DTypeError, IndexRangeError, ModelError, UsageError
 from genesis.functions.create import ones, tensor, zeros
 from genesis.functions.random import randn
 from genesis.nn.parameter import Parameter
@@ -262,6 +263,52 @@ def test_to_keeps_objects_ties_and_integers() -> None:
     assert model.to(float32).float().embed.weight.dtype is float32
     with pytest.raises(DTypeError, match="float type"):
         model.to("int32")
+
+
+@pytest.mark.parametrize("move", ["cuda", "cuda_index", "to_device", "to_string", "to_int", "to_tensor", "to_both"])
+def test_cuda_and_back_keeps_objects_ties_and_gradients(move: str) -> None:
+    model = Tied()
+    model.register_buffer("count", tensor([3]))
+    weight = model.embed.weight
+    model(tensor([1])).sum().backward()
+    assert weight.grad is not None
+    values, gradient = weight.detach().numpy(), weight.grad.numpy()
+    gpu = Device("cuda", 0)
+    moved = {
+        "cuda": lambda: model.cuda(),
+        "cuda_index": lambda: model.cuda(0),
+        "to_device": lambda: model.to(gpu),
+        "to_string": lambda: model.to("cuda:0"),
+        "to_int": lambda: model.to(0),
+        "to_tensor": lambda: model.to(tensor([1.0], device=gpu)),
+        "to_both": lambda: model.to(gpu, "float32", non_blocking=True),
+    }[move]()
+    assert moved is model and model.embed.weight is weight and model.head.weight is weight
+    assert {t.device for t in (*model.parameters(), *model.buffers(), weight.grad)} == {gpu}
+    assert model.count.dtype.name == "int64"
+    if move == "cuda":
+        model(tensor([1], device=gpu)).sum().backward()
+        gradient = 2 * gradient
+    np.testing.assert_allclose(weight.grad.cpu().numpy(), gradient, rtol=1e-6)
+    assert model.cpu() is model and {t.device.type for t in (*model.parameters(), weight.grad)} == {"cpu"}
+    np.testing.assert_array_equal(weight.detach().numpy(), values)
+
+
+def test_to_refuses_what_it_cannot_mean() -> None:
+    model = Tied()
+    for call, error, message in (
+        (lambda: model.to("cpu", "cuda"), UsageError, "more than one device: cpu, cuda"),
+        (lambda: model.to("cpu", device="cpu"), UsageError, "more than one device"),
+        (lambda: model.to(float32, dtype="float16"), UsageError, "more than one dtype"),
+        (lambda: model.to("gpu"), DTypeError, "gpu"),
+        (lambda: model.to(device="gpu"), DeviceError, "gpu"),
+        (lambda: model.to(tensor([1])), DTypeError, "not to int64"),
+        (lambda: model.cuda("cpu"), DeviceError, r"cuda\(\) got the device 'cpu'"),
+        (lambda: model.cuda(-1), DeviceError, "-1"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+        assert model.embed.weight.dtype is float32 and model.embed.weight.device.type == "cpu"
 
 
 def test_repr_shows_the_tree() -> None:
