@@ -1,10 +1,12 @@
 """Optimizers, flat buffers, learning-rate schedules and loss scaling."""
 
+from genesis.optim import lr_scheduler
 from genesis.optim.adafactor import Adafactor
 from genesis.optim.adam import Adam, AdamW
 from genesis.optim.flat import FlatBuffers
 from genesis.optim.groups import decay_groups, muon_groups
 from genesis.optim.lion import Lion
+from genesis.optim.lr_scheduler import LambdaLR
 from genesis.optim.muon import Muon
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.scaler import GradScaler
@@ -12,7 +14,6 @@ from genesis.optim.schedules import (
     WSD,
     Constant,
     Cosine,
-    LambdaLR,
     Linear,
     OneCycle,
     Schedule,
@@ -42,6 +43,7 @@ __all__ = [
     "Sequential",
     "Step",
     "decay_groups",
+    "lr_scheduler",
     "make_schedule",
     "muon_groups",
 ]

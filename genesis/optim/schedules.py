@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the step, and a torch-like object that sets an optimizer's rates by one.
+"""Learning-rate schedules as pure functions of the step; `lr_scheduler` has torch's objects, which set rates.
 
 Steps count from 0: `lr_at(0)` is the rate of the first update. During a warm-up of w steps the rate rises linearly, and
 is at its peak in step w - 1. A decay begins in step w and ends at step `total_steps`, one after the last: no update is
@@ -8,20 +8,17 @@ wasted on a rate of 0. (One-cycle, as in torch, reaches its ends within the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from genesis.errors import ConfigError
-from genesis.optim.optimizer import Optimizer
-from genesis.optim.saving import check_saved
 from genesis.optim.unit import check_range
 
 __all__ = [
     "WSD",
     "Constant",
     "Cosine",
-    "LambdaLR",
     "Linear",
     "OneCycle",
     "Schedule",
@@ -220,52 +217,3 @@ def make_schedule(
     if name == "one_cycle":
         return OneCycle(**decay())
     raise ConfigError(f"{name!r} is no schedule", next="use constant, linear, cosine, wsd, step or one_cycle")
-
-
-class LambdaLR:
-    """Sets each group's rate to its initial rate times a function of the step, as torch's object of this name.
-
-    Args:
-        optimizer: its groups' rates at this moment are the initial ones, unless they name an "initial_lr".
-        lr_lambda: one function of the step, or one for each group; a schedule's `factor_at` is one.
-        last_epoch: the step before the next; -1 at the start.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
-        last_epoch: int = -1,
-    ) -> None:
-        groups = optimizer.param_groups
-        self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, Sequence) else [lr_lambda] * len(groups)
-        if len(self.lr_lambdas) != len(groups):
-            raise ConfigError(f"{len(self.lr_lambdas)} functions for {len(groups)} parameter groups")
-        self.optimizer, self.last_epoch = optimizer, last_epoch
-        self.base_lrs = [float(g.setdefault("initial_lr", g["lr"])) for g in groups]
-        self.step()
-
-    def step(self) -> None:
-        """Go to the next step."""
-        self.last_epoch += 1
-        self._set()
-
-    def _set(self) -> None:
-        for group, base, function in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True):
-            group["lr"] = base * function(self.last_epoch)
-
-    def get_last_lr(self) -> list[float]:
-        """The present rate of each group."""
-        return [float(g["lr"]) for g in self.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The step and the initial rates; the functions are not saved."""
-        return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at a saved step."""
-        check_saved("LambdaLR's state", state_dict, ("last_epoch", "base_lrs"))
-        if len(state_dict["base_lrs"]) != len(self.base_lrs):
-            raise ConfigError(f"{len(state_dict['base_lrs'])} saved rates for {len(self.base_lrs)} parameter groups")
-        self.last_epoch, self.base_lrs = int(state_dict["last_epoch"]), [float(r) for r in state_dict["base_lrs"]]
-        self._set()

@@ -1,0 +1,711 @@
+"""torch's learning-rate schedulers, under their names: objects that set an optimizer's rates step by step.
+
+Rates follow torch's recursions: the next rate comes from the present one, so that several schedulers of one optimizer
+multiply. `genesis.optim.schedules` has schedules as pure functions of the step, which training runs use.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from genesis.errors import ConfigError
+from genesis.optim.optimizer import Optimizer
+from genesis.optim.saving import check_saved
+from genesis.optim.unit import check_range
+
+__all__ = [
+    "ChainedScheduler",
+    "ConstantLR",
+    "CosineAnnealingLR",
+    "CosineAnnealingWarmRestarts",
+    "CyclicLR",
+    "ExponentialLR",
+    "LRScheduler",
+    "LambdaLR",
+    "LinearLR",
+    "MultiStepLR",
+    "MultiplicativeLR",
+    "OneCycleLR",
+    "PolynomialLR",
+    "ReduceLROnPlateau",
+    "SequentialLR",
+    "StepLR",
+]
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"a scheduler is given an optimizer, not a {type(optimizer).__name__}")
+
+
+def _for_groups(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
+    """One value for each parameter group, from one for all or a list."""
+    count = len(optimizer.param_groups)
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise ConfigError(f"{name} has {len(value)} entries for {count} parameter groups")
+    return list(value)
+
+
+class LRScheduler:
+    """Base: counts steps and sets the groups' rates; subclasses define `next_rate`, and `rate` where there is one.
+
+    Args:
+        optimizer: its groups' rates at this moment are the initial ones, unless they name an "initial_lr".
+        last_epoch: the step before the next; -1 at the start. A later one needs "initial_lr" in the groups, as a loaded
+            optimizer has.
+    """
+
+    STATE: tuple[str, ...] = ("last_epoch", "base_lrs", "last_lr")
+
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        _check_optimizer(optimizer)
+        self.optimizer, self.last_epoch = optimizer, last_epoch
+        for i, group in enumerate(optimizer.param_groups):
+            if last_epoch == -1:
+                group.setdefault("initial_lr", group["lr"])
+            elif "initial_lr" not in group:
+                raise ConfigError(
+                    f"last_epoch is {last_epoch}, and parameter group {i} has no initial_lr",
+                    next="load the optimizer's state first, or leave last_epoch out",
+                )
+        self.base_lrs = [float(g["initial_lr"]) for g in optimizer.param_groups]
+        self.last_lr: list[float] = []
+        self.start()
+
+    def start(self) -> None:
+        """The step that the constructor takes."""
+        self.is_first = True
+        self.step()
+        self.is_first = False
+
+    def next_rate(self, lr: float, index: int) -> float:
+        """The rate of group `index` in step `last_epoch`, from the present one."""
+        raise NotImplementedError(f"{type(self).__name__} defines no next_rate()")
+
+    def rate(self, index: int) -> float:
+        """The same from the initial one, where there is a formula."""
+        return self.next_rate(float(self.optimizer.param_groups[index]["lr"]), index)
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go to the next step, or to step `epoch`."""
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        groups = self.optimizer.param_groups
+        if epoch is None:
+            rates = [self.next_rate(float(g["lr"]), i) for i, g in enumerate(groups)]
+        else:
+            rates = [self.rate(i) for i in range(len(groups))]
+        self.set(rates)
+
+    def set(self, rates: Sequence[float]) -> None:
+        """Give each group its rate."""
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        self.last_lr = list(rates)
+
+    def get_last_lr(self) -> list[float]:
+        """The present rate of each group."""
+        return list(self.last_lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and the rates; settings and functions are not saved."""
+        return {n: list(v) if isinstance(v := getattr(self, n), list) else v for n in self.STATE}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue at a saved step, with its rates.
+
+        Raises:
+            ModelError: if the state is another class's.
+            ConfigError: if the optimizer had another number of groups.
+        """
+        check_saved(f"{type(self).__name__}'s state", state_dict, self.STATE)
+        count = len(self.optimizer.param_groups)
+        rates = state_dict.get("last_lr", state_dict.get("base_lrs", ()))
+        if len(rates) != count:
+            raise ConfigError(f"{len(rates)} saved rates for {count} parameter groups")
+        for name in self.STATE:
+            value = state_dict[name]
+            setattr(self, name, list(value) if isinstance(value, list) else value)
+        self.set(self.last_lr if "last_lr" in self.STATE else [self.rate(i) for i in range(count)])
+
+
+# --- By a function ----------------------------------------------------------------------------------------------------
+
+Function = Callable[[int], float]
+
+
+class _ByFunctions(LRScheduler):
+    """Base: one function of the step for all groups, or one for each."""
+
+    def __init__(self, optimizer: Optimizer, lr_lambda: Function | Sequence[Function], last_epoch: int = -1) -> None:
+        _check_optimizer(optimizer)
+        groups = optimizer.param_groups
+        self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, Sequence) else [lr_lambda] * len(groups)
+        if len(self.lr_lambdas) != len(groups):
+            raise ConfigError(f"{len(self.lr_lambdas)} functions for {len(groups)} parameter groups")
+        super().__init__(optimizer, last_epoch)
+
+
+class LambdaLR(_ByFunctions):
+    """The initial rate times a function of the step.
+
+    Args:
+        lr_lambda: one function of the step, or one for each group; a schedule's `factor_at` is one.
+    """
+
+    STATE = ("last_epoch", "base_lrs")  # the rates follow from them
+
+    def next_rate(self, lr: float, index: int) -> float:
+        return self.base_lrs[index] * self.lr_lambdas[index](self.last_epoch)
+
+
+class MultiplicativeLR(_ByFunctions):
+    """The present rate times a function of the step, from step 1 on."""
+
+    def next_rate(self, lr: float, index: int) -> float:
+        return lr * self.lr_lambdas[index](self.last_epoch) if self.last_epoch > 0 else lr
+
+
+# --- Falling and rising -----------------------------------------------------------------------------------------------
+
+
+class StepLR(LRScheduler):
+    """Times `gamma` every `step_size` steps."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
+        check_range("step_size", step_size, 1)
+        self.step_size, self.gamma = step_size, gamma
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        return lr if self.last_epoch == 0 or self.last_epoch % self.step_size else lr * self.gamma
+
+    def rate(self, index: int) -> float:
+        return self.base_lrs[index] * self.gamma ** (self.last_epoch // self.step_size)
+
+
+class MultiStepLR(LRScheduler):
+    """Times `gamma` at each of the `milestones`."""
+
+    def __init__(
+        self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:
+        self.milestones, self.gamma = Counter(milestones), gamma
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        return lr * self.gamma ** self.milestones[self.last_epoch]
+
+    def rate(self, index: int) -> float:
+        passed = bisect_right(sorted(self.milestones.elements()), self.last_epoch)
+        return self.base_lrs[index] * self.gamma**passed
+
+
+class ConstantLR(LRScheduler):
+    """Times `factor` for the first `total_iters` steps."""
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5, last_epoch: int = -1) -> None:
+        if not 0 <= factor <= 1:
+            raise ConfigError(f"factor is {factor}, and must be between 0 and 1")
+        self.factor, self.total_iters = factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        if self.last_epoch == 0:
+            return lr * self.factor
+        if self.last_epoch != self.total_iters:
+            return lr
+        # torch divides, and fails at a factor of 0
+        return lr * (1 / self.factor) if self.factor else self.base_lrs[index]
+
+    def rate(self, index: int) -> float:
+        return self.base_lrs[index] * (self.factor if self.last_epoch < self.total_iters else 1.0)
+
+
+class LinearLR(LRScheduler):
+    """Times a factor that goes from `start_factor` to `end_factor` in `total_iters` steps, in a straight line."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1 / 3,
+        end_factor: float = 1.0,
+        total_iters: int = 5,
+        last_epoch: int = -1,
+    ) -> None:
+        if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1:
+            raise ConfigError(
+                f"start_factor is {start_factor} and end_factor {end_factor}: they must be between 0 and 1",
+                next="start above 0: the next rate is the present one times a factor",
+            )
+        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        if self.last_epoch == 0:
+            return lr * self.start_factor
+        if self.last_epoch > self.total_iters:
+            return lr
+        rise = self.end_factor - self.start_factor
+        return lr * (1.0 + rise / (self.total_iters * self.start_factor + (self.last_epoch - 1) * rise))
+
+    def rate(self, index: int) -> float:
+        done = min(self.total_iters, self.last_epoch) / self.total_iters
+        return self.base_lrs[index] * (self.start_factor + (self.end_factor - self.start_factor) * done)
+
+
+class ExponentialLR(LRScheduler):
+    """Times `gamma` in every step."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        return lr if self.last_epoch == 0 else lr * self.gamma
+
+    def rate(self, index: int) -> float:
+        return self.base_lrs[index] * self.gamma**self.last_epoch
+
+
+class PolynomialLR(LRScheduler):
+    """The initial rate times (1 - step/total_iters)^power."""
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
+        self.total_iters, self.power = total_iters, power
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        if self.last_epoch == 0 or self.last_epoch > self.total_iters:
+            return lr
+        left = 1.0 - self.last_epoch / self.total_iters
+        factor: float = (left / (1.0 - (self.last_epoch - 1) / self.total_iters)) ** self.power
+        return lr * factor
+
+    def rate(self, index: int) -> float:
+        factor: float = (1.0 - min(self.total_iters, self.last_epoch) / self.total_iters) ** self.power
+        return self.base_lrs[index] * factor
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Down along half a cosine wave to `eta_min` in `T_max` steps, and up again in as many (Loshchilov & Hutter, 2017).
+
+    For a single decay, stop or take another scheduler at step `T_max`.
+    """
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
+        check_range("T_max", T_max, 1)
+        self.T_max, self.eta_min = T_max, eta_min
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        step, length, low = self.last_epoch, self.T_max, self.eta_min
+        if step == 0:
+            return lr
+        if self.is_first:
+            return self.rate(index)
+        if (step - 1 - length) % (2 * length) == 0:  # after the lowest point
+            return lr + (self.base_lrs[index] - low) * (1 - math.cos(math.pi / length)) / 2
+        ahead, behind = 1 + math.cos(math.pi * step / length), 1 + math.cos(math.pi * (step - 1) / length)
+        return ahead / behind * (lr - low) + low
+
+    def rate(self, index: int) -> float:
+        wave = 1 + math.cos(math.pi * self.last_epoch / self.T_max)
+        return self.eta_min + (self.base_lrs[index] - self.eta_min) * wave / 2
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Cosine waves from the initial rate down to `eta_min`: the first of `T_0` steps, each `T_mult` times the last."""
+
+    STATE = (*LRScheduler.STATE, "T_cur", "T_i")
+
+    def __init__(
+        self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0, last_epoch: int = -1
+    ) -> None:  # fmt: skip
+        check_range("T_0", T_0, 1)
+        check_range("T_mult", T_mult, 1)
+        self.T_0, self.T_mult, self.eta_min = T_0, T_mult, eta_min
+        self.T_cur: float = last_epoch
+        self.T_i = T_0
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        wave = 1 + math.cos(math.pi * self.T_cur / self.T_i)
+        return self.eta_min + (self.base_lrs[index] - self.eta_min) * wave / 2
+
+    def step(self, epoch: float | None = None) -> None:
+        """Go to the next step, or to `epoch`, which may lie between two."""
+        if epoch is None and self.last_epoch < 0:
+            epoch = 0
+        if epoch is None:
+            epoch = self.last_epoch + 1
+            self.T_cur += 1
+            if self.T_cur >= self.T_i:
+                self.T_cur, self.T_i = self.T_cur % self.T_i, self.T_i * self.T_mult
+        else:
+            check_range("epoch", epoch, 0)
+            self._place(epoch)
+        self.last_epoch = math.floor(epoch)
+        self.set([self.next_rate(0.0, i) for i in range(len(self.base_lrs))])
+
+    def _place(self, epoch: float) -> None:
+        """Find the wave that `epoch` lies in."""
+        start, length = 0, self.T_0
+        if self.T_mult == 1:
+            start = int(epoch // length) * length
+        while epoch >= start + length:
+            start, length = start + length, length * self.T_mult
+        self.T_cur, self.T_i = epoch - start, length
+
+
+# --- Rates and momentum in cycles -------------------------------------------------------------------------------------
+
+
+class _Momenta:
+    """The momentum (or the first of the betas) of an optimizer's groups.
+
+    Raises:
+        ConfigError: for an optimizer that has none.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
+            raise ConfigError(
+                f"{type(optimizer).__name__} has neither momentum nor betas", next="pass cycle_momentum=False"
+            )
+        self.optimizer, self.of_betas = optimizer, "betas" in optimizer.defaults
+
+    def set(self, index: int, value: float) -> None:
+        """Give a group its momentum."""
+        group = self.optimizer.param_groups[index]
+        if self.of_betas:
+            group["betas"] = (value, *group["betas"][1:])
+        else:
+            group["momentum"] = value
+
+
+class OneCycleLR(LRScheduler):
+    """Up from max_lr/div_factor to `max_lr`, down to that over `final_div_factor`; momentum the other way.
+
+    Args:
+        max_lr: one, or one for each group.
+        total_steps: of the cycle; or `epochs` and `steps_per_epoch`.
+        pct_start: share of the steps in which the rate rises.
+        anneal_strategy: "cos" or "linear".
+        cycle_momentum: whether momentum (or the first of the betas) goes from `max_momentum` to `base_momentum` and
+            back.
+        three_phase: down to the first rate in as many steps as up, then to the last.
+
+    Smith & Topin, "Super-convergence" (2018).
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | Sequence[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: str = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.85,
+        max_momentum: float | Sequence[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        last_epoch: int = -1,
+    ) -> None:
+        _check_optimizer(optimizer)
+        if total_steps is None and (epochs is None or steps_per_epoch is None):
+            raise ConfigError("OneCycleLR needs total_steps, or epochs and steps_per_epoch")
+        self.total_steps = total_steps if total_steps is not None else (epochs or 0) * (steps_per_epoch or 0)
+        check_range("total_steps", self.total_steps, 1)
+        if not 0 <= pct_start <= 1:
+            raise ConfigError(f"pct_start is {pct_start}, and must be between 0 and 1")
+        if anneal_strategy not in ("cos", "linear"):
+            raise ConfigError(f"anneal_strategy is {anneal_strategy!r}", next='use "cos" or "linear"')
+        self.anneal = _cosine if anneal_strategy == "cos" else _line
+        self.max_lrs = _for_groups("max_lr", optimizer, max_lr)
+        self.final_div_factor = final_div_factor
+        up, last = float(pct_start * self.total_steps) - 1, self.total_steps - 1
+        first, top, end = 0, 1, 2  # rates: of the start, the largest, the last
+        self.phases = [(up, first, top, 1, 0), (last, top, end, 0, 1)]  # its end; rates and momenta from and to
+        if three_phase:
+            down = float(2 * pct_start * self.total_steps) - 2
+            self.phases = [(up, first, top, 1, 0), (down, top, first, 0, 1), (last, first, end, 1, 1)]
+        if last_epoch == -1:
+            for group, peak in zip(optimizer.param_groups, self.max_lrs, strict=True):
+                group["initial_lr"] = peak / div_factor
+        self.momenta = _Momenta(optimizer) if cycle_momentum else None
+        lows, highs = (
+            _for_groups(n, optimizer, v) for n, v in (("base_momentum", base_momentum), ("max_momentum", max_momentum))
+        )
+        self.momentum_ends = list(zip(lows, highs, strict=True))
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        if self.last_epoch > self.total_steps:
+            raise ConfigError(
+                f"OneCycleLR has {self.total_steps} steps, and this is step {self.last_epoch}",
+                next="give the number of steps of the run as total_steps",
+            )
+        start = 0.0
+        for end, *ends in self.phases:  # noqa: B007
+            if self.last_epoch <= end:
+                break
+            if end != self.phases[-1][0]:
+                start = end
+        share = (self.last_epoch - start) / (end - start) if end != start else 1.0
+        low = self.base_lrs[index]
+        rates = (low, self.max_lrs[index], low / self.final_div_factor)
+        if self.momenta is not None:
+            of = self.momentum_ends[index]
+            self.momenta.set(index, self.anneal(of[ends[2]], of[ends[3]], share))
+        return self.anneal(rates[ends[0]], rates[ends[1]], share)
+
+
+def _cosine(start: float, end: float, share: float) -> float:
+    return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1)
+
+
+def _line(start: float, end: float, share: float) -> float:
+    return (end - start) * share + start
+
+
+class CyclicLR(LRScheduler):
+    """Up from `base_lr` to `max_lr` and down again, over and over; momentum the other way (Smith, 2017).
+
+    Args:
+        base_lr, max_lr: one, or one for each group.
+        step_size_up, step_size_down: steps of a rise, and of a fall; None means as many.
+        mode: "triangular"; "triangular2", whose height is halved every cycle; "exp_range", times gamma^step.
+        scale_fn, scale_mode: in the place of `mode`: the height's factor, a function of the "cycle" or of the step
+            ("iterations").
+        cycle_momentum: whether momentum (or the first of the betas) goes along.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base_lr: float | Sequence[float],
+        max_lr: float | Sequence[float],
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: str = "triangular",
+        gamma: float = 1.0,
+        scale_fn: Callable[[float], float] | None = None,
+        scale_mode: str = "cycle",
+        cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.8,
+        max_momentum: float | Sequence[float] = 0.9,
+        last_epoch: int = -1,
+    ) -> None:
+        _check_optimizer(optimizer)
+        check_range("step_size_up", step_size_up, 1)
+        modes: dict[str, tuple[Callable[[float], float], str]] = {
+            "triangular": (lambda cycle: 1.0, "cycle"),
+            "triangular2": (lambda cycle: 1 / 2.0 ** (cycle - 1), "cycle"),
+            "exp_range": (lambda step: gamma**step, "iterations"),
+        }
+        if scale_fn is None and mode not in modes:
+            raise ConfigError(f"mode is {mode!r}", next=f"use {', '.join(modes)}, or give a scale_fn")
+        self.scale, self.scale_mode = (scale_fn, scale_mode) if scale_fn is not None else modes[mode]
+        if self.scale_mode not in ("cycle", "iterations"):
+            raise ConfigError(f"scale_mode is {scale_mode!r}", next='use "cycle" or "iterations"')
+        self.cycle_steps = step_size_up + (step_size_up if step_size_down is None else step_size_down)
+        self.share_up = step_size_up / self.cycle_steps
+        lows, self.max_lrs = _for_groups("base_lr", optimizer, base_lr), _for_groups("max_lr", optimizer, max_lr)
+        if last_epoch == -1:
+            for group, low in zip(optimizer.param_groups, lows, strict=True):
+                group["lr"] = group["initial_lr"] = low
+        self.momenta = _Momenta(optimizer) if cycle_momentum else None
+        self.base_momenta = _for_groups("base_momentum", optimizer, base_momentum)
+        self.max_momenta = _for_groups("max_momentum", optimizer, max_momentum)
+        super().__init__(optimizer, last_epoch)
+
+    def next_rate(self, lr: float, index: int) -> float:
+        cycle = math.floor(1 + self.last_epoch / self.cycle_steps)
+        x = 1.0 + self.last_epoch / self.cycle_steps - cycle
+        height = x / self.share_up if x <= self.share_up else (x - 1) / (self.share_up - 1)
+        scale = self.scale(cycle if self.scale_mode == "cycle" else self.last_epoch)
+        if self.momenta is not None:
+            low, high = self.base_momenta[index], self.max_momenta[index]
+            self.momenta.set(index, high - (high - low) * height * scale)
+        low = self.base_lrs[index]
+        rate: float = low + (self.max_lrs[index] - low) * height * scale
+        return rate
+
+
+# --- Several ----------------------------------------------------------------------------------------------------------
+
+
+class _Several(LRScheduler):
+    """Base: schedulers of one optimizer."""
+
+    def _take(self, optimizer: Optimizer | None, schedulers: Sequence[LRScheduler]) -> None:
+        name = type(self).__name__
+        if not schedulers:
+            raise ConfigError(f"{name} got no schedulers")
+        self.schedulers = list(schedulers)
+        self.optimizer = schedulers[0].optimizer if optimizer is None else optimizer
+        for i, each in enumerate(self.schedulers):
+            if isinstance(each, ReduceLROnPlateau) or not isinstance(each, LRScheduler):
+                raise ConfigError(f"{name} does not take a {type(each).__name__}, as number {i} is")
+            if each.optimizer is not self.optimizer:
+                raise ConfigError(f"{name}: scheduler {i} is another optimizer's")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, the rates, and the states of the schedulers."""
+        return {**super().state_dict(), "schedulers": [s.state_dict() for s in self.schedulers]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue at a saved step, with its rates."""
+        check_saved(f"{type(self).__name__}'s state", state_dict, (*self.STATE, "schedulers"))
+        if len(state_dict["schedulers"]) != len(self.schedulers):
+            raise ConfigError(f"{len(state_dict['schedulers'])} saved schedulers for {len(self.schedulers)}")
+        for each, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+            each.load_state_dict(state)
+        super().load_state_dict({n: state_dict[n] for n in self.STATE})
+
+
+class SequentialLR(_Several):
+    """One scheduler after the other: the i-th from step milestones[i-1] on, which is its own step 0."""
+
+    STATE = ("last_epoch", "last_lr")
+
+    def __init__(
+        self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int], last_epoch: int = -1
+    ) -> None:
+        _check_optimizer(optimizer)
+        self._take(optimizer, schedulers)
+        if len(milestones) != len(schedulers) - 1 or list(milestones) != sorted(milestones):
+            raise ConfigError(
+                f"{len(schedulers)} schedulers with milestones {list(milestones)}",
+                next="give the first step of each scheduler but the first, in order",
+            )
+        self.milestones, self.last_epoch = list(milestones), last_epoch + 1
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"]
+        _take_back(self)
+        now = self.schedulers[bisect_right(self.milestones, 0)]
+        now.start()
+        self.last_lr = now.get_last_lr()
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go to the next step."""
+        if epoch is not None:
+            raise ConfigError("SequentialLR.step takes no epoch", next="step one by one, or load a state")
+        self.last_epoch += 1
+        index = bisect_right(self.milestones, self.last_epoch)
+        now = self.schedulers[index]
+        if index > 0 and self.milestones[index - 1] == self.last_epoch:
+            now.step(0)
+        else:
+            now.step()
+        self.last_lr = now.get_last_lr()
+
+
+def _take_back(scheduler: LRScheduler) -> None:
+    """Undo the count of the steps that the constructors of a scheduler's parts took."""
+    for each in scheduler.schedulers if isinstance(scheduler, _Several) else ():
+        if isinstance(each, _Several):
+            _take_back(each)
+        else:
+            each.last_epoch -= 1
+
+
+class ChainedScheduler(_Several):
+    """All schedulers in every step: their factors multiply."""
+
+    STATE = ("last_lr",)
+
+    def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:
+        self._take(optimizer, schedulers)
+        self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go to the next step."""
+        if epoch is not None:
+            raise ConfigError("ChainedScheduler.step takes no epoch", next="step one by one, or load a state")
+        for each in self.schedulers:
+            each.step()
+        self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
+
+
+class ReduceLROnPlateau(LRScheduler):
+    """Times `factor` after more than `patience` steps in a row that were no better than the best by `threshold`.
+
+    Args:
+        mode: "min" or "max": what is better.
+        threshold_mode: "rel" or "abs": whether the threshold is a share of the best.
+        cooldown: steps after a change that are not counted.
+        min_lr: one, or one for each group.
+        eps: smaller changes are not made.
+    """
+
+    STATE = ("last_epoch", "last_lr", "best", "cooldown_counter", "num_bad_epochs")
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float | Sequence[float] = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        _check_optimizer(optimizer)
+        check_range("factor", factor, 0, 1)
+        for name, value, choices in (
+            ("mode", mode, ("min", "max")),
+            ("threshold_mode", threshold_mode, ("rel", "abs")),
+        ):
+            if value not in choices:
+                raise ConfigError(f"{name} is {value!r}", next=f"use {' or '.join(choices)}")
+        self.optimizer, self.mode, self.factor, self.patience = optimizer, mode, factor, patience
+        self.threshold, self.threshold_mode, self.cooldown, self.eps = threshold, threshold_mode, cooldown, eps
+        self.min_lrs = _for_groups("min_lr", optimizer, min_lr)
+        self.last_epoch, self.cooldown_counter, self.num_bad_epochs = 0, 0, 0
+        self.best = math.inf if mode == "min" else -math.inf
+        self.last_lr = [float(g["lr"]) for g in optimizer.param_groups]
+
+    def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]
+        """Judge a step by its `metrics`, a number or a 0-d tensor."""
+        current = float(metrics)
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        if self.is_better(current):
+            self.best, self.num_bad_epochs = current, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            self.num_bad_epochs = 0
+        if self.num_bad_epochs > self.patience:
+            self._reduce()
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+        self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
+
+    def is_better(self, value: float) -> bool:
+        """Whether a value is better than the best so far by the threshold."""
+        sign = -1.0 if self.mode == "min" else 1.0
+        if self.threshold_mode == "rel":
+            bound = self.best * (1.0 + sign * self.threshold)
+        else:
+            bound = self.best + sign * self.threshold
+        return value < bound if self.mode == "min" else value > bound
+
+    def _reduce(self) -> None:
+        for group, least in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
+            old = float(group["lr"])
+            new = max(old * self.factor, least)
+            if old - new > self.eps:
+                group["lr"] = new
