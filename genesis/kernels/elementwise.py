@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import triton
 import triton.language as tl
 
@@ -21,6 +22,7 @@ from genesis.kernels import maths
 from genesis.kernels.indices import collapse, is_wide, offsets
 from genesis.kernels.transpose import transposed_copy
 from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.sweep import as_type
 from genesis.shapes import broadcast_strides
 
 __all__ = ["elementwise"]
@@ -85,9 +87,10 @@ def ternary(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr, NUMBE
 
 
 def _number(value: Any, work: DType) -> Any:
-    """A Python number as a kernel's argument, in float64 where the work is."""
+    """A Python number as a kernel's argument, in float64 where the work is; cast as the reference casts it."""
     if not work.is_floating_point:
-        return int(value)
+        with np.errstate(invalid="ignore"):  # NaN has no integer
+            return int(as_type(value, work.numpy))
     return Double(value) if work is float64 else float(value)
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from concurrent.futures import Future
+from typing import Any
+
 import numpy as np
 import pytest
 
 import genesis
 from genesis.array import Array, empty
 from genesis.backend import backend_for
-from genesis.backend.cuda import CudaBackend, replay, twins, written
+from genesis.backend.cuda import CudaBackend, native, nvrtc, replay, twins, written
+from genesis.backend.cuda.keys import exact
 from genesis.backend.cuda.recording import Step, submit, watching_launches
 from genesis.backend.cuda.replay import call_key, layout_of
 from genesis.dtypes import float32
@@ -75,6 +81,95 @@ def test_numbers_of_other_type_or_sign_are_other_calls(backend: CudaBackend, a: 
     assert call_key(mul, (x, a), {}) != call_key(mul, (x, b), {})
     assert np.array_equal(np.signbit(mul(x, a).numpy()), np.signbit(np.full(3, a, np.float32)))
     assert np.array_equal(np.signbit(mul(x, b).numpy()), np.signbit(np.full(3, b, np.float32)))
+
+
+def test_a_copy_into_another_type_is_no_plain_copy(backend: CudaBackend) -> None:
+    """The result of `out=` of another type is copied there: what was remembered of that copy had its type."""
+    narrow, wide = genesis.ones(3, dtype="bfloat16", device="cuda"), genesis.tensor([0.1, 0.2, 0.3], device="cuda")
+    narrow.add_(wide)
+    genesis.mul(wide, 2.0, out=genesis.zeros(3, dtype="float64", device="cuda"))
+    for _ in range(3):
+        assert wide.clone().dtype is genesis.float32
+        assert np.array_equal(wide.clone().cpu().numpy(), np.float32([0.1, 0.2, 0.3]))
+
+
+def test_results_are_laid_out_as_without_out(backend: CudaBackend) -> None:
+    """Of size 1 and of no elements any strides are contiguous, but plain results have their own."""
+    x = genesis.ones(1, 4, device="cuda")
+    genesis.neg(x, out=genesis.zeros(1, 8, device="cuda")[:, :4])
+    assert genesis.neg(x).stride() == (4, 1)
+    moved = genesis.zeros(9, device="cuda")[1:9].view(2, 4)  # not at a multiple of 16 bytes
+    y = genesis.ones(2, 4, device="cuda")
+    genesis.exp(y, out=moved)
+    assert layout_of(genesis.exp(y).array) is layout_of(y.array)
+
+
+def test_plain_calls_after_one_into_like_memory_are_remembered(backend: CudaBackend) -> None:
+    x, memory = device(np.ones(8, np.float32)), device(np.zeros(32, np.float32))
+    registry["exp"](x, out=memory.view((8,), (1,), 16))
+    registry["exp"](x)
+    assert [key[0] for key in backend._calls] == [registry["exp"]]
+
+
+@dataclasses.dataclass(eq=False)
+class Settings:
+    factor: float
+
+
+def test_what_an_object_holds_is_asked_again(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under an object that may change nothing is remembered; numpy's scalars are equal where their bits are not."""
+
+    def twin(out: Array, x: Array, factor: Any) -> None:
+        registry["mul"](x, float(getattr(factor, "factor", factor)), out=out)
+
+    op = Op("trial", lambda out, x, factor: None, lambda x, factor: Spec(x.shape, x.dtype), twin=twin)
+    x, settings = device(np.ones(3, np.float32)), Settings(2.0)
+    assert np.all(op(x, factor=settings).numpy() == 2)
+    settings.factor = 3.0
+    assert np.all(op(x, factor=settings).numpy() == 3)
+    for factor in (0.0, np.float32(-0.0), np.float64(-0.0), np.float32(0.0), -0.0):
+        assert np.all(np.signbit(op(x, factor=factor).numpy()) == np.signbit(factor)), repr(factor)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((1,), (1.0,)), ((1,), (True,)), ((0.0,), (-0.0,)), (((2,), 1), ((2.0,), 1)), (2.0, np.int64(2)), (0, False)],
+)
+def test_equal_values_that_compute_differently_have_other_keys(a: Any, b: Any) -> None:
+    assert a == b
+    assert exact(a) != exact(b)
+    assert exact(a) == exact(copy.deepcopy(a))
+
+
+def test_nan_is_found_again(backend: CudaBackend) -> None:
+    for _ in range(3):
+        assert np.isnan(registry["mul"](device(np.ones(3, np.float32)), float("nan")).numpy()).all()
+    assert len(backend._calls) == 1
+    assert exact((float("nan"), 1)) == exact((float("nan"), 1))
+
+
+class Kernel:
+    """As much of a kernel under `triton.jit` as a launch looks at before it is compiled."""
+
+    __name__, params = "scaled", ()
+
+
+def test_machine_code_for_a_constant_is_not_that_of_an_equal_one(backend: CudaBackend) -> None:
+    """A kernel compiled for 2 computes with integers, one for 2.0 with floats."""
+    asked: list[Any] = []
+    kernel, x = Kernel(), device(np.ones(1, np.float32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_compiling", {})
+        patch.setattr(native, "compiling", lambda kernel, signature, arch: asked.append(signature) or Future())
+        for constant in (2, 2.0, 1, True, 0.0, -0.0, 2, -0.0):
+            native.native_step(backend, kernel, (1, 1, 1), (x, x), {"C": constant})
+    assert [repr(s.constants[0][1]) for s in asked] == ["2", "2.0", "1", "True", "0.0", "-0.0"]
+
+
+def test_sources_compiled_with_equal_macros_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "_compiled", lambda preamble, *rest: preamble)
+    made = [nvrtc.compile_source("", "f", (9, 0), (("C", c),)) for c in (1, 1.0, True)]
+    assert made == ["#define C 1\n", "#define C 1.0f\n", "#define C true\n"]
 
 
 def test_layouts_are_shared_and_tell_alignment_apart() -> None:

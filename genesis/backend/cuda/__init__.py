@@ -14,9 +14,10 @@ from genesis.backend import Device
 from genesis.backend.cuda.beside import Branch
 from genesis.backend.cuda.driver import driver_for
 from genesis.backend.cuda.faults import check as check_faults
+from genesis.backend.cuda.keys import is_value
 from genesis.backend.cuda.memory import ALIGNMENT, Block, Pool, rounded
 from genesis.backend.cuda.recording import record, recorders, recording
-from genesis.backend.cuda.replay import Call, call_key
+from genesis.backend.cuda.replay import Call, are_as_made, call_key
 from genesis.backend.cuda.twins import twins
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
@@ -170,10 +171,10 @@ class CudaBackend:
             plan = record(arrays, lambda: twin(out, *inputs, **attrs), self.driver, self.temporary)
         finally:
             self.pool.owner = ""
-        if plan is None or key is None:
+        if plan is None or key is None or not all(map(is_value, (*_no_arrays(inputs), *attrs.values()))):
             return
         _remember(self._into, key, Call(self, plan, (), operands))
-        if all(a.offset == 0 and a.is_contiguous for a in outputs) and not any(x is a for a in outputs for x in inputs):
+        if are_as_made(op, outputs, inputs, attrs):
             _remember(self._calls, call_key(op, inputs, attrs), Call(self, plan, outputs, inputs, op.mutates))
 
     def to_numpy(self, array: Array) -> np.ndarray:
@@ -209,6 +210,10 @@ class CudaBackend:
     def _move(self, source: Array, target: Array) -> Array:
         twin_named("copy", "elementwise")(target, source)
         return target
+
+
+def _no_arrays(operands: tuple[Any, ...]) -> list[Any]:
+    return [x for x in operands if not hasattr(x, "storage")]
 
 
 def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:

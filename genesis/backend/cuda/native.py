@@ -64,7 +64,8 @@ def signature_of(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -
 def native_step(backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]) -> Step:
     """A launch of machine code, whose compilation starts now where it is needed."""
     driver, signature = backend.driver, signature_of(kernel, args, keywords)
-    key, values = (driver.index, kernel, signature), list(_flatten(args, signature.types))
+    # The text tells constants of 2 and 2.0 apart; they are equal otherwise.
+    key, values = (driver.index, kernel, signature, repr(signature)), list(_flatten(args, signature.types))
     if key in _loaded:
         return Step(lambda step: _pack(step, driver, _loaded[key], grid, values), lambda: True, kernel.__name__, grid)
     future = _compiling.get(key)

@@ -50,7 +50,6 @@ class Compiled(NamedTuple):
     log: str
 
 
-@functools.lru_cache(512)
 def compile_source(
     source: str,
     entry: str,
@@ -72,8 +71,16 @@ def compile_source(
         UsageError: the source does not compile; with the compiler's log, which names lines of `source`.
         DeviceError: NVRTC is not installed, or does not know the GPU.
     """
+    # Text tells macros of 2 and 2.0 apart; as keys they are equal.
+    return _compiled(_preamble(macros), source, entry, capability, options, title)
+
+
+@functools.lru_cache(512)
+def _compiled(
+    preamble: str, source: str, entry: str, capability: tuple[int, int], options: tuple[str, ...], title: str
+) -> Compiled:
     nvrtc = _bindings()
-    text = _preamble(macros) + f'#line 1 "{title}"\n' + source
+    text = preamble + f'#line 1 "{title}"\n' + source
     program = _call(nvrtc.nvrtcCreateProgram, text.encode(), title.encode(), 0, None, None)
     try:
         _call(nvrtc.nvrtcAddNameExpression, program, entry.encode())

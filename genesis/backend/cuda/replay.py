@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from genesis.backend.cuda.keys import exact
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.recording import Plan
 from genesis.backend.cuda.written import Fresh, write_out
+from genesis.shapes import contiguous_strides
 
 if TYPE_CHECKING:
     from genesis.array import Array
     from genesis.backend.cuda import CudaBackend
     from genesis.op import Op
 
-__all__ = ["Call", "Layout", "call_key", "exact", "layout_of"]
+__all__ = ["Call", "Layout", "are_as_made", "call_key", "layout_of"]
 
 
 class Layout:
@@ -50,13 +52,6 @@ def layout_of(array: Array) -> Layout:
     return found
 
 
-def exact(value: Any) -> Any:
-    """A number with its type and sign, so that 1, 1.0 and True differ, and 0.0 and -0.0."""
-    if value.__class__ is float:
-        return (float, value.hex()) if value == 0 else value  # no int equals a float's key below
-    return (value.__class__, value) if isinstance(value, int) else value
-
-
 def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
     """All that an op's launches may depend on, besides where its outputs are.
 
@@ -84,6 +79,19 @@ def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[An
         parts.append(name)
         parts.append(exact(value))
     return tuple(parts)
+
+
+def are_as_made(op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> bool:
+    """Whether outputs are laid out as those of a call without `out` are: then the call may be remembered under its
+    inputs alone. Memory that was given may be of another dtype, or stand elsewhere.
+    """
+    inferred = op.infer(*inputs, **attrs)
+    specs: Any = (inferred,) if hasattr(inferred, "dtype") else inferred
+    return len(specs) == len(outputs) and all(
+        layout_of(a).parts == (s.shape, contiguous_strides(s.shape), s.dtype, a.device, 0)
+        and not any(x is a for x in inputs)
+        for a, s in zip(outputs, specs, strict=True)
+    )
 
 
 class Call:
