@@ -11,7 +11,7 @@ import numpy as np
 from genesis.backend import CPU, Device, Storage, backend_for
 from genesis.backend.cpu import CpuStorage
 from genesis.dtypes import DType, as_dtype
-from genesis.shapes import Shape, contiguous_strides, is_contiguous, numel
+from genesis.shapes import Shape, as_index, contiguous_strides, is_contiguous, numel
 
 __all__ = ["Array", "Spec", "empty", "from_numpy"]
 
@@ -110,7 +110,11 @@ class Array:
 def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
     """A contiguous array with undefined contents."""
     shape = tuple(shape)
-    storage = backend_for(device).allocate(math.prod(shape) * dtype.itemsize)
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes.__class__ is not int:  # numpy's integers, or tensors: no size may stay one, nor what is counted with it
+        shape = tuple([as_index("the size", s) for s in shape])
+        nbytes = math.prod(shape) * dtype.itemsize
+    storage = backend_for(device).allocate(nbytes)
     return Array(storage, shape, contiguous_strides(shape), dtype, device)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
+from typing import Any
 
-from genesis.errors import IndexRangeError, ShapeError
+from genesis.errors import DTypeError, IndexRangeError, ShapeError
 
 __all__ = [
     "Shape",
+    "as_index",
     "broadcast_shapes",
     "broadcast_strides",
     "contiguous_strides",
@@ -84,9 +87,23 @@ def broadcast_strides(shape: Shape, strides: Shape, target: Shape) -> Shape:
     return (0,) * pad + tail
 
 
+def as_index(what: str, value: Any) -> int:
+    """`value` as an int: one, or what counts as one, such as numpy's integers.
+
+    Raises:
+        DTypeError: naming `what` it is, for anything else.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DTypeError(f"{what} {value!r} is no integer") from None
+
+
 def normalize_axis(axis: int, ndim: int) -> int:
     """A dimension index in [0, ndim); negative counts from the end. A zero-dimensional array accepts 0 and -1."""
     span = max(ndim, 1)
+    if axis.__class__ is not int:
+        axis = as_index("dimension", axis)
     if not -span <= axis < span:
         raise IndexRangeError(
             f"dimension {axis} is out of range for {ndim} dimensions", next=f"use {-span} to {span - 1}"
@@ -98,7 +115,7 @@ def normalize_axes(axes: int | Sequence[int] | None, ndim: int) -> Shape:
     """Sorted distinct dimension indices; None means all of them."""
     if axes is None:
         return tuple(range(ndim))
-    if isinstance(axes, int):
+    if not isinstance(axes, tuple | list):
         axes = (axes,)
     found = [normalize_axis(a, ndim) for a in axes]
     if len(set(found)) != len(found):

@@ -11,14 +11,14 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
 from genesis.dtypes import DType, as_dtype, float32, float64, int64
-from genesis.errors import UsageError
+from genesis.errors import DTypeError, UsageError
 from genesis.functions.elementwise import copy_
 from genesis.functions.shape import array_of, expand, sizes_of
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import random as ops
 from genesis.random import Generator, default_generator
-from genesis.shapes import Shape, numel
+from genesis.shapes import Shape, as_index, numel
 
 METHODS = ("bernoulli", "bernoulli_", "multinomial", "normal_", "random_", "uniform_")
 
@@ -92,6 +92,13 @@ def randn(
     return _create(ops.normal, sizes_of(size), generator, dtype, device, requires_grad, mean=0.0, std=1.0)
 
 
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise DTypeError(f"{name} is {value!r}, and must be a number") from None
+
+
 def normal(
     mean: float,
     std: float,
@@ -103,7 +110,8 @@ def normal(
     requires_grad: bool = False,
 ) -> Any:
     """Normal values with this mean and standard deviation, of shape `size`."""
-    return _create(ops.normal, sizes_of((size,)), generator, dtype, device, requires_grad, mean=mean, std=std)
+    attrs = {"mean": _number("mean", mean), "std": _number("std", std)}
+    return _create(ops.normal, sizes_of((size,)), generator, dtype, device, requires_grad, **attrs)
 
 
 def randint(
@@ -120,6 +128,7 @@ def randint(
         low, high, size = 0, low, high
     if high is None or size is None:
         raise UsageError("randint needs an upper bound and a size", next="call randint(low, high, size)")
+    low, high = as_index("the bound", low), as_index("the bound", high)
     return _create(ops.randint, sizes_of((size,)), generator, dtype, device, False, low=low, high=high)
 
 
@@ -185,12 +194,12 @@ _LARGEST = {
 
 def uniform_(x: Any, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Any:
     """Overwrite x with uniform values in [low, high)."""
-    return _overwrite(ops.uniform, x, generator, low=low, high=high)
+    return _overwrite(ops.uniform, x, generator, low=_number("low", low), high=_number("high", high))
 
 
 def normal_(x: Any, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Any:
     """Overwrite x with normal values."""
-    return _overwrite(ops.normal, x, generator, mean=mean, std=std)
+    return _overwrite(ops.normal, x, generator, mean=_number("mean", mean), std=_number("std", std))
 
 
 def random_(x: Any, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Any:
@@ -198,9 +207,10 @@ def random_(x: Any, low: int = 0, high: int | None = None, *, generator: Generat
 
     Without bounds they go up to the largest integer of x's type (for floats, as far as it holds every integer).
     """
+    low = as_index("the bound", low)
     if high is None:
         low, high = (0, low) if low else (0, _LARGEST[array_of(x, "random_").dtype.name] + 1)
-    return _overwrite(ops.randint, x, generator, low=low, high=high)
+    return _overwrite(ops.randint, x, generator, low=low, high=as_index("the bound", high))
 
 
 def bernoulli_(x: Any, p: Any = 0.5, *, generator: Generator | None = None) -> Any:
@@ -227,7 +237,7 @@ def multinomial(x: Any, num_samples: int, replacement: bool = False, *, generato
     Raises:
         NumericError: for weights that are negative, infinite or NaN, or too few above 0.
     """
-    array = array_of(x, "multinomial")
+    array, num_samples = array_of(x, "multinomial"), as_index("the number of samples", num_samples)
     attrs: dict[str, Any] = {"num_samples": num_samples, "replacement": replacement}
     ops.multinomial.infer(array, seed=0, offset=0, **attrs)
     by_position = replacement or num_samples == 1

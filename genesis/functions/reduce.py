@@ -13,6 +13,7 @@ from genesis.functions.shape import array_of, sizes_of
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import reduce as ops
+from genesis.shapes import as_index
 
 METHODS = (
     "all",
@@ -62,7 +63,11 @@ def one_of(name: str, dim: Any, axis: Any) -> Any:
 def _listed(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
     """The op's `axes`."""
     found = one_of(name, dim, axis)
-    return found if found is None or isinstance(found, int) else tuple(found)
+    if found is None or found.__class__ is int:
+        return found
+    if isinstance(found, TensorBase) or not hasattr(found, "__iter__"):
+        return as_index("dimension", found)
+    return tuple([as_index("dimension", d) for d in found])
 
 
 def _dims(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:

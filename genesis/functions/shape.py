@@ -12,9 +12,10 @@ import numpy as np
 from genesis.array import Array, from_numpy
 from genesis.autograd.record import TensorBase, apply
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.functions.transfer import moved
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
-from genesis.shapes import Shape, normalize_axes, normalize_axis, resolve_shape, view_strides
+from genesis.shapes import Shape, as_index, normalize_axes, normalize_axis, resolve_shape, view_strides
 
 # What becomes a method of Tensor; cat and stack take a sequence and are functions only.
 METHODS = (
@@ -395,7 +396,7 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None) -> Any:
             f" {shape[dim]}: one number >= 0, or one per slice"
         )
     rows = np.repeat(np.arange(shape[dim]), counts if counts.shape == (shape[dim],) else int(counts.reshape(())))
-    return index_select(x, dim, TensorBase.wrap(from_numpy(rows)))
+    return index_select(x, dim, TensorBase.wrap(moved(from_numpy(rows), x.array.device)))
 
 
 # --- Moving elements --------------------------------------------------------------------------------------------------
@@ -421,13 +422,13 @@ def flip(x: Any, *dims: Any) -> Any:
 def tril(x: Any, diagonal: int = 0) -> Any:
     """The lower triangles of the matrices in the last two dimensions, up to the given diagonal; 0 elsewhere."""
     array_of(x, "tril")
-    return apply(ops.tril, x, diagonal=diagonal)
+    return apply(ops.tril, x, diagonal=as_index("the diagonal", diagonal))
 
 
 def triu(x: Any, diagonal: int = 0) -> Any:
     """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
     array_of(x, "triu")
-    return apply(ops.triu, x, diagonal=diagonal)
+    return apply(ops.triu, x, diagonal=as_index("the diagonal", diagonal))
 
 
 def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Any:

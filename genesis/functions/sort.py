@@ -11,6 +11,7 @@ from genesis.functions.reduce import ValuesAndIndices, one_of
 from genesis.functions.shape import array_of
 from genesis.ops import reduce as reduce_ops
 from genesis.ops import sort as ops
+from genesis.shapes import as_index
 
 METHODS = ("argsort", "bincount", "nonzero", "sort", "topk", "unique")
 
@@ -20,7 +21,7 @@ __all__ = [*METHODS]  # noqa: PLE0604  METHODS holds names
 def _last(name: str, dim: int | None, axis: int | None) -> int:
     """The dimension to work along: the last one unless given."""
     found = one_of(name, dim, axis)
-    return -1 if found is None else found
+    return -1 if found is None else as_index("dimension", found)
 
 
 def sort(
@@ -49,7 +50,9 @@ def topk(
     They come in order whatever `sorted` says; of equals the first ones are taken.
     """
     array_of(x, "topk")
-    return ValuesAndIndices(*apply(ops.topk, x, k=k, axis=_last("topk", dim, axis), largest=largest))
+    return ValuesAndIndices(
+        *apply(ops.topk, x, k=as_index("topk: k", k), axis=_last("topk", dim, axis), largest=largest)
+    )
 
 
 def nonzero(x: Any, as_tuple: bool = False) -> Any:
@@ -76,7 +79,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
     Returns:
         `[max(x.max() + 1, minlength)]`; the largest value is read from the device once.
     """
-    array = array_of(x, "bincount")
+    array, minlength = array_of(x, "bincount"), as_index("minlength", minlength)
     if minlength < 0:
         raise UsageError(f"bincount: minlength {minlength} is negative")
     size = minlength

@@ -25,7 +25,7 @@ from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.sweep import as_type
 from genesis.shapes import broadcast_strides
 
-__all__ = ["elementwise"]
+__all__ = ["elementwise", "number"]
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def ternary(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr, NUMBE
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
-def _number(value: Any, work: DType) -> Any:
+def number(value: Any, work: DType) -> Any:
     """A Python number as a kernel's argument, in float64 where the work is; cast as the reference casts it."""
     if not work.is_floating_point:
         with np.errstate(invalid="ignore"):  # NaN has no integer
@@ -111,7 +111,7 @@ def elementwise(
     sizes, so, *merged = collapse(out.shape, out.strides, *spread)
     rest = iter(merged)
     strides = [next(rest) if isinstance(x, Array) else (0,) * len(sizes) for x in operands]
-    values = [x if isinstance(x, Array) else _number(x, work) for x in operands]
+    values = [x if isinstance(x, Array) else number(x, work) for x in operands]
     numbers = sum(1 << i for i, x in enumerate(operands) if not isinstance(x, Array))
     kernel = (unary, binary, ternary)[len(operands) - 1]
     extra = {"FIRST": TRITON[(first or work).name]} if len(operands) == 3 else {}

@@ -15,10 +15,10 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda import faults, twin_named
 from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.signature import Double
 from genesis.backend.cuda.twins import twin
-from genesis.dtypes import float64
+from genesis.dtypes import bool_
 from genesis.kernels import segment
+from genesis.kernels.elementwise import number
 from genesis.kernels.indices import is_wide, offsets
 from genesis.kernels.radix import order_of
 from genesis.kernels.segment import Rows, Sorted, add_rows, index_type, put_rows, report, rows_of
@@ -265,26 +265,24 @@ def _put(
 ) -> None:  # fmt: skip
     """Write or add `values` at the indices of `target`, in order of position."""
     if accumulate and not isinstance(values, Array):
-        number = empty((), target.dtype, target.device)
-        twin_named("fill", "elementwise")(number, value=values, shape=(), dtype=target.dtype)
-        values = number
+        whole = empty((), target.dtype, target.device)
+        twin_named("fill", "elementwise")(whole, value=values, shape=(), dtype=target.dtype)
+        values = whole
+    if accumulate and target.dtype is bool_ and values.dtype is not bool_:  # what is not 0 counts as one
+        whole = empty(values.shape, bool_, target.device)
+        twin_named("cast", "elementwise")(whole, values)
+        values = whole
     places, span, unit, rows = _targets(op, target, values, indices, dims, named)
     if places.count == 0 or rows.width == 0:
         return
     if accumulate:
         add_rows(target, values, sorted_places(places, span, unit), rows, add)
-    elif places.count == 1 or not any(st for n, st in zip(rows.sizes, rows.strides, strict=True) if n > 1):
-        put_rows(target, _number(values, target), Sorted(located(places, span), None, span, unit), rows)
+        return
+    given = values if isinstance(values, Array) else number(values, work_type(target.dtype))
+    if places.count == 1 or not any(st for n, st in zip(rows.sizes, rows.strides, strict=True) if n > 1):
+        put_rows(target, given, Sorted(located(places, span), None, span, unit), rows)
     else:
         put_rows(target, values, sorted_places(places, span, unit), rows)
-
-
-def _number(value: Any, target: Array) -> Any:
-    if isinstance(value, Array):
-        return value
-    if not target.dtype.is_floating_point:
-        return int(value)
-    return Double(value) if work_type(target.dtype) is float64 else float(value)
 
 
 @twin("index_get_backward")

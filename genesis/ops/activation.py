@@ -111,8 +111,9 @@ gelu_tanh = _activation("gelu_tanh", _gelu_tanh, _gelu_tanh_slope, 15)
 def _swiglu_infer(gate: Array, up: Array) -> Spec:
     if gate.shape != up.shape:
         raise ShapeError(f"swiglu: gate has shape {gate.shape}, up has {up.shape}")
-    dtype = result_type((gate, up))
-    return _infer("swiglu")(Array(gate.storage, gate.shape, gate.strides, dtype, gate.device, gate.offset))
+    for x in (gate, up):
+        _infer("swiglu")(x)
+    return Spec(gate.shape, result_type((gate, up)))
 
 
 def _swiglu_vjp(ctx: Context, g: Array) -> Grads:

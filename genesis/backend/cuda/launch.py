@@ -6,6 +6,8 @@ import ctypes
 import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from genesis.backend.cuda.descriptor import is_descriptor
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.dry import DryDriver
@@ -29,7 +31,7 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
         kernel: a function under `triton.jit`. Its constexpr parameters come last and are given by keyword.
         grid: programs, in up to three dimensions; nothing is launched where one is 0.
         args: arrays (passed as pointers), tensor descriptors, integers, floats (float32, or float64 as `Double`),
-            None, and tuples of integers, in the kernel's order. At least one array.
+            numpy's scalars, None, and tuples of integers, in the kernel's order. At least one array.
         keywords: the constants, and Triton's options num_warps, num_stages, maxnreg.
     """
     from genesis.backend.cuda import backend_of
@@ -37,6 +39,7 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
     x, y, z = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
     if x == 0 or y == 0 or z == 0:
         return
+    args = tuple([a.item() if isinstance(a, np.generic) else a for a in args])
     arrays = [a.array if is_descriptor(a) else a for a in args if is_array(a) or is_descriptor(a)]
     backend = backend_of(arrays[0].device)
     driver = backend.driver
