@@ -48,10 +48,11 @@ class Name(str):
 (X, Y, SQUARE, CUBE, CUBE_T, HEADS, VECTOR, NONE, SCALAR, WHOLE, PLACES, ROWS, MASK) = map(Name, VALUES)
 FIRST = (X, WHOLE, MASK, NONE, SCALAR, VECTOR, CUBE, PLACES, HEADS)
 REST: tuple[tuple[Any, ...], ...] = (
+    (-1.0, 1.0), (CUBE_T,),
     (0, ROWS, Y), (0, ROWS, 2.0), (-1, WHOLE, Y), (1, WHOLE, 2.0), (ROWS, -2), (PLACES, 1), (-1, PLACES), (0, ROWS),
     (-1, WHOLE), (MASK, Y), (MASK, 2.0), ((ROWS,), Y), ((ROWS, ROWS), SCALAR), (Y, 0.5), (Y, SQUARE), (SQUARE, SQUARE),
     (SQUARE, VECTOR), (CUBE, CUBE_T), (HEADS, HEADS), (-2, 1, 2), (0, 0, 2), (1, 0, 1), (1, (2, 2)), ((2,), (1,), 1),
-    ((-2, -1), True), ((0, -1), True), (-1, True), (1, 0), (0, 1), (-2, -1), (-1.0, 1.0), (0, 9), (Y,), (SQUARE,),
+    ((-2, -1), True), ((0, -1), True), (-1, True), (1, 0), (0, 1), (-2, -1), (0, 9), (Y,), (SQUARE,),
     (VECTOR,), (WHOLE,), (MASK,), (PLACES,), (SCALAR,), ((12,),), ((4, 3),), ((1, 1),), (4,), (8,), (-1,), (0,), (2,),
     (0.5,), (genesis.float16,), ("ij,jk", Y, SQUARE), (),
 )  # fmt: skip
