@@ -1,0 +1,267 @@
+"""An entry of a cache: named parts in one file, every byte of which is checked before anything of it is used.
+
+The file is a mark, the parts, each from a multiple of 64 bytes on, an index, and a tail:
+
+    "genesis cache 1\\n", zeros | part | zeros | part | zeros | index (JSON) | length of the index, u64 | sha256
+
+The sha256 covers all before it. The index holds the entry's own name and the name and size of each part; nothing else
+is stored, so that nothing can contradict itself. What differs from the one file that these parts give is damaged.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from genesis.errors import DiskError, escape
+
+__all__ = ["Buffer", "Damaged", "Entry", "EntryWriter", "Observer", "PartWriter", "disk_error", "read_entry"]
+
+Buffer = bytes | bytearray | memoryview
+
+MARK = b"genesis cache 1\n"
+ALIGNMENT = 64
+LENGTH = struct.Struct("<Q")
+TAIL = LENGTH.size + hashlib.sha256().digest_size
+MAX_INDEX = 1 << 16
+_CHUNK = 1 << 20
+_SMALL = 1 << 20  # bytes; a larger entry is mapped, not read
+
+# Called before each call that changes the disk, with what it does, where, and the bytes of a write; it may raise, or
+# return how many bytes a write places. For tests.
+Observer = Callable[[str, Path, int], int | None]
+observer: Observer | None = None
+
+
+class Damaged(Exception):
+    """A file that is not what was written."""
+
+
+class Entry:
+    """The parts of a checked entry; they stay readable when its file is replaced or removed."""
+
+    def __init__(self, data: memoryview, parts: Mapping[str, tuple[int, int]]) -> None:
+        self._data, self._parts = data, parts
+
+    def part(self, name: str) -> memoryview:
+        """The bytes of a part, read-only; they begin at a multiple of 64 bytes where the entry is mapped."""
+        begin, size = self._parts[name]
+        return self._data[begin : begin + size]
+
+    def names(self) -> list[str]:
+        """The names of the parts, in the order in which they were written."""
+        return list(self._parts)
+
+
+def read_entry(descriptor: int, name: str, limit: int | None = None) -> Entry:
+    """The entry `name` in an open file of at most `limit` bytes.
+
+    Raises:
+        Damaged: it is not, byte for byte, what was written under this name. OSError: reading failed.
+    """
+    size = os.fstat(descriptor).st_size
+    if not len(MARK) + TAIL <= size <= (size if limit is None else limit):
+        raise Damaged("its size")
+    if size <= _SMALL:
+        data = memoryview(_read(descriptor, size))
+        digest = hashlib.sha256(data[:-32]).digest()
+    else:
+        digest = _hash(descriptor, size - 32)
+        data = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+    if len(data) != size or digest != data[-32:]:
+        raise Damaged("its checksum")
+    (length,) = LENGTH.unpack(data[size - TAIL : size - 32])
+    if data[: len(MARK)] != MARK or length > min(MAX_INDEX, size - TAIL):
+        raise Damaged("its structure")
+    begin = size - TAIL - length
+    return Entry(data, _parts(bytes(data[begin : begin + length]), name, begin))
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    pieces, place = [], 0
+    while place < size and (piece := os.pread(descriptor, size - place, place)):
+        pieces.append(piece)
+        place += len(piece)
+    return b"".join(pieces)
+
+
+def _hash(descriptor: int, size: int) -> bytes:
+    digest, place = hashlib.sha256(), 0
+    while place < size and (piece := os.pread(descriptor, min(_CHUNK, size - place), place)):
+        digest.update(piece)
+        place += len(piece)
+    return digest.digest() if place == size else b""
+
+
+def _index(name: str, sizes: Mapping[str, int]) -> bytes:
+    return json.dumps({"entry": name, "parts": list(map(list, sizes.items()))}, separators=(",", ":")).encode("ascii")
+
+
+def _parts(index: bytes, name: str, end: int) -> dict[str, tuple[int, int]]:
+    """Where each part stands, from the one index that such an entry can have."""
+    try:
+        sizes = {str(part): int(size) for part, size in json.loads(index)["parts"]}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Damaged("its index") from None
+    if _index(name, sizes) != index:
+        raise Damaged("its index")
+    found, place = {}, ALIGNMENT
+    for part, size in sizes.items():
+        if not 0 <= size <= end - place:
+            raise Damaged("its index")
+        found[part] = place, size
+        place = _aligned(place + size)
+    if place != end:
+        raise Damaged("its index")
+    return found
+
+
+def _aligned(place: int) -> int:
+    return -(-place // ALIGNMENT) * ALIGNMENT
+
+
+class EntryWriter:
+    """Writes an entry's parts one after the other into an open file; `finish` makes it whole.
+
+    Args:
+        descriptor: of a new file; this object closes it.
+        name: the entry's.
+        path: how errors name the file.
+    """
+
+    def __init__(self, descriptor: int, name: str, path: Path) -> None:
+        self._descriptor, self._name, self._path = descriptor, name, path
+        self._digest, self._place = hashlib.sha256(), 0
+        self._sizes: dict[str, int] = {}
+        self._open: PartWriter | None = None
+        self._append(MARK)
+        self._pad()
+
+    def create(self, name: str) -> PartWriter:
+        """A writer of the part `name`, to be finished before the next one is begun.
+
+        Raises:
+            DiskError: the disk is full or fails. ValueError: the name is taken, or another part is open.
+        """
+        if name in self._sizes or (self._open is not None and not self._open.finished):
+            raise ValueError(f"the part {name!r} cannot begin here")
+        self._sizes[name] = 0
+        self._open = PartWriter(self, name)
+        return self._open
+
+    def write(self, name: str, data: Buffer) -> None:
+        """Write the whole part `name`; errors as in `create`."""
+        with self.create(name) as part:
+            part.write(data)
+
+    def finish(self, *, flush: bool) -> None:
+        """Write what makes the entry whole; with `flush`, return once it stands on the medium."""
+        if self._open is not None and not self._open.finished:
+            raise ValueError(f"a part of {self._name} was not finished")
+        index = _index(self._name, self._sizes)
+        self._append(index + LENGTH.pack(len(index)))
+        self._append(self._digest.digest())
+        if flush:
+            observe("fsync", self._path)
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise disk_error(error, "fsync", self._path) from error
+
+    def close(self) -> None:
+        """Close the file; closing again does nothing."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    def _part(self, name: str, data: Buffer) -> None:
+        self._append(data)
+        self._sizes[name] += memoryview(data).nbytes
+
+    def _pad(self) -> None:
+        if gap := _aligned(self._place) - self._place:
+            self._append(bytes(gap))
+
+    def _append(self, data: Buffer) -> None:
+        view = memoryview(data)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        self._digest.update(view)
+        self._place += len(view)
+        while view:
+            limit = observe("write", self._path, len(view))
+            try:
+                done = os.write(self._descriptor, view[: min(limit, 64 * _CHUNK)])
+                if not done:
+                    raise OSError(errno.EIO, "the file takes no more bytes")
+            except OSError as error:
+                raise disk_error(error, "write", self._path, needed=len(view)) from error
+            view = view[done:]
+
+
+class PartWriter:
+    """Appends to one part of an entry; a context manager."""
+
+    def __init__(self, entry: EntryWriter, name: str) -> None:
+        self._entry, self._name, self.finished = entry, name, False
+
+    def write(self, data: Buffer) -> None:
+        """Append `data`. Raises: DiskError."""
+        assert not self.finished, "a part that is finished"
+        self._entry._part(self._name, data)
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        self._entry._pad()
+        self.finished = True
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self.finished:
+            self.finish()
+
+
+def observe(op: str, path: Path, size: int = 0) -> int:
+    """Show a call that is about to happen to the observer; the bytes that a write may place."""
+    if observer is None:
+        return size
+    try:
+        limit = observer(op, path, size)
+    except DiskError:
+        raise
+    except OSError as error:
+        raise disk_error(error, op, path, needed=size) from error
+    return size if limit is None else min(size, limit)
+
+
+def disk_error(error: OSError, op: str, path: Path, *, needed: int = 0) -> DiskError:
+    """The `DiskError` for a call of the cache that failed; on a full disk with needed and free bytes."""
+    what = f"{op} of {escape(path)} failed: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what += f" (needed {needed:,} bytes, free {_free(path):,} bytes)"
+    advice: dict[Any, str] = {errno.EACCES: "check who may write there", errno.EROFS: "check who may write there"}
+    next = f"{advice.get(error.errno, 'free space, or check the disk')}, or choose another data.cache_dir"
+    result = DiskError(what, where=escape(path), next=next)
+    result.errno = error.errno
+    return result
+
+
+def _free(path: Path) -> int:
+    for place in path.parents:
+        try:
+            info = os.statvfs(place)
+        except OSError:
+            continue
+        return info.f_bavail * info.f_frsize
+    return 0
