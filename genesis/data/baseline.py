@@ -8,10 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from genesis.data.cache import Cache
+from genesis.cache import Cache, EntryWriter
 from genesis.data.documents import DocumentIndex
 from genesis.data.records import Document
-from genesis.io.files import FolderWriter
 
 __all__ = ["gzip_bits_per_byte", "gzip_bytes"]
 
@@ -29,9 +28,9 @@ def gzip_bits_per_byte(documents: Iterable[Document], index: DocumentIndex, cach
     """8 × compressed bytes / bytes of `documents`, of which `index` was made; read only if the cache has no result."""
     key = {"format": FORMAT, "documents": index.fingerprint(), "zlib": zlib.ZLIB_RUNTIME_VERSION}
 
-    def make(folder: FolderWriter) -> None:
+    def make(folder: EntryWriter) -> None:
         sizes = [gzip_bytes(document.text) for document in documents]
         folder.write(SIZES_NAME, np.array(sizes, "<u8").tobytes())
 
-    sizes = np.fromfile(cache.get("gzip", key, make).folder / SIZES_NAME, "<u8")
+    sizes = np.frombuffer(cache.get("gzip", key, make).entry.part(SIZES_NAME), "<u8")
     return 8 * int(sizes.sum()) / index.total_bytes

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from genesis.cache import Cache, EntryWriter, State
 from genesis.data.baseline import gzip_bits_per_byte
-from genesis.data.cache import Cache, State
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, index_documents
 from genesis.data.records import Corpus, Defects, Document
 from genesis.data.split import holdout_points, split
@@ -23,7 +23,6 @@ from genesis.data.tokenize import reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import DataError
-from genesis.io.files import FolderWriter
 from genesis.io.strict_json import canonical_bytes
 
 __all__ = ["HeldOut", "Prepared", "Report", "StageProgress", "prepare", "prepare_held_out"]
@@ -191,11 +190,11 @@ def _tokenizer(
             done += len(document.text.encode("utf-8"))
             progress("train a tokenizer", done, total)
 
-    def make(folder: FolderWriter) -> None:
+    def make(folder: EntryWriter) -> None:
         folder.write(TOKENIZER_NAME, train_bpe(texts(), vocab_size=vocab_size).files()[TOKENIZER_NAME])
 
     cached = cache.get("tokenizer", key, make)
-    return Tokenizer(trained_files((cached.folder / TOKENIZER_NAME).read_bytes())), cached.state
+    return Tokenizer(trained_files(bytes(cached.entry.part(TOKENIZER_NAME)))), cached.state
 
 
 def _sample(index: DocumentIndex, is_training: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

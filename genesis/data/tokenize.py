@@ -1,7 +1,8 @@
 """Documents to tokens, once: a corpus becomes a `TokenSet` over files of the cache, in memory for a batch of text.
 
-`tokens.bin` holds the ids of all documents (uint16, or uint32 for vocabularies above 65,536), each as separator, text,
-end; `offsets.bin` holds D + 1 uint64: where each document begins, and the end of the last. Both are little-endian.
+The part `tokens.bin` of an entry holds the ids of all documents (uint16, or uint32 for vocabularies above 65,536), each
+as separator, text, end; `offsets.bin` holds D + 1 uint64: where each document begins, and the end of the last. Both are
+little-endian.
 """
 
 from __future__ import annotations
@@ -9,17 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from genesis.data.cache import Cache, State
+from genesis.cache import Cache, Entry, EntryWriter, State
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
 from genesis.data.records import Corpus, Document
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
-from genesis.io.files import FolderWriter
 
 __all__ = ["reread", "tokenize"]
 
@@ -55,11 +55,11 @@ def tokenize(
         "library": library_version(),
     }
 
-    def make(folder: FolderWriter) -> None:
+    def make(folder: EntryWriter) -> None:
         _write(folder, reread(corpus, index), tokenizer, dtype, lambda done: progress(done, index.total_bytes))
 
     cached = cache.get("tokens", key, make)
-    stream, offsets = _read(cached.folder, dtype)
+    stream, offsets = _read(cached.entry, dtype)
     assert len(offsets) == len(index) + 1 and offsets[-1] == len(stream)
     tokens = TokenSet(stream, offsets[:-1], np.diff(offsets), index, tokenizer.pad_id, documents, tokenizer.fingerprint)
     return tokens, cached.state
@@ -87,14 +87,14 @@ def _changed(name: str) -> DataError:
     )
 
 
-def _read(folder: Path, dtype: np.dtype[np.unsignedinteger]) -> tuple[np.memmap, npt.NDArray[np.int64]]:
-    # The map is of verified files that are never written to, only replaced as a whole.
-    stream = np.memmap(folder / TOKENS_NAME, dtype, mode="r")
-    return stream, np.fromfile(folder / OFFSETS_NAME, "<u8").astype(np.int64)
+def _read(entry: Entry, dtype: np.dtype[np.unsignedinteger]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    # A large entry is mapped: from the file that was checked, which is never written to, only replaced as a whole.
+    stream = np.frombuffer(entry.part(TOKENS_NAME), dtype)
+    return stream, np.frombuffer(entry.part(OFFSETS_NAME), "<u8").astype(np.int64)
 
 
 def _write(
-    folder: FolderWriter,
+    folder: EntryWriter,
     documents: Iterable[Document],
     tokenizer: Tokenizer,
     dtype: np.dtype[np.unsignedinteger],

@@ -102,7 +102,7 @@ def test_a_second_start_makes_nothing(corpus_folder: Path, tmp_path: Path) -> No
 def test_a_damaged_tokenizer_in_the_cache_is_trained_again(corpus_folder: Path, tmp_path: Path) -> None:
     first = prepared(corpus_folder, tmp_path / "cache")
     (entry,) = (tmp_path / "cache").glob("tokenizer-*")
-    (entry / "tokenizer.json").write_bytes(b"{}")
+    entry.write_bytes(b"{}")
     second = prepared(corpus_folder, tmp_path / "cache")
     assert second.report.tokenizer == "made again"
     assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
@@ -222,8 +222,7 @@ def test_no_clock_and_no_file_time_plays_a_part(
     assert loader_of(found).state() == loader_of(again).state() == loader_of(data).state()
     for kind in ("tokens", "tokenizer", "gzip"):
         (first,) = (tmp_path / "cache").glob(f"{kind}-*")
-        second = tmp_path / "other" / first.name
-        assert {p.name: p.read_bytes() for p in first.iterdir()} == {p.name: p.read_bytes() for p in second.iterdir()}
+        assert first.read_bytes() == (tmp_path / "other" / first.name).read_bytes()
 
 
 def test_importing_the_data_package_does_not_import_the_tokenizers_library() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from genesis.cache import Cache
 from genesis.data import tokenize as tokenize_module
-from genesis.data.cache import Cache
 from genesis.data.documents import DocumentIndex, TokenSet, index_documents
 from genesis.data.records import Corpus
 from genesis.data.tokenize import tokenize
@@ -131,7 +131,7 @@ def test_data_that_change_after_they_were_indexed_are_an_error(
     cache = tmp_path / "cache"
     with pytest.raises(DataError):
         tokenize(corpus, index, tokenizer, Cache(cache), lambda done, total: None)
-    assert [path.name for path in cache.iterdir()] == [".lock"]
+    assert not list(cache.iterdir())
 
 
 def test_records_that_come_or_go_after_indexing_are_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -145,13 +145,12 @@ def test_records_that_come_or_go_after_indexing_are_an_error(tokenizer: Tokenize
             tokenize(corpus, index, tokenizer, Cache(tmp_path / "cache"), lambda done, total: None)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin", "manifest.json"])
-def test_damaged_tokens_are_made_again(corpus_folder: Path, tokenizer: Tokenizer, tmp_path: Path, name: str) -> None:
+def test_damaged_tokens_are_made_again(corpus_folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     first = documents_of(run(corpus_folder, tokenizer, tmp_path / "cache")[0])
     (entry,) = (tmp_path / "cache").glob("tokens-*")
-    data = bytearray((entry / name).read_bytes())
+    data = bytearray(entry.read_bytes())
     data[len(data) // 2] ^= 0x10
-    (entry / name).write_bytes(data)
+    entry.write_bytes(data)
     tokens, state, steps = run(corpus_folder, tokenizer, tmp_path / "cache")
     assert state == "made again" and steps
     assert documents_of(tokens) == first

@@ -1,7 +1,8 @@
-"""The cache of compiled kernels: filled by rename, checked by checksum, private, and not needed."""
+"""The cache of compiled kernels: filled by rename, every byte checked, private, and not needed."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -10,6 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from genesis.backend.cuda import compile
+from genesis.backend.cuda.descriptor import Facts
+from genesis.cache import Cache
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.host
@@ -54,13 +59,9 @@ def test_a_kernel_is_compiled_once_and_survives_corruption(tmp_path: Path) -> No
     assert again["compiled"] == 0 and again["seen"] == []
     assert {k: again[k] for k in ("size", "name", "warps")} == {k: first[k] for k in ("size", "name", "warps")}
 
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    file.write_bytes(file.read_bytes()[:-1])
     assert run(tmp_path)["compiled"] == 1
     assert run(tmp_path)["compiled"] == 0
-    file.write_bytes(data[:10])
-    assert run(tmp_path)["compiled"] == 1
 
 
 def test_a_cache_that_cannot_be_written_is_not_used(tmp_path: Path) -> None:
@@ -68,3 +69,53 @@ def test_a_cache_that_cannot_be_written_is_not_used(tmp_path: Path) -> None:
     blocked.write_text("a file where the folder would be")
     assert run(blocked)["compiled"] == 1
     assert blocked.read_text() == "a file where the folder would be"
+
+
+MADE = compile.Binary(b"\x7fELF" + bytes(60), "kernel", 1024, 4, 9, (Facts(3, 7, 4, (64, 32)), Facts(0, 9, 2, (16,))))
+
+
+def test_no_flipped_bit_of_a_kernels_entry_changes_a_launch(tmp_path: Path) -> None:
+    """The header was outside of the checksum: 74 of 1,296 flipped bits loaded with other facts."""
+    cache = Cache(tmp_path)
+    compile._keep(cache, "k", MADE)
+    assert compile._found(cache, "k") == MADE
+    with open(tmp_path / "k", "r+b", buffering=0) as file:
+        data = file.read()
+        for bit in range(8 * len(data)):
+            at, right = bit // 8, data[bit // 8]
+            os.pwrite(file.fileno(), bytes([right ^ 1 << bit % 8]), at)
+            assert compile._found(cache, "k") is None, bit
+            os.pwrite(file.fileno(), bytes([right]), at)
+    assert compile._found(cache, "k") == MADE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shared": -1},
+        {"shared": 1 << 40},
+        {"shared": True},
+        {"shared": 1.0},
+        {"warps": 1000},
+        {"parameters": 1 << 20},
+        {"name": 3},
+        {"descriptors": [[1, 2, 3]]},
+        {"descriptors": [[1, 2, 3, [1 << 20]]]},
+        {"descriptors": [[1, 2, "3", [1]]]},
+        {"descriptors": 5},
+    ],
+)
+def test_facts_that_no_kernel_has_are_not_loaded(tmp_path: Path, wrong: dict[str, object]) -> None:
+    cache, facts = Cache(tmp_path), {**MADE._asdict(), **wrong}
+    del facts["image"]
+    cache.put("k", {"facts": json.dumps(facts).encode(), "image": MADE.image})
+    assert compile._found(cache, "k") is None
+
+
+def test_a_file_of_an_older_version_is_replaced(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    facts = {"sha256": hashlib.sha256(b"code").hexdigest(), "name": "kernel", "shared": 0, "warps": 4, "parameters": 3}
+    (tmp_path / "k").write_bytes(json.dumps({**facts, "descriptors": []}).encode() + b"\ncode")
+    assert compile._found(cache, "k") is None
+    compile._keep(cache, "k", MADE)
+    assert compile._found(cache, "k") == MADE

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import genesis.cache.entry
 import genesis.data.pipeline
 import genesis.io.filesystem
 import genesis.train.checkpoint
 import genesis.train.loop
 import genesis.train.plot
 from genesis.io.files import DEFAULT
-from genesis.io.filesystem import Call
+from genesis.io.filesystem import Call, Observer
 from genesis_cli.main import main
 from genesis_models import session
 from genesis_models.blocks import CausalLM
@@ -31,31 +32,37 @@ from tests.io.faults import FailAt, KillAt, ShortWrites
 PATIENCE_SECONDS = 60
 
 
+def observe(observer: Observer) -> None:
+    """Show it every file-system call, those of caches too."""
+    DEFAULT._observer = observer
+    genesis.cache.entry.observer = lambda op, path, size: observer(Call(op, path, None, size))
+
+
 def kill_at(number: int) -> None:
     """SIGKILL just before file-system call `number`, half of whose bytes are written where it writes."""
-    DEFAULT._observer = KillAt(number)
+    observe(KillAt(number))
 
 
 def fail_at(number: int, code: int, forever: bool) -> None:
     """An error in place of file-system call `number`."""
-    DEFAULT._observer = FailAt(number, code, forever=forever)
+    observe(FailAt(number, code, forever=forever))
 
 
 def short_writes(limit: int) -> None:
     """Writes that place only some bytes."""
-    DEFAULT._observer = ShortWrites(limit)
+    observe(ShortWrites(limit))
 
 
 def signal_at_call(number: int, *signals: int) -> None:
     """Signals to itself just before file-system call `number`."""
     calls = iter(range(1, 1 << 30))
 
-    def observe(call: Call) -> None:
+    def signalling(call: Call) -> None:
         if next(calls) == number:
             for one in signals:
                 os.kill(os.getpid(), one)
 
-    DEFAULT._observer = observe
+    observe(signalling)
 
 
 def signal_in(place: str, *signals: int) -> None:

@@ -19,7 +19,7 @@ from unittest import mock
 
 import pytest
 
-from genesis.io.files import DEFAULT, Observer
+from genesis.io.files import DEFAULT, Call, Observer
 from genesis.io.manifest import verify_manifest
 from genesis.train.config import Config
 from genesis.train.config_file import load_config
@@ -149,8 +149,12 @@ def no_waiting() -> Any:
 
 @contextmanager
 def observed(observer: Observer) -> Iterator[None]:
-    """Shows every file-system call of runs in this process to `observer`."""
-    with mock.patch.object(DEFAULT, "_observer", observer):
+    """Shows every file-system call of runs in this process to `observer`, those of caches too."""
+
+    def observe(op: str, path: Path, size: int) -> int | None:
+        return observer(Call(op, path, None, size))
+
+    with mock.patch.object(DEFAULT, "_observer", observer), mock.patch("genesis.cache.entry.observer", observe):
         yield
 
 

@@ -1,19 +1,17 @@
 """From a kernel's source and signature to machine code, through Triton's compiler and a cache of our own.
 
-Nothing here touches a GPU: any machine can compile for any architecture. The cache is a folder that only its owner may
-read, with one file a kernel: a header line with the checksum and what a launch needs, then the machine code. A file
-that does not match its checksum is compiled again and replaced; a folder that cannot be written is not used.
+Nothing here touches a GPU: any machine can compile for any architecture. The cache (`genesis.cache`) has one entry a
+kernel, with what a launch needs and the machine code. An entry that is damaged, or that somebody else could have
+written, is compiled again and replaced.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from typing import Any, NamedTuple
 
 from genesis.backend.cuda.descriptor import Facts
 from genesis.backend.cuda.signature import Signature
+from genesis.cache import Cache, Entry, private_folder
 from genesis.errors import DeviceError
 
 __all__ = ["Binary", "Progress", "cache_folder", "compile_kernel", "compiled", "compiling", "dependent", "progress"]
@@ -51,11 +50,19 @@ class Binary(NamedTuple):
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept: XDG_CACHE_HOME/genesis/kernels, by default below ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as the XDG specification has it
+        base = os.path.expanduser("~/.cache")
     return Path(base) / "genesis" / "kernels"
 
 
+@functools.cache
+def _cache(folder: Path) -> Cache:
+    return Cache(folder, own=2, optional=True, setting="XDG_CACHE_HOME")
+
+
 Progress = Callable[[int, int], None]
+Keep = Callable[[Binary], None]
 
 
 class _Work:
@@ -73,15 +80,15 @@ class _Work:
     def threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(min(os.cpu_count() or 1, 16), thread_name_prefix="genesis-compile")
 
-    def start(self, kernel: Any, signature: Signature, capability: tuple[int, int], path: Path) -> Future[Binary]:
+    def start(self, kernel: Any, signature: Signature, capability: tuple[int, int], keep: Keep) -> Future[Binary]:
         with self.lock:
             self.asked += 1
         self._tell()
-        return self.threads.submit(self._run, kernel, signature, capability, path)
+        return self.threads.submit(self._run, kernel, signature, capability, keep)
 
-    def _run(self, kernel: Any, signature: Signature, capability: tuple[int, int], path: Path) -> Binary:
+    def _run(self, kernel: Any, signature: Signature, capability: tuple[int, int], keep: Keep) -> Binary:
         made = compile_kernel(kernel, signature, capability)
-        _write(path, made)
+        keep(made)
         with self.lock:
             self.done += 1
         self._tell()
@@ -107,10 +114,10 @@ def progress(listener: Progress) -> Iterator[None]:
 
 def compiling(kernel: Any, signature: Signature, capability: tuple[int, int]) -> Future[Binary]:
     """The machine code of `kernel` for a signature: from the cache, or from a compilation that starts now."""
-    path = cache_folder() / f"{_key(kernel, signature, capability)}.kernel"
-    found = _read(path)
+    cache, name = _cache(cache_folder()), f"{_key(kernel, signature, capability)}.kernel"
+    found = _found(cache, name)
     if found is None:
-        return _work.start(kernel, signature, capability, path)
+        return _work.start(kernel, signature, capability, functools.partial(_keep, cache, name))
     ready: Future[Binary] = Future()
     ready.set_result(found)
     return ready
@@ -134,48 +141,45 @@ def _key(kernel: Any, signature: Signature, capability: tuple[int, int]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _read(path: Path) -> Binary | None:
+MAX_BYTES = 64 << 20  # of a kernel's entry
+MAX_SHARED, MAX_WARPS, MAX_PARAMETERS, MAX_BOX = 1 << 20, 64, 1 << 12, 1 << 16  # beyond every GPU and every kernel
+_FACTS = ("name", "shared", "warps", "parameters", "descriptors")
+
+
+def _found(cache: Cache, name: str) -> Binary | None:
+    entry = cache.find(name, limit=MAX_BYTES)
+    return None if entry is None else _binary(entry)
+
+
+def _binary(entry: Entry) -> Binary | None:
+    """What an entry holds, or None where a figure is none that a kernel can have."""
     try:
-        data = path.read_bytes()
-        header, _, image = data.partition(b"\n")
-        facts = json.loads(header)
-        if facts["sha256"] != hashlib.sha256(image).hexdigest():
+        facts = json.loads(bytes(entry.part("facts")))
+        name, shared, warps, parameters, descriptors = (facts[key] for key in _FACTS)
+        maps = tuple(Facts(s, k, i, tuple(box)) for s, k, i, box in descriptors)
+        numbers = [n for s, k, i, box in maps for n in (s, k, i, *box)]
+        bounds = (
+            (shared, MAX_SHARED),
+            (warps, MAX_WARPS),
+            (parameters, MAX_PARAMETERS),
+            *((n, MAX_BOX) for n in numbers),
+        )
+        if not isinstance(name, str) or not all(type(n) is int and 0 <= n <= most for n, most in bounds):
             return None
-        maps = tuple(Facts(int(s), int(k), int(i), tuple(map(int, box))) for s, k, i, box in facts["descriptors"])
-        shared, warps, parameters = (int(facts[key]) for key in ("shared", "warps", "parameters"))
-        return Binary(image, str(facts["name"]), shared, warps, parameters, maps)
-    except (OSError, ValueError, KeyError, TypeError):
+        return Binary(bytes(entry.part("image")), name, shared, warps, parameters, maps)
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def _write(path: Path, made: Binary) -> None:
-    """Write by rename, so that no process ever reads half a file."""
-    facts = {
-        "sha256": hashlib.sha256(made.image).hexdigest(),
-        "name": made.name,
-        "shared": made.shared,
-        "warps": made.warps,
-        "parameters": made.parameters,
-        "descriptors": made.descriptors,
-    }
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)  # readable by its owner only
-        with os.fdopen(handle, "wb") as file:
-            file.write(json.dumps(facts).encode() + b"\n" + made.image)
-        os.replace(temporary, path)
-    except OSError:  # a home that is full or read-only costs time, nothing else
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+def _keep(cache: Cache, name: str, made: Binary) -> None:
+    facts = {key: getattr(made, key) for key in _FACTS}
+    cache.put(name, {"facts": json.dumps(facts).encode(), "image": made.image})
 
 
 @functools.cache
 def _scratch() -> str:
     """Triton keeps every stage of a compilation in a folder; this process's is its own and gone at the end."""
-    folder = tempfile.mkdtemp(prefix="genesis-triton-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return tempfile.mkdtemp(prefix="triton-", dir=private_folder())
 
 
 class _OwnSettings:
