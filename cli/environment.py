@@ -58,8 +58,7 @@ def packages() -> list[dict[str, Any]]:
         wanted = requirement.strip()[len(name[0]) :].strip()
         version = _version(name[0])
         fits = version is not None and _new_enough(version, wanted)
-        target = f"genesis-lm[{group}]" if group else f"{name[0]}{wanted}"
-        add = "" if fits else f"pip install --upgrade '{target}'"
+        add = "" if fits else f"pip install --upgrade '{name[0]}{wanted}'"
         rows.append({"name": name[0], "extra": group, "wanted": wanted, "version": version, "fits": fits, "add": add})
     return rows
 

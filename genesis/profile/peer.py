@@ -95,7 +95,7 @@ class Child:
             raise DeviceError(
                 str(said["missing"]),
                 where="--vs torch",
-                next='pip install "genesis-lm[bench]", or name an interpreter that has torch: --torch-python PATH',
+                next="pip install torch, or name an interpreter that has torch: --torch-python PATH",
             )
         return str(said["version"])
 

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from genesis.ops.fp8 import WIDE
 from genesis.train.strict_yaml import emit
 
 __all__ = [
@@ -280,9 +281,9 @@ class TrainConfig(Section):
     precision: Literal["fp8"] | None = Field(
         default=None,
         description=(
-            "fp8: products of the layers whose result has 1024 columns or more multiply 8-bit floats (e4m3, each row "
-            "scaled), but for gradients of weights; a GPU needs compute capability 8.9 for it. Evaluation and samples, "
-            "embedding and head stay in model.dtype. null: all do."
+            f"fp8: products of the layers whose result has {WIDE} columns or more multiply 8-bit floats (e4m3, each "
+            "row scaled), but for gradients of weights; a GPU needs compute capability 8.9 for it. Evaluation and "
+            "samples, embedding and head stay in model.dtype. null: all do."
         ),
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(

@@ -220,7 +220,7 @@ def _end_of_rows(file: BinaryIO, path: Path, last_step: int) -> int:
 
 def _missing(package: str, setting: str) -> DeviceError:
     what = f"{setting} is true, but the package {package} is not installed"
-    next = f"pip install 'genesis-lm[{package}]', or set {setting}=false"
+    next = f"pip install {package}, or set {setting}=false"
     return DeviceError(what, where=setting, next=next)
 
 

@@ -218,14 +218,14 @@ def test_env_tells_versions_and_what_is_missing_and_no_secret() -> None:
 
 
 def test_a_missing_package_comes_with_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = ["numpy>=1.26", "absent-one>=2.0", "absent-two; extra == 'parquet'", "tool; extra == 'dev'"]
+    wanted = ["numpy>=1.26", "absent-one>=2.0", "absent-two>=3; extra == 'wandb'", "tool; extra == 'dev'"]
     wanted += ["typer>=999", "only-there>=1; sys_platform == 'elsewhere'", "pip<1"]
     monkeypatch.setattr("genesis_cli.environment.metadata.requires", lambda name: wanted)
     rows = {row["name"]: row for row in packages()}
     assert rows["numpy"]["add"] == ""
     assert rows["absent-one"]["version"] is None
     assert rows["absent-one"]["add"] == "pip install --upgrade 'absent-one>=2.0'"
-    assert rows["absent-two"]["add"] == "pip install --upgrade 'genesis-lm[parquet]'"
+    assert rows["absent-two"]["add"] == "pip install --upgrade 'absent-two>=3'"
     assert rows["typer"]["version"] is not None
     assert rows["typer"]["add"] == "pip install --upgrade 'typer>=999'"
     assert "tool" not in rows

@@ -34,8 +34,8 @@ EVERYWHERE = {
     "typer",
 }
 LINUX = {"cuda-core", "cuda-python", "triton"}
-BROUGHT_BY = {"cuda": "cuda-python", "nccl": "nccl4py", "pydantic_core": "pydantic", "yaml": "pyyaml"}
-EXTRAS = {"bench", "dev", "distributed", "parquet", "tensorboard", "wandb", "nvrtc"}
+BROUGHT_BY = {"cuda": "cuda-python", "pydantic_core": "pydantic", "yaml": "pyyaml"}
+EXTRAS = {"bench", "dev", "tensorboard", "wandb", "nvrtc"}
 
 
 @pytest.fixture(scope="session")

@@ -87,7 +87,7 @@ def test_a_peer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(DeviceError, match="torch cannot be imported: no torch here") as error, started("ops", CPU):
         pass
     assert error.value.exit_code == 6
-    assert "genesis-lm[bench]" in error.value.next and "--torch-python" in error.value.next
+    assert "pip install torch" in error.value.next and "--torch-python" in error.value.next
 
 
 def test_a_peer_that_breaks_at_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
