@@ -107,6 +107,7 @@ class _Staging(ABC):
         self._fs = fs
         self._folder = parent / _leftover_name("tmp", name)
         self._files: dict[str, _StagedFile] = {}
+        self._folders: list[str] = []
 
     def _open(self) -> None:
         self._fs.mkdir(self._folder)
@@ -133,11 +134,17 @@ class _Staging(ABC):
     def create(self, name: str) -> Writer:
         """A writer of the new file `name`; finish it, or use it as a context manager, before the commit.
 
+        A name may have one folder before it (`additional_chat_templates/tool_use.jinja`).
+
         Raises:
-            DiskError: the file cannot be made. ValueError: a name with folders, or one that is taken.
+            DiskError: the file cannot be made. ValueError: a name with more folders, or one that is taken.
         """
-        if "/" in check_name(name):
-            raise ValueError(f"the file name {name!r} has folders")
+        folder, _, last = check_name(name).rpartition("/")
+        if "/" in folder or last in (MANIFEST_NAME, _MARKER) or folder in self._files or name in self._folders:
+            raise ValueError(f"the file name {name!r} is taken or has folders")
+        if folder and folder not in self._folders:
+            self._fs.mkdir(self._folder / folder)
+            self._folders.append(folder)
         return self._stage(name)
 
     def _stage(self, name: str) -> Writer:
@@ -225,6 +232,8 @@ class AtomicFolder(_Staging):
         with self._fs.create(self._folder / MANIFEST_NAME) as file:
             file.write(manifest.to_bytes())
         self._fs.unlink(self._folder / _MARKER)
+        for folder in self._folders:
+            self._fs.fsync_dir(self._folder / folder)
         self._fs.fsync_dir(self._folder)
         self._check_target()
         if os.path.lexists(self.target):
@@ -282,12 +291,23 @@ class FolderUpdate(_Staging):
 
     def _commit(self) -> None:
         self._check_finished()
+        for folder in self._folders:
+            self._make_folder(self.target / folder)
         for name in self._files:
             self._fs.rename(self._folder / name, self.target / name)
         for name in self._removals:
             if name not in self._files and os.path.lexists(self.target / name):
                 self._fs.unlink(self.target / name)
+        for folder in self._folders:
+            self._fs.fsync_dir(self.target / folder)
         self._fs.fsync_dir(self.target)
+
+    def _make_folder(self, path: Path) -> None:
+        """Make a folder inside the target; what stands there already must be one itself, no link to one."""
+        if not os.path.lexists(path):
+            self._fs.mkdir(path)
+        elif not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise ModelError(f"{escape(path)} is no plain folder, and files go into it", next="move it elsewhere")
 
 
 def write_file(path: str | os.PathLike[str], data: Buffer, *, fs: FileSystem = DEFAULT) -> None:

@@ -22,6 +22,7 @@ from genesis.io.strict_json import parse_object, read_limited, read_object
 __all__ = [
     "INDEX_NAME",
     "SIDE_FILES",
+    "TOKENIZER_FILES",
     "WEIGHTS_NAME",
     "WeightFolder",
     "copy_side_files",
@@ -29,6 +30,7 @@ __all__ = [
     "read_chat_template",
     "read_json",
     "save_weights",
+    "side_files",
 ]
 
 WEIGHTS_NAME = "model.safetensors"
@@ -48,12 +50,25 @@ SIDE_FILES: Mapping[str, int] = MappingProxyType(
         "chat_template.jinja": MAX_TEMPLATE_BYTES,
         "generation_config.json": MAX_JSON_BYTES,
         "special_tokens_map.json": MAX_JSON_BYTES,
+        "added_tokens.json": MAX_JSON_BYTES,
         "vocab.json": 64 << 20,
         "merges.txt": 64 << 20,
+        "tokenizer.model": 64 << 20,
     }
 )
+# Those of them that are of the tokenizer; `generation_config.json` and the license are not.
+TOKENIZER_FILES = re.compile(
+    r"tokenizer(_config)?\.json|chat_template\.jinja|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
+    r"|tokenizer\.model|additional_chat_templates/.*"
+)
+TEMPLATE_FOLDER = "additional_chat_templates"
+MAX_TEMPLATES = 64
 
-_WEIGHT_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+# The terms of a model, under the names that publishers give them.
+_TERMS = re.compile(r"(LICEN[SC]E|NOTICE|COPYING|USE_POLICY)([-._ ][\w. -]{1,40})?", re.IGNORECASE)
+_TEMPLATE = re.compile(r"\w[\w.-]{0,95}\.jinja")
+# Larger counts have more digits: model-000001-of-000163.safetensors.
+_WEIGHT_FILE = re.compile(r"model(-\d{5,8}-of-\d{5,8})?\.safetensors|model\.safetensors\.index\.json")
 _COPY_BYTES = 1 << 20
 _NEXT = "the model folder is incomplete or mixed up: download or save it again"
 
@@ -231,20 +246,53 @@ def save_weights(
     return names
 
 
+def side_files(source: str | os.PathLike[str]) -> list[str]:
+    """The names of the files in the folder `source` that go with a model unchanged.
+
+    These are the ones of `SIDE_FILES`, its license and notices, and additional chat templates; of the latter two, what
+    is no plain file stays behind.
+
+    Raises:
+        ModelError: the folder cannot be listed.
+    """
+    names = [name for name in SIDE_FILES if os.path.lexists(Path(source) / name)]
+    terms = [name for name in _listed(source, "") if _TERMS.fullmatch(name)]
+    templates = [f"{TEMPLATE_FOLDER}/{name}" for name in _listed(source, TEMPLATE_FOLDER) if _TEMPLATE.fullmatch(name)]
+    return names + [name for name in (terms + templates)[:MAX_TEMPLATES] if _is_plain(source, name)]
+
+
 def copy_side_files(
-    source: str | os.PathLike[str], writer: FolderWriter, names: Iterable[str] = tuple(SIDE_FILES)
+    source: str | os.PathLike[str], writer: FolderWriter, names: Iterable[str] | None = None
 ) -> list[str]:
-    """Copy those of `names` (keys of `SIDE_FILES`) that the folder `source` has, byte for byte; returns their names.
+    """Copy those of `names` (of `side_files`) that the folder `source` has, byte for byte; returns their names.
 
     Raises:
         ModelError: one is not a regular file or is too large. DiskError: reading or writing failed.
     """
     copied = []
-    for name in names:
+    for name in side_files(source) if names is None else names:
         if os.path.lexists(Path(source) / name):
             _copy(safe_join(source, name, where=escape(source)), name, writer)
             copied.append(name)
     return copied
+
+
+def _listed(source: str | os.PathLike[str], folder: str) -> list[str]:
+    """The names in a folder of `source`, sorted; none where there is no such folder, or a link."""
+    path = Path(source) / folder
+    if folder and (path.is_symlink() or not path.is_dir()):
+        return []
+    try:
+        return sorted(os.listdir(path))
+    except OSError as error:
+        raise ModelError(f"{escape(path)} cannot be listed: {error.strerror}", next="check the path") from error
+
+
+def _is_plain(source: str | os.PathLike[str], name: str) -> bool:
+    try:
+        return os.stat(safe_join(source, name)).st_size <= MAX_TEMPLATE_BYTES
+    except (ModelError, OSError):
+        return False
 
 
 def read_chat_template(folder: str | os.PathLike[str]) -> str | None:
@@ -301,7 +349,7 @@ def _shards(tensors: Mapping[str, npt.NDArray[Any]], max_shard_bytes: int) -> li
 
 def _copy(path: Path, name: str, writer: FolderWriter) -> None:
     """Copy the regular file `path` in pieces, up to the limit of its kind."""
-    limit = SIDE_FILES[name]
+    limit = SIDE_FILES.get(name, MAX_TEMPLATE_BYTES)
     try:
         with open(open_regular(path), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size

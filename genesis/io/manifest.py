@@ -79,7 +79,7 @@ def verify_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """
     manifest = read_manifest(folder)
     paths = {name: safe_join(folder, name, where=escape(folder)) for name in manifest.files}
-    extra = sorted(set(os.listdir(folder)) - set(manifest.files) - {MANIFEST_NAME})
+    extra = sorted(_present(folder, manifest) - set(manifest.files) - {MANIFEST_NAME})
     if extra:
         raise ModelError(
             f"the file {quote(extra[0])} is not in {MANIFEST_NAME}", where=escape(folder), next="move it elsewhere"
@@ -94,6 +94,13 @@ def verify_manifest(folder: str | os.PathLike[str]) -> Manifest:
             what = f"the file {quote(name)} is damaged: its sha256 is not the one in {MANIFEST_NAME}"
             raise ModelError(what, where=escape(folder), next=_NEXT)
     return manifest
+
+
+def _present(folder: str | os.PathLike[str], manifest: Manifest) -> set[str]:
+    """The names in `folder`, and in the folders inside it that the manifest names."""
+    inside = {name.rpartition("/")[0] for name in manifest.files} - {""}
+    found = set(os.listdir(folder)) - inside
+    return found | {f"{name}/{entry}" for name in inside for entry in os.listdir(Path(folder) / name)}
 
 
 def _from_content(content: dict[str, Any]) -> Manifest | None:

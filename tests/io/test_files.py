@@ -157,7 +157,7 @@ def test_misuse_is_named_and_leaves_nothing(tmp_path: Path) -> None:
             folder.write("a", b"")
             folder.write(name, b"")
 
-    for name in (MANIFEST, MARKER, "sub/x", "a"):
+    for name in (MANIFEST, MARKER, "sub/sub/x", "a/x", "a"):
         with pytest.raises(ValueError, match=r"taken|has folders"):
             write_twice(name)
     with pytest.raises(ModelError, match="absolute"), AtomicFolder(tmp_path / "out") as folder:
