@@ -12,6 +12,9 @@ Replacing an existing target puts two renames around step 4: the old version bec
 exists, but an `.old-` folder does, and `sweep` renames it back. Removing a committed folder also starts with a rename
 to `.del-`.
 
+What cannot be removed keeps its name: obstacles that can be seen are looked for before the first rename, and where
+the first file cannot be removed the folder gets its name back.
+
 `sweep` touches a folder only if its name has one of these three patterns and it holds our marker or our manifest, or
 nothing. Call it before you look for committed versions, and while you hold the folder's lock: it cannot tell a dead
 writer's leftovers from a living writer's work.
@@ -19,13 +22,16 @@ writer's leftovers from a living writer's work.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import secrets
 import stat
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +40,7 @@ from typing import Any, Protocol
 from genesis.errors import DiskError, ModelError, escape
 from genesis.io.filesystem import DEFAULT, Buffer, Call, FileSystem, Observer, Writer, check_room
 from genesis.io.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest, verify_manifest
-from genesis.io.paths import check_name
+from genesis.io.paths import check_name, quote
 from genesis.io.strict_json import read_limited
 
 __all__ = [
@@ -62,6 +68,7 @@ __all__ = [
 _MARKER = ".genesis-temporary"
 _MARKER_TEXT = b"Genesis makes this folder while it writes, and removes it.\n"
 _LEFTOVER = re.compile(r"\.(tmp|old|del)-(.+)-[0-9a-f]{16}", re.DOTALL)
+_GET_FLAGS, _FIXED = 0x80086601, 0x10 | 0x20  # FS_IOC_GETFLAGS of Linux; immutable, append only
 
 
 class FolderWriter(Protocol):
@@ -333,22 +340,30 @@ def remove_folder(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> 
     """Remove the committed folder `path`; readers see it whole or not at all, also after a crash.
 
     Raises:
-        ModelError: the folder has no manifest of ours. DiskError: removing failed.
+        ModelError: the folder has no manifest of ours, or holds other files too. DiskError: removing failed; the folder
+            stands as it was, or under a name that `sweep` knows if some of its files are gone.
     """
     path = Path(os.path.abspath(path))
     if path.is_symlink():
         raise ModelError(f"{escape(path)} is a symbolic link and is not removed", next="remove it yourself")
-    read_manifest(path)
+    found = _obstacle(path, {*read_manifest(path).files, MANIFEST_NAME})
+    if found:
+        raise ModelError(f"{escape(path)} is not removed: {found}", where=escape(path), next="remove it yourself")
     _remove(path, path.name, fs)
 
 
-def sweep(parent: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> list[str]:
+def sweep(
+    parent: str | os.PathLike[str], *, fs: FileSystem = DEFAULT, warn: Callable[[str], None] | None = None
+) -> list[str]:
     """Finish what a dead writer left in `parent`: put an old version back, remove temporary folders. Hold the lock.
+
+    Args:
+        warn: told of each leftover that cannot be removed; it stays, as it is in nobody's way.
 
     Returns:
         the names of the leftovers that were dealt with, sorted.
     Raises:
-        DiskError: removing failed.
+        DiskError: an old version could not be put back.
     """
     parent = Path(os.path.abspath(parent))
     done = []
@@ -361,7 +376,12 @@ def sweep(parent: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> list[s
             fs.rename(parent / name, target)
             fs.fsync_dir(parent)
         else:
-            _remove(parent / name, match[2], fs)
+            try:
+                _remove(parent / name, match[2], fs)
+            except DiskError as error:
+                if warn is not None:
+                    warn(f"{escape(parent / name)}, which a dead run left, is not removed: {error.what}")
+                continue
         done.append(name)
     return done
 
@@ -372,14 +392,59 @@ def _leftover_name(kind: str, name: str) -> str:
 
 def _remove(folder: Path, name: str, fs: FileSystem) -> None:
     """Remove our folder so that a crash on the way leaves something `sweep` knows."""
-    doomed = folder
     match = _LEFTOVER.fullmatch(folder.name)
+    if match and match[1] != "old":
+        fs.rmtree(folder, last=(MANIFEST_NAME, _MARKER))
+        return
     # A temporary folder is nobody's version; any other must not look like one once it has lost a file.
-    if not match or match[1] == "old":
-        doomed = folder.parent / _leftover_name("del", name)
-        fs.rename(folder, doomed)
+    doomed = folder.parent / _leftover_name("del", name)
+    names = set(os.listdir(folder))
+    fs.rename(folder, doomed)
+    try:
         fs.fsync_dir(folder.parent)
-    fs.rmtree(doomed, last=(MANIFEST_NAME, _MARKER))
+        fs.rmtree(doomed, last=(MANIFEST_NAME, _MARKER))
+    except DiskError:
+        # It is whole still: under `.del-` nobody would find it.
+        with contextlib.suppress(OSError):
+            if set(os.listdir(doomed)) == names and not os.path.lexists(folder):
+                fs.rename(doomed, folder)
+        raise
+
+
+def _obstacle(folder: Path, names: Collection[str]) -> str:
+    """What is in the way of removing `folder` and its files `names`, as far as can be seen; empty where nothing is."""
+    try:
+        own, inside = os.stat(folder), {name: os.lstat(folder / name) for name in os.listdir(folder)}
+    except OSError as error:
+        return f"it cannot be listed: {error.strerror}"
+    others = sorted(inside.keys() - set(names))
+    if others:
+        return f"it holds {quote(others[0])}, which was not saved with it"
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return "it may not be written to"
+    for name, found in inside.items():
+        if own.st_mode & stat.S_ISVTX and os.geteuid() not in (0, own.st_uid, found.st_uid):
+            return f"{quote(name)} belongs to another user"
+        if not stat.S_ISREG(found.st_mode) or _is_fixed(folder / name, found):
+            return f"{quote(name)} is immutable or no regular file"
+    return ""
+
+
+def _is_fixed(path: Path, found: os.stat_result) -> bool:
+    """Whether the regular file may not be removed although its folder may be written to."""
+    if hasattr(found, "st_flags"):  # macOS
+        flags = stat.UF_IMMUTABLE | stat.UF_APPEND | stat.SF_IMMUTABLE | stat.SF_APPEND
+        return bool(found.st_flags & flags)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return bool(int.from_bytes(fcntl.ioctl(descriptor, _GET_FLAGS, bytes(8)), sys.byteorder) & _FIXED)
+    except OSError:  # a file system without such flags
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _is_ours(folder: Path, kind: str) -> bool:

@@ -7,6 +7,7 @@ Where the file system cannot `flock`, taking the lock fails: a lock that nobody 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -21,14 +22,15 @@ from types import TracebackType
 from typing import Any
 
 from genesis.errors import BusyError, DiskError, ModelError, escape
-from genesis.io.filesystem import disk_error
-from genesis.io.strict_json import parse_object
+from genesis.io.filesystem import DEFAULT, disk_error
+from genesis.io.strict_json import parse_object, read_limited
 
-__all__ = ["LOCK_NAME", "FolderLock"]
+__all__ = ["LOCK_NAME", "FolderLock", "is_lock_file"]
 
 LOCK_NAME = ".lock"
 _MAX_BYTES = 4096
 _TRIES = 200
+_OPENING = '{"pid": '
 _PAUSE_S = 0.01
 
 
@@ -43,6 +45,8 @@ class FolderLock:
         self.folder = Path(os.path.abspath(path))
         self.path = self.folder / LOCK_NAME
         self._descriptor: int | None = None
+        self._made = False
+        self._before = b"", 0, 0  # content of a file that was there, and its times
 
     @property
     def held(self) -> bool:
@@ -54,7 +58,7 @@ class FolderLock:
         if self.held:
             raise ValueError(f"the lock on {self.folder} is held by this object already")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            DEFAULT.makedirs(self.folder)
             self._descriptor = self._lock_file()
             self._write_holder(self._descriptor)
         except OSError as error:
@@ -64,25 +68,34 @@ class FolderLock:
             raise disk_error(error, "lock", self.path, needed=_MAX_BYTES) from error
         _held.add(self)
 
-    def release(self) -> None:
-        """Give the lock back; the file stays, empty."""
+    def release(self, *, undo: bool = False) -> None:
+        """Give the lock back; the file stays, empty. With `undo` it is left as it was found: as it was, or not at all."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
-        try:
-            os.ftruncate(descriptor, 0)
-        except OSError:
-            # Its content serves messages only, and the lock goes with the descriptor.
-            pass
+        # Its content serves messages only, and the lock goes with the descriptor. Who opened a file that we remove
+        # finds another or none under its name once it has the lock.
+        with contextlib.suppress(OSError):
+            if undo and self._made:
+                os.unlink(self.path)
+            else:
+                os.ftruncate(descriptor, 0)
+            if undo and not self._made:
+                content, *times = self._before
+                os.pwrite(descriptor, content, 0)
+                os.utime(descriptor, ns=(times[0], times[1]))
         os.close(descriptor)
 
     def _lock_file(self) -> int:
         """A descriptor that holds the lock on the file that stands at `path` now."""
-        while True:
-            descriptor = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
-            )
+        for _ in range(_TRIES):
+            try:
+                descriptor = self._open_file()
+            except FileNotFoundError:
+                # A run that was refused has just removed the folder that it had made.
+                DEFAULT.makedirs(self.folder)
+                continue
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise OSError(errno.EINVAL, "it is not a regular file")
@@ -94,6 +107,17 @@ class FolderLock:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
+        raise OSError(errno.EAGAIN, "others remove it again and again")
+
+    def _open_file(self) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            self._made = False
+            return os.open(self.path, flags)
+        self._made = True
+        return descriptor
 
     def _flock(self, descriptor: int) -> None:
         try:
@@ -123,6 +147,9 @@ class FolderLock:
         )
 
     def _write_holder(self, descriptor: int) -> None:
+        if not self._made:
+            found = os.fstat(descriptor)
+            self._before = os.pread(descriptor, _MAX_BYTES, 0), found.st_atime_ns, found.st_mtime_ns
         started = datetime.now(UTC).isoformat(timespec="seconds")
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": started}) + "\n"
         os.ftruncate(descriptor, 0)
@@ -136,6 +163,15 @@ class FolderLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def is_lock_file(path: Path) -> bool:
+    """Whether `path` is a file that a lock may have left: empty, or with its holder's words."""
+    try:
+        content = read_limited(path, _MAX_BYTES)
+        return not path.is_symlink() and _OPENING.encode().startswith(content[: len(_OPENING)])
+    except (DiskError, ModelError):
+        return False
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

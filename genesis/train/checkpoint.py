@@ -18,7 +18,7 @@ import numpy as np
 from genesis import random
 from genesis.backend import backend_for
 from genesis.backend.cpu import threads
-from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, ModelError, escape
+from genesis.errors import ConfigError, DataError, DiskError, GenesisError, InterruptedRun, ModelError, escape
 from genesis.io.files import (
     DEFAULT,
     AtomicFolder,
@@ -55,20 +55,30 @@ class Checkpoints:
         output_dir: the run's folder.
         write_model: writes the model's own files (config, weights, tokenizer).
         keep: how many to keep; None for all.
+        warn: told once of each old checkpoint that cannot be removed.
     """
 
     def __init__(
-        self, output_dir: Path, write_model: WriteModel, keep: int | None, *, fs: FileSystem = DEFAULT
+        self,
+        output_dir: Path,
+        write_model: WriteModel,
+        keep: int | None,
+        *,
+        fs: FileSystem = DEFAULT,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.output_dir, self.keep = output_dir, keep
-        self._write_model, self._fs = write_model, fs
+        self._write_model, self._fs, self._warn = write_model, fs, warn
+        self._stuck: set[int] = set()
 
     def steps(self) -> list[int]:
         """The steps of the checkpoints, in order, damaged ones too: an older one is never taken silently."""
-        if not self.output_dir.is_dir():
-            return []
-        matches = ((_NAME.fullmatch(p.name), p) for p in self.output_dir.iterdir())
-        return sorted(int(m[1]) for m, p in matches if m and p.is_dir())
+        return [step for step in self._numbers() if self.folder(step).is_dir()]
+
+    def _numbers(self) -> list[int]:
+        """The steps that names in the folder have, whatever stands there."""
+        names = os.listdir(self.output_dir) if self.output_dir.is_dir() else []
+        return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint of `step` stands."""
@@ -97,12 +107,19 @@ class Checkpoints:
         return digest
 
     def rotate(self, newest: int) -> None:
-        """Remove the oldest beyond the limit; `newest`, just written or loaded, always stays."""
+        """Remove the oldest beyond the limit; `newest`, just written or loaded, always stays.
+
+        What cannot be removed stays as it is, with a warning, and no longer counts.
+        """
         if self.keep is None:
             return
-        older = [s for s in self.steps() if s != newest and _is_committed(self.folder(s))]
+        older = [s for s in self.steps() if s != newest and s not in self._stuck and _is_committed(self.folder(s))]
         for step in older[: max(0, len(older) + 1 - self.keep)]:
-            remove_folder(self.folder(step), fs=self._fs)
+            try:
+                remove_folder(self.folder(step), fs=self._fs)
+            except (DiskError, ModelError) as error:
+                self._stuck.add(step)
+                self._warn(f"warning: an old checkpoint stays: {error.what}")
 
     def load(self, state: TrainState, step: int) -> int | None:
         """Set `state` to the checkpoint of `step`; returns the number of CPU threads that computed it.
@@ -136,7 +153,7 @@ class Checkpoints:
         Raises:
             DiskError: moving failed.
         """
-        later = [s for s in self.steps() if s > step]
+        later = [s for s in self._numbers() if s > step]
         if not later:
             return None
         folders = (self.output_dir / f"abandoned-{n}" for n in itertools.count(1))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from genesis.errors import DiskError, ModelError
+from genesis.io import files
 from genesis.io.files import (
     AtomicFolder,
     FileSystem,
@@ -42,6 +45,14 @@ def version_of(folder: Path) -> int:
     assert sorted(os.listdir(folder)) == sorted([*FILES, MANIFEST])
     assert isinstance(version, int)
     return version
+
+
+class Stubborn:
+    """Lets no file be removed, as on a disk that was remounted read-only."""
+
+    def __call__(self, call: files.Call) -> None:
+        if call.op == "unlink":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def count_calls(action: Callable[[FileSystem], None]) -> int:
@@ -232,11 +243,65 @@ def test_every_call_of_a_removal_failing_in_turn(tmp_path: Path) -> None:
         save(tmp_path / "out", 1)
         with pytest.raises(DiskError):
             remove_folder(tmp_path / "out", fs=FileSystem(FailAt(n, errno.EIO)))
-        if n == 1:
+        if n <= 3:  # the rename, the flush of the parent, the first file: nothing is lost, and it has its name
             assert version_of(tmp_path / "out") == 1
+            assert os.listdir(tmp_path) == ["out"]
             remove_folder(tmp_path / "out")
         sweep(tmp_path)
         assert os.listdir(tmp_path) == []
+
+
+class TestWhatCannotBeRemoved:
+    """It keeps its name and every byte, and the error says what is in the way."""
+
+    @pytest.fixture
+    def out(self, tmp_path: Path) -> Path:
+        save(tmp_path / "out", 1)
+        return tmp_path / "out"
+
+    def refuse(self, out: Path, what: str) -> None:
+        with pytest.raises(ModelError, match=what) as caught:
+            remove_folder(out)
+        assert caught.value.next == "remove it yourself"
+        assert os.listdir(out.parent) == ["out"]
+
+    @pytest.mark.parametrize("name", ["notes.txt", "plots"])
+    def test_files_of_others(self, out: Path, name: str) -> None:
+        if name == "plots":
+            (out / name).mkdir()
+        else:
+            (out / name).write_text("mine")
+        self.refuse(out, f"it holds '{name}', which was not saved with it")
+
+    def test_a_link_in_place_of_a_file(self, out: Path) -> None:
+        (out / "empty").unlink()
+        (out / "empty").symlink_to("config.json")
+        self.refuse(out, "'empty' is immutable or no regular file")
+
+    def test_a_read_only_folder(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As `chmod -w` leaves it for all but root."""
+        monkeypatch.setattr(files.os, "access", lambda path, mode, **how: Path(path) != out)
+        monkeypatch.setattr(files.os, "supports_effective_ids", {files.os.access})
+        self.refuse(out, "it may not be written to")
+
+    def test_an_immutable_file(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As `chattr +i` or `chflags uchg` leave it."""
+        monkeypatch.setattr(files, "_is_fixed", lambda path, found: path.name == "weights.bin")
+        self.refuse(out, "'weights.bin' is immutable")
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="flags of Linux's file systems")
+    def test_the_flags_of_a_file_are_read(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for flags, fixed in ((0x10, True), (0x20, True), (0x80000, False)):
+            found = flags.to_bytes(8, sys.byteorder)
+            monkeypatch.setattr(files.fcntl, "ioctl", lambda *args, found=found: found)
+            assert files._is_fixed(out / "empty", (out / "empty").lstat()) == fixed
+
+    def test_a_file_of_another_user_in_a_sticky_folder(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        out.chmod(0o1777)
+        monkeypatch.setattr(files.os, "geteuid", lambda: os.getuid() + 1)
+        self.refuse(out, "belongs to another user")
+        out.chmod(0o777)
+        remove_folder(out)
 
 
 class TestSweep:
@@ -301,6 +366,17 @@ class TestSweep:
         before = sorted(tmp_path.rglob("*"))
         assert sweep(tmp_path) == []
         assert sorted(tmp_path.rglob("*")) == before
+
+    @pytest.mark.parametrize("kind", ["tmp", "del", "old"])
+    def test_what_cannot_be_removed_stays_with_a_warning(self, tmp_path: Path, kind: str) -> None:
+        save(tmp_path / "out", 1)
+        leftover = tmp_path / f".{kind}-out-{TOKEN}"
+        shutil.copytree(tmp_path / "out", leftover)
+        before, warned = sorted(tmp_path.rglob("*")), list[str]()
+        assert sweep(tmp_path, fs=FileSystem(Stubborn()), warn=warned.append) == []
+        assert [f"{leftover}, which a dead run left, is not removed" in text for text in warned] == [True]
+        assert sorted(tmp_path.rglob("*")) == before
+        assert sweep(tmp_path) == [leftover.name]
 
     def test_a_missing_folder_has_no_leftovers(self, tmp_path: Path) -> None:
         assert sweep(tmp_path / "nothing") == []

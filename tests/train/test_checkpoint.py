@@ -55,10 +55,10 @@ def run(recipe: Path, tmp_path: Path) -> Training:
     return training
 
 
-def saver(training: Training, observer: Any = None, keep: int | None = None) -> Checkpoints:
+def saver(training: Training, observer: Any = None, keep: int | None = None, **options: Any) -> Checkpoints:
     """The run's checkpoints, written through an observed file system."""
     own = training.checkpoints
-    return Checkpoints(own.output_dir, own._write_model, keep, fs=FileSystem(observer))
+    return Checkpoints(own.output_dir, own._write_model, keep, fs=FileSystem(observer), **options)
 
 
 def bytes_of(folder: Path) -> dict[str, str]:
@@ -116,6 +116,30 @@ class TestSaving:
         assert sorted(p.name for p in output.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-4", "checkpoint-x"]
         assert (output / "checkpoint-1" / "notes.txt").read_text() == "mine"
 
+    @pytest.mark.parametrize("kind", ["link", "foreign file", "read-only"])
+    def test_rotation_goes_on_where_an_old_one_cannot_be_removed(
+        self, run: Training, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It keeps its name and its content, one warning names it, and the others are rotated as ever."""
+        output, warned = run.checkpoints.output_dir, list[str]()
+        saver(run).save(run.state)
+        old = run.checkpoints.folder(2)
+        if kind == "link":
+            old.rename(output.with_name("elsewhere"))
+            old.symlink_to(output.with_name("elsewhere"))
+        elif kind == "foreign file":
+            (old / "notes.txt").write_text("mine")
+        else:
+            access = os.access
+            monkeypatch.setattr("genesis.io.files.os.access", lambda path, *a, **k: path != old and access(path, *a))
+        before, checks = bytes_of(old), saver(run, keep=1, warn=warned.append)
+        for _ in range(3):
+            steps(run, 1)
+            checks.save(run.state)
+        assert run.checkpoints.steps() == [2, 5]
+        assert bytes_of(old) == before
+        assert len(warned) == 1 and str(old) in warned[0]
+
     def test_short_writes_change_nothing(self, run: Training) -> None:
         saver(run).save(run.state)
         before = bytes_of(run.checkpoints.folder(2))
@@ -132,7 +156,7 @@ class TestSaving:
 
     @pytest.mark.parametrize("code, stride", [(errno.ENOSPC, 1), (errno.EIO, 7)])
     def test_every_call_failing_in_turn(self, run: Training, code: int, stride: int) -> None:
-        """Exit 8; the older checkpoint is whole, the newer one whole or not there; the next save works."""
+        """Exit 8, or a warning once the new one stands; the older one is whole, the newer whole or not there."""
         output, before = run.checkpoints.output_dir, run.checkpoints.output_dir.with_name("before")
         older = saver(run).save(run.state)
         shutil.copytree(output, before)
@@ -140,14 +164,21 @@ class TestSaving:
         recorder = Recorder()
         newer = saver(run, recorder, keep=1).save(run.state)
         assert len(recorder.calls) > 60
+        targets = [call.target for call in recorder.calls]
+        committed = targets.index(run.checkpoints.folder(3)) + 2  # the rename, and the flush of the parent
         for number in range(1, len(recorder.calls) + 1, stride):
             shutil.rmtree(output)
             shutil.copytree(before, output)
             fault = FailAt(number, code)
-            with pytest.raises(DiskError) as caught:
-                saver(run, fault, keep=1).save(run.state)
-            assert (caught.value.exit_code, caught.value.errno) == (8, code)
-            assert ("bytes, free" in caught.value.what) == (code == errno.ENOSPC)
+            warned: list[str] = []
+            if number > committed:
+                assert saver(run, fault, keep=1, warn=warned.append).save(run.state) == newer
+                assert len(warned) == 1 and "an old checkpoint stays" in warned[0], fault.failed
+            else:
+                with pytest.raises(DiskError) as caught:
+                    saver(run, fault, keep=1).save(run.state)
+                assert (caught.value.exit_code, caught.value.errno) == (8, code)
+                assert ("bytes, free" in caught.value.what) == (code == errno.ENOSPC)
             assert checkpoints(output) in ({2: older}, {2: older, 3: newer}, {3: newer}), fault.failed
             assert not list(output.glob(".tmp-*")), fault.failed
             sweep(output)
@@ -364,6 +395,16 @@ class TestSettingAside:
         steps(run, 1)
         own.save(run.state)
         assert own.set_aside(2) == own.output_dir / "abandoned-2"
+
+    def test_whatever_has_the_name_of_a_later_one_leaves_the_way(self, run: Training) -> None:
+        """Else the save that comes to it hours later would fail."""
+        output = run.checkpoints.output_dir
+        saver(run).save(run.state)
+        (output / "checkpoint-3").write_text("mine")
+        (output / "checkpoint-4").symlink_to("nowhere")
+        aside = run.checkpoints.set_aside(2)
+        assert aside is not None and sorted(os.listdir(aside)) == ["checkpoint-3", "checkpoint-4"]
+        assert (aside / "checkpoint-3").read_text() == "mine"
 
     def test_a_crash_on_the_way_leaves_no_gap(self, run: Training) -> None:
         for _ in range(3):
