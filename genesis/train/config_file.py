@@ -5,7 +5,7 @@ The schema itself is `config`; the YAML reader is `strict_yaml`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ from pydantic import ValidationError
 from genesis.errors import ConfigError, UsageError, escape
 from genesis.train.config import RESUME, Config
 from genesis.train.config_help import Problem, explain, show
-from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, parse, parse_value, spell
+from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, emit, parse, parse_value, spell
 
-__all__ = ["Change", "changes", "check_resume", "load_config", "parse_config"]
+__all__ = ["RESOLVED", "Change", "changes", "check_reads_back", "check_resume", "load_config", "parse_config"]
 
+RESOLVED = "config.resolved.yaml"
 MAX_SHOWN = 10
+MAX_KEYS_SHOWN = 6
+MAX_KEY_CHARS = 1000  # YAML takes 1,024 as a plain key
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -100,6 +103,85 @@ def _as_config_error(document: Document, problems: Sequence[Problem]) -> ConfigE
     return ConfigError(first.what, where=document.where(first.path, key=first.at_key), next=next)
 
 
+def check_reads_back(config: Config) -> None:
+    """Refuse a configuration that would not come back from its record, `config.resolved.yaml`, when it is resumed.
+
+    Raises:
+        ConfigError: with the key of the value that the reader does not take, and why.
+    """
+    whole, reason = config.model_dump(), "it reads back as another value"
+    try:
+        if _same(parse_config(config.resolved_yaml(), RESOLVED).model_dump(), whole):
+            return
+    except ConfigError as error:
+        reason = error.what
+    except (TypeError, ValueError, RecursionError) as error:  # what only a program can put there
+        reason = escape(error)
+    path, reason = _first_unreadable(whole, reason)
+    raise ConfigError(
+        f"{RESOLVED} would not be read back, so that this run could not be resumed: {reason}",
+        where=spell(path[:MAX_KEYS_SHOWN]) or RESOLVED,
+        next="change this setting",
+    )
+
+
+def _first_unreadable(value: Any, reason: str) -> tuple[KeyPath, str]:
+    """The path of the innermost value that is not read back, and why; of what is only too much, its largest part."""
+    path: KeyPath = ()
+    while len(path) <= MAX_DEPTH:
+        parts = list(_parts(value))
+        found = _unreadable_part(parts, path) if parts else None
+        if found is None:
+            sizes = [len(emit({"": item})) for _, item in parts]
+            found = next((parts[i] for i, size in enumerate(sizes) if 2 * size > sum(sizes)), None)
+        if found is None:
+            break
+        path, value = (*path, found[0]), found[1]
+        reason = _unreadable(value, path) or reason
+    return path, reason
+
+
+def _parts(value: Any) -> Iterator[tuple[str | int, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((key, item) for key, item in value.items() if isinstance(key, str))
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
+
+
+def _unreadable_part(parts: list[tuple[str | int, Any]], path: KeyPath) -> tuple[str | int, Any] | None:
+    """The first part that alone is not read back, found by halving."""
+    group = [item for _, item in parts] if isinstance(parts[0][0], int) else dict(parts)
+    if _unreadable(group, path) is None:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return _unreadable_part(parts[:middle], path) or _unreadable_part(parts[middle:], path)
+
+
+def _unreadable(value: Any, path: KeyPath = ()) -> str | None:
+    """Why `value` at `path` would not be read back as it is; None where it would."""
+    try:
+        for part in reversed(path):
+            if isinstance(part, str) and len(emit({part: None})) > MAX_KEY_CHARS:
+                return f"a key of {len(part):,} characters"
+            value = [value] if isinstance(part, int) else {part: value}
+        return None if _same(parse(emit(value), RESOLVED).data, value) else "it reads back as another value"
+    except ConfigError as error:
+        return error.what
+    except (TypeError, ValueError, RecursionError) as error:
+        return escape(error)
+
+
+def _same(read: Any, written: Any) -> bool:
+    """Whether both are the same to the last bit and in the same order; a tuple is written as a list."""
+    if isinstance(written, Mapping):
+        return list(read) == list(written) and all(_same(read[key], written[key]) for key in written)
+    if isinstance(written, list | tuple):
+        return len(read) == len(written) and all(map(_same, read, written))
+    return type(read) is type(written) and repr(read) == repr(written)
+
+
 @dataclass(frozen=True)
 class Change:
     """A setting that differs between two configurations."""
@@ -148,6 +230,7 @@ def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = dict.fromkeys((*old, *new))
         return [row for key in keys for row in _differences(old.get(key), new.get(key), f"{path}.{key}")]
-    # 1 and 1.0 are the same setting, True and 1 are not.
+    # 1 and 1.0 are the same setting, True and 1 are not; what a program gave as a tuple was recorded as a list.
+    old, new = (list(value) if isinstance(value, tuple) else value for value in (old, new))
     same = old == new and isinstance(old, bool) == isinstance(new, bool)
     return [] if same else [(path, old, new)]
