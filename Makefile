@@ -25,7 +25,7 @@ help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: install ## set up .venv and train a 4M-parameter model on this CPU
-	$(BIN)/genesis train quickstart $(if $(wildcard runs/quickstart/config.resolved.yaml),--resume)
+	$(BIN)/genesis train quickstart --resume=allow
 
 test: | $(VENV)/.created ## set up .venv and run every check: lint, types, layers, kernels, tests
 	@$(MAKE) --no-print-directory --jobs 3 lint $(KERNELS)

@@ -18,7 +18,7 @@ from genesis_cli.eval import evaluate
 from genesis_cli.generate import generate
 from genesis_cli.profile import profile
 from genesis_cli.schema import schema
-from genesis_cli.train import train
+from genesis_cli.train import TrainCommand, train
 from genesis_cli.validate import validate
 
 __all__ = ["app", "main"]
@@ -35,7 +35,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train", epilog=EPILOG)(train)
+app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)
 app.command("eval", epilog=EPILOG)(evaluate)
 app.command("validate", epilog=EPILOG)(validate)

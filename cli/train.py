@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from genesis.errors import UsageError
 from genesis_cli.options import ConfigName, Overrides
 
-__all__ = ["train"]
+__all__ = ["TrainCommand", "train"]
+
+RESUME, MUST, ALLOW = "--resume", "must", "allow"
+
+
+class TrainCommand(TyperCommand):
+    """The command whose option --resume may have a value behind `=`, and never takes the next word for one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Gives a bare --resume its value."""
+        end = args.index("--") if "--" in args else len(args)
+        words = [f"{RESUME}={MUST}" if word == RESUME else word for word in args[:end]]
+        return super().parse_args(ctx, words + args[end:])
 
 
 def train(
     config: ConfigName,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in train.output_dir.")
-    ] = False,
+        str | None,
+        typer.Option(
+            RESUME,
+            metavar=f"[={ALLOW}]",
+            help="Go on from the last checkpoint in train.output_dir, where there must be a run; "
+            f"{RESUME}={ALLOW} starts one where there is none.",
+        ),
+    ] = None,
     resume_from: Annotated[
         str | None,
         typer.Option("--resume-from", metavar="NAME", help="Go on from this older checkpoint, as checkpoint-100."),
@@ -27,10 +47,16 @@ def train(
 
     For instance: genesis train quickstart train.steps=1000 optim.lr=1e-3
     """
+    if resume not in (None, MUST, ALLOW):
+        raise UsageError(
+            f"{RESUME}={resume} is not known", where="command line", next=f"write {RESUME} or {RESUME}={ALLOW}"
+        )
     from genesis.train.output import Output
     from genesis_cli import recipes
 
     loaded = recipes.load(config, overrides or [])
     from genesis_models import session
+    from genesis_models.session.run_folder import Resume
 
-    session.train(loaded, resume=resume, resume_from=resume_from, console=Output(sys.stdout))
+    mode: Resume = "allow" if resume == ALLOW else resume is not None
+    session.train(loaded, resume=mode, resume_from=resume_from, console=Output(sys.stdout))

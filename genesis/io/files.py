@@ -432,9 +432,9 @@ def _obstacle(folder: Path, names: Collection[str]) -> str:
 
 def _is_fixed(path: Path, found: os.stat_result) -> bool:
     """Whether the regular file may not be removed although its folder may be written to."""
-    if hasattr(found, "st_flags"):  # macOS
-        flags = stat.UF_IMMUTABLE | stat.UF_APPEND | stat.SF_IMMUTABLE | stat.SF_APPEND
-        return bool(found.st_flags & flags)
+    flags: int | None = getattr(found, "st_flags", None)  # macOS
+    if flags is not None:
+        return bool(flags & (stat.UF_IMMUTABLE | stat.UF_APPEND | stat.SF_IMMUTABLE | stat.SF_APPEND))
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -69,7 +69,7 @@ class FolderLock:
         _held.add(self)
 
     def release(self, *, undo: bool = False) -> None:
-        """Give the lock back; the file stays, empty. With `undo` it is left as it was found: as it was, or not at all."""
+        """Give the lock back; the file stays, empty. With `undo` it is left as it was before, or not at all."""
         if self._descriptor is None:
             return
         descriptor, self._descriptor = self._descriptor, None

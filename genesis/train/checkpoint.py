@@ -36,10 +36,11 @@ from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, restore_optimizer
 from genesis.train.state import Interval, TrainState
 
-__all__ = ["Checkpoints", "WriteModel"]
+__all__ = ["RUN_NAMES", "Checkpoints", "WriteModel"]
 
 OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "rng.json", "data_state.json"
-_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
+# Names of checkpoints in the folder of a run.
+RUN_NAMES = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 
 WriteModel = Callable[[FolderWriter], None]
 
@@ -78,7 +79,7 @@ class Checkpoints:
     def _numbers(self) -> list[int]:
         """The steps that names in the folder have, whatever stands there."""
         names = os.listdir(self.output_dir) if self.output_dir.is_dir() else []
-        return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+        return sorted(int(match[1]) for name in names if (match := RUN_NAMES.fullmatch(name)))
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint of `step` stands."""

@@ -98,15 +98,25 @@ class Training:
         """The state was set to the checkpoint of `step`."""
         self.resumed_at = self.saved_at = self.progress.step = step
 
+    def open(self) -> MetricsWriter:
+        """Open the record of the run, cut back to where it goes on; the caller closes it.
+
+        Raises:
+            DataError: the file holds something else. DeviceError: another place for metrics does not start.
+            DiskError: it cannot be opened.
+        """
+        self.metrics = self.open_metrics(self.resumed_at)
+        return self.metrics
+
     def run(self) -> Summary:
-        """Train to the last step, evaluating, logging and saving on the way.
+        """Train to the last step, evaluating, logging and saving on the way; the record is open.
 
         Raises:
             InterruptedRun: a signal came; the state was saved. NumericError: a loss or gradient is not finite.
         """
         started = time.perf_counter()
         self.state.model.train()
-        with self.open_metrics(self.resumed_at) as self.metrics, self.progress:
+        with self.progress:
             self._recall_evaluation()
             self._settle()  # a resumed run may owe an evaluation that a signal cut short
             while self.state.step < self.steps:

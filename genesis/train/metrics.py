@@ -21,11 +21,21 @@ from typing import Any, BinaryIO, Protocol, Self
 from genesis.errors import DataError, DeviceError, DiskError, escape
 from genesis.io.filesystem import disk_error
 
-__all__ = ["FILE_NAME", "NAMES", "MetricsWriter", "Sink", "TensorBoardSink", "WandbSink", "read_metrics"]
+__all__ = [
+    "FILE_NAME",
+    "NAMES",
+    "MetricsWriter",
+    "Sink",
+    "TensorBoardSink",
+    "WandbSink",
+    "check_metrics",
+    "read_metrics",
+]
 
 FILE_NAME = "metrics.jsonl"
 STEP = "train/global_step"
 MAX_ROW_BYTES = 64 * 1024
+MAX_INT_CHARS = 20
 # Every name a row may have, and its unit.
 NAMES = {
     STEP: "optimizer steps done",
@@ -140,12 +150,28 @@ class MetricsWriter:
             raise disk_error(error, "truncate", self.path) from None
 
 
-def _open(path: Path) -> BinaryIO:
+def check_metrics(path: str | Path, last_step: int | None = None) -> None:
+    """Refuse a metrics file that a run could not continue; none at all is fine. Nothing is changed.
+
+    Args:
+        last_step: rows after this step are not looked at; None for all rows.
+
+    Raises:
+        DataError: a line that is no row of metrics, with its number. DiskError: a link, no regular file, not readable.
+    """
+    path = Path(path)
+    if os.path.lexists(path):
+        with _open(path, os.O_RDONLY) as file:
+            for _, row in _rows(file, path):
+                if last_step is not None and row[STEP] > last_step:
+                    return
+
+
+def _open(path: Path, mode: int = os.O_RDWR | os.O_CREAT) -> BinaryIO:
     # No link is followed, so that a planted one cannot make us write elsewhere; opening a FIFO does not wait.
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    flags |= getattr(os, "O_CLOEXEC", 0)
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, mode | flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DiskError("the metrics file is a symbolic link", where=escape(path), next="move it away") from None
@@ -153,7 +179,7 @@ def _open(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DiskError("the metrics file is no regular file", where=escape(path), next="move it away")
-    return open(descriptor, "r+b", buffering=0)
+    return open(descriptor, "rb") if mode == os.O_RDONLY else open(descriptor, "r+b", buffering=0)
 
 
 def _row(step: int, metrics: Mapping[str, float | int | None]) -> tuple[dict[str, Any], dict[str, float]]:
@@ -181,9 +207,9 @@ def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
 
     Raises:
         DataError: a line that is no row of metrics, with its number.
-        OSError: the file cannot be read.
+        DiskError: the file cannot be read.
     """
-    with open(path, "rb") as file:
+    with _open(Path(path), os.O_RDONLY) as file:
         for _, row in _rows(file, Path(path)):
             yield row
 
@@ -197,13 +223,20 @@ def _rows(file: BinaryIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             return
         offset += len(line)
         try:
-            row = json.loads(line)
-            if type(row[STEP]) is not int:
+            row = json.loads(line, parse_int=_int)
+            if type(row[STEP]) is not int or row[STEP] < 0:
                 raise TypeError
         except (ValueError, TypeError, KeyError, RecursionError):
             where = f"{escape(path)}:{number}"
             raise DataError("this line is no row of metrics", where=where, next="move the file away") from None
         yield offset, row
+
+
+def _int(text: str) -> int:
+    """An integer of a row: any that counts something has so few digits, and is a float without overflow."""
+    if len(text) > MAX_INT_CHARS:
+        raise ValueError(f"an integer of {len(text)} characters")
+    return int(text)
 
 
 def _end_of_rows(file: BinaryIO, path: Path, last_step: int) -> int:

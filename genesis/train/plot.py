@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["loss_picture", "smooth"]
+__all__ = ["PICTURE_NAME", "loss_picture", "smooth"]
+
+PICTURE_NAME = "loss.png"
 
 # Okabe and Ito's colours, which people with any colour vision tell apart.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#555555"
 INK, GRID = "#222222", "#DDDDDD"
 MAX_POINTS = 4000
+DRAWN = (STEP, "train/loss", "eval/loss", "train/learning_rate")
 
 
 def loss_picture(metrics_path: str | Path, out_png: str | Path) -> None:
@@ -29,10 +32,10 @@ def loss_picture(metrics_path: str | Path, out_png: str | Path) -> None:
 
     Raises:
         DataError: the metrics file holds something other than rows of metrics.
-        DiskError: the picture cannot be written.
-        OSError: the metrics file cannot be read.
+        DiskError: the metrics file cannot be read, or the picture not written.
     """
-    rows = list(read_metrics(metrics_path))
+    # Rows of a long run are many, and only these parts of them are drawn.
+    rows = [{name: row[name] for name in DRAWN if name in row} for row in read_metrics(metrics_path)]
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

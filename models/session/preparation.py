@@ -1,4 +1,4 @@
-"""What all commands start with: the device, the output folder, the model's shape, the data."""
+"""What all commands start with: the device, the model's shape, the data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any
 from genesis.backend import CPU, Device, as_device
 from genesis.data.pipeline import Prepared, prepare
 from genesis.errors import ConfigError, DeviceError, ModelError, escape
-from genesis.io.filesystem import disk_error
-from genesis.io.lock import LOCK_NAME
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.progress import tokenizing
@@ -20,16 +18,12 @@ from genesis_models.folder import read_config
 from genesis_models.presets import preset
 
 __all__ = [
-    "RESOLVED",
     "Stages",
-    "check_is_ours",
     "gpu_in_words",
     "model_config",
     "prepare_data",
     "resolve_device",
 ]
-
-RESOLVED = "config.resolved.yaml"
 
 
 def resolve_device(name: str) -> Device:
@@ -59,26 +53,6 @@ def gpu_in_words() -> tuple[bool, str]:
         return True, cuda.check_supported("cuda:0")
     except DeviceError as error:
         return False, error.what
-
-
-def check_is_ours(output: Path) -> None:
-    """A folder with content that no run of ours made is never written to."""
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise ConfigError(f"{escape(output)} is not a folder", where="train.output_dir", next="name another folder")
-    try:
-        names = set(os.listdir(output))
-    except OSError as error:
-        raise disk_error(error, "list", output) from error
-    # A run that was killed before it could write its configuration has left its lock, and perhaps half a file.
-    early = {name for name in names if name == LOCK_NAME or name.startswith(".tmp-update-")}
-    if names - early and RESOLVED not in names:
-        raise ConfigError(
-            f"{escape(output)} holds files of something else than a Genesis run",
-            where="train.output_dir",
-            next="name an empty or new folder",
-        )
 
 
 def model_config(config: Config) -> ModelConfig:

@@ -16,15 +16,14 @@ from genesis.backend.cpu import set_threads, threads
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ConfigError, escape
-from genesis.io.files import FolderUpdate, FolderWriter, sweep, write_file
-from genesis.io.lock import FolderLock
+from genesis.errors import ConfigError, InterruptedRun, escape
+from genesis.io.files import FolderUpdate, FolderWriter, sweep
 from genesis.ops import fp8 as fp8_ops
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
-from genesis.train.config_file import check_resume, parse_config
+from genesis.train.config_file import check_reads_back
 from genesis.train.loop import Summary, Training, total_steps
-from genesis.train.metrics import MetricsWriter, TensorBoardSink, WandbSink
+from genesis.train.metrics import FILE_NAME, MetricsWriter, TensorBoardSink, WandbSink, check_metrics
 from genesis.train.optimizer import build_optimizer, build_schedule
 from genesis.train.output import Output
 from genesis.train.progress import Progress, duration
@@ -37,48 +36,44 @@ from genesis_models.generate import Sampling
 from genesis_models.registry import build
 from genesis_models.session.inference import continue_text
 from genesis_models.session.memory import planned_memory
-from genesis_models.session.preparation import (
-    RESOLVED,
-    check_is_ours,
-    gpu_in_words,
-    model_config,
-    prepare_data,
-    resolve_device,
-)
+from genesis_models.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device
+from genesis_models.session.run_folder import Resume, RunFolder, check_places
 
 __all__ = ["announce", "assemble", "cpu_threads", "make_model", "train", "usable_precision"]
 
 
-def train(config: Config, *, resume: bool, console: Output, resume_from: str | None = None) -> Summary:
+def train(config: Config, *, resume: Resume, console: Output, resume_from: str | None = None) -> Summary:
     """Train as `config` says and leave the run in `train.output_dir`.
 
     Args:
-        resume: go on from the newest checkpoint there; with none, start from the beginning.
+        resume: go on from the newest checkpoint there; "allow" starts a run where there is none.
         resume_from: the name of an older checkpoint to go on from.
 
     Raises:
         GenesisError: of the class that names what is wrong; see `genesis.errors`.
     """
-    output = Path(config.train.output_dir)
+    check_reads_back(config)
+    check_places(config)
     device = resolve_device(config.train.device)
-    check_is_ours(output)
-    with Interrupts() as interrupts, FolderLock(output), cpu_threads(config.train.threads):
-        sweep(output)  # before anything is looked for: a killed run may have left its checkpoint between two renames
-        resumed = _check_previous(output, config, resume or resume_from is not None)
-        if not resumed:
-            _record(output, config)  # by this the folder is known as ours
+    with Interrupts() as interrupts, RunFolder(config) as folder, cpu_threads(config.train.threads):
+        folder.check_previous(config, resume, resume_from)
+        if not folder.is_known:
+            folder.record(config)
         shape = model_config(config)
         memory = planned_memory(config, shape, device)  # before the data: what cannot fit is refused at once
         data = prepare_data(config, shape, console)
         model = make_model(config, shape, data.tokenizer, device)
         announce(config, data, model, device, memory, console)
         training = assemble(config, data, model, device, interrupts, console)
+        # A killed run may have left its checkpoint between two renames.
+        sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
         _restore(training, resume, resume_from, console)
-        if resumed:
-            _record(output, config)  # not earlier: a start that is refused changes no record
-        interrupts.deferred = True
-        summary = training.run()
-        interrupts.deferred = False
+        folder.record(config)  # not earlier: a start that is refused changes no record
+        with training.open():
+            folder.keep()
+            interrupts.deferred = True
+            summary = training.run()
+            interrupts.deferred = False
         _finish(config, data.tokenizer, model, data.held_out, summary, console)
     return summary
 
@@ -96,25 +91,6 @@ def cpu_threads(count: int | None) -> Iterator[None]:
             yield
     finally:
         set_threads(before)
-
-
-def _record(output: Path, config: Config) -> None:
-    write_file(output / RESOLVED, config.resolved_yaml().encode())
-
-
-def _check_previous(output: Path, config: Config, resume: bool) -> bool:
-    """Whether a run stands in the folder; it is continued on request only, and as the same run."""
-    resolved = output / RESOLVED
-    has_run = any(output.glob("checkpoint-*")) or any(output.glob("model*.safetensors"))
-    if has_run and not resume:
-        raise ConfigError(
-            f"{escape(output)} holds a run",
-            where="train.output_dir",
-            next="continue it with --resume, or name another train.output_dir",
-        )
-    if has_run and resolved.exists():
-        check_resume(parse_config(resolved.read_bytes(), str(resolved)), config, where=str(resolved))
-    return has_run
 
 
 def make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device) -> CausalLM:
@@ -191,15 +167,16 @@ def assemble(
     def write(folder: FolderWriter) -> None:
         _write_model(config, data.tokenizer, model, folder)
 
+    progress = Progress(steps, 0, console)
     return Training(
         config=config,
         state=state,
-        checkpoints=Checkpoints(output, write, config.checkpoint.save_total_limit),
+        checkpoints=Checkpoints(output, write, config.checkpoint.save_total_limit, warn=progress.note),
         lr_at=build_schedule(config.optim, steps),
         sample=sample,
         held_out=data.held_out,
         open_metrics=lambda step: MetricsWriter(output, resume_step=step, sinks=_sinks(config, output)),
-        progress=Progress(steps, 0, console),
+        progress=progress,
         interrupts=interrupts,
         device=device,
         steps=steps,
@@ -228,7 +205,7 @@ def _write_model(config: Config, tokenizer: Tokenizer, model: CausalLM, folder: 
     )
 
 
-def _restore(training: Training, resume: bool, resume_from: str | None, console: Output) -> None:
+def _restore(training: Training, resume: Resume, resume_from: str | None, console: Output) -> None:
     """Go back to a checkpoint where one is asked for."""
     checkpoints = training.checkpoints
     found = checkpoints.steps()
@@ -248,6 +225,7 @@ def _restore(training: Training, resume: bool, resume_from: str | None, console:
         )
     if step is not None:
         before = checkpoints.load(training.state, step)
+        check_metrics(checkpoints.output_dir / FILE_NAME, step)  # before anything is changed there
         training.continue_at(step)
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
         if training.device == CPU and before is not None and before != threads():
@@ -265,15 +243,25 @@ def _finish(
     config: Config, tokenizer: Tokenizer, model: CausalLM, held_out: HeldOut | None, summary: Summary, console: Output
 ) -> None:
     """The final model at the root of the run, the loss picture, and the summary."""
-    from genesis.train.plot import loss_picture
-
     output = Path(config.train.output_dir)
     if config.checkpoint.save_final:
         with FolderUpdate(output) as folder:
             _write_model(config, tokenizer, model, folder)
-    loss_picture(output / "metrics.jsonl", output / "loss.png")
+    _draw(output, console)
     for line in _summary_lines(summary, held_out, output):
         console.line(line)
+
+
+def _draw(output: Path, console: Output) -> None:
+    """The loss picture; a run is complete without one."""
+    try:
+        from genesis.train.plot import PICTURE_NAME, loss_picture
+
+        loss_picture(output / FILE_NAME, output / PICTURE_NAME)
+    except InterruptedRun:
+        raise
+    except Exception as error:
+        console.line(f"warning: the loss picture was not drawn: {error}")
 
 
 def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path) -> Iterator[str]:

@@ -7,18 +7,22 @@ from tempfile import TemporaryDirectory
 
 from genesis.data.loader import PackedLoader
 from genesis.train.config import Config
+from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
 from genesis.train.optimizer import build_schedule
 from genesis.train.output import Output
 from genesis_models.folder import check_weights, parameter_count
 from genesis_models.registry import check_architecture
-from genesis_models.session.preparation import check_is_ours, model_config, prepare_data, resolve_device
+from genesis_models.session.preparation import model_config, prepare_data, resolve_device
+from genesis_models.session.run_folder import check_is_ours, check_places
 
 __all__ = ["validate"]
 
 
 def validate(config: Config, *, console: Output) -> None:
     """Check what `train` would use, without training and without writing: device, model, data, tokenizer."""
+    check_reads_back(config)
+    check_places(config)
     device = resolve_device(config.train.device)
     check_is_ours(Path(config.train.output_dir))
     shape = model_config(config)

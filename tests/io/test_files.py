@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from genesis.errors import DiskError, ModelError
-from genesis.io import files
+from genesis.io import files as committing
 from genesis.io.files import (
     AtomicFolder,
     FileSystem,
@@ -50,7 +50,7 @@ def version_of(folder: Path) -> int:
 class Stubborn:
     """Lets no file be removed, as on a disk that was remounted read-only."""
 
-    def __call__(self, call: files.Call) -> None:
+    def __call__(self, call: committing.Call) -> None:
         if call.op == "unlink":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -280,25 +280,25 @@ class TestWhatCannotBeRemoved:
 
     def test_a_read_only_folder(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As `chmod -w` leaves it for all but root."""
-        monkeypatch.setattr(files.os, "access", lambda path, mode, **how: Path(path) != out)
-        monkeypatch.setattr(files.os, "supports_effective_ids", {files.os.access})
+        monkeypatch.setattr(committing.os, "access", lambda path, mode, **how: Path(path) != out)
+        monkeypatch.setattr(committing.os, "supports_effective_ids", {committing.os.access})
         self.refuse(out, "it may not be written to")
 
     def test_an_immutable_file(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As `chattr +i` or `chflags uchg` leave it."""
-        monkeypatch.setattr(files, "_is_fixed", lambda path, found: path.name == "weights.bin")
+        monkeypatch.setattr(committing, "_is_fixed", lambda path, found: path.name == "weights.bin")
         self.refuse(out, "'weights.bin' is immutable")
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="flags of Linux's file systems")
     def test_the_flags_of_a_file_are_read(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for flags, fixed in ((0x10, True), (0x20, True), (0x80000, False)):
             found = flags.to_bytes(8, sys.byteorder)
-            monkeypatch.setattr(files.fcntl, "ioctl", lambda *args, found=found: found)
-            assert files._is_fixed(out / "empty", (out / "empty").lstat()) == fixed
+            monkeypatch.setattr(committing.fcntl, "ioctl", lambda *args, found=found: found)
+            assert committing._is_fixed(out / "empty", (out / "empty").lstat()) == fixed
 
     def test_a_file_of_another_user_in_a_sticky_folder(self, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         out.chmod(0o1777)
-        monkeypatch.setattr(files.os, "geteuid", lambda: os.getuid() + 1)
+        monkeypatch.setattr(committing.os, "geteuid", lambda: os.getuid() + 1)
         self.refuse(out, "belongs to another user")
         out.chmod(0o777)
         remove_folder(out)

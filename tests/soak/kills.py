@@ -96,7 +96,7 @@ def interrupt(
     allowed = {0, -number} | ({128 + number} if number != signal.SIGKILL else set())
     last, stages, wrong = 0, [], []
     for _ in range(chance.choice((1, 1, 1, 2))):
-        process = start(recipe, output, "--resume", *LONG)
+        process = start(recipe, output, "--resume=allow", *LONG)
         time.sleep(chance.uniform(0, seconds))
         process.send_signal(number)
         code, told = ended(process)
@@ -107,7 +107,7 @@ def interrupt(
         if newest(output) < last:
             wrong.append(f"checkpoint-{last} is gone")
         last = newest(output)
-    code, told = ended(start(recipe, output, "--resume", *LONG))
+    code, told = ended(start(recipe, output, "--resume=allow", *LONG))
     if (code, told) != (0, ""):
         return stages[-1], [*wrong, f"the resumed run ended with {code}: {told}"]
     return stages[-1], wrong + problems(output, expected, last)
@@ -139,6 +139,7 @@ def at_every_call(folder: Path, recipe: Path) -> Iterator[list[str]]:
     """The problems after SIGKILL at each file-system call of a run with three saves and rotation."""
     output = folder / "calls"
     train(load(recipe, "first", *SHORT))
+    output.mkdir()
     recorder = Recorder()
     with observed(recorder):
         train(load(recipe, "calls", *SHORT))
@@ -150,7 +151,7 @@ def at_every_call(folder: Path, recipe: Path) -> Iterator[list[str]]:
             output.mkdir()
             killed = forks.run(*words, fault=("kill_at", number))
             before = newest(output)
-            resumed = forks.run(*words, "--resume")
+            resumed = forks.run(*words, "--resume=allow")
             wrong = [] if killed.code == -signal.SIGKILL else [f"it was not killed: {killed}"]
             wrong += problems(output, expected, before) if resumed.code == 0 else [f"not resumed: {resumed.err}"]
             yield [f"call {number} ({call.op} {call.path.name}): {one}" for one in wrong]

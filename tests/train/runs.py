@@ -27,6 +27,7 @@ from genesis.train.loop import Summary, Training
 from genesis.train.metrics import read_metrics
 from genesis.train.output import Output
 from genesis_models import session
+from genesis_models.session.run_folder import Resume
 
 __all__ = [
     "ENVIRONMENT",
@@ -90,7 +91,7 @@ def load(path: Path, output: str, *overrides: str) -> Config:
     return load_config(path, [f"train.output_dir={path.parent / output}", *overrides])
 
 
-def train(config: Config, *, resume: bool = False, resume_from: str | None = None, console: Any = None) -> Summary:
+def train(config: Config, *, resume: Resume = False, resume_from: str | None = None, console: Any = None) -> Summary:
     """`genesis train` in this process, without the loss picture, which costs more than the run."""
     with mock.patch("genesis.train.plot.loss_picture"), no_waiting():
         return session.train(config, resume=resume, resume_from=resume_from, console=Output(console))

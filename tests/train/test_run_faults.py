@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 from pathlib import Path
@@ -111,20 +112,26 @@ class TestNotFinite:
 
 class TestDisk:
     def test_a_call_of_a_run_failing(self, recipe: Path, tmp_path: Path, expected: str) -> None:
-        """Wherever it fails: exit 8, what was saved is whole, and the run can be resumed."""
+        """Exit 8, or a warning where only an old checkpoint stays; what was saved is whole and can be resumed."""
         output, recorder = tmp_path / "run", Recorder()
         config = load(recipe, str(output))
         with observed(recorder):
             train(config)
+        removals = [n for n, call in enumerate(recorder.calls, start=1) if ".del-" in f"{call.path} {call.target}"]
         count = len(recorder.calls)
-        for number in range(1, count, count // 8):
-            shutil.rmtree(output)
-            code = errno.ENOSPC if number % 2 else errno.EIO
-            with observed(FailAt(number, code)), pytest.raises(DiskError) as caught:
-                train(config)
-            assert (caught.value.exit_code, caught.value.errno) == (8, code)
+        for number in [*range(1, count, count // 8), removals[0], removals[-1]]:
+            shutil.rmtree(output, ignore_errors=True)
+            code, told = errno.ENOSPC if number % 2 else errno.EIO, io.StringIO()
+            with observed(FailAt(number, code)):
+                if number in removals:
+                    assert train(config, console=told).state_hash == expected
+                else:
+                    with pytest.raises(DiskError) as caught:
+                        train(config)
+                    assert (caught.value.exit_code, caught.value.errno) == (8, code)
+            assert ("warning: an old checkpoint stays: " in told.getvalue()) == (number in removals)
             checkpoints(output)
-            assert train(config, resume=True).state_hash == expected
+            assert train(config, resume="allow").state_hash == expected
 
     def test_short_writes(self, recipe: Path, tmp_path: Path, expected: str) -> None:
         with observed(ShortWrites(1000)):

@@ -232,7 +232,7 @@ class TestFolders:
     def test_an_unreadable_folder(self, recipe: Path, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        listing = mock.patch("genesis_models.session.preparation.os.listdir", side_effect=denied)
+        listing = mock.patch("genesis_models.session.run_folder.os.listdir", side_effect=denied)
         with listing, pytest.raises(DiskError) as caught:
             train(load(recipe, str(tmp_path / "run")))
         assert caught.value.exit_code == 8

@@ -49,6 +49,7 @@ def test_killed_at_the_calls_of_a_run(forks: Forks, folder: Path) -> None:
     recipe, output = make(folder), folder / "run"
     train(load(recipe, "run", *THREE_SAVES))  # the first start makes the cache
     shutil.rmtree(output)
+    output.mkdir()
     recorder = Recorder()
     with observed(recorder):
         expected = train(load(recipe, "run", *THREE_SAVES)).state_hash
@@ -63,7 +64,7 @@ def test_killed_at_the_calls_of_a_run(forks: Forks, folder: Path) -> None:
         at = f"call {number}: {recorder.calls[number]}"
         assert (killed.code, killed.err) == (-signal.SIGKILL, ""), at
         told = io.StringIO()
-        assert train(load(recipe, "run", *THREE_SAVES), resume=True, console=told).state_hash == expected, at
+        assert train(load(recipe, "run", *THREE_SAVES), resume="allow", console=told).state_hash == expected, at
         # After the commit the rename is done, and nothing that was committed before may be missing.
         begun = f"resumed at step {before[number]} " if before[number] else "starting from the beginning"
         assert begun in told.getvalue(), at
@@ -102,7 +103,7 @@ def test_killed_at_the_calls_that_make_the_cache(forks: Forks, folder: Path) -> 
         shutil.rmtree(cache)
         shutil.rmtree(folder / "cached", ignore_errors=True)
         assert forks.run(*own, fault=("kill_at", number)).code == -signal.SIGKILL
-        assert f"state hash: {expected}\n" in forks.run(*own, "--resume").out
+        assert f"state hash: {expected}\n" in forks.run(*own, "--resume=allow").out
         assert not list(cache.glob(".tmp-*"))
 
 
@@ -115,7 +116,7 @@ def test_killed_at_random_instants(forks: Forks, folder: Path) -> None:
     whole = time.perf_counter() - begun
     generator, last, kills = random.Random(11), 0, 0
     for _ in range(6):
-        child = forks.start("train", recipe, "--resume", f"train.output_dir={output}", *long)
+        child = forks.start("train", recipe, "--resume=allow", f"train.output_dir={output}", *long)
         time.sleep(generator.uniform(0.02, 0.2) * whole)
         os.kill(child.pid, signal.SIGKILL)
         kills += child.wait().code == -signal.SIGKILL
@@ -123,7 +124,7 @@ def test_killed_at_random_instants(forks: Forks, folder: Path) -> None:
         assert max(steps, default=0) >= last, "a checkpoint was lost"
         last = max(steps, default=0)
     assert kills >= 4
-    done = forks.run("train", recipe, "--resume", f"train.output_dir={output}", *long)
+    done = forks.run("train", recipe, "--resume=allow", f"train.output_dir={output}", *long)
     assert (done.code, done.err) == (0, "")
     assert f"state hash: {expected}\n" in done.out
     assert rows(output) == rows(folder / "long")

@@ -61,7 +61,7 @@ def test_no_secret_of_the_environment_is_written(forks: Forks, recipe: Path, tmp
     environment = {name: f"{CANARY}-{name}" for name in SECRETS}
     words = ("train", recipe, f"train.output_dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'run' / 'cache'}")
     for fault in (("nan_at", 3), ()):  # one that ends with an error and is resumed
-        done = forks.run(*words, "--resume", "--debug", fault=fault, environment=environment, picture=not fault)
+        done = forks.run(*words, "--resume=allow", "--debug", fault=fault, environment=environment, picture=not fault)
         assert done.code == (9 if fault else 0)
         assert CANARY not in done.out + done.err
     assert (tmp_path / "run" / "loss.png").exists()

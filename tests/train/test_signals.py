@@ -125,7 +125,7 @@ def expected(recipe: Path) -> tuple[str, list[dict[str, Any]]]:
 
 def check_resumes(forks: Forks, recipe: Path, output: Path, expected: tuple[str, list[dict[str, Any]]]) -> None:
     """The run in `output` goes on to the same end."""
-    done = forks.run("train", recipe, "--resume", f"train.output_dir={output}")
+    done = forks.run("train", recipe, "--resume=allow", f"train.output_dir={output}")
     assert (done.code, done.err) == (0, "")
     assert f"state hash: {expected[0]}\n" in done.out
     assert rows(output) == expected[1]
@@ -208,7 +208,7 @@ def test_at_random_instants(
     """The same run is stopped again and again, each time a little after it went on."""
     generator, codes = random.Random(3), []
     for turn in range(8):
-        child = forks.start("train", recipe, "--resume", f"train.output_dir={tmp_path}")
+        child = forks.start("train", recipe, "--resume=allow", f"train.output_dir={tmp_path}")
         time.sleep(generator.uniform(0, 0.25))
         number = SIGNALS[turn % 2]
         os.kill(child.pid, number)
