@@ -96,3 +96,16 @@ def check_power_loss_order(calls: Sequence[Call], target: Path) -> None:
     ]
     last_flush = max(i for i in folder_flush if i < commit)
     assert max(changes) < last_flush, "the folder was changed after its flush"
+
+
+def check_folders_are_flushed(calls: Sequence[Call]) -> set[Path]:
+    """Assert that the name of every folder that was made, but for temporary ones, reached the medium at once.
+
+    Returns:
+        the folders that were made.
+    """
+    made = {call.path: i for i, call in enumerate(calls) if call.op == "mkdir" and not call.path.name.startswith(".")}
+    for path, number in made.items():
+        following = calls[number + 1]
+        assert (following.op, following.path) == ("fsync_dir", path.parent), f"{path} was not flushed to its parent"
+    return set(made)
