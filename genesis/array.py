@@ -13,7 +13,7 @@ from genesis.backend.cpu import CpuStorage
 from genesis.dtypes import DType, as_dtype
 from genesis.shapes import Shape, as_index, contiguous_strides, is_contiguous, numel
 
-__all__ = ["Array", "Spec", "empty", "from_numpy"]
+__all__ = ["Array", "Spec", "empty", "from_numpy", "label"]
 
 
 class Spec(NamedTuple):
@@ -116,6 +116,12 @@ def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
     storage = backend_for(device).allocate(nbytes)
     return Array(storage, shape, contiguous_strides(shape), dtype, device)
+
+
+def label(array: Array, owner: str) -> Array:
+    """Say whose an array's memory is in snapshots and errors, such as "parameter"; until then it is the op's that ran."""
+    array.storage.backend.label(array.storage, owner)
+    return array
 
 
 def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:

@@ -300,6 +300,13 @@ def _compute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out) -
     chosen = attrs.pop("device", None)  # creation ops name their device; all others follow their inputs
     given = () if out is None else (out if isinstance(out, tuple) else (out,))
     device = chosen or common_device(op.name, (*inputs, *given) if given else inputs)
+    if device is CPU:
+        return _run(op, inputs, attrs, out, device)
+    with backend_for(device).owned_by(op.name):
+        return _run(op, inputs, attrs, out, device)
+
+
+def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, device: Device) -> tuple[Array, ...]:
     inferred = op.infer(*inputs, **attrs)
     specs = (inferred,) if isinstance(inferred, Spec) else inferred
     if out is None:

@@ -175,6 +175,13 @@ class CpuBackend:
     def join(self) -> None:
         """Nothing to wait for."""
 
+    def owned_by(self, owner: str) -> AbstractContextManager[None]:
+        """Nobody asks whose host memory is."""
+        return _HERE
+
+    def label(self, storage: CpuStorage, owner: str) -> None:
+        """Nobody asks."""
+
     def lending(self, memory: Array) -> AbstractContextManager[None]:
         """References take what they need from numpy."""
         return _HERE

@@ -21,6 +21,8 @@ from genesis.cuda.devices import (
 from genesis.cuda.graphs import Graph, make_graphed
 from genesis.cuda.memory import (
     LeakReport,
+    MemoryBlock,
+    MemoryPool,
     empty_cache,
     leak_check,
     max_memory_allocated,
@@ -29,6 +31,7 @@ from genesis.cuda.memory import (
     mem_get_info,
     memory_allocated,
     memory_cached,
+    memory_pool,
     memory_reserved,
     memory_snapshot,
     memory_stats,
@@ -42,6 +45,8 @@ __all__ = [
     "Event",
     "Graph",
     "LeakReport",
+    "MemoryBlock",
+    "MemoryPool",
     "Stream",
     "allow_tf32",
     "check_supported",
@@ -63,6 +68,7 @@ __all__ = [
     "mem_get_info",
     "memory_allocated",
     "memory_cached",
+    "memory_pool",
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",

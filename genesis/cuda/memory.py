@@ -12,6 +12,8 @@ from genesis.cuda.devices import AnyDevice, backend, synchronize
 
 __all__ = [
     "LeakReport",
+    "MemoryBlock",
+    "MemoryPool",
     "empty_cache",
     "leak_check",
     "max_memory_allocated",
@@ -20,6 +22,7 @@ __all__ = [
     "mem_get_info",
     "memory_allocated",
     "memory_cached",
+    "memory_pool",
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
@@ -79,8 +82,64 @@ def mem_get_info(device: AnyDevice = None) -> tuple[int, int]:
 
 
 def memory_snapshot(device: AnyDevice = None) -> list[dict[str, Any]]:
-    """Every block by address: size, state ("allocated" or "free"), and the op that asked for it."""
+    """Every block by address: size, state ("allocated" or "free"), and the op whose result stands in it. Memory that
+    belongs to more than one op is named for what it is: "parameter", "gradients", "AdamW exp_avg"; that of
+    `genesis.empty` is "empty".
+    """
     return _pool(device).snapshot()
+
+
+class MemoryBlock(NamedTuple):
+    """A run of device memory.
+
+    Attributes:
+        address, size: where it starts, and bytes.
+        op: who holds it: the op that made what stands there, "parameter", "AdamW exp_avg", ...; empty where it is free.
+    """
+
+    address: int
+    size: int
+    op: str
+
+
+class MemoryPool:
+    """The memory of a device that Genesis has taken from the driver, as it is now; see `memory_pool`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def _blocks(self, state: str) -> list[MemoryBlock]:
+        rows = self._pool.snapshot()
+        return [MemoryBlock(row["address"], row["size"], row["op"]) for row in rows if row["state"] == state]
+
+    @property
+    def allocated_blocks(self) -> list[MemoryBlock]:
+        """Blocks in use, by address."""
+        return self._blocks("allocated")
+
+    @property
+    def free_blocks(self) -> list[MemoryBlock]:
+        """Blocks that are kept for reuse, by address."""
+        return self._blocks("free")
+
+    @property
+    def allocated(self) -> int:
+        """Bytes in use."""
+        return self._pool.allocated
+
+    @property
+    def reserved(self) -> int:
+        """Bytes taken from the driver: those of all blocks."""
+        return self._pool.reserved
+
+    def __repr__(self) -> str:
+        used, free = len(self.allocated_blocks), len(self.free_blocks)
+        return f"MemoryPool(allocated={self.allocated} in {used} blocks, reserved={self.reserved}, free blocks={free})"
+
+
+def memory_pool(device: AnyDevice = None) -> MemoryPool:
+    """The pool of a device's memory, with its free and its allocated blocks."""
+    return MemoryPool(_pool(device))
 
 
 def memory_stats(device: AnyDevice = None) -> dict[str, int]:

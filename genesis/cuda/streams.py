@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from genesis.backend.cuda import stream as below
 from genesis.cuda.devices import AnyDevice, backend
@@ -48,10 +50,29 @@ def default_stream(device: AnyDevice = None) -> below.Stream:
     return below.Stream(backend(device), handle=0)
 
 
-def stream(chosen: below.Stream | None) -> AbstractContextManager[object]:
+_NEW: Any = object()
+
+
+def stream(chosen: below.Stream | None = _NEW) -> AbstractContextManager[Any]:
     """`with genesis.cuda.stream(s):` launches on `s` inside the block; None changes nothing.
 
-    The stream is the process's, not only this thread's. Nothing waits at the ends of the block: use `wait_stream`, and
-    `Tensor.record_stream` for memory that both streams use.
+    `with genesis.cuda.stream() as s:` makes a new stream of the current device, which waits for the work before the
+    block, as the work behind the block waits for it. With a stream that is given nothing waits at the ends of the
+    block: use `wait_stream`, and `Tensor.record_stream` for memory that both streams use.
+
+    The stream is the process's, not only this thread's.
     """
+    if chosen is _NEW:
+        return _in_new_stream()
     return nullcontext() if chosen is None else below.use(chosen)
+
+
+@contextmanager
+def _in_new_stream() -> Iterator[Stream]:
+    before, made = current_stream(), Stream()
+    made.wait_stream(before)
+    try:
+        with below.use(made):
+            yield made
+    finally:
+        before.wait_stream(made)

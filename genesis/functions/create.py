@@ -91,7 +91,7 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
 
 def _placed(values: np.ndarray, dtype: DType, device: Device) -> Array:
     """A copy of numpy values on a device."""
-    made = arrays.empty(values.shape, dtype, device)
+    made = arrays.label(arrays.empty(values.shape, dtype, device), "tensor")
     with np.errstate(all="ignore"):  # a cast may overflow to inf, as in torch
         backend_for(device).from_numpy(values, made)
     return made

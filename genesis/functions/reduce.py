@@ -67,7 +67,7 @@ def _listed(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
         return found
     if isinstance(found, TensorBase) or not hasattr(found, "__iter__"):
         return as_index("dimension", found)
-    return tuple([as_index("dimension", d) for d in found])
+    return tuple([d if d.__class__ is int else as_index("dimension", d) for d in found])
 
 
 def _dims(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:

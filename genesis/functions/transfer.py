@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genesis.array import Array, empty, from_numpy
+from genesis.array import Array, empty, from_numpy, label
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import CpuStorage
 from genesis.dtypes import DType
@@ -58,7 +58,7 @@ def moved(array: Array, device: Device, non_blocking: bool = False) -> Array:
         return from_numpy(array.numpy())
     if array.device != CPU:  # through the host
         return moved(from_numpy(array.numpy()), device)
-    made = empty(array.shape, array.dtype, device)
+    made = label(empty(array.shape, array.dtype, device), "to")
     _upload(made, array, non_blocking)
     return made
 

@@ -157,7 +157,7 @@ def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
     if plan is not None:
         plan.run(operands, backend.stream)
         return
-    plan = record(operands, lambda: _launch_values(*operands), backend.driver, backend.allocate)
+    plan = record(operands, lambda: _launch_values(*operands), backend.driver, backend.allocate, "masked_select")
     if plan is not None:
         if len(_plans) >= PLANS:
             _plans.clear()

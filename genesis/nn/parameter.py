@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from genesis.array import Array
+from genesis.array import Array, label
 from genesis.errors import DTypeError
 from genesis.op import registry
 from genesis.tensor import Tensor
@@ -27,7 +27,7 @@ class Parameter(Tensor):
             raise DTypeError(
                 f"a Parameter is made of a tensor, not of {type(data).__name__}", next="use genesis.tensor"
             )
-        super().__init__(data.array, requires_grad=requires_grad)
+        super().__init__(label(data.array, "parameter"), requires_grad=requires_grad)
 
     def __repr__(self) -> str:
         return f"Parameter containing:\n{super().__repr__()}"
@@ -40,6 +40,6 @@ class Parameter(Tensor):
 
 def replace_array(tensor: Tensor, array: Array) -> None:
     """Give a leaf other memory, for example on another device; who holds the tensor sees the new values."""
-    tensor.array = array
+    tensor.array = label(array, "parameter") if isinstance(tensor, Parameter) else array
     tensor._accumulate = None  # it knows the old dtype
     tensor._grad_home = None

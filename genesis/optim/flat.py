@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from genesis.array import Array, empty
+from genesis.array import Array, empty, label
 from genesis.dtypes import DType, promote_types
 from genesis.errors import GenesisError
 from genesis.op import registry
@@ -65,7 +65,8 @@ class FlatBuffers:
         self.size = end
         self.states: dict[str, Array] = {}  # optimizer states by name, as the optimizer asks for them
         self.grad_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
-        self.values, self.gradients = self.buffer(self.dtype), self.buffer(self.grad_dtype)
+        self.values = self.buffer(self.dtype, "parameters")
+        self.gradients = self.buffer(self.grad_dtype, "gradients")
         for i, param in enumerate(self.params):
             place = self.view(self.values, i)
             registry["copy"](param.array, out=place)
@@ -75,9 +76,9 @@ class FlatBuffers:
                 param._home.idle_beside = functools.partial(_idle_beside, weakref.ref(self), i)
         self.collect_gradients()
 
-    def buffer(self, dtype: DType) -> Array:
+    def buffer(self, dtype: DType, owner: str) -> Array:
         """Memory for one value of `dtype` per element, all zero, which starts at a multiple of 64 bytes."""
-        whole = empty((self.size + ALIGNMENT // dtype.itemsize,), dtype, self.device)
+        whole = label(empty((self.size + ALIGNMENT // dtype.itemsize,), dtype, self.device), owner)
         skip = -whole.data_ptr() % ALIGNMENT // dtype.itemsize
         aligned = whole.view((self.size,), (1,), skip)
         registry["fill"](out=aligned, value=0, shape=aligned.shape, dtype=dtype)

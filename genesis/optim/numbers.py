@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from genesis.array import Array, empty
+from genesis.array import Array, empty, label
 from genesis.backend import Device
 from genesis.dtypes import float64
 from genesis.errors import ShapeError
@@ -26,7 +26,7 @@ class DeviceNumbers:
     """
 
     def __init__(self, device: Device, groups: int) -> None:
-        self.array = empty((1 + groups,), float64, device)
+        self.array = label(empty((1 + groups,), float64, device), "optimizer numbers")
         self._is_fed = False
         self._sent: tuple[float, ...] = ()
 
@@ -60,7 +60,7 @@ class DeviceNumbers:
 
 def sent(value: float, device: Device) -> Array:
     """A number on a device: 0-d, float64."""
-    made = empty((1,), float64, device)
+    made = label(empty((1,), float64, device), "optimizer numbers")
     overwrite(made, _pinned((value,), device), non_blocking=True)
     return made.view((), ())
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypedDict, Unpack, cast
 
-from genesis.array import Array, empty
+from genesis.array import Array, empty, label
 from genesis.autograd import enable_grad, no_grad
 from genesis.backend import CPU, Device
 from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int16
@@ -443,13 +443,14 @@ class Optimizer:
 
     def _state_tensor(self, param: Tensor, name: str, shape: Shape, dtype: DType) -> Tensor:
         """Zeros of `shape`, in the flat buffer of that state where the parameter is in one."""
+        owner = f"{type(self).__name__} {name}"
         if self._is_in_flat(param):
             flat, index = self._places[param]
             if name not in flat.states:
-                flat.states[name] = flat.buffer(dtype)
+                flat.states[name] = flat.buffer(dtype, owner)
             array = flat.view(flat.states[name], index)
         else:
-            array = empty(shape, dtype, param.device)
+            array = label(empty(shape, dtype, param.device), owner)
         registry["fill"](out=array, value=0, shape=array.shape, dtype=array.dtype)
         return Tensor(array)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -59,6 +60,7 @@ class CudaBackend:
         self.driver = driver_for(device.index)
         self.pool = Pool(self.driver)
         self.pool.backend = self
+        self.pool.describe = self._described
         self.stream = 0
         self._lent = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
@@ -90,24 +92,51 @@ class CudaBackend:
         """Memory that another library owns; it is let go with the last view of it."""
         return CudaStorage(self.pool, None, pointer, nbytes, owner)
 
-    def allocate(self, nbytes: int) -> CudaStorage:
-        """Uninitialized device memory, reused in the order of the current stream."""
+    def allocate(self, nbytes: int, owner: str | None = None) -> CudaStorage:
+        """Uninitialized device memory, reused in the order of the current stream.
+
+        Args:
+            owner: who asks, for snapshots and errors; None is the op that runs.
+        """
         recorder = recording()
         if recorder is not None:
-            storage = self.temporary(nbytes)
+            storage = self.temporary(nbytes, owner)
             recorder.temporaries.append(storage)
             return storage
-        block = self.pool.take(nbytes, self.stream)
+        block = self.pool.take_rounded(rounded(nbytes), self.stream, owner or self.pool.owner)
         return CudaStorage(self.pool, block, block.pointer, nbytes)
 
-    def temporary(self, nbytes: int) -> CudaStorage:
+    def temporary(self, nbytes: int, owner: str | None = None) -> CudaStorage:
         """The same for the length of an op: from memory that was lent for it, where that is enough."""
         start, end = self._lent
         if start + nbytes <= end:
             self._lent = start + rounded(nbytes), end
             return CudaStorage(self.pool, None, start, nbytes)
-        block = self.pool.take(nbytes, self.stream)
+        block = self.pool.take_rounded(rounded(nbytes), self.stream, owner or self.pool.owner)
         return CudaStorage(self.pool, block, block.pointer, nbytes)
+
+    @contextmanager
+    def owned_by(self, owner: str) -> Iterator[None]:
+        """Inside the block, memory is taken for `owner`; an op that runs in it takes its own."""
+        before, self.pool.owner = self.pool.owner, owner
+        try:
+            yield
+        finally:
+            self.pool.owner = before
+
+    def label(self, storage: CudaStorage, owner: str) -> None:
+        """Say whose a storage is from now on: a parameter's, an optimizer state's."""
+        if storage.block is not None:
+            storage.block.owner = owner
+
+    def _described(self) -> dict[int, str]:
+        """Dtype and shape of the largest tensor in each block, by address."""
+        found: dict[int, Any] = {}
+        for each in gc.get_objects():  # by name: Array stands above
+            if type(each).__name__ == "Array" and getattr(each, "device", None) == self.device:
+                pointer, known = each.storage.pointer, found.get(each.storage.pointer)
+                found[pointer] = each if known is None or each.nbytes > known.nbytes else known
+        return {pointer: f"{a.dtype.name} {list(a.shape)}" for pointer, a in found.items()}
 
     @contextmanager
     def lending(self, memory: Array) -> Iterator[None]:
@@ -166,11 +195,8 @@ class CudaBackend:
         if call is not None:
             call.plan.run(arrays, self.stream)
             return
-        self.pool.owner = op.name
-        try:
-            plan = record(arrays, lambda: twin(out, *inputs, **attrs), self.driver, self.temporary)
-        finally:
-            self.pool.owner = ""
+        with self.owned_by(op.name):
+            plan = record(arrays, lambda: twin(out, *inputs, **attrs), self.driver, self.temporary, op.name)
         if plan is None or key is None or not all(map(is_value, (*_no_arrays(inputs), *attrs.values()))):
             return
         _remember(self._into, key, Call(self, plan, (), operands))

@@ -54,6 +54,27 @@ class Properties(NamedTuple):
     shared_memory: int
     l2: int
 
+    # torch's names
+    @property
+    def total_memory(self) -> int:
+        """Bytes in all."""
+        return self.memory
+
+    @property
+    def multi_processor_count(self) -> int:
+        """Streaming multiprocessors."""
+        return self.processors
+
+    @property
+    def major(self) -> int:
+        """The first number of the compute capability."""
+        return self.capability[0]
+
+    @property
+    def minor(self) -> int:
+        """The second number of the compute capability."""
+        return self.capability[1]
+
 
 class Function(NamedTuple):
     """A loaded kernel.

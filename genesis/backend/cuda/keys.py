@@ -24,6 +24,12 @@ def exact(value: Any) -> Any:
         return value if value and value == value else (float, value.hex())
     if kind in _ALONE:
         return value
+    if kind is tuple:
+        for each in value:
+            if each.__class__ is not int:
+                break
+        else:  # nearly all: dimensions
+            return value
     # Of what `is_value` takes, the text says type, sign and all digits, at any depth.
     return (kind, repr(value) if isinstance(value, tuple) else value)
 

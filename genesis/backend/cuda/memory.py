@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ ALIGNMENT = 512  # bytes
 SMALL = 1 << 20  # bytes; up to here blocks share small segments
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
+HOLDERS = 5  # that an error names
 KEEP_WHOLE = 1 << 20  # a remainder of a large block is split off from this size on
 T = TypeVar("T")
 
@@ -156,7 +157,8 @@ class Pool:
         give: `give(block)` takes a block back for reuse in its stream's order; never waits.
         reserved: taken from the driver; `max_reserved` and `max_allocated` are the peaks since the last reset.
         poison: fill fresh memory with NaN patterns, so that reading what was never written shows.
-        owner: the op that is running, for the snapshot.
+        owner: whose memory is taken now: the op that runs, or "empty" outside of ops. What knows better says so.
+        advice: what to do where memory runs out, for errors.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -177,7 +179,9 @@ class Pool:
         self._allocated = self.max_allocated = self.reserved = self.max_reserved = 0
         self.allocations = self.driver_allocations = 0
         self.poison = False
-        self.owner = ""
+        self.owner = "empty"
+        self.advice = "use a smaller batch or shorter sequences"
+        self.describe: Callable[[], dict[int, str]] = dict  # dtype and shape of what stands in blocks, by address
         self._watch: Callable[[int, int], None] | None = None
         self._lock = threading.RLock()  # a failing `take` reads the snapshot, and watched finalizers interrupt it
 
@@ -214,10 +218,10 @@ class Pool:
         Raises:
             OutOfMemoryError: naming the request, what is free and the biggest holders.
         """
-        return self.take_rounded(rounded(nbytes), stream)
+        return self.take_rounded(rounded(nbytes), stream, self.owner)
 
-    def take_rounded(self, size: int, stream: int) -> Block:
-        """The same of a size that is a block's."""
+    def take_rounded(self, size: int, stream: int, owner: str) -> Block:
+        """The same of a size that is a block's, for `owner`."""
         self._lock.acquire()  # `with` takes twice as long, and this runs for every op
         try:
             if self.given:
@@ -226,8 +230,8 @@ class Pool:
                 self._collect()
             arena = self.private or self.arenas.get(stream) or self._arena(stream)
             blocks = arena.quick.get(size)
-            block = blocks.pop() if blocks else self._slow(arena, size)
-            block.owner = self.owner
+            block = blocks.pop() if blocks else self._slow(arena, size, owner)
+            block.owner = owner
             self.allocations += 1
             allocated = self._allocated = self._allocated + block.size
             if allocated > self.max_allocated:
@@ -243,7 +247,7 @@ class Pool:
     def _arena(self, stream: int) -> Arena:
         return self.arenas.setdefault(stream, Arena(self))
 
-    def _slow(self, arena: Arena, size: int) -> Block:
+    def _slow(self, arena: Arena, size: int, owner: str) -> Block:
         try:
             return arena.take(size)
         except OutOfDeviceMemory:
@@ -253,7 +257,7 @@ class Pool:
         try:
             return arena.take(size)
         except OutOfDeviceMemory:
-            raise OutOfMemoryError(self._explain(_readable(size)), next=self._advice()) from None
+            raise OutOfMemoryError(self._explain(f"{_readable(size)} for {owner}"), next=self.advice) from None
 
     def beside(self, what: str, call: Callable[[], T]) -> T:
         """The result of a driver's call that takes device memory of its own: a kernel's code, an executable graph.
@@ -270,7 +274,7 @@ class Pool:
         try:
             return call()
         except OutOfDeviceMemory:
-            raise OutOfMemoryError(self._explain(what), next=self._advice()) from None
+            raise OutOfMemoryError(self._explain(what), next=self.advice) from None
 
     def take_back(self) -> None:
         """Deal with the blocks that were given back so far."""
@@ -432,20 +436,30 @@ class Pool:
 
     def _explain(self, request: str) -> str:
         free, total = self.driver.memory_info()
-        holders: Counter[str] = Counter()
+        holders: dict[str, list[dict[str, Any]]] = {}
         for row in self.snapshot():
             if row["state"] == "allocated":
-                holders[row["op"] or "tensors"] += row["size"]
-        biggest = ", ".join(f"{name} {_readable(n)}" for name, n in holders.most_common(3))
-        what = f" for {self.owner}" if self.owner else ""
+                holders.setdefault(row["op"], []).append(row)
+        shapes = self.describe()
+        biggest = sorted(holders.items(), key=lambda item: -_sum(item[1]))[:HOLDERS]
+        made = "; ".join([_holder(name, rows, shapes) for name, rows in biggest])
         return (
-            f"cuda:{self.driver.index} has no room for {request}{what}: {_readable(free)} of {_readable(total)}"
+            f"cuda:{self.driver.index} has no room for {request}: {_readable(free)} of {_readable(total)}"
             f" are free, Genesis holds {_readable(self.allocated)} in tensors and {_readable(self.reserved)} in all"
-            + (f"; made by {biggest}" if biggest else "")
+            + (f"; made by {made}" if made else "")
         )
 
-    def _advice(self) -> str:
-        return "lower train.batch_size or data.seq_len, or set train.activation_checkpointing to full"
+
+def _sum(rows: list[dict[str, Any]]) -> int:
+    return sum(row["size"] for row in rows)
+
+
+def _holder(name: str, rows: list[dict[str, Any]], shapes: dict[int, str]) -> str:
+    """Who holds blocks: name, bytes, how many, and the largest."""
+    largest = max(rows, key=lambda row: int(row["size"]))
+    shape = shapes.get(largest["address"])
+    blocks = "1 block" if len(rows) == 1 else f"{len(rows)} blocks"
+    return f"{name} {_readable(_sum(rows))} in {blocks}" + (f", the largest {shape}" if shape else "")
 
 
 def _readable(nbytes: int) -> str:

@@ -156,16 +156,19 @@ def recording() -> Recorder | None:
     return _current.recorder
 
 
+Allocate = Callable[[int, str], Any]
+
+
 class Plan:
     """The launches of one call of an op, to be repeated on other operands of the same layout."""
 
-    __slots__ = ("allocate", "driver", "kept", "lock", "sizes", "steps")
+    __slots__ = ("allocate", "driver", "kept", "lock", "owner", "sizes", "steps")
 
-    def __init__(self, recorder: Recorder, driver: Driver, allocate: Callable[[int], Any]) -> None:
+    def __init__(self, recorder: Recorder, driver: Driver, allocate: Allocate, owner: str) -> None:
         self.steps = tuple(recorder.steps)
         self.sizes = tuple(s.nbytes for s in recorder.temporaries)
         self.kept = recorder.kept
-        self.driver, self.allocate = driver, allocate
+        self.driver, self.allocate, self.owner = driver, allocate, owner
         self.lock = threading.Lock()  # the parameter buffers are shared
 
     @property
@@ -177,7 +180,7 @@ class Plan:
         """Launch everything on these operands."""
         pointers = [x.storage.pointer + x.offset * x.dtype.itemsize for x in operands]
         if self.sizes:
-            temporaries = [self.allocate(n) for n in self.sizes]  # freed at the end, reused in stream order
+            temporaries = [self.allocate(n, self.owner) for n in self.sizes]  # freed at the end, reused in stream order
             pointers += [storage.pointer for storage in temporaries]
         if self.driver.pending:
             self.driver.pending.append(lambda: self._launch(pointers, stream))
@@ -195,9 +198,14 @@ class Plan:
 
 
 def record(
-    operands: tuple[Array, ...], twin: Callable[[], None], driver: Driver, allocate: Callable[[int], Any]
+    operands: tuple[Array, ...], twin: Callable[[], None], driver: Driver, allocate: Allocate, owner: str
 ) -> Plan | None:
-    """Run a twin and record it; None where its launches cannot be repeated."""
+    """Run a twin and record it; None where its launches cannot be repeated.
+
+    Args:
+        allocate: `allocate(nbytes, owner)` gives temporaries of later runs.
+        owner: the op, for memory that the plan takes.
+    """
     recorder = Recorder(operands)
     _current.recorder = recorder
     recorders.append(recorder)
@@ -206,7 +214,7 @@ def record(
     finally:
         recorders.remove(recorder)
         _current.recorder = None
-    return Plan(recorder, driver, allocate) if recorder.cacheable else None
+    return Plan(recorder, driver, allocate, owner) if recorder.cacheable else None
 
 
 def submit(step: Step, arrays: list[Array], driver: Driver, stream: int) -> None:

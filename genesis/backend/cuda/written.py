@@ -105,7 +105,7 @@ def _source(form: Form) -> Iterator[str]:
         if watches or driver.pending:
             return None
         stream = backend.stream
-        block0 = take(size0, stream)
+        block0 = take(size0, stream, owner)
         p0 = block0.pointer
         storage0 = new(Storage0)
         storage0.block, storage0.pointer = block0, p0
@@ -132,8 +132,8 @@ def _source(form: Form) -> Iterator[str]:
     temporaries = [len(form.outputs) + len(form.operands) + i for i in range(form.temporaries)]
     yield "def bind(backend, plan, outputs, watches):"
     yield (
-        " driver, take, temporary, lock, new = "
-        "backend.driver, backend.pool.take_rounded, plan.allocate, plan.lock, object.__new__"
+        " driver, take, temporary, owner, lock, new = "
+        "backend.driver, backend.pool.take_rounded, plan.allocate, plan.owner, plan.lock, object.__new__"
     )
     yield from _constants(form, temporaries)
     yield " def run(inputs):"
@@ -141,7 +141,7 @@ def _source(form: Form) -> Iterator[str]:
     yield "   return None"
     yield "  stream = backend.stream"
     for i, (of_array, of_storage) in enumerate(form.outputs):
-        yield f"  block{i} = take(size{i}, stream)"
+        yield f"  block{i} = take(size{i}, stream, owner)"
         yield f"  p{i} = block{i}.pointer"
         yield f"  storage{i} = new(Storage{i})"
         yield f"  storage{i}.block, storage{i}.pointer = block{i}, p{i}"
@@ -153,7 +153,7 @@ def _source(form: Form) -> Iterator[str]:
         yield f"  x = inputs[{i}]"
         yield f"  p{p} = x.storage.pointer + x.offset * {itemsize}"
     for i in temporaries:  # freed at the end, reused in stream order
-        yield f"  temporary{i} = temporary(size{i})"
+        yield f"  temporary{i} = temporary(size{i}, owner)"
         yield f"  p{i} = temporary{i}.pointer"
     yield "  lock.acquire()"  # the parameter buffers are shared
     yield "  try:"
