@@ -207,6 +207,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"genesis.{name}")
     if name in ("check_op", "cuda_op", "triton_op"):
         return getattr(importlib.import_module("genesis.custom"), name)
+    if name in ("load", "save"):
+        return getattr(importlib.import_module("genesis.io.objects"), name)
     raise AttributeError(f"module 'genesis' has no attribute {name!r}")
 
 
@@ -314,6 +316,7 @@ __all__ = [
     "lerp",
     "linear",
     "linspace",
+    "load",
     "log",
     "log1p",
     "log2",
@@ -377,6 +380,7 @@ __all__ = [
     "roll",
     "round",
     "rsqrt",
+    "save",
     "scatter",
     "scatter_add",
     "select",
