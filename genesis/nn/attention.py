@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from genesis.autograd import is_grad_enabled, no_grad
-from genesis.errors import GradientError, ShapeError
+from genesis.errors import GradientError, ShapeError, UsageError
 from genesis.functions.create import arange, empty
 from genesis.nn import functional as F
 from genesis.nn.layers import Linear
@@ -139,9 +139,13 @@ class Attention(Module):
             x: `[B, T, hidden_size]`.
             positions: integers `[T]` or `[B, T]` for the rotation; None counts on from the cache.
             starts: integers `[B, T]`, the first key each token may see: where its document begins.
-            mask: in place of the causal rule, as in `functional.scaled_dot_product_attention`.
+            mask: in place of the causal rule, as in `functional.scaled_dot_product_attention`; excludes `starts` and a
+                window.
             cache: extended by these tokens.
         """
+        if mask is not None and (starts is not None or self.window):
+            given = "starts" if starts is not None else f"a window of {self.window}"
+            raise UsageError(f"Attention got a mask beside {given}", next="hide those keys in the mask")
         batch, length, _ = x.shape
         q = self.q_proj(x).reshape(batch, length, self.num_heads, self.head_dim)
         k = self.k_proj(x).reshape(batch, length, self.num_kv_heads, self.head_dim)

@@ -194,6 +194,8 @@ def layer_norm(
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """Rows of `weight` `[rows, width]` by integer ids, `input`, of any shape; row `padding_idx` gets no gradient."""
+    if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
+        raise ShapeError(f"padding_idx {padding_idx} is no row of {weight.shape[0]}")
     found = apply(embedding_ops.embedding, input, weight)
     if padding_idx is None or not found.requires_grad:
         return found  # type: ignore[no-any-return]

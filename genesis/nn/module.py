@@ -267,6 +267,8 @@ class Module:
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode on every module."""
+        if mode not in (True, False):
+            raise UsageError(f"train() got the mode {mode!r}", next="pass True or False")
         for module in self.modules():
             module.training = mode
         return self

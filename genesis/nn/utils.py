@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from genesis.autograd import no_grad
-from genesis.errors import NumericError, ShapeError
+from genesis.errors import ConfigError, NumericError, ShapeError
 from genesis.functions import elementwise as ew
 from genesis.functions.shape import cat
 from genesis.op import registry
@@ -30,6 +31,12 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     return [p.grad for p in _listed(parameters) if p.grad is not None]
 
 
+def _check_limit(name: str, value: Any) -> None:
+    """Raise ConfigError for a limit below 0, which would turn gradients round, and for NaN."""
+    if isinstance(value, (int, float)) and not value >= 0:  # a tensor's value would be waited for
+        raise ConfigError(f"{name} is {value}, and must be at least 0")
+
+
 def get_total_norm(
     tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
@@ -52,6 +59,7 @@ def clip_scale(norm: Tensor, max_norm: float) -> Tensor:
 
     `optimizer.step(grad_scale=clip_scale(optimizer.grad_norm(), max_norm))` clips without a pass over the gradients.
     """
+    _check_limit("max_norm", max_norm)
     with no_grad():
         return ew.clamp(max_norm / (norm + 1e-6), max=1.0)  # type: ignore[no-any-return]
 
@@ -70,6 +78,7 @@ def clip_grad_norm_(
     Raises:
         NumericError: see `get_total_norm`.
     """
+    _check_limit("max_norm", max_norm)
     grads = _gradients(parameters)
     norm = get_total_norm(grads, norm_type, error_if_nonfinite)
     scale = clip_scale(norm, max_norm).array
@@ -80,6 +89,7 @@ def clip_grad_norm_(
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
     """Limit every element of the gradients to ±clip_value, in place."""
+    _check_limit("clip_value", clip_value)
     bound = float(clip_value)
     for grad in _gradients(parameters):
         registry["clamp"](grad.array, -bound, bound, out=grad.array)

@@ -33,7 +33,7 @@ from genesis.optim.flat import PLACE, FlatBuffers, Run
 from genesis.optim.numbers import DeviceNumbers, sent
 from genesis.optim.saving import LOW, MASTER, load_state, saved_state, state_dict
 from genesis.optim.settings import Group, check_keywords, without_neutral
-from genesis.optim.unit import Rounded, Scale, Unit, scale_value
+from genesis.optim.unit import Rounded, Scale, Unit, check_flags, scale_value
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -95,6 +95,7 @@ class Optimizer:
         self.defaults = defaults
         how = self._known(how)
         foreach, fused = how.get("foreach"), how.get("fused")
+        check_flags({k: v for k, v in how.items() if v is not None}, ("foreach", "fused"))
         if foreach and fused:
             raise ConfigError("foreach and fused exclude each other", next="pass one of them")
         self.implementation = "fused" if fused else "plain" if foreach is False else "foreach"
@@ -127,6 +128,8 @@ class Optimizer:
         return cast(How, kept)
 
     def _check_how(self) -> None:
+        if not isinstance(self.seed, int):
+            raise ConfigError(f"seed is {self.seed!r}, and must be an integer")
         if self.low_precision not in ("master", "stochastic"):
             raise ConfigError(f'low_precision is {self.low_precision!r}, and must be "master" or "stochastic"')
         if self.state_dtype not in (float32, bfloat16):
@@ -173,6 +176,7 @@ class Optimizer:
         full["params"] = [p for _, p in pairs]
         if names and all(n is not None for n in names):
             full["param_names"] = names
+        check_flags(full, ("maximize", "nesterov", "use_muon"))
         self.check_settings(full)
         self.param_groups.append(full)
         kinds: dict[Any, list[Tensor]] = {}

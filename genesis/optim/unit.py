@@ -14,7 +14,7 @@ from genesis.ops.optimizers import split_of
 from genesis.ops.rounding import Noise
 from genesis.tensor import Tensor
 
-__all__ = ["Rounded", "Scale", "Unit", "check_betas", "check_range", "run_step", "scale_value"]
+__all__ = ["Rounded", "Scale", "Unit", "check_betas", "check_flags", "check_range", "run_step", "scale_value"]
 
 Scale = Any  # a number, or a 0-d array
 
@@ -72,6 +72,13 @@ def check_range(name: str, value: float, low: float, high: float = math.inf) -> 
     if not is_inside:
         bound = f"at least {low:g}" if high == math.inf else f"at least {low:g} and below {high:g}"
         raise ConfigError(f"{name} is {value}, and must be {bound}")
+
+
+def check_flags(values: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise ConfigError unless the named values that are given are True or False; a text would count as True."""
+    for name in names:
+        if name in values and values[name] not in (True, False):
+            raise ConfigError(f"{name} is {values[name]!r}, and must be True or False")
 
 
 def check_betas(group: Mapping[str, Any]) -> None:

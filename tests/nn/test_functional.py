@@ -11,7 +11,7 @@ import pytest
 
 from genesis import nn
 from genesis.autograd import gradcheck, no_grad
-from genesis.errors import DTypeError, ShapeError, UsageError
+from genesis.errors import ConfigError, DTypeError, ShapeError, UsageError
 from genesis.functions.create import tensor
 from genesis.functions.random import randn
 from genesis.nn import functional as F
@@ -260,6 +260,26 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
             "pos_weight is 3.0, not a tensor",
         ),
         (lambda: F.mse_loss(tensor(L), tensor(L)), DTypeError, "int64"),
+        (
+            lambda: F.scaled_dot_product_attention(*[tensor(np.zeros((1, 1, 2, 4)))] * 3, None, 0.0, 0.5),
+            UsageError,
+            "is_causal is 0.5",
+        ),
+        (lambda: F.embedding(tensor(L), tensor(X), 2), ShapeError, "padding_idx 2 is no row of 2"),
+        (lambda: nn.Linear(2, 2).train("no"), UsageError, "the mode 'no'"),  # type: ignore[arg-type]
+        (lambda: nn.utils.clip_grad_norm_([], -1.0), ConfigError, "max_norm is -1.0"),
+        (lambda: nn.utils.clip_grad_value_([], math.nan), ConfigError, "clip_value is nan"),
+        (lambda: nn.utils.clip_scale(tensor(1.0), -1.0), ConfigError, "max_norm is -1.0"),
+        (
+            lambda: nn.Attention(4, 2)(tensor(X[None, :, :1]), mask=tensor([True]), starts=tensor([[0, 0]])),
+            UsageError,
+            "a mask beside starts",
+        ),
+        (
+            lambda: nn.Attention(4, 2, window=3)(tensor(X[None, :, :1]), mask=tensor([True])),
+            UsageError,
+            "a mask beside a window of 3",
+        ),
         (lambda: F.rope_table(tensor(L), 3), ShapeError, "no pairs"),
         (
             lambda: F.scaled_dot_product_attention(*[tensor(np.zeros((1, 1, 2, 4)))] * 3, tensor(X), is_causal=True),

@@ -101,7 +101,13 @@ def test_a_group_needs_its_parameters(groups: list[Any], message: str) -> None:
         optim.SGD(groups)
 
 
-@pytest.mark.parametrize("settings", [{"lr": "fast"}, {"betas": 0.9}, {"betas": (0.9,)}, {"eps": None}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": "fast"}, {"betas": 0.9}, {"betas": (0.9,)}, {"eps": None}, {"fused": "no"}, {"foreach": "no"},
+        {"maximize": "no"}, {"seed": "a"},
+    ],
+)  # fmt: skip
 def test_a_setting_of_another_kind_is_a_config_error(settings: dict[str, Any]) -> None:
     ((name, value),) = settings.items()
     with pytest.raises(ConfigError) as raised:
