@@ -10,7 +10,7 @@ The checksum finds rot. It stops no attacker; owners and modes do.
 """
 
 from genesis.cache.entry import Entry, EntryWriter
-from genesis.cache.store import Cache, Cached, State
+from genesis.cache.store import USER, Cache, Cached, State, user_folder
 from genesis.cache.trust import private_folder
 
-__all__ = ["Cache", "Cached", "Entry", "EntryWriter", "State", "private_folder"]
+__all__ = ["USER", "Cache", "Cached", "Entry", "EntryWriter", "State", "private_folder", "user_folder"]

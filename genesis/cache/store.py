@@ -18,19 +18,37 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from genesis.cache.entry import Buffer, Damaged, Entry, EntryWriter, disk_error, observe, read_entry
 from genesis.cache.lock import EntryLock
 from genesis.cache.trust import Refused, check_file, open_file, open_folder, private_folder
 from genesis.errors import DiskError, escape
 
-__all__ = ["Cache", "Cached", "State"]
+__all__ = ["USER", "Cache", "Cached", "State", "user_folder"]
 
 State = Literal["found", "made", "made again"]
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,150}")
 _TEMPORARY = ".tmp-"
 _NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # say nothing of the file that could not be opened
+
+
+class _Settings(TypedDict):
+    own: int
+    optional: bool
+    setting: str
+
+
+USER: _Settings = {"own": 2, "optional": True, "setting": "XDG_CACHE_HOME"}
+"""Settings of a `Cache` in a `user_folder`."""
+
+
+def user_folder(name: str) -> Path:
+    """Where the user's own caches are: XDG_CACHE_HOME/genesis/`name`, by default below ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as the XDG specification has it
+        base = os.path.expanduser("~/.cache")
+    return Path(base) / "genesis" / name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from genesis.data.tokenizer_check import check_bounded
 from genesis.data.tokenizer_files import (
     CONFIG_NAME,
     MAX_VOCAB,
@@ -68,7 +70,12 @@ class Tokenizer:
         self._source = source
         self.vocab_size = source.vocab_size
         with _guard(source.where):
-            self._library = _library().Tokenizer.from_str(json.dumps(source.runnable()))
+            runnable, library = json.dumps(source.runnable()), _library()
+            home = Path(str(library.__file__)).parents[1]
+            check_bounded(
+                source.content, runnable, source.where, library=home, version=library.__version__, patterns=(PATTERN,)
+            )
+            self._library = library.Tokenizer.from_str(runnable)
             # Otherwise the text of a special token inside a document would become that token.
             self._library.encode_special_tokens = True
             self._check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,11 @@ def tokenizer() -> Tokenizer:
 def corpus_folder(tmp_path: Path) -> Path:
     """A folder with `TEXTS`, one file each."""
     return write_corpus(tmp_path / "corpus")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests find out about tokenizers stays below their folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

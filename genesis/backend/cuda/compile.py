@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from genesis.backend.cuda.descriptor import Facts
 from genesis.backend.cuda.signature import Signature
-from genesis.cache import Cache, Entry, private_folder
+from genesis.cache import USER, Cache, Entry, private_folder, user_folder
 from genesis.errors import DeviceError
 
 __all__ = ["Binary", "Progress", "cache_folder", "compile_kernel", "compiled", "compiling", "dependent", "progress"]
@@ -50,15 +50,12 @@ class Binary(NamedTuple):
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept: XDG_CACHE_HOME/genesis/kernels, by default below ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # as the XDG specification has it
-        base = os.path.expanduser("~/.cache")
-    return Path(base) / "genesis" / "kernels"
+    return user_folder("kernels")
 
 
 @functools.cache
 def _cache(folder: Path) -> Cache:
-    return Cache(folder, own=2, optional=True, setting="XDG_CACHE_HOME")
+    return Cache(folder, **USER)
 
 
 Progress = Callable[[int, int], None]
