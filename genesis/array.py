@@ -119,7 +119,7 @@ def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
 
 
 def label(array: Array, owner: str) -> Array:
-    """Say whose an array's memory is in snapshots and errors, such as "parameter"; until then it is the op's that ran."""
+    """Say whose memory an array has, for snapshots and errors: "parameter", say. Until then it is the op's that ran."""
     array.storage.backend.label(array.storage, owner)
     return array
 

@@ -20,19 +20,19 @@ from genesis.dtypes import INTEGER, bool_, int64, uint8
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.ops.index import mask_count, mask_indices, placed
 from genesis.ops.shape import Item, Layout, slice_layout
-from genesis.shapes import Shape, broadcast_shapes, contiguous_strides, numel
+from genesis.shapes import Shape, broadcast_shapes, contiguous_strides
 
 __all__ = ["IndexPlan", "Kind", "plan_get", "plan_set"]
 
 
-class Kind(enum.Enum):
+class Kind(enum.StrEnum):
     """What an index does: reads a view or gathered elements; writes arrays or one value into a view, or scatters."""
 
-    VIEW = "view"
-    GATHER = "gather"
-    COPY = "copy"
-    FILL = "fill"
-    SCATTER = "scatter"
+    VIEW = "VIEW"
+    GATHER = "GATHER"
+    COPY = "COPY"
+    FILL = "FILL"
+    SCATTER = "SCATTER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class IndexPlan:
         dims: dimensions of the window that `indices` index.
         named: the numbers these dimensions have in the array itself, for errors.
         mask: for FILL through a mask: the mask, with dimensions of size 1 added so that it broadcasts to the window.
-        temporary: bytes that running it takes besides its result.
     """
 
     kind: Kind
@@ -59,7 +58,6 @@ class IndexPlan:
     dims: Shape = ()
     named: Shape = ()
     mask: Array | None = None
-    temporary: int = 0
 
 
 # --- Reading the index ------------------------------------------------------------------------------------------------
@@ -208,11 +206,8 @@ def _arrays(kind: Kind, x: Array, parsed: _Parsed) -> IndexPlan:
     flat = [n for entry in parsed.arrays for n in _numbers(*entry)]
     dims = tuple(place for place, _, _ in flat)
     indices = tuple(array for _, _, array in flat)
-    shape = placed(window.shape, dims, index_shape := broadcast_shapes(*(i.shape for i in indices)))[0]
-    temporary = numel(index_shape) * int64.itemsize
-    if kind is Kind.SCATTER:
-        temporary += numel(shape) * x.dtype.itemsize
-    return IndexPlan(kind, items, window, shape, indices, dims, tuple(dim for _, dim, _ in flat), None, temporary)
+    shape = placed(window.shape, dims, broadcast_shapes(*(i.shape for i in indices)))[0]
+    return IndexPlan(kind, items, window, shape, indices, dims, tuple(dim for _, dim, _ in flat))
 
 
 def plan_get(x: Array, index: Any) -> IndexPlan:

@@ -96,14 +96,15 @@ class Pool:
                 next="lower train.batch_size or data.seq_len",
             ) from error
 
-    def give(self, block: np.ndarray, reusable: bool) -> None:
+    # `least` is bound now, as in `CpuStorage.__del__`.
+    def give(self, block: np.ndarray, reusable: bool, least: int = _POOLED_FROM) -> None:
         """Take a block back; `reusable` is False while numpy views of it live elsewhere."""
         size = block.nbytes
         with self._lock:
             self.allocated -= size
             if self.watch is not None:
                 self.watch(int(block.ctypes.data), -size)
-            if reusable and size >= _POOLED_FROM:
+            if reusable and size >= least:
                 self.free.setdefault(size, []).append(block)
                 self.cached += size
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from genesis.ops import elementwise
 from genesis.ops import index as ops
 from genesis.ops import shape as views
 from genesis.ops.create import arange
-from genesis.shapes import Shape, broadcast_shapes, normalize_axis
+from genesis.shapes import Shape, broadcast_shapes, contiguous_strides, normalize_axis, numel
 
 METHODS = (
     "gather",
@@ -44,7 +44,7 @@ METHODS = (
     "take_along_dim",
 )
 
-__all__ = [*METHODS, "getitem", "setitem"]  # noqa: PLE0604  METHODS holds names
+__all__ = [*METHODS, "IndexPlan", "getitem", "index_plan", "setitem"]  # noqa: PLE0604  METHODS holds names
 
 
 # --- x[index] ---------------------------------------------------------------------------------------------------------
@@ -74,6 +74,73 @@ def getitem(x: Any, index: Any) -> Any:
         return apply(views.slice, x, items=plan.items or ())
     part = x if plan.items is None else apply(views.slice, x, items=plan.items)
     return apply(ops.index_get, part, *plan.indices, dims=plan.dims, named=plan.named)
+
+
+class IndexPlan(NamedTuple):
+    """What an index does to a tensor; see `index_plan`.
+
+    Attributes:
+        kind: VIEW or GATHER where it reads; COPY, FILL or SCATTER where it writes. Equal to its name as a string.
+        result_shape: of what is read or written.
+        result_strides: in elements; those of the view, or of the new tensor that a GATHER makes. A SCATTER writes
+            values with these strides in any places.
+        ptr_offset_bytes: from the tensor's first element to that of the view; of a GATHER or SCATTER, to the view that
+            the integers and slices of the index give, in which the index tensors count.
+        index_tensor: the positions that are gathered or written: int64, a tuple where several dimensions have their
+            own, None where there are none, or where a mask serves without.
+        needs_mask_compaction: whether a bool mask must be counted and its positions listed, which waits for the device.
+        temp_memory_bytes: taken besides the result for positions; kernels may take a workspace on top.
+    """
+
+    kind: Kind
+    result_shape: Shape
+    result_strides: Shape
+    ptr_offset_bytes: int
+    index_tensor: Any
+    needs_mask_compaction: bool
+    temp_memory_bytes: int
+
+
+_READS: Any = object()
+
+
+def index_plan(x: Any, index: Any, value: Any = _READS) -> IndexPlan:
+    """What `x[index]` does, or `x[index] = value` where a value is given; x is left alone.
+
+    Raises:
+        IndexRangeError, DTypeError: as `x[index]`.
+    """
+    array, key = array_of(x, "index_plan"), _arrays_in(index)
+    entries = key if isinstance(key, tuple) else (key,)
+    masked = any(_is_mask(e) for e in entries)
+    if value is _READS and isinstance(key, Array) and key.dtype is bool_ and key.shape == array.shape and key.shape:
+        found = _selected(TensorBase.wrap(array), key).array
+        return IndexPlan(Kind.GATHER, found.shape, found.strides, 0, None, True, _nbytes(ops.mask_offsets.infer(key)))
+    is_number = not isinstance(value, TensorBase) or not value.array.shape
+    plan = plan_get(array, key) if value is _READS else plan_set(array, key, is_number)
+    gathers = plan.kind in (Kind.GATHER, Kind.SCATTER)
+    given = {e.storage for e in entries if isinstance(e, Array)}
+    made = {i.storage for i in plan.indices} - given
+    positions = tuple(TensorBase.wrap(i) for i in plan.indices)
+    return IndexPlan(
+        plan.kind,
+        plan.shape,
+        contiguous_strides(plan.shape) if gathers else plan.window.strides,
+        plan.window.offset * array.dtype.itemsize,
+        (positions[0] if len(positions) == 1 else positions) if positions else None,
+        masked and gathers,
+        sum(storage.nbytes for storage in made),
+    )
+
+
+def _is_mask(entry: Any) -> bool:
+    if isinstance(entry, Array):
+        return entry.dtype is bool_
+    return isinstance(entry, np.ndarray | list) and np.asarray(entry).dtype == np.bool_
+
+
+def _nbytes(spec: Any) -> int:
+    return numel(spec.shape) * int(spec.dtype.itemsize)
 
 
 def _selected(x: Any, mask: Array) -> Any:

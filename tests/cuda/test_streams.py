@@ -172,3 +172,44 @@ def test_a_copy_runs_beside_the_host() -> None:
     assert waited, "the copy had ended before the host went on"
     assert begin.elapsed_time(end) > 1
     assert float(there.sum().item()) == 64 << 20
+
+
+def test_a_stream_block_without_a_stream_makes_one() -> None:
+    x = genesis.ones(1000, device="cuda")
+    with cuda.stream() as outer:
+        assert cuda.current_stream() == outer != cuda.default_stream()
+        y = x + 1
+        with cuda.stream() as inner:
+            assert cuda.current_stream() == inner
+            assert inner not in (outer, cuda.default_stream())
+            z = y + 1
+        with cuda.stream(None), cuda.stream(outer) as again:
+            assert again == cuda.current_stream() == outer
+        assert cuda.current_stream() == outer
+    assert cuda.current_stream() == cuda.default_stream()
+    assert (z + y).sum().item() == 5000  # the work behind the block waits for it
+    with pytest.raises(RuntimeError, match="inside"), cuda.stream():
+        raise RuntimeError("inside")
+    assert cuda.current_stream() == cuda.default_stream()
+
+
+def test_a_new_stream_waits_for_the_work_before_and_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, waits = backend_for(Device("cuda")).driver, []
+    recorded: dict[int, int] = {}
+    monkeypatch.setattr(driver, "record_event", lambda event, stream: recorded.update({event: stream}))
+    monkeypatch.setattr(driver, "wait_event", lambda stream, event: waits.append((stream, recorded[event])))
+    with cuda.stream() as made:
+        assert waits == [(made.handle, 0)]
+    assert waits == [(made.handle, 0), (0, made.handle)]
+    with cuda.stream(made), cuda.stream(None):
+        assert len(waits) == 2
+
+
+def test_properties_have_torchs_names() -> None:
+    found = cuda.get_device_properties()
+    assert (found.major, found.minor) == found.capability == cuda.get_device_capability()
+    assert (found.total_memory, found.multi_processor_count) == (found.memory, found.processors)
+    assert found.total_memory == cuda.mem_get_info()[1]
+    assert found.name == cuda.get_device_name()
+    with pytest.raises(DeviceError, match="cuda:63"):
+        cuda.get_device_properties(63)

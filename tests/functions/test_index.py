@@ -15,6 +15,7 @@ import genesis
 from genesis import op as ops
 from genesis.array import Array
 from genesis.autograd import gradcheck
+from genesis.backend import cpu
 from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError
 from genesis.functions import index as functions
 from genesis.functions.create import tensor
@@ -223,21 +224,111 @@ def test_plans_say_what_will_run() -> None:
     rows, mask = tensor([0, 2]).array, genesis.zeros(4, 5, dtype="bool").array
     view = plan_get(x, (slice(1, 4, 2), None, 2))
     assert (view.kind, view.shape) == (Kind.VIEW, (2, 1, 6))
-    assert (view.window.strides, view.window.offset, view.temporary) == ((60, 0, 1), 30 + 12, 0)
+    assert (view.window.strides, view.window.offset) == ((60, 0, 1), 30 + 12)
     gather = plan_get(x, (rows, slice(2, 5)))
     assert (gather.kind, gather.shape, gather.dims, gather.window.offset) == (Kind.GATHER, (2, 3, 6), (0,), 12)
-    assert gather.temporary == 2 * 8
     apart = plan_get(x, (rows, slice(None), rows))
     assert (apart.shape, apart.dims) == ((2, 5), (0, 2))
     assert plan_set(x, 1, scalar=True).kind is Kind.FILL
     assert plan_set(x, 1, scalar=False).kind is Kind.COPY
     scatter = plan_set(x, (slice(None), rows), scalar=False)
-    assert (scatter.kind, scatter.shape, scatter.temporary) == (Kind.SCATTER, (4, 2, 6), 2 * 8 + 4 * 2 * 6 * 4)
+    assert (scatter.kind, scatter.shape) == (Kind.SCATTER, (4, 2, 6))
     masked = plan_set(x, mask, scalar=True)
     assert masked.kind is Kind.FILL
     assert masked.mask is not None
     assert masked.mask.shape == (4, 5, 1)
     assert plan_set(x, mask, scalar=False).shape == (0, 6)
+
+
+def taken(function: Any) -> tuple[int, Any]:
+    """The most bytes of the CPU's pool that a call has at once, and its result."""
+    now = most = 0
+
+    def watch(address: int, nbytes: int) -> None:
+        nonlocal now, most
+        now += nbytes
+        most = max(most, now)
+
+    cpu.pool.watch = watch
+    try:
+        result = function()
+    finally:
+        cpu.pool.watch = None
+    return most, result
+
+
+ROWS, HALF = np.array([3, 0, 3]), np.arange(20).reshape(4, 5) % 2 == 0
+READS: list[tuple[Any, str, bool, int]] = [
+    # index, kind, whether a mask is counted, bytes for positions
+    ((slice(1, 4, 2), None, 2), "VIEW", False, 0),
+    ((Ellipsis, slice(2, None)), "VIEW", False, 0),
+    (3, "VIEW", False, 0),
+    (slice(4, 9), "VIEW", False, 0),
+    (ROWS, "GATHER", False, 0),
+    ((slice(None), ROWS, slice(1, 3)), "GATHER", False, 0),
+    ((slice(1, 2), slice(2, None), ROWS), "GATHER", False, 0),
+    ((ROWS, slice(None), ROWS), "GATHER", False, 0),
+    (HALF, "GATHER", True, 2 * 10 * 8),
+    ((HALF[:, 1], slice(None), 0), "GATHER", True, 2 * 8),
+    (np.arange(120).reshape(4, 5, 6) % 3 == 0, "GATHER", True, 2 * 8),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("index", "kind", "counts", "temporary"), READS)
+def test_a_plan_tells_what_a_read_does(index: Any, kind: str, counts: bool, temporary: int, device: str) -> None:
+    def placed(entry: Any) -> Any:
+        return genesis.tensor(entry, device=device) if isinstance(entry, np.ndarray) else entry
+
+    values = np.arange(120, dtype=np.float32).reshape(5, 4, 6).transpose(1, 0, 2)
+    x = genesis.tensor(np.ascontiguousarray(values.transpose(1, 0, 2)), device=device).transpose(0, 1)
+    key = tuple(map(placed, index)) if isinstance(index, tuple) else placed(index)
+    plan = genesis.index_plan(x, key)
+    most, result = taken(lambda: x[key]) if device == "cpu" else (0, x[key])
+    assert (plan.kind, plan.needs_mask_compaction, plan.temp_memory_bytes) == (kind, counts, temporary)
+    assert plan.kind is Kind[kind]
+    assert (plan.result_shape, plan.result_strides) == (result.shape, result.stride())
+    assert np.array_equal(result.cpu().numpy(), values[index])
+    if kind == "VIEW":
+        assert plan.index_tensor is None
+        if result.numel():
+            assert plan.ptr_offset_bytes == result.data_ptr() - x.data_ptr()
+    elif device == "cpu":
+        assert most == result.array.nbytes + temporary
+    if plan.index_tensor is not None:  # the view of the basic part, and in it the positions
+        several = plan.index_tensor if isinstance(plan.index_tensor, tuple) else (plan.index_tensor,)
+        assert all(i.dtype is genesis.int64 and i.device.type == device for i in several)
+
+
+def test_the_positions_of_a_plan_read_the_same() -> None:
+    x = genesis.arange(20).reshape(4, 5)
+    plan = genesis.index_plan(x, tensor(HALF[:, 1]))
+    assert plan.index_tensor.tolist() == [1, 3]
+    assert x[plan.index_tensor].tolist() == x[tensor(HALF[:, 1])].tolist()
+    part = genesis.index_plan(x, (slice(1, 3), tensor([0, 4])))
+    assert (part.index_tensor.tolist(), part.ptr_offset_bytes) == ([0, 4], 5 * 8)
+    rows, columns = genesis.index_plan(x, (tensor([0, 1]), tensor([2, 3]))).index_tensor
+    assert (rows.tolist(), columns.tolist()) == ([0, 1], [2, 3])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_plan_tells_what_a_write_does_and_leaves_it(device: str) -> None:
+    x, rows = genesis.zeros(4, 6, device=device), genesis.tensor([3, 0, 3], device=device)
+    mask = genesis.tensor(HALF[:, 1], device=device)
+    ones = genesis.ones(3, 6, device=device)
+    fill = genesis.index_plan(x, (slice(1, 3), 2), 1.0)
+    assert fill == (Kind.FILL, (2,), (6,), (6 + 2) * 4, None, False, 0)
+    assert genesis.index_plan(x, slice(1, 4), ones) == (Kind.COPY, (3, 6), (6, 1), 6 * 4, None, False, 0)
+    scatter = genesis.index_plan(x, rows, ones)
+    assert (scatter.kind, scatter.result_shape, scatter.temp_memory_bytes) == ("SCATTER", (3, 6), 0)
+    assert scatter.index_tensor.tolist() == [3, 0, 3]
+    under = genesis.index_plan(x, mask, 5.0)
+    assert (under.kind, under.needs_mask_compaction, under.temp_memory_bytes) == ("FILL", False, 0)
+    listed = genesis.index_plan(x, mask, ones[:2])
+    assert (listed.kind, listed.needs_mask_compaction, listed.temp_memory_bytes) == ("SCATTER", True, 2 * 8)
+    assert not x.any()
+    with pytest.raises(IndexRangeError):
+        genesis.index_plan(x, 4)
 
 
 @pytest.fixture
