@@ -115,11 +115,10 @@ def normalize_axes(axes: int | Sequence[int] | None, ndim: int) -> Shape:
     """Sorted distinct dimension indices; None means all of them."""
     if axes is None:
         return tuple(range(ndim))
-    if not isinstance(axes, tuple | list):
-        axes = (axes,)
-    found = [normalize_axis(a, ndim) for a in axes]
+    given = axes if isinstance(axes, tuple | list) else (as_index("dimension", axes),)
+    found = [normalize_axis(a, ndim) for a in given]
     if len(set(found)) != len(found):
-        raise ShapeError(f"a dimension appears twice in {tuple(axes)}")
+        raise ShapeError(f"a dimension appears twice in {tuple(given)}")
     return tuple(sorted(a for a in found if a < ndim))
 
 
