@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from genesis.errors import InterruptedRun
 from genesis_cli.bench_all import bench
 from genesis_cli.bench_model import bench_model
 from genesis_cli.bench_ops import bench_ops
@@ -80,7 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BaseException as error:
-        return exit_code(error, debug=debug)
+        code = exit_code(error, debug=debug)
+        if arguments is None and isinstance(error, InterruptedRun):
+            # All is closed; taking the interpreter down would wait for threads that still compile or train a tokenizer.
+            settle_stdout()
+            os._exit(code)
+        return code
     finally:
         settle_stdout()
     return 0

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from genesis.data.aside import aside, fed_aside
 from genesis.data.tokenizer_check import check_bounded
 from genesis.data.tokenizer_files import (
     CONFIG_NAME,
@@ -125,7 +126,7 @@ class Tokenizer:
                     what, where=f"text {index} of {len(texts)}", next="decode the text with errors='replace'"
                 )
         with _guard(self._source.where):
-            encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+            encodings = aside(lambda: self._library.encode_batch_fast(list(texts), add_special_tokens=False))
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -209,7 +210,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_not_none(texts), trainer)
+    fed_aside(lambda fed: tokenizer.train_from_iterator(fed, trainer), _not_none(texts))
     return Tokenizer(trained_files((tokenizer.to_str(pretty=True) + "\n").encode("utf-8")))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
-from genesis.errors import DataError, DeviceError, DiskError, escape
+from genesis.errors import DataError, DeviceError, DiskError, InterruptedRun, escape
 from genesis.io.filesystem import disk_error
 
 __all__ = [
@@ -298,6 +298,8 @@ class WandbSink:
         settings = wandb.Settings(console="off", disable_code=True, disable_git=True)
         try:
             self._run = wandb.init(project=project, dir=str(folder), config=dict(config), settings=settings)
+        except InterruptedRun:
+            raise
         except Exception as error:
             what = f"Weights & Biases did not start: {escape(error)}"
             next = "log in with `wandb login`, or set log.wandb=false"

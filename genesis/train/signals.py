@@ -1,11 +1,15 @@
-"""SIGINT and SIGTERM: the first asks the run to save and stop, the second stops it now.
+"""SIGINT, SIGTERM and SIGHUP: the first asks the run to save and stop, and says so at once; the second stops it now.
 
 The same signal again within a moment is the first one still: `timeout` and job schedulers send theirs to a process and
-to its group.
+to its group. So is a SIGHUP then, which service managers send behind a SIGTERM. A SIGHUP that is ignored when the run
+starts stays ignored: that is what `nohup` is for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import signal
 import sys
 import threading
@@ -15,21 +19,23 @@ from typing import Any, Self
 
 from genesis.errors import InterruptedRun
 
-__all__ = ["Interrupts"]
+__all__ = ["TOLD", "Interrupts"]
+
+TOLD = "finishing this step, then saving (again: stop now)"
 
 _AGAIN_SECONDS = 0.001
 _SAME_SECONDS = 0.25
 
 
 class Interrupts:
-    """Catches the two signals while it is entered.
+    """Catches the signals while it is entered.
 
     Attributes:
         received: the number of the first signal, or None.
         deferred: whether a first signal only sets `received` (there is something to save) or stops the run at once.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -41,7 +47,8 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            self._before = {number: signal.signal(number, self._on_signal) for number in self.SIGNALS}
+            caught = [n for n in self.SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._on_signal) for number in caught}
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
             self._hook_before, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         return self
@@ -57,15 +64,17 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now, again = time.monotonic(), self.received is not None
-        if number == self.received and now - self._since < _SAME_SECONDS:
+        if again and number in (self.received, signal.SIGHUP) and now - self._since < _SAME_SECONDS:
             return
         self._since = now
         if self.deferred and not again:
             self.received = number
+            _tell(TOLD)
             return
         self.received = number
         what = "stopped at the second signal, without saving" if again else "stopped while there was nothing to save"
-        self._stop = InterruptedRun(what, signal=number, next="--resume goes on from the last complete checkpoint")
+        next = "start it again with the same command, with --resume where a checkpoint was saved"
+        self._stop = InterruptedRun(what, signal=number, next=next)
         raise self._stop
 
     def _on_unraisable(self, lost: Any) -> None:
@@ -77,3 +86,17 @@ class Interrupts:
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         raise self._stop
+
+
+def _tell(line: str) -> None:
+    """Write `line` to stderr from a handler, past Python's buffers, which the interrupted code may be writing to.
+
+    A line drawn on a terminal (a progress bar) is erased first; its next drawing then stands below. A stderr that takes
+    nothing just now, as a stopped terminal or a full pipe, is not waited for.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        descriptor = sys.stderr.fileno()
+        drawn = os.isatty(descriptor) and os.environ.get("TERM", "") not in ("", "dumb")
+        text = f"\r\x1b[2K{line}\n" if drawn else f"{line}\n"
+        if select.select([], [descriptor], [], 0)[1]:
+            os.write(descriptor, text.encode())

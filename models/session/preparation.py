@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from genesis.backend import CPU, Device, as_device
@@ -111,8 +112,10 @@ class Stages:
     def __enter__(self) -> Stages:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if stage != self._stage:

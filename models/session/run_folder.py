@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from genesis.errors import ConfigError, GenesisError, InterruptedRun, escape
+from genesis.errors import ConfigError, DataError, DiskError, InterruptedRun, ModelError, escape
 from genesis.io.files import DEFAULT, write_file
 from genesis.io.filesystem import disk_error
 from genesis.io.hf import INDEX_NAME, SIDE_FILES
@@ -163,7 +163,7 @@ def check_is_ours(output: Path) -> None:
         return
     try:
         _read_record(output)
-    except GenesisError as error:
+    except (ConfigError, DiskError, ModelError) as error:
         raise _not_ours(output, f"its {RESOLVED} is not the record of a run: {error.what}") from None
     if not any(RUN_NAMES.fullmatch(name) or _WEIGHTS.fullmatch(name) for name in names):
         _check_nothing_to_overwrite(output, names)
@@ -177,7 +177,7 @@ def _check_nothing_to_overwrite(output: Path, names: set[str]) -> None:
     if FILE_NAME in names:
         try:
             check_metrics(output / FILE_NAME)
-        except GenesisError as error:
+        except (DataError, DiskError) as error:
             raise _not_ours(output, f"its {FILE_NAME} is not that of a run: {error.what}") from None
 
 

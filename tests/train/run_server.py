@@ -92,6 +92,11 @@ def nan_at(step: int) -> None:
 
 PLACES = {
     "preparation": (session.training, "prepare_data"),
+    "reading": (genesis.data.pipeline, "index_documents"),
+    "gzip": (genesis.data.pipeline, "gzip_bits_per_byte"),
+    "model": (session.training, "make_model"),
+    "loading": (session.training.Checkpoints, "load"),
+    "picture": (genesis.train.plot, "loss_picture"),
     "tokenizer": (genesis.data.pipeline, "train_bpe"),
     "tokens": (genesis.data.pipeline, "tokenize"),
     "step": (genesis.train.loop, "take_step"),

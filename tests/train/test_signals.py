@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import random
 import re
 import select
 import signal
+import subprocess
 import sys
 import termios
 import threading
@@ -21,8 +23,8 @@ import pytest
 
 from genesis.errors import InterruptedRun
 from genesis.train import loop, signals
-from genesis.train.signals import Interrupts
-from tests.train.runs import Ended, Forks, checkpoints, load, rows, train
+from genesis.train.signals import TOLD, Interrupts
+from tests.train.runs import ENVIRONMENT, ROOT, Ended, Forks, checkpoints, load, make, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -153,7 +155,7 @@ def test_a_signal_at_any_stage(
 ) -> None:
     done = forks.run("train", recipe, f"train.output_dir={tmp_path}", fault=("signal_in", place, number))
     assert done.code == 128 + number
-    assert done.err.startswith(f"stopped: stopped by signal {number} after step {step}, which is saved\n")
+    assert done.err.startswith(f"{TOLD}\nstopped: stopped by signal {number} after step {step}, which is saved\n")
     assert str(tmp_path / f"checkpoint-{step}") in done.err and "--resume" in done.err
     assert "Traceback" not in done.err
     assert max(checkpoints(tmp_path)) == step
@@ -176,8 +178,14 @@ def test_a_second_signal_stops_now(
     check_resumes(forks, recipe, tmp_path, expected)
 
 
-@pytest.mark.parametrize("place", ["preparation", "tokenizer", "tokens", "closing"])
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "place, number",
+    [
+        *((place, number) for place in ("preparation", "tokenizer", "tokens", "closing") for number in SIGNALS),
+        *((place, signal.SIGTERM) for place in ("reading", "gzip", "model")),
+        ("tokens", signal.SIGHUP),
+    ],
+)
 def test_with_nothing_to_save_it_stops_at_once(
     forks: Forks, recipe: Path, tmp_path: Path, expected: tuple[str, list[dict[str, Any]]], place: str, number: int
 ) -> None:
@@ -218,6 +226,118 @@ def test_at_random_instants(
         assert "Traceback" not in done.err
     assert any(code >= 128 for code in codes), codes
     check_resumes(forks, recipe, tmp_path, expected)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP])
+def test_a_closed_terminal_is_saved_as_at_sigterm(
+    forks: Forks, recipe: Path, tmp_path: Path, expected: tuple[str, list[dict[str, Any]]], number: int
+) -> None:
+    done = forks.run("train", recipe, f"train.output_dir={tmp_path}", fault=("signal_in", "step", number))
+    assert (done.code, max(checkpoints(tmp_path))) == (129, 1)
+    assert "after step 1, which is saved" in done.err
+    check_resumes(forks, recipe, tmp_path, expected)
+
+
+def test_a_signal_while_a_checkpoint_is_read(
+    forks: Forks, recipe: Path, tmp_path: Path, expected: tuple[str, list[dict[str, Any]]]
+) -> None:
+    words = ("train", recipe, f"train.output_dir={tmp_path}")
+    assert forks.run(*words, fault=("signal_in", "step", signal.SIGTERM)).code == 143
+    done = forks.run(*words, "--resume", fault=("signal_in", "loading", signal.SIGTERM))
+    assert (done.code, "nothing to save" in done.err) == (143, True)
+    check_resumes(forks, recipe, tmp_path, expected)
+
+
+def test_a_signal_while_the_picture_is_drawn(forks: Forks, recipe: Path, tmp_path: Path) -> None:
+    fault = ("signal_in", "picture", signal.SIGTERM)
+    done = forks.run("train", recipe, f"train.output_dir={tmp_path}", fault=fault, picture=True)
+    assert (done.code, "nothing to save" in done.err) == (143, True)
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_a_tokenizer_in_training_is_left_at_once(tmp_path: Path) -> None:
+    """The library works for many seconds in one call, and a process of its own must end without it."""
+    chance, recipe = random.Random(0), make(tmp_path)
+    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=9)) for _ in range(60_000)]
+    (tmp_path / "doc99.txt").write_text(" ".join(words))
+    output, settings = tmp_path / "run", ("model.config.vocab_size=60000", "data.eval_fraction=0")
+    line = [sys.executable, "-m", "genesis_cli.main", "train", str(recipe), f"train.output_dir={output}", *settings]
+    process = subprocess.Popen(line, cwd=ROOT, env=os.environ | ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cache").glob(".tmp-tokenizer-*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)  # the texts are handed over: the library is alone
+    begun = time.monotonic()
+    process.terminate()
+    told = process.communicate(timeout=60)[1]
+    assert time.monotonic() - begun < 1
+    assert (process.returncode, told.splitlines()[0]) == (143, "stopped: stopped while there was nothing to save")
+    assert not list((tmp_path / "cache").glob(".tmp-*")), "the work was not unwound"
+
+
+class TestTold:
+    """What the first signal says, from the handler, whatever the interrupted code does with stderr."""
+
+    def tell(self, descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        with Interrupts() as interrupts, open(descriptor, "w", closefd=False) as stderr:
+            monkeypatch.setattr(sys, "stderr", stderr)
+            interrupts.deferred = True
+            signal.raise_signal(signal.SIGINT)
+
+    def test_a_line_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        reader, writer = os.pipe()
+        self.tell(writer, monkeypatch)
+        assert os.read(reader, 1000).decode() == TOLD + "\n" == "finishing this step, then saving (again: stop now)\n"
+        os.close(reader)
+        os.close(writer)
+
+    def test_a_bar_on_the_terminal_is_erased(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERM", "xterm")
+        leader, follower = pty.openpty()
+        self.tell(follower, monkeypatch)
+        assert os.read(leader, 1000).decode() == f"\r\x1b[2K{TOLD}\r\n"
+        os.close(follower)
+        os.close(leader)
+
+    @pytest.mark.parametrize("kind", ["full", "closed"])
+    def test_a_stderr_that_takes_nothing_is_not_waited_for(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        reader, writer = os.pipe()
+        if kind == "closed":
+            os.close(reader)
+        else:
+            os.set_blocking(writer, False)
+            with contextlib.suppress(BlockingIOError):
+                while os.write(writer, bytes(1 << 16)):
+                    pass
+            os.set_blocking(writer, True)
+        self.tell(writer, monkeypatch)
+        os.close(writer)
+        if kind == "full":
+            os.close(reader)
+
+
+class TestHangup:
+    def test_what_nohup_ignores_stays_ignored(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with Interrupts() as interrupts:
+                signal.raise_signal(signal.SIGHUP)
+                assert interrupts.received is None
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_one_right_behind_another_signal_is_no_second(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """systemd sends one behind its SIGTERM."""
+        now = iter((5.0, 5.1, 5.3))
+        monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: next(now)))
+        with Interrupts() as interrupts:
+            interrupts.deferred = True
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupts.received == signal.SIGTERM
+            with pytest.raises(InterruptedRun, match="without saving"):
+                signal.raise_signal(signal.SIGHUP)
 
 
 class TestTerminal:
