@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.data.records import Document
+from genesis.io.hashing import update
 
 __all__ = ["DocumentIndex", "Progress", "TokenSet", "digest", "index_documents"]
 
@@ -64,7 +65,13 @@ class DocumentIndex:
 
 def digest(text: str) -> bytes:
     """sha256 of the text's UTF-8 bytes."""
-    return hashlib.sha256(text.encode("utf-8")).digest()
+    return _sha256(text.encode("utf-8"))
+
+
+def _sha256(data: bytes) -> bytes:
+    found = hashlib.sha256()
+    update(found, data)
+    return found.digest()
 
 
 def index_documents(documents: Iterable[Document]) -> DocumentIndex:
@@ -74,7 +81,7 @@ def index_documents(documents: Iterable[Document]) -> DocumentIndex:
     numbers = []
     for document in documents:
         data = document.text.encode("utf-8")
-        digests += hashlib.sha256(data).digest()
+        digests += _sha256(data)
         sizes.append(len(data))
         numbers.append(files.setdefault(document.file, len(files)))
         lines.append(document.line)

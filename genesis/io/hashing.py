@@ -13,7 +13,7 @@ from genesis.errors import DiskError
 from genesis.io.paths import open_regular, quote
 from genesis.io.strict_json import canonical_bytes
 
-__all__ = ["StateHash", "sha256_file"]
+__all__ = ["StateHash", "sha256_file", "update"]
 
 _CHUNK = 1 << 20
 _PIECE = 64 << 20
@@ -39,6 +39,13 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
+def update(digest: Any, data: bytes | memoryview) -> None:
+    """Add `data` to a hash of hashlib in pieces, between which signals are seen."""
+    view = memoryview(data)
+    for start in range(0, len(view), _PIECE):
+        digest.update(view[start : start + _PIECE])
+
+
 class StateHash:
     """sha256 over named arrays and named JSON values.
 
@@ -59,9 +66,7 @@ class StateHash:
             raise ValueError(f"the array {name!r} holds Python objects")
         digest = hashlib.sha256(canonical_bytes([array.dtype.name, list(array.shape)]))
         native = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        data = np.ascontiguousarray(native).reshape(-1).view(np.uint8).data
-        for start in range(0, len(data), _PIECE):  # between pieces signals are seen
-            digest.update(data[start : start + _PIECE])
+        update(digest, np.ascontiguousarray(native).reshape(-1).view(np.uint8).data)
         self._add("array", name, digest.digest())
 
     def add_json(self, name: str, value: object) -> None:

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,14 +178,21 @@ class Checkpoints:
             restore_optimizer(state.optimizer, arrays, counters["optimizer"])
             random.set_state(read_json(safe_join(folder, RNG)))
             state.loader.load_state(read_json(safe_join(folder, DATA)))
-            state.step, state.num_tokens = int(counters["step"]), int(counters["num_tokens"])
-            state.evaluated_at = int(counters["evaluated_at"])
+            state.step, state.num_tokens = _count(counters["step"]), _count(counters["num_tokens"])
+            state.evaluated_at = _count(counters["evaluated_at"])
             sums = counters["interval"]
-            state.interval = Interval(float(sums["loss_sum"]), int(sums["targets"]))
+            state.interval = Interval(float(sums["loss_sum"]), _count(sums["targets"]))
         except (ConfigError, DataError, InterruptedRun, ModelError):  # a signal may come while the state is read
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
+
+
+def _count(value: Any) -> int:
+    """A number of steps, tokens or targets; -1 is that of an evaluation that never was."""
+    if type(value) is not int or not -1 <= value < 1 << 63:
+        raise ValueError(f"a count is {reprlib.repr(value)}")
+    return value
 
 
 def _is_committed(folder: Path) -> bool:

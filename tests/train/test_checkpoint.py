@@ -348,7 +348,7 @@ def mutations(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The content without each of its keys, and with each value replaced by one of another kind."""
     for key, value in content.items():
         yield {k: v for k, v in content.items() if k != key}
-        for wrong in (None, "x", [1], {"a": 1}, -1, 1e300, True, 1 << 70):
+        for wrong in (None, "x", [1], {"a": 1}, -1, 1e300, True, 1 << 70, 10**400):
             if wrong != value:
                 yield {**content, key: wrong}
 
@@ -375,7 +375,8 @@ def test_malformed_state_is_refused_and_never_a_bug(run: Training, monkeypatch: 
         current.clear()
     assert set(codes.values()) == {3, 4, 5}, codes
     # What H does not cover may be another number of the right kind; the hash that counts is the manifest's.
-    assert taken == {"num_tokens", "evaluated_at", "state_hash"}
+    assert taken == {"num_tokens", "state_hash"}
+    assert {("trainer_state.json", key, str(10**400)) for key in ("step", "num_tokens", "evaluated_at")} <= set(codes)
     run.checkpoints.load(run.state, 2)
 
 
