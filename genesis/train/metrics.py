@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
 from genesis.errors import DataError, DeviceError, DiskError, InterruptedRun, escape
+from genesis.io.files import atomic_file
 from genesis.io.filesystem import disk_error
 
 __all__ = [
@@ -36,6 +37,7 @@ FILE_NAME = "metrics.jsonl"
 STEP = "train/global_step"
 MAX_ROW_BYTES = 64 * 1024
 MAX_INT_CHARS = 20
+_PIECE_BYTES = 1 << 20
 # Every name a row may have, and its unit.
 NAMES = {
     STEP: "optimizer steps done",
@@ -109,7 +111,12 @@ class MetricsWriter:
             sink.write(step, finite)
 
     def sync(self) -> None:
-        """Waits until the rows are on the disk: call it before a checkpoint that relies on them."""
+        """Waits until the rows are on the disk: call it before a checkpoint that relies on them.
+
+        A file that was removed meanwhile is written again, with all its rows.
+        """
+        if not os.path.lexists(self.path):
+            self._write_again()
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -129,6 +136,14 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _write_again(self) -> None:
+        with atomic_file(self.path) as file:
+            for start in range(0, self._size, _PIECE_BYTES):
+                file.write(os.pread(self._file.fileno(), min(_PIECE_BYTES, self._size - start), start))
+        gone, self._file = self._file, _open(self.path)
+        gone.close()
+        self._file.seek(self._size)
 
     def _append(self, line: bytes) -> None:
         rest = memoryview(line)

@@ -110,6 +110,17 @@ def test_a_line_cut_short_by_a_crash_is_dropped(tmp_path: Path, cut: int) -> Non
     assert content(tmp_path) == whole
 
 
+def test_a_file_removed_in_mid_run_is_written_again_before_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"train/loss": 3.0})
+        path.unlink()
+        writer.write(2, {"train/loss": 2.0})
+        writer.sync()
+        writer.write(3, {"train/loss": 1.0})
+    assert [(row["train/global_step"], row["train/loss"]) for row in read_metrics(path)] == [(1, 3.0), (2, 2.0), (3, 1)]
+
+
 def test_a_new_run_starts_an_empty_file(tmp_path: Path) -> None:
     run(tmp_path, range(1, 6))
     run(tmp_path, range(1, 3))
