@@ -425,8 +425,10 @@ def _obstacle(folder: Path, names: Collection[str]) -> str:
     for name, found in inside.items():
         if own.st_mode & stat.S_ISVTX and os.geteuid() not in (0, own.st_uid, found.st_uid):
             return f"{quote(name)} belongs to another user"
-        if not stat.S_ISREG(found.st_mode) or _is_fixed(folder / name, found):
-            return f"{quote(name)} is immutable or no regular file"
+        if not stat.S_ISREG(found.st_mode):
+            return f"{quote(name)} is no regular file"
+        if _is_fixed(folder / name, found):
+            return f"{quote(name)} is immutable"
     return ""
 
 
