@@ -29,6 +29,7 @@ def load(name: str, overrides: Sequence[str]) -> Config:
         ConfigError: there is no such file or recipe, or it is invalid.
         UsageError: an override is malformed.
     """
+    from genesis.io.owner import stranger
     from genesis.train.config_file import load_config, parse_config
 
     if "\0" not in name and not Path(name).exists():
@@ -38,4 +39,10 @@ def load(name: str, overrides: Sequence[str]) -> Config:
         close = nearest(Path(name).stem, names())
         next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"
         raise ConfigError("there is no such file or recipe", where=escape(name), next=next)
+    if name in names() and (user := stranger(name)) is not None:
+        raise ConfigError(
+            f"the file {name} in this folder belongs to user {user}, and a recipe has the same name",
+            where=escape(Path(name).absolute()),
+            next=f"write ./{name} for the file, or call the recipe from another folder",
+        )
     return load_config(name, overrides)

@@ -18,6 +18,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+from genesis.cache.entry import observe
+
 __all__ = ["Refused", "check_file", "open_file", "open_folder", "private_folder"]
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -94,7 +96,7 @@ def _walk(names: list[str]) -> tuple[int, Path]:
             try:
                 here = _replaced(here, os.open(name, _PASS, dir_fd=here))
             except FileNotFoundError:
-                _make(here, name, 0o755)
+                _make(here, shown / name, 0o755)
                 left.append(name)
                 continue
             except OSError:
@@ -121,10 +123,21 @@ def _replaced(old: int, new: int) -> int:
     return new
 
 
-def _make(folder: int, name: str, mode: int) -> None:
+def _make(folder: int, path: Path, mode: int) -> None:
+    """Make the folder `path`, whose parent is open, and flush its name."""
+    observe("mkdir", path)
     try:
-        os.mkdir(name, mode, dir_fd=folder)
+        os.mkdir(path.name, mode, dir_fd=folder)
     except FileExistsError:  # another process was faster
+        return
+    observe("fsync_dir", path.parent)
+    try:
+        parent = os.open(".", _FOLDER, dir_fd=folder)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+    except OSError:  # not everybody may read it, nor every file system flush it; what is lost is made again
         pass
 
 
@@ -143,7 +156,7 @@ def _open_own(folder: int, name: str, shown: Path) -> int:
     try:
         descriptor = os.open(name, _FOLDER, dir_fd=folder)
     except FileNotFoundError:
-        _make(folder, name, 0o700)
+        _make(folder, shown, 0o700)
         descriptor = os.open(name, _FOLDER, dir_fd=folder)
     except OSError:
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -215,7 +228,7 @@ def private_folder() -> Path:
         process = os.getpid()
         if process not in _private:
             _private[process] = _new_private()
-            atexit.register(_remove, process)
+            atexit.register(_remove, process, _private[process])
         return _private[process]
 
 
@@ -231,6 +244,6 @@ def _new_private() -> Path:
     raise PermissionError(f"there is no safe folder for temporary files: {reason}")
 
 
-def _remove(process: int) -> None:
+def _remove(process: int, folder: Path) -> None:
     if os.getpid() == process:  # a forked child leaves its parent's folder alone
-        shutil.rmtree(_private.pop(process), ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

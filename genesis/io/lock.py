@@ -97,8 +97,11 @@ class FolderLock:
                 DEFAULT.makedirs(self.folder)
                 continue
             try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                info = os.fstat(descriptor)
+                if not stat.S_ISREG(info.st_mode):
                     raise OSError(errno.EINVAL, "it is not a regular file")
+                if info.st_nlink > 1:  # what the lock says of its holder would be written into another file
+                    raise OSError(errno.EMLINK, "it is also another file's name")
                 self._flock(descriptor)
                 # Somebody may have removed or replaced the file between opening and locking.
                 if _same_file(descriptor, self.path):

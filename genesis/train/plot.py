@@ -5,10 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import os
+import stat
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from genesis.cache import private_folder
+from genesis.cache.trust import Refused, open_folder
+from genesis.errors import DataError
 from genesis.io.files import write_file
 from genesis.train.metrics import STEP, read_metrics
 
@@ -36,6 +42,7 @@ def loss_picture(metrics_path: str | Path, out_png: str | Path) -> None:
     """
     # Rows of a long run are many, and only these parts of them are drawn.
     rows = [{name: row[name] for name in DRAWN if name in row} for row in read_metrics(metrics_path)]
+    _settle_matplotlib()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -47,6 +54,28 @@ def loss_picture(metrics_path: str | Path, out_png: str | Path) -> None:
         FigureCanvasAgg(figure)
         figure.savefig(png, format="png", metadata={"Software": "Genesis"})
     write_file(out_png, png.getvalue())
+
+
+def _settle_matplotlib() -> None:
+    """Before its first import: matplotlib reads settings and a list of fonts, and would wait for a FIFO there."""
+    if "matplotlib" in sys.modules:
+        return
+    rc = Path("matplotlibrc")
+    if rc.exists() and not rc.is_dir() and not rc.is_file():
+        raise DataError("matplotlibrc in the current folder is no regular file", where=str(rc.absolute()))
+    home = Path(os.path.expanduser("~"))
+    own = os.environ.get("MPLCONFIGDIR")
+    places = [Path(own)] if own else []
+    if not own and sys.platform.startswith("linux"):
+        named = {"XDG_CONFIG_HOME": home / ".config", "XDG_CACHE_HOME": home / ".cache"}
+        places = [Path(os.environ.get(name) or default) / "matplotlib" for name, default in named.items()]
+    try:
+        for place in places:
+            os.close(open_folder(place))
+            if any(stat.S_ISFIFO(os.lstat(place / name).st_mode) for name in os.listdir(place)):
+                raise Refused(f"{place} holds a FIFO")
+    except (OSError, Refused):
+        os.environ["MPLCONFIGDIR"] = str(private_folder())
 
 
 def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:

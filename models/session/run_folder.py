@@ -17,6 +17,7 @@ from genesis.io.files import DEFAULT, write_file
 from genesis.io.filesystem import disk_error
 from genesis.io.hf import INDEX_NAME, SIDE_FILES
 from genesis.io.lock import LOCK_NAME, FolderLock, is_lock_file
+from genesis.io.owner import check_owner
 from genesis.io.paths import safe_join
 from genesis.io.strict_json import read_limited
 from genesis.train.checkpoint import RUN_NAMES
@@ -197,6 +198,7 @@ def _not_ours(output: Path, found: str) -> ConfigError:
 
 def _read_record(output: Path) -> Config:
     path = safe_join(output, RESOLVED, where=escape(output))
+    check_owner(path, next="name another train.output_dir, or remove the file")
     return parse_config(read_limited(path, MAX_BYTES), escape(output / RESOLVED))
 
 

@@ -18,6 +18,7 @@ from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, InterruptedRun, escape
 from genesis.io.files import FolderUpdate, FolderWriter, sweep
+from genesis.io.owner import check_owner
 from genesis.ops import fp8 as fp8_ops
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
@@ -217,6 +218,8 @@ def _restore(training: Training, resume: Resume, resume_from: str | None, consol
             listed = ", ".join(by_name) or "none"
             raise ConfigError(f"there is no {escape(name)}; complete checkpoints: {listed}", where="--resume-from")
         step = by_name[name]
+    elif step is not None:
+        check_owner(checkpoints.folder(step), next="name the checkpoint to go on from with --resume-from, or remove it")
     if step is not None and step > training.steps:
         raise ConfigError(
             f"the checkpoint is of step {step}, the run ends at step {training.steps}",
