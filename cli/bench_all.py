@@ -95,11 +95,12 @@ def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool
     from genesis.profile.schema import Failure
     from genesis_models.bench import measuring
     from genesis_models.bench.section import section_of
+    from genesis_models.precision import weight_type
 
-    dtype = "float32" if device == CPU else "bfloat16"
+    dtype = weight_type(None, device, config.stored_dtype, trains=True).name
     settings = measuring.Settings(dtype, plan=measuring.FAST) if is_fast else measuring.Settings(dtype)
     batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
-    cases = [(b, min(t, config.max_position_embeddings)) for b, t in itertools.product(batches, lengths)]
+    cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
     limits = limits_of(device, as_dtype(dtype))
     found = list(measuring.bench_model(config, cases, limits, settings))
     failures = [each for each in found if isinstance(each, Failure)]

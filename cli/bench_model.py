@@ -12,7 +12,7 @@ import typer
 from genesis.errors import UsageError, escape
 from genesis_cli.measured import device_name, integers, limits_row, raise_first, show, show_progress
 from genesis_cli.model_shapes import shape_named
-from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython
+from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
 
 if TYPE_CHECKING:
     from genesis.backend import Device
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_model"]
 
-DTYPES = {"bf16": "bfloat16", "fp32": "float32", "bfloat16": "bfloat16", "float32": "float32"}
 LENGTHS = 128, 256, 512
 CHECKPOINTING = {how: how for how in ("none", "selective", "full")}
 
@@ -48,7 +47,9 @@ def bench_model(
     device: MeasuredDevice = "auto",
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: bf16 on a GPU, fp32 on the CPU]"),
+        typer.Option(
+            "--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: on a GPU the config's or bf16, on the CPU fp32]"
+        ),
     ] = None,
     checkpointing: Annotated[
         str,
@@ -78,21 +79,21 @@ def bench_model(
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
     what was measured.
     """
-    from genesis.backend import CPU
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
     from genesis_models.bench import measuring
     from genesis_models.bench.cases import check_lengths
     from genesis_models.bench.report import lines_of
+    from genesis_models.precision import weight_type
     from genesis_models.session.preparation import resolve_device
 
     batches = _sizes(batch_size, "--batch-size")
-    kind, how = _choice(dtype, DTYPES, "--dtype"), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
+    asked, how = weight_dtype(dtype, trains=True), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
     config = shape_named(size, "--size")
-    lengths = _lengths(seq_len, config.max_position_embeddings)
+    lengths = _lengths(seq_len, config.packed_length)
     check_lengths(config, lengths)
     where = resolve_device(device)
-    kind = kind or ("float32" if where == CPU else "bfloat16")
+    kind = weight_type(asked, where, config.stored_dtype, trains=True).name
     settings = measuring.Settings(kind, how or "none", **({"plan": measuring.FAST} if fast else {}))
     peers = _peers(vs, recipes, torch_python, where)
     limits, cases = limits_of(where, as_dtype(kind)), list(itertools.product(batches, lengths))
@@ -173,7 +174,7 @@ def _report(
     from genesis_models.bench.cases import FORMULA
     from genesis_models.bench.doubling import doublings, room_of
     from genesis_models.bench.schema import ModelFacts, Report, SettingsRow
-    from genesis_models.folder import parameter_count
+    from genesis_models.shapes import parameter_count
 
     machine = facts()
     return Report(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from genesis_cli.options import Device, Dtype, Folder, settings
+from genesis_cli.options import Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["evaluate"]
 
@@ -34,15 +34,15 @@ def evaluate(
 
     Prints loss (nats per token), perplexity and bits per byte.
     """
-    from genesis.train.config import DataConfig, ModelConfig, TrainConfig
+    from genesis.train.config import DataConfig, TrainConfig
 
     run = settings(TrainConfig, batch_size=("--batch-size", batch_size), device=("--device", device))
-    model = settings(ModelConfig, dtype=("--dtype", dtype))
+    kind = weight_dtype(dtype)
     if seq_len is not None:
         settings(DataConfig, seq_len=("--seq-len", seq_len))
     from genesis_models import session
 
-    found = session.evaluate(folder, data, seq_len=seq_len, **run, **model)
+    found = session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind)
     if as_json:
         print(json.dumps(found))
         return

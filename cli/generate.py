@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from genesis_cli.options import Device, Dtype, Folder, settings
+from genesis_cli.options import Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["generate"]
 
@@ -36,7 +36,7 @@ def generate(
 
     What is left out has the default that `genesis schema` shows for the eval section.
     """
-    from genesis.train.config import EvalConfig, ModelConfig, TrainConfig
+    from genesis.train.config import EvalConfig, TrainConfig
     from genesis.train.output import Output, printable
 
     sampling = settings(
@@ -47,10 +47,10 @@ def generate(
         top_p=("--top-p", top_p),
     )
     run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
-    model = settings(ModelConfig, dtype=("--dtype", dtype))
+    kind = weight_dtype(dtype)
     from genesis_models import session
 
-    pieces = session.generate(folder, prompt, max_tokens=sampling.pop("sample_tokens"), **sampling, **run, **model)
+    pieces = session.generate(folder, prompt, max_tokens=sampling.pop("sample_tokens"), **sampling, **run, dtype=kind)
     output = Output(sys.stdout)
     for piece in ["".join(pieces)] if no_stream else pieces:
         output.write(printable(piece))

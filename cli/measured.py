@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["device_name", "dtype_of", "integers", "limits_row", "peer_of", "raise_first", "show", "show_progress"]
 
 STDOUT = "-"
-SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 def device_name(device: Device, machine: dict[str, Any]) -> str:
@@ -83,7 +82,7 @@ def dtype_of(name: str | None) -> DType | None:
     from genesis.dtypes import as_dtype
 
     try:
-        return None if name is None else as_dtype(SHORT_DTYPES.get(name, name))
+        return None if name is None else as_dtype(name)
     except DTypeError as error:
         raise UsageError(error.what, where="--dtype", next=error.next) from None
 

@@ -25,6 +25,7 @@ __all__ = [
     "TorchPython",
     "VsTorch",
     "settings",
+    "weight_dtype",
 ]
 
 ConfigName = Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file, or the name of a recipe: quickstart.")]
@@ -36,7 +37,12 @@ Folder = Annotated[
     str, typer.Argument(metavar="FOLDER", help="Model folder: a run's output_dir, a checkpoint, a Hugging Face folder.")
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help="float32 or bfloat16.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="DTYPE", help="auto, fp32, bf16 or fp16.  [default: the folder's on a GPU, fp32 on the CPU]"
+    ),
+]
 
 # Of the commands that measure.
 MeasuredDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
@@ -93,3 +99,33 @@ def settings(section: type[BaseModel], **given: tuple[str, Any]) -> dict[str, An
             what = f"{option} must be {expected(fragment)}, not {show(value)}"
             raise UsageError(what, where="command line", next=f"{field.description}") from None
     return values
+
+
+def weight_dtype(name: str | None, *, trains: bool = False) -> str:
+    """The type of weights that `--dtype` names; "auto" where it was left out.
+
+    Args:
+        trains: weights are trained, which float16 is not for.
+
+    Raises:
+        UsageError: it is no type that weights can have.
+    """
+    if name is None:
+        return "auto"
+    from genesis.dtypes import as_dtype
+    from genesis.errors import DTypeError
+    from genesis.train.config_help import show
+    from genesis_models.precision import AUTO, WEIGHT_TYPES
+
+    if name == AUTO:
+        return AUTO
+    known = [kind for kind in WEIGHT_TYPES if not (trains and kind == "float16")]
+    try:
+        found = as_dtype(name).name
+    except DTypeError:
+        found = ""
+    if found not in known:
+        what = f"--dtype must be one of {', '.join((AUTO, *known))}, not {show(name)}"
+        next = "float16 is for eval and generate; train in bfloat16" if found == "float16" else "also fp32, bf16, fp16"
+        raise UsageError(what, where="command line", next=next)
+    return found

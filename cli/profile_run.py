@@ -109,7 +109,7 @@ def _report(command: str, config: Config, found: Profile) -> Report:
         machine=machine,
         model_type=found.model.config.model_type,
         parameters=sum(p.numel() for p in found.model.parameters()),
-        dtype=config.model.dtype,
+        dtype=found.model.head_weight.dtype.name,
         batch=config.train.batch_size,
         length=config.data.seq_len,
         micro_batches=config.train.accumulation_steps,

@@ -70,6 +70,10 @@ _BY_NAME = {d.name: d for d in ALL} | {
     "double": float64,
     "float": float32,
     "half": float16,
+    "fp64": float64,
+    "fp32": float32,
+    "fp16": float16,
+    "bf16": bfloat16,
     "long": int64,
     "int": int32,
 }

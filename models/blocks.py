@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D he
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,14 +78,23 @@ class Rotary:
         cos, sin = self._for_length(length)
         key = (len(cos), device)
         if key not in self._placed:
+            if self._is_stretched(len(cos)):  # each length has a table of its own: keep the last one alone
+                self._placed.clear()
             self._placed[key] = genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)
         return self._placed[key]
 
+    def _is_stretched(self, length: int) -> bool:
+        """Whether frequencies depend on the length: under dynamic scaling beyond the trained one."""
+        return self.config.rope.kind == "dynamic" and length > self.config.max_position_embeddings
+
     def _for_length(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         found = self._tables
-        if self.config.rope.kind == "dynamic":  # its frequencies depend on the length itself
+        if self._is_stretched(length):
             return found if len(found[0]) == length else self._make(length)
-        return found if len(found[0]) >= length else self._make(max(256, 1 << (length - 1).bit_length()))
+        if len(found[0]) >= length and not self._is_stretched(len(found[0])):
+            return found
+        size = max(256, 1 << (length - 1).bit_length())
+        return self._make(self.config.max_position_embeddings if self._is_stretched(size) else size)
 
     def _make(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         self._tables = found = tables(self.config, length)
@@ -218,11 +227,14 @@ class CausalLM(nn.Module):
         precision: "fp8": in training the layers' products with wide results are made in 8-bit floats, but for gradients
             of weights; None: in the type of the weights, as those of embedding and head are, and all when the model is
             used.
+        stored_types: parameter -> the type of its tensor in the folder, where loading chose the model's type by itself;
+            `save` writes these.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.stored_types: Mapping[str, str] = {}
         self.activation_checkpointing = "none"
         self.precision: str | None = None
         self.model = Decoder(config, [self.make_attention(config, i) for i in range(config.num_hidden_layers)])

@@ -1,20 +1,75 @@
 """What a model's `config.json` says, checked: the keys that shape the computation, with Hugging Face's defaults.
 
 Keys that Genesis does not read are kept and written back; keys that would change the computation in a way that it does
-not implement are refused.
+not implement are refused. Every dimension has a bound, so that nothing is made of a wild number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from genesis.errors import ModelError, escape
+from genesis.dtypes import as_dtype
+from genesis.errors import DTypeError, ModelError, escape
 
-__all__ = ["ModelConfig", "RopeConfig"]
+__all__ = ["FAMILIES", "ModelConfig", "RopeConfig"]
 
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+# Every `model_type` that Genesis has, and the models that are of it.
+FAMILIES: Mapping[str, str] = {
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen3": "Qwen3 without experts",
+    "llama": "Llama, SmolLM2, TinyLlama",
+}
+# The largest value of each dimension: far above every published model, and small enough to count with.
+MOST: Mapping[str, int] = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "max_position_embeddings": (1 << 31) - 1,
+    "original_max_position_embeddings": (1 << 31) - 1,
+    "sliding_window": (1 << 31) - 1,
+    "max_window_layers": (1 << 31) - 1,
+}
+# Scaling rule of the rotary embedding -> the parameters that it needs.
+ROPE_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+# Every parameter of a rule that is a number, with the least and the most it may be.
+ROPE_NUMBERS: Mapping[str, tuple[float, float]] = {
+    "factor": (1e-6, 1e6),
+    "low_freq_factor": (1e-6, 1e6),
+    "high_freq_factor": (1e-6, 1e6),
+    "attention_factor": (1e-6, 1e6),
+    "beta_fast": (1e-6, 1e6),
+    "beta_slow": (1e-6, 1e6),
+    "mscale": (0, 1e6),
+    "mscale_all_dim": (0, 1e6),
+}
+# Others that a config may have: names, what is checked elsewhere, and a remark of old YaRN configs.
+ROPE_OTHERS = frozenset(
+    (
+        "rope_type",
+        "type",
+        "rope_theta",
+        "truncate",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "finetuned",
+    )
+)
+KINDS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+# Dropout that other programs apply in training; it has no part in evaluation and generation.
+DROPOUT = ("attention_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +110,44 @@ class ModelConfig:
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-        """Read and check a config.
+        """Read and check a config, the family first.
 
         Raises:
             ModelError: naming the key, what was found and what was expected.
         """
         return _Reader(raw, where).config()
+
+    @property
+    def context_length(self) -> int:
+        """The most positions of a sequence: what was trained, or as far as dynamic and YaRN scaling stretch it."""
+        trained, p = self.max_position_embeddings, self.rope.parameters
+        if self.rope.kind == "dynamic":
+            return max(trained, int(trained * p["factor"]))
+        if self.rope.kind == "yarn" and p.get("original_max_position_embeddings"):
+            return max(trained, int(p["original_max_position_embeddings"] * p["factor"]))
+        return trained
+
+    @property
+    def packed_length(self) -> int:
+        """The most positions of a packed row: the trained ones where scaling depends on each sequence's own length."""
+        return self.max_position_embeddings if self.rope.kind == "dynamic" else self.context_length
+
+    @property
+    def stored_dtype(self) -> str | None:
+        """The float type that the config names for its weights (`dtype`, before transformers 5 `torch_dtype`)."""
+        for key in ("dtype", "torch_dtype"):
+            try:
+                found = as_dtype(self.raw.get(key))
+            except DTypeError:
+                continue
+            if found.is_floating_point:
+                return found.name
+        return None
+
+    @property
+    def dropout(self) -> dict[str, float]:
+        """The probabilities above 0 of dropout that the config asks for, which Genesis does not apply."""
+        return {key: self.raw[key] for key in DROPOUT if self.raw.get(key)}
 
 
 class _Reader:
@@ -69,7 +156,7 @@ class _Reader:
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.raw, self.where = raw, where
 
-    def fail(self, what: str, next: str = "") -> ModelError:
+    def fail(self, what: str, next: str = "correct the config, or take it again from its source") -> ModelError:
         return ModelError(what, where=self.where, next=next)
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
@@ -77,49 +164,76 @@ class _Reader:
         value = self.raw.get(key)
         if value is None:
             if default is None:
-                raise self.fail(f"{key} is missing", next="this model family needs it")
+                raise self.fail(f"{key} is missing", next=f"add it: {self.raw.get('model_type')} models need it")
             return default
         wrong = isinstance(value, bool) != (kind is bool)
         if wrong or not isinstance(value, (int, float) if kind is float else kind):
-            raise self.fail(f"{key} is {escape(repr(value))}, expected {kind.__name__}")
-        return kind(value)
+            raise self.fail(f"{key} is {_shown(value)}, expected {KINDS[kind]}")
+        return value
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
         value: int = self.get(key, int, default)
-        if not 1 <= value < 1 << 31:
-            raise self.fail(f"{key} is {value}, expected a count of at least 1")
+        if not least <= value <= MOST[key]:
+            raise self.fail(f"{key} is {_shown(value)}, expected {least} to {MOST[key]:,}")
         return value
 
-    def fraction(self, key: str, default: float) -> float:
-        value: float = self.get(key, float, default)
-        if not 0 < value < 1e6:
-            raise self.fail(f"{key} is {value}, expected a positive number")
-        return value
+    def fraction(self, key: str, default: float, most: float) -> float:
+        value = self.get(key, float, default)
+        if not 0 < value <= most:
+            raise self.fail(f"{key} is {_shown(value)}, expected a number above 0 and at most {most:g}")
+        return float(value)
+
+    def family(self) -> str:
+        """`model_type`, before any key that only some families have."""
+        kind = self.raw.get("model_type")
+        known = f"Genesis has {', '.join(FAMILIES)}: {'; '.join(FAMILIES.values())}"
+        if kind is None:
+            raise self.fail("model_type is missing, so the kind of model is not known", next=known)
+        if not isinstance(kind, str):
+            raise self.fail(f"model_type is {_shown(kind)}, expected a text", next=known)
+        if kind not in FAMILIES:
+            also = ": it takes more than text" if isinstance(self.raw.get("text_config"), Mapping) else ""
+            raise self.fail(f"model_type {_shown(kind)} is not supported{also}", next=known)
+        return kind
 
     def refuse_unsupported(self) -> None:
-        for key, plain in (
-            ("hidden_act", ("silu",)),
-            ("attention_dropout", (0, 0.0)),
-            ("partial_rotary_factor", (1, 1.0)),
-            ("quantization_config", ()),
-        ):
+        if self.get("hidden_act", str, "silu") not in ("silu", "swish"):
+            shown = _shown(self.raw["hidden_act"])
+            raise self.fail(f"hidden_act is {shown}, and Genesis has silu", next="take a model that uses silu")
+        if self.get("partial_rotary_factor", float, 1) != 1:
+            shown = _shown(self.raw["partial_rotary_factor"])
+            raise self.fail(f"partial_rotary_factor is {shown}, and Genesis rotates whole heads: 1")
+        if (how := self.raw.get("quantization_config")) is not None:
+            method = how.get("quant_method") if isinstance(how, Mapping) else None
+            of = f" by {escape(method)[:40]}" if isinstance(method, str) else ""
+            raise self.fail(
+                f"quantization_config: the weights are quantised{of}, which Genesis does not read",
+                next="take the model's original weights, in bfloat16, float16 or float32",
+            )
+
+    def check_unused(self) -> None:
+        """Keys that do not shape the computation but are read later, or would be missed if they were ignored."""
+        for key in DROPOUT:
+            if not 0 <= self.get(key, float, 0.0) < 1:
+                raise self.fail(f"{key} is {_shown(self.raw[key])}, expected a probability below 1")
+        for key in ("dtype", "torch_dtype"):
+            self.get(key, str, "")
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = self.raw.get(key)
-            if value is not None and value not in plain:
-                raise self.fail(f"{key} is {escape(repr(value))[:80]}, which Genesis does not implement")
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(i) is int and -1 <= i < MOST["vocab_size"] for i in ids):
+                raise self.fail(f"{key} is {_shown(value)}, expected a token id, a list of them, or null")
 
     def config(self) -> ModelConfig:
+        kind = self.family()
         self.refuse_unsupported()
-        kind = self.get("model_type", str)
+        self.check_unused()
         heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
         kv_heads = self.count("num_key_value_heads", heads)
         if heads % kv_heads:
             raise self.fail(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-        if "head_dim" not in self.raw and kind != "qwen3" and hidden % heads:
-            raise self.fail(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}", next="set head_dim")
-        head_dim = self.count("head_dim", 128 if kind == "qwen3" else hidden // heads)
-        if head_dim % 2:
-            raise self.fail(f"head_dim {head_dim} is odd; rotary embedding turns pairs")
         layers = self.count("num_hidden_layers")
+        head_dim = self.head_dim(kind, hidden, heads)
         return ModelConfig(
             model_type=kind,
             vocab_size=self.count("vocab_size"),
@@ -130,47 +244,100 @@ class _Reader:
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
             max_position_embeddings=self.count("max_position_embeddings", 2048 if kind == "llama" else 32768),
-            rms_norm_eps=self.fraction("rms_norm_eps", 1e-6),
-            initializer_range=self.fraction("initializer_range", 0.02),
+            rms_norm_eps=self.fraction("rms_norm_eps", 1e-6, 1.0),
+            initializer_range=self.fraction("initializer_range", 0.02, 1e3),
             tie_word_embeddings=self.get("tie_word_embeddings", bool, False),
             attention_bias=self.get("attention_bias", bool, False),
             mlp_bias=self.get("mlp_bias", bool, False),
-            rope=self.rope(),
+            rope=self.rope(head_dim),
             layer_windows=self.windows(layers) if kind != "llama" else (0,) * layers,
             raw=dict(self.raw),
         )
 
-    def rope(self) -> RopeConfig:
+    def head_dim(self, kind: str, hidden: int, heads: int) -> int:
+        if self.raw.get("head_dim") is None and kind != "qwen3" and hidden % heads:
+            raise self.fail(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}", next="set head_dim")
+        head_dim = self.count("head_dim", 128 if kind == "qwen3" else hidden // heads)
+        if head_dim % 2:
+            raise self.fail(f"head_dim {head_dim} is odd; rotary embedding turns pairs")
+        return head_dim
+
+    def rope(self, head_dim: int) -> RopeConfig:
         """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-        new, old = self.raw.get("rope_parameters"), self.raw.get("rope_scaling")
-        given = new if new is not None else (old if old is not None else {})
+        name = "rope_parameters" if self.raw.get("rope_parameters") is not None else "rope_scaling"
+        given = self.raw.get(name)
+        given = {} if given is None else given
         if not isinstance(given, Mapping):
-            raise self.fail(f"rope parameters are {escape(repr(given))[:80]}, expected a mapping")
-        kind = given.get("rope_type", given.get("type", "default"))
-        if kind not in _ROPE_TYPES:
-            raise self.fail(f"rope_type is {escape(repr(kind))[:80]}, Genesis has {', '.join(_ROPE_TYPES)}")
-        theta = given.get("rope_theta", self.raw.get("rope_theta", 10000.0))
-        needed = {"linear": ["factor"], "dynamic": ["factor"], "yarn": ["factor"], "default": []}.get(
-            kind, ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
-        )
-        for key, value in [("rope_theta", theta), *((k, given.get(k)) for k in needed)]:
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
-                raise self.fail(f"rope parameter {key} is {escape(repr(value))[:80]}, expected a positive number")
+            raise self.fail(f"{name} is {_shown(given)}, expected an object")
+        kinds = (given.get("rope_type"), given.get("type"), "default")
+        kind = next(kind for kind in kinds if kind is not None)
+        if not isinstance(kind, str) or kind not in ROPE_NEEDS:
+            raise self.fail(f"rope_type is {_shown(kind)}, Genesis has {', '.join(ROPE_NEEDS)}")
+        unknown = [key for key in given if key not in ROPE_NUMBERS and key not in ROPE_OTHERS]
+        if unknown:
+            found = f"{name} has {_shown(unknown[0])}, which Genesis does not know"
+            raise self.fail(f"{found}: it may change the computation", next="remove it if it changes nothing")
+        theta = self.raw.get("rope_theta") if given.get("rope_theta") is None else given["rope_theta"]
+        reader = _Reader({**given, "rope_theta": theta}, f"{self.where}, {name}")
+        theta = reader.get("rope_theta", float, 10000.0)
+        if not 1 < theta < 1e12:
+            raise self.fail(f"rope_theta is {_shown(theta)}, expected a number above 1 and below 1e12")
+        reader.check_rope(kind)
+        if kind == "dynamic" and head_dim < 4:
+            raise self.fail(f"head_dim is {head_dim}, and rope_type dynamic needs at least 4")
         return RopeConfig(float(theta), kind, dict(given))
+
+    def check_rope(self, kind: str) -> None:
+        """The parameters of a scaling rule, read from `raw`: the needed ones are there, all are numbers in bounds."""
+        missing = [key for key in ROPE_NEEDS[kind] if self.raw.get(key) is None]
+        if missing:
+            raise self.fail(f"{missing[0]} is missing: rope_type {kind} needs it")
+        for key, (least, most) in ROPE_NUMBERS.items():
+            if self.raw.get(key) is not None and not least <= self.get(key, float) <= most:
+                raise self.fail(f"{key} is {_shown(self.raw[key])}, expected {least:g} to {most:g}")
+        self.get("truncate", bool, True)
+        self.count("original_max_position_embeddings", 1)
+        if self.get("partial_rotary_factor", float, 1) != 1:
+            shown = _shown(self.raw["partial_rotary_factor"])
+            raise self.fail(f"partial_rotary_factor is {shown}, and Genesis rotates whole heads: 1")
+        if kind == "llama3" and self.raw["high_freq_factor"] <= self.raw["low_freq_factor"]:
+            low, high = _shown(self.raw["low_freq_factor"]), _shown(self.raw["high_freq_factor"])
+            raise self.fail(f"high_freq_factor {high} is not above low_freq_factor {low}")
 
     def windows(self, layers: int) -> tuple[int, ...]:
         """Sliding windows by layer, as Qwen configs state them."""
-        window = self.raw.get("sliding_window") if self.raw.get("use_sliding_window", False) else None
+        has_window = self.get("use_sliding_window", bool, False) and self.get("sliding_window", int, 0) != 0
         types = self.raw.get("layer_types")
         if types is None:
-            first = self.raw.get("max_window_layers", 28)
-            types = [
-                "sliding_attention" if window is not None and i >= first else "full_attention" for i in range(layers)
-            ]
-        known = {"full_attention", "sliding_attention"}
-        if not isinstance(types, list) or len(types) != layers or not set(map(str, types)) <= known:
-            raise self.fail(f"layer_types must list {layers} of {', '.join(sorted(known))}")
+            first = self.count("max_window_layers", 28, least=0)
+            types = ["sliding_attention" if has_window and i >= first else "full_attention" for i in range(layers)]
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(types, list):
+            raise self.fail(f"layer_types is {_shown(types)}, expected a list")
+        if len(types) != layers:
+            raise self.fail(f"layer_types lists {len(types):,} layers, num_hidden_layers is {layers:,}")
+        wrong = [kind for kind in types if kind not in known]
+        if wrong:
+            raise self.fail(f"layer_types has {_shown(wrong[0])}, Genesis has {' and '.join(known)}")
         if "sliding_attention" not in types:
             return (0,) * layers
         size = self.count("sliding_window")
         return tuple(size if t == "sliding_attention" else 0 for t in types)
+
+
+def _shown(value: Any) -> str:
+    """A value of a config as JSON would have it, short."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return f"a number of about {int(math.log10(abs(value))) + 1:,} digits"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return f"an object of {len(value):,} keys"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value):,}"
+    text = escape(str(value)[:61])
+    return f'"{text}"' if len(text) <= 60 else f'"{text[:60]}…"'

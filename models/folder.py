@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,36 +12,74 @@ from typing import Any
 import numpy as np
 
 from genesis import Tensor, no_grad
-from genesis.backend import CPU
+from genesis.backend import CPU, as_device
+from genesis.data.tokenizer import Tokenizer
 from genesis.dtypes import as_dtype, bfloat16, float16, float32, float64
 from genesis.errors import ModelError, escape
 from genesis.functions.transfer import pinned_empty
 from genesis.io.files import AtomicFolder, FolderUpdate, FolderWriter
-from genesis.io.hf import SIDE_FILES, WeightFolder, copy_side_files, list_names, read_json, save_weights
+from genesis.io.hf import (
+    TOKENIZER_FILES,
+    WeightFolder,
+    copy_side_files,
+    list_names,
+    read_json,
+    save_weights,
+    side_files,
+)
 from genesis.io.paths import safe_join
 from genesis_models.blocks import CausalLM
+from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
-from genesis_models.registry import ARCHITECTURES, check_architecture, empty_model
+from genesis_models.precision import weight_type
+from genesis_models.recognition import check_model_folder
+from genesis_models.registry import ARCHITECTURES, empty_model
+from genesis_models.shapes import EMBEDDING, HEAD, parameter_shapes
 
-__all__ = ["check_weights", "load", "parameter_count", "parameter_shapes", "read_config", "save", "write_model"]
+__all__ = ["check_weights", "load", "read_config", "save", "stored_dtype", "write_model"]
 
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
 MAX_SHARD_BYTES = 5 << 30  # transformers' default
 PIECE = 8 << 20  # elements on their way to a device
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
     """The checked `config.json` of a model folder.
 
     Raises:
-        ModelError: it is missing, malformed, or describes a model that Genesis does not have.
+        ModelError: the path is no model folder, or its config is malformed or of a model that Genesis does not have.
     """
+    check_model_folder(folder)
     path = safe_join(folder, "config.json", where=escape(folder))
     return ModelConfig.from_dict(read_json(path), where=escape(path))
 
 
-def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: str = "float32") -> CausalLM:
+def stored_dtype(folder: str | os.PathLike[str], config: ModelConfig | None = None) -> str:
+    """The type of a folder's weights: what its config names, else that of most bytes of its tensors.
+
+    Args:
+        config: the folder's, where it was read already.
+
+    Raises:
+        ModelError: as in `read_config`; no weights, or unsafe or damaged files.
+    """
+    config = read_config(folder) if config is None else config
+    if config.stored_dtype is not None:
+        return config.stored_dtype
+    with WeightFolder(folder) as weights:
+        return _main_type(weights)
+
+
+def _main_type(weights: WeightFolder) -> str:
+    """The float type of most bytes; float32 where there is none."""
+    sizes: Counter[str] = Counter()
+    for entry in map(weights.entry, weights.names):
+        if entry.dtype in WEIGHT_TYPES:
+            sizes[entry.dtype.name] += entry.nbytes
+    return max(sizes, key=sizes.__getitem__, default="float32")
+
+
+def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: object = None) -> CausalLM:
     """The model in `folder`: `config.json` and safetensors, in one file or in shards.
 
     Loading is strict: every parameter is found once, with its shape, and nothing is left over; the check is made on the
@@ -49,16 +87,20 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: str = "floa
 
     Args:
         device: where the weights go.
-        dtype: "float32" or "bfloat16"; stored weights of another float type are cast.
+        dtype: "float32", "bfloat16" or "float16" (or "fp32", "bf16", "fp16", a DType); stored weights of another float
+            type are cast. None or "auto": float32 on the CPU, the folder's own type on a GPU; `save` then writes each
+            tensor in the type that it had in the folder.
 
     Raises:
-        ModelError: what is missing, left over or mis-shaped, at most 10 names of each, with the counts.
+        ModelError: the path is no model folder; what is missing, left over or mis-shaped, at most 10 names of each,
+            with the counts. DTypeError: weights cannot have the type. OutOfMemoryError: they do not fit.
     """
-    config = read_config(folder)
-    check_architecture(config, where=escape(Path(folder) / "config.json"))
+    config, place = read_config(folder), as_device(device)
     with WeightFolder(folder) as weights:
         names = _check_names(config, weights, escape(folder))
-        model = empty_model(config, where=escape(Path(folder) / "config.json"), device=device, dtype=dtype)
+        chosen = weight_type(dtype, place, config.stored_dtype or _main_type(weights))
+        check_fits(config, chosen.name, place, where=escape(folder))
+        model = empty_model(config, device=device, dtype=chosen.name)
         for name, parameter in model.named_parameters():
             if name not in names:
                 continue
@@ -68,6 +110,8 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: str = "floa
                 _send(weights, name, parameter)
         if config.tie_word_embeddings and HEAD in weights.names:
             _check_tied(weights, escape(folder))
+        if chosen.reason:
+            model.stored_types = {name: weights.entry(name).dtype.name for name in names}
     return model
 
 
@@ -78,43 +122,8 @@ def check_weights(folder: str | os.PathLike[str]) -> None:
         ModelError: as in `load`.
     """
     config = read_config(folder)
-    check_architecture(config, where=escape(Path(folder) / "config.json"))
     with WeightFolder(folder) as weights:
         _check_names(config, weights, escape(folder))
-
-
-def parameter_count(config: ModelConfig) -> int:
-    """Parameters of the model of a config; a tied head counts once."""
-    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
-
-
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every parameter's shape, without making the model."""
-    h, d = config.hidden_size, config.head_dim
-    q, kv, inner = config.num_attention_heads * d, config.num_key_value_heads * d, config.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, h), "model.norm.weight": (h,)}
-    if not config.tie_word_embeddings:
-        shapes[HEAD] = (config.vocab_size, h)
-    qkv_bias = config.attention_bias or config.model_type == "qwen2"
-    for i in range(config.num_hidden_layers):
-        attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
-        for part, (rows, columns), bias in (
-            (f"{attention}.q_proj", (q, h), qkv_bias),
-            (f"{attention}.k_proj", (kv, h), qkv_bias),
-            (f"{attention}.v_proj", (kv, h), qkv_bias),
-            (f"{attention}.o_proj", (h, q), config.attention_bias and config.model_type != "qwen2"),
-            (f"{mlp}.gate_proj", (inner, h), config.mlp_bias),
-            (f"{mlp}.up_proj", (inner, h), config.mlp_bias),
-            (f"{mlp}.down_proj", (h, inner), config.mlp_bias),
-        ):
-            shapes[f"{part}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{part}.bias"] = (rows,)
-        norms = ["input_layernorm", "post_attention_layernorm"]
-        shapes.update({f"model.layers.{i}.{n}.weight": (h,) for n in norms})
-        if config.model_type == "qwen3":
-            shapes.update({f"{attention}.{n}.weight": (d,) for n in ("q_norm", "k_norm")})
-    return shapes
 
 
 def _check_names(config: ModelConfig, weights: WeightFolder, where: str) -> set[str]:
@@ -140,7 +149,7 @@ def _check_names(config: ModelConfig, weights: WeightFolder, where: str) -> set[
         if tuple(entry.shape) != shaped[name]:
             problems.append(f"{escape(name)} has shape {tuple(entry.shape)}, the config says {shaped[name]}")
         elif entry.dtype not in WEIGHT_TYPES:
-            problems.append(f"{escape(name)} has type {entry.dtype}, weights are floating point")
+            problems.append(f"{escape(name)} has type {entry.dtype}, weights are float64, float32, float16 or bfloat16")
         if len(problems) == 10:
             break
     if problems:
@@ -179,10 +188,13 @@ def _check_tied(weights: WeightFolder, where: str) -> None:
         )
 
 
-def _config_json(model: CausalLM) -> dict[str, Any]:
-    """The source's config, with the keys that older and newer readers look for."""
+def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
+    """The source's config, with the keys that older and newer readers look for.
+
+    Args:
+        dtype: of the weights as they are written.
+    """
     raw = dict(model.config.raw)
-    dtype = model.head_weight.dtype.name
     rope = {**model.config.rope.parameters, "rope_theta": model.config.rope.theta, "rope_type": model.config.rope.kind}
     raw.setdefault("architectures", [ARCHITECTURES[model.config.model_type].__name__])
     raw.update(dtype=dtype, torch_dtype=dtype, rope_theta=model.config.rope.theta, rope_parameters=rope)
@@ -209,6 +221,14 @@ def _json_bytes(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
+def _as_stored(model: CausalLM, name: str, parameter: Tensor) -> np.ndarray:
+    """A parameter's values, in the 16-bit type of its tensor in the folder where `load` chose a wider one itself."""
+    values: np.ndarray = parameter.detach().cpu().numpy()
+    stored = model.stored_types.get(name)
+    is_narrow = stored in ("float16", "bfloat16") and values.dtype == np.float32
+    return values.astype(as_dtype(stored).numpy) if is_narrow else values
+
+
 def write_model(
     model: CausalLM,
     writer: FolderWriter,
@@ -221,16 +241,21 @@ def write_model(
     """Write a model folder's files through `writer`.
 
     Args:
-        source: a folder whose tokenizer, template and generation files are kept byte for byte.
-        extra_files: further files (a tokenizer made by the run), by name; they go before those of `source`.
+        source: a folder whose license, tokenizer, template and generation files are kept byte for byte.
+        extra_files: further files (a tokenizer made by the run), by name; they go before those of `source`, of whose
+            tokenizer none is kept where these hold another one.
         eos_token_id: what ends a text, for `generation_config.json` where the source has none.
     """
-    tensors = {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
-    writer.write("config.json", _json_bytes(_config_json(model)))
+    tensors = {name: _as_stored(model, name, p) for name, p in model.named_parameters()}
+    writer.write("config.json", _json_bytes(_config_json(model, tensors[EMBEDDING].dtype.name)))
     save_weights(writer, tensors, max_shard_bytes)
     extra = dict(extra_files or {})
-    copied = copy_side_files(source, writer, [n for n in SIDE_FILES if n not in extra]) if source is not None else []
-    if "generation_config.json" not in copied and "generation_config.json" not in extra:
+    kept = [] if source is None else [name for name in side_files(source) if name not in extra]
+    if "tokenizer.json" in extra:
+        kept = [name for name in kept if not TOKENIZER_FILES.fullmatch(name)]
+    if source is not None:
+        copy_side_files(source, writer, kept)
+    if "generation_config.json" not in kept and "generation_config.json" not in extra:
         extra["generation_config.json"] = _json_bytes(_generation_config(model, eos_token_id))
     for name, data in extra.items():
         writer.write(name, data)
@@ -241,16 +266,26 @@ def save(
     folder: str | os.PathLike[str],
     *,
     source: str | os.PathLike[str] | None = None,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write `model` into `folder` so that transformers loads it; arguments as in `write_model`.
+    """Write `model` into `folder` so that transformers loads it.
 
     A new folder appears whole; in an existing one the model's files are replaced one by one.
 
+    Args:
+        source: a folder whose license, tokenizer, template and generation files are kept byte for byte.
+        tokenizer: a tokenizer, or the folder of one, whose files are written in place of those of `source`.
+        max_shard_bytes: weights beyond it are written as shards and an index.
+
     Raises:
-        DiskError: writing failed; what was there is intact.
+        DiskError: writing failed; what was there is intact. ModelError: `source` or `tokenizer` cannot be used.
     """
+    files, end = None, None
+    if tokenizer is not None:
+        tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+        files, end = tokenizer.files(), tokenizer.eos_id
     target = Path(folder)
     update = FolderUpdate(target) if target.exists() else AtomicFolder(target)
     with update as writer:
-        write_model(model, writer, source=source, max_shard_bytes=max_shard_bytes)
+        write_model(model, writer, source=source, extra_files=files, eos_token_id=end, max_shard_bytes=max_shard_bytes)

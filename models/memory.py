@@ -17,7 +17,7 @@ from genesis.optim.flat import PLACE
 from genesis.shapes import Shape
 from genesis.train.config import OptimConfig
 from genesis_models.config import ModelConfig
-from genesis_models.folder import parameter_shapes
+from genesis_models.shapes import parameter_shapes
 
 __all__ = ["MemoryPlan", "memory_plan"]
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import genesis
 from genesis import nn
-from genesis.errors import ModelError, escape
+from genesis.backend import as_device
 from genesis.random import Generator
 from genesis_models.blocks import CausalLM
+from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.llama import LlamaForCausalLM
 from genesis_models.qwen2 import Qwen2ForCausalLM
 from genesis_models.qwen3 import Qwen3ForCausalLM
 
-__all__ = ["ARCHITECTURES", "build", "check_architecture", "empty_model"]
+__all__ = ["ARCHITECTURES", "build", "empty_model"]
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     "qwen2": Qwen2ForCausalLM,
@@ -24,26 +25,8 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 }
 
 
-def check_architecture(config: ModelConfig, *, where: str = "config.json") -> None:
-    """Raises: ModelError, for a model type that Genesis does not have."""
-    if config.model_type not in ARCHITECTURES:
-        known, found = ", ".join(ARCHITECTURES), escape(config.model_type)
-        raise ModelError(f"model_type {found!r} is not supported", where=where, next=f"Genesis has {known}")
-
-
-def empty_model(
-    config: ModelConfig, *, where: str = "config.json", device: str = "cpu", dtype: str = "float32"
-) -> CausalLM:
-    """The model of a config, its weights undefined.
-
-    Raises:
-        ModelError: for a model type that Genesis does not have.
-    """
-    if config.model_type not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ModelError(
-            f"model_type {escape(config.model_type)!r} is not supported", where=where, next=f"Genesis has {known}"
-        )
+def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float32") -> CausalLM:
+    """The model of a config, its weights undefined."""
     with nn.init.skip_init(device, dtype):
         return ARCHITECTURES[config.model_type](config)
 
@@ -59,8 +42,12 @@ def build(
     Args:
         config: the keys of a `config.json`, or a checked config.
         seed: of the weights.
+
+    Raises:
+        ModelError: the config is malformed. OutOfMemoryError: the weights need more than all memory of the device.
     """
     checked = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
+    check_fits(checked, "float32", as_device(device), where="the model's config")
     model = empty_model(checked, device=device)  # the draws are the same on every device
     generator = Generator(seed)
     with genesis.no_grad():

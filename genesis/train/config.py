@@ -22,6 +22,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from genesis.dtypes import as_dtype
+from genesis.errors import DTypeError
 from genesis.ops.fp8 import WIDE
 from genesis.train.strict_yaml import emit
 
@@ -68,6 +70,34 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _dtype_name(value: object) -> object:
+    """A dtype by any of its names (`bf16`, `half`) as the name that the schema has."""
+    if isinstance(value, str):
+        try:
+            return as_dtype(value).name
+        except DTypeError:
+            pass
+    return value
+
+
+def _trained_dtype(value: object) -> object:
+    name = _dtype_name(value)
+    if name == "float16":
+        reason = "Genesis does not train in float16, whose gradients underflow; bfloat16 has the same size"
+        raise PydanticCustomError("genesis_text", reason)
+    return name
+
+
+def _dtypes(*names: str) -> WithJsonSchema:
+    """The JSON schema of a dtype: `names`, and the short ones of those among them."""
+    short = {"float32": ("fp32", "float"), "bfloat16": ("bf16",)}
+    return WithJsonSchema({"type": "string", "enum": [*names, *(s for name in names for s in short.get(name, ()))]})
+
+
+Dtype = Annotated[Literal["float32", "bfloat16"], BeforeValidator(_dtype_name), _dtypes("float32", "bfloat16")]
+WeightDtype = Annotated[
+    Literal["auto", "float32", "bfloat16"], BeforeValidator(_trained_dtype), _dtypes("auto", "float32", "bfloat16")
+]
 Count = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -152,9 +182,10 @@ class ModelConfig(Section):
         default=None,
         description="Architecture trained from scratch, in the keys of a Hugging Face config.json with its model_type.",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="Type of weights and activations; with bfloat16 the optimizer keeps float32 masters.",
+    dtype: WeightDtype = Field(
+        default="auto",
+        description="Type of weights and activations; with bfloat16 the optimizer keeps float32 masters. auto: float32 "
+        "on the CPU; on a GPU the type of the folder's weights (bfloat16 for float16), and bfloat16 from scratch.",
     )
 
     @model_validator(mode="after")
@@ -331,12 +362,12 @@ class OptimConfig(Section):
         description="How bfloat16 weights are updated. master: in float32, of which a weight is the upper half and the "
         "optimizer keeps the lower. stochastic: without more bits, rounded at random so that the mean is exact.",
     )
-    state_dtype: Literal["float32", "bfloat16"] = Field(
+    state_dtype: Dtype = Field(
         default="float32",
         description="Type of the optimizer's running averages. bfloat16: computed in float32, rounded at random so "
         "that the mean is exact; half the memory.",
     )
-    grad_dtype: Literal["float32", "bfloat16"] | None = Field(
+    grad_dtype: Dtype | None = Field(
         default=None,
         description="Type in which gradients of bfloat16 weights are added up over train.accumulation_steps. "
         "Default: float32 where there are several, else bfloat16.",

@@ -12,9 +12,9 @@ from genesis.data.loader import Batch
 from genesis.errors import UsageError, escape, nearest
 from genesis.io.hf import read_json
 from genesis_models.config import ModelConfig
-from genesis_models.folder import parameter_count, read_config
+from genesis_models.folder import read_config
 from genesis_models.presets import PRESETS, preset
-from genesis_models.registry import check_architecture
+from genesis_models.shapes import parameter_count
 
 __all__ = ["FORMULA", "RandomTokens", "check_lengths", "shape_of", "step_flops"]
 
@@ -43,7 +43,6 @@ def shape_of(size: str, option: str = "--size", others: Sequence[str] = ()) -> M
         what = f"{escape(size)!r} is neither a model size nor a file"
         names = (*PRESETS, *others)
         raise UsageError(what, where=option, next=f"{_nearest(size, names)}sizes: {', '.join(names)}")
-    check_architecture(config, where=escape(size))
     return config
 
 
@@ -56,7 +55,7 @@ def _nearest(size: str, known: Sequence[str]) -> str:
 
 def check_lengths(config: ModelConfig, lengths: Sequence[int]) -> None:
     """Raises: UsageError, for a length at which nothing can be predicted, or beyond the model's positions."""
-    most = config.max_position_embeddings
+    most = config.packed_length
     for length in lengths:
         if not 2 <= length <= most:
             what = f"a length of {length} is not between 2 and the model's {most} positions"

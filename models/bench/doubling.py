@@ -38,7 +38,7 @@ def doublings(config: ModelConfig, rows: Sequence[Row], checkpointing: str, dtyp
         ("batch", 2 * largest.batch, largest.length),
         ("length", largest.batch, 2 * largest.length),
     ):
-        if length > config.max_position_embeddings:
+        if length > config.packed_length:
             continue
         seconds = _seconds(config, rows, largest, axis, batch, length)
         memory = _memory(config, largest, batch, length, checkpointing, dtype)

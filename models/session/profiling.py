@@ -27,6 +27,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.session.memory import planned_memory
 from genesis_models.session.preparation import model_config, prepare_data, resolve_device
 from genesis_models.session.training import announce, assemble, cpu_threads, make_model
+from genesis_models.session.weights import settled
 
 __all__ = ["Profile", "profile", "profiled", "subject_of"]
 
@@ -61,11 +62,12 @@ def profile(config: Config, *, steps: int, console: Output, ranges: Ranges | Non
     device = resolve_device(config.train.device)
     with ExitStack() as stack:
         stack.enter_context(cpu_threads(config.train.threads))
+        config, dtype = settled(config, device)
         shape = model_config(config)
         memory = planned_memory(config, shape, device)
         data = prepare_data(config, shape, console, _cache(config, stack))
         model = make_model(config, shape, data.tokenizer, device)
-        announce(config, data, model, device, memory, console)
+        announce(config, data, model, device, dtype, memory, console)
         training = assemble(config, data, model, device, Interrupts(), console)
         model.train()
         return profiled(training, steps, ranges)

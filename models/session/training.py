@@ -22,7 +22,7 @@ from genesis.io.owner import check_owner
 from genesis.ops import fp8 as fp8_ops
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
-from genesis.train.config_file import check_reads_back
+from genesis.train.config_file import RESOLVED, check_reads_back
 from genesis.train.loop import Summary, Training, total_steps
 from genesis.train.metrics import FILE_NAME, MetricsWriter, TensorBoardSink, WandbSink, check_metrics
 from genesis.train.optimizer import build_optimizer, build_schedule
@@ -34,11 +34,13 @@ from genesis_models.blocks import CausalLM, widest_product
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load, write_model
 from genesis_models.generate import Sampling
+from genesis_models.precision import WeightType
 from genesis_models.registry import build
 from genesis_models.session.inference import continue_text
 from genesis_models.session.memory import planned_memory
 from genesis_models.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device
 from genesis_models.session.run_folder import Resume, RunFolder, check_places
+from genesis_models.session.weights import settled
 
 __all__ = ["announce", "assemble", "cpu_threads", "make_model", "train", "usable_precision"]
 
@@ -57,6 +59,8 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
     check_places(config)
     device = resolve_device(config.train.device)
     with Interrupts() as interrupts, RunFolder(config) as folder, cpu_threads(config.train.threads):
+        asks = bool(resume) or resume_from is not None
+        config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
         folder.check_previous(config, resume, resume_from)
         if not folder.is_known:
             folder.record(config)
@@ -64,7 +68,7 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
         memory = planned_memory(config, shape, device)  # before the data: what cannot fit is refused at once
         data = prepare_data(config, shape, console)
         model = make_model(config, shape, data.tokenizer, device)
-        announce(config, data, model, device, memory, console)
+        announce(config, data, model, device, dtype, memory, console)
         training = assemble(config, data, model, device, interrupts, console)
         # A killed run may have left its checkpoint between two renames.
         sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
@@ -121,13 +125,21 @@ def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tupl
 
 
 def announce(
-    config: Config, data: Prepared, model: CausalLM, device: Device, memory: str | None, console: Output
+    config: Config,
+    data: Prepared,
+    model: CausalLM,
+    device: Device,
+    dtype: WeightType,
+    memory: str | None,
+    console: Output,
 ) -> None:
     """What is about to happen, in a few lines."""
     chosen = f" (auto: {gpu_in_words()[1]})" if config.train.device == "auto" else ""
     count = sum(p.numel() for p in model.parameters())
     console.line(f"device: {device}{chosen}")
-    console.line(f"model: {model.config.model_type}, {count:,} parameters, {config.model.dtype}")
+    console.line(f"model: {model.config.model_type}, {count:,} parameters, {dtype}")
+    for name, probability in model.config.dropout.items():
+        console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
     if (said := usable_precision(config, model.config, device)[1]) is not None:
         console.line(said)
     if memory is not None:

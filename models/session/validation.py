@@ -11,10 +11,11 @@ from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
 from genesis.train.optimizer import build_schedule
 from genesis.train.output import Output
-from genesis_models.folder import check_weights, parameter_count
-from genesis_models.registry import check_architecture
+from genesis_models.folder import check_weights
 from genesis_models.session.preparation import model_config, prepare_data, resolve_device
 from genesis_models.session.run_folder import check_is_ours, check_places
+from genesis_models.session.weights import settled
+from genesis_models.shapes import parameter_count
 
 __all__ = ["validate"]
 
@@ -25,11 +26,10 @@ def validate(config: Config, *, console: Output) -> None:
     check_places(config)
     device = resolve_device(config.train.device)
     check_is_ours(Path(config.train.output_dir))
+    config, dtype = settled(config, device)
     shape = model_config(config)
     if config.model.path is not None:
         check_weights(config.model.path)
-    else:
-        check_architecture(shape, where="model.config")
     with TemporaryDirectory(prefix="genesis-") as cache:
         data = prepare_data(config, shape, console, cache)
         loader = PackedLoader(
@@ -39,6 +39,6 @@ def validate(config: Config, *, console: Output) -> None:
         build_schedule(config.optim, steps)
         tokens = config.train.batch_size * config.train.accumulation_steps * config.data.seq_len
         console.line("configuration: valid")
-        console.line(f"model: {shape.model_type}, {parameter_count(shape):,} parameters, {config.model.dtype}")
+        console.line(f"model: {shape.model_type}, {parameter_count(shape):,} parameters, {dtype}")
         console.line(f"data: {len(data.train):,} documents, {data.train.num_tokens:,} tokens")
         console.line(f"run: {steps:,} steps of at most {tokens:,} tokens on {device}")

@@ -142,7 +142,12 @@ def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
         (["--size", "0.5B", "--seq-len", ""], "'' are no sizes", "--seq-len", "1,2,4"),
         (["--size", "0.5B", "--seq-len", "1"], "a length of 1 is not between", "--seq-len", "in that range"),
         (["--size", "0.5B", "--seq-len", "99999"], "the model's 32768 positions", "--seq-len", "in that range"),
-        (["--size", "0.5B", "--dtype", "fp8"], "'fp8' is not known", "--dtype", "use one of bf16, fp32"),
+        (
+            ["--size", "0.5B", "--dtype", "fp8"],
+            "--dtype must be one of auto, float32, bfloat16, not",
+            "command line",
+            "bf16",
+        ),
         (["--size", "0.5B", "--checkpointing", "half"], "'half' is not known", "--checkpointing", "none, selective"),
         (["--size", "0.5B", "--vs", "jax"], "'jax' is no peer", "--vs", "use torch"),
         (["--size", "0.5B", "--vs", "torch", "--recipes", "quick"], "'quick' is no recipe", "--recipes", "eager, comp"),

@@ -103,7 +103,7 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
         "top_p": defaults.top_p,
         "seed": 0,
         "device": "auto",
-        "dtype": "float32",
+        "dtype": "auto",
     }
 
 
@@ -155,7 +155,7 @@ def test_eval_prints_its_numbers() -> None:
     assert lines[:2] == ["eval/loss        2.5", "eval/num_tokens  100"]
     folder, sources, options = json.loads(lines[2].split(maxsplit=1)[1])
     assert (folder, sources) == ("f", ["a", "b"])
-    assert options == {"seq_len": 64, "batch_size": 8, "device": "auto", "dtype": "float32"}
+    assert options == {"seq_len": 64, "batch_size": 8, "device": "auto", "dtype": "auto"}
     assert echoed("eval", "f", "--data", "a", "--json")["eval/loss"] == 2.5
     assert here("eval", "f", "--data", "a", "--seq-len", "1").returncode == 2
 

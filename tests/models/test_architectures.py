@@ -13,9 +13,9 @@ import genesis_models
 from genesis.errors import ConfigError, ModelError
 from genesis_models.blocks import CausalLM, KeyValueCache
 from genesis_models.config import ModelConfig
-from genesis_models.folder import parameter_count
 from genesis_models.presets import PRESETS, preset
 from genesis_models.rope import tables
+from genesis_models.shapes import parameter_count
 from tests.models.golden import EXTRA, FIXTURES, NAMES, extra, golden, relative_error
 
 ROPES = json.loads((FIXTURES / "rope.json").read_text())
@@ -173,23 +173,23 @@ GOOD: dict[str, Any] = {
 }
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": None}, "vocab_size is missing"),
-    ({"hidden_size": "16"}, "hidden_size is '16'"),
+    ({"hidden_size": "16"}, 'hidden_size is "16"'),
     ({"hidden_size": 0}, "hidden_size is 0"),
-    ({"hidden_size": True}, "hidden_size is True"),
+    ({"hidden_size": True}, "hidden_size is true"),
     ({"num_hidden_layers": 2**40}, "num_hidden_layers"),
     ({"num_key_value_heads": 3}, "no multiple"),
     ({"hidden_size": 18}, "no multiple of num_attention_heads"),
     ({"head_dim": 5}, "head_dim 5 is odd"),
     ({"hidden_act": "gelu"}, "hidden_act"),
-    ({"attention_dropout": 0.1}, "attention_dropout"),
+    ({"attention_dropout": 1.5}, "attention_dropout"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
     ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
-    ({"rope_scaling": {"rope_type": "linear"}}, "factor is None"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing: rope_type linear needs it"),
     ({"rope_theta": "many"}, "rope_theta"),
-    ({"rope_scaling": [1]}, "rope parameters"),
+    ({"rope_scaling": [1]}, "rope_scaling is a list"),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
-    ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must list 2"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types lists 1 layers, num_hidden_layers is 2"),
     ({"model_type": "qwen2", "layer_types": ["odd", "full_attention"]}, "layer_types"),
     ({"model_type": "mamba\x1b[31m"}, "mamba"),
 ]

@@ -247,7 +247,8 @@ def test_a_captured_step_quantises_the_weights_of_its_replay() -> None:
 
 
 def test_precision_is_announced_where_it_is_imitated_or_missing(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, shape = load(recipe, "run", "train.precision=fp8"), ModelConfig.from_dict(SHAPE)
+    settings = "train.precision=fp8", "model.dtype=float32"
+    config, shape = load(recipe, "run", *settings), ModelConfig.from_dict(SHAPE)
     assert usable_precision(config, shape, CPU) == ("fp8", "precision: the CPU imitates fp8, which takes longer")
     for capability, expected in (((8, 9), ("fp8", None)), ((9, 0), ("fp8", None))):
         monkeypatch.setattr(cuda, "get_device_capability", lambda device, has=capability: has)
@@ -268,7 +269,8 @@ def test_a_run_is_exported_as_it_is_evaluated(recipe: Path) -> None:
 
 
 def test_a_line_says_where_nothing_is_wide_enough(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, shape = load(recipe, "run", "train.precision=fp8"), ModelConfig.from_dict(SHAPE)
+    settings = "train.precision=fp8", "model.dtype=float32"
+    config, shape = load(recipe, "run", *settings), ModelConfig.from_dict(SHAPE)
     assert widest_product(shape) == 192  # gate and up
     assert widest_product(ModelConfig.from_dict({**SHAPE, **LAYER})) == 192  # q, k and v
     assert widest_product(ModelConfig.from_dict(preset("0.5B"))) == 9728

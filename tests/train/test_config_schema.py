@@ -153,7 +153,7 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("train", "steps", "12:30", "write a plain number"),
         ("optim", "lr", "3e-4 ", "write 3e-4"),
         ("optim", "schedule", "cosin", "did you mean cosine?"),
-        ("model", "dtype", "bf16", "did you mean bfloat16?"),
+        ("model", "dtype", "bf15", "did you mean bf16?"),
         ("model", "path", 5, 'quote it: "5"'),
         ("data", "text_field", True, 'quote it: "true"'),
         ("eval", "prompts", "def f", 'write a list: ["def f"]'),
