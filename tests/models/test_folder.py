@@ -13,7 +13,8 @@ import pytest
 
 import genesis
 import genesis_models
-from genesis.errors import ModelError
+from genesis.data.tokenizer import Tokenizer, train_bpe
+from genesis.errors import DTypeError, ModelError
 from genesis.io.safetensors import load_file, save_file
 from tests.models.golden import FIXTURES, golden
 
@@ -147,3 +148,84 @@ def test_shards(tmp_path: Path) -> None:
     again = genesis_models.load(tmp_path / "out")
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         np.testing.assert_array_equal(a.detach().numpy(), b.detach().numpy())
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+def test_a_folder_keeps_its_type_unless_another_is_asked_for(folder: Path, tmp_path: Path, stored: str) -> None:
+    dtype = genesis.dtypes.as_dtype(stored).numpy
+    change(folder, lambda arrays: arrays.update({n: a.astype(dtype) for n, a in arrays.items()}))
+    change_config(folder, dtype=stored)
+    model = genesis_models.load(folder)
+    assert model.head_weight.dtype is genesis.float32
+    genesis_models.save(model, tmp_path / "kept")
+    assert (tmp_path / "kept" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert json.loads((tmp_path / "kept" / "config.json").read_text())["dtype"] == stored
+    genesis_models.save(genesis_models.load(folder, dtype="fp32"), tmp_path / "asked")
+    assert {str(a.dtype) for a in load_file(tmp_path / "asked" / "model.safetensors").values()} == {"float32"}
+
+
+def test_tensors_of_several_types_keep_theirs(folder: Path, tmp_path: Path) -> None:
+    half = [name for name in NAMES if "proj" in name or "embed" in name]
+    change(folder, lambda arrays: arrays.update({n: arrays[n].astype(np.float16) for n in half}))
+    genesis_models.save(genesis_models.load(folder), tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("asked", "found"), [("bf16", "bfloat16"), ("half", "float16"), ("auto", "float32")])
+def test_types_by_their_other_names(folder: Path, asked: str, found: str) -> None:
+    assert genesis_models.load(folder, dtype=asked).head_weight.dtype.name == found
+
+
+@pytest.mark.parametrize("asked", ["int8", "float64", "bf15", 16])
+def test_weights_cannot_have_every_type(folder: Path, asked: object) -> None:
+    with pytest.raises(DTypeError):
+        genesis_models.load(folder, dtype=asked)
+
+
+def test_license_and_further_templates_are_kept(folder: Path, tmp_path: Path) -> None:
+    kept = {"LICENSE": "terms", "NOTICE.txt": "thanks", "added_tokens.json": "{}", "tokenizer.model": "sp"}
+    kept |= {"additional_chat_templates/tool_use.jinja": "{{ tools }}"}
+    (folder / "additional_chat_templates").mkdir()
+    for name, text in (kept | {"README.md": "about the source", "run.py": "print()"}).items():
+        (folder / name).write_text(text)
+    (folder / "additional_chat_templates" / "secret.jinja").symlink_to("/etc/passwd")
+    (folder / "LICENSE-LINK").symlink_to("/etc/passwd")
+    for _ in range(2):  # into a new folder, then into one that stands
+        genesis_models.save(genesis_models.load(folder), tmp_path / "out", source=folder)
+    written = {str(p.relative_to(tmp_path / "out")): p for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert {name: written[name].read_text() for name in kept} == kept
+    own = {"config.json", "generation_config.json", "model.safetensors", "manifest.json"}
+    assert set(written) == set(kept) | own
+
+
+def test_files_go_into_no_linked_folder(folder: Path, tmp_path: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match="is no plain folder"):
+        genesis_models.save(genesis_models.load(folder), tmp_path / "out", source=folder)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_tokenizer_is_written_with_the_model(folder: Path, tmp_path: Path) -> None:
+    tokenizer = train_bpe(["some words to learn, and more words"], vocab_size=270)
+    (folder / "vocab.json").write_text("{}")
+    (folder / "LICENSE").write_text("terms")
+    model = genesis_models.load(folder)
+    genesis_models.save(model, tmp_path / "a", source=folder, tokenizer=tokenizer)
+    genesis_models.save(model, tmp_path / "b", tokenizer=tmp_path / "a")
+    for name in ("a", "b"):
+        assert Tokenizer.load(tmp_path / name).fingerprint == tokenizer.fingerprint
+        assert not (tmp_path / name / "vocab.json").exists()
+    assert (tmp_path / "a" / "LICENSE").exists()
+
+
+def test_shards_of_an_older_save_are_removed_whatever_their_digits(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    genesis_models.save(genesis_models.load(folder), out)
+    for name in ("model-000001-of-000123.safetensors", "model-00001-of-00002.safetensors", "other-000001.safetensors"):
+        (out / name).write_bytes(b"old")
+    genesis_models.save(genesis_models.load(folder), out)
+    assert [p.name for p in sorted(out.glob("*.safetensors"))] == ["model.safetensors", "other-000001.safetensors"]
