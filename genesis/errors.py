@@ -106,9 +106,14 @@ class DeviceError(GenesisError, RuntimeError):
 
 
 class OutOfMemoryError(GenesisError, MemoryError, RuntimeError):
-    """A device or the host has no room for a request."""
+    """A device or the host has no room for a request.
+
+    Attributes:
+        ADVICE: what to do next where the caller's own settings are not known.
+    """
 
     exit_code = 7
+    ADVICE = "lower the batch size or the length of sequences, or in training use activation checkpointing"
 
 
 class DiskError(GenesisError, OSError):

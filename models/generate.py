@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import genesis
-from genesis.errors import NumericError, UsageError
+from genesis.errors import ModelError, NumericError, UsageError
 from genesis.random import philox
 from genesis_models.blocks import CausalLM, KeyValueCache
 
@@ -36,12 +36,13 @@ def choose(logits: np.ndarray, sampling: Sampling, position: int) -> int:
     """The next token from logits `[V]`; the random number depends on seed and position only.
 
     Raises:
-        NumericError: if the logits hold a NaN.
+        NumericError: if the logits hold a NaN or an infinity.
     """
     scores = logits.astype(np.float64)
-    if np.isnan(scores).any():
+    if not np.isfinite(scores).all():
+        kind = "NaN" if np.isnan(scores).any() else "infinite"
         raise NumericError(
-            "the model's logits are NaN", where=f"position {position}", next="check the weights; try float32"
+            f"the model's logits are {kind}", where=f"position {position}", next="check the weights; try float32"
         )
     if sampling.temperature == 0:
         return int(scores.argmax())
@@ -62,16 +63,20 @@ def generate(
 ) -> Iterator[int]:
     """Token ids that continue `prompt`, as they are drawn; ends after a token of `stop` (not yielded) or `max_tokens`.
 
-    Beyond `max_position_embeddings` nothing is generated: the model has not learned such positions.
+    Beyond the model's context length nothing is generated: it has not learned such positions.
 
     Raises:
-        UsageError: for an empty prompt, or one that fills the context already.
+        UsageError: for an empty prompt, or one that fills the context already. ModelError: an id beyond the vocabulary.
     """
-    longest = model.config.max_position_embeddings
+    longest = model.config.context_length
     if not prompt:
         raise UsageError("the prompt has no tokens", next="give at least one")
     if len(prompt) >= longest:
         raise UsageError(f"the prompt has {len(prompt)} tokens, the model's context holds {longest}", next="shorten it")
+    if not 0 <= min(prompt) <= max(prompt) < model.config.vocab_size:
+        wrong = max(prompt) if min(prompt) >= 0 else min(prompt)
+        what = f"the prompt has the token id {wrong:,}, and the model's vocabulary {model.config.vocab_size:,}"
+        raise ModelError(what, next="use the model's own tokenizer")
     training = model.training
     model.eval()
     try:

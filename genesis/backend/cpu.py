@@ -93,7 +93,7 @@ class Pool:
         except (MemoryError, ValueError) as error:  # ValueError: more than an address can hold
             raise OutOfMemoryError(
                 f"the host has no room for {size:,} bytes; Genesis holds {self.allocated:,}",
-                next="lower train.batch_size or data.seq_len",
+                next=OutOfMemoryError.ADVICE,
             ) from error
 
     # `least` is bound now, as in `CpuStorage.__del__`.

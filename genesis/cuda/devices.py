@@ -134,6 +134,6 @@ def check_supported(which: AnyDevice = None) -> str:
         raise DeviceError(
             f"{found.device} is a {name} of compute capability {capability[0]}.{capability[1]};"
             f" Genesis needs {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or above",
-            next='use another GPU, or set train.device to "cpu"',
+            next="use another GPU, or use the device cpu",
         )
     return f"{name}, {memory / 2**30:.0f} GiB"

@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from tempfile import TemporaryDirectory
 
+from genesis.backend import Device
 from genesis.data.pipeline import prepare_held_out
+from genesis.data.sources import STDLIB
 from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import UsageError
+from genesis.errors import ModelError, NumericError, UsageError, escape
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
 from genesis.train.output import Output
 from genesis_models.blocks import CausalLM
-from genesis_models.folder import load
+from genesis_models.finite import check_finite
+from genesis_models.folder import load, read_config
 from genesis_models.generate import Sampling
 from genesis_models.generate import generate as generate_ids
 from genesis_models.session.preparation import Stages, resolve_device
+from genesis_models.session.wording import in_words_of
 
 __all__ = ["continue_text", "evaluate", "generate"]
 
+# What a user types where a training run has a setting.
+COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER"}
+GENERATE = COMMON | {
+    "train.seed": "--seed",
+    "eval.sample_tokens": "--max-tokens",
+    "eval.temperature": "--temperature",
+    "eval.top_k": "--top-k",
+    "eval.top_p": "--top-p",
+}
+EVAL = COMMON | {
+    "data.train": "--data",
+    "data.eval": "--data",
+    "data.seq_len": "--seq-len",
+    "train.batch_size": "--batch-size",
+    "eval.batch_size": "--batch-size",
+}
+GENERATE_MEMORY = "choose --dtype bf16, lower --max-tokens, or take a smaller model"
+EVAL_MEMORY = "lower --batch-size or --seq-len, choose --dtype bf16, or take a smaller model"
 LONGEST_EVAL = 1024  # tokens of a sequence where the model takes more and the user names no length
 
 
@@ -50,24 +73,55 @@ def generate(
     dtype: str,
 ) -> Iterator[str]:
     """Pieces of text that continue `prompt` with the model in `folder`; arguments as in the eval section."""
-    where = resolve_device(device)
+    with in_words_of(GENERATE, memory=GENERATE_MEMORY):
+        model, tokenizer = _opened(folder, resolve_device(device), dtype)
+        pieces = continue_text(model, tokenizer, prompt, Sampling(temperature, top_k, top_p, seed), max_tokens)
+    return _worded(pieces)
+
+
+def _worded(pieces: Iterator[str]) -> Iterator[str]:
+    with in_words_of(GENERATE, memory=GENERATE_MEMORY):
+        yield from pieces
+
+
+def _opened(folder: str, device: Device, dtype: str) -> tuple[CausalLM, Tokenizer]:
+    """The model and the tokenizer of a folder, which fit together; the folder itself is looked at first.
+
+    Raises:
+        ModelError: it is no model folder, or its tokenizer has ids that the model has not. NumericError: NaN weights.
+    """
+    config = read_config(folder)
     tokenizer = Tokenizer.load(folder)
-    model = load(folder, device=str(where), dtype=dtype)
-    return continue_text(model, tokenizer, prompt, Sampling(temperature, top_k, top_p, seed), max_tokens)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ModelError(
+            f"the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
+            where=escape(folder),
+            next="use the tokenizer and the config.json of the same model",
+        )
+    model = load(folder, device=str(device), dtype=dtype)
+    check_finite(model, where=escape(folder))
+    return model, tokenizer
 
 
 def evaluate(
     folder: str, sources: Sequence[str], *, seq_len: int | None, batch_size: int, device: str, dtype: str
 ) -> dict[str, float | int]:
     """Loss, perplexity and bits per byte of the model in `folder` on `sources`, each document alone, beside gzip's."""
-    where = resolve_device(device)
-    tokenizer = Tokenizer.load(folder)
-    model = load(folder, device=str(where), dtype=dtype)
-    longest = model.config.max_position_embeddings
+    with in_words_of(EVAL, memory=EVAL_MEMORY):
+        return _evaluate(folder, sources, seq_len, batch_size, resolve_device(device), dtype)
+
+
+def _evaluate(
+    folder: str, sources: Sequence[str], seq_len: int | None, batch_size: int, where: Device, dtype: str
+) -> dict[str, float | int]:
+    model, tokenizer = _opened(folder, where, dtype)
+    longest = model.config.packed_length
     length = min(LONGEST_EVAL, longest) if seq_len is None else seq_len
     if length > longest:
         raise UsageError(f"--seq-len {length} is beyond the model's {longest} positions", next="lower it")
-    data = DataConfig(train=list(sources))
+    if not all(sources):
+        raise UsageError("--data is empty", next='name a file, a folder, a glob or "stdlib:"')
+    data = DataConfig(train=[STDLIB])  # for the defaults of the rest
     with TemporaryDirectory(prefix="genesis-") as cache, Stages(Output(sys.stderr)) as stages:
         held_out = prepare_held_out(
             sources=sources,
@@ -80,6 +134,8 @@ def evaluate(
         )
         found = measure(model, held_out, batch_size=batch_size, seq_len=length, max_batches=None, device=where)
     assert found is not None, "nothing asks this evaluation to stop"
+    if not math.isfinite(found.loss):
+        raise NumericError("the loss is not finite", where=escape(folder), next="measure in float32: --dtype fp32")
     return {
         "eval/loss": found.loss,
         "eval/perplexity": found.perplexity,

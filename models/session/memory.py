@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
+from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.memory import MemoryPlan, memory_plan
 
-__all__ = ["planned_memory", "run_plan"]
+__all__ = ["advised", "planned_memory", "run_plan"]
 
 TOLERANCE = 0.03  # of a plan: a run that needs so much less than it may start
 SAVING = ("none", "selective", "full")
@@ -23,6 +26,19 @@ REMEDIES = {
     "activations": "lower train.batch_size or data.seq_len",
     "workspace": "lower train.batch_size or data.seq_len",
 }
+
+ADVICE = "lower train.batch_size or data.seq_len, or set train.activation_checkpointing to full"
+
+
+@contextmanager
+def advised() -> Iterator[None]:
+    """Names a run's own settings where what ran out of memory could not know them; a decorator, too."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if error.next == OutOfMemoryError.ADVICE:
+            error.next = ADVICE
+        raise
 
 
 def run_plan(config: Config, shape: ModelConfig, **changed: Any) -> MemoryPlan:
@@ -45,6 +61,7 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | 
         OutOfMemoryError: the run cannot fit into what is free.
     """
     if device == CPU:
+        check_fits(shape, config.model.dtype, device, where="model")
         return None
     plan, (free, total) = run_plan(config, shape), cuda.mem_get_info(device)
     room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # what the pool holds is free, too

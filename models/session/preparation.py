@@ -63,10 +63,13 @@ def model_config(config: Config) -> ModelConfig:
     elif config.model.preset is not None:
         found = ModelConfig.from_dict(preset(config.model.preset), where="model.preset")
     else:
-        found = ModelConfig.from_dict(config.model.config or {}, where="model.config")
-    if config.data.seq_len > found.max_position_embeddings:
+        try:
+            found = ModelConfig.from_dict(config.model.config or {}, where="model.config")
+        except ModelError as error:  # what the user wrote into the configuration
+            raise ConfigError(error.what, where=error.where, next=error.next) from error
+    if config.data.seq_len > found.packed_length:
         raise ConfigError(
-            f"data.seq_len {config.data.seq_len} is beyond the model's {found.max_position_embeddings} positions",
+            f"data.seq_len {config.data.seq_len} is beyond the model's {found.packed_length} positions",
             where="data.seq_len",
             next="lower it",
         )

@@ -24,7 +24,7 @@ from genesis.train.state import TrainState
 from genesis.train.step import take_step
 from genesis_models.bench.steps import UNTIL_CAPTURED
 from genesis_models.blocks import CausalLM
-from genesis_models.session.memory import planned_memory
+from genesis_models.session.memory import advised, planned_memory
 from genesis_models.session.preparation import model_config, prepare_data, resolve_device
 from genesis_models.session.training import announce, assemble, cpu_threads, make_model
 from genesis_models.session.weights import settled
@@ -50,6 +50,7 @@ class Profile:
     memory: Timeline
 
 
+@advised()
 def profile(config: Config, *, steps: int, console: Output, ranges: Ranges | None = None) -> Profile:
     """Profile `steps` steps of the run that `config` describes, and take as many without profiling.
 

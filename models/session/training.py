@@ -37,7 +37,7 @@ from genesis_models.generate import Sampling
 from genesis_models.precision import WeightType
 from genesis_models.registry import build
 from genesis_models.session.inference import continue_text
-from genesis_models.session.memory import planned_memory
+from genesis_models.session.memory import advised, planned_memory
 from genesis_models.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device
 from genesis_models.session.run_folder import Resume, RunFolder, check_places
 from genesis_models.session.weights import settled
@@ -45,6 +45,7 @@ from genesis_models.session.weights import settled
 __all__ = ["announce", "assemble", "cpu_threads", "make_model", "train", "usable_precision"]
 
 
+@advised()
 def train(config: Config, *, resume: Resume, console: Output, resume_from: str | None = None) -> Summary:
     """Train as `config` says and leave the run in `train.output_dir`.
 

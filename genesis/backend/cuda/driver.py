@@ -202,7 +202,7 @@ def _bindings() -> Any:
     except ImportError as error:
         raise DeviceError(
             "device cuda was asked for and cuda-python is not installed",
-            next='pip install "cuda-python>=12.9" triton, or set train.device to "cpu"',
+            next='pip install "cuda-python>=12.9" triton, or use the device cpu',
         ) from error
     return driver
 
@@ -220,11 +220,11 @@ def start(index: int = 0) -> int:
     except RuntimeError as error:  # libcuda itself is missing
         raise DeviceError(
             f"device cuda:{index} was asked for and no NVIDIA driver was found ({error})",
-            next='install the driver, or set train.device to "cpu"',
+            next="install the driver, or use the device cpu",
         ) from error
     if code != cuda.CUresult.CUDA_SUCCESS:
         what = f"device cuda:{index} was asked for and the NVIDIA driver did not start: {code.name}"
-        raise DeviceError(what, next='set train.device to "cpu"')
+        raise DeviceError(what, next="use the device cpu")
     return int(cuda.cuDeviceGetCount()[1])
 
 

@@ -69,7 +69,7 @@ class _Pool:
         except OutOfDeviceMemory:
             raise OutOfMemoryError(
                 f"the host has no room for {size:,} bytes of page-locked memory; Genesis holds {self.reserved:,}",
-                next="lower train.batch_size or data.seq_len",
+                next=OutOfMemoryError.ADVICE,
             ) from None
         self.reserved += size
         return PinnedBlock(self, pointer, size)
