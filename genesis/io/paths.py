@@ -10,6 +10,7 @@ import re
 import reprlib
 import stat
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
@@ -35,7 +36,8 @@ _NEXT = "take the model folder again from a source you trust; Genesis opens only
 
 def quote(name: object, limit: int = 120) -> str:
     """`name` escaped and cut to `limit` characters, in quotes, as error messages show it."""
-    text = name if isinstance(name, str) else reprlib.repr(name)
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
+    text = name if isinstance(name, str) else _as_json(name)
     # Cut before escaping too, which takes several times the text's memory.
     shown = escape(text[: limit + 1])
     return f"'{shown}'" if len(text) <= limit and len(shown) <= limit else f"'{shown[:limit]}…'"
@@ -158,6 +160,18 @@ def _hub_blob(base: Path, link: Path, name: str, where: str) -> Path:
 
 def _refusal(name: str, problem: str, where: str) -> ModelError:
     return ModelError(f"the file {quote(name)} {problem}", where=where, next=_NEXT)
+
+
+def _as_json(value: object) -> str:
+    """A value that is no text, in JSON's words; only what it is where it is long."""
+    if value is None or isinstance(value, bool):
+        return str({None: "null", True: "true", False: "false"}[value])
+    if isinstance(value, Mapping):
+        return f"an object of {len(value):,} keys" if value else "{}"
+    if isinstance(value, list | tuple):
+        plain = len(value) <= 6 and all(isinstance(item, str | int) for item in value)
+        return reprlib.repr(list(value)) if plain else f"a list of {len(value):,}"
+    return reprlib.repr(value)
 
 
 def _kind(mode: int) -> str:

@@ -24,7 +24,8 @@ CUDA = Device("cuda", 0)
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return load(make(tmp_path), str(tmp_path / "run"), "train.device=cuda", "train.batch_size=64", "data.seq_len=32")
+    settings = "train.device=cuda", "model.dtype=float32", "train.batch_size=64", "data.seq_len=32"
+    return load(make(tmp_path), str(tmp_path / "run"), *settings)
 
 
 def leave(monkeypatch: pytest.MonkeyPatch, free: float) -> None:

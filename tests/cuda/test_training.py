@@ -24,7 +24,7 @@ from genesis_models.session import preparation
 from tests.train.runs import assembled, checkpoints, load, make, rows, train
 
 CUDA = Device("cuda")
-SMALL = ("train.accumulation_steps=1", "train.batch_size=1", "data.seq_len=16")
+SMALL = ("model.dtype=float32", "train.accumulation_steps=1", "train.batch_size=1", "data.seq_len=16")
 SHAPE = {
     "model_type": "qwen3",
     "vocab_size": 128,

@@ -241,5 +241,22 @@ def test_open_regular_reads_files_and_refuses_the_rest_without_waiting(root: Pat
 
 def test_quote_escapes_and_cuts() -> None:
     assert quote("a\x1b[31mb") == "'a\\x1b[31mb'"
-    assert quote(None) == "'None'"
+    assert quote(None) == "'null'"
     assert len(quote("x" * 1000)) < 130
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "'null'"),
+        (True, "'true'"),
+        ({"a": 1}, "'an object of 1 keys'"),
+        ({}, "'{}'"),
+        ([1, 2], "'[1, 2]'"),
+        ([None] * 9, "'a list of 9'"),
+        (Path("a/b"), "'a/b'"),
+        (7, "'7'"),
+    ],
+)
+def test_values_are_quoted_without_words_of_python(value: object, shown: str) -> None:
+    assert quote(value) == shown

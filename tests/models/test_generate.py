@@ -84,3 +84,18 @@ def test_generation_leaves_the_random_generator_alone() -> None:
     before = genesis.random.get_state()
     list(generate(model, [1], Sampling(1.0), 3))
     assert genesis.random.get_state() == before
+
+
+def test_dynamic_rope_generates_beyond_the_trained_length() -> None:
+    """The ids are what transformers 5.23 gave for this model, saved and loaded there, in a run of 40 greedy tokens."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 32}
+    sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    raw = {**heads, **sizes, "model_type": "llama", "initializer_range": 0.3, "rope_parameters": rope}
+    model = genesis_models.build(raw, seed=1)
+    prompt = [272, 203, 163, 86, 98, 13, 24, 5, 56, 260, 207, 292, 161, 194, 310, 233, 202, 173, 179, 299, 88, 261, 214]
+    expected = [67, 73, 150, 305, 302, 13, 266, 278, 121, 255, 129, 142, 169, 130, 13, 165, 155, 159, 0, 264, 277, 110]
+    expected += [225, 145, 64, 244, 70, 110, 45, 206, 29, 260, 76, 90, 193, 32, 187, 165, 27, 55]
+    assert list(generate(model, [*prompt, 0], Sampling(0.0), 40)) == expected
+    assert len(list(generate(model, [*prompt, 0], Sampling(0.0), 1000))) == 4 * 32 - 24
+    assert len(model._rotary._placed) <= 1

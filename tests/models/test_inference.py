@@ -86,7 +86,7 @@ def test_weights_beyond_float16_say_what_holds_them(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_logits_that_are_no_numbers(value: float) -> None:
-    with pytest.raises(NumericError, match="logits are (NaN|infinite)"):
+    with pytest.raises(NumericError, match=r"logits are (NaN|infinite)"):
         genesis_models.generate.__globals__["choose"](np.array([0.0, value]), Sampling(0.0), 3)
 
 
@@ -108,7 +108,7 @@ def test_ids_beyond_the_vocabulary(made: Path, wrong: int) -> None:
 
 def test_the_folder_is_looked_at_before_its_tokenizer(tmp_path: Path) -> None:
     for command in (generated, measured):
-        with pytest.raises(ModelError, match="has no config.json"):
+        with pytest.raises(ModelError, match=r"has no config\.json"):
             command(tmp_path)
 
 
