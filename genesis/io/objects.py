@@ -21,7 +21,7 @@ import numpy.typing as npt
 from genesis.array import from_numpy
 from genesis.backend import CPU, Device, as_device
 from genesis.dtypes import as_dtype, float8_e4m3fn
-from genesis.errors import DTypeError, GenesisError, ModelError, UsageError, escape
+from genesis.errors import DiskError, DTypeError, GenesisError, ModelError, UsageError, escape
 from genesis.io.files import atomic_file
 from genesis.io.filesystem import DEFAULT, FileSystem
 from genesis.io.paths import open_regular, quote
@@ -66,6 +66,8 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
 def write_object(obj: Any, f: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
     """`save` through a file system."""
     path = _path("save", f)
+    if os.path.isdir(path):
+        raise DiskError(f"{quote(str(path), 400)} is a folder, not a file", next="name a file in it")
     found = _Found()
     text = json.dumps({"version": VERSION, "value": _node(obj, (), found)}, allow_nan=False, separators=(",", ":"))
     parse_object(text.encode(), where="the object to save", max_depth=MAX_DEPTH)  # what load would refuse
@@ -200,7 +202,7 @@ def load(
     if not (target is None or isinstance(target, (str, Device))):
         raise UsageError(f"load: a device is meant, not a {type(target).__name__}", next='write "cpu" or "cuda:0", say')
     place = CPU if target is None else as_device(target)
-    _refuse_pickles(path)
+    _refuse_other_formats(path)
     with SafeTensors(path) as file:  # every claim of the header is checked before the library reads it
         tensors = _tensors(path, file, place)
         if KEY not in file.metadata:
@@ -309,12 +311,15 @@ class _Reader:
 def _path(function: str, f: Any) -> Path:
     if not isinstance(f, (str, os.PathLike)):
         raise UsageError(f"{function} takes a path, not a {type(f).__name__}", next="write to a file, then copy it")
-    return Path(f)
+    name = os.fspath(f)
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise UsageError(f"{function}: {quote(name)} is no path of a file", next="give the file's name")
+    return Path(name)
 
 
-def _refuse_pickles(path: Path) -> None:
-    """One clear sentence for what people take for a file of tensors."""
-    if path.is_dir():
+def _refuse_other_formats(path: Path) -> None:
+    """One clear sentence for pickles and all else that people take for a file of tensors."""
+    if os.path.isdir(path):
         raise ModelError(f"{quote(str(path), 400)} is a folder", next="genesis_models.load reads model folders")
     descriptor = open_regular(path)
     try:
@@ -324,10 +329,13 @@ def _refuse_pickles(path: Path) -> None:
     if start.startswith(b"PK\x03\x04") and path.suffix == ".npz":
         raise ModelError("this is an archive of numpy arrays", where=escape(path), next="numpy.load reads it")
     # A header's length may begin like a pickle, whose first bytes make no length that the file could hold.
-    is_pickle = re.match(b"\x80[\x02-\x05]", start) is not None and int.from_bytes(start, "little") > size
-    if start.startswith(b"PK\x03\x04") or is_pickle:
+    is_other = len(start) < 8 or int.from_bytes(start, "little") > size - 8
+    if start.startswith(b"PK\x03\x04") or (is_other and re.match(b"\x80[\x02-\x05]", start)):
         raise ModelError(
             "this is a pickle, as torch.save writes, and to read one is to run code from it",
             where=escape(path),
             next="where torch is: safetensors.torch.save_file(torch.load(path, weights_only=True), 'new.safetensors')",
         )
+    if is_other:
+        what = f"this is no safetensors file, or only a part of one: it has {size:,} bytes and starts with {quote(start.decode('latin-1'))}"
+        raise ModelError(what, where=escape(path), next="give a file that genesis.save or safetensors wrote")

@@ -254,12 +254,19 @@ def test_a_header_that_begins_like_a_pickle_is_read(tmp_path: Path) -> None:
 def test_calls_that_cannot_be_meant(tmp_path: Path) -> None:
     genesis.save({}, tmp_path / "x")
     np.savez(tmp_path / "y.npz", a=np.ones(2))
+    (tmp_path / "z").write_bytes(b"GGUF\3\0\0\0\0")
     for call, error, message in (
         (lambda: genesis.load(tmp_path / "x", "cpu", device="cpu"), UsageError, "map_location or device"),
         (lambda: genesis.load(tmp_path / "x", {"cuda:0": "cpu"}), UsageError, "not a dict"),
         (lambda: genesis.load(tmp_path / "x", weights_only=False), UsageError, "never runs code"),
         (lambda: genesis.load(io.BytesIO()), UsageError, "a path, not a BytesIO"),
         (lambda: genesis.save({}, 3), UsageError, "a path, not a int"),
+        (lambda: genesis.save({}, ""), UsageError, "is no path"),
+        (lambda: genesis.load("a\0b"), UsageError, "is no path"),
+        (lambda: genesis.save({}, tmp_path), DiskError, "is a folder, not a file"),
+        (lambda: genesis.save({}, tmp_path / ("n" * 300)), DiskError, "File name too long"),
+        (lambda: genesis.load(tmp_path / ("n" * 300)), ModelError, "File name too long"),
+        (lambda: genesis.load(tmp_path / "z"), ModelError, r"no safetensors file.* 9 bytes and starts with 'GGUF"),
         (lambda: genesis.load(tmp_path / "none"), ModelError, "cannot open"),
         (lambda: genesis.load(tmp_path), ModelError, r"is a folder \| genesis_models.load"),
         (lambda: genesis.load(tmp_path / "y.npz"), ModelError, "numpy.load reads it"),
