@@ -337,5 +337,6 @@ def _refuse_other_formats(path: Path) -> None:
             next="where torch is: safetensors.torch.save_file(torch.load(path, weights_only=True), 'new.safetensors')",
         )
     if is_other:
-        what = f"this is no safetensors file, or only a part of one: it has {size:,} bytes and starts with {quote(start.decode('latin-1'))}"
+        begin = quote(start.decode("latin-1"))
+        what = f"this is no safetensors file, or only a part of one: it has {size:,} bytes and starts with {begin}"
         raise ModelError(what, where=escape(path), next="give a file that genesis.save or safetensors wrote")

@@ -32,12 +32,23 @@ __all__ = [
 IGNORE = -100  # the label that counts for nothing, as everywhere in this field
 
 
+def _told(value: Any) -> str:
+    """A value that was expected to be something else: texts and numbers as they are, others by their kind."""
+    return repr(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+
+
+def _check_tensors(name: str, input: Any, target: Any) -> None:
+    for which, value in (("input", input), ("target", target)):
+        if not isinstance(value, Tensor):
+            raise DTypeError(f"{name}: {which} is {_told(value)}, not a tensor", next="make one with genesis.tensor")
+
+
 def reduction_of(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
     """`reduction`, unless one of torch's old arguments is given, which then says it."""
     for name, value in (("size_average", size_average), ("reduce", reduce)):
         if value is not None and not isinstance(value, bool):
             raise UsageError(
-                f"{name} is {value!r}, and must be None, True or False",
+                f"{name} is {_told(value)}, and must be None, True or False",
                 next="torch has size_average and reduce before reduction: name the arguments after weight",
             )
     if size_average is None and reduce is None:
@@ -61,7 +72,7 @@ def _reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
 def _check_weight(name: str, what: str, weight: Any) -> None:
     if not isinstance(weight, Tensor):
         raise DTypeError(
-            f"{name}: {what} is {weight!r}, not a tensor",
+            f"{name}: {what} is {_told(weight)}, not a tensor",
             next="the order is torch's: (input, target, weight, …); name the arguments after it",
         )
     if not weight.is_floating_point():
@@ -96,6 +107,7 @@ def cross_entropy(
         z_loss: factor of log²(Σ e^x), which keeps logits from drifting; excludes a weight.
     """
     reduction = reduction_of(size_average, reduce, reduction)
+    _check_tensors("cross_entropy", input, target)
     if not 0 <= label_smoothing <= 1:
         raise UsageError(f"label_smoothing is {label_smoothing}, and must be between 0 and 1")
     if target.is_floating_point():
@@ -182,6 +194,7 @@ def linear_cross_entropy(
 
 
 def _pair(name: str, input: Tensor, target: Tensor) -> None:
+    _check_tensors(name, input, target)
     if input.shape != target.shape:
         raise ShapeError(f"{name}: input has shape {input.shape}, target {target.shape}")
     if not (input.is_floating_point() and target.is_floating_point()):

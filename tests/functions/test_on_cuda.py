@@ -54,7 +54,7 @@ REST: tuple[tuple[Any, ...], ...] = (
     (SQUARE, VECTOR), (CUBE, CUBE_T), (HEADS, HEADS), (-2, 1, 2), (0, 0, 2), (1, 0, 1), (1, (2, 2)), ((2,), (1,), 1),
     ((-2, -1), True), ((0, -1), True), (-1, True), (1, 0), (0, 1), (-2, -1), (0, 9), (Y,), (SQUARE,),
     (VECTOR,), (WHOLE,), (MASK,), (PLACES,), (SCALAR,), ((12,),), ((4, 3),), ((1, 1),), (4,), (8,), (-1,), (0,), (2,),
-    (0.5,), (genesis.float16,), ("ij,jk", Y, SQUARE), (),
+    (0.5,), (genesis.float16,), ("ij,jk", Y, SQUARE), (), (ROWS,),
 )  # fmt: skip
 
 HOMES = ("genesis.functions", "genesis.nn", "genesis.tensor")

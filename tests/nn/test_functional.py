@@ -248,6 +248,9 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
         (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0, :2])), ShapeError, r"shape \(2,\) for 3 classes"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), tensor([1, 2, 3])), DTypeError, "weight is a tensor of int64"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0]), z_loss=0.1), UsageError, "weight or z_loss"),
+        (lambda: F.cross_entropy(tensor(X), [1, 2]), DTypeError, "target is a list, not a tensor"),  # type: ignore
+        (lambda: F.mse_loss(2.0, tensor(X)), DTypeError, "mse_loss: input is 2.0, not a tensor"),  # type: ignore
+        (lambda: F.cross_entropy(tensor(X), tensor(L), None, tensor(X)), UsageError, "size_average is a Tensor, and"),
         (lambda: F.cross_entropy(tensor(X), tensor(X)), DTypeError, "not probabilities of classes"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), None, "sum"), UsageError, "size_average is 'sum'"),
         (lambda: F.mse_loss(tensor(X), tensor(X), "none"), UsageError, "size_average is 'none'"),
