@@ -21,6 +21,7 @@ from genesis.autograd import (
     set_grad_enabled,
 )
 from genesis.backend import Device
+from genesis.backend import Device as device
 from genesis.dtypes import (
     DType,
     bfloat16,
@@ -32,11 +33,17 @@ from genesis.dtypes import (
     int32,
     int64,
     promote_types,
-    result_type,
     uint8,
 )
 from genesis.dtypes import bool_ as bool
+from genesis.dtypes import float16 as half
+from genesis.dtypes import float32 as float
+from genesis.dtypes import float64 as double
+from genesis.dtypes import int16 as short
+from genesis.dtypes import int32 as int
+from genesis.dtypes import int64 as long
 from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, softmax
+from genesis.functions.compare import allclose, equal, isclose
 from genesis.functions.create import (
     arange,
     as_tensor,
@@ -130,6 +137,7 @@ from genesis.functions.index import (
     scatter_add,
     take_along_dim,
 )
+from genesis.functions.info import finfo, iinfo, result_type
 from genesis.functions.linalg import addmm, addmv, baddbmm, bmm, dot, einsum, linear, matmul, mm, mv, outer
 from genesis.functions.random import (
     bernoulli,
@@ -199,6 +207,7 @@ from genesis.functions.shape import (
 )
 from genesis.functions.sort import argsort, bincount, nonzero, sort, topk, unique
 from genesis.random import Generator, manual_seed
+from genesis.shapes import Size
 
 from genesis import nn, optim  # isort: skip  they need the names above
 
@@ -219,6 +228,7 @@ __all__ = [
     "DType",
     "Device",
     "Generator",
+    "Size",
     "Tensor",
     "ValuesAndIndices",
     "abs",
@@ -226,6 +236,7 @@ __all__ = [
     "addmm",
     "addmv",
     "all",
+    "allclose",
     "amax",
     "amin",
     "any",
@@ -265,15 +276,18 @@ __all__ = [
     "cuda_op",
     "cumsum",
     "custom",
+    "device",
     "diagonal",
     "div",
     "dot",
+    "double",
     "dropout",
     "einsum",
     "empty",
     "empty_like",
     "enable_grad",
     "eq",
+    "equal",
     "erf",
     "errors",
     "exp",
@@ -281,8 +295,10 @@ __all__ = [
     "expand",
     "expm1",
     "eye",
+    "finfo",
     "flatten",
     "flip",
+    "float",
     "float16",
     "float32",
     "float64",
@@ -297,6 +313,8 @@ __all__ = [
     "gelu_tanh",
     "get_autocast_dtype",
     "gt",
+    "half",
+    "iinfo",
     "index_add",
     "index_copy",
     "index_fill",
@@ -304,12 +322,14 @@ __all__ = [
     "index_put",
     "index_select",
     "inference_mode",
+    "int",
     "int8",
     "int16",
     "int32",
     "int64",
     "is_autocast_enabled",
     "is_grad_enabled",
+    "isclose",
     "isfinite",
     "isinf",
     "isnan",
@@ -329,6 +349,7 @@ __all__ = [
     "logical_or",
     "logical_xor",
     "logsumexp",
+    "long",
     "lt",
     "manual_seed",
     "masked_fill",
@@ -387,6 +408,7 @@ __all__ = [
     "scatter_add",
     "select",
     "set_grad_enabled",
+    "short",
     "sigmoid",
     "sign",
     "silu",

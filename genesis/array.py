@@ -95,6 +95,8 @@ class Array:
 
     def overlaps_itself(self) -> bool:
         """Whether two indices may reach one element (an expanded view): such an array must not be written."""
+        if 0 in self.shape:  # no element is reached; numpy's strides of such arrays may be 0
+            return False
         order = sorted((st, s) for s, st in zip(self.shape, self.strides, strict=True) if s > 1)
         reach = 0
         for stride, size in order:

@@ -76,6 +76,11 @@ _BY_NAME = {d.name: d for d in ALL} | {
     "bf16": bfloat16,
     "long": int64,
     "int": int32,
+    "short": int16,
+    "fp64": float64,
+    "fp32": float32,
+    "fp16": float16,
+    "bf16": bfloat16,
 }
 _BY_NUMPY = {d.numpy: d for d in ALL}
 _BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}

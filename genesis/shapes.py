@@ -12,6 +12,7 @@ from genesis.errors import DTypeError, IndexRangeError, ShapeError
 
 __all__ = [
     "Shape",
+    "Size",
     "as_index",
     "broadcast_shapes",
     "broadcast_strides",
@@ -26,6 +27,31 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+
+
+class Size(tuple[int, ...]):
+    """The shape of a tensor: a tuple that counts its elements; slices and sums of sizes are sizes."""
+
+    __slots__ = ()
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = tuple.__getitem__(self, index)
+        return Size(found) if isinstance(index, slice) else found
+
+    def __add__(self, other: Any) -> Size:
+        return Size(tuple.__add__(self, tuple(other)))
+
+    def __radd__(self, other: Any) -> Size:
+        return Size((*other, *self))
+
+    def __mul__(self, count: Any) -> Size:
+        return Size(tuple.__mul__(self, count))
+
+    __rmul__ = __mul__
 
 
 def numel(shape: Sequence[int]) -> int:

@@ -4,18 +4,22 @@ bound as its methods, so that function and method forms are one and the same."""
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from genesis.array import Array
 from genesis.autograd import backward as tape_backward
+from genesis.autograd.handles import HookHandle
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.dtypes import DType, float32, float64
-from genesis.errors import DTypeError, GradientError, ShapeError
+from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError
 from genesis.functions import activation as _activation
+from genesis.functions import compare as _compare
 from genesis.functions import create as _create
 from genesis.functions import elementwise as _elementwise
 from genesis.functions import exchange as _exchange
@@ -26,10 +30,29 @@ from genesis.functions import reduce as _reduce
 from genesis.functions import shape as _shape
 from genesis.functions import sort as _sort
 from genesis.functions import transfer as _transfer
+from genesis.functions.arguments import bare, public
 from genesis.op import registry
-from genesis.shapes import Shape
+from genesis.shapes import Shape, Size, normalize_axis
 
 __all__ = ["Tensor"]
+
+
+def _comparison(function: Callable[..., Any]) -> Callable[..., Any]:
+    """== or !=: a tensor is not equal to what is neither a tensor nor a number."""
+
+    @functools.wraps(function)
+    def compared(x: Any, y: Any) -> Any:
+        if y is None or isinstance(y, (str, type)):
+            return NotImplemented
+        return function(x, y)
+
+    return compared
+
+
+def _along(dim: builtins.int, ndim: builtins.int) -> builtins.int:
+    if not ndim:
+        raise IndexRangeError("a tensor without dimensions has no sizes")
+    return normalize_axis(dim, ndim)
 
 
 class Tensor(TensorBase, concrete=True):
@@ -41,11 +64,26 @@ class Tensor(TensorBase, concrete=True):
     __slots__ = ()
     __array_priority__ = 1000  # numpy operators defer to ours
 
+    @staticmethod
+    def _array_of(*data: Any) -> Array:
+        """As torch.Tensor: float32 of nested lists and numpy arrays, a tensor's own memory, or sizes of empty memory.
+
+        Raises:
+            DTypeError: for anything else.
+        """
+        if len(data) == 1 and isinstance(data[0], (TensorBase, list, tuple, np.ndarray)):
+            (given,) = data
+            return given.array if isinstance(given, TensorBase) else _create.tensor(given, dtype=float32).array
+        for size in data:
+            if type(size) is not builtins.int and not isinstance(size, (np.integer, TensorBase)):
+                raise DTypeError(f"Tensor() of a value of type {type(size).__name__}", next="use genesis.tensor()")
+        return _create.empty(*data).array  # type: ignore[no-any-return]
+
     # --- What it is --------------------------------------------------------------------------------------------------
 
     @property
-    def shape(self) -> Shape:
-        return self.array.shape
+    def shape(self) -> Size:
+        return Size(self.array.shape)
 
     @property
     def dtype(self) -> DType:
@@ -78,11 +116,11 @@ class Tensor(TensorBase, concrete=True):
         return self.ndim
 
     def size(self, dim: builtins.int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+        return self.shape if dim is None else self.array.shape[_along(dim, self.ndim)]
 
     def stride(self, dim: builtins.int | None = None) -> Any:
         """Steps in elements, all or of one dimension."""
-        return self.array.strides if dim is None else self.array.strides[dim]
+        return self.array.strides if dim is None else self.array.strides[_along(dim, self.ndim)]
 
     def storage_offset(self) -> builtins.int:
         """Elements between the start of the storage and the first element."""
@@ -172,9 +210,9 @@ class Tensor(TensorBase, concrete=True):
         return builtins.int(self.item())
 
     def __len__(self) -> builtins.int:
-        if not self.shape:
+        if not self.array.shape:
             raise ShapeError("len() of a tensor without dimensions")
-        return self.shape[0]
+        return self.array.shape[0]
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(_shape.unbind(self, 0))
@@ -188,6 +226,20 @@ class Tensor(TensorBase, concrete=True):
             node = self.current_node()
             extra += f", grad_fn=<{node.name}>" if node is not None else ", requires_grad=True"
         return f"tensor({text}{extra})"
+
+    def __format__(self, spec: str) -> str:
+        """A tensor without dimensions is formatted as its number: `f"{loss:.4f}"`.
+
+        Raises:
+            DTypeError: for a format of a tensor with dimensions.
+        """
+        if not self.array.shape:
+            return format(self.item(), spec)
+        if spec:
+            raise DTypeError(
+                f"the format {spec!r} of a tensor of shape {self.array.shape}", next="format its elements, or .mean()"
+            )
+        return str(self)
 
     def __reduce__(self) -> Any:
         raise DTypeError("tensors are not pickled: nothing Genesis reads may run code", next="save safetensors instead")
@@ -229,11 +281,11 @@ class Tensor(TensorBase, concrete=True):
         """Accumulate gradients into the leaves; see `genesis.autograd.backward`."""
         tape_backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
 
-    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> Callable[[], None]:
+    def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
         """Call `hook(grad)` when this tensor's gradient is complete; what it returns replaces the gradient.
 
         Returns:
-            A function that removes the hook.
+            A handle whose `remove()` takes the hook off.
         """
         edge = self.edge()
         if edge is None:
@@ -245,10 +297,10 @@ class Tensor(TensorBase, concrete=True):
 
         entry = (edge.slot, on_array)
         edge.node.hooks.append(entry)
-        return lambda: edge.node.hooks.remove(entry)
+        return HookHandle(lambda: edge.node.hooks.remove(entry))
 
-    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> Callable[[], None]:
-        """Call `hook(self)` after `.grad` of this leaf was updated. Returns a function that removes the hook."""
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
+        """Call `hook(self)` after `.grad` of this leaf was updated. Returns a handle whose `remove()` takes it off."""
         if not self.is_leaf:
             raise GradientError("post-accumulate hooks are for leaves", next="use register_hook")
         self._post_hooks += (hook,)
@@ -257,7 +309,7 @@ class Tensor(TensorBase, concrete=True):
             at = self._post_hooks.index(hook)
             self._post_hooks = self._post_hooks[:at] + self._post_hooks[at + 1 :]
 
-        return remove
+        return HookHandle(remove)
 
     def retain_grad(self) -> None:
         """Keep the gradient of a non-leaf in `.grad`."""
@@ -281,6 +333,9 @@ class Tensor(TensorBase, concrete=True):
         """In another dtype, on another device, or both; itself where nothing changes (unless `copy`)."""
         moved = _create.to(self, *args, dtype=dtype, device=device, copy=copy, non_blocking=non_blocking)
         return moved  # type: ignore[no-any-return]
+
+    def short(self) -> Tensor:
+        return self.to("int16")
 
     def float(self) -> Tensor:
         return self.to(float32)
@@ -428,6 +483,12 @@ class Tensor(TensorBase, concrete=True):
     trunc_ = _elementwise.trunc_
     zero_ = _elementwise.zero_
 
+    # --- Comparison -----------------------------------------------------------------------------------------------
+
+    allclose = _compare.allclose
+    equal = _compare.equal
+    isclose = _compare.isclose
+
     # --- Reductions --------------------------------------------------------------------------------------------------
 
     all = _reduce.all
@@ -553,34 +614,61 @@ class Tensor(TensorBase, concrete=True):
 
     # --- Operators ---------------------------------------------------------------------------------------------------
 
-    __getitem__ = _index.getitem
-    __setitem__ = _index.setitem
+    __getitem__ = bare(_index.getitem)
+    __setitem__ = bare(_index.setitem)
     __hash__ = TensorBase.__hash__
 
-    __neg__, __abs__, __invert__ = _elementwise.neg, _elementwise.abs, _elementwise.bitwise_not
-    __add__, __radd__, __iadd__ = _elementwise.add, _elementwise.add, _elementwise.add_
-    __sub__, __rsub__, __isub__ = _elementwise.sub, _elementwise.rsub, _elementwise.sub_
-    __mul__, __rmul__, __imul__ = _elementwise.mul, _elementwise.mul, _elementwise.mul_
-    __truediv__, __itruediv__ = _elementwise.div, _elementwise.div_
-    __floordiv__, __ifloordiv__ = _elementwise.floor_divide, _elementwise.floor_divide_
-    __mod__, __imod__ = _elementwise.remainder, _elementwise.remainder_
-    __pow__, __ipow__ = _elementwise.pow, _elementwise.pow_
-    __matmul__ = _linalg.matmul
-    __eq__, __ne__ = _elementwise.eq, _elementwise.ne
-    __lt__, __le__, __gt__, __ge__ = _elementwise.lt, _elementwise.le, _elementwise.gt, _elementwise.ge
-    __and__, __rand__, __iand__ = _elementwise.bitwise_and, _elementwise.bitwise_and, _elementwise.bitwise_and_
-    __or__, __ror__, __ior__ = _elementwise.bitwise_or, _elementwise.bitwise_or, _elementwise.bitwise_or_
-    __xor__, __rxor__, __ixor__ = _elementwise.bitwise_xor, _elementwise.bitwise_xor, _elementwise.bitwise_xor_
-    __lshift__, __rshift__ = _elementwise.left_shift, _elementwise.right_shift
+    __neg__, __abs__, __invert__ = bare(_elementwise.neg), bare(_elementwise.abs), bare(_elementwise.bitwise_not)
+    __add__, __radd__, __iadd__ = bare(_elementwise.add), bare(_elementwise.add), bare(_elementwise.add_)
+    __sub__, __rsub__, __isub__ = bare(_elementwise.sub), bare(_elementwise.rsub), bare(_elementwise.sub_)
+    __mul__, __rmul__, __imul__ = bare(_elementwise.mul), bare(_elementwise.mul), bare(_elementwise.mul_)
+    __truediv__, __itruediv__ = bare(_elementwise.div), bare(_elementwise.div_)
+    __floordiv__, __ifloordiv__ = bare(_elementwise.floor_divide), bare(_elementwise.floor_divide_)
+    __mod__, __imod__ = bare(_elementwise.remainder), bare(_elementwise.remainder_)
+    __pow__, __ipow__ = bare(_elementwise.pow), bare(_elementwise.pow_)
+    __matmul__ = bare(_linalg.matmul)
+    __eq__, __ne__ = _comparison(bare(_elementwise.eq)), _comparison(bare(_elementwise.ne))
+    __lt__, __le__, __gt__, __ge__ = (
+        bare(_elementwise.lt),
+        bare(_elementwise.le),
+        bare(_elementwise.gt),
+        bare(_elementwise.ge),
+    )
+    __and__, __rand__, __iand__ = (
+        bare(_elementwise.bitwise_and),
+        bare(_elementwise.bitwise_and),
+        bare(_elementwise.bitwise_and_),
+    )
+    __or__, __ror__, __ior__ = (
+        bare(_elementwise.bitwise_or),
+        bare(_elementwise.bitwise_or),
+        bare(_elementwise.bitwise_or_),
+    )
+    __xor__, __rxor__, __ixor__ = (
+        bare(_elementwise.bitwise_xor),
+        bare(_elementwise.bitwise_xor),
+        bare(_elementwise.bitwise_xor_),
+    )
+    __lshift__, __rshift__ = bare(_elementwise.left_shift), bare(_elementwise.right_shift)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return _elementwise.div(other, self)
+        return bare(_elementwise.div)(other, self)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return _elementwise.floor_divide(other, self)
+        return bare(_elementwise.floor_divide)(other, self)
 
     def __rmod__(self, other: Any) -> Any:
-        return _elementwise.remainder(other, self)
+        return bare(_elementwise.remainder)(other, self)
 
     def __rpow__(self, other: Any) -> Any:
-        return _elementwise.pow(other, self)
+        return bare(_elementwise.pow)(other, self)
+
+
+def _has_parameters(method: FunctionType) -> builtins.bool:
+    code = method.__code__
+    return code.co_argcount + code.co_kwonlyargcount > 1
+
+
+for _name, _method in list(vars(Tensor).items()):  # keywords as functions have them
+    if isinstance(_method, FunctionType) and not _name.startswith("_") and _has_parameters(_method):
+        setattr(Tensor, _name, public(_method) if not hasattr(_method, "__wrapped__") else _method)

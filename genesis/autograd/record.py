@@ -49,6 +49,9 @@ class TensorBase:
         "slot",
     )
 
+    array: Array
+    node: BaseNode | None
+    slot: int
     _concrete: type[TensorBase]
 
     def __init_subclass__(cls, concrete: bool = False, **rest: Any) -> None:
@@ -57,8 +60,11 @@ class TensorBase:
             TensorBase._concrete = cls
 
     def __init__(
-        self, array: Array, node: BaseNode | None = None, slot: int = 0, *, requires_grad: bool = False
+        self, array: Any = (), node: Any = None, slot: Any = False, *more: Any, requires_grad: bool = False
     ) -> None:
+        if type(array) is not Array:  # a user's call, not one of ours with (array, node, slot)
+            given = [v for v, absent in ((node, None), (slot, False)) if v is not absent]
+            array, node, slot = self._array_of(array, *given, *more), None, 0
         self.array, self.node, self.slot = array, node, slot
         self.grad: Any = None
         self.base: TensorBase | None = None
@@ -70,6 +76,11 @@ class TensorBase:
         self._post_hooks: tuple[Callable[[Any], None], ...] = ()
         if requires_grad:
             self.requires_grad_()
+
+    @staticmethod
+    def _array_of(*data: Any) -> Array:
+        """The values of a tensor that a user makes by the constructor."""
+        raise NotImplementedError
 
     @staticmethod
     def wrap(array: Array, node: BaseNode | None = None, slot: int = 0) -> Any:

@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["CPU", "Backend", "Device", "Storage", "as_device", "backend_for"]
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Where memory lives: `type` is "cpu" or "cuda"."""
-
-    type: str
-    index: int = 0
-
-    def __str__(self) -> str:
-        return self.type if self.type == "cpu" else f"{self.type}:{self.index}"
-
-
-CPU = Device("cpu")
-
-
 class _Current(threading.local):
     """The CUDA device that "cuda" means in this thread; `genesis.cuda.device` sets it."""
 
@@ -43,16 +29,59 @@ class _Current(threading.local):
 current_cuda = _Current()
 
 
-def as_device(value: Device | str | None) -> Device:
-    """The device meant by "cpu", "cuda", "cuda:1", a `Device`, or None (the CPU)."""
+def _parsed(value: object) -> tuple[str | None, int | None]:
+    """Type and index as a device is written; no type where it is none."""
     if isinstance(value, Device):
-        return value
+        return value.type, value.index
+    kind, colon, index = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind not in ("cpu", "cuda") or (colon and not (index.isascii() and index.isdigit())):
+        return None, None
+    return kind, int(index) if index else None
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Device:
+    """Where memory lives: `type` is "cpu" or "cuda".
+
+    `Device("cuda")` is the current CUDA device, `Device("cuda:1")` and `Device("cuda", 1)` the one of index 1.
+
+    Raises:
+        DeviceError: for anything else.
+    """
+
+    type: str
+    index: int
+
+    def __init__(self, type: Device | str, index: int | None = None) -> None:
+        kind, number = _parsed(type)
+        if kind is None or (index is not None and number is not None):
+            given = repr(type) if index is None else f"{type!r} with index {index!r}"
+            raise DeviceError(f"{given} is not a device", next='use "cpu", "cuda" or "cuda:<index>"')
+        if index is not None and not (index.__class__ is int and index >= 0):
+            raise DeviceError(f"{index!r} is not the index of a device", next="use 0, 1, ...")
+        number = index if number is None else number
+        object.__setattr__(self, "type", kind)
+        object.__setattr__(self, "index", 0 if kind == "cpu" else current_cuda.index if number is None else number)
+
+    def __str__(self) -> str:
+        return self.type if self.type == "cpu" else f"{self.type}:{self.index}"
+
+
+CPU = Device("cpu")
+
+
+def as_device(value: Device | str | None) -> Device:
+    """The device meant by "cpu", "cuda", "cuda:1", a `Device`, or None (the CPU).
+
+    Raises:
+        DeviceError: for anything else.
+    """
+    if isinstance(value, Device):
+        return CPU if value.type == "cpu" else value
     if value is None or value == "cpu":
         return CPU
-    kind, _, index = str(value).partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise DeviceError(f"{value!r} is not a device", next='use "cpu", "cuda" or "cuda:<index>"')
-    return Device(kind, int(index) if index else current_cuda.index) if kind == "cuda" else CPU
+    device = Device(value)
+    return CPU if device.type == "cpu" else device
 
 
 class Storage(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from genesis.autograd.record import apply
+from genesis.functions.arguments import publish
 from genesis.functions.elementwise import to_dtype
 from genesis.functions.make import as_operand, unary
 from genesis.ops import activation as ops
@@ -31,3 +32,6 @@ def log_softmax(x: Any, dim: int, *, dtype: Any = None) -> Any:
     if dtype is None:
         return apply(softmax_ops.log_softmax, x, dim=dim)
     return to_dtype(apply(softmax_ops.log_softmax, to_dtype(x, dtype), dim=dim), dtype)  # autocast widens in between
+
+
+publish(globals(), __all__)

@@ -6,7 +6,6 @@ Everything takes `dtype` (a DType or its name), `device` (a Device or "cpu", "cu
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +18,7 @@ from genesis.autograd.record import TensorBase, apply
 from genesis.backend import Device, as_device, backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float32, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
+from genesis.functions.arguments import fitting, number, publish
 from genesis.functions.elementwise import to_dtype
 from genesis.functions.exchange import from_cuda_array_interface
 from genesis.functions.shape import array_of, sizes_of
@@ -107,6 +107,9 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
         DTypeError: for what holds no numbers.
     """
     values, found = _values(data)
+    if dtype is not None and values.size and not isinstance(data, (np.ndarray, TensorBase)):  # arrays wrap around
+        for extreme in (values.min(), values.max()):
+            fitting(extreme.item(), as_dtype(dtype), "tensor")
     return _wrap(_placed(values, found if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
 
 
@@ -141,30 +144,31 @@ def _filled(shape: Shape, value: Any, dtype: Any, device: Any, requires_grad: bo
     if any(s < 0 for s in shape):
         raise ShapeError(f"a tensor of shape {shape}: sizes are at least 0")
     chosen = float32 if dtype is None else as_dtype(dtype)
+    fitting(value, chosen, "full")
     array = elementwise.fill(value=value, shape=shape, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
 
 
 def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
     """Zeros (float32 unless `dtype` says otherwise)."""
-    return _filled(sizes_of(size), 0, dtype, device, requires_grad)
+    return _filled(sizes_of(size, "zeros"), 0, dtype, device, requires_grad)
 
 
 def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
     """Ones (float32 unless `dtype` says otherwise)."""
-    return _filled(sizes_of(size), 1, dtype, device, requires_grad)
+    return _filled(sizes_of(size, "ones"), 1, dtype, device, requires_grad)
 
 
 def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
     """`fill_value` everywhere; its own type gives the dtype: float32, int64 or bool."""
-    shape = sizes_of((size,)) if not isinstance(size, int) else (size,)
-    value = fill_value.item() if hasattr(fill_value, "item") else fill_value
+    shape = sizes_of((size,), "full")
+    value = number(fill_value, "full", "fill_value")
     return _filled(shape, value, result_type((value,)) if dtype is None else dtype, device, requires_grad)
 
 
 def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
     """Undefined contents (float32 unless `dtype` says otherwise)."""
-    shape = sizes_of(size)
+    shape = sizes_of(size, "empty")
     if any(s < 0 for s in shape):
         raise ShapeError(f"a tensor of shape {shape}: sizes are at least 0")
     return _wrap(arrays.empty(shape, float32 if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
@@ -184,17 +188,23 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None, 
 
 
 def arange(
-    *bounds: Any, step: Any = 1, dtype: Any = None, device: Any = None, requires_grad: bool = False, **named: Any
+    *bounds: Any,
+    start: Any = None,
+    end: Any = None,
+    step: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
 ) -> Any:
     """arange(end), arange(start, end) or arange(start, end, step): end is not included.
 
     Integers give int64, any float float32, unless `dtype` says otherwise.
 
     Raises:
-        ShapeError: for a step of 0 or one that leads away from the end.
+        ShapeError: for a step of 0 or one that leads away from the end, for bounds that are infinite or NaN.
     """
-    start, end, step = _bounds(bounds, step, named)
-    if not step or (end - start) / step < 0:
+    start, end, step = _bounds(bounds, start, end, step)
+    if not step or not math.isfinite(start + end + step) or (end - start) / step < 0:
         raise ShapeError(f"arange: from {start} to {end} in steps of {step}")
     whole = all(isinstance(v, int) for v in (start, end, step))
     count = -(-(end - start) // step) if whole else math.ceil((end - start) / step)
@@ -203,21 +213,23 @@ def arange(
     return _wrap(array, requires_grad)
 
 
-def _bounds(bounds: tuple[Any, ...], step: Any, named: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _bounds(bounds: tuple[Any, ...], start: Any, end: Any, step: Any) -> tuple[Any, Any, Any]:
     """(start, end, step) as Python numbers, from the forms arange takes."""
-    unknown = set(named) - {"start", "end"}
-    if unknown or len(bounds) > 3 or (not bounds and "end" not in named):
-        raise ShapeError(f"arange takes end, (start, end) or (start, end, step), got {bounds} {named}")
-    given = list(bounds)
-    if len(given) == 1 and "end" not in named:
-        given.insert(0, named.get("start", 0))
-    start = given[0] if given else named.get("start", 0)
-    end = given[1] if len(given) > 1 else named["end"]
-    step = given[2] if len(given) > 2 else step
-    found = tuple(v.item() if hasattr(v, "item") else v for v in (start, end, step))
-    if not all(isinstance(v, numbers.Real) for v in found):
-        raise DTypeError(f"arange takes numbers, got {found}")
-    return found[0], found[1], found[2]
+    names = ("start", "end", "step") if len(bounds) > 1 or end is not None else ("end",)
+    given = {"start": start, "end": end, "step": step}
+    wrong = len(bounds) > 3 or any(given[name] is not None for name, _ in zip(names, bounds, strict=False))
+    given |= dict(zip(names, bounds, strict=False))
+    if wrong or given["end"] is None:
+        raise ShapeError(
+            f"arange takes end, (start, end) or (start, end, step), got {bounds} with start={start}, end={end},"
+            f" step={step}"
+        )
+    given = {"start": 0, "step": 1} | {name: value for name, value in given.items() if value is not None}
+    try:
+        start, end, step = (number(given[name], "arange", name) for name in ("start", "end", "step"))
+    except DTypeError as error:
+        raise DTypeError(f"arange takes numbers: {error.what}") from None
+    return start, end, step
 
 
 def linspace(
@@ -362,3 +374,6 @@ def pin_memory(x: Any, device: Any = "cuda") -> Any:
     made = pinned_empty(a.shape, a.dtype, as_device(device))
     elementwise.copy(a, out=made)
     return _wrap(made)
+
+
+publish(globals(), (*__all__, *METHODS), from_numpy={"ndarray": "values"})

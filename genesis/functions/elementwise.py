@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from genesis.autograd.record import TensorBase, apply, apply_
-from genesis.dtypes import DType, as_dtype, result_type
+from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, result_type
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions.make import as_operand, binary, check_operands, inplace, unary
+from genesis.functions.arguments import fitting, publish
+from genesis.functions.make import as_operand, binary, check_operands, inplace, inplace_two, unary
 from genesis.functions.transfer import overwrite
 from genesis.ops import elementwise as ops
 
@@ -51,11 +52,9 @@ sqrt_, rsqrt_ = inplace(ops.sqrt), inplace(ops.rsqrt)
 sin_, cos_, tan_, tanh_ = (inplace(o) for o in (ops.sin, ops.cos, ops.tan, ops.tanh))
 sigmoid_, erf_ = inplace(ops.sigmoid), inplace(ops.erf)
 floor_, ceil_, trunc_, round_ = (inplace(o) for o in (ops.floor, ops.ceil, ops.trunc, ops.round))
-mul_, pow_, remainder_ = inplace(ops.mul), inplace(ops.pow), inplace(ops.remainder)
-floor_divide_ = inplace(ops.floor_divide)
-bitwise_and_, bitwise_or_, bitwise_xor_ = (inplace(o) for o in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor))
-div_ = inplace(ops.div)
-lerp_ = inplace(ops.lerp)
+mul_, pow_, remainder_ = inplace_two(ops.mul), inplace_two(ops.pow), inplace_two(ops.remainder)
+floor_divide_ = inplace_two(ops.floor_divide)
+bitwise_and_, bitwise_or_, bitwise_xor_ = (inplace_two(o) for o in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor))
 
 
 def _scaled(x: Any, y: Any, alpha: float) -> Any:
@@ -63,6 +62,8 @@ def _scaled(x: Any, y: Any, alpha: float) -> Any:
     if not isinstance(y, TensorBase):
         return y * alpha
     kind = _common_type(x, y)
+    if type(alpha) is float and not kind.is_floating_point:
+        raise DTypeError(f"alpha is {alpha} for a sum of type {kind.name}", next="give an integer, or cast to a float")
     return apply(ops.mul, y if y.array.dtype is kind else apply(ops.cast, y, dtype=kind), alpha)
 
 
@@ -113,6 +114,18 @@ def div(x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None) ->
     return apply(ops.div, x, y, out=out)
 
 
+def div_(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    """`div` in place; `rounding_mode` as there."""
+    y = as_operand(y, "div_")
+    if rounding_mode == "trunc" and x.array.dtype.is_floating_point:
+        return apply_(ops.trunc, x, apply_(ops.div, x, x, y))
+    if rounding_mode == "trunc":
+        return copy_(x, div(x, y, rounding_mode="trunc"))
+    if rounding_mode not in (None, "floor"):
+        raise DTypeError(f"rounding_mode {rounding_mode!r} is not None, 'floor' or 'trunc'")
+    return apply_(ops.div if rounding_mode is None else ops.floor_divide, x, x, y)
+
+
 def clamp(x: Any, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
     """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open.
 
@@ -129,7 +142,13 @@ def clamp_(x: Any, min: Any = None, max: Any = None) -> Any:
 def _bounded(name: str, x: Any, *bounds: Any) -> tuple[Any, ...]:
     if not isinstance(x, TensorBase):
         raise DTypeError(f"{name} takes a tensor, got {type(x).__name__}", next="wrap it with genesis.tensor()")
-    return (x, *(None if b is None else as_operand(b, name) for b in bounds))
+    given = [None if b is None else as_operand(b, name) for b in bounds]
+    numbers = [b for b in given if b is not None and not isinstance(b, TensorBase)]
+    if numbers:
+        kind = _common_type(x, *(b for b in given if b is not None))
+        for value in numbers:
+            fitting(value, kind, name)
+    return (x, *given)
 
 
 def clamp_min(x: Any, min: Any, *, out: Any = None) -> Any:
@@ -147,20 +166,45 @@ def lerp(x: Any, end: Any, weight: Any, *, out: Any = None) -> Any:
     return apply(ops.lerp, *check_operands("lerp", x, end, weight), out=out)
 
 
+def lerp_(x: Any, end: Any, weight: Any) -> Any:
+    """`lerp` in place."""
+    return apply_(ops.lerp, x, x, as_operand(end, "lerp_"), as_operand(weight, "lerp_"))
+
+
 def where(condition: Any, x: Any, y: Any) -> Any:
     """x where `condition` (bool) holds, else y."""
-    return apply(ops.where, *check_operands("where", condition, x, y))
+    condition, x, y = check_operands("where", condition, x, y)
+    if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
+        kind = _common_type(x, y)
+        fitting(x, kind, "where")
+        fitting(y, kind, "where")
+    return apply(ops.where, condition, x, y)
 
 
 def masked_fill(x: Any, mask: Any, value: Any) -> Any:
     """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
-    filled = apply(ops.where, *check_operands("masked_fill", mask, value, x))
-    return filled if filled.array.dtype is x.array.dtype else apply(ops.cast, filled, dtype=x.array.dtype)
+    return apply(ops.where, mask, _filling("masked_fill", x, mask, value), x)
 
 
 def masked_fill_(x: Any, mask: Any, value: Any) -> Any:
     """`masked_fill` in place."""
-    return apply_(ops.where, x, *check_operands("masked_fill_", mask, value, x))
+    return apply_(ops.where, x, mask, _filling("masked_fill_", x, mask, value), x)
+
+
+def _filling(name: str, x: Any, mask: Any, value: Any) -> Any:
+    """The value in x's type: the elements that stay must not pass through another."""
+    for operand in (x, mask):
+        if not isinstance(operand, TensorBase):
+            raise DTypeError(
+                f"{name} takes tensors, got {type(operand).__name__}", next="wrap it with genesis.tensor()"
+            )
+    value, kind = as_operand(value, name), x.array.dtype
+    if isinstance(value, TensorBase):
+        if value.array.shape:
+            raise ShapeError(f"{name}: the value has shape {value.array.shape}", next="use where(mask, value, x)")
+        return to_dtype(value, kind)
+    fitting(value, kind, name)
+    return bool(value) if kind.category == BOOL else int(value) if kind.category == INTEGER else value
 
 
 def to_dtype(x: Any, dtype: Any) -> Any:
@@ -193,6 +237,7 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
 def fill_(x: Any, value: Any) -> Any:
     """Every element becomes `value`, a number or a tensor without dimensions."""
     value = as_operand(value, "fill_")
+    fitting(value, x.array.dtype, "fill_")
     if isinstance(value, TensorBase) and value.array.shape:
         raise ShapeError(f"fill_ takes a number or a tensor without dimensions, got shape {value.array.shape}")
     return apply_(ops.overwrite, x, x, value)
@@ -201,3 +246,9 @@ def fill_(x: Any, value: Any) -> Any:
 def zero_(x: Any) -> Any:
     """Every element becomes 0."""
     return fill_(x, 0)
+
+
+publish(
+    globals(), __all__,
+    pow={"exponent": "y"}, pow_={"exponent": "y"}, copy_={"other": "source", "src": "source"},
+)  # fmt: skip

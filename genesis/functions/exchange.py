@@ -31,6 +31,7 @@ from genesis.dtypes import (
     uint8,
 )
 from genesis.errors import DeviceError, DTypeError
+from genesis.functions.arguments import publish
 from genesis.functions.transfer import moved, record_stream
 from genesis.op import registry
 from genesis.shapes import contiguous_strides
@@ -234,3 +235,6 @@ def from_cuda_array_interface(source: Any) -> Array:
             _follow(backend, backend.stream, theirs)
     array = _adopted(pointer if math.prod(shape) else 0, shape, strides, dtype, device, source)
     return registry["copy"](array) if read_only else array
+
+
+publish(globals(), __all__, from_dlpack={"ext_tensor": "source"})

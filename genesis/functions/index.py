@@ -14,6 +14,7 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import INTEGER, bool_, int64
 from genesis.errors import DTypeError, ShapeError
+from genesis.functions.arguments import publish
 from genesis.functions.elementwise import copy_, fill_, to_dtype
 from genesis.functions.shape import array_of, expand, flatten, reshape
 from genesis.indexing import Kind, plan_get, plan_set
@@ -473,3 +474,6 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
     """`masked_scatter_` on a copy of x, broadcast to the mask's shape."""
     shape = broadcast_shapes(array_of(x, "masked_scatter").shape, array_of(mask, "masked_scatter").shape)
     return masked_scatter_(apply(elementwise.copy, expand(x, shape)), mask, source)
+
+
+publish(globals(), __all__, scatter={"value": "src"}, scatter_={"value": "src"})

@@ -8,6 +8,7 @@ from typing import Any
 from genesis.autograd.record import apply, lowered
 from genesis.errors import ShapeError
 from genesis.functions import elementwise
+from genesis.functions.arguments import publish
 from genesis.functions.shape import array_of, diagonal, expand, permute, reshape, unsqueeze
 from genesis.ops import linalg as ops
 from genesis.ops import linear as linear_ops
@@ -267,3 +268,8 @@ def einsum(equation: str, *operands: Any) -> Any:
         x, labels = _contract(x, labels, y, more, needed, sizes)
     x, labels = _sum_out(x, labels, set(out))
     return permute(x, *(labels.index(label) for label in out)) if labels != out else x
+
+
+publish(
+    globals(), __all__, mm={"mat2": "y"}, bmm={"mat2": "y"}, mv={"vec": "y"}, dot={"tensor": "y"}, outer={"vec2": "y"}
+)

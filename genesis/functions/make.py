@@ -7,10 +7,12 @@ from typing import Any
 
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.errors import DTypeError
+from genesis.functions.arguments import plain
 from genesis.op import Op
 
-__all__ = ["as_operand", "binary", "check_operands", "inplace", "unary"]
+__all__ = ["as_operand", "binary", "check_operands", "inplace", "inplace_two", "unary"]
 
+NUMBERS = (float, int, bool)
 Made = Callable[..., Any]
 
 
@@ -20,11 +22,11 @@ def as_operand(value: Any, name: str) -> Any:
     Raises:
         DTypeError: for anything else, naming the function.
     """
-    if isinstance(value, (TensorBase, bool, int, float)):
+    if isinstance(value, TensorBase) or type(value) in NUMBERS:
         return value
-    item = getattr(value, "item", None)
-    if item is not None and getattr(value, "ndim", None) == 0:
-        return item()
+    found = plain(value)
+    if found is not None:
+        return found
     raise DTypeError(
         f"{name} takes tensors and numbers, got {type(value).__name__}", next="wrap it with genesis.tensor()"
     )
@@ -70,9 +72,24 @@ def binary(op: Op) -> Made:
 
 
 def inplace(op: Op) -> Made:
-    """`x.f_(*operands)`: overwrites x with the result and returns x."""
+    """`x.f_()`: overwrites x with the result and returns x."""
 
-    def function(x: Any, *operands: Any) -> Any:
-        return apply_(op, x, x, *(as_operand(v, op.name + "_") for v in operands))
+    def function(x: Any) -> Any:
+        return apply_(op, _target(x, op), x)
 
     return _named(function, op, "_")
+
+
+def inplace_two(op: Op) -> Made:
+    """`x.f_(y)`: overwrites x with the result and returns x."""
+
+    def function(x: Any, y: Any) -> Any:
+        return apply_(op, _target(x, op), x, as_operand(y, op.name + "_"))
+
+    return _named(function, op, "_")
+
+
+def _target(x: Any, op: Op) -> Any:
+    if not isinstance(x, TensorBase):
+        raise DTypeError(f"{op.name}_ takes a tensor, got {type(x).__name__}", next="wrap it with genesis.tensor()")
+    return x

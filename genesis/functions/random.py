@@ -11,14 +11,15 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
 from genesis.dtypes import DType, as_dtype, float32, float64, int64
-from genesis.errors import DTypeError, UsageError
+from genesis.errors import UsageError
+from genesis.functions.arguments import integer, number, publish
 from genesis.functions.elementwise import copy_
 from genesis.functions.shape import array_of, expand, sizes_of
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import random as ops
 from genesis.random import Generator, default_generator
-from genesis.shapes import Shape, as_index, numel
+from genesis.shapes import Shape, numel
 
 METHODS = ("bernoulli", "bernoulli_", "multinomial", "normal_", "random_", "uniform_")
 
@@ -78,7 +79,7 @@ def rand(
     requires_grad: bool = False,
 ) -> Any:
     """Uniform values in [0, 1), of shape `size`."""
-    return _create(ops.uniform, sizes_of(size), generator, dtype, device, requires_grad, low=0.0, high=1.0)
+    return _create(ops.uniform, sizes_of(size, "rand"), generator, dtype, device, requires_grad, low=0.0, high=1.0)
 
 
 def randn(
@@ -89,14 +90,7 @@ def randn(
     requires_grad: bool = False,
 ) -> Any:
     """Standard normal values, of shape `size`."""
-    return _create(ops.normal, sizes_of(size), generator, dtype, device, requires_grad, mean=0.0, std=1.0)
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise DTypeError(f"{name} is {value!r}, and must be a number") from None
+    return _create(ops.normal, sizes_of(size, "randn"), generator, dtype, device, requires_grad, mean=0.0, std=1.0)
 
 
 def normal(
@@ -110,26 +104,28 @@ def normal(
     requires_grad: bool = False,
 ) -> Any:
     """Normal values with this mean and standard deviation, of shape `size`."""
-    attrs = {"mean": _number("mean", mean), "std": _number("std", std)}
-    return _create(ops.normal, sizes_of((size,)), generator, dtype, device, requires_grad, **attrs)
+    return _create(ops.normal, sizes_of((size,), "normal"), generator, dtype, device, requires_grad, mean=mean, std=std)
 
 
 def randint(
-    low: int,
+    low: Any,
     high: Any = None,
     size: Any = None,
     *,
     generator: Generator | None = None,
     dtype: Any = int64,
     device: Any = None,
+    requires_grad: bool = False,
 ) -> Any:
     """Integers from `low` to below `high`, of shape `size`; `randint(high, size)` starts at 0."""
     if size is None:
         low, high, size = 0, low, high
     if high is None or size is None:
         raise UsageError("randint needs an upper bound and a size", next="call randint(low, high, size)")
-    low, high = as_index("the bound", low), as_index("the bound", high)
-    return _create(ops.randint, sizes_of((size,)), generator, dtype, device, False, low=low, high=high)
+    low, high = integer(low, "randint", "low"), integer(high, "randint", "high")
+    return _create(
+        ops.randint, sizes_of((size,), "randint"), generator, dtype, device, requires_grad, low=low, high=high
+    )
 
 
 def randperm(n: int, *, generator: Generator | None = None, dtype: Any = int64, device: Any = None) -> Any:
@@ -194,12 +190,12 @@ _LARGEST = {
 
 def uniform_(x: Any, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Any:
     """Overwrite x with uniform values in [low, high)."""
-    return _overwrite(ops.uniform, x, generator, low=_number("low", low), high=_number("high", high))
+    return _overwrite(ops.uniform, x, generator, low=low, high=high)
 
 
 def normal_(x: Any, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Any:
     """Overwrite x with normal values."""
-    return _overwrite(ops.normal, x, generator, mean=_number("mean", mean), std=_number("std", std))
+    return _overwrite(ops.normal, x, generator, mean=mean, std=std)
 
 
 def random_(x: Any, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Any:
@@ -207,17 +203,16 @@ def random_(x: Any, low: int = 0, high: int | None = None, *, generator: Generat
 
     Without bounds they go up to the largest integer of x's type (for floats, as far as it holds every integer).
     """
-    low = as_index("the bound", low)
     if high is None:
         low, high = (0, low) if low else (0, _LARGEST[array_of(x, "random_").dtype.name] + 1)
-    return _overwrite(ops.randint, x, generator, low=low, high=as_index("the bound", high))
+    return _overwrite(ops.randint, x, generator, low=low, high=high)
 
 
 def bernoulli_(x: Any, p: Any = 0.5, *, generator: Generator | None = None) -> Any:
     """Overwrite x with 1 with probability `p` (a number or a tensor that broadcasts to x), else 0."""
     array = array_of(x, "bernoulli_")
     if not isinstance(p, TensorBase):
-        p = apply(elementwise.fill, value=p, shape=(), dtype=float64, device=array.device)
+        p = apply(elementwise.fill, value=number(p, "bernoulli_", "p"), shape=(), dtype=float64, device=array.device)
     return copy_(x, bernoulli(expand(p, array.shape), generator=generator))
 
 
@@ -237,7 +232,7 @@ def multinomial(x: Any, num_samples: int, replacement: bool = False, *, generato
     Raises:
         NumericError: for weights that are negative, infinite or NaN, or too few above 0.
     """
-    array, num_samples = array_of(x, "multinomial"), as_index("the number of samples", num_samples)
+    array = array_of(x, "multinomial")
     attrs: dict[str, Any] = {"num_samples": num_samples, "replacement": replacement}
     ops.multinomial.infer(array, seed=0, offset=0, **attrs)
     by_position = replacement or num_samples == 1
@@ -255,3 +250,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, *, generator: Generat
         return x
     ops.dropout.infer(array, p=p, seed=0, offset=0)
     return apply(ops.dropout, x, p=p, **_reserve(generator, array.size))
+
+
+_ENDS = {"from": "low", "from_": "low", "to": "high"}
+publish(globals(), __all__, uniform_=_ENDS, random_=_ENDS, dropout={"train": "training"})

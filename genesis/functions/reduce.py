@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from genesis.autograd.record import TensorBase, apply
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, UsageError
+from genesis.functions.arguments import integer, integers, number, publish
 from genesis.functions.elementwise import to_dtype
+from genesis.functions.make import as_operand
 from genesis.functions.shape import array_of, sizes_of
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import reduce as ops
-from genesis.shapes import as_index
 
 METHODS = (
     "all",
@@ -63,11 +64,7 @@ def one_of(name: str, dim: Any, axis: Any) -> Any:
 def _listed(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
     """The op's `axes`."""
     found = one_of(name, dim, axis)
-    if found is None or found.__class__ is int:
-        return found
-    if isinstance(found, TensorBase) or not hasattr(found, "__iter__"):
-        return as_index("dimension", found)
-    return tuple([d if d.__class__ is int else as_index("dimension", d) for d in found])
+    return found if found is None or isinstance(found, int) else tuple(found)
 
 
 def _dims(name: str, dim: Dims, axis: Dims) -> int | tuple[int, ...] | None:
@@ -85,8 +82,9 @@ def _as(x: Any, dtype: Any, name: str) -> Any:
 
 
 def _result(found: Any, dtype: Any, out: Any) -> Any:
-    """The result in the type that was asked for, which autocast widens while it is computed."""
-    return found if dtype is None or out is not None or not found.is_floating_point() else to_dtype(found, dtype)
+    """The result in the type that was asked for: autocast widens floats while it is computed, integers count in int64
+    and wrap around."""
+    return found if dtype is None or out is not None else to_dtype(found, dtype)
 
 
 # --- Sums, means, products --------------------------------------------------------------------------------------------
@@ -129,13 +127,14 @@ def _spread(
     array_of(x, op.name)
     if isinstance(dim, bool):  # x.var(False), torch's older form
         dim, unbiased = None, dim
+    dim = None if dim is None else integers(dim, op.name, "dim")
     correction = float(unbiased) if correction is None else correction
     return apply(op, x, out=out, axes=_dims(op.name, dim, axis), keepdim=keepdim, correction=correction)
 
 
 def var(
     x: Any,
-    dim: Dims = None,
+    dim: Any = None,
     unbiased: bool = True,
     keepdim: bool = False,
     *,
@@ -153,7 +152,7 @@ def var(
 
 def std(
     x: Any,
-    dim: Dims = None,
+    dim: Any = None,
     unbiased: bool = True,
     keepdim: bool = False,
     *,
@@ -174,7 +173,7 @@ def count_nonzero(x: Any, dim: Dims = None, *, axis: Dims = None) -> Any:
 def sum_to_size(x: Any, *size: Any) -> Any:
     """x summed over the dimensions that broadcasting `size` to x's shape repeats."""
     array_of(x, "sum_to_size")
-    return apply(ops.sum_to_shape, x, shape=sizes_of(size))
+    return apply(ops.sum_to_shape, x, shape=sizes_of(size, "sum_to_size"))
 
 
 def cumsum(x: Any, dim: int | None = None, *, dtype: Any = None, axis: int | None = None, out: Any = None) -> Any:
@@ -211,10 +210,10 @@ def _extremum(ops_: tuple[Op, Op, Op], x: Any, dim: Any, keepdim: bool, other: A
     if other is not None:
         if dim is not None:
             raise UsageError(f"{pairwise.name} of two tensors takes no dim")
-        return apply(pairwise, x, other)
+        return apply(pairwise, x, as_operand(other, pairwise.name[:3]))
     if dim is None:
         return apply(whole, x)
-    return ValuesAndIndices(*apply(along, x, axis=dim, keepdim=keepdim))
+    return ValuesAndIndices(*apply(along, x, axis=integer(dim, pairwise.name[:3], "dim"), keepdim=keepdim))
 
 
 def max(x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None, axis: int | None = None) -> Any:
@@ -268,7 +267,7 @@ _NORMS = {"fro": 2.0, "inf": math.inf, "-inf": -math.inf}
 
 def norm(
     x: Any,
-    p: float | str = 2.0,
+    p: float | str | None = 2.0,
     dim: Dims = None,
     keepdim: bool = False,
     *,
@@ -282,8 +281,12 @@ def norm(
         p: any number, ±∞ included; "fro" is 2.
         dtype: cast x to this type first.
     """
-    power = _NORMS.get(p) if isinstance(p, str) else float(p)
+    p = 2.0 if p is None else p
+    power = _NORMS.get(p) if isinstance(p, str) else float(number(p, "norm", "p"))
     if power is None:
         raise DTypeError(f"norm: p is {p!r}", next='give a number, "fro" or "inf"')
     found = apply(ops.norm, _as(x, dtype, "norm"), out=out, axes=_dims("norm", dim, axis), keepdim=keepdim, p=power)
     return _result(found, dtype, out)
+
+
+publish(globals(), __all__)

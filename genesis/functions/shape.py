@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ import numpy as np
 from genesis.array import Array, from_numpy
 from genesis.autograd.record import TensorBase, apply
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.functions.arguments import integer, publish
 from genesis.functions.transfer import moved
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
-from genesis.shapes import Shape, as_index, normalize_axes, normalize_axis, resolve_shape, view_strides
+from genesis.shapes import Shape, normalize_axes, normalize_axis, resolve_shape, view_strides
 
 # What becomes a method of Tensor; cat and stack take a sequence and are functions only.
 METHODS = (
@@ -70,11 +70,18 @@ def array_of(x: Any, name: str) -> Array:
     return x.array
 
 
-def sizes_of(values: tuple[Any, ...]) -> Shape:
-    """Integers given one by one or as one sequence: f(2, 3) or f((2, 3))."""
+def sizes_of(values: tuple[Any, ...], name: str = "") -> Shape:
+    """Integers given one by one or as one sequence: f(2, 3) or f((2, 3)).
+
+    Raises:
+        DTypeError: for what is no integer, naming the function.
+    """
     if len(values) == 1 and isinstance(values[0], Sequence):
         values = tuple(values[0])
-    return tuple(operator.index(v) for v in values)
+    for value in values:
+        if type(value) is not int:
+            return tuple([integer(v, name, "a size or dimension") for v in values])
+    return values
 
 
 # --- Views: the same memory, other sizes ------------------------------------------------------------------------------
@@ -86,7 +93,7 @@ def view(x: Any, *shape: Any) -> Any:
     Raises:
         ShapeError: if that takes a copy (use reshape) or the element count differs.
     """
-    return apply(ops.reshape, x, shape=resolve_shape(sizes_of(shape), array_of(x, "view").size))
+    return apply(ops.reshape, x, shape=resolve_shape(sizes_of(shape, "view"), array_of(x, "view").size))
 
 
 def view_as(x: Any, other: Any) -> Any:
@@ -97,7 +104,7 @@ def view_as(x: Any, other: Any) -> Any:
 def reshape(x: Any, *shape: Any) -> Any:
     """x as `shape` (one size may be -1): a view where strides allow, a copy otherwise."""
     a = array_of(x, "reshape")
-    target = resolve_shape(sizes_of(shape), a.size)
+    target = resolve_shape(sizes_of(shape, "reshape"), a.size)
     if view_strides(a.shape, a.strides, target) is None:
         x = apply(elementwise.copy, x)
     return apply(ops.reshape, x, shape=target)
@@ -133,7 +140,7 @@ def unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Any:
     if not shape:
         raise ShapeError("unflatten() of a tensor without dimensions")
     dim = normalize_axis(dim, len(shape))
-    return view(x, *shape[:dim], *resolve_shape(sizes_of((sizes,)), shape[dim]), *shape[dim + 1 :])
+    return view(x, *shape[:dim], *resolve_shape(sizes_of((sizes,), "unflatten"), shape[dim]), *shape[dim + 1 :])
 
 
 def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Any:
@@ -152,7 +159,7 @@ def unsqueeze(x: Any, dim: int) -> Any:
 
 def expand(x: Any, *sizes: Any) -> Any:
     """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
-    shape, target = array_of(x, "expand").shape, sizes_of(sizes)
+    shape, target = array_of(x, "expand").shape, sizes_of(sizes, "expand")
     pad = len(target) - len(shape)
     if any(s < -1 or (s == -1 and i < pad) for i, s in enumerate(target)):
         raise ShapeError(f"expand: {target} is not a shape for a tensor of shape {shape}: -1 keeps an existing size")
@@ -180,7 +187,7 @@ def contiguous(x: Any) -> Any:
 def permute(x: Any, *dims: Any) -> Any:
     """Dimensions in the order `dims`."""
     ndim = array_of(x, "permute").ndim
-    return apply(ops.permute, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims)))
+    return apply(ops.permute, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims, "permute")))
 
 
 def transpose(x: Any, dim0: int, dim1: int) -> Any:
@@ -236,7 +243,7 @@ def select(x: Any, dim: int, index: int) -> Any:
     shape = array_of(x, "select").shape
     if not shape:
         raise IndexRangeError("select() of a tensor without dimensions")
-    dim, index = normalize_axis(dim, len(shape)), operator.index(index)
+    dim = normalize_axis(dim, len(shape))
     if not -shape[dim] <= index < shape[dim]:
         raise IndexRangeError(f"index {index} is out of range for dimension {dim} of size {shape[dim]}")
     return _part(x, dim, index % shape[dim])
@@ -274,7 +281,7 @@ def split(x: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> 
             raise ShapeError(f"split: parts of size {step} along dimension {dim} of size {size}")
         sections = [min(step, size - i) for i in range(0, size, step)] if size else [0]
     else:
-        sections = list(sizes_of((split_size_or_sections,)))
+        sections = list(sizes_of((split_size_or_sections,), "split"))
         if sum(sections) != size or any(s < 0 for s in sections):
             raise ShapeError(f"split: sizes {sections} do not add up to dimension {dim} of size {size}")
     starts = itertools.accumulate(sections[:-1], initial=0)
@@ -325,7 +332,7 @@ def as_strided(x: Any, size: Sequence[int], stride: Sequence[int], storage_offse
     """
     a = array_of(x, "as_strided")
     offset = 0 if storage_offset is None else storage_offset - a.offset
-    shape, strides = sizes_of((size,)), sizes_of((stride,))
+    shape, strides = sizes_of((size,), "as_strided"), sizes_of((stride,), "as_strided")
     return apply(ops.as_strided, x, shape=shape, strides=strides, offset=offset)
 
 
@@ -365,7 +372,7 @@ def stack(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
 
 def repeat(x: Any, *sizes: Any) -> Any:
     """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
-    shape, counts = array_of(x, "repeat").shape, sizes_of(sizes)
+    shape, counts = array_of(x, "repeat").shape, sizes_of(sizes, "repeat")
     if len(counts) < len(shape) or any(c < 0 for c in counts):
         raise ShapeError(f"repeat: {counts} for a tensor of shape {shape}: one count >= 0 per dimension")
     shape = (1,) * (len(counts) - len(shape)) + shape
@@ -386,7 +393,10 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None) -> Any:
         x, dim = flatten(x), 0
     shape = array_of(x, "repeat_interleave").shape
     dim = normalize_axis(dim, len(shape))
-    if isinstance(repeats, int):
+    if not isinstance(repeats, (TensorBase, Sequence, np.ndarray)) or (
+        isinstance(repeats, TensorBase) and not repeats.array.shape
+    ):
+        repeats = integer(repeats, "repeat_interleave", "repeats")
         wide = expand(unsqueeze(x, dim + 1), *shape[: dim + 1], repeats, *shape[dim + 1 :])
         return reshape(apply(elementwise.copy, wide), *shape[:dim], shape[dim] * repeats, *shape[dim + 1 :])
     counts = np.asarray(repeats.array.numpy() if isinstance(repeats, TensorBase) else repeats)
@@ -415,20 +425,20 @@ def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None =
 def flip(x: Any, *dims: Any) -> Any:
     """A copy with the order of elements along `dims` reversed."""
     ndim = array_of(x, "flip").ndim
-    axes = tuple(normalize_axis(d, ndim) for d in sizes_of(dims))
+    axes = tuple(normalize_axis(d, ndim) for d in sizes_of(dims, "flip"))
     return apply(ops.flip, x, dims=axes if ndim else axes[1:])  # a scalar takes dimension 0, once
 
 
 def tril(x: Any, diagonal: int = 0) -> Any:
     """The lower triangles of the matrices in the last two dimensions, up to the given diagonal; 0 elsewhere."""
     array_of(x, "tril")
-    return apply(ops.tril, x, diagonal=as_index("the diagonal", diagonal))
+    return apply(ops.tril, x, diagonal=diagonal)
 
 
 def triu(x: Any, diagonal: int = 0) -> Any:
     """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
     array_of(x, "triu")
-    return apply(ops.triu, x, diagonal=as_index("the diagonal", diagonal))
+    return apply(ops.triu, x, diagonal=diagonal)
 
 
 def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Any:
@@ -446,3 +456,10 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) 
             x = narrow(x, dim, max(-before, 0), shape[dim] + min(before, 0) + min(after, 0))
     widths = tuple((max(a, 0), max(b, 0)) for a, b in pairs)
     return apply(ops.pad, x, widths=widths, value=value)
+
+
+publish(
+    globals(), __all__,
+    view={"size": "shape"}, expand={"size": "sizes"}, broadcast_to={"size": "shape"}, repeat={"repeats": "sizes"},
+    split={"split_size": "split_size_or_sections", "tensor": "x"},
+)  # fmt: skip

@@ -7,11 +7,11 @@ from typing import Any
 from genesis.autograd.record import TensorBase, apply
 from genesis.dtypes import INTEGER
 from genesis.errors import UsageError
+from genesis.functions.arguments import publish
 from genesis.functions.reduce import ValuesAndIndices, one_of
 from genesis.functions.shape import array_of
 from genesis.ops import reduce as reduce_ops
 from genesis.ops import sort as ops
-from genesis.shapes import as_index
 
 METHODS = ("argsort", "bincount", "nonzero", "sort", "topk", "unique")
 
@@ -21,7 +21,7 @@ __all__ = [*METHODS]  # noqa: PLE0604  METHODS holds names
 def _last(name: str, dim: int | None, axis: int | None) -> int:
     """The dimension to work along: the last one unless given."""
     found = one_of(name, dim, axis)
-    return -1 if found is None else as_index("dimension", found)
+    return -1 if found is None else found
 
 
 def sort(
@@ -50,9 +50,7 @@ def topk(
     They come in order whatever `sorted` says; of equals the first ones are taken.
     """
     array_of(x, "topk")
-    return ValuesAndIndices(
-        *apply(ops.topk, x, k=as_index("topk: k", k), axis=_last("topk", dim, axis), largest=largest)
-    )
+    return ValuesAndIndices(*apply(ops.topk, x, k=k, axis=_last("topk", dim, axis), largest=largest))
 
 
 def nonzero(x: Any, as_tuple: bool = False) -> Any:
@@ -79,7 +77,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
     Returns:
         `[max(x.max() + 1, minlength)]`; the largest value is read from the device once.
     """
-    array, minlength = array_of(x, "bincount"), as_index("minlength", minlength)
+    array = array_of(x, "bincount")
     if minlength < 0:
         raise UsageError(f"bincount: minlength {minlength} is negative")
     size = minlength
@@ -100,3 +98,6 @@ def unique(x: Any, sorted: bool = True, return_inverse: bool = False, return_cou
     values, inverse, counts = apply(ops.unique, x, size=size)
     extra = (*((inverse,) if return_inverse else ()), *((counts,) if return_counts else ()))
     return (values, *extra) if extra else values
+
+
+publish(globals(), __all__)

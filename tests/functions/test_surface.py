@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import genesis
-from genesis.errors import GenesisError
+from genesis.errors import DTypeError, GenesisError, KeywordError, ShapeError
+from genesis.op import observe
 from tests.functions.surface_cases import CASES, answer
 from tests.functions.torch_tables import FIXTURES
 
@@ -90,3 +93,142 @@ def test_clamp_with_tensors_of_any_size(count: int) -> None:
     dx = (x >= low) & (x <= high)
     for tensor, expected in zip(tensors, (dx, dmin, dmax), strict=True):
         np.testing.assert_array_equal(tensor.grad.numpy(), expected.astype(np.float32))
+
+
+# --- What reaches an op -----------------------------------------------------------------------------------------------
+
+PLAIN = (bool, int, float, str, type(None), genesis.DType, genesis.Device)
+
+
+def impure(value: Any) -> bool:
+    """Whether something in an attribute is neither Python's own nor a type or device of ours."""
+    if type(value) in (tuple, list):
+        return any(impure(v) for v in value)
+    return type(value) not in PLAIN and not isinstance(value, genesis.Device)
+
+
+@pytest.mark.parametrize("kind", ["integers", "numbers"])
+def test_attributes_of_ops_are_plain_numbers(kind: str) -> None:
+    """No tensor and no number of numpy reaches an op as an attribute, where nobody would see it."""
+    found = []
+
+    def look(op: Any, inputs: Any, outputs: Any, attrs: dict[str, Any], seconds: float) -> None:
+        found.extend(f"{op.name}: {name}={value!r}" for name, value in attrs.items() if impure(value))
+        found.extend(f"{op.name}: {x!r}" for x in inputs if isinstance(x, (np.generic, genesis.Tensor)))
+
+    with observe(look):
+        for line in CASES[kind]:
+            answer(genesis, line, make, (GenesisError, TypeError))
+    assert found == []
+
+
+def test_an_unknown_keyword_names_the_one_that_was_meant() -> None:
+    x = genesis.ones(2, 3)
+    for call, message in (
+        (lambda: x.sum(kepdim=True), "sum takes no keyword 'kepdim' | did you mean keepdim?"),
+        (lambda: genesis.add(x, x, alpah=2), "add takes no keyword 'alpah' | did you mean alpha?"),
+        (lambda: genesis.zeros(2, dtpye="int8"), "zeros takes no keyword 'dtpye' | did you mean dtype?"),
+        (lambda: x.abs(foo=1), "abs takes no keyword 'foo' | it takes input, out"),
+        (lambda: genesis.add(inptu=x, other=x), "add takes no keyword 'inptu' | did you mean input?"),
+        (lambda: x.to(devcie="cpu"), "to takes no keyword 'devcie' | did you mean device?"),
+        (lambda: x.narrow(dim=0, strat=0, length=1), "narrow takes no keyword 'strat' | did you mean start?"),
+    ):
+        with pytest.raises(KeywordError) as caught:
+            call()
+        assert str(caught.value) == message
+
+
+def test_wrong_values_are_named_with_the_parameter() -> None:
+    x = genesis.ones(2, 3, requires_grad=True)
+    for call, message in (
+        (lambda: x.narrow(1, genesis.tensor(1.0), 2), "narrow: start is a tensor of shape () and type float32"),
+        (lambda: x.topk(k=2.0), "topk: k is 2.0, expected an integer"),
+        (lambda: x.add(x, alpha=x.sum()), "requires a gradient, expected a number"),
+        (lambda: x.sum(keepdim="no"), "sum: keepdim is 'no', expected True or False"),
+        (lambda: genesis.full((2,), 300, dtype="uint8"), "full: 300 does not fit into uint8, which holds 0 to 255"),
+    ):
+        with pytest.raises(DTypeError, match=re.escape(message)):
+            call()
+
+
+def test_every_public_function_and_method_reads_its_arguments() -> None:
+    """A function that is not published would take any keyword error, and integers, as they come."""
+    unread = {"is_grad_enabled", "is_autocast_enabled", "get_autocast_dtype", "manual_seed", "promote_types"}
+    unread |= {"result_type", "check_op", "cuda_op", "triton_op"}
+    for name in set(genesis.__all__) - unread:
+        value = getattr(genesis, name)
+        assert not isinstance(value, FunctionType) or hasattr(value, "__wrapped__"), name
+    for name, method in vars(genesis.Tensor).items():
+        if isinstance(method, FunctionType) and name[0] != "_":
+            assert (
+                hasattr(method, "__wrapped__") or method.__code__.co_argcount + method.__code__.co_kwonlyargcount == 1
+            ), name
+
+
+# --- Arrays without elements ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
+def test_arrays_of_numpy_without_elements_can_be_written(shape: tuple[int, ...]) -> None:
+    for take in (genesis.from_numpy, genesis.from_dlpack):
+        x = take(np.empty(shape, np.float32))
+        for change in (x.zero_, lambda x=x: x.add_(1), lambda x=x: x.copy_(genesis.ones(shape)), x.T.exp_):
+            assert change().numel() == 0
+        x[...] = 1.0
+        genesis.add(x, 1, out=x)
+
+
+def test_sizes_of_1_do_not_overlap_and_repeated_ones_do() -> None:
+    one = genesis.from_numpy(np.lib.stride_tricks.as_strided(np.zeros(3), (1, 3), (0, 8)))
+    assert one.add_(1).tolist() == [[1.0, 1.0, 1.0]]
+    genesis.zeros(1).expand(5, 0).add_(1)
+    with pytest.raises(ShapeError, match="expanded view"):
+        genesis.zeros(1).expand(5).add_(1)
+
+
+# --- Names ------------------------------------------------------------------------------------------------------------
+
+
+def test_types_by_all_their_names() -> None:
+    for dtype, names in {
+        "float64": "double fp64",
+        "float32": "float fp32",
+        "float16": "half fp16",
+        "bfloat16": "bf16",
+        "int64": "long",
+        "int32": "int",
+        "int16": "short",
+    }.items():
+        for name in (dtype, *names.split()):
+            assert str(genesis.zeros(1, dtype=name).dtype) == f"genesis.{dtype}"
+    names = "float half double long int short bool bfloat16 float32 int8 uint8"
+    assert all(isinstance(getattr(genesis, name), genesis.DType) for name in names.split())
+
+
+def test_handles_of_hooks_remove_them() -> None:
+    x = genesis.ones(2, requires_grad=True)
+    seen: list[str] = []
+    kept = x.register_hook(lambda g: seen.append("hook"))
+    done = x.register_post_accumulate_grad_hook(lambda t: seen.append("post"))
+    x.sum().backward()
+    assert seen == ["hook", "post"]
+    for handle in (kept, done):
+        handle.remove()
+        handle.remove()  # nothing is left to do
+    x.sum().backward()
+    assert seen == ["hook", "post"]
+    y = x * 2
+    with y.register_hook(lambda g: g * 0):
+        y.sum().backward(retain_graph=True)
+    assert x.grad.tolist() == [2.0, 2.0]
+    y.sum().backward()
+    assert x.grad.tolist() == [4.0, 4.0]
+    x.register_hook(lambda g: g * 0)()  # the handle is also a function, as it was
+    x.sum().backward()
+    assert x.grad.tolist() == [5.0, 5.0]
+
+
+def test_a_format_of_a_tensor_with_dimensions_is_refused() -> None:
+    assert f"{genesis.ones(2)}" == "tensor([1., 1.])"
+    with pytest.raises(DTypeError, match=r"the format '\.2f' of a tensor of shape \(2,\)"):
+        f"{genesis.ones(2):.2f}"

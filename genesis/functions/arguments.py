@@ -1,0 +1,270 @@
+"""What users hand to functions, as ops take it: Python's integers, numbers and flags, and keywords by all their names.
+
+`publish` gives the functions of a module these rules. A parameter that is annotated as int, float or bool takes what
+torch takes for it (an integer tensor without dimensions, numpy's scalars), and refuses the rest. Keywords may have
+torch's names; one that a function has under no name is refused, with the nearest that it has.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from genesis.autograd.record import TensorBase
+from genesis.dtypes import INTEGER, DType
+from genesis.errors import DTypeError, unknown_keyword
+
+__all__ = ["bare", "fitting", "integer", "integers", "number", "plain", "public", "publish", "truth"]
+
+Convert = Callable[[Any, str, str], Any]
+
+
+# --- Values -----------------------------------------------------------------------------------------------------------
+
+
+def _told(value: Any) -> str:
+    """A wrong value in words."""
+    if isinstance(value, TensorBase):
+        note = " that requires a gradient" if value.requires_grad else ""
+        return f"a tensor of shape {value.array.shape} and type {value.array.dtype.name}{note}"
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    return f"a value of type {type(value).__name__}"
+
+
+def _wrong(value: Any, function: str, name: str, expected: str) -> DTypeError:
+    where = f"{function}: {name} is" if name else f"{function} got"
+    return DTypeError(f"{where} {_told(value)}, expected {expected}")
+
+
+def integer(value: Any, function: str, name: str = "") -> int:
+    """An integer: Python's, numpy's, or a tensor of integers without dimensions, which is read.
+
+    Raises:
+        DTypeError: for everything else, bools and whole floats too.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, TensorBase):
+        if not value.array.shape and value.array.dtype.category == INTEGER:
+            return int(value.array.item())
+    elif not isinstance(value, (bool, np.bool_)):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise _wrong(value, function, name, "an integer")
+
+
+def integers(value: Any, function: str, name: str = "") -> int | tuple[int, ...]:
+    """One integer, or a sequence of them as a tuple. Raises: DTypeError, as `integer`."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple([integer(v, function, name) for v in value])
+    return integer(value, function, name)
+
+
+def number(value: Any, function: str, name: str = "") -> Any:
+    """A Python number: of numpy, or of a tensor of one number that requires no gradient, which is read.
+
+    Raises:
+        DTypeError: for everything else.
+    """
+    if type(value) in (float, int, bool):
+        return value
+    if isinstance(value, TensorBase):
+        if not value.array.shape and not value.requires_grad:
+            return value.array.item()
+    else:
+        found = plain(value)
+        if found is not None:
+            return found
+    raise _wrong(value, function, name, "a number")
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy, or of a subclass of Python's numbers, as Python's own; None for everything else."""
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value[()]
+    for kinds, python in (((bool, np.bool_), bool), ((int, np.integer), int), ((float, np.floating), float)):
+        if isinstance(value, kinds):
+            return python(value)
+    item = value.item() if isinstance(value, np.generic) else None  # ml_dtypes
+    return item if isinstance(item, float) else None
+
+
+def fitting(value: Any, dtype: DType, function: str) -> None:
+    """See that an integer type can hold a number (of an unsigned one, -1 is the largest, as in torch).
+
+    Raises:
+        DTypeError: if it cannot; no type of integers holds NaN or an infinity.
+    """
+    if dtype.category != INTEGER or isinstance(value, TensorBase):
+        return
+    limits = np.iinfo(dtype.numpy)
+    if not min(int(limits.min), -int(limits.max)) <= value <= limits.max:  # also for NaN
+        raise DTypeError(
+            f"{function}: {value} does not fit into {dtype.name}, which holds {limits.min} to {limits.max}"
+        )
+
+
+def truth(value: Any, function: str, name: str = "") -> bool:
+    """A bool: Python's or numpy's, or 0 or 1. Raises: DTypeError, for everything else."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise _wrong(value, function, name, "True or False")
+
+
+_NONE = type(None)
+# How a parameter is read, by its annotation: the types that pass as they are, and what reads the others.
+_READ: dict[str, tuple[tuple[type, ...], Convert]] = {
+    "int": ((int,), integer),
+    "int | None": ((int, _NONE), integer),
+    "int | Sequence[int]": ((int,), integers),
+    "int | Sequence[int] | None": ((int, _NONE), integers),
+    "Sequence[int]": ((), integers),
+    "Dims": ((int, _NONE), integers),
+    "float": ((float, int), number),
+    "float | None": ((float, int, _NONE), number),
+    "bool": ((bool,), truth),
+    "bool | None": ((bool, _NONE), truth),
+}
+
+
+# --- Keywords ---------------------------------------------------------------------------------------------------------
+
+# What torch, or numpy, calls a parameter, and what it may be called here.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "input": ("x",),
+    "self": ("x",),
+    "a": ("x",),
+    "x1": ("x",),
+    "other": ("y",),
+    "x2": ("y",),
+    "axis": ("dim", "dims"),
+    "dim": ("dims", "axis"),
+    "dims": ("dim", "axes"),
+    "axes": ("dims", "dim"),
+    "keepdims": ("keepdim",),
+}
+
+
+class _Form:
+    """The parameters of a function."""
+
+    __slots__ = ("function", "more", "names", "order", "readers", "takes_any", "various")
+
+    def __init__(self, function: FunctionType, more: dict[str, str]) -> None:
+        code = function.__code__
+        count, keyword_only = code.co_argcount, code.co_kwonlyargcount
+        self.function = function.__name__
+        self.order = code.co_varnames[:count]
+        self.names = frozenset(code.co_varnames[: count + keyword_only])
+        after = code.co_varnames[count + keyword_only :]
+        self.various = after[0] if code.co_flags & 0x04 else None  # the name of *sizes
+        self.takes_any = bool(code.co_flags & 0x08)
+        self.more = more
+        readers = {}
+        for name, annotation in function.__annotations__.items():
+            read = _READ.get(str(annotation).replace("builtins.", ""))
+            if read is not None and name in self.names:
+                readers[name] = read
+        self.readers = readers
+
+    def places(self) -> tuple[tuple[int, tuple[type, ...], Convert, str], ...]:
+        """The positions that are read, in order."""
+        return tuple([(i, *self.readers[name], name) for i, name in enumerate(self.order) if name in self.readers])
+
+    def understood(self, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments under the names that they have here, keywords read.
+
+        Raises:
+            KeywordError: for one that the function has under no name.
+        """
+        found = {}
+        for keyword, value in given.items():
+            name = self._name(keyword, given)
+            if name in self.readers:
+                types, convert = self.readers[name]
+                if type(value) not in types:
+                    value = convert(value, self.function, keyword)
+            found[name] = value
+        if self.various is not None and self.various in found:  # `size=(2, 3)` of f(x, *size)
+            rest = found.pop(self.various)
+            args = (*args, *[found.pop(name) for name in self.order[len(args) :] if name in found], rest)
+        return args, found
+
+    def _name(self, keyword: str, given: dict[str, Any]) -> str:
+        if keyword in self.names or keyword == self.various or self.takes_any:
+            return keyword
+        for name in (self.more.get(keyword, keyword), *_NAMES.get(keyword, ())):
+            if (name in self.names or name == self.various) and name not in given:
+                return name
+        raise unknown_keyword(self.function, keyword, self._shown())
+
+    def _shown(self) -> Iterable[str]:
+        """The names that a wrong keyword may have meant: torch's for the operands."""
+        meant = {"x": "input", "y": "other"} | {name: keyword for keyword, name in self.more.items()}
+        names = (*self.order, *((self.various,) if self.various else ()), *sorted(self.names - set(self.order)))
+        return [meant.get(name, name) for name in names if name != "self"]
+
+
+def public(function: Any, **more: str) -> Any:
+    """`function` under the rules of this module; the plain one stays its `__wrapped__`.
+
+    Args:
+        more: further keywords with the parameters they mean.
+    """
+    form = _Form(function, more)
+    places = form.places()
+    name = function.__name__
+
+    if not places:
+
+        @functools.wraps(function)
+        def called(*args: Any, **given: Any) -> Any:
+            if not given:
+                return function(*args)
+            args, given = form.understood(args, given)
+            return function(*args, **given)
+
+        return called
+
+    @functools.wraps(function)
+    def read(*args: Any, **given: Any) -> Any:
+        if given:
+            args, given = form.understood(args, given)
+        count = len(args)
+        for i, types, convert, parameter in places:
+            if i >= count:
+                break
+            if type(args[i]) not in types:
+                args = (*args[:i], convert(args[i], name, parameter), *args[i + 1 :])
+        return function(*args, **given)
+
+    return read
+
+
+def bare(function: Any) -> Any:
+    """The plain form of a published function: for operators, which have neither keywords nor integers to read."""
+    return function.__wrapped__
+
+
+def publish(module: dict[str, Any], names: Iterable[str], **more: dict[str, str]) -> None:
+    """Put functions of a module (its `globals()`) under the rules of this one.
+
+    Args:
+        names: what users call; names that are no functions are left alone.
+        more: by function, further keywords with the parameters they mean.
+    """
+    made: dict[Any, Any] = {}  # one for each function, however many names it has
+    for name in names:
+        function = module[name]
+        if isinstance(function, FunctionType) and not hasattr(function, "__wrapped__"):
+            if function not in made:
+                made[function] = public(function, **more.get(function.__name__, {}))
+            module[name] = made[function]
