@@ -170,8 +170,25 @@ from genesis.functions.reduce import (
     prod,
     std,
     sum,
+    sum_to_shape,
     var,
 )
+
+# The names that `genesis profile --op` lists for reductions.
+from genesis.functions.reduce import all as reduce_all
+from genesis.functions.reduce import amax as reduce_amax
+from genesis.functions.reduce import amax as reduce_max
+from genesis.functions.reduce import amin as reduce_amin
+from genesis.functions.reduce import amin as reduce_min
+from genesis.functions.reduce import any as reduce_any
+from genesis.functions.reduce import count_nonzero as reduce_count_nonzero
+from genesis.functions.reduce import logsumexp as reduce_logsumexp
+from genesis.functions.reduce import mean as reduce_mean
+from genesis.functions.reduce import norm as reduce_norm
+from genesis.functions.reduce import prod as reduce_prod
+from genesis.functions.reduce import std as reduce_std
+from genesis.functions.reduce import sum as reduce_sum
+from genesis.functions.reduce import var as reduce_var
 from genesis.functions.shape import (
     as_strided,
     broadcast_to,
@@ -393,6 +410,20 @@ __all__ = [
     "randperm",
     "ravel",
     "reciprocal",
+    "reduce_all",
+    "reduce_amax",
+    "reduce_amin",
+    "reduce_any",
+    "reduce_count_nonzero",
+    "reduce_logsumexp",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_norm",
+    "reduce_prod",
+    "reduce_std",
+    "reduce_sum",
+    "reduce_var",
     "relu",
     "remainder",
     "repeat",
@@ -423,6 +454,7 @@ __all__ = [
     "std",
     "sub",
     "sum",
+    "sum_to_shape",
     "swapaxes",
     "take_along_dim",
     "tan",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from genesis.autograd.record import TensorBase, apply
@@ -37,7 +38,7 @@ METHODS = (
     "var",
 )
 
-__all__ = [*METHODS, "ValuesAndIndices"]  # noqa: PLE0604  METHODS holds names
+__all__ = [*METHODS, "ValuesAndIndices", "sum_to_shape"]  # noqa: PLE0604  METHODS holds names
 
 Dims = int | tuple[int, ...] | list[int] | None
 
@@ -174,6 +175,12 @@ def sum_to_size(x: Any, *size: Any) -> Any:
     """x summed over the dimensions that broadcasting `size` to x's shape repeats."""
     array_of(x, "sum_to_size")
     return apply(ops.sum_to_shape, x, shape=sizes_of(size, "sum_to_size"))
+
+
+def sum_to_shape(x: Any, shape: Sequence[int]) -> Any:
+    """x summed over the dimensions that broadcasting `shape` to x's shape repeats: the gradient of broadcasting."""
+    array_of(x, "sum_to_shape")
+    return apply(ops.sum_to_shape, x, shape=sizes_of((shape,), "sum_to_shape"))
 
 
 def cumsum(x: Any, dim: int | None = None, *, dtype: Any = None, axis: int | None = None, out: Any = None) -> Any:

@@ -94,6 +94,13 @@ KINDS: dict[str, Kind] = {
         "rows,columns", makers.transposed, SQUARES[1:], ((8192, 8192),), sizes=(2,), names=("transpose",)
     ),
     "reduction": Kind("any", makers.reduction, REDUCED, names=REDUCTIONS, axes=(None, -1, (0, 1))),
+    "sum to a shape": Kind(
+        "any, summed over the axes, which stay as 1",
+        makers.sum_to_shape,
+        REDUCED,
+        names=("sum_to_shape",),
+        axes=(None, -1, (0, 1)),
+    ),
     "along one axis": Kind("any", makers.along_axis, REDUCED, names=ALONG_AXIS, axes=(-1,)),
     "softmax": Kind(
         "any",
@@ -175,6 +182,8 @@ ALIASES = {
     "reduce_min": "amin",
     "max": "amax",
     "min": "amin",
+    "sum_to_size": "sum_to_shape",
+    "clip": "clamp",
     "clone": "copy",
     "contiguous": "copy",
     "transpose": "copy",

@@ -15,7 +15,7 @@ from genesis.custom import UserOp
 from genesis.dtypes import DType, as_dtype, bool_, float32, float64, int64
 from genesis.errors import UsageError
 from genesis.op import Op
-from genesis.shapes import Shape
+from genesis.shapes import Shape, normalize_axes, reduced_shape
 
 __all__ = [
     "Axes",
@@ -34,6 +34,7 @@ __all__ = [
     "of_user",
     "reduction",
     "rope",
+    "sum_to_shape",
     "swiglu",
     "transposed",
 ]
@@ -160,6 +161,12 @@ def reduction(request: Request) -> Call:
     extra: dict[str, dict[str, Any]] = {"var": {"correction": 1}, "std": {"correction": 1}, "norm": {"p": 2.0}}
     attrs = {"axes": request.axes, **extra.get(request.op.name, {})}
     return Call((_random(request, *request.shape),), attrs)
+
+
+def sum_to_shape(request: Request) -> Call:
+    """Values around 0; the axes are summed and keep size 1."""
+    axes = normalize_axes(request.axes, len(request.shape))
+    return Call((_random(request, *request.shape),), {"shape": reduced_shape(request.shape, axes, keepdim=True)})
 
 
 def along_axis(request: Request) -> Call:

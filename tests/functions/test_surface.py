@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import genesis
+from genesis.backend import cpu
 from genesis.errors import DTypeError, GenesisError, KeywordError, ShapeError
 from genesis.op import observe
 from tests.functions.surface_cases import CASES, answer
@@ -232,3 +233,26 @@ def test_a_format_of_a_tensor_with_dimensions_is_refused() -> None:
     assert f"{genesis.ones(2)}" == "tensor([1., 1.])"
     with pytest.raises(DTypeError, match=r"the format '\.2f' of a tensor of shape \(2,\)"):
         f"{genesis.ones(2):.2f}"
+
+
+def test_reductions_have_the_names_that_profile_lists() -> None:
+    from genesis.profile.cases import ALIASES, supported
+
+    x = genesis.tensor([[1.0, 2.0, 0.5], [4.0, 3.0, 2.5]])
+    names = [alias for alias in ALIASES if alias.startswith("reduce_")]
+    assert len(names) == 14
+    for alias in names:
+        assert getattr(genesis, alias)(x).tolist() == getattr(genesis, ALIASES[alias])(x).tolist(), alias
+    assert genesis.sum_to_shape(x, (1, 3)).tolist() == [[5.0, 5.0, 3.0]] and "sum_to_shape" in supported()
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_lines_give_the_same_where_work_is_split_between_threads(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that reads an array beside its inputs breaks only where pieces of them are handed to threads."""
+    monkeypatch.setattr(cpu, "_PARALLEL_FROM", 1)
+    count = cpu.threads()
+    cpu.set_threads(3)
+    try:
+        assert [d for line in CASES[kind] if (d := difference(line))] == []
+    finally:
+        cpu.set_threads(count)

@@ -96,6 +96,7 @@ CALLS: dict[str, Call] = {
     "left_shift": _same("bitwise_left_shift"),
     "right_shift": _same("bitwise_right_shift"),
     "prod": _product,
+    "sum_to_shape": lambda t, a, x: x.sum_to_size(a["shape"]),
     "clamp": lambda t, a, x, low, high: t.clamp(x, low, high),
     "cast": lambda t, a, x: x.to(getattr(t, a["dtype"])),
     "copy": lambda t, a, x: t.clone(x, memory_format=t.contiguous_format),
