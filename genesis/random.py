@@ -7,11 +7,12 @@ into tensors.
 
 from __future__ import annotations
 
+import operator
 import secrets
 
 import numpy as np
 
-from genesis.errors import UsageError
+from genesis.errors import DTypeError, UsageError
 
 __all__ = ["Generator", "default_generator", "get_state", "manual_seed", "philox", "philox_rounds", "set_state"]
 
@@ -71,7 +72,15 @@ class Generator:
         self.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> Generator:
-        """Start over from `seed`."""
+        """Start over from `seed`.
+
+        Raises:
+            DTypeError: if it is no integer. UsageError: if it is not in that range.
+        """
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise DTypeError(f"the seed {seed!r} is no integer") from None
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"seed {seed} is not between 0 and 2^64 - 1")
         self.seed, self.offset = seed, 0

@@ -672,3 +672,4 @@ def _has_parameters(method: FunctionType) -> builtins.bool:
 for _name, _method in list(vars(Tensor).items()):  # keywords as functions have them
     if isinstance(_method, FunctionType) and not _name.startswith("_") and _has_parameters(_method):
         setattr(Tensor, _name, public(_method) if not hasattr(_method, "__wrapped__") else _method)
+Tensor.requires_grad_ = public(TensorBase.requires_grad_)  # type: ignore[method-assign]

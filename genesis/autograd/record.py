@@ -91,17 +91,17 @@ class TensorBase:
     def requires_grad(self) -> bool:
         return self._requires_grad or self.current_node() is not None
 
-    def requires_grad_(self, value: bool = True) -> Self:
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Mark a leaf as needing a gradient, or not; the tensor itself.
 
         Raises:
             GradientError: for integers and for results of recorded ops.
         """
-        if value and not self.array.dtype.is_floating_point:
+        if requires_grad and not self.array.dtype.is_floating_point:
             raise GradientError(f"{self.array.dtype} tensors have no gradient", next="use a float type")
-        if not value and self.current_node() is not None:
+        if not requires_grad and self.current_node() is not None:
             raise GradientError("a recorded result cannot stop requiring a gradient", next="use detach()")
-        self._requires_grad = value
+        self._requires_grad = requires_grad
         return self
 
     @property

@@ -18,6 +18,7 @@ import numpy as np
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import INTEGER, DType
 from genesis.errors import DTypeError, unknown_keyword
+from genesis.random import Generator
 
 __all__ = ["bare", "fitting", "integer", "integers", "number", "plain", "public", "publish", "truth"]
 
@@ -119,6 +120,13 @@ def truth(value: Any, function: str, name: str = "") -> bool:
     raise _wrong(value, function, name, "True or False")
 
 
+def generator(value: Any, function: str, name: str = "") -> Generator:
+    """Raises: DTypeError, for what is no generator of random numbers."""
+    if not isinstance(value, Generator):
+        raise _wrong(value, function, name, "a genesis.Generator")
+    return value
+
+
 _NONE = type(None)
 # How a parameter is read, by its annotation: the types that pass as they are, and what reads the others.
 _READ: dict[str, tuple[tuple[type, ...], Convert]] = {
@@ -132,6 +140,7 @@ _READ: dict[str, tuple[tuple[type, ...], Convert]] = {
     "float | None": ((float, int, _NONE), number),
     "bool": ((bool,), truth),
     "bool | None": ((bool, _NONE), truth),
+    "Generator | None": ((Generator, _NONE), generator),
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis.autograd.record import apply, lowered
-from genesis.errors import ShapeError
+from genesis.errors import DTypeError, ShapeError
 from genesis.functions import elementwise
 from genesis.functions.arguments import publish
 from genesis.functions.shape import array_of, diagonal, expand, permute, reshape, unsqueeze
@@ -251,6 +251,8 @@ def einsum(equation: str, *operands: Any) -> Any:
     Raises:
         ShapeError: naming the equation, and the term or label that does not fit.
     """
+    if not isinstance(equation, str):
+        raise DTypeError(f"einsum: the equation is a {type(equation).__name__}", next='write it first: "ij,jk->ik"')
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     inputs, arrow, output = equation.replace(" ", "").partition("->")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -339,12 +339,20 @@ def as_strided(x: Any, size: Sequence[int], stride: Sequence[int], storage_offse
 # --- Joining and repeating --------------------------------------------------------------------------------------------
 
 
+def _several(name: str, tensors: Any) -> tuple[Any, ...]:
+    """Raises: DTypeError, for one tensor, and for what is no sequence."""
+    if isinstance(tensors, (TensorBase, str)) or not isinstance(tensors, Iterable):
+        raise DTypeError(f"{name} takes a list of tensors, got {type(tensors).__name__}", next="give [x, y, ...]")
+    return tuple(tensors)
+
+
 def cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped.
 
     Raises:
         ShapeError: if shapes differ outside `dim`.
     """
+    tensors = _several("cat", tensors)
     arrays = [array_of(t, "cat") for t in tensors]
     if not arrays:
         raise ShapeError("cat: an empty list of tensors")
@@ -363,6 +371,7 @@ def stack(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     Raises:
         ShapeError: if shapes differ.
     """
+    tensors = _several("stack", tensors)
     shapes = [array_of(t, "stack").shape for t in tensors]
     if not shapes or any(s != shapes[0] for s in shapes):
         raise ShapeError(f"stack: needs tensors of one shape, got {sorted(set(shapes))}")
@@ -425,6 +434,8 @@ def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None =
 def flip(x: Any, *dims: Any) -> Any:
     """A copy with the order of elements along `dims` reversed."""
     ndim = array_of(x, "flip").ndim
+    if not dims:
+        raise DTypeError("flip needs the dimensions to reverse", next="pass dims=, as in flip(0, 1)")
     axes = tuple(normalize_axis(d, ndim) for d in sizes_of(dims, "flip"))
     return apply(ops.flip, x, dims=axes if ndim else axes[1:])  # a scalar takes dimension 0, once
 

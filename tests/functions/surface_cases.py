@@ -130,6 +130,18 @@ CASES: dict[str, tuple[str, ...]] = {
         "x.nonzero(as_tuple=True)", "x.clone().div_(row, rounding_mode='trunc')", "x.clone().div_(other=2.0)",
         "lib.repeat_interleave(input=x, repeats=2, dim=0)", "lib.exp(input=row)",
     ),
+    "refusals": (
+        "lib.cat(x)", "lib.cat(None)", "lib.stack(x)", "lib.einsum(x, x)", "lib.rand(2, generator=3)", "x.flip()",
+        "lib.promote_types(1, 2)", "x.requires_grad_('no')", "x.requires_grad_(requires_grad=False)", "x.flip(None)",
+        "lib.Generator().manual_seed(1.5)", "lib.where(b, 1, 2)", "lib.where(b, row, None)",
+        "x.to('foo')", "x.view('a')", "x.reshape(None)", "lib.zeros('2')", "lib.tensor(None)", "lib.tensor([1, 'a'])",
+        "lib.full((2,), 'a')", "lib.full((2,), None)", "x.add('a')", "x + None", "x + [1, 2, 3]", "x.pow(None)",
+        "x.clamp('a')", "x.clamp(min=[1, 2, 3])", "x.lerp(x, 'a')", "x.masked_fill(i, 1)", "x.masked_fill(b, 'a')",
+        "x.clone().fill_('a')", "x.clone().copy_(None)", "x.sum('a')", "x.max('a')", "x.topk(None)", "x.norm('a')",
+        "x.gather(0, None)", "x.index_select(0, None)", "x.scatter(0, i, None)", "x.matmul(None)", "x.split(None)",
+        "x.repeat_interleave(None)", "x.narrow(0, None, 1)", "x.softmax('a')", "x.size('a')", "x['a']",
+        "x.allclose(1)", "lib.finfo('a')", "lib.result_type(i, 'a')", "lib.set_grad_enabled('a')",
+    ),
     "comparing": (
         "lib.allclose(x, x + 1e-9)", "lib.allclose(x, row)", "lib.allclose(nans, nans)",
         "x.allclose(x + 0.1, atol=0.2)", "lib.allclose(nans, nans, equal_nan=True)", "lib.allclose(x, half)",
