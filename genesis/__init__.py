@@ -32,6 +32,7 @@ from genesis.dtypes import (
     int16,
     int32,
     int64,
+    promote_types,
     uint8,
 )
 from genesis.dtypes import bool_ as bool
@@ -136,7 +137,7 @@ from genesis.functions.index import (
     scatter_add,
     take_along_dim,
 )
-from genesis.functions.info import finfo, iinfo, promote_types, result_type
+from genesis.functions.info import finfo, iinfo, result_type
 from genesis.functions.linalg import addmm, addmv, baddbmm, bmm, dot, einsum, linear, matmul, mm, mv, outer
 from genesis.functions.random import (
     bernoulli,

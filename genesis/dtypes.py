@@ -108,10 +108,15 @@ def as_dtype(value: object) -> DType:
 _SIGNED_BY_SIZE = {1: int8, 2: int16, 4: int32, 8: int64}
 
 
-def promote_types(a: DType, b: DType) -> DType:
-    """The smallest type that both convert to without changing category (torch.promote_types)."""
-    if a is b:
-        return a
+def promote_types(type1: DType, type2: DType) -> DType:
+    """The smallest type that both convert to without changing category (torch.promote_types).
+
+    Raises:
+        DTypeError: for what is no type.
+    """
+    if type1 is type2 and type1.__class__ is DType:
+        return type1
+    a, b = as_dtype(type1), as_dtype(type2)
     if a.category != b.category:
         return a if a.category > b.category else b
     if a.category == FLOAT:

@@ -13,7 +13,7 @@ from genesis.dtypes import DType, as_dtype
 from genesis.errors import DTypeError
 from genesis.functions.arguments import plain, publish
 
-__all__ = ["finfo", "iinfo", "promote_types", "result_type"]
+__all__ = ["finfo", "iinfo", "result_type"]
 
 
 class finfo:  # noqa: N801  torch's name
@@ -70,15 +70,6 @@ class iinfo:  # noqa: N801  torch's name
         return f"iinfo(min={self.min}, max={self.max}, dtype={self.dtype})"
 
 
-def promote_types(type1: Any, type2: Any) -> DType:
-    """The smallest type that both convert to without changing category.
-
-    Raises:
-        DTypeError: for what is no type.
-    """
-    return dtypes.promote_types(as_dtype(type1), as_dtype(type2))
-
-
 def result_type(*operands: Any) -> DType:
     """The type that arithmetic on tensors and numbers gives: `result_type(x, 2.5)`, or one sequence of them."""
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
@@ -88,4 +79,4 @@ def result_type(*operands: Any) -> DType:
     return dtypes.result_type([v if (v := plain(x)) is not None else x for x in arrays])
 
 
-publish(globals(), __all__, promote_types={"a": "type1", "b": "type2"})
+publish(globals(), __all__)

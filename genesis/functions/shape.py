@@ -340,10 +340,11 @@ def as_strided(x: Any, size: Sequence[int], stride: Sequence[int], storage_offse
 
 
 def _several(name: str, tensors: Any) -> tuple[Any, ...]:
-    """Raises: DTypeError, for one tensor, and for what is no sequence."""
-    if isinstance(tensors, (TensorBase, str)) or not isinstance(tensors, Iterable):
+    """Tensors of a sequence, or the parts of one tensor. Raises: DTypeError, for anything else."""
+    if not isinstance(tensors, TensorBase) and (isinstance(tensors, str) or not isinstance(tensors, Iterable)):
         raise DTypeError(f"{name} takes a list of tensors, got {type(tensors).__name__}", next="give [x, y, ...]")
-    return tuple(tensors)
+    found: tuple[Any, ...] = tuple(tensors)  # type: ignore[arg-type]  # a tensor gives its rows
+    return found
 
 
 def cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:

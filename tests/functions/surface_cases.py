@@ -131,8 +131,9 @@ CASES: dict[str, tuple[str, ...]] = {
         "lib.repeat_interleave(input=x, repeats=2, dim=0)", "lib.exp(input=row)",
     ),
     "refusals": (
-        "lib.cat(x)", "lib.cat(None)", "lib.stack(x)", "lib.einsum(x, x)", "lib.rand(2, generator=3)", "x.flip()",
-        "lib.promote_types(1, 2)", "x.requires_grad_('no')", "x.requires_grad_(requires_grad=False)", "x.flip(None)",
+        "lib.cat(None)", "lib.einsum(x, x)", "lib.rand(2, generator=3)", "x.flip()",
+        "lib.promote_types(1, 2)",
+        "lib.promote_types(1, 1)", "x.requires_grad_('no')", "x.requires_grad_(requires_grad=False)", "x.flip(None)",
         "lib.Generator().manual_seed(1.5)", "lib.where(b, 1, 2)", "lib.where(b, row, None)",
         "x.to('foo')", "x.view('a')", "x.reshape(None)", "lib.zeros('2')", "lib.tensor(None)", "lib.tensor([1, 'a'])",
         "lib.full((2,), 'a')", "lib.full((2,), None)", "x.add('a')", "x + None", "x + [1, 2, 3]", "x.pow(None)",

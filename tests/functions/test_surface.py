@@ -154,11 +154,10 @@ def test_wrong_values_are_named_with_the_parameter() -> None:
 
 def test_every_public_function_and_method_reads_its_arguments() -> None:
     """A function that is not published would take any keyword error, and integers, as they come."""
-    unread = {"is_grad_enabled", "is_autocast_enabled", "get_autocast_dtype", "manual_seed"}
-    unread |= {"check_op", "cuda_op", "triton_op"}
-    for name in set(genesis.__all__) - unread:
+    for name in genesis.__all__:
         value = getattr(genesis, name)
-        assert not isinstance(value, FunctionType) or hasattr(value, "__wrapped__"), name
+        if isinstance(value, FunctionType) and value.__module__.startswith("genesis.functions"):
+            assert hasattr(value, "__wrapped__"), name
     for name, method in vars(genesis.Tensor).items():
         if isinstance(method, FunctionType) and name[0] != "_":
             assert (
