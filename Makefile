@@ -63,7 +63,8 @@ gpu-sanitize: install-dev ## on a machine with an NVIDIA GPU and compute-sanitiz
 		$(SANITIZE) $$tool $(BIN)/python -m pytest --gpu --few -n 0 \
 		tests/kernels/test_registry_on_cuda.py -k $$dtype || exit; done; done
 	$(SANITIZE) memcheck $(BIN)/python -m pytest --gpu -n 0 $(LARGE_ONLY)
-	$(SANITIZE) racecheck $(BIN)/python -m pytest --gpu -n 0 tests/kernels/test_attention_gathered.py tests/kernels/test_gated.py
+	$(SANITIZE) racecheck $(BIN)/python -m pytest --gpu -n 0 \
+		$(filter-out tests/kernels/test_specialized.py tests/kernels/test_attention_specialized.py,$(LARGE_ONLY))
 
 gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, against torch; writes benchmarks/results
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost --out benchmarks/results/$(shell date +%F)-gpu-launch-cost.json

@@ -13,7 +13,7 @@ from genesis.errors import OutOfMemoryError
 from genesis.op import registry
 from tests.ops.devices import CUDA
 
-KIB64, MIB = 1 << 16, 1 << 20
+MIB = 1 << 20
 
 
 def owner(x: Tensor) -> str:
@@ -82,8 +82,8 @@ def test_memory_of_graphs_has_holders_too() -> None:
 
 def test_the_pool_shows_its_blocks() -> None:
     pool = cuda.memory_pool()
-    x = genesis.ones(3 * MIB // 4, device="cuda", dtype="uint8")
-    assert MemoryBlock(x.data_ptr(), 3 * MIB // 4, "fill") in pool.allocated_blocks
+    x = genesis.empty(3 * MIB // 4, device="cuda", dtype="uint8")
+    assert MemoryBlock(x.data_ptr(), 3 * MIB // 4, "empty") in pool.allocated_blocks
     address = x.data_ptr()
     del x
     assert (address, 3 * MIB // 4, "") in pool.free_blocks
@@ -99,16 +99,16 @@ def test_the_error_names_the_op_that_asks_and_those_that_hold(
     def refuse(nbytes: int) -> int:
         raise OutOfDeviceMemory
 
-    x = genesis.ones(5, KIB64, device="cuda")
+    x = genesis.ones(16, 1024, device="cuda")
     for _ in range(calls_before):
         x.square()
     kept, held = [getattr(x, holder)() for _ in range(2)], []
     monkeypatch.setattr(backend_for(CUDA).driver, "allocate", refuse)
-    with pytest.raises(OutOfMemoryError, match=r"no room for 1\.2 MiB for empty: "):
-        held.extend(genesis.empty(5, KIB64, device="cuda") for _ in range(10_000))
+    with pytest.raises(OutOfMemoryError, match=r"no room for 64\.0 KiB for empty: "):
+        held.extend(genesis.empty(16, 1024, device="cuda") for _ in range(10_000))
     with pytest.raises(OutOfMemoryError) as caught:
         x.square()
-    assert "no room for 1.2 MiB for square: " in caught.value.what
-    assert f"; {holder} 2.5 MiB in 2 blocks, the largest float32 [5, 65536]" in caught.value.what
+    assert "no room for 64.0 KiB for square: " in caught.value.what
+    assert f"; {holder} 128.0 KiB in 2 blocks, the largest float32 [16, 1024]" in caught.value.what
     assert caught.value.next == "use a smaller batch or shorter sequences"
     assert len(kept) == 2
