@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from genesis.errors import UsageError
 from genesis_cli.options import ConfigName, Overrides
+
+if TYPE_CHECKING:
+    from genesis_models.session.run_folder import Resume
 
 __all__ = ["TrainCommand", "train"]
 
@@ -56,7 +59,6 @@ def train(
 
     loaded = recipes.load(config, overrides or [])
     from genesis_models import session
-    from genesis_models.session.run_folder import Resume
 
     mode: Resume = "allow" if resume == ALLOW else resume is not None
     session.train(loaded, resume=mode, resume_from=resume_from, console=Output(sys.stdout))
