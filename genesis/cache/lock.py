@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import stat
 import threading
@@ -26,6 +27,7 @@ POLL_S = 0.05
 PATIENCE = 40  # pauses until the one who waits says so: 2 s
 _MAX_BYTES = 4096
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_OTHERS = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES)  # what opening another thing than a file of ours gives
 _CANNOT = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 _threads: dict[tuple[int, int, str], int] = {}  # which thread of this process makes an entry
@@ -96,14 +98,14 @@ def _try(folder: int, name: str) -> tuple[int, str | None]:
     while True:
         try:
             descriptor = os.open(name, _FLAGS, 0o600, dir_fd=folder)
-            if not _is_ours(descriptor, name):
-                os.close(descriptor)
-                os.unlink(name, dir_fd=folder)  # a FIFO, another user's file: the folder is ours
-                continue
         except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.ENXIO):
+            if error.errno not in _OTHERS:
                 raise
-            os.unlink(name, dir_fd=folder)
+            _give_way(folder, name, error)
+            continue
+        if not _is_ours(descriptor, name):
+            os.close(descriptor)
+            _give_way(folder, name, None)
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,6 +123,18 @@ def _try(folder: int, name: str) -> tuple[int, str | None]:
                 return -1, None
             raise
         os.close(descriptor)
+
+
+def _give_way(folder: int, name: str, why: OSError | None) -> None:
+    """Remove what is no lock of ours: a link, a FIFO, another user's file, a folder. The folder it is in is ours."""
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        if why is not None and why.errno == errno.EACCES:  # nothing is there: it is the folder that refuses
+            raise why from None
 
 
 def _is_ours(descriptor: int, name: str) -> bool:

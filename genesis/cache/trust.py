@@ -19,6 +19,7 @@ import threading
 from pathlib import Path
 
 from genesis.cache.entry import observe
+from genesis.errors import DiskError, escape
 
 __all__ = ["Refused", "check_file", "open_file", "open_folder", "private_folder"]
 
@@ -222,7 +223,7 @@ def private_folder() -> Path:
     """A folder that this process alone uses, mode 0700, where nobody can exchange it; removed when the process ends.
 
     Raises:
-        OSError: no folder for temporary files will do.
+        DiskError: no folder for temporary files will do.
     """
     with _lock:
         process = os.getpid()
@@ -234,14 +235,20 @@ def private_folder() -> Path:
 
 def _new_private() -> Path:
     reason = ""
-    for base in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/var/tmp")):
+    # Volumes of containers are often open to all without a sticky bit; memory and home come last.
+    others = ("/tmp", "/var/tmp", os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm", os.path.expanduser("~"))
+    for base in dict.fromkeys(filter(os.path.isabs, (tempfile.gettempdir(), *others))):
         path = Path(os.path.realpath(base)) / f"genesis-{secrets.token_hex(8)}"
         try:
             os.close(open_folder(path))
             return path
         except (OSError, Refused) as error:
-            reason = str(error)
-    raise PermissionError(f"there is no safe folder for temporary files: {reason}")
+            reason = reason or str(error)
+    raise DiskError(
+        f"there is no safe folder for temporary files: {escape(reason)}",
+        where="TMPDIR",
+        next="set TMPDIR to a folder that only you can write",
+    )
 
 
 def _remove(process: int, folder: Path) -> None:

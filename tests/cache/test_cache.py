@@ -17,6 +17,7 @@ import pytest
 from genesis.cache import Cache, Entry, EntryWriter, private_folder
 from genesis.cache import entry as entry_module
 from genesis.cache import lock as lock_module
+from genesis.cache import trust as trust_module
 from genesis.cache.lock import EntryLock
 from genesis.cache.trust import Refused, open_folder
 from genesis.errors import DiskError
@@ -315,6 +316,17 @@ def test_private_folders_are_made_where_nobody_can_exchange_them(tmp_path: Path,
     assert not list((tmp_path / "open").iterdir())
 
 
+def test_where_no_folder_is_safe_an_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> int:
+        raise Refused(f"others may write {path.parent}")
+
+    monkeypatch.setattr(trust_module, "_private", {})
+    monkeypatch.setattr(trust_module, "open_folder", refuse)
+    with pytest.raises(DiskError, match="no safe folder for temporary files: others may write") as caught:
+        private_folder()
+    assert (caught.value.exit_code, caught.value.where) == (8, "TMPDIR")
+
+
 def test_what_is_no_entry_gives_way(tmp_path: Path) -> None:
     """As the folders of older versions do; what a link leads to stays."""
     make, cache, precious = Maker(), tmp_path / "cache", tmp_path / "precious"
@@ -455,7 +467,9 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("stands_there", ["a FIFO", "a link", "another owner", "a folder's link", "a hard link"])
+@pytest.mark.parametrize(
+    "stands_there", ["a FIFO", "a link", "another owner", "a folder's link", "a hard link", "a folder"]
+)
 def test_a_lock_that_is_none_of_ours_gives_way(tmp_path: Path, stands_there: str) -> None:
     if stands_there == "another owner" and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
@@ -468,6 +482,7 @@ def test_a_lock_that_is_none_of_ours_gives_way(tmp_path: Path, stands_there: str
     puts: dict[str, Callable[[], object]] = {
         "a FIFO": lambda: os.mkfifo(lock),
         "a link": lambda: lock.symlink_to(precious),
+        "a folder": lambda: (lock / "deep").mkdir(parents=True),
         "a folder's link": lambda: lock.symlink_to(tmp_path),
         "another owner": lambda: (lock.write_text("x"), os.chown(lock, 65534, -1)),
         "a hard link": lambda: os.link(precious, lock),
