@@ -225,8 +225,8 @@ class Cache:
         if (str(self.folder), reason) not in _warned:
             _warned.add((str(self.folder), reason))
             self._tell(
-                f"warning: the cache {self.folder} is not used: {reason}; this process keeps one of its own"
-                f" (to mend it: a folder that only you can write, or another {self._setting})"
+                f"warning: the cache {self.folder} is not used: {reason}; this process keeps one of its own."
+                f" Let nobody else write there, or set {self._setting} to another folder"
             )
         try:
             name = hashlib.sha256(str(self.folder).encode(errors="surrogateescape")).hexdigest()[:16]

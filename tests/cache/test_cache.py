@@ -284,6 +284,22 @@ def test_parents_may_be_links_and_sticky(tmp_path: Path) -> None:
         open_folder(tmp_path / "round/cache")
 
 
+def test_a_group_of_this_user_alone_may_write_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many systems give each user a group, and a umask that lets it write."""
+    from types import SimpleNamespace
+
+    user, members = SimpleNamespace(pw_name="me", pw_gid=77), list[str]()
+    monkeypatch.setattr(trust_module.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(trust_module.grp, "getgrgid", lambda gid: SimpleNamespace(gr_name="me", gr_mem=members))
+    assert trust_module._is_private_group(77) == (os.geteuid() != 0), "root has no such habit"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert trust_module._is_private_group(77) and not trust_module._is_private_group(78)
+    members.append("me")
+    assert trust_module._is_private_group(77)
+    members.append("you")
+    assert not trust_module._is_private_group(77)
+
+
 def test_two_folders_of_ours_may_neither_be_links(tmp_path: Path) -> None:
     put(tmp_path / "genesis/kernels")
     (tmp_path / "genesis").rename(tmp_path / "elsewhere")
