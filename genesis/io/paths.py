@@ -5,6 +5,7 @@ It decides from the name and from the files as they lie; it is no sandbox agains
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import reprlib
@@ -169,8 +170,10 @@ def _as_json(value: object) -> str:
     if isinstance(value, Mapping):
         return f"an object of {len(value):,} keys" if value else "{}"
     if isinstance(value, list | tuple):
-        plain = len(value) <= 6 and all(isinstance(item, str | int) for item in value)
-        return reprlib.repr(list(value)) if plain else f"a list of {len(value):,}"
+        is_short = len(value) <= 6 and all(
+            isinstance(item, str | int) and len(reprlib.repr(item)) < 40 for item in value
+        )
+        return json.dumps(list(value)) if is_short else f"a list of {len(value):,}"
     return reprlib.repr(value)
 
 

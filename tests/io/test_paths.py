@@ -253,6 +253,8 @@ def test_quote_escapes_and_cuts() -> None:
         ({"a": 1}, "'an object of 1 keys'"),
         ({}, "'{}'"),
         ([1, 2], "'[1, 2]'"),
+        ([True, "a"], "'[true, \"a\"]'"),
+        ([10**400], "'a list of 1'"),
         ([None] * 9, "'a list of 9'"),
         (Path("a/b"), "'a/b'"),
         (7, "'7'"),
