@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -17,12 +17,13 @@ import numpy.typing as npt
 from genesis.cache import Cache, EntryWriter, State
 from genesis.data.baseline import gzip_bits_per_byte
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, index_documents
-from genesis.data.records import Corpus, Defects, Document
+from genesis.data.formats import SUPPORTED
+from genesis.data.records import Corpus, Defects, Document, FileCounts
 from genesis.data.split import holdout_points, split
 from genesis.data.tokenize import reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
 from genesis.data.tokenizer_files import TOKENIZER_NAME
-from genesis.errors import DataError
+from genesis.errors import DataError, escape
 from genesis.io.strict_json import canonical_bytes
 
 __all__ = ["HeldOut", "Prepared", "Report", "StageProgress", "prepare", "prepare_held_out"]
@@ -44,11 +45,13 @@ class HeldOut:
         tokens: the documents; `tokens.total_bytes` is the exact number of their bytes.
         gzip_bits_per_byte: what `gzip -9` gets on them, each alone.
         defects: documents left out of held-out sources, where that was asked for.
+        files: the files of held-out sources; empty where the documents are of the training sources.
     """
 
     tokens: TokenSet
     gzip_bits_per_byte: float
     defects: Defects
+    files: FileCounts = field(default_factory=FileCounts)
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,16 @@ class Report:
         tokenizer: given, or trained on the data now or before ("made", "found"; "made again": the cache was damaged).
         tokens: the same for the tokenized training documents.
         shared_documents: training documents whose text is also in the held-out sources that the user named.
+        files: the files of the training sources, read and not read.
+        tail: where the held-out end of a single text file begins, as `file:line`; empty if documents are held out.
     """
 
     defects: Defects
     tokenizer: Literal["given"] | State
     tokens: State
     shared_documents: int
+    files: FileCounts
+    tail: str
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ def prepare(
     corpus = Corpus(train_sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
     index, defects = _indexed(corpus, "data.train")
     fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
-    is_held_out = split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
+    index, is_held_out = _split(corpus, index, seed, fraction)
     tokenizer, tokenizer_state = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, cache, progress)
     tokens, tokens_state = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize"))
 
@@ -130,7 +137,9 @@ def prepare(
         held_out = HeldOut(tokens.select(is_held_out), baseline, Defects())
     train, held_out = _with_fingerprint(tokens.select(~is_held_out), held_out)
     shared = _shared(train.index, held_out.tokens.index) if held_out else 0
-    return Prepared(tokenizer, train, held_out, Report(defects, tokenizer_state, tokens_state, shared))
+    tail = index.name(1) if corpus.is_divided else ""
+    report = Report(defects, tokenizer_state, tokens_state, shared, corpus.counts(), tail)
+    return Prepared(tokenizer, train, held_out, report)
 
 
 def prepare_held_out(
@@ -142,24 +151,42 @@ def prepare_held_out(
     text_field: str,
     max_line_bytes: int,
     progress: StageProgress,
+    key: str = "data.eval",
 ) -> HeldOut:
-    """Read and tokenize documents only to evaluate on; arguments and errors as in `prepare`."""
+    """Read and tokenize documents only to evaluate on; arguments and errors as in `prepare`.
+
+    Args:
+        key: how errors name the sources.
+    """
     cache = Cache(cache_dir)
     corpus = Corpus(sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
-    index, defects = _indexed(corpus, "data.eval")
+    index, defects = _indexed(corpus, key)
     tokens, _ = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize held-out data"))
-    return HeldOut(tokens, gzip_bits_per_byte(reread(corpus, index), index, cache), defects)
+    return HeldOut(tokens, gzip_bits_per_byte(reread(corpus, index), index, cache), defects, corpus.counts())
 
 
 def _indexed(corpus: Corpus, key: str) -> tuple[DocumentIndex, Defects]:
     """What the corpus holds, and what was left out. Raises: DataError if nothing is left."""
     defects = Defects()
     index = index_documents(corpus.documents(defects))
+    if not len(index) and not defects.total:
+        what = f"the sources of {key} hold no text; {corpus.counts()}"
+        raise DataError(what, where=escape(corpus.files[0].name), next=SUPPORTED)
     if not len(index):
         example = next(iter(defects.examples.values()), "")
         what = f"the sources of {key} hold no usable document; {defects.total:,} were left out"
         raise DataError(what, where=example, next="repair the data or name other sources")
     return index, defects
+
+
+def _split(
+    corpus: Corpus, index: DocumentIndex, seed: int, fraction: float
+) -> tuple[DocumentIndex, npt.NDArray[np.bool_]]:
+    """What is held out; of a single text file, which has no second document, its end (then the index is a new one)."""
+    if len(index) != 1 or index.lines[0] or not fraction:
+        return index, split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
+    corpus.hold_out_tail(fraction)
+    return index_documents(corpus.documents()), np.array([False, True])
 
 
 def _tokenizer(

@@ -3,7 +3,8 @@
 Every defect of the data is an error with file and line, or is counted and left out when asked for. A byte order mark
 at the start of a file is no part of its text; line ends are kept as they are; blank lines of a JSONL file mean nothing.
 A file of more than `MAX_DOCUMENT_BYTES` is no text document, and a gzip file may grow by `MAX_EXPANSION` at most: both
-are checked before the memory is taken.
+are checked before the memory is taken. A file whose first bytes are no text is an error where the user named it; in a
+folder or a glob it is left out and counted (`FileCounts`).
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import gzip
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
 
-from genesis.data.sources import SourceFile, expand
+from genesis.data.formats import HEAD_BYTES, SUPPORTED, kind_by_content
+from genesis.data.sources import SourceFile, expand, not_text
 from genesis.errors import DataError, ModelError, escape
 from genesis.io.paths import open_regular, quote
 
-__all__ = ["MAX_DOCUMENT_BYTES", "MAX_EXPANSION", "Corpus", "Defect", "Defects", "Document"]
+__all__ = ["MAX_DOCUMENT_BYTES", "MAX_EXPANSION", "Corpus", "Defect", "Defects", "Document", "FileCounts"]
 
 MAX_DOCUMENT_BYTES = 1 << 30
 # Text shrinks 3 to 20 times; DEFLATE can grow a hostile file by 1032. Small files may grow to the floor regardless.
@@ -74,6 +77,31 @@ class Defects:
         return sum(self.counts.values())
 
 
+@dataclass(frozen=True)
+class FileCounts:
+    """How many files of each kind were read, and how many were found that are no text.
+
+    Attributes:
+        read: `text`, `jsonl`, `text.gz`, `jsonl.gz` -> files. not_read: `png`, `csv`, … -> files.
+    """
+
+    read: dict[str, int] = field(default_factory=dict)
+    not_read: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Such as `read: 24 text, 1 jsonl.gz; not read: 2 png, 1 parquet`."""
+        parts = (("read", self.read), ("not read", self.not_read))
+        return "; ".join(
+            f"{name}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items(), key=_most_first))
+            for name, counts in parts
+            if counts
+        )
+
+
+def _most_first(item: tuple[str, int]) -> tuple[int, str]:
+    return -item[1], item[0]
+
+
 class Corpus:
     """The documents of some sources, in an order that only the sources and their files decide; readable many times.
 
@@ -84,16 +112,41 @@ class Corpus:
         max_line_bytes: the longest JSONL line, without its line end.
 
     Raises:
-        DataError: a source that matches no file.
+        DataError: a source that matches no file, a named file that is no text, or sources without any text.
     """
 
     def __init__(
         self, sources: Sequence[str], *, on_error: Literal["fail", "skip"], text_field: str, max_line_bytes: int
     ) -> None:
-        self.files = expand(sources)
+        found = expand(sources)
+        self.files = tuple(file for file in found if file.kind is None)
+        self._labels = {file.name: file.label for file in found if file.kind is not None}
+        self._read_files: set[str] = set()
+        self._tail: float | None = None
+        if not self.files:
+            what = f"the sources hold no text; {self.counts()}"
+            raise DataError(what, where=escape(found[0].name), next=SUPPORTED)
         self._skip = on_error == "skip"
         self._text_field = text_field
         self._max_line_bytes = max_line_bytes
+
+    def counts(self) -> FileCounts:
+        """The files by what they are; complete once the documents have been read."""
+        read = Counter(self._labels[name] for name in self._read_files)
+        return FileCounts(dict(read), dict(Counter(self._labels.values()) - read))
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the only document is given as two."""
+        return self._tail is not None
+
+    def hold_out_tail(self, fraction: float) -> None:
+        """From now on, give the only document as two: the last `fraction` of it, from the start of a line, is its own.
+
+        Raises:
+            DataError: the text has no line and no word that could begin the second.
+        """
+        self._tail = fraction
 
     def documents(self, defects: Defects | None = None) -> Iterator[Document]:
         """The documents; those left out are added to `defects`.
@@ -101,6 +154,13 @@ class Corpus:
         Raises:
             DataError: the first defect, with file and line, unless defects are skipped.
         """
+        for document in self._documents(defects):
+            if self._tail is None:
+                yield document
+            else:
+                yield from _divided(document, self._tail)
+
+    def _documents(self, defects: Defects | None) -> Iterator[Document]:
         for file in self.files:
             for item in self._read(file):
                 if isinstance(item, Document):
@@ -115,6 +175,14 @@ class Corpus:
     def _read(self, file: SourceFile) -> Iterator[Document | Defect]:
         try:
             with _opened(file) as stream:
+                kind = kind_by_content(stream.head())
+                if kind is not None and file.named:
+                    raise not_text(file, kind)
+                if kind is not None or not file.optional:
+                    self._labels[file.name] = kind or file.label
+                if kind is not None:
+                    return
+                self._read_files.add(file.name)
                 if file.format == "text":
                     yield _text_document(file, stream)
                 else:
@@ -147,6 +215,12 @@ class _Stream:
         self.size = os.fstat(raw.fileno()).st_size
         self._left = max(self.size * MAX_EXPANSION, EXPANSION_FLOOR)
         self.line = 0
+
+    def head(self) -> bytes:
+        """The first `HEAD_BYTES` bytes; the next read starts at the beginning all the same."""
+        head: bytes = self._stream.read(HEAD_BYTES)
+        self._stream.seek(0)
+        return head
 
     def read(self, limit: int) -> bytes:
         """At most `limit` bytes; none at the end."""
@@ -204,6 +278,22 @@ def _text_document(file: SourceFile, stream: _Stream) -> Document:
     if text.isspace() or not text:
         raise Defect("empty document", "the file holds only white space", file, 1, "remove it")
     return Document(text, file.name)
+
+
+def _divided(document: Document, fraction: float) -> Iterator[Document]:
+    """The document without its last `fraction`, and that: cut at the line's start nearest to it, or before a word."""
+    text, aim = document.text, int(len(document.text) * (1 - fraction))
+    for mark in "\n", " ":
+        places = (text.rfind(mark, 0, aim) + 1, text.find(mark, aim) + 1)
+        for place in sorted(places, key=lambda place: abs(place - aim)):
+            near = min(4 * fraction, 0.5) * len(text) >= len(text) - place
+            if near and text[:place].strip() and text[place:].strip():
+                yield Document(text[:place], document.file)
+                yield Document(text[place:], document.file, 1 + text.count("\n", 0, place))
+                return
+    what = f"the only document has no line of which the last {fraction:.0%} of the text could begin, to be held out"
+    next = "name held-out sources in data.eval, or set data.eval_fraction=0"
+    raise DataError(what, where=escape(document.name), next=next)
 
 
 def _too_large(file: SourceFile) -> Defect:

@@ -2,12 +2,13 @@
 
 | Source | Files |
 |---|---|
-| a file | itself, whatever its name |
+| a file | itself; an error if its name says that it is no text (`genesis.data.formats`) |
 | a glob: `corpus/**/*.txt` | the files that match, sorted; `**` descends, hidden names need their dot written |
 | a folder | every file below it but hidden ones, sorted; links to folders are not followed |
 | `stdlib:` | the running Python's standard library: `*.py` without tests, site-packages and idlelib, sorted |
 
-Relative paths start at the working directory. A file that several sources match is read once, at its first place.
+Relative paths start at the working directory, `~` is the home folder. A file that several sources match is read once,
+at its first place. Of globs and folders, files that are no text by their names are left out and counted.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import glob
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from genesis.errors import DataError
+from genesis.data.formats import kind_by_name, way_out
+from genesis.errors import DataError, escape
 from genesis.io.paths import quote
 
-__all__ = ["STDLIB", "SourceFile", "expand"]
+__all__ = ["STDLIB", "SourceFile", "expand", "not_text"]
 
 STDLIB = "stdlib:"
 _NOT_STDLIB = ("site-packages", "dist-packages", "idlelib")
@@ -35,6 +37,8 @@ class SourceFile:
 
     Attributes:
         optional: the file is left out silently when it holds no usable text; the user did not choose it by name.
+        named: the user named this file, so that it is an error if it is no text.
+        kind: what it is instead of text by its name; None for a file to read.
     """
 
     path: Path
@@ -42,31 +46,48 @@ class SourceFile:
     format: Literal["text", "jsonl"]
     gzip: bool
     optional: bool = False
+    named: bool = False
+    kind: str | None = None
+
+    @property
+    def label(self) -> str:
+        """How reports count the file: `text`, `jsonl.gz`, `png`."""
+        return self.kind or self.format + ".gz" * self.gzip
 
 
 def expand(sources: Sequence[str]) -> tuple[SourceFile, ...]:
-    """The files that `sources` name, in reading order, each once.
+    """The files that `sources` name, in reading order, each once; those with a `kind` are not to be read.
 
     Raises:
-        DataError: a source that matches no file.
+        DataError: a source that matches no file, or a named file that is no text by its name.
     """
     files: dict[str, SourceFile] = {}
     for source in sources:
-        found = _stdlib() if source == STDLIB else [_source_file(path) for path in _paths(source)]
+        found = _stdlib() if source == STDLIB else _files(os.path.expanduser(source))
         if not found:
             raise _nothing(source)
         for file in found:
-            files.setdefault(os.path.realpath(file.path), file)
+            if file.named and file.kind is not None:
+                raise not_text(file, file.kind)
+            key = os.path.realpath(file.path)
+            files[key] = replace(files.get(key, file), named=file.named or files.get(key, file).named)
     return tuple(files.values())
 
 
-def _paths(source: str) -> list[str]:
+def not_text(file: SourceFile, kind: str) -> DataError:
+    """The error of a named file that is of `kind`."""
+    by_name = "" if file.kind is None else ", by its name"
+    what = f"the file is no text: {'binary data' if kind == 'binary' else kind}{by_name}"
+    return DataError(what, where=escape(file.name), next=way_out(kind))
+
+
+def _files(source: str) -> list[SourceFile]:
     # A file whose name happens to hold `[` or `*` is meant literally.
     if os.path.isdir(source):
-        return sorted(_below(source))
+        return [_source_file(path) for path in sorted(_below(source))]
     if os.path.lexists(source):
-        return [source]
-    return sorted(path for path in glob.glob(source, recursive=True) if not os.path.isdir(path))
+        return [_source_file(source, named=True)]
+    return [_source_file(path) for path in sorted(glob.glob(source, recursive=True)) if not os.path.isdir(path)]
 
 
 def _below(folder: str) -> Iterator[str]:
@@ -75,11 +96,11 @@ def _below(folder: str) -> Iterator[str]:
         yield from (os.path.join(parent, name) for name in names if not name.startswith("."))
 
 
-def _source_file(path: str) -> SourceFile:
+def _source_file(path: str, *, named: bool = False) -> SourceFile:
     lower = path.lower()
     gzip = lower.endswith(".gz")
     jsonl = lower.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
-    return SourceFile(Path(path), path, "jsonl" if jsonl else "text", gzip)
+    return SourceFile(Path(path), path, "jsonl" if jsonl else "text", gzip, named=named, kind=kind_by_name(path))
 
 
 def _stdlib() -> list[SourceFile]:

@@ -7,6 +7,7 @@ and one that it uses but the user left out is filled in, so that a `Config` alwa
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -55,11 +56,13 @@ def _check_text(text: str) -> str:
     return text
 
 
-def _check_source(text: str) -> str:
+def _expanded(text: str) -> str:
+    """A path with its `~` or `~user` replaced by the home folder; a file of that name is written `./~name`."""
     _check_text(text)
-    if text.startswith("~"):
-        raise PydanticCustomError("genesis_home", "`~` is not expanded: write the whole path")
-    return text
+    path = os.path.expanduser(text)
+    if path.startswith("~"):
+        raise PydanticCustomError("genesis_home", "there is no user of that name; a file of that name is `./~…`")
+    return path
 
 
 def _one_or_many(value: object) -> object:
@@ -102,7 +105,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_check_text)]
-PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_check_source)]
+PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_expanded)]
 Sources = Annotated[
     list[PathText],
     Field(min_length=1, max_length=1000),
@@ -217,7 +220,8 @@ class DataConfig(Section):
     """What is learned: sources, tokenizer, sequence length. A source is a file, a folder, a glob, or `stdlib:`."""
 
     train: Sources = Field(
-        description='What to learn: text files, JSONL files, globs, or "stdlib:" (code of the running Python).'
+        description="What to learn: text or JSONL files, also as .gz, folders and globs of them, or "
+        '"stdlib:" (code of the running Python). Of folders and globs, what is no text is listed and not read.'
     )
     eval: Sources | None = Field(
         default=None, description="Held-out sources. null: a fraction of the training documents is held out."

@@ -28,7 +28,8 @@ MAX_KEY_CHARS = 1000  # YAML takes 1,024 as a plain key
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a file, with `section.key=value` overrides applied in order.
 
-    Relative paths inside it are relative to the working directory. Environment variables and `~` are never expanded.
+    Relative paths inside it are relative to the working directory, `~` is the home folder. Environment variables are
+    never expanded.
 
     Raises:
         ConfigError: the file cannot be read, or file or overrides are invalid: all problems, the first in front.

@@ -122,7 +122,8 @@ def _evaluate(
     if not all(sources):
         raise UsageError("--data is empty", next='name a file, a folder, a glob or "stdlib:"')
     data = DataConfig(train=[STDLIB])  # for the defaults of the rest
-    with TemporaryDirectory(prefix="genesis-") as cache, Stages(Output(sys.stderr)) as stages:
+    console = Output(sys.stderr)
+    with TemporaryDirectory(prefix="genesis-") as cache, Stages(console) as stages:
         held_out = prepare_held_out(
             sources=sources,
             tokenizer=tokenizer,
@@ -131,7 +132,9 @@ def _evaluate(
             text_field=data.text_field,
             max_line_bytes=data.max_line_bytes,
             progress=stages,
+            key="--data",
         )
+        console.line(str(held_out.files))
         found = measure(model, held_out, batch_size=batch_size, seq_len=length, max_batches=None, device=where)
     assert found is not None, "nothing asks this evaluation to stop"
     if not math.isfinite(found.loss):

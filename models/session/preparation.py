@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ __all__ = [
     "model_config",
     "prepare_data",
     "resolve_device",
+    "said_of_files",
 ]
 
 
@@ -103,6 +105,15 @@ def prepare_data(
             next="use the model's own tokenizer",
         )
     return prepared
+
+
+def said_of_files(data: Prepared) -> Iterator[str]:
+    """The files that were read and not read, in a line each for training and for held-out sources."""
+    yield str(data.report.files)
+    if data.report.tail:
+        yield f"held out: the end of the only document, from {escape(data.report.tail)} on"
+    if data.held_out is not None and data.held_out.files.read:
+        yield f"held out: {data.held_out.files}"
 
 
 class Stages:

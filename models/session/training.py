@@ -38,7 +38,7 @@ from genesis_models.precision import WeightType
 from genesis_models.registry import build
 from genesis_models.session.inference import continue_text
 from genesis_models.session.memory import advised, planned_memory
-from genesis_models.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device
+from genesis_models.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device, said_of_files
 from genesis_models.session.run_folder import Resume, RunFolder, check_places
 from genesis_models.session.weights import settled
 
@@ -145,6 +145,8 @@ def announce(
         console.line(said)
     if memory is not None:
         console.line(memory)
+    for line in said_of_files(data):
+        console.line(line)
     held_out = f"{len(data.held_out.tokens):,} held out" if data.held_out is not None else "none held out"
     console.line(
         f"data: {len(data.train):,} documents, {data.train.total_bytes:,} bytes, {data.train.num_tokens:,} tokens"

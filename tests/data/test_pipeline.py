@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import time
@@ -17,6 +18,7 @@ from genesis.data import pipeline
 from genesis.data.baseline import gzip_bytes
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import Prepared
+from genesis.data.records import Corpus
 from genesis.data.tokenizer import train_bpe
 from genesis.errors import DataError
 from tests.data.helpers import TEXTS, prepared, raised, run_python, write_corpus
@@ -140,10 +142,68 @@ def test_sources_of_which_nothing_is_left_are_an_error(tmp_path: Path) -> None:
         prepared(folder, tmp_path / "cache", on_error="skip")
 
 
-def test_one_document_cannot_be_divided(tmp_path: Path) -> None:
-    folder = write_corpus(tmp_path / "corpus", ["alone"])
-    with pytest.raises(DataError, match=r"only one document.*data\.eval"):
+def test_the_end_of_a_single_text_file_is_held_out_from_a_line_on(tmp_path: Path) -> None:
+    lines = [f"line {n} of a single file\n" for n in range(100)]
+    folder = write_corpus(tmp_path / "corpus", ["".join(lines)])
+    data = prepared(folder, tmp_path / "cache", eval_fraction=0.05, train_sources=[str(folder / "000.txt")])
+    assert data.held_out is not None
+    tail = "".join(lines[95:])
+    assert [len(data.train), len(data.held_out.tokens)] == [1, 1]
+    assert data.held_out.tokens.total_bytes == len(tail)
+    assert data.train.total_bytes == len("".join(lines[:95]))
+    assert data.held_out.tokens.index.name(0) == data.report.tail == f"{folder}/000.txt:96"
+    tokens = data.held_out.tokens
+    ids = tokens.stream[tokens.starts[0] : tokens.starts[0] + tokens.lengths[0]]
+    assert data.tokenizer.decode(ids.tolist()) == tail
+    assert prepared(folder, tmp_path / "cache", eval_fraction=0.05).report.tokens == "found"
+
+
+@pytest.mark.parametrize(
+    "text,tail",
+    [
+        ("one two three four five six seven eight nine ten", "nine ten"),
+        ("a\n" + "x" * 50 + " " + "y" * 12, "y" * 12),
+        ("a\nb\n\n\n\n\n\n\n", "b\n\n\n\n\n\n\n"),
+    ],
+)
+def test_a_single_text_without_lines_is_cut_before_a_word(tmp_path: Path, text: str, tail: str) -> None:
+    folder = write_corpus(tmp_path / "corpus", [text])
+    corpus = Corpus([str(folder)], on_error="fail", text_field="text", max_line_bytes=1024)
+    corpus.hold_out_tail(0.2)
+    if tail.startswith("b"):
+        with pytest.raises(DataError, match="the last 20%"):
+            list(corpus.documents())
+    else:
+        assert [document.text for document in corpus.documents()] == [text.removesuffix(tail), tail]
+
+
+@pytest.mark.parametrize("texts", [["alone"], ["twice", "twice"]])
+def test_one_document_without_lines_or_copies_of_one_cannot_be_divided(tmp_path: Path, texts: list[str]) -> None:
+    folder = write_corpus(tmp_path / "corpus", texts)
+    with pytest.raises(DataError, match=r"only.* document.*data\.eval"):
         prepared(folder, tmp_path / "cache")
+
+
+def test_files_that_are_no_text_are_counted_and_not_read(tmp_path: Path) -> None:
+    folder = write_corpus(tmp_path / "corpus")
+    (folder / "more.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a record"}\n'))
+    (folder / "shot.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    (folder / "mislabelled.txt").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    (folder / "table.csv").write_bytes(b"a,b\n1,2\n")
+    data = prepared(folder, tmp_path / "cache", train_sources=[str(folder)])
+    assert str(data.report.files) == "read: 40 text, 1 jsonl.gz; not read: 2 png, 1 csv"
+    assert len(data.train) + len(data.held_out.tokens if data.held_out else []) == 41
+
+
+def test_sources_without_any_text_say_what_was_found(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"GIF89a\x01\0")
+    with pytest.raises(DataError, match=r"of data\.train hold no text; not read: 1 gif.*UTF-8 text and JSONL"):
+        prepared(folder, tmp_path / "cache")
+    (folder / "a.txt").rename(folder / "a.gif")
+    with pytest.raises(DataError, match=r"the sources hold no text; not read: 1 gif.*UTF-8 text and JSONL"):
+        prepared(folder, tmp_path / "cache", train_sources=[str(folder)])
 
 
 def test_a_large_corpus_trains_its_tokenizer_on_a_sample(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from genesis.data import records
+from genesis.data.formats import HEAD_BYTES
 from genesis.data.records import Corpus, Defects, Document
 from genesis.errors import DataError
 
@@ -39,7 +40,7 @@ DEFECTS: list[tuple[str, bytes, str, int, str]] = [
     ("a.txt", b"one\ntwo\nth\xffree\n", "invalid UTF-8", 3, "byte 3 of the line, 0xff"),
     ("a.txt", b"one\ntwo\xe2\x82", "invalid UTF-8", 2, "unexpected end of data"),
     ("a.txt", "utf-16 text".encode("utf-16"), "invalid UTF-8", 1, "save it as UTF-8"),
-    ("a.txt", b"one\ntwo\n\nbi\0nary", "NUL byte", 4, "binary data"),
+    ("a.txt", b"one\ntwo\n\n" + b"x" * HEAD_BYTES + b"bi\0nary", "NUL byte", 4, "binary data"),
     ("a.txt", b"", "empty file", 1, "the file is empty"),
     ("a.txt", b" \n\t\r\n", "empty document", 1, "only white space"),
     ("a.txt", b"\xef\xbb\xbf", "empty document", 1, "only white space"),
@@ -151,6 +152,7 @@ def test_a_text_file_over_the_limit_is_refused_before_it_is_read(
 ) -> None:
     path = tmp_path / "sparse.txt"
     with path.open("wb") as file:
+        file.write(b"x" * HEAD_BYTES)
         file.truncate(records.MAX_DOCUMENT_BYTES + 1)
     tracemalloc.start()
     with pytest.raises(DataError, match="more than 1,073,741,824 bytes"):

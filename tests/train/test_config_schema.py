@@ -256,10 +256,26 @@ def test_one_source_may_stand_without_a_list() -> None:
     assert parse_config(merged(data={"train": "stdlib:"}), "c.yaml").data.train == ["stdlib:"]
 
 
-@pytest.mark.parametrize("path", ["~/corpus.txt", "~root/x", "a\\0b"])
-def test_paths_that_mean_something_else_are_refused(path: str) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    "path,message", [("~nobody-of-that-name/x", "no user of that name"), ("a\\0b", "the character U.0000")]
+)
+def test_paths_that_no_file_can_have_are_refused(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         parse_config(merged().replace("runs/x", f'"{path}"'), "c.yaml")
+
+
+def test_the_tilde_is_the_home_folder_wherever_a_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    data = {"train": ["~/a.txt", "b~", "./~c", "~/*.md"], "eval": "~/e", "tokenizer": "~/t", "cache_dir": "~"}
+    config = parse_config(merged(data=data, model={"path": "~/m", "preset": None}), "c.yaml", ["train.output_dir=~/x"])
+    assert config.data.train == ["/home/me/a.txt", "b~", "./~c", "/home/me/*.md"]
+    assert (config.data.eval, config.data.tokenizer, config.data.cache_dir) == (
+        ["/home/me/e"],
+        "/home/me/t",
+        "/home/me",
+    )
+    assert (config.train.output_dir, config.model.path) == ("/home/me/x", "/home/me/m")
+    assert parse_config(config.resolved_yaml(), "resolved.yaml") == config
 
 
 def test_environment_variables_are_not_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
