@@ -30,6 +30,9 @@ def generate(
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")] = None,
     device: Device = None,
     dtype: Dtype = None,
+    special: Annotated[
+        bool, typer.Option("--special", help="Read special tokens written out in the prompt, such as <|im_end|>.")
+    ] = False,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")] = False,
 ) -> None:
     """Continue a prompt with the model in FOLDER.
@@ -50,7 +53,8 @@ def generate(
     kind = weight_dtype(dtype)
     from genesis_models import session
 
-    pieces = session.generate(folder, prompt, max_tokens=sampling.pop("sample_tokens"), **sampling, **run, dtype=kind)
+    count = sampling.pop("sample_tokens")
+    pieces = session.generate(folder, prompt, max_tokens=count, **sampling, **run, dtype=kind, parse_special=special)
     output = Output(sys.stdout)
     for piece in ["".join(pieces)] if no_stream else pieces:
         output.write(printable(piece))

@@ -96,7 +96,7 @@ def index_documents(documents: Iterable[Document]) -> DocumentIndex:
 
 @dataclass(frozen=True, eq=False)
 class TokenSet:
-    """D documents as tokens: each is a separator, the tokens of its text, and the end-of-text token.
+    """D documents as tokens: what the tokenizer puts before a text, the tokens of the text, and the end-of-text token.
 
     Attributes:
         stream: uint16 or uint32 `[N]`, read-only; it may hold documents of other sets too.
@@ -104,6 +104,7 @@ class TokenSet:
         index: the documents' names and sizes.
         pad_id: the id for places in a batch that hold no token.
         data_fingerprint: of the texts, and `tokenizer_fingerprint`: of what cut them; resuming compares both.
+        unpredicted_bytes: int64 `[D]`, bytes of text in the first token, which nothing comes before; None: none.
     """
 
     stream: npt.NDArray[np.unsignedinteger]
@@ -113,24 +114,31 @@ class TokenSet:
     pad_id: int
     data_fingerprint: str
     tokenizer_fingerprint: str
+    unpredicted_bytes: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens with separators and ends."""
+        """Tokens with special ones."""
         return int(self.lengths.sum())
 
     @property
     def num_targets(self) -> int:
-        """Tokens that a model is to predict: all but the separators."""
+        """Tokens that a model is to predict: all but the first of each document."""
         return self.num_tokens - len(self)
 
     @property
     def total_bytes(self) -> int:
-        """UTF-8 bytes of the texts, the denominator of bits per byte."""
+        """UTF-8 bytes of the texts."""
         return self.index.total_bytes
+
+    @property
+    def predicted_bytes(self) -> int:
+        """UTF-8 bytes of the text that a model is to predict, the denominator of bits per byte; at least 1."""
+        missing = 0 if self.unpredicted_bytes is None else int(self.unpredicted_bytes.sum())
+        return max(self.index.total_bytes - missing, 1)
 
     def select(self, documents: npt.NDArray[np.bool_]) -> TokenSet:
         """The documents for which the mask `[D]` is true; tokens are shared, fingerprints stay the whole's."""
@@ -142,4 +150,5 @@ class TokenSet:
             self.pad_id,
             self.data_fingerprint,
             self.tokenizer_fingerprint,
+            None if self.unpredicted_bytes is None else self.unpredicted_bytes[documents],
         )

@@ -20,7 +20,7 @@ from genesis.data.documents import DocumentIndex, Progress, TokenSet, index_docu
 from genesis.data.formats import SUPPORTED
 from genesis.data.records import Corpus, Defects, Document, FileCounts
 from genesis.data.split import holdout_points, split
-from genesis.data.tokenize import reread, tokenize
+from genesis.data.tokenize import SpecialText, reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import DataError, escape
@@ -46,12 +46,14 @@ class HeldOut:
         gzip_bits_per_byte: what `gzip -9` gets on them, each alone.
         defects: documents left out of held-out sources, where that was asked for.
         files: the files of held-out sources; empty where the documents are of the training sources.
+        special: documents of held-out sources that hold text of special tokens.
     """
 
     tokens: TokenSet
     gzip_bits_per_byte: float
     defects: Defects
     files: FileCounts = field(default_factory=FileCounts)
+    special: SpecialText = field(default_factory=SpecialText)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Report:
         tokens: the same for the tokenized training documents.
         shared_documents: training documents whose text is also in the held-out sources that the user named.
         files: the files of the training sources, read and not read.
+        special: documents that hold text of special tokens, which is read as plain text.
         tail: where the held-out end of a single text file begins, as `file:line`; empty if documents are held out.
     """
 
@@ -73,6 +76,7 @@ class Report:
     shared_documents: int
     files: FileCounts
     tail: str
+    special: SpecialText
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def prepare(
     text_field: str,
     max_line_bytes: int,
     progress: StageProgress,
+    parse_special: bool = False,
 ) -> Prepared:
     """Read, split and tokenize the data of a run.
 
@@ -108,6 +113,7 @@ def prepare(
         seed: of the split.
         on_error, text_field, max_line_bytes: see `genesis.data.records.Corpus`.
         progress: called with a stage, the bytes done and their total, while a stage works.
+        parse_special: special tokens written out in a text become their ids.
 
     Raises:
         DataError: the data cannot be used. ModelError: the tokenizer cannot. ConfigError: `vocab_size` is too small.
@@ -119,7 +125,8 @@ def prepare(
     fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
     index, is_held_out = _split(corpus, index, seed, fraction)
     tokenizer, tokenizer_state = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, cache, progress)
-    tokens, tokens_state = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize"))
+    done = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize"), parse_special=parse_special)
+    tokens = done.tokens
 
     held_out = None
     if eval_sources is not None:
@@ -131,6 +138,7 @@ def prepare(
             text_field=text_field,
             max_line_bytes=max_line_bytes,
             progress=progress,
+            parse_special=parse_special,
         )
     elif is_held_out.any():
         baseline = gzip_bits_per_byte(_chosen(corpus, index, is_held_out), index.select(is_held_out), cache)
@@ -138,7 +146,7 @@ def prepare(
     train, held_out = _with_fingerprint(tokens.select(~is_held_out), held_out)
     shared = _shared(train.index, held_out.tokens.index) if held_out else 0
     tail = index.name(1) if corpus.is_divided else ""
-    report = Report(defects, tokenizer_state, tokens_state, shared, corpus.counts(), tail)
+    report = Report(defects, tokenizer_state, done.state, shared, corpus.counts(), tail, done.special)
     return Prepared(tokenizer, train, held_out, report)
 
 
@@ -151,6 +159,7 @@ def prepare_held_out(
     text_field: str,
     max_line_bytes: int,
     progress: StageProgress,
+    parse_special: bool = False,
     key: str = "data.eval",
 ) -> HeldOut:
     """Read and tokenize documents only to evaluate on; arguments and errors as in `prepare`.
@@ -161,8 +170,10 @@ def prepare_held_out(
     cache = Cache(cache_dir)
     corpus = Corpus(sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
     index, defects = _indexed(corpus, key)
-    tokens, _ = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize held-out data"))
-    return HeldOut(tokens, gzip_bits_per_byte(reread(corpus, index), index, cache), defects, corpus.counts())
+    staged = _staged(progress, "tokenize held-out data")
+    done = tokenize(corpus, index, tokenizer, cache, staged, parse_special=parse_special)
+    baseline = gzip_bits_per_byte(reread(corpus, index), index, cache)
+    return HeldOut(done.tokens, baseline, defects, corpus.counts(), done.special)
 
 
 def _indexed(corpus: Corpus, key: str) -> tuple[DocumentIndex, Defects]:

@@ -1,13 +1,14 @@
 """Documents to tokens, once: a corpus becomes a `TokenSet` over files of the cache, in memory for a batch of text.
 
-The part `tokens.bin` of an entry holds the ids of all documents (uint16, or uint32 for vocabularies above 65,536), each
-as separator, text, end; `offsets.bin` holds D + 1 uint64: where each document begins, and the end of the last. Both are
-little-endian.
+The part `tokens.bin` of an entry holds the ids of all documents (uint16, or uint32 for vocabularies above 65,536), each with the special
+tokens that the tokenizer puts before a text, and its end; `offsets.bin` holds D + 1 uint64: where each document begins,
+and the end of the last; `unpredicted.bin` holds D uint64: the bytes of text in each document's first token, which no
+token comes before. `special.json` counts documents in which special tokens are written out. All are little-endian.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,27 +21,54 @@ from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
 from genesis.data.records import Corpus, Document
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
+from genesis.io.strict_json import parse_object
 
-__all__ = ["reread", "tokenize"]
+__all__ = ["SpecialText", "Tokenized", "reread", "tokenize"]
 
-FORMAT = 1
+FORMAT = 2  # of the files, and of the rules by which a document becomes ids
 TOKENS_NAME = "tokens.bin"
 OFFSETS_NAME = "offsets.bin"
+UNPREDICTED_NAME = "unpredicted.bin"
+SPECIAL_NAME = "special.json"
 
 # Encodings take some 300 bytes a token while a batch is worked on; pieces let one long document use all threads.
 BATCH_CHARS = 1 << 20
 PIECE_CHARS = 1 << 18
 _CUT_WINDOW = 1 << 14
-# Places where every common pre-tokenizer cuts anyway, the preferred first: after a line end, before a space.
-_CUTS = (re.compile(r"(?<=\S)\n(?=\S)"), re.compile(r"(?<=\S)(?= \S)"))
+# What is encoded at once where nothing proves that a cut changes no id: some gigabytes of memory.
+MAX_PIECE_CHARS = 1 << 23
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialText:
+    """How many documents have special tokens written out that were read as plain text, and the first such token."""
+
+    documents: int = 0
+    example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """The documents as tokens, whether they came from the cache, and what special tokens their texts hold."""
+
+    tokens: TokenSet
+    state: State
+    special: SpecialText
 
 
 def tokenize(
-    corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, cache: Cache, progress: Progress
-) -> tuple[TokenSet, State]:
-    """The documents of `corpus`, of which `index` was made, as tokens; and whether they came from the cache.
+    corpus: Corpus,
+    index: DocumentIndex,
+    tokenizer: Tokenizer,
+    cache: Cache,
+    progress: Progress,
+    *,
+    parse_special: bool = False,
+) -> Tokenized:
+    """The documents of `corpus`, of which `index` was made, as tokens.
 
     Args:
+        parse_special: special tokens written out in a text become their ids.
         progress: called with the bytes of text done and their total, if anything is to do.
 
     Raises:
@@ -53,16 +81,21 @@ def tokenize(
         "documents": documents,
         "tokenizer": tokenizer.fingerprint,
         "library": library_version(),
+        "parse_special": parse_special,
     }
 
     def make(folder: EntryWriter) -> None:
-        _write(folder, reread(corpus, index), tokenizer, dtype, lambda done: progress(done, index.total_bytes))
+        writer = _Writer(tokenizer, dtype, parse_special)
+        writer.write(folder, reread(corpus, index), lambda done: progress(done, index.total_bytes))
 
     cached = cache.get("tokens", key, make)
     stream, offsets = _read(cached.entry, dtype)
     assert len(offsets) == len(index) + 1 and offsets[-1] == len(stream)
-    tokens = TokenSet(stream, offsets[:-1], np.diff(offsets), index, tokenizer.pad_id, documents, tokenizer.fingerprint)
-    return tokens, cached.state
+    unpredicted = np.frombuffer(cached.entry.part(UNPREDICTED_NAME), "<u8").astype(np.int64)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    tokens = TokenSet(stream, starts, lengths, index, tokenizer.pad_id, documents, tokenizer.fingerprint, unpredicted)
+    special = parse_object(bytes(cached.entry.part(SPECIAL_NAME)), where=SPECIAL_NAME)
+    return Tokenized(tokens, cached.state, SpecialText(special["documents"], special["example"]))
 
 
 def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
@@ -93,31 +126,6 @@ def _read(entry: Entry, dtype: np.dtype[np.unsignedinteger]) -> tuple[npt.NDArra
     return stream, np.frombuffer(entry.part(OFFSETS_NAME), "<u8").astype(np.int64)
 
 
-def _write(
-    folder: EntryWriter,
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    dtype: np.dtype[np.unsignedinteger],
-    progress: Callable[[int], None],
-) -> None:
-    separator = np.array([tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id])
-    end = np.array([tokenizer.eos_id])
-    ends, size, done = [0], 0, 0
-    with folder.create(TOKENS_NAME) as tokens:
-        for batch in _batches(documents):
-            texts = [piece.text for piece in batch]
-            parts: list[npt.NDArray[np.int64]] = []
-            for piece, ids in zip(batch, tokenizer.encode_batch(texts), strict=True):
-                parts += [separator] * piece.is_first + [ids] + [end] * piece.is_last
-                size += piece.is_first + len(ids) + piece.is_last
-                if piece.is_last:
-                    ends.append(size)
-            tokens.write(np.concatenate(parts).astype(dtype).tobytes())
-            done += sum(len(text.encode("utf-8")) for text in texts)
-            progress(done)
-    folder.write(OFFSETS_NAME, np.array(ends, "<u8").tobytes())
-
-
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """A part of a document that is encoded at once."""
@@ -127,35 +135,59 @@ class _Piece:
     is_last: bool
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[_Piece]]:
-    batch: list[_Piece] = []
-    chars = 0
-    for document in documents:
-        for piece in _pieces(document.text):
-            batch.append(piece)
-            chars += len(piece.text)
-            if chars >= BATCH_CHARS:
-                yield batch
-                batch, chars = [], 0
-    if batch:
-        yield batch
+class _Writer:
+    """Encodes documents in bounded batches and writes the files of a cache entry."""
 
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[np.unsignedinteger], parse_special: bool) -> None:
+        self._tokenizer, self._dtype, self._parse_special = tokenizer, dtype, parse_special
+        self._special = SpecialText()
 
-def _pieces(text: str) -> Iterator[_Piece]:
-    start = 0
-    while len(text) - start > PIECE_CHARS:
-        stop = _cut(text, start, start + PIECE_CHARS)
-        yield _Piece(text[start:stop], start == 0, False)
-        start = stop
-    yield _Piece(text[start:], start == 0, True)
+    def write(self, folder: EntryWriter, documents: Iterable[Document], progress: Callable[[int], None]) -> None:
+        """Write all files; `progress` is called with the bytes of text done."""
+        start, end = np.array(self._tokenizer.start_ids, np.int64), np.array(self._tokenizer.document_end_ids)
+        ends, unpredicted, size, done = [0], [], 0, 0
+        with folder.create(TOKENS_NAME) as tokens:
+            for batch in self._batches(documents):
+                texts = [piece.text for piece in batch]
+                follows = [not piece.is_first for piece in batch]
+                encoded = self._tokenizer.encode_batch(texts, parse_special=self._parse_special, follows=follows)
+                parts: list[npt.NDArray[np.int64]] = []
+                for piece, ids in zip(batch, encoded, strict=True):
+                    parts += [start] * piece.is_first + [ids] + [end] * piece.is_last
+                    size += len(start) * piece.is_first + len(ids) + len(end) * piece.is_last
+                    if piece.is_first:
+                        unpredicted.append(0 if len(start) or not len(ids) else self._tokenizer.text_bytes(int(ids[0])))
+                    if piece.is_last:
+                        ends.append(size)
+                tokens.write(np.concatenate(parts).astype(self._dtype).tobytes())
+                done += sum(len(text.encode("utf-8")) for text in texts)
+                progress(done)
+        folder.write(OFFSETS_NAME, np.array(ends, "<u8").tobytes())
+        folder.write(UNPREDICTED_NAME, np.array(unpredicted, "<u8").tobytes())
+        found = {"documents": self._special.documents, "example": self._special.example}
+        folder.write(SPECIAL_NAME, json.dumps(found).encode("utf-8"))
 
+    def _batches(self, documents: Iterable[Document]) -> Iterator[list[_Piece]]:
+        batch: list[_Piece] = []
+        chars = 0
+        for document in documents:
+            for piece in self._pieces(document):
+                batch.append(piece)
+                chars += len(piece.text)
+                if chars >= BATCH_CHARS:
+                    yield batch
+                    batch, chars = [], 0
+        if batch:
+            yield batch
 
-def _cut(text: str, start: int, limit: int) -> int:
-    """Where to end the piece that begins at `start`: at most at `limit`, if possible where tokens end anyway."""
-    # One more character is looked at, since whether a place will do depends on what follows it.
-    begin = max(start + 1, limit - _CUT_WINDOW)
-    for pattern in _CUTS:
-        places = [match.end() for match in pattern.finditer(text, begin, limit + 1) if match.end() <= limit]
-        if places:
-            return places[-1]
-    return limit
+    def _pieces(self, document: Document) -> Iterator[_Piece]:
+        if not self._parse_special and (token := self._tokenizer.special_text(document.text)) is not None:
+            self._special = SpecialText(self._special.documents + 1, self._special.example or token)
+        texts = self._tokenizer.pieces(document.text, PIECE_CHARS, _CUT_WINDOW, parse_special=self._parse_special)
+        for number, text in enumerate(texts):
+            if len(text) > MAX_PIECE_CHARS:
+                what = f"the document has {len(text):,} characters without a place at which this tokenizer's ids can be"
+                what += f" cut, more than the {MAX_PIECE_CHARS:,} that are encoded at once"
+                next = "split it into several files or JSONL records, or break its lines"
+                raise DataError(what, where=escape(document.name), next=next)
+            yield _Piece(text, number == 0, number == len(texts) - 1)

@@ -1,6 +1,10 @@
 """The tokenizer: text to token ids and back, read from a folder or trained on the data; the tokenizers library encodes.
 
-Special tokens are set by Genesis alone: the text `<|endoftext|>` inside a document encodes as plain characters.
+A text stands between the special tokens that the tokenizer's own post-processor adds (`affixes`), as in transformers. A
+document of training ends with the end-of-text token besides; a prompt never does, since it is to be continued. So both
+begin alike: where a tokenizer puts nothing before a text, training predicts from a document's first token on.
+
+The text `<|endoftext|>` inside a document encodes as plain characters unless special tokens are to be parsed.
 """
 
 from __future__ import annotations
@@ -8,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from genesis.data.affixes import post_processor_affixes, start_template
 from genesis.data.aside import aside, fed_aside
+from genesis.data.pieces import CutRule, cut_rule, without_prefix
 from genesis.data.tokenizer_check import check_bounded
 from genesis.data.tokenizer_files import (
     CONFIG_NAME,
@@ -63,6 +70,9 @@ class Tokenizer:
         bos_id: the id that starts one, or None.
         pad_id: the id at the ends of rows; it may equal `eos_id`.
         special_ids: ids that stand for no text.
+        start_ids: the ids before each text, document or prompt.
+        document_end_ids: the ids after a document; the last one is `eos_id`.
+        prompt_end_ids: the ids after a prompt; the last one is not `eos_id`.
         fingerprint: sha256 over the content; equal fingerprints encode alike, in any file layout.
     """
 
@@ -70,6 +80,7 @@ class Tokenizer:
         """Checks that the library runs what `source` holds. Raises: ModelError."""
         self._source = source
         self.vocab_size = source.vocab_size
+        self._cut_rules: dict[bool, CutRule] = {}
         with _guard(source.where):
             runnable, library = json.dumps(source.runnable()), _library()
             home = Path(str(library.__file__)).parents[1]
@@ -87,8 +98,8 @@ class Tokenizer:
         self.eos_id: int = ids["eos"]
         self.bos_id = ids["bos"]
         self.pad_id: int = self.eos_id if ids["pad"] is None else ids["pad"]
-        content = canonical_bytes({"tokenizer": dict(source.content), "ids": ids})
-        self.fingerprint = hashlib.sha256(content).hexdigest()
+        self._set_affixes()
+        self.fingerprint = self._fingerprint(ids)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -98,6 +109,31 @@ class Tokenizer:
             ModelError: missing, malformed or not supported. DiskError: reading failed.
         """
         return cls(read_tokenizer(path))
+
+    def _set_affixes(self) -> None:
+        """Raises: ModelError for a post-processor that is malformed, unknown, or adds ids beyond the vocabulary."""
+        try:
+            self.start_ids, after = post_processor_affixes(self._source.content.get("post_processor"))
+        except ValueError as error:
+            raise _refused(f"the post_processor cannot be used: {escape(error)}", self._source.where) from None
+        if not set(self.start_ids + after) <= set(self._source.ids.values()):
+            raise _refused("the post_processor adds an id that is not in the vocabulary", self._source.where)
+        self.document_end_ids = after if after[-1:] == (self.eos_id,) else (*after, self.eos_id)
+        while after[-1:] == (self.eos_id,):
+            after = after[:-1]
+        self.prompt_end_ids = after
+
+    def _fingerprint(self, ids: Mapping[str, int | None]) -> str:
+        """Over what decides a document's ids. The affixes have a part in it where they differ from those of the first
+        versions, whose runs can so be resumed if their ids are the same: the start token, else the end, before a text.
+        """
+        content: dict[str, Any] = {"tokenizer": dict(self._source.content), "ids": ids}
+        first = (self.eos_id if self.bos_id is None else self.bos_id,)
+        if self.bos_id is None and self.start_ids == first:
+            content["tokenizer"]["post_processor"] = None  # our own tokenizers had none
+        if (self.start_ids, self.document_end_ids) != (first, (self.eos_id,)):
+            content["document"] = [list(self.start_ids), list(self.document_end_ids)]
+        return hashlib.sha256(canonical_bytes(content)).hexdigest()
 
     def _check(self) -> None:
         """Refuse a tokenizer whose ids the library reads otherwise than we do, or that cannot encode or decode."""
@@ -109,12 +145,36 @@ class Tokenizer:
         if max(ids, default=0) >= self.vocab_size:
             raise _refused("it gives ids beyond its vocabulary", self._source.where)
 
-    def encode(self, text: str) -> Ids:
-        """The ids of `text`, int64 `[n]`; no special tokens are added or read from the text."""
-        return self.encode_batch([text])[0]
+    def encode(self, text: str, *, parse_special: bool = False) -> Ids:
+        """The ids of `text`, int64 `[n]`, without those that a document or prompt has around it.
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        Args:
+            parse_special: special tokens written out in the text become their ids.
+        """
+        return self.encode_batch([text], parse_special=parse_special)[0]
+
+    def prompt(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """The ids from which a model continues `text`; never none: an empty text starts a new one."""
+        ids = [*self.start_ids, *self.encode(text, parse_special=parse_special).tolist(), *self.prompt_end_ids]
+        return ids or [self.eos_id if self.bos_id is None else self.bos_id]
+
+    def pieces(self, text: str, size: int, window: int, *, parse_special: bool = False) -> list[str]:
+        """`text` in pieces, of about `size` characters where the tokenizer allows it, for `encode_batch`."""
+        return list(self._cut_rule(parse_special).pieces(text, size, window))
+
+    def special_text(self, text: str) -> str | None:
+        """The first special token that is written out in `text`, or None."""
+        found = self._special_pattern.search(text)
+        return found.group() if found else None
+
+    def encode_batch(
+        self, texts: Sequence[str], *, parse_special: bool = False, follows: Sequence[bool] | None = None
+    ) -> list[Ids]:
         """The ids of each text, encoded in parallel.
+
+        Args:
+            parse_special: special tokens written out in the texts become their ids.
+            follows: which texts are pieces that follow another of the same document.
 
         Raises:
             DataError: a text with half a surrogate pair. ModelError: the tokenizer failed on a text.
@@ -125,9 +185,38 @@ class Tokenizer:
                 raise DataError(
                     what, where=f"text {index} of {len(texts)}", next="decode the text with errors='replace'"
                 )
+        if follows is None or not any(follows) or not self._cut_rule(parse_special).drops_prefix:
+            return self._encoded(self._library, texts, parse_special)
+        # The two kinds are encoded by one library each, and put back into their order.
+        places = sorted(range(len(texts)), key=follows.__getitem__)
+        firsts = follows.count(False)
+        ordered = [texts[place] for place in places]
+        found = self._encoded(self._library, ordered[:firsts], parse_special)
+        found += self._encoded(self._continuing, ordered[firsts:], parse_special)
+        return [ids for _, ids in sorted(zip(places, found, strict=True), key=lambda pair: pair[0])]
+
+    def _encoded(self, library: Any, texts: Sequence[str], parse_special: bool) -> list[Ids]:
         with _guard(self._source.where):
-            encodings = aside(lambda: self._library.encode_batch_fast(list(texts), add_special_tokens=False))
+            library.encode_special_tokens = not parse_special
+            encodings = aside(lambda: library.encode_batch_fast(list(texts), add_special_tokens=False))
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+    def _cut_rule(self, parse_special: bool) -> CutRule:
+        if parse_special not in self._cut_rules:
+            self._cut_rules[parse_special] = cut_rule(self._source.content, parse_special=parse_special)
+        return self._cut_rules[parse_special]
+
+    @cached_property
+    def _continuing(self) -> Any:
+        """The library's tokenizer for pieces that follow another."""
+        with _guard(self._source.where):
+            return _library().Tokenizer.from_str(json.dumps(without_prefix(self._source.runnable())))
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        added = self._source.content.get("added_tokens") or []
+        texts = sorted((token["content"] for token in added if token.get("special")), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; ids beyond the vocabulary give none, bytes that are not UTF-8 give U+FFFD."""
@@ -143,6 +232,21 @@ class Tokenizer:
         """The token's text as the vocabulary holds it (for byte-level tokenizers in their byte alphabet)."""
         token: str | None = self._library.id_to_token(token_id) if 0 <= token_id < MAX_VOCAB else None
         return token
+
+    def text_bytes(self, token_id: int) -> int:
+        """UTF-8 bytes of the text that a document's first token stands for (not of the space put before it)."""
+        token = self.token(token_id) or ""
+        if token in self._added_texts:
+            return len(token.encode("utf-8"))
+        if self.is_byte_level:
+            return len(token)  # a character of GPT-2's alphabet is a byte
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+            return 1
+        return len(token.removeprefix("▁").replace("▁", " ").encode("utf-8"))
+
+    @cached_property
+    def _added_texts(self) -> frozenset[str]:
+        return frozenset(token["content"] for token in self._source.content.get("added_tokens") or [])
 
     @property
     def is_byte_level(self) -> bool:
@@ -218,6 +322,9 @@ def trained_files(raw: bytes) -> TokenizerFiles:
     """The files of a tokenizer that `train_bpe` made, from its tokenizer.json."""
     where = "the trained tokenizer"
     content = parse_object(raw, where=where)
+    # Documents and prompts alike begin with the end of the text before them: a model can start from nothing.
+    content["post_processor"] = start_template(END_OF_TEXT, content["model"]["vocab"][END_OF_TEXT])
+    raw = (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
     specials = {"bos": None, "eos": END_OF_TEXT, "pad": END_OF_TEXT}
     return TokenizerFiles(content, specials, {TOKENIZER_NAME: raw}, where, content["model"]["vocab"])
 

@@ -240,6 +240,11 @@ class DataConfig(Section):
     )
     seq_len: Annotated[int, Field(ge=2, le=1_048_576)] = Field(default=1024, description="Tokens in a packed sequence.")
     text_field: Text = Field(default="text", description="Name of the field of a JSONL record that holds the text.")
+    parse_special: bool = Field(
+        default=False,
+        description="Whether special tokens written out in a text, such as <|im_end|>, become those tokens. false: "
+        "they are plain text, and a warning counts the documents that hold them.",
+    )
     on_error: Literal["fail", "skip"] = Field(
         default="fail",
         description="A record that cannot be read: `fail` ends the run with file and line, `skip` counts it.",

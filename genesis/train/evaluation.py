@@ -67,5 +67,5 @@ def evaluate(
         model.train(was_training)
     mean = math.fsum(losses) / targets
     all_targets = held_out.tokens.num_targets
-    bits = mean / math.log(2) * all_targets / held_out.tokens.index.total_bytes
+    bits = mean / math.log(2) * all_targets / held_out.tokens.predicted_bytes
     return Evaluation(mean, bits, targets, count)

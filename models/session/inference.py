@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from genesis.backend import Device
@@ -13,6 +15,8 @@ from genesis.data.sources import STDLIB
 from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError, UsageError, escape
+from genesis.io.hf import read_json
+from genesis.io.paths import quote, safe_join
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
 from genesis.train.output import Output
@@ -21,10 +25,10 @@ from genesis_models.finite import check_finite
 from genesis_models.folder import load, read_config
 from genesis_models.generate import Sampling
 from genesis_models.generate import generate as generate_ids
-from genesis_models.session.preparation import Stages, resolve_device
+from genesis_models.session.preparation import Stages, resolve_device, special_text_warning
 from genesis_models.session.wording import in_words_of
 
-__all__ = ["continue_text", "evaluate", "generate"]
+__all__ = ["continue_text", "evaluate", "generate", "stop_ids"]
 
 # What a user types where a training run has a setting.
 COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER"}
@@ -47,17 +51,51 @@ EVAL_MEMORY = "lower --batch-size or --seq-len, choose --dtype bf16, or take a s
 LONGEST_EVAL = 1024  # tokens of a sequence where the model takes more and the user names no length
 
 
-def continue_text(model: CausalLM, tokenizer: Tokenizer, prompt: str, sampling: Sampling, count: int) -> Iterator[str]:
-    """The continuation of `prompt`, piece by piece as characters complete."""
-    start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    ids = start + [int(i) for i in tokenizer.encode(prompt)] or [tokenizer.eos_id]
+def continue_text(
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    prompt: str,
+    sampling: Sampling,
+    count: int,
+    *,
+    stop: frozenset[int],
+    parse_special: bool = False,
+) -> Iterator[str]:
+    """The continuation of `prompt`, piece by piece as characters complete.
+
+    Args:
+        stop: the ids that end the text.
+        parse_special: special tokens written out in the prompt become their ids.
+    """
+    ids = tokenizer.prompt(prompt, parse_special=parse_special)
     decoder = StreamDecoder(tokenizer)
-    for token in generate_ids(model, ids, sampling, count, frozenset({tokenizer.eos_id})):
+    for token in generate_ids(model, ids, sampling, count, stop):
         piece = decoder.push(token)
         if piece:
             yield piece
     if rest := decoder.finish():
         yield rest
+
+
+def stop_ids(folder: str | os.PathLike[str] | None, tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids that end a text: every `eos_token_id` of the model's generation_config.json and config.json; the
+    tokenizer's, where they name none.
+
+    Raises:
+        ModelError: an `eos_token_id` that is neither an id nor a list of ids.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        if folder is None or not os.path.lexists(Path(folder) / name):
+            continue
+        where = escape(Path(folder) / name)
+        value = read_json(safe_join(folder, name, where=where)).get("eos_token_id")
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(number) is int and number >= 0 for number in ids):
+            what = f"`eos_token_id` is {quote(value)}, which is neither an id nor a list of ids"
+            raise ModelError(what, where=where, next="repair the file")
+        found.update(ids)
+    return frozenset(found) or frozenset({tokenizer.eos_id})
 
 
 def generate(
@@ -71,11 +109,22 @@ def generate(
     seed: int,
     device: str,
     dtype: str,
+    parse_special: bool = False,
 ) -> Iterator[str]:
-    """Pieces of text that continue `prompt` with the model in `folder`; arguments as in the eval section."""
+    """Pieces of text that continue `prompt` with the model in `folder`; arguments as in the eval section.
+
+    Args:
+        parse_special: special tokens written out in the prompt become their ids; else a warning names one.
+    """
+    sampling = Sampling(temperature, top_k, top_p, seed)
     with in_words_of(GENERATE, memory=GENERATE_MEMORY):
         model, tokenizer = _opened(folder, resolve_device(device), dtype)
-        pieces = continue_text(model, tokenizer, prompt, Sampling(temperature, top_k, top_p, seed), max_tokens)
+        stop = stop_ids(folder, tokenizer)
+        if not parse_special and (token := tokenizer.special_text(prompt)) is not None:
+            what = f"the prompt holds text of a special token, {escape(token)}, which is read as plain text"
+            Output(sys.stderr).line(f"warning: {what}; --special reads the token")
+        special = parse_special
+        pieces = continue_text(model, tokenizer, prompt, sampling, max_tokens, stop=stop, parse_special=special)
     return _worded(pieces)
 
 
@@ -135,6 +184,8 @@ def _evaluate(
             key="--data",
         )
         console.line(str(held_out.files))
+        if held_out.special.documents:
+            console.line(special_text_warning(held_out.special))
         found = measure(model, held_out, batch_size=batch_size, seq_len=length, max_batches=None, device=where)
     assert found is not None, "nothing asks this evaluation to stop"
     if not math.isfinite(found.loss):

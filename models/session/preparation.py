@@ -11,6 +11,7 @@ from typing import Any
 
 from genesis.backend import CPU, Device, as_device
 from genesis.data.pipeline import Prepared, prepare
+from genesis.data.tokenize import SpecialText
 from genesis.errors import ConfigError, DeviceError, ModelError, escape
 from genesis.train.config import Config
 from genesis.train.output import Output
@@ -26,6 +27,7 @@ __all__ = [
     "prepare_data",
     "resolve_device",
     "said_of_files",
+    "special_text_warning",
 ]
 
 
@@ -96,6 +98,7 @@ def prepare_data(
             on_error=data.on_error,
             text_field=data.text_field,
             max_line_bytes=data.max_line_bytes,
+            parse_special=data.parse_special,
             progress=stages,
         )
     if prepared.tokenizer.vocab_size > model.vocab_size:
@@ -108,12 +111,22 @@ def prepare_data(
 
 
 def said_of_files(data: Prepared) -> Iterator[str]:
-    """The files that were read and not read, in a line each for training and for held-out sources."""
+    """The files that were read and not read, in a line each for training and for held-out sources, and warnings."""
     yield str(data.report.files)
     if data.report.tail:
         yield f"held out: the end of the only document, from {escape(data.report.tail)} on"
     if data.held_out is not None and data.held_out.files.read:
         yield f"held out: {data.held_out.files}"
+    for special in (data.report.special, data.held_out.special if data.held_out is not None else SpecialText()):
+        if special.documents:
+            yield f"{special_text_warning(special)}; data.parse_special=true reads the tokens"
+
+
+def special_text_warning(special: SpecialText) -> str:
+    """The warning about documents that hold text of special tokens."""
+    documents = "1 document holds" if special.documents == 1 else f"{special.documents:,} documents hold"
+    token = escape(special.example)
+    return f"warning: {documents} text of special tokens such as {token}; it is read as plain text"
 
 
 class Stages:

@@ -36,7 +36,7 @@ from genesis_models.folder import load, write_model
 from genesis_models.generate import Sampling
 from genesis_models.precision import WeightType
 from genesis_models.registry import build
-from genesis_models.session.inference import continue_text
+from genesis_models.session.inference import continue_text, stop_ids
 from genesis_models.session.memory import advised, planned_memory
 from genesis_models.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device, said_of_files
 from genesis_models.session.run_folder import Resume, RunFolder, check_places
@@ -176,8 +176,11 @@ def assemble(
     state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), seed, accumulated), loader)
     sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
 
+    stop = stop_ids(config.model.path, data.tokenizer)
+
     def sample(prompt: str) -> str:
-        pieces = continue_text(model, data.tokenizer, prompt, sampling, config.eval.sample_tokens)
+        count, special = config.eval.sample_tokens, config.data.parse_special
+        pieces = continue_text(model, data.tokenizer, prompt, sampling, count, stop=stop, parse_special=special)
         return "".join(itertools.takewhile(lambda _: interrupts.received is None, pieces))
 
     def write(folder: FolderWriter) -> None:

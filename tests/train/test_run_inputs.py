@@ -93,6 +93,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "data.vocab_size": ("data.vocab_size=260",),
     "data.seq_len": ("data.seq_len=16",),
     "data.text_field": ("data.text_field=content",),
+    "data.parse_special": ("data.parse_special=true",),
     "data.on_error": ("data.on_error=skip",),
     "data.max_line_bytes": ("data.max_line_bytes=2048",),
     "train.device": ("train.device=cpu",),

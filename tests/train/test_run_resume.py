@@ -225,7 +225,7 @@ class TestEvaluationsThatASignalCutShort:
     def test_while_sampling(self, recipe: Path, expected: list[dict[str, Any]]) -> None:
         config = load(recipe, "run")
 
-        def signalled(*args: Any) -> Iterator[str]:
+        def signalled(*args: Any, **how: Any) -> Iterator[str]:
             signal.raise_signal(signal.SIGINT)
             yield "never shown, as the signal came before it"
             raise AssertionError("the sample went on after the signal")

@@ -1,0 +1,159 @@
+"""Where a long document may be cut so that its pieces, encoded one by one, give the ids of the whole.
+
+A text is cut only where that follows from the tokenizer's parts. Two proofs are known:
+
+- The pre-tokenizer is one of those listed here, which end a token after every line end and before every space that
+  stand between other characters; the normalizer is none or NFC, which acts within such borders.
+- No token but the line end's own holds a line end, so no merge reaches over one; what the normalizer or pre-tokenizer
+  puts before the text (SentencePiece's space) is left out in all pieces but the first.
+
+A document of any other tokenizer, or without such a place, is encoded whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CutRule", "cut_rule", "without_prefix"]
+
+# `/` may belong to the line end before it (GPT-4o), and U+180E is white space for some.
+_AFTER_LINE = re.compile(r"(?<=[^\s\u180e])\n(?=[^\s\u180e/])")
+_BEFORE_SPACE = re.compile(r"(?<=[^\s\u180e])(?= [^\s\u180e])")
+_LINE_END = re.compile(r"\n")
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_ENGLISH = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Patterns in which a line end closes a token, and a space opens one, between characters that are no white space.
+_SPLITTING = {
+    # Genesis's own (genesis.data.tokenizer.PATTERN; a test compares them).
+    rf"{_CONTRACTIONS}| ?[\p{{L}}\p{{M}}]+| ?\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",
+    _GPT2,
+    # Qwen2, Qwen3; Llama 3, GPT-4.
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    # DeepSeek V3 and R1.
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+    # Mistral's Tekken; GPT-4o.
+    rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+    rf"{_CASED[0]}{_ENGLISH}|{_CASED[1]}{_ENGLISH}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}",
+}
+# Patterns that touch neither line ends nor spaces.
+_HARMLESS = {r"\p{N}", r"\p{N}{1,3}", r"[0-9]", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"}
+
+
+@dataclass(frozen=True)
+class CutRule:
+    """Where the texts of a tokenizer may be cut.
+
+    Attributes:
+        places: patterns that end at such places, the preferred first; none where nothing is proven.
+        blocks: added tokens whose presence in a text takes the proof away.
+        drops_prefix: whether pieces but the first are encoded by a tokenizer `without_prefix`.
+    """
+
+    places: tuple[re.Pattern[str], ...]
+    blocks: tuple[str, ...]
+    drops_prefix: bool
+
+    def pieces(self, text: str, size: int, window: int) -> Iterator[str]:
+        """`text` in pieces of at most about `size` characters, cut in the last `window` of each; or longer, or whole.
+
+        A piece goes on to the next place to cut where its window holds none.
+        """
+        start = 0
+        if len(text) > size and self.places and not any(block in text for block in self.blocks):
+            while len(text) - start > size:
+                stop = self._place(text, max(start + 1, start + size - window), start + size)
+                if stop is None:
+                    break
+                yield text[start:stop]
+                start = stop
+        yield text[start:]
+
+    def _place(self, text: str, begin: int, limit: int) -> int | None:
+        for pattern in self.places:
+            # One more character is looked at, since whether a place will do depends on what follows it.
+            places = [match.end() for match in pattern.finditer(text, begin, limit + 2) if match.end() <= limit]
+            if places:
+                return places[-1]
+        later = (pattern.search(text, limit) for pattern in self.places)
+        return min((match.end() for match in later if match and match.end() < len(text)), default=None)
+
+
+_WHOLE = CutRule((), (), False)
+
+
+def cut_rule(content: Mapping[str, Any], *, parse_special: bool) -> CutRule:
+    """The rule for a tokenizer.json's content; `parse_special`: special tokens are read from text."""
+    added = [token for token in content.get("added_tokens") or [] if parse_special or not token.get("special")]
+    if _splits(content):
+        flags = ("lstrip", "rstrip", "single_word")
+        blocks = [t["content"] for t in added if any(map(t.get, flags)) or any(map(str.isspace, t["content"]))]
+        return CutRule((_AFTER_LINE, _BEFORE_SPACE), tuple(blocks), False)
+    if _keeps_line_ends(content):
+        return CutRule((_LINE_END,), tuple(token["content"] for token in added), True)
+    return _WHOLE
+
+
+def without_prefix(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer.json of pieces that follow another: nothing is put before the text."""
+    changed = copy.deepcopy(dict(content))
+    normalizers = [n for n in _parts(changed.get("normalizer"), "normalizers") if n.get("type") != "Prepend"]
+    changed["normalizer"] = {"type": "Sequence", "normalizers": normalizers} if normalizers else None
+    for part in _parts(changed.get("pre_tokenizer"), "pretokenizers"):
+        if part.get("type") == "Metaspace":
+            part.pop("add_prefix_space", None)
+            part["prepend_scheme"] = "never"
+    return changed
+
+
+def _splits(content: Mapping[str, Any]) -> bool:
+    """Whether the first proof holds."""
+    if any(part.get("type") != "NFC" for part in _parts(content.get("normalizer"), "normalizers")):
+        return False
+    found = False
+    for part in _parts(content.get("pre_tokenizer"), "pretokenizers"):
+        kind = part.get("type")
+        if kind == "ByteLevel":
+            if part.get("add_prefix_space", True):
+                return False
+            found |= part.get("use_regex", True)
+        elif kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
+            pattern = (part.get("pattern") or {}).get("Regex")
+            if pattern not in _SPLITTING | _HARMLESS:
+                return False
+            found |= pattern in _SPLITTING
+        elif kind != "Digits":
+            return False
+    return found
+
+
+def _keeps_line_ends(content: Mapping[str, Any]) -> bool:
+    """Whether the second proof holds."""
+    for part in _parts(content.get("normalizer"), "normalizers"):
+        pattern = (part.get("pattern") or {}).get("String", "") if part.get("type") == "Replace" else "?"
+        if part.get("type") != "Prepend" and (len(pattern) != 1 or pattern == "\n"):
+            return False
+        if "\n" in str(part.get("prepend", "")) + str(part.get("content", "")):
+            return False
+    if any(part.get("type") != "Metaspace" for part in _parts(content.get("pre_tokenizer"), "pretokenizers")):
+        return False
+    model = content["model"]
+    vocab = model["vocab"]
+    known = "\n" in vocab or (model.get("byte_fallback") and "<0x0A>" in vocab)
+    return bool(known) and not model.get("ignore_merges") and not any("\n" in token for token in vocab if token != "\n")
+
+
+def _parts(part: Any, key: str) -> Iterable[dict[str, Any]]:
+    if isinstance(part, dict) and part.get("type") == "Sequence":
+        return [inner for member in part.get(key) or [] for inner in _parts(member, key)]
+    return [part] if isinstance(part, dict) else []
