@@ -128,7 +128,8 @@ def _splits(content: Mapping[str, Any]) -> bool:
                 return False
             found |= part.get("use_regex", True)
         elif kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
-            pattern = (part.get("pattern") or {}).get("Regex")
+            # DeepSeek's holds the line ends themselves.
+            pattern = str((part.get("pattern") or {}).get("Regex")).replace("\r", r"\r").replace("\n", r"\n")
             if pattern not in _SPLITTING | _HARMLESS:
                 return False
             found |= pattern in _SPLITTING

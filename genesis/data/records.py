@@ -378,6 +378,9 @@ def _parsed(file: SourceFile, number: int, line: str) -> Any:
     except UnicodeEncodeError as error:
         raise Defect("bad JSON", "an escape stands for half a surrogate pair", file, number) from error
     except json.JSONDecodeError as error:
+        if number == 1 and line.lstrip().startswith("["):
+            what = "the file holds a JSON array, not one object a line"
+            raise Defect("bad JSON", what, file, number, "write each of its objects on a line of its own") from error
         what = f"the line is not JSON: {escape(error.msg)} (column {error.colno:,})"
         raise Defect("bad JSON", what, file, number) from error
     except (ValueError, RecursionError) as error:

@@ -59,7 +59,8 @@ def expand(sources: Sequence[str]) -> tuple[SourceFile, ...]:
     """The files that `sources` name, in reading order, each once; those with a `kind` are not to be read.
 
     Raises:
-        DataError: a source that matches no file, or a named file that is no text by its name.
+        DataError: a source that matches no file, a named file that is no text by its name, or a folder, or one in it,
+            that cannot be listed.
     """
     files: dict[str, SourceFile] = {}
     for source in sources:
@@ -91,7 +92,11 @@ def _files(source: str) -> list[SourceFile]:
 
 
 def _below(folder: str) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
+    def refuse(error: OSError) -> None:
+        what = f"the folder cannot be listed: {escape(error.strerror or error)}"
+        raise DataError(what, where=escape(error.filename or folder), next="check who may read it") from error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (os.path.join(parent, name) for name in names if not name.startswith("."))
 

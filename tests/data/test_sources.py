@@ -71,6 +71,25 @@ def test_a_broken_link_is_found_so_that_reading_it_can_fail(tree: Path) -> None:
     assert [file.name for file in expand(["broken.txt"])] == ["broken.txt"]
 
 
+def test_a_folder_that_cannot_be_listed_is_an_error_not_less_data(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def denied(path: str) -> object:
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(DataError, match="the folder cannot be listed: Permission denied") as caught:
+        expand(["sub"])
+    assert caught.value.where == "sub/deep"
+
+
+def test_the_tilde_of_a_source_is_the_home_folder(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tree))
+    assert [file.name for file in expand(["~/*.txt"])] == [f"{tree}/a.txt", f"{tree}/b.txt"]
+
+
 def test_the_standard_library_without_tests() -> None:
     files = expand(["stdlib:"])
     names = [file.name for file in files]
