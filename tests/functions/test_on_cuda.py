@@ -62,7 +62,7 @@ HOMES = ("genesis.functions", "genesis.nn", "genesis.tensor")
 APART = {
     "cpu", "cuda", "to", "backward", "numpy", "data_ptr", "is_pinned", "pin_memory", "empty_like", "new_empty", "empty",
     "register_hook", "record_stream", "from_numpy", "from_dlpack", "retain_grad", "stride",
-    "storage_offset", "element_size",
+    "storage_offset", "element_size", "promote_types",
 }  # fmt: skip
 # Made from sizes or by name alone, which the calls here do not have: the tests of their files are of both devices.
 NO_CALL = {
