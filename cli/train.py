@@ -35,7 +35,7 @@ def train(
     resume: Annotated[
         str | None,
         typer.Option(
-            RESUME,
+            "--resume",
             metavar=f"[={ALLOW}]",
             help="Go on from the last checkpoint in train.output_dir, where there must be a run; "
             f"{RESUME}={ALLOW} starts one where there is none.",
