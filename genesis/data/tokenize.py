@@ -1,9 +1,10 @@
 """Documents to tokens, once: a corpus becomes a `TokenSet` over files of the cache, in memory for a batch of text.
 
-The part `tokens.bin` of an entry holds the ids of all documents (uint16, or uint32 for vocabularies above 65,536), each with the special
-tokens that the tokenizer puts before a text, and its end; `offsets.bin` holds D + 1 uint64: where each document begins,
-and the end of the last; `unpredicted.bin` holds D uint64: the bytes of text in each document's first token, which no
-token comes before. `special.json` counts documents in which special tokens are written out. All are little-endian.
+The part `tokens.bin` of an entry holds the ids of all documents (uint16, or uint32 for vocabularies above 65,536), each
+with the special tokens that the tokenizer puts before a text, and its end; `offsets.bin` holds D + 1 uint64: where each
+document begins, and the end of the last; `unpredicted.bin` holds D uint64: the bytes of text in each document's first
+token, which no token comes before. `special.json` counts documents in which special tokens are written out. All are
+little-endian.
 """
 
 from __future__ import annotations
