@@ -163,7 +163,6 @@ def test_nobody_is_sent_to_a_registry_for_genesis() -> None:
     assert not [row for row in packages() if "genesis-lm" in row["add"]]
 
 
-@pytest.mark.xfail(reason="README's line about extras is merged with its other lines; then take this mark away")
 def test_readme_names_the_extras() -> None:
     (line,) = re.findall(r"^Optional parts.*$", TEXTS["README.md"], re.MULTILINE)
     command, rest = re.fullmatch(r"(.*?pip install '\.\[[a-z,]+\]'`)(.*)", line).groups()  # type: ignore[union-attr]
