@@ -34,7 +34,7 @@ REFUSALS: dict[str, tuple[tuple[str, ...], int, str]] = {
     "tokenizer": (("data.tokenizer=nowhere",), 5, ""),
     "vocabulary": (("model.config.vocab_size=260", "data.vocab_size=null"), 5, "prepare_data"),
     "configuration": (("model.config.note=0x" + "f" * 37,), 3, ""),
-    "model": (("model.config.num_key_value_heads=3",), 5, ""),
+    "model": (("model.config.num_key_value_heads=3",), 3, ""),
     "memory": ((), 7, "planned_memory"),
     "package": (("log.wandb=true",), 6, ""),
     "resume": ((), 3, "resume"),
