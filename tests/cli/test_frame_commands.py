@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from genesis.errors import ConfigError
-from genesis.train.config import EvalConfig, json_schema
+from genesis.train.config import DataConfig, EvalConfig, json_schema
 from genesis_cli import recipes
 from genesis_cli.cuda_probe import probe
 from genesis_cli.env import report
@@ -104,13 +104,14 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
         "seed": 0,
         "device": "auto",
         "dtype": "auto",
+        "parse_special": DataConfig(train=["x"]).parse_special,
     }
 
 
 def test_generate_passes_what_is_given() -> None:
     given = ["--max-tokens", "5", "--temperature", "0", "--top-k", "3", "--top-p", "0.5", "--seed", "9"]
-    called = echoed("generate", "f", "--prompt", "", *given, "--device", "cpu", "--dtype", "bfloat16")
-    assert list(called.values()) == ["f", "", 5, 0.0, 3, 0.5, 9, "cpu", "bfloat16"]
+    called = echoed("generate", "f", "--prompt", "", *given, "--device", "cpu", "--dtype", "bfloat16", "--special")
+    assert list(called.values()) == ["f", "", 5, 0.0, 3, 0.5, 9, "cpu", "bfloat16", True]
 
 
 @pytest.mark.parametrize("stream", [[], ["--no-stream"]])
