@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import typer
 import yaml
 from packaging.requirements import Requirement
