@@ -193,7 +193,7 @@ def quantized_rows() -> Iterator[Row]:
         (x, p), (w, v), (g, h) = (random(*s, dtype=BF16) for s in ((n, inner), (outer, inner), (n, outer)))
         flops = 2 * n * inner * outer
         yield Row(
-            f"linear {inner} to {outer}, fp8", ran("linear", x, w, fp8=True), lambda p=p, v=v: F.linear(p, v),
+            f"linear {inner} to {outer}, fp8", ran("linear", x, w, fp8=1), lambda p=p, v=v: F.linear(p, v),
             flops=flops, tolerance=0.1,
         )  # fmt: skip
         yield Row(

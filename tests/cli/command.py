@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import genesis_models
 from genesis_cli.main import main
 
 __all__ = ["FAKE_SESSION", "genesis", "genesis_with", "here"]
@@ -19,9 +20,12 @@ __all__ = ["FAKE_SESSION", "genesis", "genesis_with", "here"]
 # The models stay out of it, so that these tests are about the command line alone and start quickly.
 FAKE_SESSION = """
 import sys, types
+from importlib.util import find_spec
 session = types.ModuleType("genesis_models.session")
 exec(compile({source!r}, "session", "exec"), session.__dict__)
+found = find_spec("genesis_models").submodule_search_locations
 models = sys.modules["genesis_models"] = types.ModuleType("genesis_models")
+models.__path__ = found
 models.session = sys.modules["genesis_models.session"] = session
 from genesis_cli.main import main
 sys.exit(main())
@@ -42,6 +46,7 @@ def here(*words: str, session: str = "") -> subprocess.CompletedProcess[str]:
     """The same in this process, which is ten times as fast: for what needs neither signals nor real streams."""
     out, told = io.StringIO(), io.StringIO()
     models, stand_in = ModuleType("genesis_models"), ModuleType("genesis_models.session")
+    models.__path__ = genesis_models.__path__  # the other modules are the real ones
     exec(compile(session, "session", "exec"), stand_in.__dict__)
     models.session = stand_in  # type: ignore[attr-defined]
     modules = {"genesis_models": models, "genesis_models.session": stand_in}

@@ -196,7 +196,7 @@ def test_too_much_memory_is_an_error_that_leaves_the_counters() -> None:
     for size in (1 << 60, 1 << 80):
         with pytest.raises(OutOfMemoryError, match=f"no room for {size:,} bytes; Genesis holds {before:,}") as caught:
             empty((size,), uint8)
-        assert caught.value.exit_code == 7 and "batch_size" in caught.value.next
+        assert caught.value.exit_code == 7 and "lower the batch size" in caught.value.next
         assert isinstance(caught.value, MemoryError)
     assert (pool.allocated, pool.max_allocated) == (before, peak)
     del kept

@@ -46,10 +46,10 @@ def exact(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 def test_a_product_is_within_what_rounding_allows(m: int, n: int, k: int) -> None:
     x, w = factors_of(np.random.default_rng(0), m, n, k)
     allowed = bound(x, rounding(x), w, rounding(w))
-    off = np.abs(linear(from_numpy(x), from_numpy(w), fp8=True).numpy() - exact(x, w.T))
+    off = np.abs(linear(from_numpy(x), from_numpy(w), fp8=1).numpy() - exact(x, w.T))
     assert (off <= allowed).all()
     assert (off > allowed / 1000).any(), "the bound says nothing"
-    wrong = np.abs(linear(from_numpy(4 * x), from_numpy(w), fp8=True).numpy() - exact(x, w.T))
+    wrong = np.abs(linear(from_numpy(4 * x), from_numpy(w), fp8=1).numpy() - exact(x, w.T))
     assert (wrong > allowed).any(), "a wrong scale would pass"
 
 
@@ -83,12 +83,12 @@ def test_rows_without_a_scale(device: str) -> None:
     x[1], x[2, 3], x[3, 4] = 0, np.inf, np.nan
     x[4], x[5, :2], x[6, 7] = 1e-42, (3.4e38, -3.4e38), -np.inf
     t, w = genesis.tensor(x, device=device), genesis.ones(16, 32, device=device) * 0.5
-    y = F.linear(t, w, fp8=True).cpu().numpy()
+    y = F.linear(t, w, fp8=1).cpu().numpy()
     assert np.array_equal(np.isnan(y).all(axis=1), [0, 0, 1, 1, 0, 0, 1, 0])
     assert np.array_equal(y[[0, 1, 7]], np.repeat([[16.0], [0.0], [16.0]], 16, 1))
     assert np.allclose(y[4], 16e-42, atol=2.0**-126 * 16)
     assert (np.abs(y[5]) < 3e38).all()
-    bad = F.linear(genesis.ones(4, 32, device=device), genesis.tensor(x, device=device).repeat(2, 1), fp8=True)
+    bad = F.linear(genesis.ones(4, 32, device=device), genesis.tensor(x, device=device).repeat(2, 1), fp8=1)
     assert np.array_equal(np.isnan(bad.cpu().numpy()).all(axis=0), [0, 0, 1, 1, 0, 0, 1, 0] * 2)
 
 
@@ -125,8 +125,8 @@ def test_gradients_that_meet_are_added() -> None:
     rng = np.random.default_rng(5)
     x = genesis.tensor(rng.normal(size=(6, 32)).astype(np.float32), requires_grad=True)
     w = [genesis.tensor(rng.normal(size=(16, 32)).astype(np.float32)) for _ in range(2)]
-    parts = [grad([F.linear(x, w[i], fp8=True).sum()], [x])[0].numpy() for i in range(2)]
-    both = grad([(F.linear(x, w[0], fp8=True) + F.linear(x, w[1], fp8=True)).sum()], [x])[0].numpy()
+    parts = [grad([F.linear(x, w[i], fp8=1).sum()], [x])[0].numpy() for i in range(2)]
+    both = grad([(F.linear(x, w[0], fp8=1) + F.linear(x, w[1], fp8=1)).sum()], [x])[0].numpy()
     np.testing.assert_allclose(both, parts[0] + parts[1], rtol=1e-6, atol=1e-5)
 
 
@@ -134,8 +134,8 @@ def test_neighbours_in_memory_give_the_same_result() -> None:
     rng = np.random.default_rng(6)
     whole = genesis.tensor(rng.normal(size=(48, 32)).astype(np.float32))
     x = genesis.tensor(rng.normal(size=(5, 32)).astype(np.float32))
-    joined = F.packed_linear(x, [whole[:32], whole[32:]], fp8=True).numpy()
-    apart = F.packed_linear(x, [whole[:32].clone(), whole[32:].clone()], fp8=True).numpy()
+    joined = F.packed_linear(x, [whole[:32], whole[32:]], fp8=1).numpy()
+    apart = F.packed_linear(x, [whole[:32].clone(), whole[32:].clone()], fp8=1).numpy()
     np.testing.assert_array_equal(joined, apart)
 
 
