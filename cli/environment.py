@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from genesis import __version__
 from genesis_cli import cuda_probe
 
 __all__ = ["facts", "missing_for_cuda", "packages"]
@@ -31,7 +32,7 @@ def facts() -> dict[str, Any]:
     installed = packages()
     cuda = _probe_cuda()
     return {
-        "genesis": metadata.version("genesis-lm"),
+        "genesis": __version__,
         "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
         "system": {"name": platform.system(), "release": platform.release(), "machine": platform.machine()},
         "cpu": _cpu(),
@@ -46,7 +47,7 @@ def facts() -> dict[str, Any]:
 def packages() -> list[dict[str, Any]]:
     """Each package that Genesis needs or can use: name, extra, version found or None, and the command that adds it."""
     rows = []
-    for text in metadata.requires("genesis-lm") or []:
+    for text in _requirements():
         requirement, _, marker = text.partition(";")
         name = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
         extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
@@ -61,6 +62,14 @@ def packages() -> list[dict[str, Any]]:
         add = "" if fits else f"pip install --upgrade '{name[0]}{wanted}'"
         rows.append({"name": name[0], "extra": group, "wanted": wanted, "version": version, "fits": fits, "add": add})
     return rows
+
+
+def _requirements() -> list[str]:
+    """What the installed package requires; nothing where a source tree runs that is not installed."""
+    try:
+        return metadata.requires("genesis-lm") or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def _version(name: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import sys
@@ -14,12 +13,22 @@ import typer
 
 from genesis.errors import DiskError, GenesisError, InterruptedRun, UsageError, escape
 from genesis.errors import OutOfMemoryError as GenesisOutOfMemoryError
+from genesis.io.boundary import system_error
+from genesis.train.output import output_error
 
-__all__ = ["EXIT_BUG", "EXIT_INTERRUPTED", "block", "exit_code", "hold_standard_streams", "settle_stdout"]
+__all__ = [
+    "EXIT_BUG",
+    "EXIT_INTERRUPTED",
+    "block",
+    "exit_code",
+    "flush_stdout",
+    "hold_standard_streams",
+    "make_printable",
+    "settle_stdout",
+]
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-_DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG))
 
 
 def exit_code(error: BaseException, *, debug: bool) -> int:
@@ -57,8 +66,12 @@ def _as_genesis_error(error: BaseException) -> GenesisError | None:
     if isinstance(error, MemoryError):
         next = "lower train.batch_size or data.seq_len, or set train.activation_checkpointing=full"
         return GenesisOutOfMemoryError(f"the host has no memory for a request: {error}", next=next)
-    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-        return DiskError(f"writing failed: {error.strerror}", where=escape(error.filename or ""), next="free space")
+    if isinstance(error, OSError):
+        # Whoever reads says so (`genesis.io.boundary`); what comes here has to do with an output.
+        if error.filename is None:
+            next = "free space, or check what stdout and stderr are sent to"
+            return DiskError(f"writing failed: {error.strerror or error}", next=next)
+        return system_error(error, DiskError, "a system call")
     # Typer's own errors have no public class; this is how all of them look.
     message = getattr(error, "format_message", None)
     if callable(message):
@@ -94,6 +107,29 @@ def _stdout_has_no_reader() -> bool:
     except (OSError, AttributeError):
         # Where there is no poll, a broken pipe is taken for stdout's.
         return True
+
+
+def make_printable() -> None:
+    """Lets stdout write characters that its encoding lacks as escapes: an ASCII terminal is no reason to fail."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        with contextlib.suppress(OSError, ValueError):
+            reconfigure(errors="backslashreplace")
+
+
+def flush_stdout() -> None:
+    """Hands what was printed to the system.
+
+    Raises:
+        DiskError: it does not take it. BrokenPipeError: nobody reads it.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise output_error(error) from error
 
 
 def settle_stdout() -> None:

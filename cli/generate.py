@@ -60,5 +60,6 @@ def generate(
         output.write(printable(piece))
         output.flush()
         if output.lost:
-            return
+            break
     output.line()
+    output.check()

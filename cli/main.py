@@ -15,7 +15,7 @@ from genesis_cli.bench_model import bench_model
 from genesis_cli.bench_ops import bench_ops
 from genesis_cli.demo import demo
 from genesis_cli.env import env
-from genesis_cli.errors import exit_code, hold_standard_streams, settle_stdout
+from genesis_cli.errors import exit_code, flush_stdout, hold_standard_streams, make_printable, settle_stdout
 from genesis_cli.eval import evaluate
 from genesis_cli.generate import generate
 from genesis_cli.profile import profile
@@ -52,9 +52,9 @@ app.command("env", epilog=EPILOG)(env)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from genesis import __version__
 
-        print("genesis", version("genesis-lm"))
+        print("genesis", __version__)
         raise typer.Exit
 
 
@@ -70,6 +70,7 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; no exception leaves."""
     hold_standard_streams()
+    make_printable()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     options = words[: words.index("--")] if "--" in words else words
     debug = DEBUG in options
@@ -79,8 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = typer.main.get_command(app)
         with command.make_context("genesis", words) as context:
             command.invoke(context)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        flush_stdout()
     except BaseException as error:
         code = exit_code(error, debug=debug)
         if arguments is None and isinstance(error, InterruptedRun):

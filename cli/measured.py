@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genesis.errors import DTypeError, GenesisError, UsageError
+from genesis.errors import DiskError, DTypeError, GenesisError, UsageError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -41,7 +44,9 @@ def limits_row(found: Limits) -> LimitsRow:
 
 def show(report: BaseModel, lines: Iterable[str], json: str | None) -> None:
     """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead."""
+    from genesis.io.boundary import boundary
     from genesis.io.files import write_file
+    from genesis.io.paths import exists, is_folder
 
     if json != STDOUT and (text := "\n".join(lines)):
         print(text)
@@ -50,7 +55,26 @@ def show(report: BaseModel, lines: Iterable[str], json: str | None) -> None:
         if json == STDOUT:
             print(text, end="")
         else:
-            write_file(json, text.encode())
+            with boundary(DiskError, "writing", json):
+                is_file = not exists(json) or is_folder(json) or stat.S_ISREG(os.stat(json).st_mode)
+            if is_file:
+                write_file(json, text.encode())
+            else:
+                write_into(json, text.encode())
+
+
+def write_into(path: str, data: bytes) -> None:
+    """Write into a device or a pipe, such as /dev/stdout, which a file renamed to it would replace.
+
+    Raises:
+        DiskError: writing failed.
+    """
+    from genesis.io.filesystem import DEFAULT
+
+    with DEFAULT.errors("write", Path(path)), open(path, "wb", buffering=0) as stream:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[stream.write(rest) :]
 
 
 def show_progress(text: str) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genesis.errors import ConfigError, escape, nearest
+from genesis.io.boundary import boundary
+from genesis.io.paths import exists
 
 if TYPE_CHECKING:
     from genesis.train.config import Config
@@ -17,9 +19,9 @@ __all__ = ["load", "names"]
 
 def names() -> list[str]:
     """Names of the shipped recipes."""
-    return sorted(
-        file.name.removesuffix(".yaml") for file in files("genesis_configs").iterdir() if file.name.endswith(".yaml")
-    )
+    with boundary(ConfigError, "listing the recipes"):
+        found = [file.name for file in files("genesis_configs").iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:
@@ -32,9 +34,12 @@ def load(name: str, overrides: Sequence[str]) -> Config:
     from genesis.io.owner import stranger
     from genesis.train.config_file import load_config, parse_config
 
-    if "\0" not in name and not Path(name).exists():
+    with boundary(ConfigError, "looking for the configuration", name):
+        is_there = "\0" in name or exists(name)
+    if not is_there:
         if name in names():
-            source = (files("genesis_configs") / f"{name}.yaml").read_bytes()
+            with boundary(ConfigError, "reading the recipe", name):
+                source = (files("genesis_configs") / f"{name}.yaml").read_bytes()
             return parse_config(source, f"{name}.yaml (shipped with Genesis)", overrides)
         close = nearest(Path(name).stem, names())
         next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"

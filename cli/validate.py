@@ -20,4 +20,6 @@ def validate(config: ConfigName, overrides: Overrides = None) -> None:
     loaded = recipes.load(config, overrides or [])
     from genesis_models import session
 
-    session.validate(loaded, console=Output(sys.stdout))
+    console = Output(sys.stdout)
+    session.validate(loaded, console=console)
+    console.check()

@@ -24,6 +24,7 @@ from genesis.data.tokenize import SpecialText, reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import DataError, escape
+from genesis.io.boundary import boundary
 from genesis.io.strict_json import canonical_bytes
 
 __all__ = ["HeldOut", "Prepared", "Report", "StageProgress", "prepare", "prepare_held_out"]
@@ -89,6 +90,7 @@ class Prepared:
     report: Report
 
 
+@boundary(DataError, "reading the data")
 def prepare(
     *,
     train_sources: Sequence[str],
@@ -150,6 +152,7 @@ def prepare(
     return Prepared(tokenizer, train, held_out, report)
 
 
+@boundary(DataError, "reading the data")
 def prepare_held_out(
     *,
     sources: Sequence[str],

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Literal
 
 from genesis.data.formats import HEAD_BYTES, SUPPORTED, kind_by_content
 from genesis.data.sources import SourceFile, expand, not_text
-from genesis.errors import DataError, ModelError, escape
+from genesis.errors import DataError, escape
 from genesis.io.paths import open_regular, quote
 
 __all__ = ["MAX_DOCUMENT_BYTES", "MAX_EXPANSION", "Corpus", "Defect", "Defects", "Document", "FileCounts"]
@@ -244,10 +244,12 @@ def _opened(file: SourceFile) -> Iterator[_Stream]:
     """The stream of `file`; failures of opening, reading and decompressing leave the block as a `Defect`."""
     stream = None
     try:
-        with open(open_regular(file.path), "rb") as raw:
+        with open(open_regular(file.path, DataError), "rb") as raw:
             stream = _Stream(file, raw)
             yield stream
-    except ModelError as error:
+    except Defect:
+        raise
+    except DataError as error:
         raise Defect("unreadable", error.what, file, 1, "check the path and who may read it") from error
     except _GZIP_ERRORS as error:
         line = stream.line + 1 if stream else 1

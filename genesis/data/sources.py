@@ -14,6 +14,7 @@ at its first place. Of globs and folders, files that are no text by their names 
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,8 @@ from typing import Literal
 
 from genesis.data.formats import kind_by_name, way_out
 from genesis.errors import DataError, escape
-from genesis.io.paths import quote
+from genesis.io.boundary import boundary
+from genesis.io.paths import exists, is_folder, quote
 
 __all__ = ["STDLIB", "SourceFile", "expand", "not_text"]
 
@@ -84,19 +86,36 @@ def not_text(file: SourceFile, kind: str) -> DataError:
 
 def _files(source: str) -> list[SourceFile]:
     # A file whose name happens to hold `[` or `*` is meant literally.
-    if os.path.isdir(source):
-        return [_source_file(path) for path in sorted(_below(source))]
-    if os.path.lexists(source):
-        return [_source_file(source, named=True)]
-    return [_source_file(path) for path in sorted(glob.glob(source, recursive=True)) if not os.path.isdir(path)]
+    with boundary(DataError, "looking for the data", source):
+        if is_folder(source):
+            return [_source_file(path) for path in sorted(_below(source))]
+        if exists(source):
+            return [_source_file(source, named=True)]
+        _check_readable(source)
+        found = sorted(path for path in glob.glob(source, recursive=True) if not is_folder(path))
+        return [_source_file(path) for path in found]
+
+
+def _check_readable(pattern: str) -> None:
+    """List the folders that a glob looks into; `glob` itself passes over those that it cannot read. Raises: OSError."""
+    parts = Path(pattern).parts
+    plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts[:-1]))
+    root, levels = Path(*plain), len(parts) - len(plain)
+    for parent, folders, _ in os.walk(root if plain else ".", onerror=_raise):
+        depth = len(Path(parent).relative_to(root).parts)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if "**" not in parts and depth + 1 >= levels:
+            folders.clear()
+
+
+def _raise(error: OSError) -> None:
+    # A folder that does not exist holds nothing; one that cannot be read may hold anything.
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _below(folder: str) -> Iterator[str]:
-    def refuse(error: OSError) -> None:
-        what = f"the folder cannot be listed: {escape(error.strerror or error)}"
-        raise DataError(what, where=escape(error.filename or folder), next="check who may read it") from error
-
-    for parent, folders, names in os.walk(folder, onerror=refuse):
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (os.path.join(parent, name) for name in names if not name.startswith("."))
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from genesis.errors import ModelError, escape
-from genesis.io.paths import quote, safe_join
+from genesis.io.boundary import boundary
+from genesis.io.paths import exists, is_folder, quote, safe_join
 from genesis.io.strict_json import parse_object, read_limited
 
 __all__ = ["CONFIG_NAME", "MAX_VOCAB", "TEMPLATE_NAME", "TOKENIZER_NAME", "TokenizerFiles", "read_tokenizer"]
@@ -77,6 +78,7 @@ class TokenizerFiles:
         return {**kept, "model": model, "truncation": None, "padding": None, "post_processor": None}
 
 
+@boundary(ModelError, "reading the tokenizer")
 def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
     """The tokenizer in the folder `path`, or of the tokenizer.json at `path` with the files beside it.
 
@@ -84,9 +86,9 @@ def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
         ModelError: missing, too large, malformed, of a kind that is not supported, or without an end-of-text token.
     """
     path = Path(path)
-    folder, name = (path.parent, path.name) if path.is_file() else (path, TOKENIZER_NAME)
+    folder, name = (path, TOKENIZER_NAME) if is_folder(path) or not exists(path) else (path.parent, path.name)
     where = escape(folder / name)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise ModelError(f"there is no tokenizer at {quote(os.fspath(path), 400)}", next="check data.tokenizer")
     raw = read_limited(safe_join(folder, name, where=where), MAX_TOKENIZER_BYTES)
     content = parse_object(raw, where=where)
@@ -101,7 +103,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
 
 
 def _companion(folder: Path, name: str) -> bytes | None:
-    if not os.path.lexists(folder / name):
+    if not exists(folder / name):
         return None
     return read_limited(safe_join(folder, name, where=escape(folder)), MAX_COMPANION_BYTES)
 

@@ -28,8 +28,10 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,9 +40,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from genesis.errors import DiskError, ModelError, escape
-from genesis.io.filesystem import DEFAULT, Buffer, Call, FileSystem, Observer, Writer, check_room
+from genesis.io.filesystem import DEFAULT, Buffer, Call, FileSystem, Observer, Writer, check_room, disk_error
 from genesis.io.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest, verify_manifest
-from genesis.io.paths import check_name, quote
+from genesis.io.paths import check_name, list_folder, quote
 from genesis.io.strict_json import read_limited
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "read_manifest",
     "remove_folder",
     "sweep",
+    "temporary_folder",
     "verify_manifest",
     "write_file",
 ]
@@ -177,7 +180,7 @@ class _Staging(ABC):
         try:
             if self._folder.exists():
                 self._fs.rmtree(self._folder, last=(MANIFEST_NAME, _MARKER))
-        except DiskError:
+        except OSError:
             pass
 
 
@@ -283,7 +286,8 @@ class FolderUpdate(_Staging):
 
     def existing(self) -> list[str]:
         """The names in the folder, sorted."""
-        return sorted(name for name in os.listdir(self.target) if name != self._folder.name)
+        with self._fs.errors("list", self.target):
+            return sorted(name for name in os.listdir(self.target) if name != self._folder.name)
 
     def remove(self, name: str) -> None:
         """Remove the file `name` after the new files are in place."""
@@ -303,7 +307,7 @@ class FolderUpdate(_Staging):
         for name in self._files:
             self._fs.rename(self._folder / name, self.target / name)
         for name in self._removals:
-            if name not in self._files and os.path.lexists(self.target / name):
+            if name not in self._files and name in self.existing():
                 self._fs.unlink(self.target / name)
         for folder in self._folders:
             self._fs.fsync_dir(self.target / folder)
@@ -334,6 +338,25 @@ def atomic_file(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> It
     # The path is the user's own, so the rules for names from files do not apply to it.
     with FolderUpdate(path.parent, fs=fs) as update, update._stage(path.name) as file:
         yield file
+
+
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A private folder among the system's temporary files, gone after the block as far as the disk lets us.
+
+    Raises:
+        DiskError: it cannot be made.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix="genesis-")
+    except OSError as error:
+        raise disk_error(error, "mkdir", Path(error.filename or tempfile.gettempdir())) from error
+    try:
+        yield folder
+    finally:
+        # What is left there is the system's to clean: it must not change how the command ends.
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_folder(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
@@ -367,7 +390,9 @@ def sweep(
     """
     parent = Path(os.path.abspath(parent))
     done = []
-    for name in sorted(os.listdir(parent)) if parent.is_dir() else []:
+    with fs.errors("list", parent):
+        names = list_folder(parent)
+    for name in names:
         match = _LEFTOVER.fullmatch(name)
         if not match or not _is_ours(parent / name, match[1]):
             continue

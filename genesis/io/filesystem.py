@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -92,9 +93,13 @@ class FileSystem:
         try:
             with self._calling("close", path):
                 pass
-        finally:
-            with self._errors("close", path):
+        except BaseException:
+            # This error keeps its path and its bytes, whatever closing adds to it.
+            with contextlib.suppress(OSError):
                 os.close(descriptor)
+            raise
+        with self.errors("close", path):
+            os.close(descriptor)
 
     def fsync_dir(self, path: Path) -> None:
         """Return once the folder's own entries (new names, renames, removals) stand on the medium."""
@@ -107,7 +112,8 @@ class FileSystem:
                 if error.errno not in _NO_DIRECTORY_SYNC:
                     raise
             finally:
-                os.close(descriptor)
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename atomically; an existing target file is replaced."""
@@ -131,20 +137,21 @@ class FileSystem:
 
     def makedirs(self, path: Path) -> None:
         """Make the folder `path` and those above it that are missing, and flush each new name."""
-        if path.is_dir():
-            return
+        with self.errors("look at", path):
+            if path.is_dir():
+                return
         self.makedirs(path.parent)
         try:
             self.mkdir(path)
         except DiskError:
             # Another process may have made it in between.
-            if not path.is_dir():
+            if not os.path.isdir(path):
                 raise
         self.fsync_dir(path.parent)
 
     def rmtree(self, path: Path, *, last: tuple[str, ...] = ()) -> None:
         """Remove a folder and all below it, never following links; the files named in `last` go last, in this order."""
-        with self._errors("list", path), os.scandir(path) as listing:
+        with self.errors("list", path), os.scandir(path) as listing:
             folders = {entry.name: entry.is_dir(follow_symlinks=False) for entry in listing}
         for name, is_folder in sorted(folders.items()):
             if is_folder:
@@ -159,12 +166,13 @@ class FileSystem:
     @contextmanager
     def _calling(self, op: str, path: Path, *, target: Path | None = None, size: int = 0) -> Iterator[int]:
         """Tell the observer of the call; yields how many bytes a write may place."""
-        with self._errors(op, path, size=size):
+        with self.errors(op, path, size=size):
             limit = self._observer(Call(op, path, target, size)) if self._observer else None
             yield size if limit is None else min(size, limit)
 
     @contextmanager
-    def _errors(self, op: str, path: Path, *, size: int = 0) -> Iterator[None]:
+    def errors(self, op: str, path: Path, *, size: int = 0) -> Iterator[None]:
+        """A block in which a failing system call becomes the `DiskError` of `op` on `path`."""
         try:
             yield
         except DiskError:
@@ -210,7 +218,8 @@ class Writer:
         """Close without flushing; errors of closing do not matter any more."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def _open(self) -> int:
         if self._descriptor is None:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from genesis.errors import DiskError
-from genesis.io.paths import open_regular, quote
+from genesis.errors import ModelError
+from genesis.io.boundary import close_read, system_error
+from genesis.io.paths import open_regular
 from genesis.io.strict_json import canonical_bytes
 
 __all__ = ["StateHash", "sha256_file", "update"]
@@ -23,19 +24,19 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
     """The sha256 of the regular file at `path` as 64 hex digits, read in pieces of 1 MiB.
 
     Raises:
-        ModelError: not a regular file. DiskError: reading failed.
+        ModelError: not a regular file, or reading failed.
     """
     digest = hashlib.sha256()
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)
+    descriptor = open_regular(path)
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                digest.update(view[:count])
+        while count := os.readv(descriptor, [buffer]):
+            digest.update(view[:count])
     except OSError as error:
-        raise DiskError(
-            f"cannot read {quote(os.fspath(path), 400)}: {error.strerror}", next="check the disk"
-        ) from error
+        raise system_error(error, ModelError, "reading", path) from error
+    finally:
+        close_read(descriptor)
     return digest.hexdigest()
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy.typing as npt
 
 from genesis.errors import DiskError, ModelError, escape
+from genesis.io.boundary import boundary, close_read, system_error
 from genesis.io.files import FolderWriter
-from genesis.io.paths import check_name, open_regular, quote, safe_join
+from genesis.io.paths import check_name, exists, list_folder, open_regular, quote, safe_join
 from genesis.io.safetensors import SafeTensors, TensorEntry, write_tensors
 from genesis.io.strict_json import parse_object, read_limited, read_object
 
@@ -105,7 +106,8 @@ class WeightFolder:
         self.folder = Path(folder)
         self._files: dict[str, SafeTensors] = {}
         self._owner: dict[str, SafeTensors] = {}
-        single, index = (os.path.lexists(self.folder / name) for name in (WEIGHTS_NAME, INDEX_NAME))
+        with boundary(ModelError, "looking for weights", self.folder):
+            single, index = (exists(self.folder / name) for name in (WEIGHTS_NAME, INDEX_NAME))
         if single and index:
             what = f"the folder holds both {WEIGHTS_NAME} and {INDEX_NAME}"
             raise ModelError(what, where=escape(folder), next="remove the one that is out of date")
@@ -255,37 +257,35 @@ def side_files(source: str | os.PathLike[str]) -> list[str]:
     Raises:
         ModelError: the folder cannot be listed.
     """
-    names = [name for name in SIDE_FILES if os.path.lexists(Path(source) / name)]
-    terms = [name for name in _listed(source, "") if _TERMS.fullmatch(name)]
-    templates = [f"{TEMPLATE_FOLDER}/{name}" for name in _listed(source, TEMPLATE_FOLDER) if _TEMPLATE.fullmatch(name)]
+    with boundary(ModelError, "listing the model folder", source):
+        names = [name for name in SIDE_FILES if exists(Path(source) / name)]
+        terms = [name for name in _listed(source, "") if _TERMS.fullmatch(name)]
+        found = _listed(source, TEMPLATE_FOLDER)
+    templates = [f"{TEMPLATE_FOLDER}/{name}" for name in found if _TEMPLATE.fullmatch(name)]
     return names + [name for name in (terms + templates)[:MAX_TEMPLATES] if _is_plain(source, name)]
 
 
+@boundary(ModelError, "reading the model folder")
 def copy_side_files(
     source: str | os.PathLike[str], writer: FolderWriter, names: Iterable[str] | None = None
 ) -> list[str]:
     """Copy those of `names` (of `side_files`) that the folder `source` has, byte for byte; returns their names.
 
     Raises:
-        ModelError: one is not a regular file or is too large. DiskError: reading or writing failed.
+        ModelError: one cannot be read, is not a regular file or is too large. DiskError: writing failed.
     """
     copied = []
     for name in side_files(source) if names is None else names:
-        if os.path.lexists(Path(source) / name):
+        if exists(Path(source) / name):
             _copy(safe_join(source, name, where=escape(source)), name, writer)
             copied.append(name)
     return copied
 
 
 def _listed(source: str | os.PathLike[str], folder: str) -> list[str]:
-    """The names in a folder of `source`, sorted; none where there is no such folder, or a link."""
+    """The names in a folder of `source`, sorted; none where there is no such folder, or a link. Raises: OSError."""
     path = Path(source) / folder
-    if folder and (path.is_symlink() or not path.is_dir()):
-        return []
-    try:
-        return sorted(os.listdir(path))
-    except OSError as error:
-        raise ModelError(f"{escape(path)} cannot be listed: {error.strerror}", next="check the path") from error
+    return [] if folder and path.is_symlink() else list_folder(path)
 
 
 def _is_plain(source: str | os.PathLike[str], name: str) -> bool:
@@ -295,6 +295,7 @@ def _is_plain(source: str | os.PathLike[str], name: str) -> bool:
         return False
 
 
+@boundary(ModelError, "reading the chat template")
 def read_chat_template(folder: str | os.PathLike[str]) -> str | None:
     """The chat template's text from `chat_template.jinja` or else from `tokenizer_config.json`, or None.
 
@@ -302,7 +303,7 @@ def read_chat_template(folder: str | os.PathLike[str]) -> str | None:
         ModelError: the file is unsafe or too large, not UTF-8, or the entry is neither text nor a list with a default.
     """
     name = "chat_template.jinja"
-    if os.path.lexists(Path(folder) / name):
+    if exists(Path(folder) / name):
         data = read_limited(safe_join(folder, name), MAX_TEMPLATE_BYTES)
         try:
             return data.decode("utf-8")
@@ -310,7 +311,7 @@ def read_chat_template(folder: str | os.PathLike[str]) -> str | None:
             what = f"the chat template is not UTF-8: byte {error.start:,} is invalid"
             raise ModelError(what, where=escape(Path(folder) / name), next="save it as UTF-8") from error
     name = "tokenizer_config.json"
-    if not os.path.lexists(Path(folder) / name):
+    if not exists(Path(folder) / name):
         return None
     template = read_json(safe_join(folder, name)).get("chat_template")
     if isinstance(template, list):
@@ -350,17 +351,17 @@ def _shards(tensors: Mapping[str, npt.NDArray[Any]], max_shard_bytes: int) -> li
 def _copy(path: Path, name: str, writer: FolderWriter) -> None:
     """Copy the regular file `path` in pieces, up to the limit of its kind."""
     limit = SIDE_FILES.get(name, MAX_TEMPLATE_BYTES)
+    descriptor = open_regular(path)
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise ModelError(
-                    f"{quote(name)} has {size:,} bytes, more than the {limit:,} allowed", where=escape(path)
-                )
-            with writer.create(name) as target:
-                while part := file.read(_COPY_BYTES):
-                    target.write(part)
+        size = os.fstat(descriptor).st_size
+        if size > limit:
+            raise ModelError(f"{quote(name)} has {size:,} bytes, more than the {limit:,} allowed", where=escape(path))
+        with writer.create(name) as target:
+            while part := os.read(descriptor, _COPY_BYTES):
+                target.write(part)
+    except DiskError:
+        raise
     except OSError as error:
-        if isinstance(error, DiskError):
-            raise
-        raise DiskError(f"cannot read {escape(path)}: {error.strerror}", next="check the disk") from error
+        raise system_error(error, ModelError, "reading", path) from error
+    finally:
+        close_read(descriptor)

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from genesis.errors import BusyError, DiskError, ModelError, escape
+from genesis.io.boundary import close_read
 from genesis.io.filesystem import DEFAULT, disk_error
 from genesis.io.strict_json import parse_object, read_limited
 
@@ -85,7 +86,7 @@ class FolderLock:
                 content, *times = self._before
                 os.pwrite(descriptor, content, 0)
                 os.utime(descriptor, ns=(times[0], times[1]))
-        os.close(descriptor)
+        close_read(descriptor)
 
     def _lock_file(self) -> int:
         """A descriptor that holds the lock on the file that stands at `path` now."""
@@ -107,9 +108,9 @@ class FolderLock:
                 if _same_file(descriptor, self.path):
                     return descriptor
             except BaseException:
-                os.close(descriptor)
+                close_read(descriptor)
                 raise
-            os.close(descriptor)
+            close_read(descriptor)
         raise OSError(errno.EAGAIN, "others remove it again and again")
 
     def _open_file(self) -> int:

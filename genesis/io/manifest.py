@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from genesis.errors import ModelError, escape
+from genesis.io.boundary import boundary
 from genesis.io.hashing import sha256_file
 from genesis.io.paths import check_name, quote, safe_join
 from genesis.io.strict_json import canonical_bytes, parse_object, read_limited
@@ -71,6 +72,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     return manifest
 
 
+@boundary(ModelError, "checking the files of a folder")
 def verify_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """The manifest of `folder` after every file was compared with it, byte by byte through its hash.
 

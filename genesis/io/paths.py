@@ -11,16 +11,20 @@ import re
 import reprlib
 import stat
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from genesis.errors import ModelError, escape
+from genesis.errors import GenesisError, ModelError, escape
+from genesis.io.boundary import boundary, close_read, system_error
 
 __all__ = [
     "MAX_COMPONENTS",
     "MAX_COMPONENT_BYTES",
     "MAX_NAME_BYTES",
     "check_name",
+    "exists",
+    "is_folder",
+    "list_folder",
     "open_regular",
     "quote",
     "safe_join",
@@ -59,6 +63,7 @@ def check_name(name: object, *, where: str = "") -> str:
     return name
 
 
+@boundary(ModelError, "looking for a file")
 def safe_join(root: str | os.PathLike[str], name: object, *, where: str = "") -> Path:
     """The path of the existing regular file `name` below the folder `root`.
 
@@ -87,22 +92,59 @@ def safe_join(root: str | os.PathLike[str], name: object, *, where: str = "") ->
     return path
 
 
-def open_regular(path: str | os.PathLike[str]) -> int:
+def open_regular(path: str | os.PathLike[str], kind: type[GenesisError] = ModelError) -> int:
     """A read-only descriptor of the regular file at `path`; the caller closes it. Never blocks on a FIFO.
 
+    Args:
+        kind: the class of the error: what the file is read as.
+
     Raises:
-        ModelError: there is no such file, it may not be read, or it is not a regular file.
+        GenesisError: of class `kind`: there is no such file, it may not be read, or it is not a regular file.
     """
+    shown = quote(os.fspath(path), 400)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ModelError(f"cannot open {quote(os.fspath(path), 400)}: {reason}", next="check the path") from error
-    mode = os.fstat(descriptor).st_mode
+    except OSError as error:
+        known = system_error(error, kind, f"opening {shown}", path)
+        raise kind(f"cannot open {shown}: {error.strerror}", next=known.next) from error
+    except ValueError as error:
+        raise kind(f"cannot open {shown}: {error}", next="check the path") from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError as error:
+        close_read(descriptor)
+        raise kind(f"cannot look at {shown}: {error.strerror}", next="check the disk") from error
     if stat.S_ISREG(mode):
         return descriptor
-    os.close(descriptor)
-    raise ModelError(f"{quote(os.fspath(path), 400)} is {_kind(mode)}, not a regular file", next="check the path")
+    close_read(descriptor)
+    raise kind(f"{shown} is {_kind(mode)}, not a regular file", next="check the path")
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether something stands at `path`, a dangling link too.
+
+    Raises:
+        OSError: it cannot be told. `os.path.lexists` would say no, and what is there be passed over.
+    """
+    return _mode_or_none(os.lstat, path) is not None
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder stands at `path`, or a link leads to one; errors as in `exists`."""
+    mode = _mode_or_none(os.stat, path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def list_folder(path: str | os.PathLike[str]) -> list[str]:
+    """The names in the folder `path`, sorted; none where it does not exist. Errors as in `exists`."""
+    return sorted(os.listdir(path)) if is_folder(path) else []
+
+
+def _mode_or_none(look: Callable[[str | os.PathLike[str]], os.stat_result], path: str | os.PathLike[str]) -> int | None:
+    try:
+        return look(path).st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
 
 
 def _name_problem(name: object) -> str:

@@ -21,7 +21,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from genesis.errors import DiskError, DTypeError, ModelError, OutOfMemoryError, ShapeError, escape
+from genesis.errors import DTypeError, ModelError, OutOfMemoryError, ShapeError, escape
+from genesis.io.boundary import boundary, close_read
 from genesis.io.files import atomic_file
 from genesis.io.filesystem import DEFAULT, Buffer, FileSystem
 from genesis.io.paths import open_regular, quote
@@ -103,14 +104,15 @@ class SafeTensors:
         header_size_cap: the largest header accepted, in bytes.
 
     Raises:
-        ModelError: naming the file and, where it is one tensor's fault, the tensor. DiskError: reading failed.
+        ModelError: naming the file and, where it is one tensor's fault, the tensor; or reading failed.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, header_size_cap: int = HEADER_SIZE_CAP) -> None:
         self.path = Path(path)
         self._descriptor: int | None = open_regular(path)
         try:
-            size = os.fstat(self._descriptor).st_size
+            with boundary(ModelError, "reading", path):
+                size = os.fstat(self._descriptor).st_size
             header = _read_header(self._descriptor, size, header_size_cap, escape(path))
             self.metadata, self.entries = _parse_header(header, size - _PREFIX - len(header), escape(path))
         except BaseException:
@@ -126,7 +128,8 @@ class SafeTensors:
         """The tensor `name` in fresh memory.
 
         Raises:
-            ModelError: no such tensor, the file ends early, BOOL bytes other than 0 and 1. OutOfMemoryError, DiskError.
+            ModelError: no such tensor, the file ends early, BOOL bytes other than 0 and 1, reading failed.
+                OutOfMemoryError.
         """
         entry = self._entry(name)
         try:
@@ -174,7 +177,7 @@ class SafeTensors:
         """Close the file; reading is an error from here on."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
+            close_read(descriptor)
 
     def _entry(self, name: str) -> TensorEntry:
         try:
@@ -450,7 +453,7 @@ def _read_exactly(descriptor: int, view: memoryview, offset: int, where: str, wh
         try:
             count = os.preadv(descriptor, [view[done:]], offset + done)
         except OSError as error:
-            raise DiskError(f"cannot read {what}: {error.strerror}", where=where, next="check the disk") from error
+            raise ModelError(f"cannot read {what}: {error.strerror}", where=where, next="check the disk") from error
         if count == 0:
             raise ModelError(f"the file ended while {what} was read", where=where, next=_NEXT)
         done += count

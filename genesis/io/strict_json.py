@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from genesis.errors import DiskError, ModelError, escape
+from genesis.errors import GenesisError, ModelError, escape
+from genesis.io.boundary import close_read, system_error
 from genesis.io.paths import open_regular, quote
 
 __all__ = ["canonical_bytes", "check_structure", "parse_object", "read_limited", "read_object"]
@@ -88,25 +89,25 @@ def parse_object(data: bytes, *, where: str, max_depth: int = MAX_DEPTH) -> dict
     return result
 
 
-def read_limited(path: str | os.PathLike[str], limit: int) -> bytes:
+def read_limited(path: str | os.PathLike[str], limit: int, kind: type[GenesisError] = ModelError) -> bytes:
     """All bytes of the regular file `path`, of which there may be at most `limit`; the size is checked before reading.
 
+    Args:
+        kind: the class of the error: what the file is read as.
+
     Raises:
-        ModelError: no regular file, or a larger one. DiskError: reading failed.
+        GenesisError: of class `kind`: no regular file, or a larger one, or reading failed.
     """
-    descriptor = open_regular(path)
+    descriptor = open_regular(path, kind)
     try:
-        with open(descriptor, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            data = b"" if size > limit else _read_up_to(file.fileno(), limit + 1)
+        size = os.fstat(descriptor).st_size
+        data = b"" if size > limit else _read_up_to(descriptor, limit + 1)
     except OSError as error:
-        raise DiskError(
-            f"cannot read {quote(os.fspath(path), 400)}: {error.strerror}", next="check the disk"
-        ) from error
+        raise system_error(error, kind, "reading", path) from error
+    finally:
+        close_read(descriptor)
     if max(size, len(data)) > limit:
-        raise ModelError(
-            f"{quote(os.fspath(path), 400)} has {size:,} bytes, more than the {limit:,} allowed", next=_NEXT
-        )
+        raise kind(f"{quote(os.fspath(path), 400)} has {size:,} bytes, more than the {limit:,} allowed", next=_NEXT)
     return data
 
 

@@ -20,6 +20,7 @@ from genesis import random
 from genesis.backend import backend_for
 from genesis.backend.cpu import threads
 from genesis.errors import ConfigError, DataError, DiskError, GenesisError, InterruptedRun, ModelError, escape
+from genesis.io.boundary import boundary
 from genesis.io.files import (
     DEFAULT,
     AtomicFolder,
@@ -31,7 +32,7 @@ from genesis.io.files import (
     verify_manifest,
 )
 from genesis.io.hf import WeightFolder, read_json
-from genesis.io.paths import safe_join
+from genesis.io.paths import is_folder, list_folder, safe_join
 from genesis.io.safetensors import SafeTensors, write_tensors
 from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, restore_optimizer
@@ -73,14 +74,15 @@ class Checkpoints:
         self._write_model, self._fs, self._warn = write_model, fs, warn
         self._stuck: set[int] = set()
 
+    @boundary(ModelError, "listing the checkpoints")
     def steps(self) -> list[int]:
         """The steps of the checkpoints, in order, damaged ones too: an older one is never taken silently."""
-        return [step for step in self._numbers() if self.folder(step).is_dir()]
+        return [step for step in self._numbers() if is_folder(self.folder(step))]
 
+    @boundary(ModelError, "listing the checkpoints")
     def _numbers(self) -> list[int]:
         """The steps that names in the folder have, whatever stands there."""
-        names = os.listdir(self.output_dir) if self.output_dir.is_dir() else []
-        return sorted(int(match[1]) for name in names if (match := RUN_NAMES.fullmatch(name)))
+        return sorted(int(match[1]) for name in list_folder(self.output_dir) if (match := RUN_NAMES.fullmatch(name)))
 
     def folder(self, step: int) -> Path:
         """Where the checkpoint of `step` stands."""
@@ -123,6 +125,7 @@ class Checkpoints:
                 self._stuck.add(step)
                 self._warn(f"warning: an old checkpoint stays: {error.what}")
 
+    @boundary(ModelError, "reading the checkpoint")
     def load(self, state: TrainState, step: int) -> int | None:
         """Set `state` to the checkpoint of `step`; returns the number of CPU threads that computed it.
 

@@ -13,11 +13,22 @@ from typing import Any
 from pydantic import ValidationError
 
 from genesis.errors import ConfigError, UsageError, escape
+from genesis.io.boundary import boundary
+from genesis.io.paths import open_regular
 from genesis.train.config import RESUME, Config
 from genesis.train.config_help import Problem, explain, show
 from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, emit, parse, parse_value, spell
 
-__all__ = ["RESOLVED", "Change", "changes", "check_reads_back", "check_resume", "load_config", "parse_config"]
+__all__ = [
+    "RESOLVED",
+    "Change",
+    "changes",
+    "check_reads_back",
+    "check_resume",
+    "load_config",
+    "parse_config",
+    "read_source",
+]
 
 RESOLVED = "config.resolved.yaml"
 MAX_SHOWN = 10
@@ -35,16 +46,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ConfigError: the file cannot be read, or file or overrides are invalid: all problems, the first in front.
         UsageError: an override has no `=` or no key.
     """
-    name = escape(path)
-    try:
-        with open(path, "rb") as file:
-            source = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        what = f"the configuration cannot be read: {error.strerror or error}"
-        raise ConfigError(what, where=name, next="check the path") from None
-    except ValueError:
-        raise ConfigError("the name of the configuration has a NUL in it", where=name, next="check the path") from None
-    return parse_config(source, name, overrides)
+    return parse_config(read_source(path), escape(path), overrides)
+
+
+def read_source(path: str | Path) -> bytes:
+    """The bytes of a configuration file, at most one more than the reader takes.
+
+    Raises:
+        ConfigError: no regular file (a FIFO is refused, not waited for), or it cannot be read.
+    """
+    with (
+        boundary(ConfigError, "reading the configuration", path),
+        open(open_regular(path, ConfigError), "rb") as file,
+    ):
+        return file.read(MAX_BYTES + 1)
 
 
 def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) -> Config:

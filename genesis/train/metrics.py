@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
 from genesis.errors import DataError, DeviceError, DiskError, InterruptedRun, escape
+from genesis.io.boundary import boundary, close_read
 from genesis.io.files import atomic_file
 from genesis.io.filesystem import disk_error
 
@@ -87,11 +88,13 @@ class MetricsWriter:
         self._sinks = sinks
         self._file = _open(self.path)
         try:
-            self._size = 0 if resume_step is None else _end_of_rows(self._file, self.path, resume_step)
+            with boundary(DiskError, "reading the metrics", self.path):
+                self._size = 0 if resume_step is None else _end_of_rows(self._file, self.path, resume_step)
             self._cut()
             self._last_step = -1 if resume_step is None else resume_step
         except BaseException:
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
             raise
 
     def write(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
@@ -124,10 +127,14 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Closes the file and the sinks; closing twice does nothing."""
-        self._file.close()
         sinks, self._sinks = self._sinks, ()
-        for sink in sinks:
-            sink.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            raise disk_error(error, "close", self.path) from None
+        finally:
+            for sink in sinks:
+                sink.close()
 
     def __enter__(self) -> Self:
         return self
@@ -191,10 +198,15 @@ def _open(path: Path, mode: int = os.O_RDWR | os.O_CREAT) -> BinaryIO:
         if error.errno == errno.ELOOP:
             raise DiskError("the metrics file is a symbolic link", where=escape(path), next="move it away") from None
         raise disk_error(error, "open", path) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise DiskError("the metrics file is no regular file", where=escape(path), next="move it away")
-    return open(descriptor, "rb") if mode == os.O_RDONLY else open(descriptor, "r+b", buffering=0)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise DiskError("the metrics file is no regular file", where=escape(path), next="move it away")
+        return open(descriptor, "rb") if mode == os.O_RDONLY else open(descriptor, "r+b", buffering=0)
+    except BaseException as error:
+        close_read(descriptor)
+        if isinstance(error, OSError) and not isinstance(error, DiskError):
+            raise disk_error(error, "open", path) from None
+        raise
 
 
 def _row(step: int, metrics: Mapping[str, float | int | None]) -> tuple[dict[str, Any], dict[str, float]]:
@@ -224,7 +236,7 @@ def read_metrics(path: str | Path) -> Iterator[dict[str, Any]]:
         DataError: a line that is no row of metrics, with its number.
         DiskError: the file cannot be read.
     """
-    with _open(Path(path), os.O_RDONLY) as file:
+    with boundary(DiskError, "reading the metrics", path), _open(Path(path), os.O_RDONLY) as file:
         for _, row in _rows(file, Path(path)):
             yield row
 

@@ -7,7 +7,9 @@ import os
 import re
 from typing import TextIO
 
-__all__ = ["Output", "printable"]
+from genesis.errors import DiskError
+
+__all__ = ["Output", "output_error", "printable"]
 
 # Control characters but line feed and tab; marks that turn the direction of text; surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -18,6 +20,15 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def output_error(error: OSError) -> DiskError:
+    """The error of a command that could not print its result."""
+    if isinstance(error, DiskError):
+        return error
+    result = DiskError(f"writing failed: {error.strerror or error}", where="stdout", next="check what it is sent to")
+    result.errno = error.errno
+    return result
+
+
 class Output:
     """A text stream whose failure (reader gone, disk full, closed) is remembered, not raised: a run goes on without it.
 
@@ -26,11 +37,13 @@ class Output:
 
     Attributes:
         lost: writing failed once; text is dropped from then on.
+        error: what it failed with, None where nothing failed or the stream was closed.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self.lost = stream is None
+        self.error: OSError | None = None
 
     def write(self, text: str) -> int:
         """Writes `text` as it is; characters that the stream's encoding lacks become escapes."""
@@ -40,8 +53,8 @@ class Output:
                     self._stream.write(text)
                 except UnicodeEncodeError:
                     self._stream.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
-            except (OSError, ValueError):
-                self._give_up(self._stream)
+            except (OSError, ValueError) as error:
+                self._give_up(self._stream, error)
         return len(text)
 
     def flush(self) -> None:
@@ -49,8 +62,18 @@ class Output:
         if self._stream is not None and not self.lost:
             try:
                 self._stream.flush()
-            except (OSError, ValueError):
-                self._give_up(self._stream)
+            except (OSError, ValueError) as error:
+                self._give_up(self._stream, error)
+
+    def check(self) -> None:
+        """Raises what the stream failed with, for commands whose result is what they print; a reader that has gone
+        has what it wanted.
+
+        Raises:
+            DiskError: writing failed.
+        """
+        if self.error is not None and not isinstance(self.error, BrokenPipeError):
+            raise output_error(self.error)
 
     def line(self, text: str = "") -> None:
         """Writes `text`, made printable, and a line feed."""
@@ -79,8 +102,9 @@ class Output:
             raise OSError("no stream")
         return self._stream.fileno()
 
-    def _give_up(self, stream: TextIO) -> None:
+    def _give_up(self, stream: TextIO, error: OSError | ValueError) -> None:
         self.lost = True
+        self.error = error if isinstance(error, OSError) else None
         # What is left in the stream's buffer would fail again when the interpreter flushes it at exit.
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from genesis.backend import Device
 from genesis.data.pipeline import prepare_held_out
@@ -15,6 +14,7 @@ from genesis.data.sources import STDLIB
 from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError, UsageError, escape
+from genesis.io.files import temporary_folder
 from genesis.io.hf import read_json
 from genesis.io.paths import quote, safe_join
 from genesis.train.config import DataConfig
@@ -172,7 +172,7 @@ def _evaluate(
         raise UsageError("--data is empty", next='name a file, a folder, a glob or "stdlib:"')
     data = DataConfig(train=[STDLIB])  # for the defaults of the rest
     console = Output(sys.stderr)
-    with TemporaryDirectory(prefix="genesis-") as cache, Stages(console) as stages:
+    with temporary_folder() as cache, Stages(console) as stages:
         held_out = prepare_held_out(
             sources=sources,
             tokenizer=tokenizer,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
 from genesis.data.loader import Batch
+from genesis.io.files import temporary_folder
 from genesis.profile.run.measure import Recorded, Subject, memory_of, plain_steps, recorded_steps
 from genesis.profile.run.memory import Timeline
 from genesis.profile.run.nvtx import Ranges
@@ -79,7 +79,7 @@ def _cache(config: Config, stack: ExitStack) -> str:
     known = Path(config.train.output_dir) / "cache"
     if config.data.cache_dir is not None:
         return config.data.cache_dir
-    return str(known) if known.is_dir() else stack.enter_context(TemporaryDirectory(prefix="genesis-"))
+    return str(known) if known.is_dir() else stack.enter_context(temporary_folder())
 
 
 def profiled(training: Training, steps: int, ranges: Ranges | None = None) -> Profile:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from genesis.data.loader import PackedLoader
+from genesis.io.files import temporary_folder
 from genesis.train.config import Config
 from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
@@ -30,7 +30,7 @@ def validate(config: Config, *, console: Output) -> None:
     shape = model_config(config)
     if config.model.path is not None:
         check_weights(config.model.path)
-    with TemporaryDirectory(prefix="genesis-") as cache:
+    with temporary_folder() as cache:
         data = prepare_data(config, shape, console, cache)
         loader = PackedLoader(
             data.train, batch_size=config.train.batch_size, seq_len=config.data.seq_len, seed=config.train.seed

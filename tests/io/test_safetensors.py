@@ -451,14 +451,14 @@ class TestReading:
                 file.read("b")
             assert file.read("a.weight").tobytes() == DATA[:24]
 
-    def test_an_error_of_the_disk_is_a_disk_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_error_of_the_disk_is_a_model_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with SafeTensors(write(tmp_path / "x", file_bytes(header()))) as file:
 
             def fail(descriptor: int, buffers: object, offset: int) -> int:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
             monkeypatch.setattr(os, "preadv", fail)
-            with pytest.raises(DiskError, match="cannot read 'b'"):
+            with pytest.raises(ModelError, match="cannot read 'b': Input/output error"):
                 file.read("b")
 
     def test_bool_bytes_other_than_0_and_1_are_refused(self, tmp_path: Path) -> None:

@@ -1,0 +1,10 @@
+"""`python -m genesis_cli` is `genesis`."""
+
+from __future__ import annotations
+
+import sys
+
+from genesis_cli.start import main
+
+if __name__ == "__main__":
+    sys.exit(main())
