@@ -18,7 +18,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit gpu gpu-sanitize gpu-bench performance kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit faults gpu gpu-sanitize gpu-bench performance kernels kernels-newest \
 	kernels-lowest format peers clean
 
 help: ## list these commands
@@ -48,6 +48,9 @@ layers: install-dev ## import-linter alone
 
 unit: install-dev ## the tests alone
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+faults: install-dev ## every system call of every command made to fail, in about an hour; needs cc
+	$(BIN)/python -m tests.faults.sweep --workers $(WORKERS)
 
 gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, golden models, graphs, training, large tensors
 	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py \

@@ -1,0 +1,137 @@
+"""A warm process that runs commands in forked children in which one system call fails: see `shim.c`.
+
+Reads one JSON request a line from stdin and answers each with a line: the exit code (None: it did not end in time) and
+how long it took. The shim must be preloaded. The client is `tests.faults.sweep`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from typing import Any
+
+import matplotlib.figure
+import typer
+
+import genesis.bench.limits
+import genesis.bench.timing
+import genesis.train.plot
+import genesis_cli.environment
+from genesis.bench.timing import Timing, summarize
+from genesis_cli.main import app, main
+
+# What a command imports on its way, every child would import again; and imports are no files of the user's.
+PACKAGES = ("genesis", "genesis_cli", "genesis_configs", "genesis_models")
+LEFT_OUT = (
+    "genesis.kernels",
+    "genesis.backend.cuda",
+    "genesis.cuda",
+    "genesis.demos.kernels",
+    "genesis_cli.cuda_probe",
+)
+LIBRARIES = ("matplotlib.backends.backend_agg", "matplotlib.figure", "threadpoolctl", "tokenizers", "jinja2.sandbox")
+
+
+def warm_up() -> None:
+    """Import what commands import, and let measuring take no time: how fast it is here does not matter."""
+    for package in PACKAGES:
+        path = importlib.import_module(package).__path__
+        for module in pkgutil.walk_packages(path, package + "."):
+            if not module.name.startswith(LEFT_OUT) and not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    genesis.bench.limits.COPIED["cpu"] = (1 << 12,)
+    genesis.bench.limits.WIDTHS["cpu"] = (16,)
+    genesis.bench.timing.LEAST_SAMPLES = 1
+
+    def settled(samples: Any, *rest: Any) -> Timing:
+        return summarize(samples, *rest)._replace(half_width=0.0)
+
+    genesis.bench.timing.summarize = settled
+    # Drawing and building the command line take longer than all the rest, and make no calls.
+    genesis.train.plot._figure = lambda rows: matplotlib.figure.Figure()
+    matplotlib.figure.Figure.savefig = lambda self, file, **options: file.write(b"picture")
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(app)
+    nothing = {"device_nodes": [], "devices": [], "problem": "not asked"}
+    genesis_cli.environment._probe_cuda = lambda: nothing
+
+
+def child(request: dict[str, Any]) -> int:
+    """Run the request's words as the command line does, with its fault; returns the exit code."""
+    os.setsid()
+    os.chdir(request["folder"])
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None
+    for number, path in enumerate(request["streams"], start=1):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+    warnings.simplefilter("default")
+    shim = ctypes.CDLL(None)
+    shim.faults_arm(request["roots"].encode(), ctypes.c_long(request["nth"]), request["code"], request["log"].encode())
+    try:
+        return main(request["words"])
+    finally:
+        shim.faults_disarm()
+
+
+def wait(pid: int, patience: float) -> int | None:
+    """The child's exit code, minus the signal that ended it; None if it had to be killed."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        is_over, _, _ = select.select([descriptor], [], [], patience)
+    finally:
+        os.close(descriptor)
+    if not is_over:
+        os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) if is_over else None
+
+
+def serve() -> None:
+    """Answer requests until stdin ends."""
+    # The children's own standard streams must not be the ones that the client talks through.
+    requests, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    print(json.dumps({"ready": os.getpid()}), file=answers, flush=True)
+    for line in requests:
+        request = json.loads(line)
+        start = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            requests.close()
+            os.close(answers.fileno())
+            code = 99
+            try:
+                code = child(request)
+            except BaseException as error:
+                # No exception leaves `main`: what comes here is one.
+                os.write(2, f"Traceback (out of main): {error!r}\n".encode())
+            finally:
+                os._exit(code)
+        code = wait(pid, request["patience"])
+        print(json.dumps({"code": code, "seconds": time.monotonic() - start}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    sys.stderr.flush()
+    warm_up()
+    gc.freeze()  # what is here stays, in memory that forks share
+    serve()
