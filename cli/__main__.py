@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from genesis_cli.start import main
+from genesis_cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

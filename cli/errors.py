@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from genesis.errors import DiskError, GenesisError, InterruptedRun, UsageError, escape
+from genesis.errors import DeviceError, DiskError, GenesisError, InterruptedRun, UsageError, escape
 from genesis.errors import OutOfMemoryError as GenesisOutOfMemoryError
 from genesis.io.boundary import system_error
 from genesis.train.output import output_error
@@ -66,6 +66,13 @@ def _as_genesis_error(error: BaseException) -> GenesisError | None:
     if isinstance(error, MemoryError):
         next = "lower train.batch_size or data.seq_len, or set train.activation_checkpointing=full"
         return GenesisOutOfMemoryError(f"the host has no memory for a request: {error}", next=next)
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("genesis"):
+        package = escape(error.name.partition(".")[0])
+        next = f"install it: pip install {package}; `genesis env` lists what is missing"
+        return DeviceError(f"the package {package} is not installed", next=next)
+    if isinstance(error, UnicodeEncodeError):
+        what = f"the name {escape(error.object)} cannot be written in this system's encoding, {error.encoding}"
+        return UsageError(what, where="command line", next="set a locale in UTF-8: LC_ALL=C.UTF-8")
     if isinstance(error, OSError):
         # Whoever reads says so (`genesis.io.boundary`); what comes here has to do with an output.
         if error.filename is None:

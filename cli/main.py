@@ -1,96 +1,63 @@
-"""The command `genesis`: its sub-commands, and the one place where their exceptions end."""
+"""The entry of the command `genesis`, before anything heavy is imported: from here on Ctrl-C shows no traceback.
+
+While modules are imported nothing has begun, so the process ends at once: an exception would come out of the middle of
+an import, where some libraries print or swallow it. Afterwards Ctrl-C is a `KeyboardInterrupt` again.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated
 
-import typer
+TYPE_CHECKING = False  # `typing` alone takes 10 ms in which Ctrl-C would show a traceback
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
 
-from genesis.errors import InterruptedRun
-from genesis_cli.bench_all import bench
-from genesis_cli.bench_model import bench_model
-from genesis_cli.bench_ops import bench_ops
-from genesis_cli.demo import demo
-from genesis_cli.env import env
-from genesis_cli.errors import exit_code, flush_stdout, hold_standard_streams, make_printable, settle_stdout
-from genesis_cli.eval import evaluate
-from genesis_cli.generate import generate
-from genesis_cli.profile import profile
-from genesis_cli.schema import schema
-from genesis_cli.train import TrainCommand, train
-from genesis_cli.validate import validate
+__all__ = ["main"]
 
-__all__ = ["app", "main"]
-
-DEBUG = "--debug"
-EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
-
-app = typer.Typer(
-    name="genesis",
-    help="Train small language models.",
-    epilog=EPILOG,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
-app.command("generate", epilog=EPILOG)(generate)
-app.command("eval", epilog=EPILOG)(evaluate)
-app.command("validate", epilog=EPILOG)(validate)
-app.command("profile", epilog=EPILOG)(profile)
-app.command("bench-model", epilog=EPILOG)(bench_model)
-app.command("bench-ops", epilog=EPILOG)(bench_ops)
-app.add_typer(bench, name="bench", epilog=EPILOG)
-app.command("demo", epilog=EPILOG)(demo)
-app.command("schema", epilog=EPILOG)(schema)
-app.command("env", epilog=EPILOG)(env)
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        from genesis import __version__
-
-        print("genesis", __version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Train small language models."""
+INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code; no exception leaves."""
-    hold_standard_streams()
-    make_printable()
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    options = words[: words.index("--")] if "--" in words else words
-    debug = DEBUG in options
-    words = [word for word in options if word != DEBUG] + words[len(options) :]
+    """Runs one command and returns its exit code; no exception leaves.
+
+    Args:
+        arguments: its words; None takes those of this process, whose signals are then handled here.
+    """
+    if arguments is not None:
+        from genesis_cli.app import run
+
+        return run(arguments)
+    # A shell that starts jobs in the background ignores SIGINT, and so do they.
+    listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if listens:
+        signal.signal(signal.SIGINT, _stop)
+    from genesis_cli.app import run
+
+    if listens:
+        sys.unraisablehook = _stop_unraisable
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = run(sys.argv[1:], ends_process=True)
+    if listens:
+        # The interpreter's own end can be interrupted as well.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return code
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
     try:
-        # Typer's own `main` would turn exceptions into exit codes of its own before we see them.
-        command = typer.main.get_command(app)
-        with command.make_context("genesis", words) as context:
-            command.invoke(context)
-        flush_stdout()
-    except BaseException as error:
-        code = exit_code(error, debug=debug)
-        if arguments is None and isinstance(error, InterruptedRun):
-            # All is closed; taking the interpreter down would wait for threads that still compile or train a tokenizer.
-            settle_stdout()
-            os._exit(code)
-        return code
+        os.write(2, b"interrupted\n")
     finally:
-        settle_stdout()
-    return 0
+        os._exit(INTERRUPTED)
+
+
+def _stop_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """A `KeyboardInterrupt` that came in a finalizer or a callback, where it would be printed and forgotten."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _stop(signal.SIGINT, None)
+    sys.__unraisablehook__(unraisable)
 
 
 if __name__ == "__main__":

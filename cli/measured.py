@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genesis.errors import DiskError, DTypeError, GenesisError, UsageError
+from genesis.errors import DiskError, DTypeError, GenesisError, UsageError, escape
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -56,7 +55,10 @@ def show(report: BaseModel, lines: Iterable[str], json: str | None) -> None:
             print(text, end="")
         else:
             with boundary(DiskError, "writing", json):
-                is_file = not exists(json) or is_folder(json) or stat.S_ISREG(os.stat(json).st_mode)
+                is_there, is_directory = exists(json), is_folder(json)
+                is_file = not is_there or os.path.isfile(json)
+            if is_directory:
+                raise UsageError(f"{escape(json)} is a folder", where="--json", next="name a file in it")
             if is_file:
                 write_file(json, text.encode())
             else:

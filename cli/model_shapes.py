@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from genesis.errors import ModelError
+from genesis.io.boundary import boundary
 from genesis_cli import recipes
 
 if TYPE_CHECKING:
@@ -26,4 +28,5 @@ def shape_named(size: str, option: str) -> ModelConfig:
         raw = recipes.load(size, []).model.config
         if raw is not None:
             return ModelConfig.from_dict(raw, where=size)
-    return shape_of(size, option, names)
+    with boundary(ModelError, "looking for the model", size):
+        return shape_of(size, option, names)

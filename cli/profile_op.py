@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genesis.errors import UsageError, escape
+from genesis.io.paths import quote
 from genesis_cli.measured import device_name, dtype_of, integers, limits_row, peer_of, raise_first, show
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _shape(text: str) -> Shape:
     """`4,512,896` as sizes."""
     sizes = integers(text)
     if not sizes or min(sizes) < 1:
-        raise UsageError(f"{text!r} is not a shape", where="--shape", next="write sizes of 1 and more: 4,512,896")
+        raise UsageError(f"{quote(text)} is not a shape", where="--shape", next="write sizes of 1 and more: 4,512,896")
     return sizes
 
 
@@ -132,5 +133,5 @@ def _axes(text: str) -> Axes:
         return None
     axes = integers(text)
     if not axes:
-        raise UsageError(f"{text!r} is not an axis", where="--axis", next="write -1, or several as in 0,1, or all")
+        raise UsageError(f"{quote(text)} is not an axis", where="--axis", next="write -1, or several as in 0,1, or all")
     return axes if len(axes) > 1 else axes[0]

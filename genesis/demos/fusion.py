@@ -14,6 +14,7 @@ from genesis.backend import CPU
 from genesis.demos.comparing import CLOSE, Setting, Way, compare, passes
 from genesis.demos.schema import Row, Section
 from genesis.errors import DeviceError
+from genesis.profile.readable import readable_ratio
 
 __all__ = ["gelu_by_hand", "sections", "softmax_by_hand"]
 
@@ -82,7 +83,7 @@ def _languages(rows: list[Row]) -> list[str]:
     if not others:
         return []
     ratios = {row.name: row.seconds / fused.seconds for row in others}
-    told = " and ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    told = " and ".join(f"{name} {readable_ratio(ratio)}" for name, ratio in ratios.items())
     alike = all(abs(ratio - 1) <= CLOSE for ratio in ratios.values())
     end = "what a kernel is written in matters less here than how often memory is passed" if alike else "kernels differ"
     return [f"Of the fused op's time it takes {told}: {end}."]

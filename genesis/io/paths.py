@@ -5,6 +5,7 @@ It decides from the name and from the files as they lie; it is no sandbox agains
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -101,23 +102,23 @@ def open_regular(path: str | os.PathLike[str], kind: type[GenesisError] = ModelE
     Raises:
         GenesisError: of class `kind`: there is no such file, it may not be read, or it is not a regular file.
     """
-    shown = quote(os.fspath(path), 400)
+    shown, where = quote(path, 400), escape(os.fspath(path))
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         known = system_error(error, kind, f"opening {shown}", path)
-        raise kind(f"cannot open {shown}: {error.strerror}", next=known.next) from error
+        raise kind(f"cannot open {shown}: {error.strerror}", where=where, next=known.next) from error
     except ValueError as error:
-        raise kind(f"cannot open {shown}: {error}", next="check the path") from error
+        raise kind(f"cannot open {shown}: {error}", where=where, next="check the path") from error
     try:
         mode = os.fstat(descriptor).st_mode
     except OSError as error:
         close_read(descriptor)
-        raise kind(f"cannot look at {shown}: {error.strerror}", next="check the disk") from error
+        raise kind(f"cannot look at {shown}: {error.strerror}", where=where, next="check the disk") from error
     if stat.S_ISREG(mode):
         return descriptor
     close_read(descriptor)
-    raise kind(f"{shown} is {_kind(mode)}, not a regular file", next="check the path")
+    raise kind(f"{shown} is {_kind(mode)}, not a regular file", where=where, next="check the path")
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -143,8 +144,12 @@ def list_folder(path: str | os.PathLike[str]) -> list[str]:
 def _mode_or_none(look: Callable[[str | os.PathLike[str]], os.stat_result], path: str | os.PathLike[str]) -> int | None:
     try:
         return look(path).st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except ValueError:
         return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
 
 
 def _name_problem(name: object) -> str:

@@ -16,6 +16,7 @@ from genesis.backend import CPU, Device
 from genesis.bench.limits import has_gpu_time
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
+from genesis.io.paths import quote
 from genesis.op import execute
 from genesis.profile.cases import choices, make_case, op_named
 from genesis.profile.makers import Axes
@@ -75,7 +76,7 @@ def target_named(arch: str | None, device: Device) -> Properties:
     digits = re.fullmatch(r"(?:sm_?)?(\d+)a?", arch or str(USUAL))
     if digits is None or int(digits[1]) not in ARCHITECTURES:
         known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
-        raise UsageError(f"{arch!r} is not an architecture", where="--arch", next=f"use one of {known}")
+        raise UsageError(f"{quote(arch)} is not an architecture", where="--arch", next=f"use one of {known}")
     return ARCHITECTURES[int(digits[1])]
 
 
@@ -101,7 +102,7 @@ def code_of(
         UsageError: there is no such op, stage or kernel. DeviceError: a tool is missing.
     """
     if stage not in STAGES:
-        raise UsageError(f"{stage!r} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
+        raise UsageError(f"{quote(stage)} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
     launched = _launches(name, target, dtype, shapes, axes, backward)
     names = dict.fromkeys(each.kernel.__name__ for each in launched)
     if kernel is not None and kernel not in names:

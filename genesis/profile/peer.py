@@ -29,6 +29,7 @@ from genesis.bench.limits import has_gpu_time, wait_for
 from genesis.bench.timing import Plan, Sampler, Timing, measure, of_wall, summarize
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError, escape
+from genesis.io.paths import quote
 from genesis.profile.cases import Case
 from genesis.profile.peers.torch_ops import CALLS
 from genesis.profile.schema import Peer, Ratio
@@ -164,7 +165,7 @@ def started(work: str, device: Device, name: str = "torch", python: str | None =
         UsageError: there is no such peer or interpreter, or the device is only pretended. DeviceError: it is missing.
     """
     if name not in PEERS:
-        raise UsageError(f"{name!r} is no peer", where="--vs", next=f"use {', '.join(PEERS)}")
+        raise UsageError(f"{quote(name)} is no peer", where="--vs", next=f"use {', '.join(PEERS)}")
     if device != CPU and not has_gpu_time(device):
         raise UsageError("Triton's interpreter is compared with nothing", where="--vs", next="use --device cpu")
     child = Child(work, device, python)

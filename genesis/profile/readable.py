@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["aligned", "rate", "readable_bytes", "readable_seconds"]
+__all__ = ["aligned", "rate", "readable_bytes", "readable_ratio", "readable_seconds"]
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 
@@ -31,6 +32,13 @@ def readable_bytes(size: int) -> str:
         if abs(size) >= (10 * unit if unit == 1 << 10 else unit):
             return f"{size / unit:,.1f} {name}"
     return f"{size:,} bytes"
+
+
+def readable_ratio(ratio: float) -> str:
+    """Two decimals, and below 0.1 as many as two digits take: "1.25", "0.0045"."""
+    size = abs(ratio)
+    decimals = 1 - math.floor(math.log10(size)) if 0 < size < 0.1 else 2
+    return f"{ratio:.{decimals}f}"
 
 
 def _digits(number: float) -> str:

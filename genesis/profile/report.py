@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
-from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds
+from genesis.profile.readable import aligned, rate, readable_bytes, readable_ratio, readable_seconds
 from genesis.profile.schema import (
     Backward,
     Dispatch,
@@ -85,7 +85,7 @@ def _cells(row: Row) -> dict[str, str]:
         "backward": _backward_seconds(row.backward),
         "rate": rate(*work),
         "share": "" if row.share is None else f"{row.share:>4.0%} {row.band}",
-        "torch": "" if row.peer is None else f"{row.peer.forward.ratio:.2f}x",
+        "torch": "" if row.peer is None else f"{readable_ratio(row.peer.forward.ratio)}x",
         "cause": row.cause,
         "note": "noisy" if row.is_noisy else "",
     }
@@ -216,7 +216,7 @@ def _peer(peer: Peer) -> str:
         ours, theirs = readable_seconds(ratio.seconds), readable_seconds(ratio.peer_seconds)
         spread = _percent(ratio.spread) if ratio.spread < 1 else f"a factor of {1 + ratio.spread:.1f}"
         noisy = ", noisy" if ratio.is_noisy else ""
-        return f"{ratio.ratio:.2f}x ({ours} here, {theirs} there, rounds {spread} apart{noisy})"
+        return f"{readable_ratio(ratio.ratio)}x ({ours} here, {theirs} there, rounds {spread} apart{noisy})"
 
     threads = "" if peer.threads is None else f", {peer.threads} thread{'s' * (peer.threads != 1)}"
     backward = "" if peer.backward is None else f"; backward {told(peer.backward)}"

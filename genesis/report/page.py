@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from genesis.profile.readable import readable_seconds
+from genesis.profile.readable import readable_ratio, readable_seconds
 from genesis.profile.roofline import BANDS
 from genesis.report import tables
 from genesis.report.charts import MARKS, bars_by_category, roofline, sparkline, stacked
@@ -67,7 +67,7 @@ def _charts(report: Report) -> dict[str, Any]:
         "wide_roof": roofline(report.entries, report.limits[0], *WIDE),
         "narrow_roof": roofline(report.entries, report.limits[0], *NARROW),
         "past": report.history,
-        "past_ends": f"{next((r for r in relative if r), 1.0):.2f} times at first, 1 now",
+        "past_ends": f"{readable_ratio(next((r for r in relative if r), 1.0))} times at first, 1 now",
         "past_line": sparkline([*relative, 1.0], 600, 90),
     }
 

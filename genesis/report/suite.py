@@ -10,6 +10,7 @@ from genesis.backend import CPU, Device
 from genesis.bench.timing import Plan
 from genesis.dtypes import DType
 from genesis.errors import GenesisError, UsageError
+from genesis.io.paths import quote
 from genesis.profile import op as measuring
 from genesis.profile.cases import ALIASES, KINDS, label_of, op_named, supported
 from genesis.profile.makers import Axes
@@ -106,7 +107,9 @@ def names_of(ops: Sequence[str] = (), category: str | None = None) -> list[str]:
         UsageError: there is no such op or category, or no op of these is in the category.
     """
     if category is not None and category not in CATEGORIES:
-        raise UsageError(f"{category!r} is no category", where="--category", next=f"use one of {', '.join(CATEGORIES)}")
+        raise UsageError(
+            f"{quote(category)} is no category", where="--category", next=f"use one of {', '.join(CATEGORIES)}"
+        )
     for name in ops:
         op_named(name)
     # An alias is the same op again, unless it is of a kind of its own, as a transpose is.
@@ -133,7 +136,7 @@ def jobs(names: Iterable[str], sizes: Sequence[str], *, every_axis: bool) -> lis
     """
     for size in sizes:
         if size not in SIZES:
-            raise UsageError(f"{size!r} is no size", where="--size", next=f"use one of {', '.join(SIZES)}")
+            raise UsageError(f"{quote(size)} is no size", where="--size", next=f"use one of {', '.join(SIZES)}")
     found = []
     for name in names:
         kind, shapes = op_named(name)[1], dict(zip(SIZES, _SHAPES[_key(name)], strict=True))

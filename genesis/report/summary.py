@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from genesis.profile.readable import readable_seconds
+from genesis.profile.readable import readable_ratio, readable_seconds
 from genesis.profile.roofline import BANDS, CACHED
 from genesis.profile.schema import Failure, Peer, Row
 from genesis.report.schema import CATEGORIES, Category, Change, Entry, PeerSummary, Ranked, Summary
@@ -144,7 +144,7 @@ def _recommendations(entries: Sequence[Entry], failures: Sequence[Failure], chan
         yield f"Repair what failed: {names}; the errors stand below."
     slower = sorted((c for c in changes if c.verdict == "slower"), key=lambda c: -c.ratio)
     if slower:
-        names = listed([f"{c.name} {c.label} ×{c.ratio:.2f}" for c in slower])
+        names = listed([f"{c.name} {c.label} ×{readable_ratio(c.ratio)}" for c in slower])
         yield f"Find out what made these slower than in the last run, beyond the noise: {names}."
     yield from _about_peer(rows)
     yield from _about_limits(entries)
@@ -168,7 +168,9 @@ def _about_peer(rows: Sequence[Row]) -> Iterable[str]:
     slower = [row for row in rows if row.peer is not None and _is_slower(row.peer)]
     if slower:
         slower.sort(key=lambda row: row.peer.forward.ratio if row.peer else 0.0)
-        names = listed([f"{row.name} {row.label} ({row.peer.forward.ratio:.2f})" for row in slower if row.peer])
+        names = listed(
+            [f"{row.name} {row.label} ({readable_ratio(row.peer.forward.ratio)})" for row in slower if row.peer]
+        )
         yield f"See what {slower[0].peer.name if slower[0].peer else ''} does better, ratios below 1: {names}."
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from genesis.errors import escape
-from genesis.profile.readable import aligned, readable_seconds
+from genesis.profile.readable import aligned, readable_ratio, readable_seconds
 from genesis.report import tables
 from genesis.report.schema import Ranked, Report
 from genesis.report.summary import listed
@@ -35,7 +35,7 @@ def lines_of(report: Report, files: Iterable[Path]) -> Iterator[str]:
     yield from _ranked("best", summary.best)
     for text in about_changes(report):
         yield from _titled("since", text)
-    slower = [f"{c.name} {c.label} ×{c.ratio:.2f}" for c in report.changes if c.verdict == "slower"]
+    slower = [f"{c.name} {c.label} ×{readable_ratio(c.ratio)}" for c in report.changes if c.verdict == "slower"]
     if slower:
         yield from _titled("slower", listed(slower, 8))
     for text in summary.recommendations:

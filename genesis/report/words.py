@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from genesis.profile.readable import rate, readable_bytes, readable_ratio, readable_seconds
 from genesis.profile.schema import LimitsRow, Row
 from genesis.report.schema import Change, Report
 from genesis.report.summary import seconds_of
@@ -46,9 +46,8 @@ def headline(report: Report) -> str:
         text += f", the median {percent(summary.median_share)}"
     if summary.peer is not None:
         peer = summary.peer
-        text += (
-            f"; {peer.name} {peer.version} takes {peer.median_ratio:.2f} times as long at the median of {peer.cases}"
-        )
+        times = readable_ratio(peer.median_ratio)
+        text += f"; {peer.name} {peer.version} takes {times} times as long at the median of {peer.cases}"
     if summary.measured < summary.cases:
         text += f"; {summary.cases - summary.measured} failed"
     if report.left:
@@ -128,7 +127,7 @@ def cells_of(row: Row) -> dict[str, str]:
         "±": "?" if seconds_half(row) is None else f"{seconds_half(row):.1%}",
         "share": percent(row.share),
         "band": row.band or "–",
-        "torch": f"{row.peer.forward.ratio:.2f}" if row.peer else "",
+        "torch": f"{readable_ratio(row.peer.forward.ratio)}" if row.peer else "",
         "change": "",
         "trend": "",
         "cause": row.cause,

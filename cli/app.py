@@ -1,0 +1,96 @@
+"""The command `genesis`: its sub-commands, and the one place where their exceptions end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from genesis.errors import InterruptedRun
+from genesis_cli.bench_all import bench
+from genesis_cli.bench_model import bench_model
+from genesis_cli.bench_ops import bench_ops
+from genesis_cli.demo import demo
+from genesis_cli.env import env
+from genesis_cli.errors import exit_code, flush_stdout, hold_standard_streams, make_printable, settle_stdout
+from genesis_cli.eval import evaluate
+from genesis_cli.generate import generate
+from genesis_cli.profile import profile
+from genesis_cli.schema import schema
+from genesis_cli.train import TrainCommand, train
+from genesis_cli.validate import validate
+
+__all__ = ["app", "run"]
+
+DEBUG = "--debug"
+EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
+
+app = typer.Typer(
+    name="genesis",
+    help="Train small language models.",
+    epilog=EPILOG,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
+app.command("generate", epilog=EPILOG)(generate)
+app.command("eval", epilog=EPILOG)(evaluate)
+app.command("validate", epilog=EPILOG)(validate)
+app.command("profile", epilog=EPILOG)(profile)
+app.command("bench-model", epilog=EPILOG)(bench_model)
+app.command("bench-ops", epilog=EPILOG)(bench_ops)
+app.add_typer(bench, name="bench", epilog=EPILOG)
+app.command("demo", epilog=EPILOG)(demo)
+app.command("schema", epilog=EPILOG)(schema)
+app.command("env", epilog=EPILOG)(env)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from genesis import __version__
+
+        print("genesis", __version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train small language models."""
+
+
+def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
+    """Runs one command and returns its exit code; no exception leaves.
+
+    Args:
+        ends_process: an interrupted run may end the process at once.
+    """
+    hold_standard_streams()
+    make_printable()
+    words = list(arguments) or ["--help"]
+    options = words[: words.index("--")] if "--" in words else words
+    debug = DEBUG in options
+    words = [word for word in options if word != DEBUG] + words[len(options) :]
+    try:
+        # Typer's own `main` would turn exceptions into exit codes of its own before we see them.
+        command = typer.main.get_command(app)
+        with command.make_context("genesis", words) as context:
+            command.invoke(context)
+        flush_stdout()
+    except BaseException as error:
+        code = exit_code(error, debug=debug)
+        if ends_process and isinstance(error, InterruptedRun):
+            # All is closed; taking the interpreter down would wait for threads that still compile or train a tokenizer.
+            settle_stdout()
+            os._exit(code)
+        return code
+    finally:
+        settle_stdout()
+    return 0
