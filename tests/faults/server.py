@@ -30,7 +30,8 @@ import genesis.bench.timing
 import genesis.train.plot
 import genesis_cli.environment
 from genesis.bench.timing import Timing, summarize
-from genesis_cli.main import app, main
+from genesis_cli.app import app
+from genesis_cli.main import main
 
 # What a command imports on its way, every child would import again; and imports are no files of the user's.
 PACKAGES = ("genesis", "genesis_cli", "genesis_configs", "genesis_models")

@@ -339,13 +339,15 @@ def problems_of(worker: Worker, world: World, fault: Fault, code: int | None, pr
     if "Traceback" in told or "a bug in Genesis" in told:
         yield "a traceback or a bug report"
     if code:
-        parts = [part for part in fault.path.split("/") if part not in ("", "tmp", "streams")]
+        names = fault.path.split("/") if fault.path != "." else [folder.name]
+        parts = [name for name in names if name not in ("", "tmp", "streams")]
         reason = os.strerror(getattr(errno, fault.error))
         if "error: " not in told or not any(part in told for part in parts):
             yield "no word of the path"
         # A missing file may have a better name than that of its errno; and what a cache cannot read it makes again.
         is_cached = any(part.startswith(("cache", "genesis-")) for part in fault.path.split("/"))
-        if reason not in told and fault.error != "ENOENT" and not is_cached:
+        is_python = fault.call == "lseek" and "not seekable" in told
+        if reason not in told and fault.error != "ENOENT" and not is_cached and not is_python:
             yield "no word of the reason"
     if owned(folder, case) != owned(world.folder / case.start, case):
         yield "files of the user's are changed"
