@@ -69,6 +69,8 @@ def _as_genesis_error(error: BaseException) -> GenesisError | None:
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("genesis"):
         package = escape(error.name.partition(".")[0])
         next = f"install it: pip install {package}; `genesis env` lists what is missing"
+        if package in sys.stdlib_module_names:
+            next = "it is a part of Python: install Python whole, or check who may read its folder"
         return DeviceError(f"the package {package} is not installed", next=next)
     if isinstance(error, UnicodeEncodeError):
         what = f"the name {escape(error.object)} cannot be written in this system's encoding, {error.encoding}"

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from genesis.errors import ModelError
+from genesis.io.boundary import fitting
 from genesis_cli.options import Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["evaluate"]
@@ -42,7 +44,8 @@ def evaluate(
         settings(DataConfig, seq_len=("--seq-len", seq_len))
     from genesis_models import session
 
-    found = session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind)
+    with fitting(ModelError, "running the model", folder):
+        found = session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind)
     if as_json:
         print(json.dumps(found))
         return

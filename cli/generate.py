@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from genesis.errors import ModelError
+from genesis.io.boundary import fitting
 from genesis_cli.options import Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["generate"]
@@ -53,13 +55,14 @@ def generate(
     kind = weight_dtype(dtype)
     from genesis_models import session
 
-    count = sampling.pop("sample_tokens")
-    pieces = session.generate(folder, prompt, max_tokens=count, **sampling, **run, dtype=kind, parse_special=special)
     output = Output(sys.stdout)
-    for piece in ["".join(pieces)] if no_stream else pieces:
-        output.write(printable(piece))
-        output.flush()
-        if output.lost:
-            break
+    with fitting(ModelError, "running the model", folder):
+        sampling["max_tokens"] = sampling.pop("sample_tokens")
+        pieces = session.generate(folder, prompt, **sampling, **run, dtype=kind, parse_special=special)
+        for piece in ["".join(pieces)] if no_stream else pieces:
+            output.write(printable(piece))
+            output.flush()
+            if output.lost:
+                break
     output.line()
     output.check()

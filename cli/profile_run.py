@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from genesis.errors import UsageError, escape
+from genesis.errors import ModelError, UsageError, escape
+from genesis.io.boundary import fitting
 from genesis_cli.measured import device_name, show
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def profile_run(
     folder = None if out is None else _folder(out)
     from genesis_models.session.profiling import profile
 
-    found = profile(loaded, steps=count, console=Output(sys.stderr), ranges=ranges)
+    with fitting(ModelError, "running the model"):
+        found = profile(loaded, steps=count, console=Output(sys.stderr), ranges=ranges)
     words = ["genesis profile", config, *overrides, f"--steps {count}", *(["--nvtx"] if nvtx else [])]
     report = _report(" ".join(words), loaded, found)
     written = [] if folder is None else list(_write(folder, report, found))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from genesis.errors import UsageError
+from genesis.errors import ModelError, UsageError
+from genesis.io.boundary import fitting
 from genesis_cli.options import ConfigName, Overrides
 
 if TYPE_CHECKING:
@@ -61,4 +62,5 @@ def train(
     from genesis_models import session
 
     mode: Resume = "allow" if resume == ALLOW else resume is not None
-    session.train(loaded, resume=mode, resume_from=resume_from, console=Output(sys.stdout))
+    with fitting(ModelError, "running the model"):
+        session.train(loaded, resume=mode, resume_from=resume_from, console=Output(sys.stdout))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from genesis.errors import ModelError
+from genesis.io.boundary import fitting
 from genesis_cli.options import ConfigName, Overrides
 
 __all__ = ["validate"]
@@ -21,5 +23,6 @@ def validate(config: ConfigName, overrides: Overrides = None) -> None:
     from genesis_models import session
 
     console = Output(sys.stdout)
-    session.validate(loaded, console=console)
+    with fitting(ModelError, "checking the model"):
+        session.validate(loaded, console=console)
     console.check()

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 from genesis.errors import DTypeError, GenesisError, IndexRangeError, ShapeError, escape
 
-__all__ = ["boundary", "close_read", "system_error"]
+__all__ = ["boundary", "close_read", "fitting", "system_error"]
 
 _ADVICE = {
-    errno.EACCES: "check who may read it, and the folders above it",
-    errno.EPERM: "check who may read it, and the folders above it",
+    errno.EACCES: "check its permissions and those of the folders above it",
+    errno.EPERM: "check its permissions and those of the folders above it",
     errno.EMFILE: "raise the limit on open files: ulimit -n",
     errno.ENFILE: "close programs: this machine has no file handles left",
     errno.ENAMETOOLONG: "shorten the name",
@@ -57,10 +57,8 @@ def boundary(kind: type[GenesisError], doing: str, path: str | os.PathLike[str] 
     they come from what is read. A broken pipe passes: it belongs to an output.
     """
     try:
-        yield
-    except _OF_TENSORS as error:
-        where = error.where or ("" if path is None else escape(os.fspath(path)))
-        raise kind(f"{doing} failed: {error.what}", where=where, next=error.next) from error
+        with fitting(kind, doing, path):
+            yield
     except (GenesisError, BrokenPipeError):
         raise
     except OSError as error:
@@ -68,6 +66,19 @@ def boundary(kind: type[GenesisError], doing: str, path: str | os.PathLike[str] 
     except RecursionError as error:
         where = "" if path is None else escape(os.fspath(path))
         raise kind(f"{doing} failed: it is nested too deep", where=where, next="make it flatter") from error
+
+
+@contextmanager
+def fitting(kind: type[GenesisError], doing: str, path: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """A block in which tensors that do not fit each other (shapes, dtypes, indices) are an error of class `kind`.
+
+    Around work whose tensors come from files, such as the run of a model whose tokenizer is another one's.
+    """
+    try:
+        yield
+    except _OF_TENSORS as error:
+        where = error.where or ("" if path is None else escape(os.fspath(path)))
+        raise kind(f"{doing} failed: {error.what}", where=where, next=error.next) from error
 
 
 def close_read(descriptor: int) -> None:

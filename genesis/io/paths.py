@@ -186,7 +186,9 @@ def _mode(path: Path, name: str, where: str) -> int:
             f"the file {quote(name)} is missing from {quote(path.parent, 400)}", where=where, next=_NEXT
         ) from None
     except OSError as error:
-        raise _refusal(name, f"cannot be looked at: {error.strerror}", where) from error
+        advice = system_error(error, ModelError, "").next
+        what = f"the file {quote(name)} cannot be looked at: {error.strerror}"
+        raise ModelError(what, where=where, next=advice) from error
 
 
 def _hub_blob(base: Path, link: Path, name: str, where: str) -> Path:

@@ -63,6 +63,7 @@ def test_no_error_of_the_system_is_a_bug(capsys: pytest.CaptureFixture[str]) -> 
     [
         (UnicodeEncodeError("ascii", "f\xe9", 1, 2, "no"), 2),
         (ModuleNotFoundError("No module named triton", name="triton.language"), 6),
+        (ModuleNotFoundError("No module named ctypes", name="ctypes"), 6),
         (BrokenPipeError(32, "Broken pipe"), 8),
         (MemoryError(), 7),
         (RecursionError(), 70),
@@ -86,7 +87,7 @@ class TestBoundary:
         with pytest.raises(kind, match="reading it failed: Permission denied") as caught:
             raise_in(boundary(kind, "reading it", "a\x1bb"), error)
         assert caught.value.where == "a\\x1bb"
-        assert "who may read" in caught.value.next
+        assert "permissions" in caught.value.next
 
     def test_the_path_of_the_error_goes_before_that_of_the_work(self, tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught, boundary(DataError, "reading it", "elsewhere"):
@@ -110,6 +111,23 @@ class TestBoundary:
 
         with pytest.raises(ModelError, match="nested too deep"), boundary(ModelError, "loading it"):
             again(0)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("train", ("train", "quickstart")),
+        ("validate", ("validate", "quickstart")),
+        ("evaluate", ("eval", "folder", "--data", "x")),
+        ("generate", ("generate", "folder", "--prompt", "x")),
+    ],
+)
+@pytest.mark.parametrize("error", ["ShapeError", "DTypeError", "IndexRangeError"])
+def test_tensors_that_do_not_fit_are_the_model_folder_s(name: str, words: tuple[str, ...], error: str) -> None:
+    source = f"import genesis.errors as e\ndef {name}(*args, **kw): raise e.{error}('id 7 is not between 0 and 5')"
+    done = here(*words, session=source)
+    assert done.returncode == 5
+    assert "the model failed: id 7 is not between 0 and 5" in done.stderr
 
 
 class TestNames:

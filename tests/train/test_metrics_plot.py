@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 import pytest
 
-from genesis.errors import DataError, DiskError, InterruptedRun
+from genesis.errors import DataError, DiskError
 from genesis.train.metrics import MetricsWriter
 from genesis.train.plot import MAX_POINTS, _figure, _series, _thin, loss_picture, smooth
 
@@ -111,34 +111,4 @@ def test_a_file_that_is_no_metrics_file_is_a_data_error(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
     path = write(tmp_path, ROWS)
     with pytest.raises(DiskError):
-        draw(path, path / "loss.png")
-
-
-@pytest.mark.parametrize("trouble", ["removed", "a folder", "not writable", "undrawable"])
-def test_no_picture_ends_a_run(
-    tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metrics, picture = write(tmp_path, ROWS), tmp_path / "loss.png"
-    if trouble == "removed":
-        metrics.unlink()
-    elif trouble == "a folder":
-        picture.mkdir()
-    elif trouble == "not writable":
-        picture = metrics / "loss.png"
-    else:
-        monkeypatch.setattr("genesis.train.plot._figure", lambda rows: 1 / 0)
-    assert loss_picture(metrics, picture) is False
-    told = capsys.readouterr().err
-    assert told.startswith("warning: no loss picture: ") and told.count("\n") == 1
-    assert (str(tmp_path) in told) == (trouble != "undrawable")
-
-
-def test_a_signal_while_the_picture_is_drawn_is_no_trouble_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(rows: object) -> None:
-        raise InterruptedRun("stopped", signal=15)
-
-    monkeypatch.setattr("genesis.train.plot._figure", interrupted)
-    with pytest.raises(InterruptedRun):
-        loss_picture(write(tmp_path, ROWS), tmp_path / "loss.png")
+        loss_picture(path, path / "loss.png")
