@@ -56,8 +56,8 @@ def generate(
     from genesis_models import session
 
     output = Output(sys.stdout)
+    sampling = {"max_tokens": sampling.pop("sample_tokens"), **sampling}
     with fitting(ModelError, "running the model", folder):
-        sampling["max_tokens"] = sampling.pop("sample_tokens")
         pieces = session.generate(folder, prompt, **sampling, **run, dtype=kind, parse_special=special)
         for piece in ["".join(pieces)] if no_stream else pieces:
             output.write(printable(piece))

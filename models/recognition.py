@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
+from genesis.io.boundary import boundary
 from genesis.io.hf import INDEX_NAME, WEIGHTS_NAME, read_json
 from genesis.io.manifest import MANIFEST_NAME
-from genesis.io.paths import safe_join
+from genesis.io.paths import is_folder, safe_join
 
 __all__ = ["check_model_folder"]
 
@@ -32,14 +33,9 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
             of pickled or GGUF weights, or a folder that holds model folders.
     """
     folder = Path(path)
-    try:
-        is_folder, exists = folder.is_dir(), folder.exists()
-    except (OSError, ValueError):
-        is_folder = exists = False
-    if not exists:
-        raise _nothing_there(os.fspath(path))
-    if not is_folder:
-        raise _a_file(folder)
+    with boundary(ModelError, "looking for the model", path):
+        if not is_folder(folder):
+            raise _a_file(folder) if folder.exists() else _nothing_there(os.fspath(path))
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for _, entry in zip(range(MAX_LISTED), entries, strict=False))

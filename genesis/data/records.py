@@ -242,15 +242,17 @@ class _Stream:
 @contextmanager
 def _opened(file: SourceFile) -> Iterator[_Stream]:
     """The stream of `file`; failures of opening, reading and decompressing leave the block as a `Defect`."""
-    stream = None
     try:
-        with open(open_regular(file.path, DataError), "rb") as raw:
-            stream = _Stream(file, raw)
-            yield stream
-    except Defect:
-        raise
+        descriptor = open_regular(file.path, DataError)
     except DataError as error:
         raise Defect("unreadable", error.what, file, 1, "check the path and who may read it") from error
+    stream = None
+    try:
+        with open(descriptor, "rb") as raw:
+            stream = _Stream(file, raw)
+            yield stream
+    except DataError:
+        raise
     except _GZIP_ERRORS as error:
         line = stream.line + 1 if stream else 1
         what = f"the gzip data are damaged or cut short: {escape(error)}"

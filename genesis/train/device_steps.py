@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from genesis import cuda
 from genesis.autograd import no_grad
 from genesis.backend import Device
-from genesis.cuda.devices import backend
 from genesis.data.loader import Batch
 from genesis.dtypes import float32
 from genesis.errors import NumericError
@@ -27,8 +26,6 @@ from genesis.train.state import TrainState
 from genesis.train.step import StepResult, not_finite
 
 __all__ = ["DeviceSteps", "Reading"]
-
-OUT_OF_MEMORY = "lower train.batch_size or data.seq_len, or set train.activation_checkpointing to full"
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,6 @@ class DeviceSteps:
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.state, self.device, self.max_grad_norm, self.every = state, device, max_grad_norm, every
-        backend(device).pool.advice = OUT_OF_MEMORY
         optimizer = state.optimizer
         numbers = optimizer.numbers(device)
         self.feed = Feed(device, state.loader.batch_size, state.loader.seq_len, numbers.array.size)

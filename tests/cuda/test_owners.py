@@ -110,5 +110,5 @@ def test_the_error_names_the_op_that_asks_and_those_that_hold(
         x.square()
     assert "no room for 64.0 KiB for square: " in caught.value.what
     assert f"; {holder} 128.0 KiB in 2 blocks, the largest float32 [16, 1024]" in caught.value.what
-    assert caught.value.next == "use a smaller batch or shorter sequences"
+    assert caught.value.next == OutOfMemoryError.ADVICE
     assert len(kept) == 2

@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error_not_less_data(tree: Path, mo
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", denied)
-    with pytest.raises(DataError, match="the folder cannot be listed: Permission denied") as caught:
+    with pytest.raises(DataError, match="looking for the data failed: Permission denied") as caught:
         expand(["sub"])
     assert caught.value.where == "sub/deep"
 

@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 from genesis.ops.fp8 import WIDE
 from genesis.train.config import Config, json_schema
 from genesis.train.config_file import parse_config
+from genesis_cli.app import app
 from genesis_cli.environment import packages
-from genesis_cli.main import app
 from tests.packaging.tree import REPOSITORY
 
 # docs/log.md and the decisions tell what was, not what is.

@@ -180,7 +180,6 @@ class Pool:
         self.allocations = self.driver_allocations = 0
         self.poison = False
         self.owner = "empty"
-        self.advice = "use a smaller batch or shorter sequences"
         self.describe: Callable[[], dict[int, str]] = dict  # dtype and shape of what stands in blocks, by address
         self._watch: Callable[[int, int], None] | None = None
         self._lock = threading.RLock()  # a failing `take` reads the snapshot, and watched finalizers interrupt it
@@ -257,7 +256,8 @@ class Pool:
         try:
             return arena.take(size)
         except OutOfDeviceMemory:
-            raise OutOfMemoryError(self._explain(f"{_readable(size)} for {owner}"), next=self.advice) from None
+            what = self._explain(f"{_readable(size)} for {owner}")
+            raise OutOfMemoryError(what, next=OutOfMemoryError.ADVICE) from None
 
     def beside(self, what: str, call: Callable[[], T]) -> T:
         """The result of a driver's call that takes device memory of its own: a kernel's code, an executable graph.
@@ -274,7 +274,7 @@ class Pool:
         try:
             return call()
         except OutOfDeviceMemory:
-            raise OutOfMemoryError(self._explain(what), next=self.advice) from None
+            raise OutOfMemoryError(self._explain(what), next=OutOfMemoryError.ADVICE) from None
 
     def take_back(self) -> None:
         """Deal with the blocks that were given back so far."""
