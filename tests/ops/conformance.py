@@ -232,6 +232,12 @@ def run(v: Variant) -> None:
     assert not message, f"{v}: {message}"
 
 
+def _rounded(v: Variant, inputs: Sequence[Any]) -> np.dtype | None:
+    """The 2-byte type that a float32 operand is rounded to for a product with one of that type."""
+    types = {x.dtype.numpy for x in inputs if isinstance(x, Array)} if v.row.narrows else set()
+    return min(types, key=lambda t: t.itemsize) if len(types) > 1 else None
+
+
 def check_value(v: Variant) -> str:
     """Values against the oracle; the spec as inferred; inputs untouched; a second run equal to the bit."""
     oracle_inputs, inputs = prepare(v)
@@ -251,7 +257,9 @@ def check_value(v: Variant) -> str:
         terms, scale = v.row.reduction(v.case), scales(v.op, oracle_inputs, value)
         exact = v.row.exact or v.op.view is not None
         inner = v.row.inner if current() != CPU else 0
-        if wrong := compare(array, value, terms=terms, scale=scale, exact=exact, inner=inner):
+        if wrong := compare(
+            array, value, terms=terms, scale=scale, exact=exact, inner=inner, factors=_rounded(v, inputs)
+        ):
             return f"output {i}: {wrong}"
     if wrong := _wrong_dtype(v, got):
         return wrong

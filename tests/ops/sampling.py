@@ -7,10 +7,10 @@ Tolerance of a result r whose oracle is e, stored in `dtype` and computed in `wo
 
     |r - e| <= [2-byte: eps(dtype)/2 · |e|]  +  4 eps(work) (|e| + [n > 1: sqrt(n) · s])  +  smallest subnormal
 
-      +  [2-byte, on CUDA: inner · eps(dtype)/2 · s]
+      +  [2-byte, on CUDA: inner · eps(factors)/2 · s]
 
-n is the row's `reduction`; s the largest magnitude among 1, the finite inputs and the results: of the whole case, or of
-the same element where the op is elementwise.
+n is the row's `reduction`; factors are of `dtype` unless the row says otherwise; s is the largest magnitude among 1,
+the finite inputs and the results: of the whole case, or of the same element where the op is elementwise.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Rows:
         inner: a bound of the sum of |computed factors| that meet in one result element as factors of a product and are
             rounded to a 2-byte dtype before it, because a GPU's matrix units take no wider ones (1 for the weights
             of a softmax). The CPU, which keeps float32 throughout, is not given this room.
+        narrows: on CUDA a float32 operand is rounded to the 2-byte dtype of the operand that it meets; `inner` bounds
+            the sum of its |factors|, and eps is that dtype's.
         exact: the op only moves values: results must be equal, to the bit.
         extremes: for elementwise ops: also run on all combinations of 0, -0, inf, NaN, largest, smallest and subnormal
             values of each dtype, with the attributes and other inputs of the first case. Say why where it is False.
@@ -80,6 +82,7 @@ class Rows:
     errors: tuple[tuple[Case, type[Exception], str], ...] = ()
     reduction: Callable[[Case], int] = lambda case: 1
     inner: int = 0
+    narrows: bool = False
     exact: bool = False
     extremes: bool = True
     strided: bool = True

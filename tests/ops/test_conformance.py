@@ -84,6 +84,8 @@ def test_tolerance_follows_its_formula() -> None:
     assert inner == pytest.approx(2 * half / 2 * 5)
     wide = tolerance(np.array([3.0]), np.dtype(np.float32), 16, 5.0, inner=2)
     assert wide == tolerance(np.array([3.0]), np.dtype(np.float32), 16, 5.0)
+    met = tolerance(np.array([3.0]), np.dtype(np.float32), 16, 5.0, inner=2, factors=np.dtype(np.float16))
+    np.testing.assert_allclose(met - wide, 2.0**-11 * 2 * 5)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ ROWS = [
         ],
         reduction=lambda case: max(1, case.inputs[0].shape[-1]),
         inner=1,
+        narrows=True,
         errors=(
             (Case((np.zeros((2, 3)), np.zeros((2, 3))), {"dtype": float64}), ShapeError, r"\[..., k, m\], got \(2, 3"),
             (Case((np.zeros((2, 4, 3)), np.zeros((3, 5))), {"dtype": float64}), ShapeError, "takes matrices"),
