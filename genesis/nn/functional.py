@@ -11,6 +11,7 @@ from genesis.autograd.record import widened
 from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, softmax
+from genesis.functions.arguments import publish
 from genesis.functions.create import arange, zeros
 from genesis.functions.linalg import linear, packed_linear
 from genesis.functions.random import dropout
@@ -313,3 +314,6 @@ def attention_packed(
         "window": window,
     }
     return apply(attention_ops.attention_packed, *inputs, **attrs)[0]  # type: ignore[no-any-return]
+
+
+publish(globals(), __all__)

@@ -29,6 +29,7 @@ __all__ = [
     "reduction_of",
 ]
 
+OldReduction = bool | None  # a name of its own: `reduction_of` says more of a wrong one than a bool's reader does
 IGNORE = -100  # the label that counts for nothing, as everywhere in this field
 
 
@@ -86,9 +87,9 @@ def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    size_average: bool | None = None,
+    size_average: OldReduction = None,
     ignore_index: int = IGNORE,
-    reduce: bool | None = None,
+    reduce: OldReduction = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     *,
@@ -214,8 +215,8 @@ def _times(name: str, losses: Tensor, weight: Tensor | None) -> Tensor:
 def mse_loss(
     input: Tensor,
     target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
+    size_average: OldReduction = None,
+    reduce: OldReduction = None,
     reduction: str = "mean",
     weight: Tensor | None = None,
 ) -> Tensor:
@@ -236,8 +237,8 @@ def binary_cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
+    size_average: OldReduction = None,
+    reduce: OldReduction = None,
     reduction: str = "mean",
 ) -> Tensor:
     """-(t·log p + (1-t)·log(1-p)) for probabilities p = `input`; logs are at least -100, as in torch.
@@ -257,8 +258,8 @@ def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
+    size_average: OldReduction = None,
+    reduce: OldReduction = None,
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:

@@ -56,8 +56,6 @@ def scaled_dot_product_attention(
         ShapeError, DTypeError: for tensors that do not belong together, and a mask of integers.
         UsageError: for a mask beside `is_causal`.
     """
-    if is_causal not in (True, False):
-        raise UsageError(f"is_causal is {is_causal!r}, and must be True or False", next="name scale=, which follows it")
     if is_causal and attn_mask is not None:
         raise UsageError("scaled_dot_product_attention takes a mask or is_causal, not both")
     _check(query, key, value, enable_gqa)

@@ -11,7 +11,7 @@ import pytest
 import genesis.nn as nn
 from genesis.backend import Device
 from genesis.dtypes import bfloat16, float32, float64
-from genesis.errors import DeviceError, DTypeError, IndexRangeError, ModelError, UsageError
+from genesis.errors import DeviceError, DTypeError, IndexRangeError, KeywordError, ModelError, UsageError
 from genesis.functions.create import ones, tensor, zeros
 from genesis.functions.random import randn
 from genesis.nn.parameter import Parameter
@@ -435,3 +435,24 @@ def test_module_list_and_dict() -> None:
         parts["keys"] = nn.ReLU()
     parts.clear()
     assert len(parts) == 0
+
+
+class WithAnything(nn.Module):
+    def __init__(self, size: int, **rest: int) -> None:
+        super().__init__()
+        self.size, self.rest = size, rest
+
+
+def test_a_keyword_that_a_module_or_function_does_not_take_is_refused_with_the_nearest() -> None:
+    for call, said in (
+        (lambda: nn.Linear(3, 3, bais=False), "Linear takes no keyword 'bais' | did you mean bias?"),
+        (lambda: nn.Dropout(prob=0.5), "Dropout takes no keyword 'prob' | it takes p, generator"),
+        (lambda: nn.ReLU(inplace=True), "ReLU takes no keyword 'inplace' | it takes no keywords"),
+        (lambda: nn.functional.gelu(ones(2), aproximate="tanh"), "did you mean approximate?"),
+        (lambda: nn.functional.cross_entropy(ones(2, 3), zeros(2), ignore_idx=1), "ignore_index?"),
+        (lambda: nn.functional.scaled_dot_product_attention(*[ones(1, 2, 2)] * 3, causal=1), "is_causal?"),
+    ):
+        with pytest.raises(KeywordError) as caught:
+            call()
+        assert said in str(caught.value)
+    assert WithAnything(1, other=2).rest == {"other": 2}
