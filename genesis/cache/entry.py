@@ -10,6 +10,7 @@ is stored, so that nothing can contradict itself. What differs from the one file
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -23,7 +24,17 @@ from typing import Any
 
 from genesis.errors import DiskError, escape
 
-__all__ = ["Buffer", "Damaged", "Entry", "EntryWriter", "Observer", "PartWriter", "disk_error", "read_entry"]
+__all__ = [
+    "Buffer",
+    "Damaged",
+    "Entry",
+    "EntryWriter",
+    "Observer",
+    "PartWriter",
+    "close_read",
+    "disk_error",
+    "read_entry",
+]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -177,10 +188,13 @@ class EntryWriter:
                 raise disk_error(error, "fsync", self._path) from error
 
     def close(self) -> None:
-        """Close the file; closing again does nothing."""
+        """Close the file; closing again does nothing. Raises: DiskError: what was written may be lost."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                raise disk_error(error, "close", self._path) from error
 
     def _part(self, name: str, data: Buffer) -> None:
         self._append(data)
@@ -243,6 +257,12 @@ def observe(op: str, path: Path, size: int = 0) -> int:
     except OSError as error:
         raise disk_error(error, op, path, needed=size) from error
     return size if limit is None else min(size, limit)
+
+
+def close_read(descriptor: int) -> None:
+    """Close a descriptor of which no written byte depends; an error that comes with closing changes nothing."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 def disk_error(error: OSError, op: str, path: Path, *, needed: int = 0) -> DiskError:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from genesis.cache.entry import close_read
 from genesis.cache.trust import Refused, check_file
 from genesis.errors import escape
 
@@ -103,8 +104,13 @@ def _try(folder: int, name: str) -> tuple[int, str | None]:
                 raise
             _give_way(folder, name, error)
             continue
-        if not _is_ours(descriptor, name):
-            os.close(descriptor)
+        try:
+            is_ours = _is_ours(descriptor, name)
+        except OSError:
+            close_read(descriptor)
+            raise
+        if not is_ours:
+            close_read(descriptor)
             _give_way(folder, name, None)
             continue
         try:
@@ -116,13 +122,13 @@ def _try(folder: int, name: str) -> tuple[int, str | None]:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 holder = _read_holder(descriptor)
-                os.close(descriptor)
+                close_read(descriptor)
                 return -1, holder
-            os.close(descriptor)
+            close_read(descriptor)
             if error.errno in _CANNOT:
                 return -1, None
             raise
-        os.close(descriptor)
+        close_read(descriptor)
 
 
 def _give_way(folder: int, name: str, why: OSError | None) -> None:
@@ -176,13 +182,13 @@ def _release(folder: int, name: str, descriptor: int) -> None:
             os.unlink(name, dir_fd=folder)
     except OSError:
         pass
-    os.close(descriptor)
+    close_read(descriptor)
 
 
 def _forget_in_child() -> None:
     """Close a forked child's copies, so that the lock ends with the process that took it."""
     for descriptor in _held:
-        os.close(descriptor)
+        close_read(descriptor)
     _held.clear()
     _threads.clear()
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from genesis.cache.entry import Buffer, Damaged, Entry, EntryWriter, disk_error, observe, read_entry
+from genesis.cache.entry import Buffer, Damaged, Entry, EntryWriter, close_read, disk_error, observe, read_entry
 from genesis.cache.lock import EntryLock
 from genesis.cache.trust import Refused, check_file, open_file, open_folder, private_folder
 from genesis.errors import DiskError, escape
@@ -137,8 +137,8 @@ class Cache:
         if (found := self._found(name)) is not None:
             return Cached(found, "found")
         folder, path = self._open(), self.folder / name
-        lock = EntryLock(folder, name, f"{kind} in {self.folder}", self._tell)
         with _errors("lock", path):
+            lock = EntryLock(folder, name, f"{kind} in {self.folder}", self._tell)
             is_first = lock.acquire()
         try:
             if (found := self._found(name)) is not None:
@@ -175,7 +175,7 @@ class Cache:
         try:
             return read_entry(descriptor, name, limit)
         finally:
-            os.close(descriptor)
+            close_read(descriptor)
 
     def _write(self, folder: int, name: str, make: Callable[[EntryWriter], object], *, flush: bool) -> None:
         """Write aside and rename, so that no process ever reads half an entry."""
@@ -188,7 +188,6 @@ class Cache:
             descriptor = os.open(aside, flags, 0o600, dir_fd=folder)
         except OSError as error:
             raise disk_error(error, "open", path) from error
-        writer = None
         try:
             _claim(descriptor)
             writer = EntryWriter(descriptor, name, path)
@@ -197,19 +196,16 @@ class Cache:
             _take_place(folder, aside, name, path)
         except BaseException:
             _unlink(folder, aside)
+            close_read(descriptor)
             raise
-        finally:
-            if writer is not None:
-                writer.close()
-            else:
-                os.close(descriptor)
+        writer.close()  # only now: the open file holds the lock that keeps it from being swept
 
     def _open(self) -> int:
         """The folder's descriptor, checked once: nobody else can change what it leads to."""
         with self._lock:
             if self._descriptor < 0:
                 self._descriptor = self._opened()
-                weakref.finalize(self, os.close, self._descriptor)
+                weakref.finalize(self, close_read, self._descriptor)
             return self._descriptor
 
     def _opened(self) -> int:
@@ -279,7 +275,7 @@ def _is_claimed(folder: int, name: str) -> bool:
     except (OSError, Refused):
         return False
     finally:
-        os.close(descriptor)
+        close_read(descriptor)
 
 
 def _take_place(folder: int, aside: str, name: str, path: Path) -> None:

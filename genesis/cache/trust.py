@@ -18,7 +18,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from genesis.cache.entry import observe
+from genesis.cache.entry import close_read, observe
 from genesis.errors import DiskError, escape
 
 __all__ = ["Refused", "check_file", "open_file", "open_folder", "private_folder"]
@@ -54,7 +54,7 @@ def open_folder(path: str | os.PathLike[str], *, own: int = 1) -> int:
             shown = shown / name
             here = _replaced(here, _open_own(here, name, shown))
     except BaseException:
-        os.close(here)
+        close_read(here)
         raise
     return here
 
@@ -69,7 +69,7 @@ def open_file(folder: int, name: str) -> int:
     try:
         check_file(os.fstat(descriptor), name)
     except BaseException:
-        os.close(descriptor)
+        close_read(descriptor)
         raise
     return descriptor
 
@@ -82,7 +82,7 @@ def check_file(info: os.stat_result, name: str) -> None:
         raise Refused(f"{name} belongs to user {info.st_uid}")
     if info.st_mode & OTHERS_WRITE:
         raise Refused(f"others may write {name} (mode {stat.S_IMODE(info.st_mode):04o})")
-    if info.st_nlink != 1:
+    if info.st_nlink > 1:  # 0: replaced between opening and looking, and what is open is whole
         raise Refused(f"{name} has {info.st_nlink} links")
 
 
@@ -114,13 +114,13 @@ def _walk(names: list[str]) -> tuple[int, Path]:
             shown = Path(os.path.normpath(shown / name))
             _check_parent(here, shown)
     except BaseException:
-        os.close(here)
+        close_read(here)
         raise
     return here, shown
 
 
 def _replaced(old: int, new: int) -> int:
-    os.close(old)
+    close_read(old)
     return new
 
 
@@ -137,7 +137,7 @@ def _make(folder: int, path: Path, mode: int) -> None:
         try:
             os.fsync(parent)
         finally:
-            os.close(parent)
+            close_read(parent)
     except OSError:  # not everybody may read it, nor every file system flush it; what is lost is made again
         pass
 
@@ -170,7 +170,7 @@ def _open_own(folder: int, name: str, shown: Path) -> int:
         if info.st_mode & OTHERS_WRITE:
             raise Refused(f"others may write {shown} (mode {stat.S_IMODE(info.st_mode):04o})")
     except BaseException:
-        os.close(descriptor)
+        close_read(descriptor)
         raise
     return descriptor
 
@@ -240,10 +240,10 @@ def _new_private() -> Path:
     for base in dict.fromkeys(filter(os.path.isabs, (tempfile.gettempdir(), *others))):
         path = Path(os.path.realpath(base)) / f"genesis-{secrets.token_hex(8)}"
         try:
-            os.close(open_folder(path))
+            close_read(open_folder(path))
             return path
         except (OSError, Refused) as error:
-            reason = reason or str(error)
+            reason = reason or f"{base}: {(isinstance(error, OSError) and error.strerror) or error}"
     raise DiskError(
         f"there is no safe folder for temporary files: {escape(reason)}",
         where="TMPDIR",

@@ -259,7 +259,9 @@ def _opened(file: SourceFile) -> Iterator[_Stream]:
         raise Defect("bad gzip", what, file, line, "make the .gz file again") from error
     except OSError as error:
         line = stream.line + 1 if stream else 1
-        raise Defect("unreadable", f"reading failed: {escape(error.strerror)}", file, line, "check the disk") from error
+        raise Defect(
+            "unreadable", f"reading failed: {escape(error.strerror or error)}", file, line, "check the disk"
+        ) from error
 
 
 def _text_document(file: SourceFile, stream: _Stream) -> Document:

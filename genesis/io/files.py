@@ -40,6 +40,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from genesis.errors import DiskError, ModelError, escape
+from genesis.io.boundary import close_read
 from genesis.io.filesystem import DEFAULT, Buffer, Call, FileSystem, Observer, Writer, check_room, disk_error
 from genesis.io.manifest import MANIFEST_NAME, FileRecord, Manifest, read_manifest, verify_manifest
 from genesis.io.paths import check_name, list_folder, quote
@@ -471,7 +472,7 @@ def _is_fixed(path: Path, found: os.stat_result) -> bool:
     except OSError:  # a file system without such flags
         return False
     finally:
-        os.close(descriptor)
+        close_read(descriptor)
 
 
 def _is_ours(folder: Path, kind: str) -> bool:

@@ -214,7 +214,7 @@ def _forget_in_child() -> None:
     for lock in list(_held):
         descriptor, lock._descriptor = lock._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            close_read(descriptor)
     _held.clear()
 
 

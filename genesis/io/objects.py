@@ -22,6 +22,7 @@ from genesis.array import from_numpy
 from genesis.backend import CPU, Device, as_device
 from genesis.dtypes import as_dtype, float8_e4m3fn
 from genesis.errors import DiskError, DTypeError, GenesisError, ModelError, UsageError, escape
+from genesis.io.boundary import close_read
 from genesis.io.files import atomic_file
 from genesis.io.filesystem import DEFAULT, FileSystem
 from genesis.io.paths import open_regular, quote
@@ -325,7 +326,7 @@ def _refuse_other_formats(path: Path) -> None:
     try:
         start, size = os.pread(descriptor, 8, 0), os.fstat(descriptor).st_size
     finally:
-        os.close(descriptor)
+        close_read(descriptor)
     if start.startswith(b"PK\x03\x04") and path.suffix == ".npz":
         raise ModelError("this is an archive of numpy arrays", where=escape(path), next="numpy.load reads it")
     # A header's length may begin like a pickle, whose first bytes make no length that the file could hold.

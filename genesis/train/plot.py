@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from genesis.cache import private_folder
 from genesis.cache.trust import Refused, open_folder
 from genesis.errors import DataError
+from genesis.io.boundary import close_read
 from genesis.io.files import write_file
 from genesis.train.metrics import STEP, read_metrics
 
@@ -71,7 +72,7 @@ def _settle_matplotlib() -> None:
         places = [Path(os.environ.get(name) or default) / "matplotlib" for name, default in named.items()]
     try:
         for place in places:
-            os.close(open_folder(place))
+            close_read(open_folder(place))
             if any(stat.S_ISFIFO(os.lstat(place / name).st_mode) for name in os.listdir(place)):
                 raise Refused(f"{place} holds a FIFO")
     except (OSError, Refused):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -338,7 +339,7 @@ def test_where_no_folder_is_safe_an_error_says_so(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(trust_module, "_private", {})
     monkeypatch.setattr(trust_module, "open_folder", refuse)
-    with pytest.raises(DiskError, match="no safe folder for temporary files: others may write") as caught:
+    with pytest.raises(DiskError, match=r"no safe folder for temporary files: /.*: others may write") as caught:
         private_folder()
     assert (caught.value.exit_code, caught.value.where) == (8, "TMPDIR")
 
@@ -599,3 +600,47 @@ def test_writers_of_one_entry_do_not_disturb_each_other(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert os.listdir(tmp_path) == ["one"]
+
+
+def test_a_close_that_fails_costs_only_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close that reports an error has closed all the same: closing again would hit another file."""
+    real, failing = os.close, set[str]()
+
+    def close(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+        if "written" in failing if path.name.startswith("tokens-") else "read" in failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def opened() -> list[str]:
+        folder = Path("/proc/self/fd")
+        return [os.readlink(path) for path in folder.iterdir() if path.is_symlink()]
+
+    monkeypatch.setattr(os, "close", close)
+    make = Maker()
+    failing.add("read")
+    cache = Cache(tmp_path / "cache")
+    assert [cache.get("tokens", KEY, make).state for _ in range(2)] == ["made", "found"]
+    assert private_folder().is_dir()
+    del cache  # its descriptor is closed here
+    assert not [path for path in opened() if path.startswith(str(tmp_path))]
+    failing.add("written")
+    with pytest.raises(DiskError, match=f"close of {tmp_path}/cache/tokens-.* failed: {os.strerror(errno.EIO)}"):
+        Cache(tmp_path / "cache").get("tokens", {"format": 2}, make)
+    assert Cache(tmp_path / "cache").get("tokens", {"format": 2}, make).state == "found"
+
+
+def test_an_entry_that_is_replaced_while_it_is_opened_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path)
+    real = os.open
+
+    def replaced(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        descriptor = real(path, flags, mode, dir_fd=dir_fd)
+        if path == "one":
+            monkeypatch.setattr(os, "open", real)
+            put(tmp_path)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", replaced)
+    found = Cache(tmp_path).find("one")
+    assert found is not None and content(found) == PARTS
