@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,10 +156,12 @@ class Finding:
 
 @dataclass
 class Tally:
-    """The figures of one command."""
+    """The figures of one command and one error (or of all by turns)."""
 
     case: Case
     calls: int = 0
+    error: str = "by turns"
+    expected: int = 0
     faults: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     failures: list[Finding] = field(default_factory=list)
@@ -342,12 +344,12 @@ def problems_of(worker: Worker, world: World, fault: Fault, code: int | None, pr
         names = fault.path.split("/") if fault.path != "." else [folder.name]
         parts = [name for name in names if name not in ("", "tmp", "streams")]
         reason = os.strerror(getattr(errno, fault.error))
-        if "error: " not in told or not any(part in told for part in parts):
+        said = told.replace("data.cache_dir", "")  # what to set is not where it failed
+        if "error: " not in said or not any(part in said for part in parts):
             yield "no word of the path"
-        # A missing file may have a better name than that of its errno; and what a cache cannot read it makes again.
-        is_cached = any(part.startswith(("cache", "genesis-")) for part in fault.path.split("/"))
+        # A missing file may have a better name than that of its errno.
         is_python = fault.call == "lseek" and "not seekable" in told
-        if reason not in told and fault.error != "ENOENT" and not is_cached and not is_python:
+        if reason not in told and fault.error != "ENOENT" and not is_python:
             yield "no word of the reason"
     if owned(folder, case) != owned(world.folder / case.start, case):
         yield "files of the user's are changed"
@@ -378,6 +380,16 @@ def resumed(worker: Worker, world: World, fault: Fault) -> Iterator[str]:
         yield f"resumed: the state hash is {found}"
 
 
+def is_untouched(world: World, case: Case, folder: Path) -> bool:
+    """Whether the run's folder is, byte for byte and name for name, what the command started from, or is not there."""
+
+    def content(place: Path) -> dict[str, bytes | None]:
+        paths = sorted(place.rglob("*")) if place.exists() else []
+        return {str(path.relative_to(place)): path.read_bytes() if path.is_file() else None for path in paths}
+
+    return content(folder / output_of(case)) == content(world.folder / case.start / output_of(case))
+
+
 def try_fault(worker: Worker, world: World, fault: Fault, printed: str) -> Finding:
     """Run a command with a fault, and look at everything it left."""
     folder = worker.folder / "here"
@@ -389,7 +401,7 @@ def try_fault(worker: Worker, world: World, fault: Fault, printed: str) -> Findi
         path = hit[0][2].replace(str(folder), "").lstrip("/") or "."
         fault = Fault(fault.case, fault.number, fault.error, hit[0][1], path)
     wrong = list(problems_of(worker, world, fault, code, printed))
-    if fault.case.trains and code != 0:
+    if fault.case.trains and code != 0 and not is_untouched(world, fault.case, folder):
         wrong += resumed(worker, world, fault)
     return Finding(fault, code, tuple(wrong), told)
 
@@ -423,18 +435,25 @@ def sweep(
     errors: Sequence[str] = ERRORS,
     every: int = 1,
     offset: int = 0,
+    finished: Callable[[Tally], None] = lambda tally: None,
 ) -> list[Tally]:
-    """Try every `every`-th call (from number `offset` + 1) of the cases with each error; with `every` above 1, the
-    calls take the errors by turns."""
+    """Try every `every`-th call (from number `offset` + 1) of the cases with each error, the first error with all
+    cases first; with `every` above 1, the calls take the errors by turns.
+
+    Args:
+        finished: gets each tally that is complete.
+    """
     tallies, jobs = [], queue.Queue[tuple[Tally, Fault, str]]()
-    for case in cases:
-        calls, printed = count_calls(team[0], world, case)
-        tally = Tally(case, calls)
-        tallies.append(tally)
-        for i, number in enumerate(range(1 + offset, calls + 1, every)):
-            for error in errors if every == 1 else (errors[i % len(errors)],):
-                jobs.put((tally, Fault(case, number, error), printed))
+    counted = [(case, *count_calls(team[0], world, case)) for case in cases]
+    for error in errors if every == 1 else ("by turns",):
+        for case, calls, printed in counted:
+            numbers = range(1 + offset, calls + 1, every)
+            tally = Tally(case, calls, error, len(numbers))
+            tallies.append(tally)
+            for i, number in enumerate(numbers):
+                jobs.put((tally, Fault(case, number, errors[i % len(errors)] if every > 1 else error), printed))
     broken: list[BaseException] = []
+    guard = threading.Lock()
 
     def work(worker: Worker) -> None:
         while not broken:
@@ -443,7 +462,11 @@ def sweep(
             except queue.Empty:
                 return
             try:
-                tally.add(try_fault(worker, world, fault, printed))
+                finding = try_fault(worker, world, fault, printed)
+                with guard:
+                    tally.add(finding)
+                    if tally.faults == tally.expected:
+                        finished(tally)
             except BaseException as error:
                 broken.append(error)
 
@@ -457,16 +480,22 @@ def sweep(
     return tallies
 
 
+def row(tally: Tally) -> str:
+    """The figures of one tally in a line."""
+    codes = ", ".join(f"{code}: {count}" for code, count in sorted(tally.codes.items()))
+    failed = len(tally.failures)
+    return f"{tally.case.name:<18} {tally.error:<8} {tally.calls:>6} {tally.faults:>7} {failed:>7}  {codes}"
+
+
 def table(tallies: Sequence[Tally]) -> Iterator[str]:
     """The figures in lines."""
-    yield f"{'command':<18} {'calls':>6} {'faults':>7} {'failed':>7}  exit codes"
-    for tally in tallies:
-        codes = ", ".join(f"{code}: {count}" for code, count in sorted(tally.codes.items()))
-        yield f"{tally.case.name:<18} {tally.calls:>6} {tally.faults:>7} {len(tally.failures):>7}  {codes}"
+    yield f"{'command':<18} {'error':<8} {'calls':>6} {'faults':>7} {'failed':>7}  exit codes"
+    yield from map(row, tallies)
     total = sum((tally.codes for tally in tallies), Counter[str]())
     codes = ", ".join(f"{code}: {count}" for code, count in sorted(total.items()))
-    counts = (sum(t.calls for t in tallies), sum(t.faults for t in tallies), sum(len(t.failures) for t in tallies))
-    yield f"{'all':<18} {counts[0]:>6} {counts[1]:>7} {counts[2]:>7}  {codes}"
+    calls = sum({tally.case.name: tally.calls for tally in tallies}.values())
+    faults, failed = sum(tally.faults for tally in tallies), sum(len(tally.failures) for tally in tallies)
+    yield f"{'all':<18} {'':<8} {calls:>6} {faults:>7} {failed:>7}  {codes}"
 
 
 def main() -> int:
@@ -478,17 +507,20 @@ def main() -> int:
     parser.add_argument("--offset", type=int, default=0, metavar="N", help="leave the first N calls out")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--patience", type=float, default=PATIENCE_SECONDS, metavar="SECONDS")
-    parser.add_argument("--shown", type=int, default=1000, metavar="N", help="failures to print at most")
     asked = parser.parse_args()
     cases = [case for case in CASES if not asked.commands or case.name in asked.commands]
     with workers(asked.workers, asked.patience) as (world, team):
-        tallies = sweep(world, team, cases, asked.errors, asked.every, asked.offset)
-    failures = [failure for tally in tallies for failure in tally.failures]
-    for failure in failures[: asked.shown]:
+        tallies = sweep(world, team, cases, asked.errors, asked.every, asked.offset, show)
+    print("\n".join(table(tallies)))
+    return 1 if any(tally.failures for tally in tallies) else 0
+
+
+def show(tally: Tally) -> None:
+    """Print what failed, and the figures, as soon as they are complete: what ends early has shown what it did."""
+    for failure in tally.failures:
         print(f"{failure.fault}: exit {failure.code}: {'; '.join(failure.problems)}")
         print("    " + failure.told.strip().replace("\n", "\n    "))
-    print("\n".join(table(tallies)))
-    return 1 if failures else 0
+    print(row(tally), flush=True)
 
 
 if __name__ == "__main__":
