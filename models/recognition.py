@@ -11,7 +11,7 @@ from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.hf import INDEX_NAME, WEIGHTS_NAME, read_json
 from genesis.io.manifest import MANIFEST_NAME
-from genesis.io.paths import is_folder, safe_join
+from genesis.io.paths import exists, is_folder, safe_join
 
 __all__ = ["check_model_folder"]
 
@@ -33,9 +33,12 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
             of pickled or GGUF weights, or a folder that holds model folders.
     """
     folder = Path(path)
-    with boundary(ModelError, "looking for the model", path):
-        if not is_folder(folder):
-            raise _a_file(folder) if folder.exists() else _nothing_there(os.fspath(path))
+    with boundary(ModelError, "looking for the model", folder):
+        is_there, is_a_folder = exists(folder), is_folder(folder)
+    if not is_there:
+        raise _nothing_there(os.fspath(path))
+    if not is_a_folder:
+        raise _a_file(folder)
     try:
         with os.scandir(folder) as entries:
             names = sorted(entry.name for _, entry in zip(range(MAX_LISTED), entries, strict=False))

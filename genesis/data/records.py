@@ -259,9 +259,8 @@ def _opened(file: SourceFile) -> Iterator[_Stream]:
         raise Defect("bad gzip", what, file, line, "make the .gz file again") from error
     except OSError as error:
         line = stream.line + 1 if stream else 1
-        raise Defect(
-            "unreadable", f"reading failed: {escape(error.strerror or error)}", file, line, "check the disk"
-        ) from error
+        what = f"reading failed: {escape(error.strerror or error)}"
+        raise Defect("unreadable", what, file, line, "check the disk") from error
 
 
 def _text_document(file: SourceFile, stream: _Stream) -> Document:
