@@ -148,7 +148,7 @@ class Cache:
                     _discard_temporary(folder, name)
                 state: State = "made again" if _discard(folder, name) else "made"
             self._write(folder, name, make, flush=True)
-            entry = self._found(name)
+            entry = self._written(name)
         finally:
             lock.release()
         if entry is None:
@@ -168,6 +168,14 @@ class Cache:
                 raise
             if error.errno in _NO_MEANS:
                 raise disk_error(error, "open", self.folder / name) from error
+            return None
+
+    def _written(self, name: str) -> Entry | None:
+        """The entry that this process has just written, None where its bytes are others. Raises: DiskError."""
+        try:
+            with _errors("read", self.folder / name):
+                return self._read(name, None)
+        except (Refused, Damaged):
             return None
 
     def _read(self, name: str, limit: int | None) -> Entry | None:

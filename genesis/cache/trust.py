@@ -143,13 +143,21 @@ def _make(folder: int, path: Path, mode: int) -> None:
 
 
 def _link(folder: int, name: str, shown: Path) -> str | None:
-    """Where the link `name` leads to; None where it is no link."""
-    info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISLNK(info.st_mode):
+    """Where the link `name` leads to; None where it is none that can be seen."""
+    info = _looked_at(folder, name)
+    if info is None or not stat.S_ISLNK(info.st_mode):
         return None
     if info.st_uid not in _trusted():
         raise Refused(f"the link {shown / name} belongs to user {info.st_uid}")
     return os.readlink(name, dir_fd=folder)
+
+
+def _looked_at(folder: int, name: str) -> os.stat_result | None:
+    """What `name` is, links not followed; None where it cannot be told, and why it could not be opened says more."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return None
 
 
 def _open_own(folder: int, name: str, shown: Path) -> int:
@@ -160,7 +168,8 @@ def _open_own(folder: int, name: str, shown: Path) -> int:
         _make(folder, shown, 0o700)
         descriptor = os.open(name, _FOLDER, dir_fd=folder)
     except OSError:
-        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        info = _looked_at(folder, name)
+        if info is not None and stat.S_ISLNK(info.st_mode):
             raise Refused(f"{shown} is a symbolic link") from None
         raise
     try:

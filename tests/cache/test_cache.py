@@ -400,7 +400,7 @@ def test_leftovers_of_dead_writers_are_swept(tmp_path: Path) -> None:
 
 def test_a_disk_that_gives_other_bytes_back_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = Maker()
-    monkeypatch.setattr(Cache, "_found", lambda self, name: None)
+    monkeypatch.setattr(Cache, "_read", lambda self, name, limit: None)
     with pytest.raises(DiskError, match="read back as other bytes") as caught:
         Cache(tmp_path).get("tokens", KEY, make)
     assert caught.value.exit_code == 8 and make.calls == 1
@@ -644,3 +644,22 @@ def test_an_entry_that_is_replaced_while_it_is_opened_is_read(tmp_path: Path, mo
     monkeypatch.setattr(os, "open", replaced)
     found = Cache(tmp_path).find("one")
     assert found is not None and content(found) == PARTS
+
+
+@pytest.mark.parametrize("name", ["cache", "tokens-1"])
+def test_an_error_of_the_cache_names_the_first_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Not that the folder, which could not be opened, is not there, nor that an unreadable entry has other bytes."""
+    real = os.open
+
+    def failing(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        is_entry = str(path).startswith("tokens-") and name != "cache"
+        if path == name or is_entry:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(DiskError, match=os.strerror(errno.EIO)) as caught:
+        Cache(tmp_path / "cache").get("tokens", KEY, Maker())
+    assert str(tmp_path / "cache") in caught.value.where
