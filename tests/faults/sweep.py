@@ -345,7 +345,7 @@ def problems_of(worker: Worker, world: World, fault: Fault, code: int | None, pr
         parts = [name for name in names if name not in ("", "tmp", "streams")]
         reason = os.strerror(getattr(errno, fault.error))
         said = told.replace("data.cache_dir", "")  # what to set is not where it failed
-        if "error: " not in said or not any(part in said for part in parts):
+        if "error: " not in said or not any(part in said for part in (*parts, str(folder / fault.path))):
             yield "no word of the path"
         # A missing file may have a better name than that of its errno.
         is_python = fault.call == "lseek" and "not seekable" in told
