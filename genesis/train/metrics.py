@@ -183,7 +183,7 @@ def check_metrics(path: str | Path, last_step: int | None = None) -> None:
     """
     path = Path(path)
     if os.path.lexists(path):
-        with _open(path, os.O_RDONLY) as file:
+        with boundary(DiskError, "reading the metrics", path), _open(path, os.O_RDONLY) as file:
             for _, row in _rows(file, path):
                 if last_step is not None and row[STEP] > last_step:
                     return
