@@ -10,6 +10,7 @@ largest difference to float64 over the largest result, forward, and of the queri
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import time
@@ -43,7 +44,7 @@ def wall_ms(call: Callable[[], Any], wait: Callable[[], Any]) -> float:
 
 def error(found: torch.Tensor, right: torch.Tensor) -> float:
     """The largest difference over the largest number."""
-    return float((found.double() - right).abs().max() / right.abs().max())
+    return float((found.detach().double() - right.detach()).abs().max() / right.detach().abs().max())
 
 
 def as_torch(x: Any) -> torch.Tensor:
@@ -100,6 +101,13 @@ def measure(shape: tuple[int, ...], form: str) -> dict[str, Any]:
     return row
 
 
+def told(row: dict[str, Any]) -> str:
+    """A row as a line: Genesis, torch, and how many times torch's figure ours is."""
+    pairs = [(name, pair) for name, pair in row.items() if isinstance(pair, list)]
+    parts = [f"{name} {ours:.4g}, {theirs:.4g} ({ours / theirs:.2f})" for name, (ours, theirs) in pairs]
+    return "  ".join([f"{row['shape']} {row['form']}:", *parts, row.get("failed", "")]).rstrip()
+
+
 def main() -> None:
     """Measure every shape and form, and print Genesis / torch."""
     parser = argparse.ArgumentParser()
@@ -112,9 +120,10 @@ def main() -> None:
                 rows.append(measure(shape, form))
             except Exception as failure:  # one broken row must not end the run
                 rows.append({"shape": shape, "form": form, "failed": f"{type(failure).__name__}: {failure}"[:300]})
-            print(json.dumps(rows[-1]))
+            print(told(rows[-1]))
     if out is not None:
-        out.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+        about = {"date": datetime.date.today().isoformat(), "command": "python -m benchmarks.gpu.masked_attention"}
+        out.write_text(json.dumps({**about, **environment(), "Genesis, torch": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
