@@ -165,8 +165,9 @@ class Corpus:
             for item in self._read(file):
                 if isinstance(item, Document):
                     yield item
-                elif file.optional:
-                    continue
+                elif file.optional:  # left out silently
+                    self._labels.pop(file.name, None)
+                    self._read_files.discard(file.name)
                 elif not self._skip:
                     raise item
                 elif defects is not None:
@@ -178,8 +179,7 @@ class Corpus:
                 kind = kind_by_content(stream.head())
                 if kind is not None and file.named:
                     raise not_text(file, kind)
-                if kind is not None or not file.optional:
-                    self._labels[file.name] = kind or file.label
+                self._labels[file.name] = kind or file.label
                 if kind is not None:
                     return
                 self._read_files.add(file.name)

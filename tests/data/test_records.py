@@ -224,7 +224,9 @@ def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
 
 
 def test_files_of_the_standard_library_without_text_are_left_out() -> None:
-    found = list(corpus("stdlib:").documents())
+    sources = corpus("stdlib:")
+    found = list(sources.documents())
     assert len(found) > 400
+    assert str(sources.counts()) == f"read: {len(found):,} text"
     assert all(document.text.strip() for document in found)
     assert sum(len(document.text) for document in found) > 5_000_000
