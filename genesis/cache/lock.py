@@ -29,7 +29,7 @@ PATIENCE = 40  # pauses until the one who waits says so: 2 s
 _MAX_BYTES = 4096
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _OTHERS = (errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES)  # what opening another thing than a file of ours gives
-_CANNOT = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_CANNOT = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EACCES)
 
 _threads: dict[tuple[int, int, str], int] = {}  # which thread of this process makes an entry
 _held: set[int] = set()
@@ -119,11 +119,11 @@ def _try(folder: int, name: str) -> tuple[int, str | None]:
                 os.pwrite(descriptor, _holder().ljust(_MAX_BYTES // 8), 0)
                 _held.add(descriptor)
                 return descriptor, None
+        except BlockingIOError:
+            holder = _read_holder(descriptor)
+            close_read(descriptor)
+            return -1, holder
         except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                holder = _read_holder(descriptor)
-                close_read(descriptor)
-                return -1, holder
             close_read(descriptor)
             if error.errno in _CANNOT:
                 return -1, None

@@ -126,9 +126,9 @@ class FolderLock:
     def _flock(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._busy(descriptor) from None
         except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise self._busy(descriptor) from None
             raise DiskError(
                 f"the file system of {escape(self.folder)} cannot lock files: {error.strerror}",
                 where=escape(self.path),

@@ -535,9 +535,12 @@ def test_threads_of_one_process_make_an_entry_once(tmp_path: Path) -> None:
     assert sorted(states) == ["found", "found", "found", "made"] and make.calls == 1
 
 
-def test_a_file_system_without_locks_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EACCES])
+def test_a_file_system_without_locks_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def cannot(descriptor: int, how: int) -> None:
-        raise OSError(37, "No locks available")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.flock", cannot)
     assert Cache(tmp_path).get("tokens", KEY, Maker()).state == "made"

@@ -193,7 +193,7 @@ def test_a_removed_lock_file_is_made_again(tmp_path: Path, monkeypatch: pytest.M
             FolderLock(tmp_path).acquire()
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES])
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(code, os.strerror(code))

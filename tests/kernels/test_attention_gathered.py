@@ -182,6 +182,7 @@ def test_the_gradients_of_the_kernels_without_it(
     sizes: tuple[int, ...], dtype: DType, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches, tokens, heads, key_heads, size = sizes
+    monkeypatch.setattr(kernels, "forward_specialized_into", lambda *args: False)  # racecheck reports it: docs/log.md
     rng = np.random.default_rng(5)
     g, q, k, v = (
         on_gpu(rng.standard_normal((batches, tokens, n, size)).astype(dtype.numpy), dtype)
