@@ -2,8 +2,8 @@
 
     python benchmarks/cpu_training.py --torch-python .venv-peers/bin/python
 
-Each side runs in processes of its own, by turns, on the same tokens, with the same number of threads. Reported are the
-median step over all rounds, tokens a second, the peak resident memory of the process, and the ratio torch / Genesis.
+Each side runs in processes of its own, interleaved, on the same tokens, with the same number of threads. Reported are
+the median step over all rounds, tokens a second, the peak resident memory of the process, and torch / Genesis.
 
 Each library picks its matrix products' kernels by the processor, and most of a step is in them: the result names what
 Genesis' BLAS picked, and what the environment made it pick (OPENBLAS_CORETYPE).

@@ -1,6 +1,6 @@
 """What an op cannot be faster than as it is cut into kernels: its launches, and its bytes or FLOPs at the limit.
 
-Counted from what a run recorded of the op's kernels, never measured here. In a product the processor with most tiles
+Counted from what a run recorded of the op's kernels, never measured here. In a product the SM with most tiles
 counts: each computes whole tiles, and none faster than its share of the best product.
 """
 
@@ -32,7 +32,7 @@ class Floor(NamedTuple):
         launches: the names of what is launched, with the seconds that a launch takes without work.
         was_noted: whether they were; else one is sure.
         limit: seconds of the op's bytes or FLOPs at the limit.
-        work: how much longer that takes as it is shared among processors, at the least; 1 where it is even.
+        work: how much longer that takes as it is shared among SMs, at the least; 1 where it is even.
         seconds: that the op took.
         notes: what else its kernels say.
     """
@@ -60,7 +60,7 @@ class Tiling(NamedTuple):
 
     Attributes:
         tiles: how many.
-        work: what the processor with most of them computes, over an even share of the product.
+        work: what the SM with most of them computes, over an even share of the product.
     """
 
     tiles: int
@@ -86,26 +86,26 @@ def floor_of(row: Row, share: float, launch: float, smallest: Mapping[str, float
 def _tiling(kernel: Row, product: Sequence[int]) -> Tiling:
     """Rows, columns and steps along k are filled up to whole tiles; tiles that are split along k are shared evenly."""
     counts = [-(-extent // size) for extent, size in zip(product, kernel["tile"], strict=True)]
-    tiles, processors = counts[0] * counts[1], kernel["processors"]
+    tiles, sm_count = counts[0] * counts[1], kernel["sm_count"]
     padded = math.prod(map(operator.mul, counts, kernel["tile"])) / math.prod(product)
-    rounds = tiles / processors if kernel["split"] else -(-tiles // processors)
-    return Tiling(tiles, padded * rounds * processors / tiles)
+    rounds = tiles / sm_count if kernel["split"] else -(-tiles // sm_count)
+    return Tiling(tiles, padded * rounds * sm_count / tiles)
 
 
 def _fill(kernel: Row, product: Sequence[int] | None) -> Iterator[str]:
-    """How a kernel leaves processors without work, if it does."""
-    programs, processors, name = math.prod(kernel["grid"]), kernel["processors"], kernel["name"]
+    """How a kernel leaves SMs without work, if it does."""
+    programs, sm_count, name = math.prod(kernel["grid"]), kernel["sm_count"], kernel["name"]
     if not kernel["grid"]:
         return
     if product and "tile" in kernel:
         tiles, work = _tiling(kernel, product)
         rows, columns, _ = kernel["tile"]
         if work > EVEN:
-            yield f"{tiles} tiles of {rows} x {columns} on {processors} processors, the busiest has {work:.2f} shares"
-    elif programs < processors:
-        yield f"{name} has {programs} program{'s' * (programs != 1)} for {processors} processors"
+            yield f"{tiles} tiles of {rows} x {columns} on {sm_count} SMs, the busiest has {work:.2f} shares"
+    elif programs < sm_count:
+        yield f"{name} has {programs} program{'s' * (programs != 1)} for {sm_count} SMs"
     elif kernel.get("resident"):
-        waves = programs / (kernel["resident"] * processors)
+        waves = programs / (kernel["resident"] * sm_count)
         if waves > 1 and 1 - waves / math.ceil(waves) > LOST:
             yield f"{name} takes {waves:.2f} waves"
 

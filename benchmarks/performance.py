@@ -354,7 +354,7 @@ def _least_kernel(results: Sequence[Result]) -> float | None:
 COUNTED = """\
 The least that an op takes as it is cut into kernels is counted: its launches, each at what the kernel took on next to
 no data, or at {launch} inside a graph where that was not measured; and its bytes or FLOPs at the limit, a product's at
-the processor with most of its tiles. This explains a row where it makes {share:.0%} of the time or more: beside that
+the SM with most of its tiles. This explains a row where it makes {share:.0%} of the time or more: beside that
 floor the op is good, and short times are uncertain by the rest. Elsewhere the rest is unexplained, unless a reason
 stands beside it.
 """

@@ -14,7 +14,7 @@ __all__ = ["known_reason"]
 REASONS: tuple[tuple[str, str], ...] = (
     (
         r"(sum|max) (-1|1|None|\(0, 1\)) \(4, 512, 896\)",
-        "latency: the input lies in the second-level cache, and a program's loads (1 to 4 steps), its tree of 5 to 10"
+        "latency: the input lies in the L2, and a program's loads (1 to 4 steps), its tree of 5 to 10"
         " rounds over lanes and warps, and its store come one behind another; torch's take longer",
     ),
     (
@@ -24,18 +24,18 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"forward 8192x896 -> 1152",
-        "other tiles, more programs a processor, a split along k and leftover tiles in halves were all slower; what"
+        "other tiles, more programs an SM, a split along k and leftover tiles in halves were all slower; what"
         " cuBLAS does better is not known (log: matrix products on an H200)",
     ),
     (
         r"softmax .*151936",
         "a line of 151,936 does not fit into a program's registers and is read twice, so three passes over memory stand"
-        " where two are counted (kernels/softmax.py)",
+        " where two are counted (kernels/reduce/softmax.py)",
     ),
     (
         r"masked select",
         "the result's size is data: the mask is counted before it is used, the host waits once for the size, and that"
-        " wait is in the time (kernels/select.py)",
+        " wait is in the time (kernels/index/select.py)",
     ),
     (
         r"wall, ",
@@ -85,7 +85,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     (
         r"^(sort|topk|argsort)\b",
         "an order needs several passes: a line is sorted inside one program or by radix, where the limit counts one"
-        " reading and one writing (kernels/sort.py)",
+        " reading and one writing (kernels/index/sort.py)",
     ),
     (
         r"^cumsum\b.* float32",
@@ -94,7 +94,8 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^cumsum\b",
-        "few long lines take three launches: totals of stretches, their running totals, and the scan (kernels/scan.py)",
+        "few long lines take three launches: totals of stretches, their running totals, and the scan"
+        " (kernels/reduce/scan.py)",
     ),
     (
         r"^(std|var)\b",
@@ -111,7 +112,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^attention(_packed)?\b.* (bfloat16|float16)",
-        "of a score for heads of 64 the tensor cores' part takes 0.06 cycles of a processor and its exponential, on 16"
+        "of a score for heads of 64 the tensor cores' part takes 0.06 cycles of an SM and its exponential, on 16"
         " lanes, 0.0625: a half, but for what runs side by side, and less where few blocks or the diagonal's halves"
         " count; a quarter of the exponentials as polynomials is no faster, so instructions count as much as their unit"
         " (log); cuDNN's takes as long, see its own table",
@@ -119,7 +120,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     (
         r"^linear_cross_entropy\b.* (bfloat16|float16)",
         "when this was measured, the random weight was so large that logits lay too far apart for one pass, and a"
-        " second one was made (kernels/head.py); in a training step 8192 x 896 x 151936 takes 10.1 ms",
+        " second one was made (kernels/loss/lm_head.py); in a training step 8192 x 896 x 151936 takes 10.1 ms",
     ),
     (
         r"^pow\b.* (bfloat16|float16)",
@@ -132,7 +133,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         " 31 µs for 4096x4096 beside 16, 16 and 24 of memory (counted from the machine code); cos and sin reduce their"
         " argument first",
     ),
-    (r"^matmul 256\b.* float32", "16 tiles of 64 x 64 for 132 processors"),
+    (r"^matmul 256\b.* float32", "16 tiles of 64 x 64 for 132 SMs"),
     (
         r"^(packed_)?linear\b.* float32",
         "exact float32 is bound by shared memory: in a tile of 64 x 64 x 16 the factors are read in 768 cycles beside"
@@ -145,7 +146,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^linear_cross_entropy\b.* float32",
-        "three products in exact float32, one of them with only 112 tiles for 132 processors, and the logits go through"
+        "three products in exact float32, one of them with only 112 tiles for 132 SMs, and the logits go through"
         " memory twice",
     ),
     (
@@ -155,7 +156,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^cross_entropy 256x",
-        "256 rows are 256 programs for 132 processors: each has two, whose steps of 16 KiB are all that is on its way",
+        "256 rows are 256 programs for 132 SMs: each has two, whose steps of 16 KiB are all that is on its way",
     ),
     (
         r"^logsumexp .*over all",
@@ -163,7 +164,8 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^(log_)?softmax .*(16384|151936)",
-        "a line that does not fit into registers is read twice, where the limit counts once (kernels/softmax.py)",
+        "a line that does not fit into registers is read twice, where the limit counts once"
+        " (kernels/reduce/softmax.py)",
     ),
 )
 

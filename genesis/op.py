@@ -143,7 +143,7 @@ class Op:
         family: the file it stands in; groups rows in reports.
         nbytes: memory touched per call, `nbytes(inputs, outputs, attrs)`; None means that each operand is touched once,
             and what is changed in place twice.
-        twin: the CUDA side of an op that stands outside of the registry, because a user made it (`genesis.custom`);
+        cuda_impl: the CUDA side of an op that is not in the registry, because a user made it (`genesis.custom`);
             those in it have theirs in `genesis.kernels`.
     """
 
@@ -161,10 +161,10 @@ class Op:
     mutates: tuple[int, ...] = ()
     family: str = ""
     nbytes: Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int] | None = None
-    twin: Callable[..., None] | None = None
+    cuda_impl: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
-        if self.twin is not None:
+        if self.cuda_impl is not None:
             return
         assert self.name not in registry, f"op {self.name} is registered twice"
         registry[self.name] = self

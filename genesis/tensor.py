@@ -373,7 +373,7 @@ class Tensor(TensorBase, concrete=True):
         return self.device.type == "cuda"
 
     def is_pinned(self) -> builtins.bool:
-        """Whether it stands in page-locked host memory; see `pin_memory`."""
+        """Whether it stands in pinned host memory; see `pin_memory`."""
         return _transfer.is_pinned(self.array)
 
     pin_memory = _create.pin_memory

@@ -166,7 +166,7 @@ def _read(weights: WeightFolder, name: str, out: np.ndarray) -> None:
 
 
 def _send(weights: WeightFolder, name: str, parameter: Tensor) -> None:
-    """One tensor into its parameter on a device, by pieces in page-locked memory: one is read while another travels."""
+    """One tensor into its parameter on a device, by pieces in pinned memory: one is read while another travels."""
     stored = as_dtype(weights.entry(name).dtype.name)
     with no_grad():
         target = parameter.detach().view(-1)

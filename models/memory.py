@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from genesis.dtypes import DType, as_dtype, bfloat16
-from genesis.kernels.attention_portions import HEADS, held_shape
-from genesis.kernels.chunks import COLUMNS, GRAIN, WORKSPACE, chunk_rows
+from genesis.kernels.attention.ds_chunks import HEADS, held_shape
+from genesis.kernels.loss.chunks import COLUMNS, GRAIN, WORKSPACE, chunk_rows
 from genesis.optim.flat import PLACE
 from genesis.shapes import Shape
 from genesis.train.config import OptimConfig

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
 
 The first form times each op beside torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
-flash. The second tries tiles of one attention kernel (`genesis.kernels.attention_tiles.TILES`), fastest first.
+flash. The second tries tiles of one attention kernel (`genesis.kernels.attention.tiles.TILES`), fastest first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from benchmarks.gpu.ops import Row, measure, random, recorded
 from benchmarks.gpu.timing import backend, environment, gpu_us, shared
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import bfloat16
-from genesis.kernels.attention import backward_into, forward_into
-from genesis.kernels.attention_tiles import Tile, tiles_of
+from genesis.kernels.attention.attention import backward_into, forward_into
+from genesis.kernels.attention.tiles import Tile, tiles_of
 from genesis.op import registry
 from genesis.ops.rounding import Noise
 

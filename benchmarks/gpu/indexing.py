@@ -21,7 +21,9 @@ from benchmarks.gpu.ops import as_torch
 from benchmarks.gpu.timing import backend, gpu_us, shared, torch_gpu_us, wall_us
 from genesis.array import empty
 from genesis.autograd.record import TensorBase
-from genesis.kernels import radix, segment, transpose
+from genesis.kernels.gemm import transpose
+from genesis.kernels.index import radix_sort as radix
+from genesis.kernels.index import segment
 from genesis.op import registry
 
 ROWS, TAKEN, WIDTH = 151936, 8192, 896

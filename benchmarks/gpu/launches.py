@@ -21,8 +21,8 @@ def kernels_of(call: Callable[[], object], device: Device) -> list[dict[str, Any
     """What a call launches on a CUDA device, in order. It is run once, and should have run before.
 
     Returns:
-        for each launch its `name`, its `grid` of programs (empty where memory is set), and the device's `processors`;
-        on a GPU how many programs are `resident` on a processor at once; of a kernel that multiplies matrices the
+        for each launch its `name`, its `grid` of programs (empty where memory is set), and the device's `sm_count`;
+        on a GPU how many programs are `resident` on an SM at once; of a kernel that multiplies matrices the
         `tile` of a program, [rows and columns of the result, steps along k at once], and whether tiles that fill no
         whole round are `split` along k.
     """
@@ -34,7 +34,7 @@ def _kernel(step: Step, driver: Driver) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": step.name,
         "grid": list(step.grid),
-        "processors": driver.properties.processors,
+        "sm_count": driver.properties.sm_count,
     }
     taken, constants = resources_of(step, driver), step.constants
     if taken is not None:

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.matmul [--shapes forward dgrad wgrad …] [--table] [--candidates 128,256,64,8,3 …]
 
 A shape is a group's name, a shape's name, or KIND:LAYOUT:M:N:K (KIND half, tf32 or float32; LAYOUT as in
-genesis/kernels/matmul_tiles.py, so "nt" is x·wᵀ). All candidates are compiled side by side before anything is timed.
+genesis/kernels/gemm/tiles.py, so "nt" is x·wᵀ). All candidates are compiled side by side before anything is timed.
 Times are medians over replays of a graph of calls that take turns on several sets of random inputs, more than the L2
 holds. Every candidate's result is checked against a float32 product first. --table measures only what the shipped table
 chooses. The ratio is torch / Genesis: above 1, Genesis is faster.
@@ -27,8 +27,8 @@ from benchmarks.gpu.timing import backend, gpu_graph, shared_array, torch_gpu_gr
 from genesis.backend.cuda import native
 from genesis.backend.cuda.compile import compiling
 from genesis.backend.cuda.precision import allow_tf32
-from genesis.kernels import linalg
-from genesis.kernels.matmul_tiles import Tile, choose, cut, fitted
+from genesis.kernels.gemm import linalg
+from genesis.kernels.gemm.tiles import Tile, choose, cut, fitted
 
 L2 = 50 << 20
 ROUNDS = 9
@@ -111,8 +111,8 @@ def tiles_of(shape: Shape) -> list[Tile]:
     for t in base:
         rows, columns = (shape.n, shape.m) if t.swapped else (shape.m, shape.n)
         count, steps = -(-rows // t.bm) * -(-columns // t.bn), -(-shape.k // t.bk)
-        programs = limits.processors * t.resident
-        if count > 40 * limits.processors:  # the last round does not matter
+        programs = limits.sm_count * t.resident
+        if count > 40 * limits.sm_count:  # the last round does not matter
             splits = {1}
         else:
             splits = {1, cut(count, steps, programs).split, *((2, 3, 4, 6, 8, 16) if steps >= 16 else (2,))}
@@ -122,8 +122,8 @@ def tiles_of(shape: Shape) -> list[Tile]:
 
 
 def pruned(shape: Shape, tiles: list[Tile], most: int = 40) -> list[Tile]:
-    """Without those whose rounds over the processors waste so much that they cannot win, the least wasteful first."""
-    programs = backend.driver.properties.processors
+    """Without those whose rounds over the SMs waste so much that they cannot win, the least wasteful first."""
+    programs = backend.driver.properties.sm_count
 
     def rounds(t: Tile) -> float:  # time in units of useful work
         rows, columns = (shape.n, shape.m) if t.swapped else (shape.m, shape.n)

@@ -235,7 +235,7 @@ def error_of(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def measure(row: Row) -> dict[str, Any]:
-    """Check one row, then time both sides by turns."""
+    """Check one row, then time both sides interleaved."""
     try:
         error = error_of(as_torch(row.ours()), row.theirs())
         if not error <= row.tolerance:

@@ -5,7 +5,7 @@
 With --sweep every candidate of a row is timed (each is checked against the default's result first) and the best are
 listed; without it only what the planner chooses. The table at the end has one line a row: the planner's time, the best
 candidate's, torch's, the bytes a second, and torch / Genesis (above 1, Genesis is faster). Times are medians over
-replays of a graph. Small inputs stay in the second-level cache, for both.
+replays of a graph. Small inputs stay in the L2, for both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 
 from benchmarks.gpu.ops import recorded
 from benchmarks.gpu.timing import backend, gpu_us, shared_array, torch_gpu_us
-from genesis.kernels import norm, reduce, softmax
-from genesis.kernels.extremes import column_extremes, extremes
-from genesis.kernels.fold import fold_into
-from genesis.kernels.reduce_plan import (
+from genesis.kernels.norm import norm
+from genesis.kernels.reduce import reduce, softmax
+from genesis.kernels.reduce.min_max import column_extremes, extremes
+from genesis.kernels.reduce.plan import (
     LineTiles,
     NormTiles,
     Tiles,
@@ -33,6 +33,7 @@ from genesis.kernels.reduce_plan import (
     whole_columns,
     whole_rows,
 )
+from genesis.kernels.reduce.reduction import fold_into
 
 SHAPES = ((4, 512, 896), (16, 2048, 4864))
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}

@@ -4,8 +4,8 @@
         [--steps 12] [--precision fp8] [--profile] [--out JSON]
 
 A step is forward, backward, clipping to norm 1 and AdamW, bf16 weights with float32 masters. A shape is batch x
-length, with a third number batch x length x micro-steps. Each side runs in a process of its own, by turns; the median
-step is reported. `--profile` adds the time of each op, from events inside a captured step. `--precision fp8` has
+length, with a third number batch x length x micro-steps. Each side runs in a process of its own, interleaved; the
+median step is reported. `--profile` adds the time of each op, from events inside a captured step. `--precision fp8` has
 Genesis make its steps so, and for comparison in the weights' type.
 """
 

@@ -155,7 +155,7 @@ def _widest(arrays: tuple[Any, ...]) -> list[DType | None]:
 
 def wanted_types(op: Op, arrays: tuple[Any, ...]) -> list[DType | None]:
     """For each input the type that it is to be cast to, None to leave it as it is; empty where nothing is cast."""
-    if op.twin is not None:  # a user's op, whatever its name
+    if op.cuda_impl is not None:  # a user's op, whatever its name
         return []
     if op.name in LOW:
         count = LOW[op.name]

@@ -1,4 +1,4 @@
-"""Time on a GPU alone: replays of a CUDA graph, or single calls behind a fill that empties the second-level cache."""
+"""Time on a GPU alone: replays of a CUDA graph, or single calls behind a fill that empties the L2."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class device:  # noqa: N801  torch's name
 
 
 def get_device_properties(which: AnyDevice = None) -> Properties:
-    """Name, compute capability, memory, multiprocessors, shared memory and L2 cache of a device; also under torch's
+    """Name, compute capability, memory, SMs, shared memory and L2 cache of a device; also under torch's
     names: `total_memory` in bytes, `multi_processor_count`, `major` and `minor`.
 
     Raises:

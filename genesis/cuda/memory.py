@@ -60,7 +60,7 @@ memory_cached, max_memory_cached = memory_reserved, max_memory_reserved  # torch
 
 
 def pinned_memory_reserved(device: AnyDevice = None) -> int:
-    """Bytes of page-locked host memory, in use or kept for reuse."""
+    """Bytes of pinned host memory, in use or kept for reuse."""
     return pinned_bytes(backend(device))
 
 

@@ -66,12 +66,12 @@ def cuda_op(
     from genesis.backend.cuda.source import read_kernel  # plain Python: needs neither CUDA nor a GPU
 
     kernel = read_kernel(source, entry, f"{name}.cu", tuple(options))
-    twin = _CudaTwin(name, kernel, grid, block, shared, arguments, constants, contiguous)
+    cuda_impl = _CudaImpl(name, kernel, grid, block, shared, arguments, constants, contiguous)
     made = CudaOp(
-        name, twin, inputs=inputs, out=out, attrs=attrs, vjp=vjp, saves=saves, reference=reference, sample=sample,
+        name, cuda_impl, inputs=inputs, out=out, attrs=attrs, vjp=vjp, saves=saves, reference=reference, sample=sample,
         flops=flops, nbytes=nbytes,
     )  # fmt: skip
-    twin.reference = made.op.reference if made.has_reference else None
+    cuda_impl.reference = made.op.reference if made.has_reference else None
     return made
 
 
@@ -86,10 +86,12 @@ class CudaOp(UserOp):
         Raises:
             UsageError: the source does not compile, or inputs are needed. DeviceError: NVRTC or a GPU is missing.
         """
-        twin = self.op.twin
-        assert isinstance(twin, _CudaTwin)
-        macros = self._macros(twin, inputs, attrs) if callable(twin.constants) else dict(twin.constants or {})
-        return twin.kernel.compile(_capability(capability), macros)
+        cuda_impl = self.op.cuda_impl
+        assert isinstance(cuda_impl, _CudaImpl)
+        macros = (
+            self._macros(cuda_impl, inputs, attrs) if callable(cuda_impl.constants) else dict(cuda_impl.constants or {})
+        )
+        return cuda_impl.kernel.compile(_capability(capability), macros)
 
     def ptx(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> str:
         """The PTX that NVRTC makes of the source; see `compiled`."""
@@ -99,14 +101,14 @@ class CudaOp(UserOp):
         """The machine code, an ELF file that cuobjdump and nvdisasm read; see `compiled`."""
         return self.compiled(*inputs, capability=capability, **attrs).cubin
 
-    def _macros(self, twin: _CudaTwin, inputs: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
+    def _macros(self, cuda_impl: _CudaImpl, inputs: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:
         if not inputs:
             raise UsageError(f"the constants of {self.name} depend on its inputs", next=f"{self.name}.ptx(x)")
         merged = self.checked(inputs, attrs)
         arrays = tuple(x.array if isinstance(x, TensorBase) else x for x in inputs)
         found = self.op.infer(*arrays, **merged)
         outs = tuple(empty(s.shape, s.dtype) for s in ((found,) if isinstance(found, Spec) else found))
-        made: dict[str, Any] = constants_of(twin.constants, outs[0] if len(outs) == 1 else outs, arrays, merged)
+        made: dict[str, Any] = constants_of(cuda_impl.constants, outs[0] if len(outs) == 1 else outs, arrays, merged)
         return made
 
 
@@ -121,7 +123,7 @@ def _capability(given: tuple[int, int] | None) -> tuple[int, int]:
         raise DeviceError("there is no GPU to compile for", next="name one: capability=(9, 0)") from error
 
 
-class _CudaTwin:
+class _CudaImpl:
     """The launches of a CUDA C++ kernel."""
 
     def __init__(

@@ -70,17 +70,17 @@ def triton_op(
             f"{name}: the kernel must be a function under @triton.jit, not {found}",
             next="put @triton.jit in front of it, and fixed sizes into constants=",
         )
-    twin = _twin(name, kernel, grid, arguments, constants, contiguous)
+    cuda_impl = _cuda_impl(name, kernel, grid, arguments, constants, contiguous)
     return UserOp(
-        name, twin, inputs=inputs, out=out, attrs=attrs, vjp=vjp, saves=saves, reference=reference, sample=sample,
+        name, cuda_impl, inputs=inputs, out=out, attrs=attrs, vjp=vjp, saves=saves, reference=reference, sample=sample,
         flops=flops, nbytes=nbytes,
     )  # fmt: skip
 
 
-def _twin(
+def _cuda_impl(
     name: str, kernel: Any, grid: Any, arguments: Rule | None, constants: Constants | None, contiguous: bool
 ) -> Callable[..., None]:
-    def twin(out: Any, *inputs: Array, **attrs: Any) -> None:
+    def cuda_impl(out: Any, *inputs: Array, **attrs: Any) -> None:
         if is_empty(out):
             return
         from genesis.backend.cuda import backend_of
@@ -97,7 +97,7 @@ def _twin(
             if driver.pending and not driver.capturing:
                 driver.flush()  # so that a kernel which does not compile ends the call that needs it
 
-    return twin
+    return cuda_impl
 
 
 @contextmanager

@@ -22,10 +22,10 @@ def dense(x: Array) -> Array:
     """x, or a contiguous copy in memory that the running op has for itself."""
     if x.is_contiguous:
         return x
-    from genesis.backend.cuda import twin_named
+    from genesis.backend.cuda import cuda_impl_named
 
     copied = empty(x.shape, x.dtype, x.device)
-    twin_named("copy", "elementwise")(copied, x)
+    cuda_impl_named("copy", "elementwise")(copied, x)
     return copied
 
 

@@ -53,7 +53,7 @@ class UserOp:
     def __init__(
         self,
         name: str,
-        twin: Callable[..., None],
+        cuda_impl: Callable[..., None],
         *,
         inputs: Sequence[str],
         out: Rule,
@@ -78,7 +78,7 @@ class UserOp:
             flops=None if flops is None else _count(flops),
             nbytes=None if nbytes is None else _count(nbytes),
             family="user",
-            twin=twin,
+            cuda_impl=cuda_impl,
         )
         user_ops[name] = self
 

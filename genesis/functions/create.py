@@ -337,7 +337,7 @@ def to(
     """x in another dtype, on another device, or both: to(dtype), to(device), to(device, dtype), to(other).
 
     Args:
-        non_blocking: a copy from page-locked memory (`pin_memory`) to a device does not wait; the source must not be
+        non_blocking: a copy from pinned memory (`pin_memory`) to a device does not wait; the source must not be
             changed before it is done.
 
     Returns:
@@ -361,14 +361,14 @@ def to(
 
 
 def pin_memory(x: Any, device: Any = "cuda") -> Any:
-    """A copy in page-locked host memory; x itself where it is there. See `to(non_blocking=True)`.
+    """A copy in pinned host memory; x itself where it is there. See `to(non_blocking=True)`.
 
     Raises:
         DeviceError: x is not on the CPU, or there is no such device.
     """
     a = array_of(x, "pin_memory")
     if a.device.type != "cpu":
-        raise DeviceError(f"pin_memory of a tensor on {a.device}", next="only host memory can be page-locked")
+        raise DeviceError(f"pin_memory of a tensor on {a.device}", next="only host memory can be pinned")
     if is_pinned(a):
         return x
     made = pinned_empty(a.shape, a.dtype, as_device(device))

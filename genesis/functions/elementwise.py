@@ -222,7 +222,7 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """Overwrite x with `source` (broadcast, cast to x's dtype), which may be on another device.
 
     Args:
-        non_blocking: between a device and page-locked memory of the same layout and dtype, do not wait.
+        non_blocking: between a device and pinned memory of the same layout and dtype, do not wait.
     """
     source = as_operand(source, "copy_")
     if isinstance(source, TensorBase) and source.array.device != x.array.device:

@@ -1,4 +1,4 @@
-"""Makers of user-level functions from ops: the function form, which is also the method, and the in-place twin."""
+"""Factories of public functions from ops: the function form, which is also the method, and the in-place form."""
 
 from __future__ import annotations
 

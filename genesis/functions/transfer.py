@@ -1,4 +1,4 @@
-"""Copies of arrays between the host and a device, or from one device to another, waiting or not; page-locked memory."""
+"""Copies of arrays between the host and a device, or from one device to another, waiting or not; pinned memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _backend(device: Device) -> CudaBackend:
 
 
 def pinned_empty(shape: Shape, dtype: DType, device: Device) -> Array:
-    """A contiguous array in page-locked memory that `device` copies from and to; contents undefined."""
+    """A contiguous array in pinned memory that `device` copies from and to; contents undefined."""
     from genesis.backend.cuda.pinned import pinned_block
 
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -35,12 +35,12 @@ def pinned_empty(shape: Shape, dtype: DType, device: Device) -> Array:
 
 
 def is_pinned(array: Array) -> bool:
-    """Whether an array stands in page-locked memory of ours."""
+    """Whether an array stands in pinned memory of ours."""
     return array.device == CPU and _block(array) is not None
 
 
 def _block(array: Array) -> PinnedBlock | None:
-    """The page-locked memory below an array of the CPU; None where it is ordinary."""
+    """The pinned memory below an array of the CPU; None where it is ordinary."""
     from genesis.backend.cuda.pinned import block_of
 
     return block_of(array.storage.block)  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def moved(array: Array, device: Device, non_blocking: bool = False) -> Array:
     """The array on `device`: itself where it is there, else a copy.
 
     Args:
-        non_blocking: from page-locked memory to a device, do not wait; the source must not be changed meanwhile.
+        non_blocking: from pinned memory to a device, do not wait; the source must not be changed meanwhile.
     """
     if array.device == device:
         return array
@@ -67,7 +67,7 @@ def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
     """Write `source` (broadcast, cast) into `target` on another device.
 
     Args:
-        non_blocking: do not wait where one of them stands in page-locked memory and layout and dtype are the same.
+        non_blocking: do not wait where one of them stands in pinned memory and layout and dtype are the same.
     """
     target.storage.version += 1
     if source.device == CPU:
@@ -113,7 +113,7 @@ def record_stream(array: Array, stream: int) -> None:
     if array.device == CPU:
         block = _block(array)
         if block is None:
-            raise DeviceError("record_stream of a tensor on the CPU", next="it is for CUDA and for page-locked memory")
+            raise DeviceError("record_stream of a tensor on the CPU", next="it is for CUDA and for pinned memory")
         block.streams.add(stream)
         return
     backend = _backend(array.device)

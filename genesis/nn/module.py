@@ -302,7 +302,7 @@ class Module:
         optimizers with flat buffers do not follow.
 
         Args:
-            non_blocking: copies from page-locked memory to a device do not wait.
+            non_blocking: copies from pinned memory to a device do not wait.
 
         Raises:
             DeviceError: for a device that this machine has not.

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 CAPABILITY = 8, 9  # of the first GPUs that convert to 8-bit floats and multiply them
-GRAIN = 16  # both sizes of a weight are multiples of it: what the copy engine and the tensor cores ask for
+GRAIN = 16  # both sizes of a weight are multiples of it: what TMA and the tensor cores ask for
 # Columns from which on a model's products are made in 8-bit floats. Narrower ones do not pay for the pass that
 # quantises the input, or gain too little for what rounding queries and keys does to the loss (decision 6).
 WIDE = 2048

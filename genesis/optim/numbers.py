@@ -42,7 +42,7 @@ class DeviceNumbers:
         self.array, self._is_fed = array, True
 
     def send(self, values: Sequence[float]) -> None:
-        """Copy the numbers of the next step from page-locked memory, in stream order; nothing waits."""
+        """Copy the numbers of the next step from pinned memory, in stream order; nothing waits."""
         if self._is_fed or tuple(values) == self._sent:
             return
         overwrite(self.array, _pinned(values, self.array.device), non_blocking=True)
@@ -66,7 +66,7 @@ def sent(value: float, device: Device) -> Array:
 
 
 def _pinned(values: Sequence[float], device: Device) -> Array:
-    """Values in page-locked memory, which is not used again before copies from it are done."""
+    """Values in pinned memory, which is not used again before copies from it are done."""
     host = pinned_empty((len(values),), float64, device)
     np.copyto(host.view_np(), values)
     return host

@@ -38,7 +38,7 @@ class Settings:
 
     Attributes:
         backward: the gradient, too.
-        cold: GPU time with an emptied second-level cache.
+        cold: GPU time with an emptied L2.
         stages: those of dispatch, on CUDA.
         plan: how hard to try, for each of the times.
         peer: what to compare with.

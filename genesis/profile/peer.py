@@ -1,4 +1,4 @@
-"""Another library beside Genesis: started in a process of its own, asked for its times, and compared by turns.
+"""Another library beside Genesis: started in a process of its own, asked for its times, and compared interleaved.
 
 The peer's process runs `peers/child.py` with this interpreter or another environment's. It gets the same shapes,
 dtypes, strides and values; its results are looked at for their shape alone.
@@ -239,7 +239,7 @@ def versus(
 
 
 def _rounds(call: Callable[[], object], what: str, child: Child, device: Device, plan: Plan) -> Ratio:
-    """Both by turns, with half of the plan's time for each."""
+    """Both interleaved, with half of the plan's time for each."""
     seconds = plan.seconds / (2 * ROUNDS)
     each = Plan(plan.precision, seconds, 0.0, plan.sample, plan.most_calls, plan.clock)
 

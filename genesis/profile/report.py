@@ -188,12 +188,12 @@ def _kernels(launches: Sequence[Launch]) -> Iterator[str]:
 
 
 def _taken(taken: Resources) -> str:
-    """Registers, memory, how full a processor is, and how often they all are filled."""
+    """Registers, memory, how full an SM is, and how often they all are filled."""
     shared = taken.shared_static + taken.shared_dynamic
     local = f"{taken.local} bytes of local memory a thread (spills)" if taken.local else "no spills"
     parts = [
         f"{taken.threads} threads, {taken.registers} registers, {readable_bytes(shared)} shared, {local}",
-        f"{taken.resident} program{'s' * (taken.resident != 1)} a processor, {taken.occupancy:.0%} of its warps"
+        f"{taken.resident} program{'s' * (taken.resident != 1)} an SM, {taken.occupancy:.0%} of its warps"
         f" ({taken.bound_by} bind{'s' * (not taken.bound_by.endswith('s'))})",
         _waves(taken),
     ]
@@ -201,7 +201,7 @@ def _taken(taken: Resources) -> str:
 
 
 def _waves(taken: Resources) -> str:
-    """How the grid fills the processors: "3.3 waves, the last fills 25%: 19% of the slots stand empty"."""
+    """How the grid fills the SMs: "3.3 waves, the last fills 25%: 19% of the slots stand empty"."""
     if taken.waves <= 1:
         return "one full wave" if taken.waves == 1 else f"one wave, {taken.waves:.0%} full"
     last = taken.waves % 1 or 1.0

@@ -12,7 +12,7 @@ from genesis.profile.schema import Launch, Resources
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from genesis.backend.cuda.driver import Driver, KernelFacts, ProcessorFacts
+    from genesis.backend.cuda.driver import Driver, KernelFacts, SMFacts
     from genesis.backend.cuda.recording import Step
 
 __all__ = ["hint_of", "resources", "resources_of"]
@@ -28,11 +28,11 @@ def resources_of(step: Step, driver: Driver) -> Resources | None:
         return None
     function, threads, shared = step.loaded.function, step.loaded.threads, step.loaded.shared
     facts = driver.kernel_facts(function.handle, threads, shared)
-    return resources(facts, driver.processor_facts(), driver.properties.processors, step.grid, threads, shared)
+    return resources(facts, driver.sm_facts(), driver.properties.sm_count, step.grid, threads, shared)
 
 
 def resources(
-    kernel: KernelFacts, processor: ProcessorFacts, processors: int, grid: Sequence[int], threads: int, dynamic: int
+    kernel: KernelFacts, processor: SMFacts, sm_count: int, grid: Sequence[int], threads: int, dynamic: int
 ) -> Resources:
     """The same from figures.
 
@@ -41,7 +41,7 @@ def resources(
         threads: of a program.
         dynamic: bytes of shared memory that its launch asks for.
     """
-    slots = kernel.resident * processors
+    slots = kernel.resident * sm_count
     waves = math.prod(grid) / slots if slots else 0.0
     return Resources(
         threads=threads,
@@ -62,8 +62,8 @@ def resources(
 Bound = Literal["threads", "programs", "registers", "shared memory"]
 
 
-def _bound(kernel: KernelFacts, processor: ProcessorFacts, threads: int, dynamic: int) -> Bound:
-    """What keeps one more program from a processor."""
+def _bound(kernel: KernelFacts, processor: SMFacts, threads: int, dynamic: int) -> Bound:
+    """What keeps one more program from an SM."""
     warps = -(-threads // WARP)
     registers = -(-kernel.registers * WARP // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE * warps
     room: dict[Bound, int] = {
@@ -85,12 +85,12 @@ def hint_of(launches: Sequence[Launch]) -> str:
         taken = launch.resources
         if taken is None:
             continue
-        programs, processors = math.prod(launch.grid), taken.slots // max(taken.resident, 1)
+        programs, sm_count = math.prod(launch.grid), taken.slots // max(taken.resident, 1)
         if taken.local:
             return f"{launch.kernel} spills {taken.local} bytes a thread: hold fewer values at once, or use more warps"
-        if programs == most < processors:
+        if programs == most < sm_count:
             count = f"{programs} program{'s' * (programs != 1)}"
-            return f"{launch.kernel} has {count} for {processors} processors: split its work further"
+            return f"{launch.kernel} has {count} for {sm_count} SMs: split its work further"
         if taken.waves > 1 and taken.idle > LOST:
             return (
                 f"the last wave of {launch.kernel} leaves {taken.idle:.0%} of all slots empty:"

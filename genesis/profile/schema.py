@@ -81,13 +81,13 @@ class Resources(StrictModel):
     local: int
     """Bytes of local memory of a thread: spilled registers, and arrays that are indexed at run time."""
     resident: int
-    """Programs that a processor holds at once."""
+    """Programs that an SM holds at once."""
     occupancy: float
-    """Their threads, as a share of those that a processor can hold."""
+    """Their threads, as a share of those that an SM can hold."""
     bound_by: Literal["threads", "programs", "registers", "shared memory"]
-    """What keeps one more program from a processor."""
+    """What keeps one more program from an SM."""
     slots: int
-    """Programs that all processors hold at once."""
+    """Programs that all SMs hold at once."""
     waves: float
     """The grid over `slots`: how often they are filled. A persistent kernel takes one wave or less."""
     idle: float
@@ -137,7 +137,7 @@ class Backward(StrictModel):
 
 
 class Ratio(StrictModel):
-    """The same work here and there, measured by turns."""
+    """The same work here and there, measured interleaved."""
 
     seconds: float
     """Ours: the median of the rounds' medians."""
@@ -188,7 +188,7 @@ class Row(StrictModel):
     inputs: list[str]
     """Dtype and shape of each array."""
     is_cold: bool
-    """GPU time was measured with an emptied second-level cache."""
+    """GPU time was measured with an emptied L2."""
     wall: Time
     """Eager calls one after the other, by the clock on the wall, without recording."""
     gpu: Time | None

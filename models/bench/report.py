@@ -208,7 +208,7 @@ def _priority(each: OpShare, found: Breakdown) -> str:
 def _against(peers: Sequence[PeerStep]) -> Iterator[str]:
     """One line for each recipe, batch and length."""
     yield ""
-    yield f"against torch {peers[0].version}, by turns; ratio above 1: faster here"
+    yield f"against torch {peers[0].version}, interleaved; ratio above 1: faster here"
     done = [each for each in peers if each.ratio is not None]
     if done:
         yield from aligned([_peer_cells(each) for each in done], ("recipe", "case", "note"))

@@ -1,4 +1,4 @@
-"""Training steps against torch's: each recipe in a fresh process, taken by turns with ours."""
+"""Training steps against torch's: each recipe in a fresh process, taken interleaved with ours."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _row(
 def _measured(
     model: CausalLM, child: Child, batch: int, length: int, limits: Limits, settings: Settings
 ) -> dict[str, object]:
-    """Both sides by turns, and the memory that they took."""
+    """Both sides interleaved, and the memory that they took."""
     device, notes, peaks = limits.device, list[str](), list[int | None]()
     if device != CPU:
         cuda.reset_peak_memory_stats(device)

@@ -85,7 +85,7 @@ def test_the_table_names_ops() -> None:
 
 
 def test_a_users_op_of_the_same_name_is_left_alone() -> None:
-    users = Op("exp", lambda out, x: None, lambda x: Spec(x.shape, x.dtype), twin=lambda *given: None)
+    users = Op("exp", lambda out, x: None, lambda x: Spec(x.shape, x.dtype), cuda_impl=lambda *given: None)
     x = genesis.ones(2, dtype=BFLOAT16).array
     with genesis.autocast("cpu"):
         assert wanted_types(registry["exp"], (x,)) == [FLOAT32]

@@ -145,7 +145,7 @@ def test_an_operand_may_overlap_the_target() -> None:
 
 BINARY = {"add", "sub", "mul", "div", "pow", "remainder", "floor_divide", "maximum", "minimum"}
 OTHERS: dict[str, list[Any]] = {"lerp": [0.7, 0.25], "clamp": [0.4, 0.8]}
-TWINS = sorted(n for n in dir(functions) if callable(getattr(functions, n + "_", None)) and n != "apply")
+IN_PLACE = sorted(n for n in dir(functions) if callable(getattr(functions, n + "_", None)) and n != "apply")
 
 
 def _operands(name: str) -> list[Any]:
@@ -156,11 +156,11 @@ def _operands(name: str) -> list[Any]:
     return OTHERS.get(name, [])
 
 
-def test_there_are_twins() -> None:
-    assert len(TWINS) >= 35 and {"add", "exp", "clamp", "masked_fill", "bitwise_xor"} <= set(TWINS)
+def test_there_are_in_place_forms() -> None:
+    assert len(IN_PLACE) >= 35 and {"add", "exp", "clamp", "masked_fill", "bitwise_xor"} <= set(IN_PLACE)
 
 
-@pytest.mark.parametrize("name", [n for n in TWINS if not n.startswith("bitwise") and n != "floor_divide"])
+@pytest.mark.parametrize("name", [n for n in IN_PLACE if not n.startswith("bitwise") and n != "floor_divide"])
 def test_the_form_in_place_agrees_with_the_plain_form(name: str) -> None:
     results = []
     for form in (name, name + "_"):

@@ -8,7 +8,7 @@ import pytest
 
 from genesis.array import Array
 from genesis.backend import backend_for
-from genesis.backend.cuda import twin_named, twins
+from genesis.backend.cuda import cuda_impl_named, cuda_impls
 from genesis.op import registry
 from tests.cuda.programs import Disagreement, Program
 from tests.ops.devices import CUDA
@@ -45,17 +45,17 @@ def test_a_call_that_is_remembered_with_its_outs_type_is_found(
 
 
 def test_a_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch, nothing_remembered: None) -> None:
-    right = twin_named("copy", "elementwise")
+    right = cuda_impl_named("copy", "elementwise")
 
     def wrong(out: Array, x: Array, **attrs: Any) -> None:
         right(out, x, **attrs)
         if out.dtype.is_floating_point:
             registry["add"](out, 0.25, out=out)
 
-    monkeypatch.setitem(twins, "copy", wrong)
-    twin_named.cache_clear()
+    monkeypatch.setitem(cuda_impls, "copy", wrong)
+    cuda_impl_named.cache_clear()
     try:
         with pytest.raises(Disagreement, match=r"(?s)gives .*, on the CPU .*seed 6"):
             Program(6).run(STEPS)
     finally:
-        twin_named.cache_clear()
+        cuda_impl_named.cache_clear()

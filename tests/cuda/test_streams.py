@@ -208,7 +208,7 @@ def test_a_new_stream_waits_for_the_work_before_and_is_waited_for(monkeypatch: p
 def test_properties_have_torchs_names() -> None:
     found = cuda.get_device_properties()
     assert (found.major, found.minor) == found.capability == cuda.get_device_capability()
-    assert (found.total_memory, found.multi_processor_count) == (found.memory, found.processors)
+    assert (found.total_memory, found.multi_processor_count) == (found.memory, found.sm_count)
     assert found.total_memory == cuda.mem_get_info()[1]
     assert found.name == cuda.get_device_name()
     with pytest.raises(DeviceError, match="cuda:63"):

@@ -173,7 +173,7 @@ def test_steps_wait_for_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytes
     for name in ("synchronize", "synchronize_stream", "synchronize_event", "copy", "launch_graph"):
         count(name, getattr(driver, name))
     steps.take(training._batches(), 0.01)
-    # The feed makes sure that the batch before the last has left the page-locked memory, and copies from it.
+    # The feed makes sure that the batch before the last has left the pinned memory, and copies from it.
     assert calls == ["synchronize_event", "copy", "launch_graph"]
     calls.clear()
     steps.take(training._batches(), 0.01)

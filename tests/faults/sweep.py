@@ -156,11 +156,11 @@ class Finding:
 
 @dataclass
 class Tally:
-    """The figures of one command and one error (or of all by turns)."""
+    """The figures of one command and one error (or of all interleaved)."""
 
     case: Case
     calls: int = 0
-    error: str = "by turns"
+    error: str = "interleaved"
     expected: int = 0
     faults: int = 0
     codes: Counter[str] = field(default_factory=Counter)
@@ -438,14 +438,14 @@ def sweep(
     finished: Callable[[Tally], None] = lambda tally: None,
 ) -> list[Tally]:
     """Try every `every`-th call (from number `offset` + 1) of the cases with each error, the first error with all
-    cases first; with `every` above 1, the calls take the errors by turns.
+    cases first; with `every` above 1, the calls take the errors interleaved.
 
     Args:
         finished: gets each tally that is complete.
     """
     tallies, jobs = [], queue.Queue[tuple[Tally, Fault, str]]()
     counted = [(case, *count_calls(team[0], world, case)) for case in cases]
-    for error in errors if every == 1 else ("by turns",):
+    for error in errors if every == 1 else ("interleaved",):
         for case, calls, printed in counted:
             numbers = range(1 + offset, calls + 1, every)
             tally = Tally(case, calls, error, len(numbers))

@@ -505,7 +505,7 @@ def test_gradients_of_writing(name: str) -> None:
     )
 
 
-def test_in_place_twins_agree() -> None:
+def test_in_place_forms_agree() -> None:
     x, rows, source = counted(3, 4), tensor([2, 0]), genesis.ones(2, 4, dtype="float64") * 7.0
     grid = tensor([[0, 1, 2, 0]])
     for name, args in {

@@ -19,7 +19,7 @@ from genesis.backend.cuda.dry import VoidDriver, unlaunched
 from genesis.backend.cuda.host import HostDriver
 from genesis.backend.cuda.recording import Step
 from genesis.backend.cuda.signature import Signature
-from genesis.kernels import select
+from genesis.kernels.index import select
 
 __all__ = ["VoidDriver", "collecting"]
 

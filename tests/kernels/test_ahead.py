@@ -56,7 +56,7 @@ for arch in arches:
 
 
 def test_architectures_differ_where_somebody_asked_which_it_is(tmp_path: Path) -> None:
-    """Samples are launched once for all architectures, and again where a tile or the copy engine hang on it."""
+    """Samples are launched once for all architectures, and again where a tile or TMA hang on it."""
     on_80, *newer = lines_of(COLLECTED, tmp_path)
     assert on_80 == "True values_kernel"
     assert newer == ["True by_descriptors values_kernel"] * 2
@@ -161,8 +161,8 @@ from genesis.backend import Device
 from genesis.backend.cuda.compile import compile_kernel
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import bfloat16, float32
-from genesis.kernels.linalg import matmul_into
-from genesis.kernels.matmul_tiles import RESERVED, TABLE, fitted, shared_bytes
+from genesis.kernels.gemm.linalg import matmul_into
+from genesis.kernels.gemm.tiles import RESERVED, TABLE, fitted, shared_bytes
 from tests.kernels.assembling import collected
 from tests.kernels.dry import collecting
 

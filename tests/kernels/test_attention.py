@@ -1,4 +1,4 @@
-"""The paths of attention that small odd samples do not reach: tiles through the copy engine, several blocks of queries
+"""The paths of attention that small odd samples do not reach: tiles through TMA, several blocks of queries
 and keys with document borders between and inside them, heads that are divided for the cache's sake, large heads.
 """
 
@@ -17,10 +17,10 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
-from genesis.kernels import attention as kernels
-from genesis.kernels import transpose
-from genesis.kernels.attention_parts import place
-from genesis.kernels.attention_tiles import Tile, sections, tiles_of
+from genesis.kernels.attention import attention as kernels
+from genesis.kernels.attention.common import place
+from genesis.kernels.attention.tiles import Tile, sections, tiles_of
+from genesis.kernels.gemm import transpose
 from genesis.ops.attention import attention, attention_backward, attention_packed, attention_packed_backward, parts_of
 from genesis.ops.rope import rope
 from genesis.shapes import Shape
@@ -33,7 +33,7 @@ HEADS, KEY_HEADS = 2, 1
 
 @pytest.fixture
 def boxes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the kernels that attention launches from here on go through the copy engine."""
+    """Whether the kernels that attention launches from here on go through TMA."""
     seen: list[bool] = []
 
     def spy(kernel: Any, *args: Any, **keywords: Any) -> None:

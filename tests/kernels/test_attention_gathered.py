@@ -18,10 +18,10 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
-from genesis.kernels import attention as kernels
-from genesis.kernels import attention_portions
-from genesis.kernels.attention_gathered import STORE, column_of, corner
-from genesis.kernels.attention_portions import HELD, SIDE, held_shape, portions, sides
+from genesis.kernels.attention import attention as kernels
+from genesis.kernels.attention import ds_chunks as attention_portions
+from genesis.kernels.attention.ds_chunks import HELD, SIDE, held_shape, portions, sides
+from genesis.kernels.attention.spilled_ds import STORE, column_of, corner
 from tests.kernels.dry import collecting
 from tests.kernels.test_attention import CUDA, case, compare, on_gpu, run
 from tests.kernels.test_specialized import Hopper

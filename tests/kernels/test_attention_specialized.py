@@ -17,9 +17,9 @@ from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
-from genesis.kernels import attention as kernels
-from genesis.kernels.attention_call import call_of
-from genesis.kernels.attention_specialized import forward_specialized_into, place, position, share, together_of
+from genesis.kernels.attention import attention as kernels
+from genesis.kernels.attention.problem import call_of
+from genesis.kernels.attention.warp_specialized import forward_specialized_into, place, position, share, together_of
 from genesis.ops.attention import parts_of
 from tests.kernels.dry import collecting
 from tests.kernels.test_specialized import H200, Hopper
@@ -95,7 +95,7 @@ def test_every_tile_is_taken_once(blocks: int, heads: int, programs: int) -> Non
                 "triton.experimental.gluon.language",
                 program_id=lambda axis, i=i_program: i, num_programs=lambda axis: programs,
                 where=lambda c, a, b: a if c else b, minimum=min,
-            ), mock.patch("genesis.kernels.attention_specialized.position", position.fn):  # fmt: skip
+            ), mock.patch("genesis.kernels.attention.warp_specialized.position", position.fn):  # fmt: skip
                 taken += [place.fn(i, blocks, heads, together) for i in range(share.fn(blocks * heads))]
         assert sorted(taken) == [(i, j) for i in range(blocks) for j in range(heads)]
 

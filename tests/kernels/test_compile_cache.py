@@ -23,7 +23,7 @@ SCRIPT = """
 import json, sys, time
 from genesis.backend.cuda import compile
 from genesis.backend.cuda.signature import Signature
-from genesis.kernels.elementwise import _add, binary
+from genesis.kernels.pointwise.elementwise import _add, binary
 import triton.language as tl
 
 types = ("*fp32:16", "*fp32:16", "*fp32:16", "i32:16", ("i32:16",), *((("constexpr", 1),),) * 3)

@@ -18,7 +18,8 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import float32
-from genesis.kernels import crosswise, linalg
+from genesis.kernels.gemm import linalg
+from genesis.kernels.gemm import tf32_rs as crosswise
 from tests.kernels.dry import collecting
 from tests.kernels.test_specialized import H200, Hopper
 
@@ -59,7 +60,7 @@ def test_it_compiles() -> None:
         (2048, 2048, 2048, True),
         (4096, 4096, 4096, True),
         (2048, 2048, 2052, False),  # ends far from where the loop does
-        (1024, 1024, 2048, False),  # leaves processors without work
+        (1024, 1024, 2048, False),  # leaves SMs without work
         (2048, 2432, 2048, False),  # its second round does
         (8192, 8192, 2048, False),  # so many rounds that a copy pays
         (2048, 2048, 2046, False),  # rows of no 16 bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import genesis.kernels.norm_mlp as twins
+import genesis.kernels.gemm.norm_mlp as cuda_impls
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, bfloat16, float16, float32
-from genesis.kernels.gated import GatedTile, gated_product_into
+from genesis.kernels.gemm.gated import GatedTile, gated_product_into
 from genesis.ops.norm_mlp import norm_mlp
 
 CUDA = Device("cuda", 0)
@@ -79,7 +79,7 @@ def test_neighbours_in_memory_take_the_one_kernel(
         calls.append(gated_product_into(h, gate_up, x, weight))
         return calls[-1]
 
-    monkeypatch.setattr(twins, "gated_product_into", spy)
+    monkeypatch.setattr(cuda_impls, "gated_product_into", spy)
     rng, f, k = np.random.default_rng(5), 24, 16
     both = on_gpu(rng.normal(size=(2 * f + apart, k)) / 4, bfloat16)
     rows = [both.view((f, k), (k, 1), start * k) for start in (0, f + apart)]

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 import genesis
-import genesis.kernels.chunks as chunks
-import genesis.kernels.embedding as embedding
-import genesis.kernels.head as head
-import genesis.kernels.loss as loss
+import genesis.kernels.index.embedding as embedding
+import genesis.kernels.loss.chunks as chunks
+import genesis.kernels.loss.lm_head as head
+import genesis.kernels.loss.loss as loss
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, as_dtype, bfloat16, float16
 from genesis.errors import IndexRangeError
-from genesis.kernels.linalg import matmul_into
-from genesis.kernels.matmul_tiles import Tile
+from genesis.kernels.gemm.linalg import matmul_into
+from genesis.kernels.gemm.tiles import Tile
 from genesis.nn import Parameter
 from genesis.nn import functional as F
 from genesis.op import registry
@@ -324,7 +324,7 @@ TILES = (
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("k", (136, 135))  # the copy engine takes no rows of 135
+@pytest.mark.parametrize("k", (136, 135))  # TMA takes no rows of 135
 def test_rows_of_a_product_are_scaled_before_it_is_rounded(k: int, tile: Tile | None) -> None:
     rng = np.random.default_rng(12)
     a, b = (rng.integers(-2, 3, shape).astype(np.float64) for shape in ((150, k), (k, 72)))

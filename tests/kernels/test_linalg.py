@@ -17,10 +17,10 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
-from genesis.kernels import linalg, transpose
-from genesis.kernels.matmul_tiles import LEAST_STEPS, Tile
-from genesis.kernels.products import quotient
-from genesis.kernels.transpose import transposed_copy
+from genesis.kernels.gemm import linalg, transpose
+from genesis.kernels.gemm.gemm import quotient
+from genesis.kernels.gemm.tiles import LEAST_STEPS, Tile
+from genesis.kernels.gemm.transpose import transposed_copy
 from genesis.ops.linalg import matmul
 from genesis.shapes import Shape
 
@@ -159,7 +159,7 @@ def test_tf32_reads_factors_rounded_to_the_nearest(layout: str, launched: list[o
 @pytest.mark.parametrize("shape", [(32, 32), (40, 48), "more tiles than programs"])
 @pytest.mark.parametrize("resident", (1, 2))
 def test_a_program_takes_one_tile_or_many(shape: Shape | str, resident: int, launched: list[object]) -> None:
-    m, n = (32 * backend_of(CUDA).driver.properties.processors + 8, 136) if isinstance(shape, str) else shape
+    m, n = (32 * backend_of(CUDA).driver.properties.sm_count + 8, 136) if isinstance(shape, str) else shape
     assert difference("nn", (m, 40), (40, n), bfloat16, TILE._replace(resident=resident)) < ROUNDING[bfloat16]
     assert launched == [BY_DESCRIPTORS]
 

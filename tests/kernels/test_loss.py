@@ -8,7 +8,7 @@ import pytest
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, float32, int64
-from genesis.kernels import loss as kernels
+from genesis.kernels.loss import loss as kernels
 from genesis.ops.loss import cross_entropy, linear_cross_entropy
 from tests.ops.samples.fused import cross_entropy_oracle
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from genesis.kernels.matmul_tiles import (
+from genesis.kernels.gemm.tiles import (
     LEAST_STEPS,
     MOST,
     SIDE_BY_SIDE,
@@ -121,17 +121,17 @@ def test_splitting_pays_by_its_own_count() -> None:
 
 def test_few_tiles_share_the_processors() -> None:
     tile = Tile(64, 64, 16, 4, 3)
-    for tiles, steps, processors in itertools.product((1, 2, 112, 131, 263, 264, 5000), (0, 1, 31, 56, 2048), (1, 132)):
-        c = beside(tiles, steps, processors, tile)
+    for tiles, steps, sm_count in itertools.product((1, 2, 112, 131, 263, 264, 5000), (0, 1, 31, 56, 2048), (1, 132)):
+        c = beside(tiles, steps, sm_count, tile)
         assert c.whole + c.rest == tiles
         if c.split == 1:
             assert c == Cut(tiles, 0, 1, steps)
-            assert tiles >= 2 * processors or steps < 2 * LEAST_STEPS or SIDE_BY_SIDE * processors < 2 * tiles
+            assert tiles >= 2 * sm_count or steps < 2 * LEAST_STEPS or SIDE_BY_SIDE * sm_count < 2 * tiles
         else:
-            assert tiles < 2 * processors
+            assert tiles < 2 * sm_count
             assert (c.split - 1) * c.share < steps <= c.split * c.share  # no part is empty, and none is missing
             assert c.share >= LEAST_STEPS
-            assert c.split <= MOST and c.split * tiles <= SIDE_BY_SIDE * processors
+            assert c.split <= MOST and c.split * tiles <= SIDE_BY_SIDE * sm_count
     assert beside(112, 2048, 132, tile) == Cut(0, 112, 4, 512)
     assert beside(112, 2048, 132, tile._replace(split=1)) == Cut(112, 0, 1, 2048)
     assert beside(5000, 12, 132, tile._replace(split=5)) == Cut(0, 5000, 4, 3)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from genesis.array import Array, from_numpy
-from genesis.kernels import norm_rope as kernels
-from genesis.kernels.norm_rope import Cut, backward_cut, forward_cut
+from genesis.kernels.norm import norm_rope as kernels
+from genesis.kernels.norm.norm_rope import Cut, backward_cut, forward_cut
 from genesis.op import registry
 from tests.ops.devices import CUDA, moved, using
 
@@ -27,7 +27,7 @@ def inputs() -> list[Array]:
 
 @pytest.mark.parametrize("cut", [Cut(8, 1, 1, 1), Cut(8, 1, 1, 12), Cut(64, 4, 3, 3), Cut(8, 1, 2, 1000)])
 def test_heads_may_be_shared_among_any_number_of_programs(cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twins themselves are called: an op called before would repeat its launches."""
+    """The CUDA implementations themselves are called: an op called before would repeat its launches."""
     monkeypatch.setattr(kernels, "forward_cut", lambda _: cut)
     monkeypatch.setattr(kernels, "backward_cut", lambda _: cut)
     g, *rest = inputs()

@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 from genesis.array import Array, empty
 from genesis.backend import backend_for
 from genesis.dtypes import DType, bfloat16, float32, int16
-from genesis.kernels import reduce, reduce_plan
-from genesis.kernels.reduce_plan import (
+from genesis.kernels.reduce import plan as reduce_plan
+from genesis.kernels.reduce import reduce
+from genesis.kernels.reduce.plan import (
     PROGRAMS,
     Layout,
     Tiles,

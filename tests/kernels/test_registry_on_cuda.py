@@ -91,23 +91,23 @@ def test_every_op_is_covered() -> None:
     assert gradients == {name for name, op in OPS.items() if op.vjp is not None}
 
 
-def test_a_wrong_twin_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from genesis.backend.cuda import twin_named, twins
+def test_a_wrong_implementation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genesis.backend.cuda import cuda_impl_named, cuda_impls
 
-    right = twin_named("exp", "elementwise")
+    right = cuda_impl_named("exp", "elementwise")
 
     def wrong(out: genesis.array.Array, x: genesis.array.Array) -> None:
         right(out, x)
         registry["add"](out, 1e-3, out=out)
 
     backend = backend_of(CUDA)
-    monkeypatch.setitem(twins, "exp", wrong)
+    monkeypatch.setitem(cuda_impls, "exp", wrong)
     monkeypatch.setattr(backend, "_calls", {})
     monkeypatch.setattr(backend, "_into", {})
-    twin_named.cache_clear()
+    cuda_impl_named.cache_clear()
     first = collected()["exp", "float32"][0]
     try:
         with using(CUDA), pytest.raises(AssertionError, match="exp: value of case"):
             conformance.run(first)
     finally:
-        twin_named.cache_clear()
+        cuda_impl_named.cache_clear()

@@ -13,7 +13,7 @@ import pytest
 import genesis
 from genesis.array import Array, empty
 from genesis.backend import backend_for
-from genesis.backend.cuda import CudaBackend, native, nvrtc, replay, twins, written
+from genesis.backend.cuda import CudaBackend, cuda_impls, native, nvrtc, replay, written
 from genesis.backend.cuda.keys import exact
 from genesis.backend.cuda.recording import Step, submit, watching_launches
 from genesis.backend.cuda.replay import call_key, layout_of
@@ -119,10 +119,10 @@ class Settings:
 def test_what_an_object_holds_is_asked_again(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under an object that may change nothing is remembered; numpy's scalars are equal where their bits are not."""
 
-    def twin(out: Array, x: Array, factor: Any) -> None:
+    def cuda_impl(out: Array, x: Array, factor: Any) -> None:
         registry["mul"](x, float(getattr(factor, "factor", factor)), out=out)
 
-    op = Op("trial", lambda out, x, factor: None, lambda x, factor: Spec(x.shape, x.dtype), twin=twin)
+    op = Op("trial", lambda out, x, factor: None, lambda x, factor: Spec(x.shape, x.dtype), cuda_impl=cuda_impl)
     x, settings = device(np.ones(3, np.float32)), Settings(2.0)
     assert np.all(op(x, factor=settings).numpy() == 2)
     settings.factor = 3.0
@@ -312,11 +312,11 @@ def test_a_launch_that_could_not_be_prepared_says_so_again(backend: CudaBackend)
             raise DeviceError(failures.pop(0))
         step.words, step.slots, step.run = [0], (0,), lambda stream: launched.append(stream)
 
-    def twin(out: Array) -> None:
+    def cuda_impl(out: Array) -> None:
         submit(Step(prepare, lambda: False), [out], backend.driver, backend.stream)
 
     launched: list[int] = []
-    op = Op("trial", lambda out: None, lambda **attrs: Spec((4,), float32), twin=twin)
+    op = Op("trial", lambda out: None, lambda **attrs: Spec((4,), float32), cuda_impl=cuda_impl)
 
     def run() -> None:
         op(device=CUDA)
@@ -341,7 +341,7 @@ def test_an_error_in_a_written_call_shows_its_line(backend: CudaBackend) -> None
     assert str(caught.traceback[-1].statement).strip() == "p1 = x.storage.pointer + x.offset * 4"
 
 
-def twin_of_two_steps(out: Array, x: Array) -> None:
+def impl_of_two_steps(out: Array, x: Array) -> None:
     """-2x, through a temporary and a window of the input."""
     doubled = empty(x.shape, x.dtype, x.device)
     registry["add"](x.view(x.shape, x.strides, x.offset), x, out=doubled)
@@ -350,7 +350,7 @@ def twin_of_two_steps(out: Array, x: Array) -> None:
 
 def test_temporaries_and_windows_are_traced(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     op = Op("trial", lambda out, x: None, lambda x: Spec(x.shape, x.dtype), family="elementwise")
-    monkeypatch.setitem(twins, "trial", twin_of_two_steps)
+    monkeypatch.setitem(cuda_impls, "trial", impl_of_two_steps)
     try:
         for value in (1.0, 5.0, 2.0, -3.0):
             x = device(np.full(9, value, np.float32))

@@ -16,9 +16,11 @@ from genesis.backend import backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float32, float64, int32, int64
 from genesis.errors import IndexRangeError, ShapeError
 from genesis.indexing import plan_get
-from genesis.kernels import prefix, radix, segment, select
-from genesis.kernels import sort as sorting
-from genesis.kernels.transpose import transposed_copy
+from genesis.kernels.gemm.transpose import transposed_copy
+from genesis.kernels.index import radix_sort as radix
+from genesis.kernels.index import segment, select
+from genesis.kernels.index import sort as sorting
+from genesis.kernels.reduce import prefix_sum as prefix
 from genesis.op import registry
 from tests.ops.devices import CUDA
 
@@ -198,7 +200,7 @@ def test_a_selection_shares_the_counts_of_its_mask(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(select, "_tile_offsets", counted)
     mask = np.random.default_rng(9).random((20, 31)) < 0.3
     array = on_device(mask)
-    for expected_passes in (1, 2):  # recorded calls would pass by the twins
+    for expected_passes in (1, 2):  # recorded calls would pass by the CUDA implementations
         plan = plan_get(on_device(np.zeros(mask.shape)), array)
         assert np.array_equal(plan.indices[0].numpy(), np.nonzero(mask)[0])
         assert np.array_equal(plan.indices[1].numpy(), np.nonzero(mask)[1])

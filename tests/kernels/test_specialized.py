@@ -19,9 +19,11 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import Properties
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32
-from genesis.kernels import fp8, gated, linalg, linear, specialized, swiglu
-from genesis.kernels.indices import as_matrix
-from genesis.kernels.matmul_tiles import IMPRECISE
+from genesis.kernels.gemm import fp8, gated, linalg, linear
+from genesis.kernels.gemm import warp_specialized as specialized
+from genesis.kernels.gemm.tiles import IMPRECISE
+from genesis.kernels.pointwise import swiglu
+from genesis.kernels.strides import as_matrix
 from tests.kernels.dry import VoidDriver, collecting
 
 CUDA = Device("cuda", 0)

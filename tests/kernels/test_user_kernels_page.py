@@ -54,7 +54,7 @@ def test_its_command_measures_an_op_of_ones_own(
         f"halved = genesis.cuda_op('halved', SOURCE, grid={cdiv(3, 2)}, block=1, **rule)\n"
     )
     monkeypatch.chdir(tmp_path)
-    facts = mock.patch.object(environment, "facts", return_value={"cpu": {"name": "a processor"}, "genesis": "0.0"})
+    facts = mock.patch.object(environment, "facts", return_value={"cpu": {"name": "an SM"}, "genesis": "0.0"})
     quick = mock.patch.object(measuring, "Settings", functools.partial(measuring.Settings, plan=PLAN))
     words = ["profile", "--op", "ones_own:halved", "--shape", "4,5", "--device", "cpu"]
     with small_limits(), facts, quick:

@@ -24,7 +24,7 @@ from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import compile
 from genesis.dtypes import bfloat16, float32, int64
-from genesis.kernels import attention
+from genesis.kernels.attention import attention
 from tests.kernels.dry import collecting
 from tests.kernels.test_specialized import Hopper
 

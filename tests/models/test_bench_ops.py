@@ -275,7 +275,7 @@ def test_the_text_tells_ops_doublings_and_peers() -> None:
     assert "other ops (3) 28 160 ms" in text and "between ops 500 ms 12% step 2x16 4.00 s 100%" in text
     assert "improve op0: 200 ms above its limit (0.0% of its compute limit), 5.0% of the step improve op1:" in text
     assert "4x16, twice the batch: about 8.00 s a step, 8 tokens/s; 10.0 MiB of 1.0 MiB: it does not fit" in text
-    assert "against torch 9.9, by turns; ratio above 1: faster here" in text
+    assert "against torch 9.9, interleaved; ratio above 1: faster here" in text
     assert "lean 2x16 1.00 s 2.00 s 2.00 1.0% 30.0 s lean 2x16 1.00 s 2.00 s 2.00 50% noisy note eager" in text
     assert "note eager 2x16: no \\x1b room" in text
 

@@ -138,11 +138,11 @@ def test_a_tied_parameter_gets_both_gradients() -> None:
 
 def test_copies_are_independent_and_stay_tied() -> None:
     model = Tied()
-    twin = copy.deepcopy(model)
-    assert twin.head.weight is twin.embed.weight and twin.again is twin.layers[0]
-    assert isinstance(twin.embed.weight, Parameter) and twin.embed.weight.requires_grad
+    cuda_impl = copy.deepcopy(model)
+    assert cuda_impl.head.weight is cuda_impl.embed.weight and cuda_impl.again is cuda_impl.layers[0]
+    assert isinstance(cuda_impl.embed.weight, Parameter) and cuda_impl.embed.weight.requires_grad
     model.embed.weight.data.fill_(9)
-    assert not (twin.embed.weight.detach().numpy() == 9).any()
+    assert not (cuda_impl.embed.weight.detach().numpy() == 9).any()
 
 
 # --- State ------------------------------------------------------------------------------------------------------------

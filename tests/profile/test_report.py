@@ -146,11 +146,11 @@ def test_kernels_say_what_they_take() -> None:
     ]
     found = " ".join(text(row(launches=launches)).split())
     fold = (
-        "fold: 128 threads, 64 registers, 16.0 KiB shared, no spills; 8 programs a processor, 50% of its warps"
+        "fold: 128 threads, 64 registers, 16.0 KiB shared, no spills; 8 programs an SM, 50% of its warps"
         " (registers bind); 3.2 waves, the last 25% full: 19% of all slots stand empty"
     )
     assert found.count(fold) == 1
-    assert "24 bytes of local memory a thread (spills); 1 program a processor" in found
+    assert "24 bytes of local memory a thread (spills); 1 program an SM" in found
     assert "(shared memory binds); one wave, 50% full" in found
     for waves, said in ((1.0, "one full wave"), (2.0, "; 2.0 waves band")):
         full = Launch(kernel="fold", grid=[1], resources=TAKEN.model_copy(update={"waves": waves}))

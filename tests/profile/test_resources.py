@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from genesis.backend.cuda.driver import KernelFacts, ProcessorFacts
+from genesis.backend.cuda.driver import KernelFacts, SMFacts
 from genesis.backend.cuda.recording import Step
 from genesis.profile.resources import hint_of, resources, resources_of
 from genesis.profile.schema import Launch, Resources
 
-HOPPER = ProcessorFacts(threads=2048, registers=65536, blocks=32, shared=228 << 10, reserved=1 << 10)
+HOPPER = SMFacts(threads=2048, registers=65536, blocks=32, shared=228 << 10, reserved=1 << 10)
 
 
 def taken(
@@ -71,13 +71,13 @@ def test_a_kernel_that_does_not_fit_has_no_waves() -> None:
 class FakeDriver:
     """Knows one kernel."""
 
-    properties = SimpleNamespace(processors=132)
+    properties = SimpleNamespace(sm_count=132)
 
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts:
         assert (function, threads, shared) == ("handle", 128, 2048)
         return KernelFacts(40, 16, 8, 4)
 
-    def processor_facts(self) -> ProcessorFacts:
+    def sm_facts(self) -> SMFacts:
         return HOPPER
 
 
@@ -96,7 +96,7 @@ def test_a_launch_asks_the_driver() -> None:
     ("changes", "grid", "said"),
     [
         ({"local": 24}, 1056, "fold spills 24 bytes a thread"),
-        ({}, 100, "fold has 100 programs for 132 processors"),
+        ({}, 100, "fold has 100 programs for 132 SMs"),
         ({"waves": 1.5, "idle": 0.25}, 1584, "the last wave of fold leaves 25% of all slots empty"),
         ({"waves": 10.5, "idle": 0.05}, 11088, ""),
         ({"waves": 0.5, "idle": 0.5}, 528, ""),  # persistent, or nearly
@@ -112,7 +112,7 @@ def test_few_programs_of_a_helper_say_nothing() -> None:
     large = Launch(kernel="fold", grid=[1056, 1, 1], resources=taken())
     helper = Launch(kernel="merge", grid=[1, 1, 1], resources=taken())
     assert hint_of([helper, large]) == hint_of([large, helper]) == ""
-    assert hint_of([helper]) == "merge has 1 program for 132 processors: split its work further"
+    assert hint_of([helper]) == "merge has 1 program for 132 SMs: split its work further"
 
 
 def test_advice_on_slow_work_tells_what_resources_say() -> None:

@@ -15,11 +15,11 @@ from genesis.backend import Device
 from genesis.backend.cuda.beside import Branch
 from genesis.backend.cuda.driver import driver_for
 from genesis.backend.cuda.faults import check as check_faults
+from genesis.backend.cuda.implementations import cuda_impls
 from genesis.backend.cuda.keys import is_value
 from genesis.backend.cuda.memory import ALIGNMENT, Block, Pool, rounded
 from genesis.backend.cuda.recording import record, recorders, recording
 from genesis.backend.cuda.replay import Call, are_as_made, call_key
-from genesis.backend.cuda.twins import twins
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaBackend", "CudaStorage", "backend_of"]
 
-BESIDE = 12 << 20  # bytes that are read: work on more fills the processors by itself
+BESIDE = 12 << 20  # bytes that are read: work on more fills the SMs by itself
 _HERE = nullcontext()
 PLANS = 8192  # kept a device; numbers that change with every call would otherwise pile up
 
@@ -177,11 +177,11 @@ class CudaBackend:
         return (out,)
 
     def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
-        """Run an op's twin and remember what it launched, or replay that on operands of the same layout."""
+        """Run an op and remember what it launched, or replay that on operands of the same layout."""
         out: Any = outputs[0] if len(outputs) == 1 else outputs
-        twin = twin_of(op)
-        if recording() is not None:  # inside another op's twin: its launches belong to that one
-            twin(out, *inputs, **attrs)
+        cuda_impl = cuda_impl_of(op)
+        if recording() is not None:  # inside another op's CUDA implementation: its launches belong to that one
+            cuda_impl(out, *inputs, **attrs)
             return
         operands = (*outputs, *inputs)
         key: tuple[Any, ...] | None = call_key(op, operands, attrs)
@@ -196,7 +196,7 @@ class CudaBackend:
             call.plan.run(arrays, self.stream)
             return
         with self.owned_by(op.name):
-            plan = record(arrays, lambda: twin(out, *inputs, **attrs), self.driver, self.temporary, op.name)
+            plan = record(arrays, lambda: cuda_impl(out, *inputs, **attrs), self.driver, self.temporary, op.name)
         if plan is None or key is None or not all(map(is_value, (*_no_arrays(inputs), *attrs.values()))):
             return
         _remember(self._into, key, Call(self, plan, (), operands))
@@ -234,7 +234,7 @@ class CudaBackend:
         return type(array)(storage, array.shape, contiguous_strides(array.shape), array.dtype, array.device)
 
     def _move(self, source: Array, target: Array) -> Array:
-        twin_named("copy", "elementwise")(target, source)
+        cuda_impl_named("copy", "elementwise")(target, source)
         return target
 
 
@@ -249,27 +249,27 @@ def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
     kept[key] = value
 
 
-def twin_of(op: Op) -> Any:
-    """The CUDA twin of an op: its own, or the one of its name.
+def cuda_impl_of(op: Op) -> Any:
+    """The CUDA implementation of an op: its own, or the one of its name.
 
     Raises:
         DeviceError: if it has none.
     """
-    return op.twin or twin_named(op.name, op.family)
+    return op.cuda_impl or cuda_impl_named(op.name, op.family)
 
 
 @functools.cache
-def twin_named(name: str, family: str) -> Any:
-    """The CUDA twin of an op, from the module of `genesis.kernels` that is named as the op's own.
+def cuda_impl_named(name: str, family: str) -> Any:
+    """The CUDA implementation of an op, from the module of `genesis.kernels` that is named as the op's own.
 
     Raises:
         DeviceError: if the op has none.
     """
-    if name not in twins:
-        importlib.import_module(f"genesis.kernels.{family}")
-    if name not in twins:
+    if name not in cuda_impls:
+        importlib.import_module("genesis.kernels").load(family)
+    if name not in cuda_impls:
         raise DeviceError(f"{name} has no CUDA kernel", next="move its inputs to the CPU")
-    return twins[name]
+    return cuda_impls[name]
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """Work beside the work: in a graph, kernels whose results nobody reads for a while stand in a branch of their own.
 
-The gradient of a weight is such a result. Where batches are small, neither it nor what follows it fills the processors,
+The gradient of a weight is such a result. Where batches are small, neither it nor what follows it fills the SMs,
 so they run at the same time. Blocks that are given back while a branch is open, by whomever, wait until it has joined:
 the order of one stream no longer says who uses memory first.
 """

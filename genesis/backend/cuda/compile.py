@@ -222,7 +222,7 @@ def _assemble_dependent(*stage: Any) -> tuple[str, str] | None:
 def dependent(ptx: str) -> str:
     """A kernel that waits for the one before it in its stream, before it does anything.
 
-    So it may be brought to the processors as soon as that one's last programs leave them: 0.2 to 0.4 us less between
+    So it may be brought to the SMs as soon as that one's last programs leave them: 0.2 to 0.4 us less between
     two kernels of a graph. Nothing lets it in earlier (`griddepcontrol.launch_dependents`): programs that come while
     others run fill what places are free, unevenly, and there they stay (docs/log.md).
     """

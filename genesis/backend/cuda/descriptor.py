@@ -1,4 +1,4 @@
-"""Tensor descriptors: regions of device memory that the copy engine of Hopper and newer (TMA) walks in boxes.
+"""Tensor descriptors: regions of device memory that TMA (TMA) walks in boxes.
 
 A `Descriptor` is a kernel's argument. Its machine form is a tensor map of 128 bytes which holds the address, so a
 replayed launch needs another map for every other address: `Encoder` makes and keeps them, one encoder for each layout.
@@ -78,7 +78,7 @@ def is_descriptor(value: object) -> bool:
 
 
 def is_describable(array: Array, shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the copy engine can address a region: base and strides in multiples of 16 bytes, the last stride 1."""
+    """Whether TMA can address a region: base and strides in multiples of 16 bytes, the last stride 1."""
     item = array.dtype.itemsize
     return (
         array.data_ptr() % 16 == 0

@@ -21,8 +21,8 @@ __all__ = [
     "GpuDriver",
     "KernelFacts",
     "OutOfDeviceMemory",
-    "ProcessorFacts",
     "Properties",
+    "SMFacts",
     "driver_for",
     "is_interpreted",
     "stand_in",
@@ -42,15 +42,15 @@ class Properties(NamedTuple):
     Attributes:
         capability: (major, minor), such as (9, 0).
         memory: bytes in all.
-        processors: streaming multiprocessors.
+        sm_count: streaming multiprocessors (SMs).
         shared_memory: bytes that one block may take.
-        l2: bytes of second-level cache.
+        l2: bytes of L2.
     """
 
     name: str
     capability: tuple[int, int]
     memory: int
-    processors: int
+    sm_count: int
     shared_memory: int
     l2: int
 
@@ -62,8 +62,8 @@ class Properties(NamedTuple):
 
     @property
     def multi_processor_count(self) -> int:
-        """Streaming multiprocessors."""
-        return self.processors
+        """Streaming SMs."""
+        return self.sm_count
 
     @property
     def major(self) -> int:
@@ -89,13 +89,13 @@ class Function(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """What a loaded kernel takes of a processor.
+    """What a loaded kernel takes of an SM.
 
     Attributes:
         registers: of one thread.
         shared: bytes of static shared memory of a block.
         local: bytes of local memory of a thread: spilled registers, and arrays that are indexed at run time.
-        resident: blocks that one processor holds at once.
+        resident: blocks that one SM holds at once.
     """
 
     registers: int
@@ -104,8 +104,8 @@ class KernelFacts(NamedTuple):
     resident: int
 
 
-class ProcessorFacts(NamedTuple):
-    """What one streaming multiprocessor has.
+class SMFacts(NamedTuple):
+    """What one streaming SM has.
 
     Attributes:
         threads, registers, blocks: at once, of all kernels.
@@ -127,7 +127,7 @@ class Driver(Protocol):
     properties: Properties
     pending: deque[Callable[[], None]]  # launches that wait for a kernel's compilation, in order
     capturing: bool  # a graph is being recorded: nothing waits
-    dependent: bool  # launches in a graph may be brought to the processors before the one before has ended
+    dependent: bool  # launches in a graph may be brought to the SMs before the one before has ended
 
     def allocate(self, nbytes: int) -> int: ...
     def free(self, pointer: int) -> None: ...
@@ -143,7 +143,7 @@ class Driver(Protocol):
     def flush(self) -> None: ...
     def begin_again(self) -> None: ...
     def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts: ...
-    def processor_facts(self) -> ProcessorFacts: ...
+    def sm_facts(self) -> SMFacts: ...
     def create_stream(self, priority: int = 0) -> int: ...
     def destroy_stream(self, stream: int) -> None: ...
     def synchronize_stream(self, stream: int) -> None: ...
@@ -309,7 +309,7 @@ class GpuDriver:
             name=name.split(b"\0")[0].decode(),
             capability=(get("COMPUTE_CAPABILITY_MAJOR"), get("COMPUTE_CAPABILITY_MINOR")),
             memory=int(self._call(self._cuda.cuDeviceTotalMem, self._device)),
-            processors=get("MULTIPROCESSOR_COUNT"),
+            sm_count=get("MULTIPROCESSOR_COUNT"),
             shared_memory=get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
             l2=get("L2_CACHE_SIZE"),
         )
@@ -335,12 +335,12 @@ class GpuDriver:
         self._call(self._cuda.cuMemFree, pointer)
 
     def allocate_pinned(self, nbytes: int) -> int:
-        """Page-locked host memory, from and to which copies are asynchronous."""
+        """Pinned host memory, from and to which copies are asynchronous."""
         self._enter()
         return int(self._call(self._cuda.cuMemHostAlloc, nbytes, 0))
 
     def free_pinned(self, pointer: int) -> None:
-        """Give page-locked host memory back."""
+        """Give pinned host memory back."""
         self._enter()
         self._call(self._cuda.cuMemFreeHost, pointer)
 
@@ -417,14 +417,14 @@ class GpuDriver:
         return run
 
     def _follows(self) -> bool:
-        """Whether a launch in a graph may be brought to the processors early: not the first of the graph."""
+        """Whether a launch in a graph may be brought to the SMs early: not the first of the graph."""
         if not (self.dependent and self.properties.capability >= (9, 0)):
             return False
         was_first, self._is_first = self._is_first, False
         return not was_first
 
     def _configuration(self, grid: Grid, threads: Grid, shared: int, stream: int, is_early: bool) -> Any:
-        """How a kernel is launched; `is_early`: it may be brought to the processors while the one before runs, see
+        """How a kernel is launched; `is_early`: it may be brought to the SMs while the one before runs, see
         `compile.dependent`. That costs the host more than a plain launch, so only graphs have it.
         """
         cuda = self._cuda
@@ -449,11 +449,11 @@ class GpuDriver:
         resident = int(self._call(cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, shared))
         return KernelFacts(registers, static, local, resident)
 
-    def processor_facts(self) -> ProcessorFacts:
-        """What one processor has."""
+    def sm_facts(self) -> SMFacts:
+        """What one SM has."""
         self._enter()
         get = self._attribute
-        return ProcessorFacts(
+        return SMFacts(
             threads=get("MAX_THREADS_PER_MULTIPROCESSOR"),
             registers=get("MAX_REGISTERS_PER_MULTIPROCESSOR"),
             blocks=get("MAX_BLOCKS_PER_MULTIPROCESSOR"),

@@ -31,7 +31,7 @@ FIRST = 1 << 16  # the index of the first device of this kind; there are never s
 # Bytes of shared memory that a block may take, by architecture: CUDA's programming guide, "Technical specifications".
 SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
-# A GPU of each architecture: name, GiB of memory, processors, MiB of second-level cache, as their makers state them.
+# A GPU of each architecture: name, GiB of memory, SMs, MiB of L2, as their makers state them.
 _GPUS = {
     80: ("A100", 80, 108, 40),
     86: ("A40", 48, 84, 6),
@@ -42,8 +42,8 @@ _GPUS = {
     120: ("RTX 5090", 32, 170, 96),
 }
 ARCHITECTURES = {
-    arch: Properties(name, divmod(arch, 10), memory << 30, processors, SHARED[arch], l2 << 20)
-    for arch, (name, memory, processors, l2) in _GPUS.items()
+    arch: Properties(name, divmod(arch, 10), memory << 30, sm_count, SHARED[arch], l2 << 20)
+    for arch, (name, memory, sm_count, l2) in _GPUS.items()
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.backend.cuda.driver import Function, Grid, KernelFacts, OutOfDeviceMemory, ProcessorFacts, Properties
+from genesis.backend.cuda.driver import Function, Grid, KernelFacts, OutOfDeviceMemory, Properties, SMFacts
 from genesis.errors import DeviceError
 
 __all__ = ["HostDriver"]
@@ -92,9 +92,9 @@ class HostDriver:
         """No machine code, no registers."""
         raise DeviceError("kernels take no resources in the interpreter", next="unset TRITON_INTERPRET")
 
-    def processor_facts(self) -> ProcessorFacts:
-        """No processors either."""
-        raise DeviceError("the interpreter has no multiprocessors", next="unset TRITON_INTERPRET")
+    def sm_facts(self) -> SMFacts:
+        """No SMs either."""
+        raise DeviceError("the interpreter has no SMs", next="unset TRITON_INTERPRET")
 
     def flush(self) -> None:
         """Nothing waits for its kernel."""

@@ -1,4 +1,4 @@
-"""Page-locked host memory, from and to which copies run beside the host: blocks kept for reuse, one pool a device.
+"""Pinned host memory, from and to which copies run beside the host: blocks kept for reuse, one pool a device.
 
 A block that a copy may still read or write is not handed out again before that copy is done.
 """
@@ -22,7 +22,7 @@ SMALLEST = 512  # bytes; sizes are powers of two
 
 
 class PinnedBlock:
-    """A run of page-locked memory; goes back to its pool with the last view of it.
+    """A run of pinned memory; goes back to its pool with the last view of it.
 
     Attributes:
         pointer, size: address and bytes.
@@ -63,12 +63,12 @@ class _Pool:
                 for event in events:
                     driver.destroy_event(event)
                 return PinnedBlock(self, pointer, size)
-        self.backend.refuse_in_capture("page-locked memory was allocated")
+        self.backend.refuse_in_capture("pinned memory was allocated")
         try:
             pointer = driver.allocate_pinned(size)
         except OutOfDeviceMemory:
             raise OutOfMemoryError(
-                f"the host has no room for {size:,} bytes of page-locked memory; Genesis holds {self.reserved:,}",
+                f"the host has no room for {size:,} bytes of pinned memory; Genesis holds {self.reserved:,}",
                 next=OutOfMemoryError.ADVICE,
             ) from None
         self.reserved += size
@@ -93,7 +93,7 @@ def _pool(backend: CudaBackend) -> _Pool:
 
 
 def pinned_block(backend: CudaBackend, nbytes: int) -> PinnedBlock:
-    """Page-locked memory of at least `nbytes`, contents undefined.
+    """Pinned memory of at least `nbytes`, contents undefined.
 
     Raises:
         OutOfMemoryError: the host has no room. DeviceError: inside a capture.
@@ -102,12 +102,12 @@ def pinned_block(backend: CudaBackend, nbytes: int) -> PinnedBlock:
 
 
 def pinned_bytes(backend: CudaBackend) -> int:
-    """Bytes of page-locked memory held, in use or kept for reuse."""
+    """Bytes of pinned memory held, in use or kept for reuse."""
     return _pool(backend).reserved
 
 
 def block_of(memory: Any) -> PinnedBlock | None:
-    """The block below numpy memory, if it is page-locked memory of ours."""
+    """The block below numpy memory, if it is pinned memory of ours."""
     while isinstance(memory, np.ndarray):
         memory = memory.base
     return getattr(memory, "_block", None)

@@ -1,9 +1,9 @@
 """Plans: the launches of an op, recorded once and replayed with other addresses.
 
-A twin (the CUDA side of an op, in `genesis.kernels`) is plain Python that calls `launch`. What it does may depend on
+A CUDA implementation of an op (in `genesis.kernels`) is plain Python that calls `launch`. What it does may depend on
 shapes, strides, dtypes, attributes and numbers, never on values in memory. So its launches are recorded the first time
 and kept as a `Plan` under exactly those; the next call with the same key packs addresses into the recorded parameters
-and goes straight to the driver. A twin that reads memory back (a count, say) is not kept.
+and goes straight to the driver. A CUDA implementation that reads memory back (a count, say) is not kept.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ class Plan:
 
 
 def record(
-    operands: tuple[Array, ...], twin: Callable[[], None], driver: Driver, allocate: Allocate, owner: str
+    operands: tuple[Array, ...], cuda_impl: Callable[[], None], driver: Driver, allocate: Allocate, owner: str
 ) -> Plan | None:
-    """Run a twin and record it; None where its launches cannot be repeated.
+    """Run a CUDA implementation and record it; None where its launches cannot be repeated.
 
     Args:
         allocate: `allocate(nbytes, owner)` gives temporaries of later runs.
@@ -210,7 +210,7 @@ def record(
     _current.recorder = recorder
     recorders.append(recorder)
     try:
-        twin()
+        cuda_impl()
     finally:
         recorders.remove(recorder)
         _current.recorder = None

@@ -56,7 +56,7 @@ def call_key(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[An
     """All that an op's launches may depend on, besides where its outputs are.
 
     An array that stands in several places is told apart from equal layouts: in the plan they are one operand. Where an
-    op changes its inputs, so is memory that two of them share: its twin may have to copy one first.
+    op changes its inputs, so is memory that two of them share: its CUDA implementation may have to copy one first.
     """
     if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:  # what follows gives the same
         x, y = getattr(inputs[0], "layout", None), getattr(inputs[1], "layout", None)

@@ -87,7 +87,7 @@ SHAPES: list[Sizes] = [
     ((1, 4, 6, 2, 1, 2), {"causal": False}),
     ((0, 3, 3, 2, 1, 2), {}),
     ((2, 0, 3, 2, 1, 2), {}),
-    ((1, 70, 70, 2, 1, 8), {"window": 20}),  # rows of 16 bytes in 2-byte types, as copy engines need
+    ((1, 70, 70, 2, 1, 8), {"window": 20}),  # rows of 16 bytes in 2-byte types, as TMAs need
     ((1, 67, 80, 1, 1, 2), {}),
     ((1, 3, 5, 2, 1, 4), {"scale": 60.0}),  # e^score would overflow
     ((1, 3, 3, 2, 1, 3), {}),  # halves of a head that differ

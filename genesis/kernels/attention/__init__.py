@@ -1,0 +1,1 @@
+"""Attention and RoPE: forward, backward, and what their kernels share."""

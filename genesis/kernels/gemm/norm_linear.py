@@ -1,0 +1,18 @@
+"""Kernels of RMSNorm with linear layers behind it: the norm into memory of its own, then the product."""
+
+from __future__ import annotations
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.implementations import cuda_impl
+from genesis.kernels.gemm.linear import packed_linear
+from genesis.kernels.norm.norm import rms_norm
+
+__all__: list[str] = []
+
+
+@cuda_impl("norm_linear")
+def norm_linear(out: tuple[Array, Array], x: Array, scale: Array, *parameters: Array, eps: float, fp8: int = 0) -> None:
+    """`packed_linear(rms_norm(x), …)`, and r = 1 / sqrt(mean(x²) + eps)."""
+    normed = empty(x.shape, x.dtype, x.device)
+    rms_norm((normed, out[1]), x, scale, eps)
+    packed_linear(out[0], normed, *parameters, fp8=fp8)

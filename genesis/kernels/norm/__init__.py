@@ -1,0 +1,1 @@
+"""RMSNorm and LayerNorm, alone and with RoPE behind them."""

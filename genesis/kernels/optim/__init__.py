@@ -1,0 +1,1 @@
+"""Optimizer steps, gradient norms, and the rounding of fp32 masters to bf16."""

@@ -1,0 +1,418 @@
+"""CUDA implementations of the optimizer steps of whole matrices: Adafactor in four launches, Muon around matmuls.
+
+Sums over a parameter are added up in float64 from partial sums at fixed cuts, so they do not depend on timing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.signature import Double
+from genesis.dtypes import DType, float64
+from genesis.kernels import maths
+from genesis.kernels.gemm.linalg import matmul_into
+from genesis.kernels.optim.gradients import norm_into
+from genesis.kernels.optim.step_constants import Scalar, apart, exact, note, put, same, scalar, step_constants, wanted
+from genesis.kernels.pointwise.elementwise import elementwise, positions
+from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.types import TRITON, converted, work_type
+from genesis.shapes import Shape, numel
+
+__all__: list[str] = []
+
+BLOCK = 1024  # elements a program of an elementwise part
+TILE_ROWS, TILE_COLUMNS = 16, 128  # of a matrix, for its row and column means
+
+
+# --- Adafactor --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def adafactor_constants(p_c, p_s, lr, step, scale, first, each, power, decay,
+                        NUMBERS: tl.constexpr):  # fmt: skip
+    rate, count = scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2)
+    limit = 1 / maths.root(count)
+    put(p_c, 0, note(p_c, p_s, step, scale, first, each, NUMBERS))
+    put(p_c, 1, maths.power(count, exact(power)))
+    put(p_c, 2, 1 - rate * decay)
+    put(p_c, 3, tl.where(limit < rate, limit, rate))
+
+
+@triton.jit
+def matrix_tile(tiles, sizes, DIMS: tl.constexpr, ROWS: tl.constexpr):
+    """This program's matrix and its rows."""
+    i_batch = tl.program_id(0).to(tl.int64) // tiles
+    return i_batch, (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
+
+
+@triton.jit
+def gradient_at(p_g, i_row, first, rows, columns, sg, scale, WORK: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile of c·g; its columns, its mask, and its rows and columns as they are multiplied by strides."""
+    i_column = first + tl.arange(0, COLUMNS)
+    m = (i_row < rows)[:, None] & (i_column < columns)[None, :]
+    r, c = i_row.to(tl.int64)[:, None], i_column.to(tl.int64)[None, :]
+    g = converted(tl.load(p_g + r * sg[0] + c * sg[1], mask=m, other=0), WORK) * scale
+    return g, i_column, m, r, c
+
+
+@triton.jit
+def matrix_stats(p_p, p_g, p_row, p_columns, p_squares, p_c, rows, columns, tiles, sizes, bp, bg, br, sp, sg, sr,
+                 WORK: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Move the row means to those of (c·g)²; leave column sums of these rows and Σ p²."""
+    i_batch, i_row = matrix_tile(tiles, sizes, DIMS, ROWS)
+    o_p, o_g = offsets(i_batch, sizes, bp, DIMS), offsets(i_batch, sizes, bg, DIMS)
+    scale, weight = tl.load(p_c).to(WORK), tl.load(p_c + 1)
+    of_rows = tl.zeros((ROWS,), WORK)
+    total = tl.full((), 0.0, tl.float64)
+    for first in range(0, columns, COLUMNS):
+        g, i_column, m, r, c = gradient_at(p_g + o_g, i_row, first, rows, columns, sg, scale, WORK, COLUMNS)
+        p = tl.load(p_p + o_p + r * sp[0] + c * sp[1], mask=m, other=0)
+        of_rows += tl.sum(g * g, 1)
+        total += tl.sum(tl.sum(p * p, 1).to(tl.float64), 0)
+        o_c = tl.program_id(0).to(tl.int64) * columns + i_column
+        tl.store(p_columns + o_c, tl.sum(g * g, 0), mask=i_column < columns)
+    tl.store(p_squares + tl.program_id(0), total)
+    p_r = p_row + offsets(i_batch, sizes, br, DIMS) + i_row.to(tl.int64) * sr
+    old = tl.load(p_r, mask=i_row < rows).to(tl.float64)
+    new = (1 - weight) * old + weight * (of_rows.to(tl.float64) / columns)
+    tl.store(p_r, converted(new, WORK), mask=wanted(i_row < rows, p_c))
+
+
+@triton.jit
+def column_stats(p_col, p_factor, p_row, p_columns, p_c, rows, columns, tiles, sizes, bc, br, sc, sr, tiny,
+                 WORK: tl.constexpr, DIMS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Move the column means; leave them divided by the mean of the row means."""
+    i_batch = tl.program_id(0).to(tl.int64)
+    i_column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    m = i_column < columns
+    weight = tl.load(p_c + 1)
+    p_r = p_row + offsets(i_batch, sizes, br, DIMS)
+    acc = tl.zeros((BLOCK,), tl.float64)
+    for first in range(0, rows, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        acc += tl.load(p_r + i.to(tl.int64) * sr, mask=i < rows, other=0).to(tl.float64)
+    mean = tl.sum(acc, 0) / rows
+    mean = tl.where(mean < tiny, tl.full((), tiny, tl.float64), mean)
+    sums = tl.zeros((COLUMNS,), tl.float64)
+    for t in range(0, tiles):
+        sums += tl.load(p_columns + (i_batch * tiles + t) * columns + i_column, mask=m, other=0).to(tl.float64)
+    p_q = p_col + offsets(i_batch, sizes, bc, DIMS) + i_column.to(tl.int64) * sc
+    new = (1 - weight) * tl.load(p_q, mask=m).to(tl.float64) + weight * (sums / rows)
+    tl.store(p_q, converted(new, WORK), mask=wanted(m, p_c))
+    tl.store(p_factor + i_batch * columns + i_column, converted(new / mean, WORK), mask=m)
+
+
+@triton.jit
+def relative(g, variance, tiny):
+    """u = g / √max(v, tiny²)."""
+    least = tl.full((), tiny, tl.float64) * tiny
+    return maths.divide(g, maths.root(tl.where(variance < least, least.to(variance.dtype), variance)))
+
+
+@triton.jit
+def matrix_update(p_p, p_g, p_row, p_factor, p_squares, p_c, rows, columns, tiles, sizes, bp, bg, br, sp, sg, sr, tiny,
+                  MEASURE: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
+                  COLUMNS: tl.constexpr):  # fmt: skip
+    """MEASURE: leave Σ u² of these rows; else p = keep·p - u·step, with the step size that stands in `p_squares`."""
+    i_batch, i_row = matrix_tile(tiles, sizes, DIMS, ROWS)
+    o_p, o_g = offsets(i_batch, sizes, bp, DIMS), offsets(i_batch, sizes, bg, DIMS)
+    scale, keep = tl.load(p_c).to(WORK), tl.load(p_c + 2).to(WORK)
+    row = tl.load(p_row + offsets(i_batch, sizes, br, DIMS) + i_row.to(tl.int64) * sr, mask=i_row < rows, other=1)
+    total = tl.full((), 0.0, tl.float64)
+    for first in range(0, columns, COLUMNS):
+        g, i_column, m, r, c = gradient_at(p_g + o_g, i_row, first, rows, columns, sg, scale, WORK, COLUMNS)
+        factor = tl.load(p_factor + i_batch * columns + i_column, mask=i_column < columns, other=1)
+        u = relative(g, row[:, None] * factor[None, :], tiny)
+        if MEASURE:
+            total += tl.sum(tl.sum(u * u, 1).to(tl.float64), 0)
+        else:
+            o = o_p + r * sp[0] + c * sp[1]
+            p = tl.load(p_p + o, mask=m)
+            tl.store(p_p + o, p * keep - u * tl.load(p_squares).to(WORK), mask=wanted(m, p_c))
+    if MEASURE:
+        tl.store(p_squares + tl.program_id(0), total)
+
+
+@triton.jit
+def vector_stats(p_p, p_g, p_v, p_squares, p_measured, p_c, n, sizes, sp, sg, sv, tiny, WORK: tl.constexpr,
+                 DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Move the second moment; leave Σ p² and Σ u²."""
+    i, m = positions(n, BLOCK, WIDE)
+    o_v = offsets(i, sizes, sv, DIMS)
+    p = tl.load(p_p + offsets(i, sizes, sp, DIMS), mask=m, other=0)
+    g = converted(tl.load(p_g + offsets(i, sizes, sg, DIMS), mask=m, other=0), WORK) * tl.load(p_c).to(WORK)
+    weight = tl.load(p_c + 1)
+    v = tl.load(p_v + o_v, mask=m, other=1)
+    v = v * (1 - weight).to(WORK) + g * g * weight.to(WORK)
+    tl.store(p_v + o_v, v, mask=wanted(m, p_c))
+    u = relative(g, v, tiny)
+    tl.store(p_squares + tl.program_id(0), tl.sum((p * p).to(tl.float64), 0))
+    tl.store(p_measured + tl.program_id(0), tl.sum((u * u).to(tl.float64), 0))
+
+
+@triton.jit
+def vector_update(p_p, p_g, p_v, p_size, p_c, n, sizes, sp, sg, sv, tiny, WORK: tl.constexpr, DIMS: tl.constexpr,
+                  WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, WIDE)
+    o_p = offsets(i, sizes, sp, DIMS)
+    g = converted(tl.load(p_g + offsets(i, sizes, sg, DIMS), mask=m, other=0), WORK) * tl.load(p_c).to(WORK)
+    u = relative(g, tl.load(p_v + offsets(i, sizes, sv, DIMS), mask=m, other=1), tiny)
+    p = tl.load(p_p + o_p, mask=m)
+    new = p * tl.load(p_c + 2).to(WORK) - u * tl.load(p_size).to(WORK)
+    tl.store(p_p + o_p, new, mask=wanted(m, p_c))
+
+
+@triton.jit
+def step_size(p_o, p_squares, p_measured, p_c, count, n, least, d, BLOCK: tl.constexpr):
+    """max(ε2, rms(p))·min(lr, 1/√t) / max(1, rms(u)/d), from the partial sums."""
+    squares, measured = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    for at in range(0, count, BLOCK):
+        i = at + tl.arange(0, BLOCK)
+        squares += tl.load(p_squares + i, mask=i < count, other=0)
+        measured += tl.load(p_measured + i, mask=i < count, other=0)
+    of_p = maths.root(tl.sum(squares, 0) / n)
+    of_u = maths.root(tl.sum(measured, 0) / n) / d
+    of_p = tl.where(of_p < least, tl.full((), least, tl.float64), of_p)
+    of_u = tl.where(of_u < 1, 1.0, of_u)
+    tl.store(p_o, of_p * tl.load(p_c + 3) / of_u)
+
+
+def _tiny(dtype: DType, eps1: float | None) -> float:
+    return Double(np.finfo(dtype.numpy).eps if eps1 is None else eps1)
+
+
+def _step_size(squares: Array, measured: Array, constants: Array, n: int, eps2: float, d: float) -> Array:
+    size = empty((1,), float64, squares.device)
+    launch(
+        step_size, 1, size, squares, measured, constants, squares.size, n, Double(eps2), Double(d),
+        BLOCK=min(1024, max(16, triton.next_power_of_2(squares.size))),
+    )  # fmt: skip
+    return size
+
+
+class _Matrices(NamedTuple):
+    """How matrices lie: the dimensions before the last two, merged, and their strides for p, g and the states."""
+
+    sizes: Shape
+    batch: tuple[Shape, ...]
+    rows: int
+    columns: int
+    tiles: int
+    programs: int
+
+
+def _matrices(param: Array, *others: Array) -> _Matrices:
+    sizes, *batch = collapse(param.shape[:-2], *(x.strides[:-2] for x in (param, *others)))
+    rows, columns = param.shape[-2:]
+    tiles = triton.cdiv(rows, TILE_ROWS)
+    return _Matrices(sizes, tuple(batch), rows, columns, tiles, tiles * numel(param.shape[:-2]))
+
+
+@cuda_impl("adafactor_step")
+def adafactor_step(
+    out: tuple[()], param: Array, grad: Array, row_var: Array, col_var: Array, lr: Scalar, step: Scalar,
+    grad_scale: Scalar, *, beta2_decay: float, eps1: float | None, eps2: float, d: float, weight_decay: float,
+) -> None:  # fmt: skip
+    """Adafactor for matrices; the reference has the formulas. Reads the gradient three times, the parameter twice."""
+    if param.size == 0:
+        return
+    made = step_constants(adafactor_constants, float64, param, (lr, step, grad_scale), beta2_decay, weight_decay).values
+    with apart(param, row_var, col_var) as (param, row_var, col_var):
+        at = _matrices(param, grad, row_var, col_var)
+        bp, bg, br, bc = at.batch
+        sp, sg, sr, sc = param.strides[-2:], grad.strides[-2:], row_var.strides[-2], col_var.strides[-1]
+        device, dtype, tiny = param.device, param.dtype, _tiny(param.dtype, eps1)
+        squares, measured = empty((at.programs,), float64, device), empty((at.programs,), float64, device)
+        sums = empty((at.programs, at.columns), dtype, device)
+        factor = empty((at.programs // at.tiles, at.columns), dtype, device)
+        common: dict[str, Any] = {"WORK": TRITON[dtype.name], "DIMS": len(at.sizes)}
+        tile_sizes = {"ROWS": TILE_ROWS, "COLUMNS": min(TILE_COLUMNS, max(16, triton.next_power_of_2(at.columns)))}
+        shape = (at.rows, at.columns, at.tiles, at.sizes)
+        launch(
+            matrix_stats, at.programs, param, grad, row_var, sums, squares, made, *shape, bp, bg, br, sp, sg, sr,
+            **common, **tile_sizes,
+        )  # fmt: skip
+        launch(
+            column_stats, (at.programs // at.tiles, triton.cdiv(at.columns, 64)), col_var, factor, row_var, sums, made,
+            *shape, bc, br, sc, sr, tiny, **common, COLUMNS=64,
+            BLOCK=min(1024, max(16, triton.next_power_of_2(at.rows))),
+        )  # fmt: skip
+        rest = (made, *shape, bp, bg, br, sp, sg, sr, tiny)
+        launch(
+            matrix_update,
+            at.programs,
+            param,
+            grad,
+            row_var,
+            factor,
+            measured,
+            *rest,
+            MEASURE=True,
+            **common,
+            **tile_sizes,
+        )
+        size = _step_size(squares, measured, made, param.size, eps2, d)
+        launch(
+            matrix_update, at.programs, param, grad, row_var, factor, size, *rest, MEASURE=False, **common, **tile_sizes
+        )
+
+
+@cuda_impl("adafactor_vector_step")
+def adafactor_vector_step(
+    out: tuple[()], param: Array, grad: Array, variance: Array, lr: Scalar, step: Scalar, grad_scale: Scalar, *,
+    beta2_decay: float, eps1: float | None, eps2: float, d: float, weight_decay: float,
+) -> None:  # fmt: skip
+    """Adafactor for vectors and numbers: the second moment is kept whole."""
+    if param.size == 0:
+        return
+    made = step_constants(adafactor_constants, float64, param, (lr, step, grad_scale), beta2_decay, weight_decay).values
+    with apart(param, variance) as (param, variance):
+        sizes, *strides = collapse(param.shape, param.strides, grad.strides, variance.strides)
+        programs, tiny = triton.cdiv(param.size, BLOCK), _tiny(param.dtype, eps1)
+        squares, measured = empty((programs,), float64, param.device), empty((programs,), float64, param.device)
+        common: dict[str, Any] = {
+            "WORK": TRITON[param.dtype.name], "DIMS": len(sizes), "WIDE": is_wide(sizes, *strides), "BLOCK": BLOCK,
+        }  # fmt: skip
+        rest = (made, param.size, sizes, *strides, tiny)
+        launch(vector_stats, programs, param, grad, variance, squares, measured, *rest, **common)
+        size = _step_size(squares, measured, made, param.size, eps2, d)
+        launch(vector_update, programs, param, grad, variance, size, *rest, **common)
+
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def muon_constants(p_c, p_s, lr, step, scale, first, each, momentum, decay, ratio,
+                   NUMBERS: tl.constexpr):  # fmt: skip
+    rate = scalar(lr, NUMBERS & 1)
+    put(p_c, 0, (1 - exact(momentum)) * note(p_c, p_s, step, scale, first, each, NUMBERS))
+    put(p_c, 1, exact(momentum))
+    put(p_c, 2, 1 - rate * decay)
+    put(p_c, 3, rate * ratio)
+
+
+@triton.jit
+def tile(p_x, o, m, WORK: tl.constexpr):
+    return converted(tl.load(p_x + o, mask=m), WORK)
+
+
+@triton.jit
+def scaled_kernel(p_o, p_x, p_norm, n, sizes, so, sx, eps, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    """x / max(norm, eps)."""
+    i, m = positions(n, BLOCK, WIDE)
+    norm = tl.load(p_norm)
+    factor = 1 / tl.where(norm < eps, tl.full((), eps, tl.float64), norm)
+    x = tile(p_x, offsets(i, sizes, sx, DIMS), m, WORK)
+    tl.store(p_o + offsets(i, sizes, so, DIMS), x * factor.to(WORK), mask=m)
+
+
+@triton.jit
+def polynomial(p_o, p_gram, p_square, n, side, a, b, c, WORK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """a·I + b·G + c·G², which the matrix is multiplied with."""
+    i, m = positions(n, BLOCK, WIDE)
+    y = tl.load(p_square + i, mask=m) * c + tl.load(p_gram + i, mask=m) * b
+    diagonal = tl.where(i // side == i % side, tl.full(i.shape, a, WORK), 0.0)
+    tl.store(p_o + i, y + diagonal, mask=m)
+
+
+@triton.jit
+def muon_direction(p_o, p_g, p_b, p_c, n, sizes, so, sg, sb, NESTEROV: tl.constexpr, WORK: tl.constexpr,
+                   DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, WIDE)
+    o_b = offsets(i, sizes, sb, DIMS)
+    take, mu = tl.load(p_c), tl.load(p_c + 1)
+    step = tile(p_g, offsets(i, sizes, sg, DIMS), m, WORK) * take
+    b = tl.load(p_b + o_b, mask=m) * mu + step
+    tl.store(p_b + o_b, b, mask=wanted(m, p_c))
+    tl.store(p_o + offsets(i, sizes, so, DIMS), step + b * mu if NESTEROV else b, mask=m)
+
+
+@triton.jit
+def muon_update(p_p, p_u, p_c, n, sizes, sp, su, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
+                BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, WIDE)
+    o_p = offsets(i, sizes, sp, DIMS)
+    p, u = tl.load(p_p + o_p, mask=m), tl.load(p_u + offsets(i, sizes, su, DIMS), mask=m)
+    tl.store(p_p + o_p, p * tl.load(p_c + 2) - u * tl.load(p_c + 3), mask=wanted(m, p_c))
+
+
+def _turned(x: Array) -> Array:
+    return x.view((x.shape[1], x.shape[0]), (x.strides[1], x.strides[0]))
+
+
+def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: float, iterations: int) -> Array:
+    """`newton_schulz` of one matrix in float32 or float64; its memory may be that of the transpose."""
+    work, device = work_type(x.dtype), x.device
+    tall = x.shape[0] > x.shape[1]  # the smaller Gram matrix is the cheaper one
+    source = x if tall else _turned(x)
+    side = source.shape[1]
+    y, other = (empty(source.shape, work, device) for _ in range(2))  # tall, so that no product has k innermost in both
+    gram, square, factor = (empty((side, side), work, device) for _ in range(3))
+    norm = empty((), float64, device)
+    norm_into(norm, (x,), 2)
+    sizes, so, sx = collapse(y.shape, y.strides, source.strides)
+    kind = TRITON[work.name]
+    launch(
+        scaled_kernel, triton.cdiv(y.size, BLOCK), y, source, norm, y.size, sizes, so, sx, Double(eps),
+        WORK=kind, DIMS=len(sizes), WIDE=is_wide(sizes, so, sx), BLOCK=BLOCK,
+    )  # fmt: skip
+    numbers = [Double(k) if work is float64 else float(k) for k in coefficients]
+    for _ in range(iterations):
+        matmul_into(gram, _turned(y), y)
+        matmul_into(square, gram, gram)
+        launch(
+            polynomial, triton.cdiv(side * side, BLOCK), factor, gram, square, side * side, side, *numbers,
+            WORK=kind, WIDE=is_wide((side, side)), BLOCK=BLOCK,
+        )  # fmt: skip
+        matmul_into(other, y, factor)  # which is symmetric
+        y, other = other, y
+    return y if tall else _turned(y)
+
+
+@cuda_impl("newton_schulz")
+def newton_schulz(
+    out: Array, x: Array, *, coefficients: tuple[float, float, float], eps: float, iterations: int
+) -> None:
+    """The orthogonal factor of a matrix, roughly, in float32 or wider (in tf32 where that is allowed)."""
+    if x.size == 0:
+        return
+    found = _orthogonalized(x, coefficients, eps, iterations)
+    elementwise(same, out, found, work=found.dtype)
+
+
+@cuda_impl("muon_step")
+def muon_step(
+    out: tuple[()], param: Array, grad: Array, momentum_buffer: Array, lr: Scalar, grad_scale: Scalar, *,
+    momentum: float, nesterov: bool, weight_decay: float, lr_ratio: float, coefficients: tuple[float, float, float],
+    eps: float, iterations: int,
+) -> None:  # fmt: skip
+    """b = μ·b + (1-μ)·c·g; p = (1 - lr·wd)·p - lr·ratio·orthogonalized(b, or (1-μ)·c·g + μ·b with Nesterov)."""
+    if param.size == 0:
+        return
+    made = step_constants(
+        muon_constants, param.dtype, param, (lr, 0, grad_scale), momentum, weight_decay, lr_ratio
+    ).values
+    with apart(param, momentum_buffer) as (param, momentum_buffer):
+        direction = empty(param.shape, param.dtype, param.device)
+        sizes, *strides = collapse(param.shape, direction.strides, grad.strides, momentum_buffer.strides)
+        common: dict[str, Any] = {"WORK": TRITON[param.dtype.name], "BLOCK": BLOCK}
+        programs = triton.cdiv(param.size, BLOCK)
+        launch(
+            muon_direction, programs, direction, grad, momentum_buffer, made, param.size, sizes, *strides,
+            NESTEROV=nesterov, DIMS=len(sizes), WIDE=is_wide(sizes, *strides), **common,
+        )  # fmt: skip
+        update = _orthogonalized(direction, coefficients, eps, iterations)
+        sizes, *strides = collapse(param.shape, param.strides, update.strides)
+        launch(
+            muon_update, programs, param, update, made, param.size, sizes, *strides,
+            DIMS=len(sizes), WIDE=is_wide(sizes, *strides), **common,
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Elementwise ops, activations, copies, random numbers: each output element depends on few input elements."""

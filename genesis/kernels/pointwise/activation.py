@@ -1,0 +1,170 @@
+"""Kernels of the activations and their slopes: functions of one tile for `elementwise`, and SwiGLU's two gradients.
+
+A result of two bytes keeps 8 or 11 bits, so the GPU's fast exponential and division, which are right to 22 bits, lose
+nothing there; wider results use the exact ones. Activations in float32 would otherwise cost more time than memory does.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array
+from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import promote_types
+from genesis.kernels import maths
+from genesis.kernels.pointwise.elementwise import elementwise, positions, read, write
+from genesis.kernels.strides import collapse, is_wide
+from genesis.kernels.types import TRITON, work_type
+
+__all__: list[str] = []
+
+_ROOT_HALF = tl.constexpr(math.sqrt(0.5))
+_DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))
+_TANH_SCALE = tl.constexpr(math.sqrt(2 / math.pi))
+_TANH_CUBIC = tl.constexpr(0.044715)
+
+
+# --- Functions of one tile --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def relu(x):
+    return tl.where(x <= 0, 0.0, x)  # NaN stays
+
+
+@triton.jit
+def relu_slope(g, x):
+    return g * (x > 0).to(x.dtype)
+
+
+@triton.jit
+def silu(x):
+    return maths.divide(x, maths.exp(-x) + 1)  # e^-x may overflow to inf, which gives the right 0
+
+
+@triton.jit
+def silu_fast(x):
+    return x / (tl.exp(-x) + 1)
+
+
+@triton.jit
+def sigmoid(x, FAST: tl.constexpr):
+    e = tl.exp(-x) if FAST else maths.exp(-x)
+    return 1 / (e + 1) if FAST else maths.divide(e * 0 + 1, e + 1)
+
+
+@triton.jit
+def silu_slope(g, x):
+    s = sigmoid(x, False)
+    return g * (s * (1 + x * (1 - s)))
+
+
+@triton.jit
+def silu_slope_fast(g, x):
+    s = sigmoid(x, True)
+    return g * (s * (1 + x * (1 - s)))
+
+
+@triton.jit
+def gelu(x):
+    return x * (0.5 * (1 + maths.erf(x * _ROOT_HALF)))
+
+
+@triton.jit
+def gelu_slope(g, x):
+    cdf = 0.5 * (1 + maths.erf(x * _ROOT_HALF))
+    return g * (cdf + x * maths.exp(-0.5 * x * x) * _DENSITY)
+
+
+@triton.jit
+def gelu_tanh(x):
+    return 0.5 * x * (1 + maths.tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE))
+
+
+@triton.jit
+def gelu_tanh_slope(g, x):
+    t = maths.tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE)
+    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (1 + x * x * 3 * _TANH_CUBIC) * _TANH_SCALE)
+
+
+@triton.jit
+def fast_tanh(x):
+    """1 - 2 / (e^2x + 1): near 0 its error is one unit of float32 at 1, which 2-byte results do not see."""
+    return 1 - 2 / (tl.exp(2 * x) + 1)
+
+
+@triton.jit
+def gelu_tanh_fast(x):
+    return 0.5 * x * (1 + fast_tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE))
+
+
+@triton.jit
+def gelu_tanh_slope_fast(g, x):
+    t = fast_tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE)
+    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (1 + x * x * 3 * _TANH_CUBIC) * _TANH_SCALE)
+
+
+@triton.jit
+def swiglu(gate, up):
+    return silu(gate) * up
+
+
+@triton.jit
+def swiglu_fast(gate, up):
+    return silu_fast(gate) * up
+
+
+@triton.jit
+def swiglu_gradients(p_dgate, p_dup, p_g, p_gate, p_up, n, sizes, so, sg, sa, sb, FAST: tl.constexpr,
+                     WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, WIDE)
+    g = read(p_g, i, sizes, sg, m, DIMS, False, WORK)
+    x = read(p_gate, i, sizes, sa, m, DIMS, False, WORK)
+    up = read(p_up, i, sizes, sb, m, DIMS, False, WORK)
+    s = sigmoid(x, FAST)
+    write(p_dup, i, g * (s * x), sizes, so, m, DIMS)
+    write(p_dgate, i, g * (s + s * x * (1 - s)) * up, sizes, so, m, DIMS)
+
+
+# --- The CUDA implementations -----------------------------------------------------------------------------------------
+
+# By name: exact, fast.
+FUNCTIONS = {
+    "relu": (relu, relu),
+    "relu_backward": (relu_slope, relu_slope),
+    "silu": (silu, silu_fast),
+    "silu_backward": (silu_slope, silu_slope_fast),
+    "gelu": (gelu, gelu),
+    "gelu_backward": (gelu_slope, gelu_slope),
+    "gelu_tanh": (gelu_tanh, gelu_tanh_fast),
+    "gelu_tanh_backward": (gelu_tanh_slope, gelu_tanh_slope_fast),
+    "swiglu": (swiglu, swiglu_fast),
+}
+
+
+def _run(functions: tuple[Any, Any], out: Array, *operands: Array) -> None:
+    elementwise(functions[out.dtype.itemsize == 2], out, *operands)
+
+
+for _name, _functions in FUNCTIONS.items():
+    cuda_impl(_name)(functools.partial(_run, _functions))
+
+
+@cuda_impl("swiglu_backward")
+def swiglu_backward(out: tuple[Array, Array], g: Array, gate: Array, up: Array) -> None:
+    """dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, in one pass."""
+    dgate, dup = out
+    sizes, so, *strides = collapse(dgate.shape, dgate.strides, g.strides, gate.strides, up.strides)
+    work = work_type(promote_types(promote_types(g.dtype, gate.dtype), up.dtype))
+    block, n = 1024, dgate.size
+    launch(
+        swiglu_gradients, triton.cdiv(n, block), dgate, dup, g, gate, up, n, sizes, so, *strides,
+        FAST=dgate.dtype.itemsize == 2 and dup.dtype.itemsize == 2, WORK=TRITON[work.name], DIMS=len(sizes),
+        WIDE=is_wide(sizes, so, *strides), BLOCK=block, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,464 @@
+"""Elementwise CUDA implementations: one kernel for one, two or three operands, which takes the function as a constant.
+
+Dimensions are merged first, so that operands which lie the same way in memory become one run with vector accesses;
+broadcast and strided operands are read in place. Python numbers are arguments, not constants: no value compiles anew.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from genesis.array import Array
+from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.launch import clear, launch
+from genesis.backend.cuda.signature import Double
+from genesis.dtypes import DType, bool_, float64, result_type
+from genesis.kernels import maths
+from genesis.kernels.gemm.transpose import transposed_copy
+from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.sweep import as_type
+from genesis.shapes import broadcast_strides
+
+__all__ = ["elementwise", "number"]
+
+
+# --- The kernels ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def read(p_x, i, sizes, strides, m, DIMS: tl.constexpr, NUMBER: tl.constexpr, WORK: tl.constexpr):
+    """A tile of an operand in the type to compute in; a number fills the tile."""
+    if NUMBER:
+        return tl.full(i.shape, p_x, WORK)
+    else:
+        return converted(tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=m), WORK)
+
+
+@triton.jit
+def write(p_o, i, y, sizes, strides, m, DIMS: tl.constexpr):
+    tl.store(p_o + offsets(i, sizes, strides, DIMS), converted(y, p_o.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def positions(n, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """The linear indices of this program's tile, and which of them exist."""
+    program = tl.program_id(0)
+    if WIDE:
+        program = program.to(tl.int64)
+    i = program * BLOCK + tl.arange(0, BLOCK)
+    return i, i < n
+
+
+@triton.jit
+def unary(p_o, p_x, n, sizes, so, sx, F: tl.constexpr, NUMBERS: tl.constexpr, WORK: tl.constexpr,
+          DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, WIDE)
+    x = read(p_x, i, sizes, sx, m, DIMS, NUMBERS & 1, WORK)
+    write(p_o, i, F(x), sizes, so, m, DIMS)
+
+
+@triton.jit
+def binary(p_o, p_x, p_y, n, sizes, so, sx, sy, F: tl.constexpr, NUMBERS: tl.constexpr, WORK: tl.constexpr,
+           DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, WIDE)
+    x = read(p_x, i, sizes, sx, m, DIMS, NUMBERS & 1, WORK)
+    y = read(p_y, i, sizes, sy, m, DIMS, NUMBERS & 2, WORK)
+    write(p_o, i, F(x, y), sizes, so, m, DIMS)
+
+
+@triton.jit
+def ternary(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr, NUMBERS: tl.constexpr,
+            WORK: tl.constexpr, FIRST: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, WIDE)
+    x = read(p_x, i, sizes, sx, m, DIMS, NUMBERS & 1, FIRST)
+    y = read(p_y, i, sizes, sy, m, DIMS, NUMBERS & 2, WORK)
+    z = read(p_z, i, sizes, sz, m, DIMS, NUMBERS & 4, WORK)
+    write(p_o, i, F(x, y, z), sizes, so, m, DIMS)
+
+
+# --- Launching them ---------------------------------------------------------------------------------------------------
+
+
+def number(value: Any, work: DType) -> Any:
+    """A Python number as a kernel's argument, in float64 where the work is; cast as the reference casts it."""
+    if not work.is_floating_point:
+        with np.errstate(invalid="ignore"):  # NaN has no integer
+            return int(as_type(value, work.numpy))
+    return Double(value) if work is float64 else float(value)
+
+
+def elementwise(
+    function: Any, out: Array, *operands: Any, work: DType | None = None, first: DType | None = None
+) -> None:
+    """`out = function(*operands)` element by element, broadcasting.
+
+    Args:
+        function: under `triton.jit`, of one to three tiles.
+        operands: arrays or numbers.
+        work: the type to compute in; out's own (float32 for 2-byte floats) unless given.
+        first: the type of the first of three operands, where it is another (a condition).
+    """
+    work = work_type(out.dtype if work is None else work)
+    arrays = [x for x in operands if isinstance(x, Array)]
+    spread = [broadcast_strides(x.shape, x.strides, out.shape) for x in arrays]
+    sizes, so, *merged = collapse(out.shape, out.strides, *spread)
+    rest = iter(merged)
+    strides = [next(rest) if isinstance(x, Array) else (0,) * len(sizes) for x in operands]
+    values = [x if isinstance(x, Array) else number(x, work) for x in operands]
+    numbers = sum(1 << i for i, x in enumerate(operands) if not isinstance(x, Array))
+    kernel = (unary, binary, ternary)[len(operands) - 1]
+    extra = {"FIRST": TRITON[(first or work).name]} if len(operands) == 3 else {}
+    n = out.size
+    block = 1024
+    launch(
+        kernel, triton.cdiv(n, block), out, *values, n, sizes, so, *strides,
+        F=function, NUMBERS=numbers, WORK=TRITON[work.name], DIMS=len(sizes),
+        WIDE=is_wide(sizes, so, *merged), BLOCK=block, num_warps=4, **extra,
+    )  # fmt: skip
+
+
+# --- Functions of one tile --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _same(x):
+    return x
+
+
+@triton.jit
+def _add(x, y):
+    return x | y if x.dtype == tl.int1 else x + y
+
+
+@triton.jit
+def _sub(x, y):
+    return x - y
+
+
+@triton.jit
+def _mul(x, y):
+    return x & y if x.dtype == tl.int1 else x * y
+
+
+@triton.jit
+def _floor_divide(x, y):
+    """Towards minus infinity. An integer divided by 0 gives 0: an error would have to wait for the GPU."""
+    if x.dtype.is_floating():
+        return maths.floor_divide(x, y)
+    else:
+        safe = tl.where(y == 0, 1, y).to(x.dtype)
+        quotient = x // safe
+        quotient = (quotient - ((x % safe != 0) & ((x < 0) != (safe < 0))).to(x.dtype)).to(x.dtype)
+        return tl.where(y == 0, 0, quotient).to(x.dtype)
+
+
+@triton.jit
+def _remainder(x, y):
+    """x - y·floor(x / y): the sign of y. An integer modulo 0 gives 0."""
+    if x.dtype.is_floating():
+        return maths.modulo(x, y)
+    else:
+        safe = tl.where(y == 0, 1, y).to(x.dtype)
+        rest = x % safe
+        rest = tl.where((rest != 0) & ((rest < 0) != (safe < 0)), rest + safe, rest)
+        return tl.where(y == 0, 0, rest).to(x.dtype)
+
+
+@triton.jit
+def _pow(x, p):
+    if x.dtype.is_floating():
+        return maths.power(x, p)
+    else:
+        return _integer_power(x, p)
+
+
+@triton.jit
+def _integer_power(x, p):
+    """By squaring, wrapping around. A negative power of anything but 1 and -1 is 0."""
+    one = (x * 0 + 1).to(x.dtype)
+    result, base, left = one, x, p
+    for _ in range(x.dtype.primitive_bitwidth):
+        result = tl.where((left & 1) != 0, result * base, result).to(x.dtype)
+        base = (base * base).to(x.dtype)
+        left = (left >> 1).to(x.dtype)
+    flipped = tl.where((p & 1) != 0, x, one)
+    unit = tl.where(x == 1, one, tl.where((x < 0) & (x + one == 0), flipped, 0)).to(x.dtype)
+    return tl.where(p < 0, unit, result)
+
+
+@triton.jit
+def _maximum(x, y):
+    return tl.where((x > y) | (x != x), x, y)
+
+
+@triton.jit
+def _minimum(x, y):
+    return tl.where((x < y) | (x != x), x, y)
+
+
+@triton.jit
+def _lerp(x, end, w):
+    step = end - x
+    return tl.where(tl.abs(w) < 0.5, x + w * step, end - (1 - w) * step)
+
+
+@triton.jit
+def _neg(x):
+    return x * -1.0 if x.dtype.is_floating() else 0 - x
+
+
+@triton.jit
+def _abs(x):
+    return tl.abs(x)
+
+
+@triton.jit
+def _sign(x):
+    if x.dtype == tl.int1:
+        return x
+    else:
+        return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def _rsqrt(x):
+    return maths.divide(tl.full(x.shape, 1, x.dtype), maths.root(x))
+
+
+@triton.jit
+def _reciprocal(x):
+    return maths.divide(tl.full(x.shape, 1, x.dtype), x)
+
+
+@triton.jit
+def _sigmoid(x):
+    return maths.divide(tl.full(x.shape, 1, x.dtype), maths.exp(-x) + 1)
+
+
+@triton.jit
+def _floor(x):
+    return maths.floor(x) if x.dtype.is_floating() else x
+
+
+@triton.jit
+def _ceil(x):
+    return maths.ceil(x) if x.dtype.is_floating() else x
+
+
+@triton.jit
+def _trunc(x):
+    return maths.trunc(x) if x.dtype.is_floating() else x
+
+
+@triton.jit
+def _round(x):
+    return maths.rint(x) if x.dtype.is_floating() else x
+
+
+@triton.jit
+def _eq(x, y):
+    return x == y
+
+
+@triton.jit
+def _ne(x, y):
+    return x != y
+
+
+@triton.jit
+def _lt(x, y):
+    return x < y
+
+
+@triton.jit
+def _le(x, y):
+    return x <= y
+
+
+@triton.jit
+def _gt(x, y):
+    return x > y
+
+
+@triton.jit
+def _ge(x, y):
+    return x >= y
+
+
+@triton.jit
+def _logical_and(x, y):
+    return (x != 0) & (y != 0)
+
+
+@triton.jit
+def _logical_or(x, y):
+    return (x != 0) | (y != 0)
+
+
+@triton.jit
+def _logical_xor(x, y):
+    return (x != 0) != (y != 0)
+
+
+@triton.jit
+def _logical_not(x):
+    return x == 0
+
+
+@triton.jit
+def _isnan(x):
+    return x != x
+
+
+@triton.jit
+def _isinf(x):
+    return tl.abs(x) == float("inf") if x.dtype.is_floating() else x != x
+
+
+@triton.jit
+def _isfinite(x):
+    return tl.abs(x) < float("inf") if x.dtype.is_floating() else x == x
+
+
+@triton.jit
+def _bitwise_and(x, y):
+    return x & y
+
+
+@triton.jit
+def _bitwise_or(x, y):
+    return x | y
+
+
+@triton.jit
+def _bitwise_xor(x, y):
+    return x ^ y
+
+
+@triton.jit
+def _bitwise_not(x):
+    return x == 0 if x.dtype == tl.int1 else ~x
+
+
+@triton.jit
+def _left_shift(x, y):
+    """Bits that leave the type are gone; a shift by its width or more leaves none."""
+    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
+    return tl.where(inside, x << tl.where(inside, y, 0).to(x.dtype), 0).to(x.dtype)
+
+
+@triton.jit
+def _right_shift(x, y):
+    """A shift by the width or more leaves the sign."""
+    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
+    gone = tl.where(x < 0, -1, 0).to(x.dtype)
+    return tl.where(inside, x >> tl.where(inside, y, 0).to(x.dtype), gone).to(x.dtype)
+
+
+@triton.jit
+def _square(x):
+    return x * x
+
+
+@triton.jit
+def _where(condition, x, y):
+    return tl.where(condition, x, y)
+
+
+@triton.jit
+def _clamp(x, low, high):
+    return _minimum(_maximum(x, low), high)
+
+
+# --- The CUDA implementations -----------------------------------------------------------------------------------------
+
+# Computed in the result's type.
+VALUES = {
+    "add": _add, "sub": _sub, "mul": _mul, "div": maths.divide, "floor_divide": _floor_divide,
+    "remainder": _remainder, "maximum": _maximum, "minimum": _minimum, "lerp": _lerp, "neg": _neg, "abs": _abs,
+    "sign": _sign, "square": _square, "exp": maths.exp, "exp2": maths.exp2, "expm1": maths.expm1, "log": maths.log,
+    "log2": maths.log2, "log10": maths.log10, "log1p": maths.log1p, "sqrt": maths.root, "rsqrt": _rsqrt,
+    "reciprocal": _reciprocal, "sin": maths.sin, "cos": maths.cos, "tan": maths.tan, "tanh": maths.tanh,
+    "sigmoid": _sigmoid, "erf": maths.erf, "floor": _floor, "ceil": _ceil, "trunc": _trunc, "round": _round,
+    "bitwise_and": _bitwise_and, "bitwise_or": _bitwise_or, "bitwise_xor": _bitwise_xor,
+    "bitwise_not": _bitwise_not, "left_shift": _left_shift, "right_shift": _right_shift,
+}  # fmt: skip
+# Computed in the operands' common type; the result is a bool.
+PREDICATES = {
+    "eq": _eq, "ne": _ne, "lt": _lt, "le": _le, "gt": _gt, "ge": _ge, "logical_and": _logical_and,
+    "logical_or": _logical_or, "logical_xor": _logical_xor, "logical_not": _logical_not, "isnan": _isnan,
+    "isinf": _isinf, "isfinite": _isfinite,
+}  # fmt: skip
+
+
+def _register_value(name: str, function: Any) -> None:
+    @cuda_impl(name)
+    def run(out: Array, *operands: Any) -> None:
+        elementwise(function, out, *operands)
+
+
+def _register_predicate(name: str, function: Any) -> None:
+    @cuda_impl(name)
+    def run(out: Array, *operands: Any) -> None:
+        elementwise(function, out, *operands, work=result_type(operands))
+
+
+for _name, _function in VALUES.items():
+    _register_value(_name, _function)
+for _name, _function in PREDICATES.items():
+    _register_predicate(_name, _function)
+
+
+@cuda_impl("pow")
+def pow(out: Array, x: Any, p: Any) -> None:
+    """x^p; squares, by far the most frequent, without logarithms."""
+    if isinstance(p, (int, float)) and p == 2:
+        elementwise(_square, out, x)
+    else:
+        elementwise(_pow, out, x, p)
+
+
+@cuda_impl("copy", "cast")
+def copy(out: Array, x: Array, dtype: DType | None = None) -> None:
+    """y = x, in out's memory and dtype; through shared memory where one is the other's transpose."""
+    if not transposed_copy(out, x):
+        elementwise(_same, out, x, work=x.dtype)
+
+
+@cuda_impl("overwrite")
+def overwrite(out: Array, x: Array, source: Any) -> None:
+    """y = source; the values of x are not read."""
+    elementwise(_same, out, source, work=source.dtype if isinstance(source, Array) else out.dtype)
+
+
+@cuda_impl("fill")
+def fill(out: Array, value: float, shape: Any, dtype: DType) -> None:
+    """Every element is `value`."""
+    if out.is_contiguous and value == 0 and math.copysign(1, value) > 0:
+        clear(out)
+    else:
+        elementwise(_same, out, value)
+
+
+@cuda_impl("where")
+def where(out: Array, condition: Array, x: Any, y: Any) -> None:
+    """y = x where `condition` holds, else y."""
+    elementwise(_where, out, condition, x, y, first=bool_)
+
+
+@cuda_impl("clamp")
+def clamp(out: Array, x: Array, min: Any = None, max: Any = None) -> None:
+    """y = min(max(x, min), max); a bound of None is open."""
+    if min is not None and max is not None:
+        elementwise(_clamp, out, x, min, max)
+    elif max is None:
+        elementwise(_maximum, out, x, min)
+    else:
+        elementwise(_minimum, out, x, max)

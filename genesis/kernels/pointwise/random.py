@@ -1,0 +1,411 @@
+"""Kernels of the random ops: Philox in registers, and elements of the words that `genesis.ops.random` gives them.
+
+A program draws whole counters and lays their words out in element order, so no counter is computed twice. Integers and
+uniforms have the CPU's bits. Normals are computed in float64 as there and rounded once; libdevice's logarithm, sine and
+cosine may differ from numpy's by a unit of float64, which float32 results show once in some 2^28 elements. Data that
+the CPU refuses cannot be refused without waiting for the GPU: such elements are NaN, such samples -1.
+
+Seeds and offsets change with every call: kernels take them as unspecialized numbers, and calls leave no plan behind.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.recording import recording
+from genesis.backend.cuda.signature import Double
+from genesis.dtypes import DType, float64, int64
+from genesis.kernels import maths
+from genesis.kernels.index.radix_sort import order_of
+from genesis.kernels.pointwise.elementwise import elementwise
+from genesis.kernels.strides import collapse, offsets
+from genesis.kernels.types import TRITON, converted, work_type
+from genesis.shapes import Shape, contiguous_strides, numel
+
+__all__ = ["forget_plan", "halves", "number_words", "philox", "quads", "words_of"]
+
+COUNTERS = 256  # a program: two a thread
+_TURN = tl.constexpr(2 * math.pi)
+_UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+
+
+# --- The generator ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def times(x, y):
+    """x·y rounded, never fused with the addition after it, which the CPU rounds apart."""
+    return libdevice.mul_rn(x, y)
+
+
+if is_interpreted():
+    times = maths._on_host(np.multiply)
+
+
+@triton.jit
+def unsigned(low, high):
+    """A 64-bit number from its halves, which come as int32."""
+    return low.to(tl.uint32, bitcast=True).to(tl.uint64) | (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
+
+
+@triton.jit
+def product(x, M: tl.constexpr):
+    """The high and low words of x·M."""
+    p = x.to(tl.uint64) * tl.full((), M, tl.uint64)
+    return (p >> 32).to(tl.uint32), p.to(tl.uint32)
+
+
+@triton.jit
+def philox(seed_low, seed_high, counter):
+    """The four words (uint32) of each counter (uint64); see `genesis.random`."""
+    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    c2, c3 = c0 * 0, c0 * 0
+    k0, k1 = seed_low.to(tl.uint32, bitcast=True), seed_high.to(tl.uint32, bitcast=True)
+    for _ in tl.static_range(10):
+        high0, low0 = product(c0, 0xD2511F53)
+        high1, low1 = product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0 = (k0.to(tl.uint64) + tl.full((), 0x9E3779B9, tl.uint64)).to(tl.uint32)
+        k1 = (k1.to(tl.uint64) + tl.full((), 0xBB67AE85, tl.uint64)).to(tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def words_of(seed_low, seed_high, first_low, first_high, COUNT: tl.constexpr):
+    """This program's index of its first counter, counted from the call's first, and the words of COUNT counters."""
+    start = tl.program_id(0).to(tl.int64) * COUNT
+    counter = unsigned(first_low, first_high) + (start + tl.arange(0, COUNT)).to(tl.uint64)
+    w0, w1, w2, w3 = philox(seed_low, seed_high, counter)
+    return start, w0, w1, w2, w3
+
+
+@triton.jit
+def quads(w0, w1, w2, w3):
+    """Four values of each counter in element order."""
+    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+
+
+@triton.jit
+def halves(low, high):
+    """A 64-bit draw from its words."""
+    return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
+
+
+@triton.jit
+def positive(x):
+    """An unsigned number below 2^63 as a float64."""
+    return x.to(tl.int64).to(tl.float64)
+
+
+# --- Creation ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
+def uniform_kernel(p_o, n, s0, s1, f0, f1, step, width, low, end, below, STANDARD: tl.constexpr, BITS: tl.constexpr,
+                   WORK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    if BITS == 53:
+        draws = tl.interleave(halves(w0, w1), halves(w2, w3))
+        u = converted((draws >> 11).to(tl.int64), WORK)
+        i = start * 2 + tl.arange(0, 2 * COUNT)
+    else:
+        u = converted((quads(w0, w1, w2, w3) >> (32 - BITS)).to(tl.int32), WORK)
+        i = start * 4 + tl.arange(0, 4 * COUNT)
+    u = u * step
+    if not STANDARD:
+        u = times(u, tl.full(u.shape, width, WORK)) + low
+        u = converted(converted(u, p_o.dtype.element_ty), WORK)
+        u = tl.where(u >= end, below, u)  # rounding may have reached the open end
+    tl.store(p_o + i, converted(u, p_o.dtype.element_ty), mask=i < n)
+
+
+@triton.jit
+def pair(a, b, std, mean):
+    """Two normal numbers from two in (0, 1), by Box and Muller."""
+    radius = times(maths.root(maths.log(a) * -2.0), tl.full(a.shape, std, tl.float64))
+    angle = b * _TURN
+    return times(radius, maths.cos(angle)) + mean, times(radius, maths.sin(angle)) + mean
+
+
+@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
+def normal_kernel(p_o, n, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT: tl.constexpr):
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    if DOUBLE:
+        a = (positive(halves(w0, w1) >> 11) + 0.5) * 1.1102230246251565e-16  # 2^-53
+        b = (positive(halves(w2, w3) >> 11) + 0.5) * 1.1102230246251565e-16
+        even, odd = pair(a, b, std, mean)
+        y = tl.interleave(even, odd)
+        i = start * 2 + tl.arange(0, 2 * COUNT)
+    else:
+        a, b = (positive(w0) + 0.5) * 2.3283064365386963e-10, (positive(w1) + 0.5) * 2.3283064365386963e-10  # 2^-32
+        c, d = (positive(w2) + 0.5) * 2.3283064365386963e-10, (positive(w3) + 0.5) * 2.3283064365386963e-10
+        z0, z1 = pair(a, b, std, mean)
+        z2, z3 = pair(c, d, std, mean)
+        y = quads(z0, z1, z2, z3)
+        i = start * 4 + tl.arange(0, 4 * COUNT)
+    tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < n)
+
+
+@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "low0", "low1", "span0", "span1"])
+def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.constexpr, FLIP: tl.constexpr,
+                   COUNT: tl.constexpr):  # fmt: skip
+    """low + draw mod span; WHOLE: the span is 2^64. FLIP turns the top bit, so that signed order is unsigned order."""
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    draw = tl.interleave(halves(w0, w1), halves(w2, w3))
+    if not WHOLE:
+        draw = draw % unsigned(span0, span1)
+    draw = draw + unsigned(low0, low1)
+    if FLIP:
+        draw = draw ^ tl.full((), 1 << 63, tl.uint64)
+    y = draw.to(tl.int64, bitcast=True)
+    if p_o.dtype.element_ty.primitive_bitwidth == 16 and p_o.dtype.element_ty.is_floating():
+        y = y.to(tl.float32)
+    i = start * 2 + tl.arange(0, 2 * COUNT)
+    tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < n)
+
+
+# --- Chance applied to tensors ----------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
+def bernoulli_kernel(p_o, p_p, n, s0, s1, f0, f1, sizes, sp, DIMS: tl.constexpr, COUNT: tl.constexpr):
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    i = start * 4 + tl.arange(0, 4 * COUNT)
+    m = i < n
+    chance = converted(tl.load(p_p + offsets(i, sizes, sp, DIMS), mask=m), tl.float64)
+    hit = (positive(quads(w0, w1, w2, w3)) < chance * 4294967296.0).to(tl.float32)
+    y = tl.where((chance >= 0) & (chance <= 1), hit, float("nan"))
+    tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=m)
+
+
+@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "limit"])
+def dropout_kernel(p_o, p_x, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr, DIMS: tl.constexpr,
+                   COUNT: tl.constexpr):  # fmt: skip
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    i = start * 4 + tl.arange(0, 4 * COUNT)
+    m = i < n
+    x = converted(tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=m), WORK)
+    kept = quads(w0, w1, w2, w3) >= limit.to(tl.uint32, bitcast=True)
+    y = tl.where(kept, tl.full(x.shape, scale, WORK), 0.0) * x
+    tl.store(p_o + offsets(i, sizes, so, DIMS), converted(y, p_o.dtype.element_ty), mask=m)
+
+
+# --- Categories -------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _larger(x, y):
+    return tl.maximum(x, y)
+
+
+@triton.jit
+def ends_kernel(p_ends, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
+    """Running sums of a row's weights: where each category ends when they are laid end to end.
+
+    A category of weight 0 ends where the last one of a positive weight before it does (the first ones at -inf), however
+    sums round. The total is NaN for weights that cannot be drawn from.
+    """
+    i_row = tl.program_id(0).to(tl.int64)
+    before = tl.full((), 0.0, tl.float64)
+    last = tl.full((), -float("inf"), tl.float64)
+    bad = tl.full((), 0, tl.int32)
+    found = tl.full((), 0, tl.int64)
+    for first in range(0, n, BLOCK):
+        i = first + tl.arange(0, BLOCK)
+        w = converted(tl.load(p_p + i_row * sr + i.to(tl.int64) * sn, mask=i < n, other=0), tl.float64)
+        bad += tl.sum(((w >= 0) & (w < float("inf")) == 0).to(tl.int32))
+        found += tl.sum((w > 0).to(tl.int64))
+        sums = before + tl.cumsum(w, 0)
+        ends = tl.where(w > 0, sums, -float("inf"))
+        ends = tl.maximum(tl.associative_scan(ends, 0, _larger), last)
+        tl.store(p_ends + i_row * n + i, ends, mask=i < n)
+        last = tl.maximum(last, tl.max(ends, 0))
+        before += tl.sum(w, 0)
+    tl.store(p_total + i_row, tl.where((bad > 0) | (found < needed), float("nan"), last))
+
+
+@triton.jit
+def where_kernel(p_o, p_ends, p_total, n, samples, s0, s1, f0, f1, STEPS: tl.constexpr, COUNT: tl.constexpr):
+    """For each sample the first category that ends above its draw, by bisection."""
+    i_row = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
+    m = i < samples
+    at = i_row * samples + i
+    counter = unsigned(f0, f1) + (at // 2).to(tl.uint64)
+    w0, w1, w2, w3 = philox(s0, s1, counter)
+    draw = tl.where(at % 2 == 0, halves(w0, w1), halves(w2, w3))
+    total = tl.load(p_total + i_row)
+    target = positive(draw >> 11) * 1.1102230246251565e-16 * total
+    low = tl.zeros((COUNT,), tl.int32)  # every category before it ends at or before the target
+    high = low + (n - 1)
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        end = tl.load(p_ends + i_row * n + middle)
+        # rounding may put a draw at the very end: then it is the last category with a weight, the first to end there
+        past = (end <= target) & (end < total)
+        low = tl.where(past, tl.minimum(middle + 1, high), low)
+        high = tl.where(past, high, middle)
+    tl.store(p_o + at, tl.where(total == total, low, -1).to(tl.int64), mask=m)
+
+
+@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
+def race_kernel(p_key, p_p, size, n, s0, s1, f0, f1, sr, sn, COUNT: tl.constexpr):
+    """When each category finishes, as bits that order like the times."""
+    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
+    i = start * 4 + tl.arange(0, 4 * COUNT)
+    m = i < size
+    a = (positive(quads(w0, w1, w2, w3)) + 0.5) * 2.3283064365386963e-10
+    w = converted(tl.load(p_p + (i // n) * sr + (i % n) * sn, mask=m, other=1), tl.float64)
+    time = tl.where(w > 0, -maths.log(a) / tl.where(w > 0, w, 1.0), float("inf"))
+    tl.store(p_key + i, time.to(tl.int64, bitcast=True), mask=m)
+
+
+@triton.jit
+def first_kernel(p_o, p_order, p_total, rows, samples, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m = i < rows * samples
+    row = i // samples
+    total = tl.load(p_total + row, mask=m)
+    order = tl.load(p_order + row * n + i % samples, mask=m).to(tl.int64)
+    tl.store(p_o + i, tl.where(total == total, order, -1), mask=m)
+
+
+# --- The CUDA implementations -----------------------------------------------------------------------------------------
+
+
+def forget_plan() -> None:
+    """Keep no plan of the op that is running: numbers that change with every call would only fill the table."""
+    recorder = recording()
+    if recorder is not None:
+        recorder.cacheable = False
+
+
+def number_words(value: int) -> tuple[int, int]:
+    """The low and high words of a 64-bit number, as int32."""
+    low, high = value & 0xFFFFFFFF, (value >> 32) & 0xFFFFFFFF
+    return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
+
+
+def counters(seed: int, offset: int) -> tuple[int, int, int, int]:
+    """Seed and first counter as kernels take them."""
+    forget_plan()
+    return (*number_words(seed), *number_words(offset))
+
+
+def _number(value: float, dtype: DType) -> float:
+    return Double(value) if dtype is float64 else float(value)
+
+
+def _programs(n: int, each: int) -> int:
+    return triton.cdiv(n, COUNTERS * each)
+
+
+@cuda_impl("uniform")
+def uniform(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low: float, high: float) -> None:
+    """y = low + u·(high - low); see the reference for u."""
+    bits = _UNIFORM_BITS[dtype.name]
+    work = work_type(dtype)
+    end = dtype.numpy.type(high)
+    below = np.nextafter(end, dtype.numpy.type(low))
+    launch(
+        uniform_kernel, _programs(out.size, 2 if bits == 53 else 4), out, out.size, *counters(seed, offset),
+        _number(2.0**-bits, work), _number(high - low, work), _number(low, work), _number(end, work),
+        _number(below, work), STANDARD=(low, high) == (0, 1), BITS=bits, WORK=TRITON[work.name], COUNT=COUNTERS,
+    )  # fmt: skip
+
+
+@cuda_impl("normal")
+def normal(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, mean: float, std: float) -> None:
+    """y = mean + std·z."""
+    double = dtype is float64
+    launch(
+        normal_kernel, _programs(out.size, 2 if double else 4), out, out.size, *counters(seed, offset),
+        Double(mean), Double(std), DOUBLE=double, COUNT=COUNTERS,
+    )  # fmt: skip
+
+
+def _integers(out: Array, seed: int, offset: int, low: int, span: int, flip: bool = False) -> None:
+    launch(
+        randint_kernel, _programs(out.size, 2), out, out.size, *counters(seed, offset), *number_words(low),
+        *number_words(span), WHOLE=span == 1 << 64, FLIP=flip, COUNT=COUNTERS,
+    )  # fmt: skip
+
+
+@cuda_impl("randint")
+def randint(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low: int, high: int) -> None:
+    """y = low + d mod (high - low) of a 64-bit draw d."""
+    _integers(out, seed, offset, low, high - low)
+
+
+@cuda_impl("randperm")
+def randperm(out: Array, seed: int, offset: int, n: int, dtype: DType) -> None:
+    """0 … n-1 sorted by one 64-bit draw each; equal draws keep their order."""
+    if n == 0:
+        return
+    keys = empty((1, n), int64, out.device)
+    _integers(keys, seed, offset, 0, 1 << 64, flip=True)
+    _, order = order_of(keys, 64, True, keep_keys=False)
+    elementwise(_same, out, order.view((n,), (1,)), work=order.dtype)
+
+
+@triton.jit
+def _same(x):
+    return x
+
+
+@cuda_impl("bernoulli")
+def bernoulli(out: Array, p: Array, seed: int, offset: int) -> None:
+    """y = 1 where a 32-bit draw is below p·2^32, else 0; NaN where p is no probability."""
+    sizes, sp = collapse(out.shape, p.strides)
+    launch(
+        bernoulli_kernel, _programs(out.size, 4), out, p, out.size, *counters(seed, offset), sizes, sp,
+        DIMS=len(sizes), COUNT=COUNTERS,
+    )  # fmt: skip
+
+
+@cuda_impl("dropout")
+def dropout(out: Array, x: Array, p: float, seed: int, offset: int) -> None:
+    """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0."""
+    sizes, so, sx = collapse(out.shape, out.strides, x.strides)
+    work = work_type(x.dtype)
+    scale = _number(1 / (1 - p) if p < 1 else 0, work)  # p = 1 leaves nothing
+    limit, _ = number_words(min(int(p * 2.0**32), 0xFFFFFFFF))
+    launch(
+        dropout_kernel, _programs(out.size, 4), out, x, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
+        WORK=TRITON[work.name], DIMS=len(sizes), COUNT=COUNTERS,
+    )  # fmt: skip
+
+
+@cuda_impl("multinomial")
+def multinomial(out: Array, p: Array, num_samples: int, replacement: bool, seed: int, offset: int) -> None:
+    """`num_samples` categories for each row of weights; -1 for rows that the reference refuses."""
+    n, rows = p.shape[-1], numel(p.shape[:-1])
+    if rows == 0:
+        return
+    sr, sn = (p.strides[0] if p.ndim == 2 else 0), p.strides[-1]
+    drawn = counters(seed, offset)
+    alone = replacement or num_samples == 1
+    total = empty((rows,), float64, out.device)
+    ends = empty((rows, n), float64, out.device)
+    block = min(1024, max(16, triton.next_power_of_2(n)))
+    launch(ends_kernel, rows, ends, total, p, n, 1 if alone else num_samples, sr, sn, BLOCK=block)
+    if alone:
+        count = min(128, triton.next_power_of_2(num_samples))
+        launch(
+            where_kernel, (triton.cdiv(num_samples, count), rows), out, ends, total, n, num_samples, *drawn,
+            STEPS=max(1, n.bit_length()), COUNT=count,
+        )  # fmt: skip
+        return
+    keys = Array(ends.storage, (rows, n), contiguous_strides((rows, n)), int64, out.device, ends.offset)
+    launch(race_kernel, _programs(rows * n, 4), keys, p, rows * n, n, *drawn, sr, sn, COUNT=COUNTERS)
+    _, order = order_of(keys, 64, True, keep_keys=False)
+    launch(first_kernel, triton.cdiv(out.size, 256), out, order, total, rows, num_samples, n, BLOCK=256)

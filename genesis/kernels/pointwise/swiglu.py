@@ -1,0 +1,128 @@
+"""Kernels of SwiGLU on gate and up side by side: tiles of a row's two halves, each read and written once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.launch import launch
+from genesis.kernels.gemm.fp8 import scaled_factors
+from genesis.kernels.gemm.linalg import Scales, matmul_into
+from genesis.kernels.gemm.warp_specialized import gated_backward_into
+from genesis.kernels.pointwise.activation import sigmoid
+from genesis.kernels.strides import as_matrix, collapse, is_wide, offsets
+from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.fp8 import is_wide_enough
+from genesis.ops.shape import contiguous
+from genesis.shapes import contiguous_strides
+
+__all__: list[str] = []
+
+TILE = 1024  # elements of each half: a load of 16 bytes for each thread in a 2-byte type
+
+
+@triton.jit
+def places(n, half, WIDE: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
+    """Rows and columns of this program's tile of a half, and which exist."""
+    i_program = tl.program_id(0)
+    if WIDE:
+        i_program = i_program.to(tl.int64)
+    i_n, i_h = i_program * BN + tl.arange(0, BN), tl.program_id(1) * BH + tl.arange(0, BH)
+    return i_n, i_h, (i_n < n)[:, None] & (i_h < half)[None, :]
+
+
+@triton.jit
+def forward(p_y, p_x, n, half, sizes, sx, dx, FAST: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr,
+            WIDE: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    i_n, i_h, m = places(n, half, WIDE, BN, BH)
+    p_gate = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :]
+    gate = converted(tl.load(p_gate, mask=m, other=0), WORK)
+    up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
+    y = sigmoid(gate, FAST) * gate * up
+    tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def backward(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg, dx, RESULT: tl.constexpr, FAST: tl.constexpr,
+             WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr, BN: tl.constexpr,
+             BH: tl.constexpr):  # fmt: skip
+    """Both gradients, and with RESULT what forward gave."""
+    i_n, i_h, m = places(n, half, WIDE, BN, BH)
+    p_gate = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :]
+    o_g = offsets(i_n, sizes, sg, DIMS)[:, None] + (i_h * dg)[None, :]
+    gate = converted(tl.load(p_gate, mask=m, other=0), WORK)
+    up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
+    g = converted(tl.load(p_g + o_g, mask=m, other=0), WORK)
+    s = sigmoid(gate, FAST)
+    silu = s * gate
+    p_gate = p_d + (2 * i_n * half)[:, None] + i_h[None, :]
+    tl.store(p_gate, converted(g * (s + silu * (1 - s)) * up, p_d.dtype.element_ty), mask=m)
+    tl.store(p_gate + half, converted(g * silu, p_d.dtype.element_ty), mask=m)
+    if RESULT:
+        tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(silu * up, p_y.dtype.element_ty), mask=m)
+
+
+def _cut(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
+    """The grid, rows and strides of x and of others `[..., half of x's width]`, and the constants of a kernel."""
+    half, operands = x.shape[-1] // 2, (*others, x)
+    sizes, *strides = collapse(x.shape[:-1], *(a.strides[:-1] for a in operands))
+    n = 1
+    for size in sizes:
+        n *= size
+    columns = min(triton.next_power_of_2(half), 1024)
+    rows = min(TILE // columns, triton.next_power_of_2(n))
+    wide = [(*s, a.strides[-1]) for s, a in zip(strides, operands, strict=True)]
+    constants = {
+        "FAST": x.dtype.itemsize == 2, "WORK": TRITON[work_type(x.dtype).name], "DIMS": len(sizes), "BN": rows,
+        "BH": columns, "num_warps": 4,
+        "WIDE": is_wide((*sizes, 2 * half), *wide, contiguous_strides((*sizes, 2 * half))),
+    }  # fmt: skip
+    grid = triton.cdiv(n, rows), triton.cdiv(half, columns)
+    return grid, (n, half, sizes, *strides, *(a.strides[-1] for a in operands)), constants
+
+
+@cuda_impl("swiglu_packed")
+def swiglu_packed(out: Array, gate_up: Array) -> None:
+    """y = silu(gate)·up."""
+    if out.size:
+        grid, values, constants = _cut(gate_up)
+        launch(forward, grid, out, gate_up, *values, **constants)
+
+
+@cuda_impl("swiglu_packed_backward")
+def swiglu_packed_backward(
+    out: Array | tuple[Array, Array], g: Array, gate_up: Array, with_result: bool = False
+) -> None:
+    """[dgate, dup], and with `with_result` silu(gate)·up, in one pass."""
+    d, y = out if isinstance(out, tuple) else (out, None)
+    if g.size:
+        grid, values, constants = _cut(gate_up, g)
+        launch(backward, grid, d, y, g, gate_up, *values, RESULT=y is not None, **constants)
+
+
+@cuda_impl("swiglu_linear_backward")
+def swiglu_linear_backward(
+    out: Array | tuple[Array, Array], g: Array, weight: Array, gate_up: Array, with_result: bool = False,
+    fp8: int = 0,
+) -> None:  # fmt: skip
+    """[dgate, dup] behind dh = g·W, and with `with_result` silu(gate)·up."""
+    d, h = out if isinstance(out, tuple) else (out, None)
+    if not d.size:
+        return
+    left, right, scales = g, weight, None
+    if is_wide_enough(fp8, weight.shape[1]):
+        left, right, scales = scaled_factors(as_matrix(contiguous(g)), contiguous(weight))
+    if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous:
+        kept = None if h is None else as_matrix(h)
+        if gated_backward_into(as_matrix(d), kept, as_matrix(left), right, as_matrix(gate_up), scales):
+            return
+    dh = empty((*d.shape[:-1], weight.shape[1]), d.dtype, g.device)
+    if scales is None:
+        matmul_into(dh, g, weight)
+    else:
+        matmul_into(as_matrix(dh), left, right, turned=True, scales=Scales(scales, False))
+    swiglu_packed_backward(out, dh, gate_up, with_result=with_result)

@@ -1,0 +1,1 @@
+"""Reductions, scans and softmax over one or several dimensions."""
