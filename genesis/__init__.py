@@ -223,10 +223,14 @@ from genesis.functions.shape import (
     unsqueeze,
 )
 from genesis.functions.sort import argsort, bincount, nonzero, sort, topk, unique
+from genesis.keywords import check_calls
 from genesis.random import Generator, manual_seed
 from genesis.shapes import Size
 
 from genesis import nn, optim  # isort: skip  they need the names above
+
+
+check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
 def __getattr__(name: str) -> Any:

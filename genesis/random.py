@@ -13,6 +13,7 @@ import secrets
 import numpy as np
 
 from genesis.errors import DTypeError, UsageError
+from genesis.keywords import check_calls
 
 __all__ = ["Generator", "default_generator", "get_state", "manual_seed", "philox", "philox_rounds", "set_state"]
 
@@ -118,3 +119,6 @@ def get_state() -> dict[str, int]:
 def set_state(state: dict[str, int]) -> None:
     """Set the default generator's state."""
     default_generator.set_state(state)
+
+
+check_calls(globals(), __all__)

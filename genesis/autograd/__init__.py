@@ -14,6 +14,7 @@ from genesis.autograd.modes import (
     set_grad_enabled,
 )
 from genesis.autograd.record import TensorBase, apply, apply_
+from genesis.keywords import check_calls
 
 __all__ = [
     "Function",
@@ -36,3 +37,12 @@ __all__ = [
     "no_grad",
     "set_grad_enabled",
 ]
+
+# Not `apply` and `checkpoint`, which hand keywords on, nor the switches without arguments, which see to it themselves.
+check_calls(
+    globals(),
+    (
+        "FunctionContext", "TensorBase", "autocast", "backward", "get_autocast_dtype", "grad", "gradcheck",
+        "is_autocast_enabled", "is_grad_enabled", "jacobians", "set_grad_enabled",
+    ),
+)  # fmt: skip

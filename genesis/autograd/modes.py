@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from genesis.errors import DTypeError
+from genesis.keywords import refuse_unknown
 
 __all__ = [
     "detect_anomaly",
@@ -133,11 +134,13 @@ def _resumed(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
 
 
 class Bare(Switch):
-    """A switch that also decorates without parentheses: `@no_grad`."""
+    """A switch that also decorates without parentheses: `@no_grad`; a block begins without `keywords`' further call."""
 
     def __new__(cls, *given: Any, **named: Any) -> Any:
         if len(given) == 1 and not named and callable(given[0]):
             return cls()(given[0])
+        if named:
+            refuse_unknown(cls.__name__, cls.__init__, named)
         return super().__new__(cls)
 
 

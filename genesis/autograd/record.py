@@ -65,6 +65,12 @@ class TensorBase:
         if type(array) is not Array:  # a user's call, not one of ours with (array, node, slot)
             given = [v for v, absent in ((node, None), (slot, False)) if v is not absent]
             array, node, slot = self._array_of(array, *given, *more), None, 0
+        self._begin(array, node, slot)
+        if requires_grad:
+            self.requires_grad_()
+
+    def _begin(self, array: Array, node: BaseNode | None, slot: int) -> None:
+        """Set all fields; results of ops are made by this alone, without the constructor's checks."""
         self.array, self.node, self.slot = array, node, slot
         self.grad: Any = None
         self.base: TensorBase | None = None
@@ -74,8 +80,6 @@ class TensorBase:
         self._accumulate: Edge | None = None  # to the node of this leaf, once it has one
         self._home: Home | None = None  # where a first gradient is written (a place in a flat buffer), if set
         self._post_hooks: tuple[Callable[[Any], None], ...] = ()
-        if requires_grad:
-            self.requires_grad_()
 
     @staticmethod
     def _array_of(*data: Any) -> Array:
@@ -85,7 +89,9 @@ class TensorBase:
     @staticmethod
     def wrap(array: Array, node: BaseNode | None = None, slot: int = 0) -> Any:
         """A tensor over `array`, on the tape when `node` is given."""
-        return TensorBase._concrete(array, node, slot)
+        made = object.__new__(TensorBase._concrete)
+        made._begin(array, node, slot)
+        return made
 
     @property
     def requires_grad(self) -> bool:
@@ -341,7 +347,9 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         if edges is not None and True in [r.dtype.is_floating_point for r in results]:
             node = _node(op, edges, arrays, results, attrs, lent)
     if len(results) == 1 and op.view is None:  # nearly all calls
-        return TensorBase._concrete(results[0], node)  # `wrap`, without its call
+        made = object.__new__(TensorBase._concrete)  # `wrap`, without its call
+        made._begin(results[0], node, 0)
+        return made
     tensors = tuple(
         TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
         for i, r in enumerate(results)

@@ -40,6 +40,7 @@ from genesis.cuda.memory import (
     set_poison,
 )
 from genesis.cuda.streams import Event, Stream, current_stream, default_stream, stream
+from genesis.keywords import check_calls
 
 __all__ = [
     "Event",
@@ -79,3 +80,5 @@ __all__ = [
     "stream",
     "synchronize",
 ]
+
+check_calls(globals(), __all__)

@@ -12,6 +12,9 @@ from genesis.custom.check import check_op
 from genesis.custom.from_cuda import CudaOp, cuda_op
 from genesis.custom.from_triton import triton_op
 from genesis.custom.user_op import UserOp, cdiv, load_op, user_ops
+from genesis.keywords import check_calls
 from genesis.op import Spec
 
 __all__ = ["CudaOp", "Spec", "UserOp", "cdiv", "check_op", "cuda_op", "load_op", "triton_op", "user_ops"]
+
+check_calls(globals(), __all__)

@@ -18,6 +18,7 @@ import numpy as np
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import INTEGER, DType
 from genesis.errors import DTypeError, unknown_keyword
+from genesis.keywords import check_calls
 from genesis.random import Generator
 
 __all__ = ["bare", "fitting", "integer", "integers", "number", "plain", "public", "publish", "truth"]
@@ -267,7 +268,7 @@ def publish(module: dict[str, Any], names: Iterable[str], **more: dict[str, str]
     """Put functions of a module (its `globals()`) under the rules of this one.
 
     Args:
-        names: what users call; names that are no functions are left alone.
+        names: what users call; classes are put under the rule of `genesis.keywords`, other names left alone.
         more: by function, further keywords with the parameters they mean.
     """
     made: dict[Any, Any] = {}  # one for each function, however many names it has
@@ -277,3 +278,5 @@ def publish(module: dict[str, Any], names: Iterable[str], **more: dict[str, str]
             if function not in made:
                 made[function] = public(function, **more.get(function.__name__, {}))
             module[name] = made[function]
+        elif isinstance(function, type):
+            check_calls(module, (name,))

@@ -28,6 +28,7 @@ from genesis.io.filesystem import DEFAULT, FileSystem
 from genesis.io.paths import open_regular, quote
 from genesis.io.safetensors import MAX_NAME_CHARS, SafeTensors, write_tensors
 from genesis.io.strict_json import parse_object
+from genesis.keywords import check_calls
 from genesis.tensor import Tensor
 
 __all__ = ["load", "save", "write_object"]
@@ -341,3 +342,6 @@ def _refuse_other_formats(path: Path) -> None:
         begin = quote(start.decode("latin-1"))
         what = f"this is no safetensors file, or only a part of one: it has {size:,} bytes and starts with {begin}"
         raise ModelError(what, where=escape(path), next="give a file that genesis.save or safetensors wrote")
+
+
+check_calls(globals(), ("load", "save"))

@@ -1,5 +1,6 @@
 """Neural-network building blocks under torch's names: modules, layers, losses, initialization, gradient clipping."""
 
+from genesis.keywords import check_calls
 from genesis.nn import functional, init, utils
 from genesis.nn.activations import GELU, Dropout, Identity, ReLU, Sigmoid, SiLU, SwiGLU, Tanh
 from genesis.nn.attention import Attention, KVCache, RoPE
@@ -38,3 +39,6 @@ __all__ = [
     "init",
     "utils",
 ]
+
+
+check_calls(globals(), ("KVCache", "Parameter"))  # modules see to it themselves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from genesis.autograd import is_grad_enabled, no_grad
+from genesis.autograd.modes import is_grad_enabled, no_grad
 from genesis.errors import GradientError, ShapeError, UsageError
 from genesis.functions.create import arange, empty
 from genesis.nn import functional as F

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
-from genesis.autograd import Function, FunctionContext, is_grad_enabled
+from genesis.autograd import Function, FunctionContext
+from genesis.autograd.modes import is_grad_enabled
 from genesis.tensor import Tensor
 
 __all__ = ["BackwardWatch", "CallWatch", "RemovableHandle", "call_watches", "watching_calls"]

@@ -12,6 +12,7 @@ from genesis.autograd import no_grad
 from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions.create import empty
+from genesis.keywords import check_calls
 from genesis.random import Generator
 from genesis.tensor import Tensor
 
@@ -229,3 +230,6 @@ def kaiming_normal_(
 ) -> Tensor:
     """Normal with deviation gain / √fan (He et al., 2015); `a` is the slope of leaky_relu."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
+
+
+check_calls(globals(), __all__)

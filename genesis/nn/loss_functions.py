@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from genesis.autograd import apply, is_grad_enabled
+from genesis.autograd import apply
+from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import widened
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError, UsageError

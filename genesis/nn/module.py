@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
-from genesis.errors import DTypeError, UsageError, unknown_keyword
+from genesis.errors import DTypeError, UsageError
+from genesis.keywords import refuse_unknown
 from genesis.nn.hooks import BackwardWatch, RemovableHandle, call_watches
 from genesis.nn.moving import cuda_device, move, targets
 from genesis.nn.parameter import Parameter
@@ -36,7 +36,7 @@ class Module:
     def __new__(cls, *args: Any, **named: Any) -> Self:
         """Raises: KeywordError, for a keyword that the class's `__init__` does not take."""
         if named:
-            _check_keywords(cls, named)
+            refuse_unknown(cls.__name__, cls.__init__, named)
         return super().__new__(cls)
 
     def __init__(self) -> None:
@@ -381,14 +381,3 @@ def clear_gradients(parameters: Iterable[Tensor], set_to_none: bool) -> None:
                 parameter.grad = None
             else:
                 parameter.grad.zero_()
-
-
-def _check_keywords(kind: type[Module], named: Iterable[str]) -> None:
-    """See that `kind(…)` takes these keywords; Python's own error does not name the nearest one."""
-    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    for keyword in named:
-        if keyword not in names:
-            raise unknown_keyword(kind.__name__, keyword, names)

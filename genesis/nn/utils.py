@@ -9,6 +9,7 @@ from genesis.autograd import no_grad
 from genesis.errors import ConfigError, NumericError, ShapeError
 from genesis.functions import elementwise as ew
 from genesis.functions.shape import cat
+from genesis.keywords import check_calls
 from genesis.op import registry
 from genesis.ops.gradients import total_norm
 from genesis.tensor import Tensor
@@ -111,3 +112,6 @@ def vector_to_parameters(vector: Tensor, parameters: Iterable[Tensor]) -> None:
             part = vector[start : start + parameter.numel()]
             parameter.copy_(part.reshape(parameter.shape))
             start += parameter.numel()
+
+
+check_calls(globals(), __all__)

@@ -1,5 +1,6 @@
 """Optimizers, flat buffers, learning-rate schedules and loss scaling."""
 
+from genesis.keywords import check_calls
 from genesis.optim import lr_scheduler
 from genesis.optim.adafactor import Adafactor
 from genesis.optim.adam import Adam, AdamW
@@ -47,3 +48,5 @@ __all__ = [
     "make_schedule",
     "muon_groups",
 ]
+
+check_calls(globals(), __all__)

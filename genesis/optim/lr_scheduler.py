@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from genesis.errors import ConfigError
+from genesis.keywords import check_calls
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.saving import check_saved
 from genesis.optim.unit import check_range
@@ -709,3 +710,6 @@ class ReduceLROnPlateau(LRScheduler):
             new = max(old * self.factor, least)
             if old - new > self.eps:
                 group["lr"] = new
+
+
+check_calls(globals(), __all__)

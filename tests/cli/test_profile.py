@@ -179,3 +179,18 @@ def test_no_room_for_the_inputs() -> None:
     code, text, told = profiled("--op", "add", "--shape", "1000000000000000000")
     assert (code, text) == (7, "")
     assert "no room" in told
+
+
+def test_a_users_op_that_misspells_a_keyword_is_no_bug_of_genesis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+import genesis
+def reference(x): return genesis.zeros(2, dtpye="int8")
+rules = {"out": lambda x: x, "grid": lambda out, x: 1, "reference": reference}
+op = genesis.cuda_op("misspelt", "__global__ void k() {}", inputs=("x",), block=32, **rules)
+"""
+    (tmp_path / "misspelling.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    code, _, told = profiled("--op", "misspelling:op")
+    assert code == 2 and told.startswith("error: zeros takes no keyword 'dtpye'\n")
