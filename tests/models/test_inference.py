@@ -21,6 +21,7 @@ from genesis_models import Sampling
 from genesis_models.session import evaluate, generate, inference
 from genesis_models.session.wording import in_words_of
 from tests.models.golden import FIXTURES
+from tests.packaging.tree import repository_files
 from tests.train.runs import ROOT
 
 SETTINGS = [
@@ -173,9 +174,9 @@ def test_settings_become_options_and_advice_about_others_goes() -> None:
 
 
 def test_nothing_below_a_run_names_a_setting_of_one() -> None:
-    below = ("array", "autograd", "backend", "cuda", "functions", "io", "kernels", "nn", "ops", "optim", "random.py")
-    files = [file for name in below for file in sorted((ROOT / "genesis").glob(f"{name}*/**/*.py"))]
-    files += sorted((ROOT / "models").glob("*.py"))
+    below = ("array.py", "autograd", "backend", "cuda", "functions", "io", "kernels", "nn", "ops", "optim", "random.py")
+    files = [f for f in repository_files(*[f"genesis/{name}" for name in below]) if f.suffix == ".py"]
+    files += [f for f in repository_files("models") if f.suffix == ".py" and f.parent.name == "models"]
     assert len(files) > 100
     found = {
         (str(file.relative_to(ROOT)), node.value)

@@ -16,7 +16,7 @@ from genesis.train.config import Config, json_schema
 from genesis.train.config_file import parse_config
 from genesis_cli.app import app
 from genesis_cli.environment import packages
-from tests.packaging.tree import REPOSITORY
+from tests.packaging.tree import REPOSITORY, repository_files
 
 # docs/log.md and the decisions tell what was, not what is.
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/user-kernels.md", "docs/performance.md"]
@@ -145,7 +145,7 @@ def test_make_targets_exist() -> None:
 
 
 def test_every_extra_does_something() -> None:
-    sources = [p.read_text() for folder in ("genesis", "cli", "models") for p in (REPOSITORY / folder).rglob("*.py")]
+    sources = [p.read_text() for p in repository_files("genesis", "cli", "models") if p.suffix == ".py"]
     for extra, wanted in PROJECT["optional-dependencies"].items():
         if extra in FOR_DEVELOPERS:
             continue
@@ -156,7 +156,7 @@ def test_every_extra_does_something() -> None:
 def test_nobody_is_sent_to_a_registry_for_genesis() -> None:
     """One gets it from a clone: `pip install '.[…]'`; a package of that name elsewhere is somebody else's."""
     folders = ("genesis", "cli", "models", "configs", "docs")
-    files = [p for f in folders for p in (REPOSITORY / f).rglob("*") if p.suffix in (".py", ".md", ".yaml")]
+    files = [p for p in repository_files(*folders) if p.suffix in (".py", ".md", ".yaml")]
     pattern = re.compile(r"pip install[^\n`]*genesis-lm")
     assert not [str(p) for p in files if p.name != "log.md" and pattern.search(p.read_text())]
     assert not [row for row in packages() if "genesis-lm" in row["add"]]

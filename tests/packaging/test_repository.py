@@ -5,26 +5,17 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.packaging.tree import REPOSITORY, package_files
+from tests.packaging.tree import REPOSITORY, package_files, repository_files
 
 LONGEST_FUNCTION = 80
 SOMEONES_HOME = re.compile(r"/(?:home|Users)/[a-z]\w*/", re.IGNORECASE)
-
-
-def repository_files() -> list[Path]:
-    """Files that are committed or could be."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=False)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    paths = (REPOSITORY / name for name in listed.stdout.decode().split("\0") if name)
-    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def private_paths(text: str, checkout: Path) -> list[str]:
@@ -47,6 +38,24 @@ def export_faults(module: ModuleType) -> list[str]:
         own = (n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__)
         faults += [f"{name} is public and there is no __all__" for name in own if not name.startswith("_")]
     return faults
+
+
+def test_files_that_nobody_committed_are_left_alone(tmp_path: Path) -> None:
+    for name in ("code/kept.py", "code/run.log", "build/made.py", "code/__pycache__/kept.pyc", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+
+    def names(*folders: str) -> list[str]:
+        return [path.relative_to(tmp_path).as_posix() for path in repository_files(*folders, root=tmp_path)]
+
+    # Without git what cannot be told apart counts.
+    assert names() == ["code/kept.py", "code/run.log", "notes.txt"]
+    assert names("code", "notes.txt", "absent") == ["code/kept.py", "code/run.log", "notes.txt"]
+    if shutil.which("git") is None:
+        pytest.skip("the rest needs git")
+    for words in (["init", "-q"], ["add", "code/kept.py", "notes.txt"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    assert names() == ["code/kept.py", "notes.txt"] and names("code", "absent") == ["code/kept.py"]
 
 
 def test_no_file_names_a_place_on_one_machine() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,20 +17,41 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = {"genesis": "genesis", "cli": "genesis_cli", "models": "genesis_models", "configs": "genesis_configs"}
 
 
+# What stands beside the files of the repository where git cannot tell: environments, caches, and what builds leave.
+MADE = re.compile(r"\..*|__pycache__|build|dist|runs|.*\.egg-info")
+
+
+def repository_files(*folders: str, root: Path = REPOSITORY) -> list[Path]:
+    """The files that git has in these folders of the checkout `root` (all unless given), whatever else lies there.
+
+    Elsewhere, as in a source archive, those that nothing but an editor or a build put there.
+    """
+    if (root / ".git").exists() and shutil.which("git"):
+        command = ["git", "ls-files", "-z", "--cached", "--", *folders]
+        listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode()
+        found = [root / name for name in listed.split("\0") if name]
+    else:
+        found = [root / name for name in folders if (root / name).is_file()]
+        for top in folders or (".",):
+            for folder, below, names in os.walk(root / top):
+                below[:] = [name for name in below if not MADE.fullmatch(name)]
+                found += [Path(folder, name) for name in names if not MADE.fullmatch(name)]
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())
+
+
 def package_files(root: Path) -> Iterator[tuple[Path, str]]:
     """Every file of the package folders below `root`, and its path in a wheel."""
     for folder, name in PACKAGES.items():
-        for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                yield path, f"{name}/{path.relative_to(root / folder).as_posix()}"
+        for path in repository_files(folder, root=root):
+            yield path, f"{name}/{path.relative_to(root / folder).as_posix()}"
 
 
 def copy_project(to: Path) -> Path:
     """A copy with all that a build reads, so that neither an old build folder nor the build itself touches the tree."""
-    for folder in PACKAGES:
-        shutil.copytree(REPOSITORY / folder, to / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, to / name)
+    for path in repository_files(*PACKAGES, "pyproject.toml", "README.md", "LICENSE"):
+        copy = to / path.relative_to(REPOSITORY)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     return to
 
 
