@@ -15,6 +15,7 @@ from genesis.demos.schema import Row
 from genesis.errors import NumericError
 from genesis.op import Op, observe
 from genesis.profile.memory import peak_bytes
+from genesis.profile.readable import readable_share
 from genesis.profile.schema import Time
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _cause(slow: Row, quick: Row, gap: float) -> str:
     if abs(gap - 1) <= CLOSE:
         return ": the time follows the bytes"
     if gap > 1:
-        return f". Bytes alone do not explain it: {slow.name} runs at {slow.share:.0%} of a copy's rate"
+        return f". Bytes alone do not explain it: {slow.name} runs at {readable_share(slow.share)} of a copy's rate"
     if quick.share < 1 - CLOSE:
-        return f". Memory is not all that counts: {quick.name} runs at {quick.share:.0%} of a copy's rate"
-    return f". Much is read while it is in a cache: {slow.name} runs at {slow.share:.0%} of a copy's rate"
+        return f". Memory is not all that counts: {quick.name} runs at {readable_share(quick.share)} of a copy's rate"
+    return f". Much is read while it is in a cache: {slow.name} runs at {readable_share(slow.share)} of a copy's rate"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from genesis.demos import DEMOS
 from genesis.demos.schema import Report, Row, Section
 from genesis.errors import escape
-from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds
+from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds, readable_share
 
 __all__ = ["lines_of"]
 
@@ -46,7 +46,7 @@ def _cells(row: Row, section: Section, launches: str) -> dict[str, str]:
         "wall": readable_seconds(row.wall.seconds),
         "GPU": readable_seconds(row.gpu.seconds) if row.gpu else "",
         "rate": rate(row.flops / row.seconds, "FLOP/s") if by_arithmetic else rate(row.bytes_per_second, "B/s"),
-        "of a copy": "" if by_arithmetic else f"{row.share:.0%}",
+        "of a copy": "" if by_arithmetic else readable_share(row.share),
         "peak memory": "" if row.peak_bytes is None else readable_bytes(row.peak_bytes),
         "note": "noisy" if (row.gpu or row.wall).is_noisy else "",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["aligned", "rate", "readable_bytes", "readable_ratio", "readable_seconds"]
+__all__ = ["aligned", "rate", "readable_bytes", "readable_ratio", "readable_seconds", "readable_share"]
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 
@@ -39,6 +39,14 @@ def readable_ratio(ratio: float) -> str:
     size = abs(ratio)
     decimals = 1 - math.floor(math.log10(size)) if 0 < size < 0.1 else 2
     return f"{ratio:.{decimals}f}"
+
+
+def readable_share(share: float) -> str:
+    """Whole percents, and one more digit where that would be none: "83%", "0.4%", "<0.1%"; "0%" is nothing at all."""
+    for text in (f"{share:.0%}", f"{share:.1%}"):
+        if share == 0 or text.strip("-0.%"):
+            return text
+    return "<0.1%"
 
 
 def _digits(number: float) -> str:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
-from genesis.profile.readable import aligned, rate, readable_bytes, readable_ratio, readable_seconds
+from genesis.profile.readable import aligned, rate, readable_bytes, readable_ratio, readable_seconds, readable_share
 from genesis.profile.schema import (
     Backward,
     Dispatch,
@@ -84,7 +84,7 @@ def _cells(row: Row) -> dict[str, str]:
         "GPU": readable_seconds(row.gpu.seconds) if row.gpu else "",
         "backward": _backward_seconds(row.backward),
         "rate": rate(*work),
-        "share": "" if row.share is None else f"{row.share:>4.0%} {row.band}",
+        "share": "" if row.share is None else f"{readable_share(row.share):>4} {row.band}",
         "torch": "" if row.peer is None else f"{readable_ratio(row.peer.forward.ratio)}x",
         "cause": row.cause,
         "note": "noisy" if row.is_noisy else "",
@@ -123,9 +123,9 @@ def _details(row: Row) -> Iterator[str]:
         yield from _titled("backward", _time(row.backward.wall))
         if row.backward.gpu is not None:
             yield from _titled("backward GPU", _time(row.backward.gpu))
-    share = f", {row.bandwidth_share:.0%} of a copy"
+    share = f", {readable_share(row.bandwidth_share)} of a copy"
     yield from _titled("moves", f"{readable_bytes(row.bytes)}: {rate(row.bytes_per_second, 'B/s')}{share}")
-    share = "" if row.compute_share is None else f", {row.compute_share:.0%} of a large matmul"
+    share = "" if row.compute_share is None else f", {readable_share(row.compute_share)} of a large matmul"
     yield from _titled("computes", f"{rate(row.flops, 'FLOP')}: {rate(row.flops_per_second, 'FLOP/s')}{share}")
     if row.intensity is not None and row.ridge is not None:
         side = "compute" if row.intensity > row.ridge else "bandwidth"
@@ -143,7 +143,7 @@ def _details(row: Row) -> Iterator[str]:
     if row.dispatch is not None:
         yield from _titled("dispatch", _stages(row.dispatch))
     if row.share is not None:
-        yield from _titled("band", f"{row.band}: {row.share:.0%} of the limit that binds")
+        yield from _titled("band", f"{row.band}: {readable_share(row.share)} of the limit that binds")
     yield from _titled("cause", row.cause + (" bound" if row.cause != "autograd" else " cost"))
     yield from _titled("next", row.advice)
     for note in row.notes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from genesis.profile.readable import readable_seconds
+from genesis.profile.readable import readable_seconds, readable_share
 
 __all__ = ["BANDS", "Facts", "Verdict", "band_of", "cause_of", "judge"]
 
@@ -170,4 +170,4 @@ def _advice_on_compute(facts: Facts, share: float) -> str:
             "it computes more than it moves, and what it computes are no products, whose rate is out of its reach:"
             " fewer or cheaper operations an element help"
         )
-    return f"at {share:.0%} of the largest product's rate: batch small products into larger ones"
+    return f"at {readable_share(share)} of the largest product's rate: batch small products into larger ones"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from genesis.profile.readable import rate, readable_seconds
+from genesis.profile.readable import rate, readable_seconds, readable_share
 from genesis.profile.roofline import BANDS
 from genesis.profile.schema import LimitsRow, Row
 from genesis.report.schema import CATEGORIES, Entry
@@ -72,14 +72,14 @@ def _bar(entry: Entry) -> OneBar:
     row = entry.row
     assert row.share is not None and row.band is not None
     details = [row.label.replace("x", "×")] + ["noisy"] * row.is_noisy
-    found = f"{readable_seconds(seconds_of(row))}, {row.share:.0%} of the limit, {row.band}"
+    found = f"{readable_seconds(seconds_of(row))}, {readable_share(row.share)} of the limit, {row.band}"
     return OneBar(
         label=row.name,
         detail=", ".join(details),
         percent=100 * min(row.share, FULL) / FULL,
         look=look_of(row),
         word="launch bound" if is_call_bound(row) else row.band,
-        text=f"{row.share:.0%}",
+        text=readable_share(row.share),
         title=f"{entry.title}, {row.dtype}: {found}",
     )
 
@@ -180,8 +180,9 @@ def _power(power: int) -> str:
 
 def _told(entry: Entry) -> str:
     row = entry.row
+    assert row.share is not None
     where = f"{rate(row.flops_per_second, 'FLOP/s')} at {row.intensity:.3g} FLOP a byte"
-    return f"{entry.title}: {where}, {row.share:.0%} of the limit, {row.band}"
+    return f"{entry.title}: {where}, {readable_share(row.share)} of the limit, {row.band}"
 
 
 # --- Sparklines -------------------------------------------------------------------------------------------------------

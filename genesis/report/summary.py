@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from genesis.profile.readable import readable_ratio, readable_seconds
+from genesis.profile.readable import readable_ratio, readable_seconds, readable_share
 from genesis.profile.roofline import BANDS, CACHED
 from genesis.profile.schema import Failure, Peer, Row
 from genesis.report.schema import CATEGORIES, Category, Change, Entry, PeerSummary, Ranked, Summary
@@ -181,7 +181,7 @@ def _about_limits(entries: Sequence[Entry]) -> Iterable[str]:
         if not low:
             continue
         low.sort(key=lambda entry: entry.row.share or 0.0)
-        ops = listed([f"{name} ({share:.0%})" for name, share in _least_by_op(e.row for e in low)])
+        ops = listed([f"{name} ({readable_share(share)})" for name, share in _least_by_op(e.row for e in low)])
         largest = max(low, key=lambda entry: _lost(entry.row))
         most = largest.row
         yield (

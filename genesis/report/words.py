@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from genesis.profile.readable import rate, readable_bytes, readable_ratio, readable_seconds
+from genesis.profile.readable import rate, readable_bytes, readable_ratio, readable_seconds, readable_share
 from genesis.profile.schema import LimitsRow, Row
 from genesis.report.schema import Change, Report
 from genesis.report.summary import seconds_of
@@ -17,7 +17,7 @@ __all__ = [
 
 def percent(share: float | None) -> str:
     """`83%`; a dash where there is none."""
-    return "–" if share is None else f"{share:.0%}"
+    return "–" if share is None else readable_share(share)
 
 
 def marked(ratio: float) -> str:
@@ -152,7 +152,7 @@ def changed(change: Change) -> dict[str, str]:
         "change": marked(change.ratio),
         "before": readable_seconds(change.before),
         "now": readable_seconds(change.now),
-        "noise": f"±{change.noise:.0%}",
+        "noise": f"±{readable_share(change.noise)}",
         "case": change.label.replace("x", "×"),
         "dtype": change.dtype,
     }

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
-from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds
+from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds, readable_share
 from genesis_models.bench.schema import Breakdown, Doubling, Memory, OpShare, PeerStep, Report, Row, Scaling
 
 __all__ = ["lines_of"]
@@ -114,8 +114,10 @@ def _findings(report: Report) -> Iterator[str]:
     for _, group in itertools.groupby(report.scaling, key=lambda s: (s.axis, s.fixed)):
         yield from _titled("scaling", _scaling(list(group)))
     (first, share), *others = sorted(largest.phases.shares.items(), key=lambda item: -item[1])
-    rest = ", ".join(f"{name} {part:.0%}" for name, part in others)
-    yield from _titled("priority", f"{largest.label}: {first} takes most, {share:.0%} of the phases; {rest}")
+    rest = ", ".join(f"{name} {readable_share(part)}" for name, part in others)
+    yield from _titled(
+        "priority", f"{largest.label}: {first} takes most, {readable_share(share)} of the phases; {rest}"
+    )
     for doubling in report.doublings:
         yield from _titled("doubling", _doubling(doubling))
     for note in dict.fromkeys(note for row in report.rows for note in row.notes):

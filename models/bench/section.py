@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from genesis.profile.readable import rate, readable_bytes, readable_seconds, readable_share
 from genesis.report.schema import Bar, Section
 from genesis_models.bench.cases import FORMULA
 from genesis_models.bench.measuring import OPTIMIZER, Settings, scaling_of
@@ -54,7 +54,7 @@ def _cells(row: Row) -> list[str]:
         *(readable_seconds(time.seconds) for time in (phases.forward, phases.backward, phases.optimizer)),
         f"{row.tokens_per_second:,.0f}",
         rate(row.flops_per_second, "").strip(),
-        "–" if row.mfu is None else f"{row.mfu:.0%}",
+        "–" if row.mfu is None else readable_share(row.mfu),
         readable_bytes(row.memory.peak),
     ]
 
@@ -81,6 +81,6 @@ def _phases(rows: Sequence[Row]) -> list[Bar]:
         return []
     phases = _most(rows).phases
     return [
-        Bar(label=name, share=share, text=f"{readable_seconds(getattr(phases, name).seconds)}, {share:.0%}")
+        Bar(label=name, share=share, text=f"{readable_seconds(getattr(phases, name).seconds)}, {readable_share(share)}")
         for name, share in phases.shares.items()
     ]

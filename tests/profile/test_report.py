@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from genesis.profile.readable import rate, readable_bytes, readable_seconds, readable_share
 from genesis.profile.report import lines_of
 from genesis.profile.schema import (
     Backward,
@@ -198,3 +198,14 @@ def test_a_time_of_few_samples_has_no_interval() -> None:
     found = Time.of(summarize([1.0, 1.0]))
     assert found.half_width is None
     assert "±?" in text(row(wall=found))
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0%"), (0.834, "83%"), (1.2, "120%"), (0.0051, "1%"), (0.005, "0.5%"), (0.0042, "0.4%"),
+        (0.0006, "0.1%"), (0.0004, "<0.1%"),
+    ],
+)  # fmt: skip
+def test_a_share_is_0_only_where_it_is_nothing(share: float, text: str) -> None:
+    assert readable_share(share) == text

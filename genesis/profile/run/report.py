@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
 from genesis.profile.cases import kind_of
-from genesis.profile.readable import readable_bytes, readable_seconds
+from genesis.profile.readable import readable_bytes, readable_seconds, readable_share
 from genesis.profile.run.schema import Memory, ModeRow, Report, Row
 from genesis.profile.run.spans import OUTSIDE
 
@@ -135,10 +135,10 @@ def _advice(mode: ModeRow) -> str:
     if mode.measure == "gpu" and mode.syncs:
         parts.append("move what makes the host wait out of the step")
     if mode.measure == "wall" and outside > WAITING:
-        parts.append(f"Python between ops takes {outside:.0%}: larger batches make each op do more")
+        parts.append(f"Python between ops takes {readable_share(outside)}: larger batches make each op do more")
     first = next((row for row in mode.ops if not row.name.startswith("(")), None)
     if first is not None:
-        text = f"the longest op is {first.name}, {first.share:.0%}"
+        text = f"the longest op is {first.name}, {readable_share(first.share)}"
         known = kind_of(first.name) is not None
         parts.append(f"{text}: genesis profile --op {first.name} says what holds it back" if known else text)
     return "; ".join(parts)
