@@ -1,1 +1,1 @@
-"""The `genesis` command: typer commands that parse, call and print. No logic lives here."""
+"""The `genesis` command: typer commands that parse, call and print; `session` is what they run."""

@@ -65,7 +65,7 @@ def bench_all(
     """
     from genesis.backend import CPU
     from genesis.report import suite
-    from genesis_models.session.preparation import resolve_device
+    from genesis_cli.session.preparation import resolve_device
 
     where, kind = resolve_device(device), dtype_of(dtype)
     size = model or (QUICKSTART if where == CPU else "0.5B")
@@ -93,8 +93,8 @@ def _model_section(name: str, config: ModelConfig, device: Device, is_fast: bool
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
     from genesis.profile.schema import Failure
-    from genesis_models.bench import measuring
-    from genesis_models.bench.section import section_of
+    from genesis_cli.session.bench import measuring
+    from genesis_cli.session.bench.section import section_of
     from genesis_models.precision import weight_type
 
     dtype = weight_type(None, device, config.stored_dtype, trains=True).name

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from genesis.backend import Device
     from genesis.bench.limits import Limits
     from genesis.profile.schema import Failure
-    from genesis_models.bench.measuring import Settings
-    from genesis_models.bench.schema import PeerStep, Report, Row
+    from genesis_cli.session.bench.measuring import Settings
+    from genesis_cli.session.bench.schema import PeerStep, Report, Row
     from genesis_models.config import ModelConfig
 
 __all__ = ["bench_model"]
@@ -81,11 +81,11 @@ def bench_model(
     """
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
-    from genesis_models.bench import measuring
-    from genesis_models.bench.cases import check_lengths
-    from genesis_models.bench.report import lines_of
+    from genesis_cli.session.bench import measuring
+    from genesis_cli.session.bench.cases import check_lengths
+    from genesis_cli.session.bench.report import lines_of
+    from genesis_cli.session.preparation import resolve_device
     from genesis_models.precision import weight_type
-    from genesis_models.session.preparation import resolve_device
 
     batches = _sizes(batch_size, "--batch-size")
     asked, how = weight_dtype(dtype, trains=True), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
@@ -135,8 +135,8 @@ def _measured(
 ) -> _Measured:
     """Every case, and then each recipe of torch beside it; on a terminal stderr shows how far it is."""
     from genesis.profile.schema import Failure
-    from genesis_models.bench import measuring
-    from genesis_models.bench.versus import versus_torch
+    from genesis_cli.session.bench import measuring
+    from genesis_cli.session.bench.versus import versus_torch
 
     rows: list[Row] = []
     failures: list[Failure] = []
@@ -170,10 +170,10 @@ def _report(
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
     from genesis_cli.environment import facts
-    from genesis_models.bench import measuring
-    from genesis_models.bench.cases import FORMULA
-    from genesis_models.bench.doubling import doublings, room_of
-    from genesis_models.bench.schema import ModelFacts, Report, SettingsRow
+    from genesis_cli.session.bench import measuring
+    from genesis_cli.session.bench.cases import FORMULA
+    from genesis_cli.session.bench.doubling import doublings, room_of
+    from genesis_cli.session.bench.schema import ModelFacts, Report, SettingsRow
     from genesis_models.shapes import parameter_count
 
     machine = facts()
@@ -206,7 +206,7 @@ def _report(
 def _peers(vs: str | None, recipes: str, python: str | None, device: Device) -> tuple[str, ...]:
     """The recipes to compare with; none without --vs. A peer that is missing is told before anything is measured."""
     from genesis.profile.peer import started
-    from genesis_models.bench.versus import check_recipes
+    from genesis_cli.session.bench.versus import check_recipes
 
     if vs is None:
         if python is not None:

@@ -56,7 +56,7 @@ def bench_ops(
     what was measured.
     """
     from genesis.report import suite
-    from genesis_models.session.preparation import resolve_device
+    from genesis_cli.session.preparation import resolve_device
 
     names = suite.names_of(op or (), category)
     where, kind = resolve_device(device), dtype_of(dtype)

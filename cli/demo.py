@@ -48,7 +48,7 @@ def _show(name: str, device: str, fast: bool, json: str | None) -> None:
     from genesis.demos.report import lines_of
     from genesis.demos.schema import Report
     from genesis_cli.environment import facts
-    from genesis_models.session.preparation import resolve_device
+    from genesis_cli.session.preparation import resolve_device
 
     where, machine = resolve_device(device), facts()
     setting = Setting(where, True, FAST) if fast else Setting(where)

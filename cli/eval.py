@@ -42,7 +42,7 @@ def evaluate(
     kind = weight_dtype(dtype)
     if seq_len is not None:
         settings(DataConfig, seq_len=("--seq-len", seq_len))
-    from genesis_models import session
+    from genesis_cli import session
 
     with fitting(ModelError, "running the model", folder):
         found = session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind)

@@ -53,7 +53,7 @@ def generate(
     )
     run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
     kind = weight_dtype(dtype)
-    from genesis_models import session
+    from genesis_cli import session
 
     output = Output(sys.stdout)
     sampling = {"max_tokens": sampling.pop("sample_tokens"), **sampling}

@@ -61,7 +61,7 @@ def measure_op(asked: Request, json: str | None) -> None:
     from genesis.profile.op import Settings, profile_op
     from genesis.profile.report import lines_of
     from genesis.profile.schema import Failure
-    from genesis_models.session.preparation import resolve_device
+    from genesis_cli.session.preparation import resolve_device
 
     for option, word in (("--kernel", asked.kernel), ("--arch", asked.arch)):
         if word is not None:
@@ -103,7 +103,7 @@ def _report(command: str, device: Device, rows: list[Row], failures: list[Failur
 def show_code(asked: Request, json: str | None) -> None:
     """Print the code of the op's kernels, and measure nothing."""
     from genesis.profile.code import code_of, lines_of, target_named
-    from genesis_models.session.preparation import resolve_device
+    from genesis_cli.session.preparation import resolve_device
 
     assert asked.stage is not None
     for option, is_set in (("--json", json is not None), ("--cold", asked.cold), ("--vs", asked.vs is not None)):

@@ -17,7 +17,7 @@ from genesis_cli.measured import device_name, show
 if TYPE_CHECKING:
     from genesis.profile.run.schema import Report
     from genesis.train.config import Config
-    from genesis_models.session.profiling import Profile
+    from genesis_cli.session.profiling import Profile
 
 __all__ = ["STEPS", "is_run", "profile_run"]
 
@@ -71,7 +71,7 @@ def profile_run(
     loaded = recipes.load(config, overrides)
     ranges = Nvtx() if nvtx else None
     folder = None if out is None else _folder(out)
-    from genesis_models.session.profiling import profile
+    from genesis_cli.session.profiling import profile
 
     with fitting(ModelError, "running the model"):
         found = profile(loaded, steps=count, console=Output(sys.stderr), ranges=ranges)

@@ -13,7 +13,7 @@ from genesis.io.boundary import fitting
 from genesis_cli.options import ConfigName, Overrides
 
 if TYPE_CHECKING:
-    from genesis_models.session.run_folder import Resume
+    from genesis_cli.session.run_folder import Resume
 
 __all__ = ["TrainCommand", "train"]
 
@@ -59,7 +59,7 @@ def train(
     from genesis_cli import recipes
 
     loaded = recipes.load(config, overrides or [])
-    from genesis_models import session
+    from genesis_cli import session
 
     mode: Resume = "allow" if resume == ALLOW else resume is not None
     with fitting(ModelError, "running the model"):

@@ -20,7 +20,7 @@ def validate(config: ConfigName, overrides: Overrides = None) -> None:
     from genesis_cli import recipes
 
     loaded = recipes.load(config, overrides or [])
-    from genesis_models import session
+    from genesis_cli import session
 
     console = Output(sys.stdout)
     with fitting(ModelError, "checking the model"):

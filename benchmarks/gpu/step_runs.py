@@ -22,8 +22,8 @@ from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
+from genesis_cli.session.profiling import subject_of
 from genesis_models.presets import preset
-from genesis_models.session.profiling import subject_of
 
 __all__ = ["measured"]
 

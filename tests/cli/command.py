@@ -7,26 +7,24 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
-import genesis_models
+import genesis_cli
 from genesis_cli.main import main
 
-__all__ = ["FAKE_SESSION", "genesis", "genesis_with", "here"]
+__all__ = ["FAKE_SESSION", "fake_session", "genesis", "genesis_with", "here"]
 
+SESSION_PATH = [f"{Path(genesis_cli.__file__).parent}/session"]
 # The models stay out of it, so that these tests are about the command line alone and start quickly.
 FAKE_SESSION = """
 import sys, types
-from importlib.util import find_spec
-session = types.ModuleType("genesis_models.session")
+session = types.ModuleType("genesis_cli.session")
 exec(compile({source!r}, "session", "exec"), session.__dict__)
-found = find_spec("genesis_models").submodule_search_locations
-models = sys.modules["genesis_models"] = types.ModuleType("genesis_models")
-models.__path__ = found
-models.session = sys.modules["genesis_models.session"] = session
+sys.modules["genesis_cli.session"] = session
 from genesis_cli.main import main
 sys.exit(main())
 """
@@ -38,21 +36,29 @@ def genesis(*words: str, cwd: Path | None = None, **options: Any) -> subprocess.
 
 
 def genesis_with(source: str, *words: str, cwd: Path | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The same, with `source` as the module `genesis_models.session`."""
+    """The same, with `source` as the module `genesis_cli.session`."""
     return _run([sys.executable, "-c", FAKE_SESSION.format(source=source), *words], cwd, options)
 
 
 def here(*words: str, session: str = "") -> subprocess.CompletedProcess[str]:
     """The same in this process, which is ten times as fast: for what needs neither signals nor real streams."""
     out, told = io.StringIO(), io.StringIO()
-    models, stand_in = ModuleType("genesis_models"), ModuleType("genesis_models.session")
-    models.__path__ = genesis_models.__path__  # the other modules are the real ones
+    stand_in = ModuleType("genesis_cli.session")
+    stand_in.__path__ = SESSION_PATH  # its other modules are the real ones
     exec(compile(session, "session", "exec"), stand_in.__dict__)
-    models.session = stand_in  # type: ignore[attr-defined]
-    modules = {"genesis_models": models, "genesis_models.session": stand_in}
-    with mock.patch.dict(sys.modules, modules), contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
+    with fake_session(stand_in), contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
         code = main(words)
     return subprocess.CompletedProcess(words, code, out.getvalue(), told.getvalue())
+
+
+@contextlib.contextmanager
+def fake_session(stand_in: ModuleType) -> Iterator[None]:
+    """`stand_in` as the module `genesis_cli.session` of this process."""
+    with (
+        mock.patch.dict(sys.modules, {"genesis_cli.session": stand_in}),
+        mock.patch.object(genesis_cli, "session", stand_in, create=True),
+    ):
+        yield
 
 
 def _run(command: list[str], cwd: Path | None, options: dict[str, Any]) -> subprocess.CompletedProcess[str]:

@@ -17,8 +17,8 @@ from genesis.errors import OutOfMemoryError
 from genesis.profile import peer
 from genesis_cli import environment
 from genesis_cli.main import main
-from genesis_models.bench import measuring
-from genesis_models.bench.schema import Report
+from genesis_cli.session.bench import measuring
+from genesis_cli.session.bench.schema import Report
 from tests.profile import fake_torch
 from tests.profile.quick import small_limits
 
@@ -164,8 +164,8 @@ def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str
 
 
 def test_steps_against_a_peer(shape: str) -> None:
-    from genesis_models.bench import versus
-    from genesis_models.bench.schema import PeerStep
+    from genesis_cli.session.bench import versus
+    from genesis_cli.session.bench.schema import PeerStep
 
     given: list[Any] = []
 
@@ -187,8 +187,8 @@ def test_steps_against_a_peer(shape: str) -> None:
 
 
 def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
-    from genesis_models.bench import versus
-    from genesis_models.bench.schema import PeerStep
+    from genesis_cli.session.bench import versus
+    from genesis_cli.session.bench.schema import PeerStep
 
     def steps(*given: Any) -> Iterator[PeerStep]:
         yield PeerStep(recipe="eager", version="9.9", batch=1, length=8, note="no room")

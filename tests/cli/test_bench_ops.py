@@ -20,7 +20,7 @@ from genesis.report import build, suite
 from genesis.report.schema import Report
 from genesis_cli import environment
 from genesis_cli.main import main
-from genesis_models.bench import measuring as steps
+from genesis_cli.session.bench import measuring as steps
 from tests.profile import fake_torch
 from tests.profile.quick import PLAN, small_limits
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
 
 import pytest
 from pydantic import BaseModel
@@ -22,7 +21,7 @@ from genesis.io.boundary import boundary
 from genesis_cli.errors import exit_code
 from genesis_cli.main import main
 from genesis_cli.measured import show
-from tests.cli.command import genesis, genesis_with, here
+from tests.cli.command import fake_session, genesis, genesis_with, here
 
 LONG = "x" * 300  # more than a file system takes
 CONFIGURATION = """
@@ -288,11 +287,9 @@ class TestOutput:
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_validate_is_its_output(self) -> None:
-        models, session = ModuleType("genesis_models"), ModuleType("genesis_models.session")
+        session = ModuleType("genesis_cli.session")
         exec(VALIDATE.format(3), session.__dict__)
-        models.session = session  # type: ignore[attr-defined]
-        modules = {"genesis_models": models, "genesis_models.session": session}
-        with mock.patch.dict(sys.modules, modules), redirect_stdout(Full()):
+        with fake_session(session), redirect_stdout(Full()):
             assert main(["validate", "quickstart"]) == 8
 
     def test_an_ascii_terminal(self) -> None:

@@ -13,10 +13,10 @@ from genesis.backend import CPU, Device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
 from genesis.train.output import Output
-from genesis_models import session
-from genesis_models.session import training
-from genesis_models.session.memory import planned_memory, run_plan
-from genesis_models.session.preparation import model_config
+from genesis_cli import session
+from genesis_cli.session import training
+from genesis_cli.session.memory import planned_memory, run_plan
+from genesis_cli.session.preparation import model_config
 from tests.train.runs import load, make
 
 CUDA = Device("cuda", 0)

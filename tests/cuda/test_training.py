@@ -17,10 +17,10 @@ from genesis.errors import ConfigError, DeviceError, NumericError
 from genesis.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.feed import Feed
-from genesis_models import session
+from genesis_cli import session
+from genesis_cli.session import preparation
 from genesis_models.blocks import CausalLM
 from genesis_models.registry import build
-from genesis_models.session import preparation
 from tests.train.runs import assembled, checkpoints, load, make, rows, train
 
 CUDA = Device("cuda")

@@ -23,11 +23,11 @@ from genesis.errors import NumericError
 from genesis.op import observe
 from genesis.ops import fp8 as fp8_ops
 from genesis.optim import AdamW
+from genesis_cli.session.training import cpu_threads, usable_precision
 from genesis_models.blocks import CausalLM, widest_product
 from genesis_models.config import ModelConfig
 from genesis_models.presets import preset
 from genesis_models.registry import build
-from genesis_models.session.training import cpu_threads, usable_precision
 from tests.train.runs import assembled, load, make, train
 
 SHAPE: dict[str, Any] = {

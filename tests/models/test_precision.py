@@ -15,9 +15,9 @@ from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, DTypeError
 from genesis.io.safetensors import load_file, save_file
 from genesis.train.config_file import parse_config
+from genesis_cli.session.weights import settled
 from genesis_models.folder import stored_dtype
 from genesis_models.precision import WeightType, weight_type
-from genesis_models.session.weights import settled
 from tests.models.golden import FIXTURES
 from tests.train.runs import load, make, train
 

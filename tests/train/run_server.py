@@ -23,10 +23,10 @@ import genesis.train.loop
 import genesis.train.plot
 from genesis.io.files import DEFAULT
 from genesis.io.filesystem import Call, Observer
+from genesis_cli import session
 from genesis_cli.main import main
-from genesis_models import session
+from genesis_cli.session import inference
 from genesis_models.blocks import CausalLM
-from genesis_models.session import inference
 from tests.io.faults import FailAt, KillAt, ShortWrites
 
 PATIENCE_SECONDS = 60

@@ -26,8 +26,8 @@ from genesis.train.config_file import load_config
 from genesis.train.loop import Summary, Training
 from genesis.train.metrics import read_metrics
 from genesis.train.output import Output
-from genesis_models import session
-from genesis_models.session.run_folder import Resume
+from genesis_cli import session
+from genesis_cli.session.run_folder import Resume
 
 __all__ = [
     "ENVIRONMENT",

@@ -15,7 +15,7 @@ import pytest
 from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, OutOfMemoryError
 from genesis.io.lock import FolderLock
 from genesis.train import plot
-from genesis_models.session import training
+from genesis_cli.session import training
 from tests.io.faults import Recorder, check_folders_are_flushed
 from tests.train.runs import load, observed, picture, rows, train
 

@@ -233,7 +233,7 @@ class TestFolders:
     def test_an_unreadable_folder(self, recipe: Path, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        listing = mock.patch("genesis_models.session.run_folder.os.listdir", side_effect=denied)
+        listing = mock.patch("genesis_cli.session.run_folder.os.listdir", side_effect=denied)
         with listing, pytest.raises(DiskError) as caught:
             train(load(recipe, str(tmp_path / "run")))
         assert caught.value.exit_code == 8
@@ -244,7 +244,7 @@ class TestFolders:
         with FolderLock(output):
             pass
         config = load(recipe, str(output), "train.steps=1", f"data.cache_dir={output / 'tokens'}")
-        ended = mock.patch("genesis_models.session.training.make_model", side_effect=KeyboardInterrupt)
+        ended = mock.patch("genesis_cli.session.training.make_model", side_effect=KeyboardInterrupt)
         with ended, pytest.raises(KeyboardInterrupt):
             train(config)
         assert (output / "tokens").is_dir()

@@ -230,7 +230,7 @@ class TestEvaluationsThatASignalCutShort:
             yield "never shown, as the signal came before it"
             raise AssertionError("the sample went on after the signal")
 
-        sampling = mock.patch("genesis_models.session.training.continue_text", signalled)
+        sampling = mock.patch("genesis_cli.session.training.continue_text", signalled)
         with sampling, pytest.raises(InterruptedRun, match="after step 3") as caught:
             train(config)
         assert caught.value.exit_code == 128 + signal.SIGINT

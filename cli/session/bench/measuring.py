@@ -19,11 +19,11 @@ from genesis.profile.schema import Failure, Time
 from genesis.train.config import OptimConfig
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_models.bench.breakdown import breakdown_of
-from genesis_models.bench.cases import step_flops
-from genesis_models.bench.phases import host_phases, marking_phases
-from genesis_models.bench.schema import Memory, Phases, Row, Scaling
-from genesis_models.bench.steps import LR, MAX_NORM, OPTIMIZER, UNTIL_CAPTURED, GraphSteps, new_state
+from genesis_cli.session.bench.breakdown import breakdown_of
+from genesis_cli.session.bench.cases import step_flops
+from genesis_cli.session.bench.phases import host_phases, marking_phases
+from genesis_cli.session.bench.schema import Memory, Phases, Row, Scaling
+from genesis_cli.session.bench.steps import LR, MAX_NORM, OPTIMIZER, UNTIL_CAPTURED, GraphSteps, new_state
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.memory import memory_plan

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from genesis.profile.readable import rate, readable_bytes, readable_seconds, readable_share
 from genesis.report.schema import Bar, Section
-from genesis_models.bench.cases import FORMULA
-from genesis_models.bench.measuring import OPTIMIZER, Settings, scaling_of
-from genesis_models.bench.schema import Row
+from genesis_cli.session.bench.cases import FORMULA
+from genesis_cli.session.bench.measuring import OPTIMIZER, Settings, scaling_of
+from genesis_cli.session.bench.schema import Row
 from genesis_models.config import ModelConfig
 from genesis_models.shapes import parameter_count
 

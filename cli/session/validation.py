@@ -11,10 +11,10 @@ from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
 from genesis.train.optimizer import build_schedule
 from genesis.train.output import Output
+from genesis_cli.session.preparation import model_config, prepare_data, resolve_device, said_of_files
+from genesis_cli.session.run_folder import check_is_ours, check_places
+from genesis_cli.session.weights import settled
 from genesis_models.folder import check_weights
-from genesis_models.session.preparation import model_config, prepare_data, resolve_device, said_of_files
-from genesis_models.session.run_folder import check_is_ours, check_places
-from genesis_models.session.weights import settled
 from genesis_models.shapes import parameter_count
 
 __all__ = ["validate"]

@@ -1,4 +1,4 @@
-"""What `genesis_models.bench` measures and says: the formula, the phases, memory, ratios, and failures apart."""
+"""What `genesis_cli.session.bench` measures and says: the formula, the phases, memory, ratios, and failures apart."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from genesis.bench.timing import Plan, summarize
 from genesis.dtypes import float32
 from genesis.errors import DeviceError, ModelError, UsageError
 from genesis.profile.schema import Failure, LimitsRow, Time
-from genesis_models.bench import measuring, phases
-from genesis_models.bench.cases import FORMULA, RandomTokens, check_lengths, shape_of, step_flops
-from genesis_models.bench.measuring import Settings, bench_model, measured_row, scaling_of
-from genesis_models.bench.report import WIDTH, lines_of
-from genesis_models.bench.schema import Memory, ModelFacts, Phases, Report, Row, SettingsRow
+from genesis_cli.session.bench import measuring, phases
+from genesis_cli.session.bench.cases import FORMULA, RandomTokens, check_lengths, shape_of, step_flops
+from genesis_cli.session.bench.measuring import Settings, bench_model, measured_row, scaling_of
+from genesis_cli.session.bench.report import WIDTH, lines_of
+from genesis_cli.session.bench.schema import Memory, ModelFacts, Phases, Report, Row, SettingsRow
 from genesis_models.config import ModelConfig
 
 RAW: dict[str, Any] = {

@@ -12,8 +12,8 @@ import pytest
 import genesis_models
 from genesis.data.tokenizer import train_bpe
 from genesis.errors import ModelError
-from genesis_models.session import inference
-from genesis_models.session.inference import stop_ids
+from genesis_cli.session import inference
+from genesis_cli.session.inference import stop_ids
 from tests.models.golden import golden
 
 

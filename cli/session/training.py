@@ -30,17 +30,17 @@ from genesis.train.output import Output
 from genesis.train.progress import Progress, duration
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
+from genesis_cli.session.inference import continue_text, stop_ids
+from genesis_cli.session.memory import advised, planned_memory
+from genesis_cli.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device, said_of_files
+from genesis_cli.session.run_folder import Resume, RunFolder, check_places
+from genesis_cli.session.weights import settled
 from genesis_models.blocks import CausalLM, widest_product
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load, write_model
 from genesis_models.generate import Sampling
 from genesis_models.precision import WeightType
 from genesis_models.registry import build
-from genesis_models.session.inference import continue_text, stop_ids
-from genesis_models.session.memory import advised, planned_memory
-from genesis_models.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device, said_of_files
-from genesis_models.session.run_folder import Resume, RunFolder, check_places
-from genesis_models.session.weights import settled
 
 __all__ = ["announce", "assemble", "cpu_threads", "make_model", "train", "usable_precision"]
 

@@ -22,12 +22,12 @@ from genesis.train.output import Output
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_models.bench.steps import UNTIL_CAPTURED
+from genesis_cli.session.bench.steps import UNTIL_CAPTURED
+from genesis_cli.session.memory import advised, planned_memory
+from genesis_cli.session.preparation import model_config, prepare_data, resolve_device
+from genesis_cli.session.training import announce, assemble, cpu_threads, make_model
+from genesis_cli.session.weights import settled
 from genesis_models.blocks import CausalLM
-from genesis_models.session.memory import advised, planned_memory
-from genesis_models.session.preparation import model_config, prepare_data, resolve_device
-from genesis_models.session.training import announce, assemble, cpu_threads, make_model
-from genesis_models.session.weights import settled
 
 __all__ = ["Profile", "profile", "profiled", "subject_of"]
 

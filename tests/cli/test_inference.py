@@ -17,9 +17,9 @@ from genesis.data.tokenizer import train_bpe
 from genesis.errors import GenesisError, ModelError, NumericError, OutOfMemoryError, UsageError
 from genesis.io.safetensors import load_file, save_file
 from genesis.train.config import Config
+from genesis_cli.session import evaluate, generate, inference
+from genesis_cli.session.wording import in_words_of
 from genesis_models import Sampling
-from genesis_models.session import evaluate, generate, inference
-from genesis_models.session.wording import in_words_of
 from tests.models.golden import FIXTURES
 from tests.packaging.tree import repository_files
 from tests.train.runs import ROOT

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.train.config import OptimConfig
-from genesis_models.bench.cases import step_flops
-from genesis_models.bench.schema import Doubling, Memory, Row
-from genesis_models.bench.steps import OPTIMIZER
+from genesis_cli.session.bench.cases import step_flops
+from genesis_cli.session.bench.schema import Doubling, Memory, Row
+from genesis_cli.session.bench.steps import OPTIMIZER
 from genesis_models.config import ModelConfig
 from genesis_models.memory import memory_plan
 

@@ -11,7 +11,7 @@ from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_models.bench.cases import RandomTokens
+from genesis_cli.session.bench.cases import RandomTokens
 from genesis_models.blocks import CausalLM
 
 __all__ = ["LR", "MAX_NORM", "OPTIMIZER", "UNTIL_CAPTURED", "GraphSteps", "new_state", "taking"]

@@ -24,8 +24,8 @@ from genesis.op import Op, observe
 from genesis.profile.run.marks import Kernel
 from genesis.profile.run.measure import Subject, recorded_steps
 from genesis.train.state import TrainState
-from genesis_models.bench.schema import Breakdown, OpShare
-from genesis_models.bench.steps import UNTIL_CAPTURED, GraphSteps, taking
+from genesis_cli.session.bench.schema import Breakdown, OpShare
+from genesis_cli.session.bench.steps import UNTIL_CAPTURED, GraphSteps, taking
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend

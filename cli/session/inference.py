@@ -20,13 +20,13 @@ from genesis.io.paths import quote, safe_join
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
 from genesis.train.output import Output
+from genesis_cli.session.preparation import Stages, resolve_device, special_text_warning
+from genesis_cli.session.wording import in_words_of
 from genesis_models.blocks import CausalLM
 from genesis_models.finite import check_finite
 from genesis_models.folder import load, read_config
 from genesis_models.generate import Sampling
 from genesis_models.generate import generate as generate_ids
-from genesis_models.session.preparation import Stages, resolve_device, special_text_warning
-from genesis_models.session.wording import in_words_of
 
 __all__ = ["continue_text", "evaluate", "generate", "stop_ids"]
 

@@ -18,18 +18,18 @@ from genesis.op import observe, registry
 from genesis.profile.peer import PeerError, PeerLacks
 from genesis.profile.run.marks import Kernel
 from genesis.profile.schema import Ratio
-from genesis_models.bench import versus
-from genesis_models.bench.breakdown import _add_kernels, _Run, _Watch, breakdown_of, summed
-from genesis_models.bench.cases import step_flops
-from genesis_models.bench.doubling import doublings, room_of
-from genesis_models.bench.measuring import Settings, bench_model
-from genesis_models.bench.report import WIDTH, lines_of
-from genesis_models.bench.schema import Breakdown, OpShare, PeerStep, Row
-from genesis_models.bench.steps import new_state
-from genesis_models.bench.versus import check_recipes, versus_torch
+from genesis_cli.session.bench import versus
+from genesis_cli.session.bench.breakdown import _add_kernels, _Run, _Watch, breakdown_of, summed
+from genesis_cli.session.bench.cases import step_flops
+from genesis_cli.session.bench.doubling import doublings, room_of
+from genesis_cli.session.bench.measuring import Settings, bench_model
+from genesis_cli.session.bench.report import WIDTH, lines_of
+from genesis_cli.session.bench.schema import Breakdown, OpShare, PeerStep, Row
+from genesis_cli.session.bench.steps import new_state
+from genesis_cli.session.bench.versus import check_recipes, versus_torch
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
-from tests.models.test_bench import CONFIG, ONCE, RAW, limits, made_report, made_row
+from tests.cli.test_step_bench import CONFIG, ONCE, RAW, limits, made_report, made_row
 
 # --- By op ------------------------------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ def test_a_step_that_cannot_be_told_by_op_is_noted(monkeypatch: pytest.MonkeyPat
     def refuses(*rest: object) -> None:
         raise DeviceError("no events in a graph")
 
-    monkeypatch.setattr("genesis_models.bench.breakdown._on_gpu", refuses)
+    monkeypatch.setattr("genesis_cli.session.bench.breakdown._on_gpu", refuses)
     notes: list[str] = []
     state: Any = None
     assert breakdown_of(state, limits(Device("cuda", 0)), notes) is None

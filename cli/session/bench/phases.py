@@ -20,8 +20,8 @@ from genesis.profile.run.recorder import shadowed
 from genesis.profile.schema import Time
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_models.bench.schema import Phases
-from genesis_models.bench.steps import LR, MAX_NORM
+from genesis_cli.session.bench.schema import Phases
+from genesis_cli.session.bench.steps import LR, MAX_NORM
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend

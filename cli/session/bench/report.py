@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
 from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds, readable_share
-from genesis_models.bench.schema import Breakdown, Doubling, Memory, OpShare, PeerStep, Report, Row, Scaling
+from genesis_cli.session.bench.schema import Breakdown, Doubling, Memory, OpShare, PeerStep, Report, Row, Scaling
 
 __all__ = ["lines_of"]
 

@@ -11,9 +11,9 @@ from genesis.bench.timing import Plan, Timing, measure, of_wall, summarize
 from genesis.errors import DeviceError, GenesisError, UsageError
 from genesis.profile.peer import Child, PeerLacks, compared, ratio_of, started
 from genesis.profile.peers.torch_steps import RECIPES
-from genesis_models.bench.measuring import Settings, forget
-from genesis_models.bench.schema import PeerStep
-from genesis_models.bench.steps import new_state, taking
+from genesis_cli.session.bench.measuring import Settings, forget
+from genesis_cli.session.bench.schema import PeerStep
+from genesis_cli.session.bench.steps import new_state, taking
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
