@@ -10,18 +10,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from genesis.array import Array, Spec, empty
 from genesis.backend import CPU, Device, backend_for
 from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError
 from genesis.shapes import numel
 
-if TYPE_CHECKING:
-    from genesis.autograd.homes import HomeUse
-    from genesis.autograd.walk import Arrivals
-
-__all__ = ["Context", "Cost", "Op", "Saves", "Spec", "Taken", "common_device", "execute", "observe", "op", "registry"]
+__all__ = [
+    "Accumulated",
+    "BackwardStep",
+    "Context",
+    "Cost",
+    "GradientLease",
+    "Op",
+    "Saves",
+    "Spec",
+    "common_device",
+    "execute",
+    "observe",
+    "op",
+    "registry",
+]
 
 registry: dict[str, Op] = {}
 
@@ -33,8 +43,8 @@ class Cost(NamedTuple):
     bytes: int
 
 
-class Taken(NamedTuple):
-    """A gradient that had arrived at an input, handed to the vjp which adds to it: see `Context.take`.
+class Accumulated(NamedTuple):
+    """The gradient that an input has accumulated so far, for a vjp that adds to it: see `Context.take_accumulated`.
 
     Attributes:
         array: its values, of the input's shape and dtype.
@@ -45,20 +55,43 @@ class Taken(NamedTuple):
     is_own: bool
 
 
-NOTHING_LENT: Mapping[int, HomeUse] = {}
+class GradientLease(Protocol):
+    """The right to write into the gradient slot of a leaf, while it lives.
+
+    Attributes:
+        array: the memory.
+        is_movable: whether the values may be moved elsewhere when others need the slot.
+    """
+
+    array: Array
+    is_movable: bool
+
+
+class BackwardStep(Protocol):
+    """What the engine does for the vjp of one node in a backward pass; `Context` passes the questions on."""
+
+    @property
+    def is_last(self) -> bool: ...
+    def is_unit(self, grad: Array) -> bool: ...
+    def gradient_slot(self, i: int) -> Array | None: ...
+    def take_accumulated(self, i: int) -> Accumulated | None: ...
+
+
+NO_LEASES: Mapping[int, GradientLease] = {}
 
 
 class Context:
     """What a vjp may read: saved inputs and outputs (None where not saved), the attributes, who needs a gradient.
 
-    A vjp may also ask where the gradient of an input is wanted (`place`), and for what has arrived there (`take`), and
-    so save the walk a copy or a sum. Outside of a walk backward both give None: a vjp works by itself, too.
+    A vjp may also ask where the gradient of an input is stored (`gradient_slot`), and for what has accumulated there
+    (`take_accumulated`), and so save the engine a copy or a sum. Outside of a backward pass both give None: a vjp works
+    by itself, too.
 
     Attributes:
-        lent: by index, outputs that were made in the place of a leaf's gradient; see `Op.borrows`.
+        leases: by index, outputs that were made in the gradient slot of a leaf; see `Op.gradient_outputs`.
     """
 
-    __slots__ = ("_arrivals", "attrs", "input_specs", "inputs", "lent", "needs", "outputs")
+    __slots__ = ("_step", "attrs", "input_specs", "inputs", "leases", "needs", "outputs")
 
     def __init__(
         self,
@@ -69,43 +102,43 @@ class Context:
         input_specs: tuple[Spec | None, ...],
     ) -> None:
         self.inputs, self.outputs, self.attrs, self.needs, self.input_specs = inputs, outputs, attrs, needs, input_specs
-        self.lent: Mapping[int, HomeUse] = NOTHING_LENT
-        self._arrivals: Arrivals | None = None
+        self.leases: Mapping[int, GradientLease] = NO_LEASES
+        self._step: BackwardStep | None = None
 
-    def during(self, arrivals: Arrivals) -> Context:
-        """The same for one vjp in a walk; a copy, because the walk must not live as long as the graph."""
+    def during(self, step: BackwardStep) -> Context:
+        """The same for one step of a backward pass; a copy, because the pass must not live as long as the graph."""
         context = Context(self.inputs, self.outputs, self.attrs, self.needs, self.input_specs)
-        context.lent, context._arrivals = self.lent, arrivals
+        context.leases, context._step = self.leases, step
         return context
 
-    def place(self, i: int) -> Array | None:
-        """Memory where the gradient of input `i` is to stay: contiguous, of its shape and dtype, contents undefined.
+    def gradient_slot(self, i: int) -> Array | None:
+        """Memory for the gradient of input `i`: contiguous, of its shape and dtype, contents undefined.
 
-        It is the leaf's place in a flat buffer, while `.grad` is None and no other gradient has arrived or was given
-        the place. A vjp that writes the gradient there returns this very array, and nothing is copied. It may also
-        leave it alone and return another array.
+        It is the leaf's slot in a flat buffer, while `.grad` is None and no other gradient was accumulated or has a
+        lease of the slot. A vjp that writes the gradient there returns this very array, and nothing is copied. It may
+        also leave it alone and return another array.
         """
-        return None if self._arrivals is None else self._arrivals.place(i)
+        return None if self._step is None else self._step.gradient_slot(i)
 
-    def take(self, i: int) -> Taken | None:
-        """What arrived at input `i` so far: from other consumers in this walk, or a leaf's `.grad` of walks before.
+    def take_accumulated(self, i: int) -> Accumulated | None:
+        """The gradient of input `i` so far: from other consumers in this pass, or a leaf's `.grad` of passes before.
 
         A vjp that takes it promises to return the sum of it and its own gradient, which replaces what was taken: in
         `array` itself where `is_own` is set, or in memory that no other gradient shares. Sums inside a kernel are
-        rounded once, those of the walk one by one: equal in float32 and wider, a little better in two bytes.
+        rounded once, those of the engine one by one: equal in float32 and wider, a little better in two bytes.
         """
-        return None if self._arrivals is None else self._arrivals.take(i)
+        return None if self._step is None else self._step.take_accumulated(i)
 
     def is_unit(self, grad: Array) -> bool:
         """Whether a gradient is the 1 with which backward starts at a loss, so that nothing need be scaled by it."""
-        return self._arrivals is not None and self._arrivals.is_unit(grad)
+        return self._step is not None and self._step.is_unit(grad)
 
     @property
     def is_last(self) -> bool:
         """Whether nothing reads this context after the vjp (no retain_graph), which may then write over outputs that
-        only it can reach, such as those of `Op.borrows`.
+        only it can reach, such as those of `Op.gradient_outputs`.
         """
-        return self._arrivals is not None and self._arrivals.is_last
+        return self._step is not None and self._step.is_last
 
 
 Out = Array | tuple[Array | None, ...] | None
@@ -132,9 +165,9 @@ class Op:
         elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
             of them, and gradients are summed to the shape of broadcast operands.
         auxiliary: indices of outputs that carry no gradient: statistics and counts that backward or the caller reads.
-        borrows: pairs (output, input): an auxiliary output which becomes the gradient of that input in backward and is
-            of its shape and dtype. `apply` has it made where the gradient of a leaf is to stay, if that place is free.
-            Only the vjp may read such an output: it is moved when others need the place.
+        gradient_outputs: pairs (output, input): an auxiliary output which becomes the gradient of that input in
+            backward and is of its shape and dtype. `apply` has it made in the gradient slot of a leaf, if that is free.
+            Only the vjp may read such an output: it is moved when others need the slot.
         join: `join(inputs, attrs)` gives the same call on fewer operands where some lie next to each other in memory
             (as weights do in a flat buffer), else its arguments; the tape keeps the operands as they were.
         mutates: indices of inputs that the reference changes in place (optimizer steps); such an op has no outputs:
@@ -156,7 +189,7 @@ class Op:
     flops: Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int] | None = None
     elementwise: bool = False
     auxiliary: tuple[int, ...] = ()
-    borrows: tuple[tuple[int, int], ...] = ()
+    gradient_outputs: tuple[tuple[int, int], ...] = ()
     join: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     mutates: tuple[int, ...] = ()
     family: str = ""

@@ -295,7 +295,7 @@ class Tensor(TensorBase, concrete=True):
             replaced = hook(Tensor(grad))
             return None if replaced is None else replaced.array
 
-        entry = (edge.slot, on_array)
+        entry = (edge.output, on_array)
         edge.node.hooks.append(entry)
         return HookHandle(lambda: edge.node.hooks.remove(entry))
 

@@ -1,4 +1,4 @@
-"""Automatic differentiation in reverse: the tape, the walk backward, and what users do with them."""
+"""Automatic differentiation in reverse: the tape, the engine that runs it backward, and what users do with them."""
 
 from genesis.autograd.autocast import autocast, get_autocast_dtype, is_autocast_enabled
 from genesis.autograd.backward import backward, grad

@@ -20,25 +20,25 @@ from genesis.errors import DTypeError, UsageError
 from genesis.op import Op
 
 __all__ = [
-    "LOW",
-    "PROMOTED",
-    "WIDE",
+    "FP32",
+    "LOW_PRECISION",
+    "WIDEST",
     "Kept",
     "Settings",
     "autocast",
     "autocasting",
+    "fp32_type",
     "get_autocast_dtype",
     "is_autocast_enabled",
-    "low_type",
+    "low_precision_type",
     "resumed",
     "settings",
     "wanted_types",
-    "wide_type",
 ]
 
 # Products, run in the low type, with the number of leading inputs that this means (None: all). A fused op counts as the
 # products in it: its norm, its activation and its sums are wide inside, and rounded once.
-LOW: dict[str, int | None] = {
+LOW_PRECISION: dict[str, int | None] = {
     "matmul": None,
     "linear": None,
     "packed_linear": None,
@@ -50,7 +50,7 @@ LOW: dict[str, int | None] = {
 }
 
 # What needs range or sums, run in float32.
-WIDE = frozenset(
+FP32 = frozenset(
     (
         "cross_entropy", "cumsum", "exp", "expm1", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax",
         "logsumexp", "norm", "norm_rope", "pow", "prod", "reciprocal", "rms_norm", "rsqrt", "softmax", "square", "sum",
@@ -59,7 +59,7 @@ WIDE = frozenset(
 )  # fmt: skip
 
 # Run in the widest type of their inputs, as arithmetic and cat do by themselves.
-PROMOTED = frozenset(("index_put",))
+WIDEST = frozenset(("index_put",))
 
 DEVICES = ("cpu", "cuda")
 CHOICES = (bfloat16, float16)
@@ -129,13 +129,13 @@ def resumed(values: Settings) -> Iterator[None]:
 # --- The types of a call ----------------------------------------------------------------------------------------------
 
 
-def low_type(x: Any) -> DType | None:
+def low_precision_type(x: Any) -> DType | None:
     """What an operand of a product is cast to, or None."""
     found = autocasting.low.get(x.device.type) if _takes_part(x) else None
     return None if found is None or x.dtype is found else found
 
 
-def wide_type(x: Any) -> DType | None:
+def fp32_type(x: Any) -> DType | None:
     """What an operand that needs range is cast to, or None."""
     is_narrow = _takes_part(x) and x.dtype is not float32
     return float32 if is_narrow and x.device.type in autocasting.low else None
@@ -157,12 +157,12 @@ def wanted_types(op: Op, arrays: tuple[Any, ...]) -> list[DType | None]:
     """For each input the type that it is to be cast to, None to leave it as it is; empty where nothing is cast."""
     if op.cuda_impl is not None:  # a user's op, whatever its name
         return []
-    if op.name in LOW:
-        count = LOW[op.name]
-        return [low_type(x) if count is None or i < count else None for i, x in enumerate(arrays)]
-    if op.name in WIDE:
-        return [wide_type(x) for x in arrays]
-    return _widest(arrays) if op.name in PROMOTED else []
+    if op.name in LOW_PRECISION:
+        count = LOW_PRECISION[op.name]
+        return [low_precision_type(x) if count is None or i < count else None for i, x in enumerate(arrays)]
+    if op.name in FP32:
+        return [fp32_type(x) for x in arrays]
+    return _widest(arrays) if op.name in WIDEST else []
 
 
 # --- What users call --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""backward() and grad(): start the walk at tensors."""
+"""backward() and grad(): start a backward pass at tensors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from genesis.array import Array, empty
 from genesis.autograd.autocast import autocasting, resumed, settings
-from genesis.autograd.engine import Edge
+from genesis.autograd.engine import run_backward, units
+from genesis.autograd.graph import Edge
 from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase
-from genesis.autograd.walk import run_backward, units
 from genesis.errors import GradientError, ShapeError
 from genesis.op import registry
 
@@ -55,7 +55,7 @@ def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_gr
 
 
 def _without_autocast() -> AbstractContextManager[None]:
-    """Around a walk: hooks and custom functions compute in the types that they are given."""
+    """Around a backward pass: hooks and custom functions compute in the types that they are given."""
     return resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
 
 
@@ -75,7 +75,7 @@ def backward(
         create_graph: not supported.
 
     Raises:
-        GradientError: for a tensor that requires no gradient, a second walk over a released graph, create_graph.
+        GradientError: for a tensor that requires no gradient, a second pass over a released graph, create_graph.
     """
     roots = _roots(tensors, gradient, create_graph)
     with no_grad(), _without_autocast():

@@ -12,7 +12,7 @@ from typing import Any
 
 from genesis import random
 from genesis.autograd.autocast import resumed, settings
-from genesis.autograd.engine import Saved
+from genesis.autograd.graph import Saved
 from genesis.autograd.modes import enable_grad
 from genesis.autograd.record import TensorBase, saving_calls
 from genesis.errors import GradientError
@@ -84,7 +84,7 @@ def _restore(states: list[tuple[Generator, dict[str, int]]]) -> None:
 
 
 def _detached(value: Any) -> Any:
-    """A leaf over the same values, requiring a gradient where the original did: the old history must not be walked."""
+    """A leaf over the same values, requiring a gradient where the original did: backward stops there."""
     if not isinstance(value, TensorBase):
         return value
     leaf = TensorBase.wrap(value.array)

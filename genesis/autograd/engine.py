@@ -1,213 +1,289 @@
-"""The tape: nodes, edges and what nodes keep. It works on arrays and knows nothing of Tensor; walk.py walks it."""
+"""The engine of backward passes: gradients on their way from the loss to the leaves.
+
+It is iterative (a chain of 10,000 ops is fine). A node runs once all its consumers have run; among those that are
+ready, leaves go first, so that a gradient which is added up elsewhere is not kept until the end, and then the node that
+was recorded last. Gradients that meet are added in that order, so results are reproducible.
+"""
 
 from __future__ import annotations
 
-import itertools
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import heapq
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+
+import numpy as np
 
 from genesis.array import Array
-from genesis.autograd.homes import HomeUse
-from genesis.autograd.modes import mode
-from genesis.errors import GradientError
-from genesis.op import Context, Op, Spec, registry
+from genesis.autograd.gradient_slot import is_same_window
+from genesis.autograd.graph import AccumulateNode, BaseNode, Edge, tape_watches
+from genesis.autograd.modes import is_anomaly_enabled
+from genesis.errors import GradientError, NumericError
+from genesis.op import Accumulated, GradientLease, registry
 
-if TYPE_CHECKING:
-    from genesis.autograd.walk import Arrivals
+__all__ = ["BackwardPass", "run_backward", "units"]
 
-__all__ = [
-    "AccumulateNode",
-    "BaseNode",
-    "Edge",
-    "Leaf",
-    "Node",
-    "Saved",
-    "TapeWatch",
-    "calling_line",
-    "tape_watches",
-    "watching_tape",
-]
-
-_sequence = itertools.count(1)
-
-GradHook = Callable[[Array], Array | None]
+units: weakref.WeakSet[Array] = weakref.WeakSet()  # the 1s with which passes start at losses
 
 
-class TapeWatch(Protocol):
-    """What is told of the tape while a profile is made."""
-
-    def recorded(self, node: BaseNode) -> None:
-        """A node was made."""
-
-    def walks(self) -> AbstractContextManager[None]:
-        """Around a walk backward."""
-
-    def runs(self, node: BaseNode) -> AbstractContextManager[None]:
-        """Around the vjp of a node, and what is done with its gradients."""
-
-
-tape_watches: list[TapeWatch] = []  # none but while somebody looks, at most one
-
-
-@contextmanager
-def watching_tape(watch: TapeWatch) -> Iterator[None]:
-    """Tell `watch` of what is recorded and walked inside the block."""
-    assert not tape_watches, "the tape is watched already"
-    tape_watches.append(watch)
-    try:
-        yield
-    finally:
-        tape_watches.clear()
+def _consumers(roots: Sequence[Edge]) -> dict[BaseNode, int]:
+    """How many edges of the reachable graph lead into each node."""
+    counts: dict[BaseNode, int] = {edge.node: 0 for edge in roots}
+    stack = list(counts)
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is None:
+                continue
+            if edge.node not in counts:
+                counts[edge.node] = 0
+                stack.append(edge.node)
+            counts[edge.node] += 1
+    return counts
 
 
-class Edge(NamedTuple):
-    """One output of a node: where the gradient of one tensor goes."""
-
-    node: BaseNode
-    slot: int
-
-
-class BaseNode:
-    """What the walk needs of a node: its inputs' edges, its outputs' specs, its place in recording order."""
-
-    __slots__ = ("__weakref__", "edges", "hooks", "line", "name", "sequence", "specs")
-
-    def __init__(self, name: str, edges: tuple[Edge | None, ...], specs: tuple[Spec | None, ...]) -> None:
-        self.name, self.edges, self.specs = name, edges, specs
-        self.sequence = next(_sequence)
-        self.line = calling_line() if mode.anomaly else ""
-        self.hooks: list[tuple[int, GradHook]] = []  # (slot, hook on the gradient of that output)
-        if tape_watches:
-            tape_watches[0].recorded(self)
-
-    def apply(self, grads: list[Array | None], arrivals: Arrivals) -> Sequence[Array | None]:
-        """Gradients of the inputs from those of the outputs."""
-        raise NotImplementedError
-
-    def release(self) -> None:
-        """Drop what backward needed."""
-
-    def released(self) -> GradientError:
-        """The error of a second walk."""
-        return GradientError(
-            f"backward reached {self.name} a second time and what it had saved is gone",
-            next="pass retain_graph=True to the first backward()",
-        )
+def _leading_to(targets: Sequence[Edge], nodes: Sequence[BaseNode]) -> set[BaseNode]:
+    """Those of `nodes` that have to run for gradients to reach `targets`."""
+    ends = {edge.node for edge in targets}
+    leading: set[BaseNode] = set()
+    for node in sorted(nodes, key=lambda n: n.sequence):  # what a node's edges lead to was recorded before it
+        if any(edge is not None and (edge.node in ends or edge.node in leading) for edge in node.edges):
+            leading.add(node)
+    return leading
 
 
-class Saved:
-    """A context with the versions that its arrays had when it was made."""
+class BackwardPass:
+    """The gradients of one backward pass that nodes which have not run yet have accumulated.
 
-    __slots__ = ("context", "versions")
+    Attributes:
+        grads: by node, a gradient for each of its outputs.
+        owned: edges whose gradient may be written over: a sum that the engine made, or one in a gradient slot.
+        leases: by leaf, the use of its gradient slot in this pass.
+        totals: leaves for which a vjp took the gradient of passes before, so that theirs includes it.
+    """
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        kept: tuple[Any, ...] = context.inputs + context.outputs
-        if context.lent:  # in a buffer that others write beside it
-            lent = [use.array for use in context.lent.values()]
-            kept = tuple([x for x in kept if not any(x is array for array in lent)])
-        self.versions = [(x, x.storage.version) for x in kept if isinstance(x, Array)]
+    def __init__(self, retain_graph: bool, to_leaves: bool) -> None:
+        self.retain_graph, self.to_leaves = retain_graph, to_leaves
+        self.grads: dict[BaseNode, list[Array | None]] = {}
+        self.owned: set[Edge] = set()
+        self.leases: dict[BaseNode, GradientLease] = {}
+        self.totals: set[BaseNode] = set()
 
-    def checked(self, name: str) -> Context:
-        """The context.
+    def accumulated(self, edge: Edge) -> Array | None:
+        """The gradient of an edge so far."""
+        grads = self.grads.get(edge.node)
+        return None if grads is None else grads[edge.output]
 
-        Raises:
-            GradientError: if one of its arrays was changed in place since.
-        """
-        for array, version in self.versions:
-            if array.storage.version != version:
-                raise GradientError(
-                    f"a tensor of shape {array.shape} that {name} needs for its gradient was changed in place"
-                    f" (version {array.storage.version}, saved at {version})",
-                    next="use the out-of-place form, or clone() before the change",
-                )
-        return self.context
+    def add(self, edge: Edge, grad: Array, is_own: bool = False) -> None:
+        """Accumulate a gradient: the first of an edge is kept as it is, sums are ours to add into."""
+        grads = self.grads.setdefault(edge.node, [None] * len(edge.node.specs))
+        have = grads[edge.output]
+        if have is None:
+            grads[edge.output] = grad
+            if not is_own:
+                return
+        else:
+            have.storage.backend.join_side_stream()  # either may have been made there
+            if edge in self.owned:
+                registry["add"](have, grad, out=have)
+            else:
+                grads[edge.output] = registry["add"](have, grad, out=grad if is_own else self.lease(edge))
+        self.owned.add(edge)
 
-
-class Node(BaseNode):
-    """A recorded call of an op. `recompute`, under checkpointing, gives what was not kept."""
-
-    __slots__ = ("op", "recompute", "saved")
-
-    def __init__(
-        self,
-        op: Op,
-        saved: Saved | None,
-        edges: tuple[Edge | None, ...],
-        specs: tuple[Spec | None, ...],
-        recompute: Callable[[], Saved] | None = None,
-    ) -> None:
-        BaseNode.__init__(self, op.name, edges, specs)
-        self.op, self.saved, self.recompute = op, saved, recompute
-
-    def apply(self, grads: list[Array | None], arrivals: Arrivals) -> Sequence[Array | None]:
-        if not self.edges:  # an op without inputs that wrote over a tensor: what lay before it does not count
-            return ()
-        if self.saved is None and self.recompute is not None:
-            self.saved = self.recompute()
-        if self.saved is None:
-            raise self.released()
-        context = self.saved.checked(self.name)
-        arrivals.lent = context.lent
-        found = self.op.gradient(context.during(arrivals), *grads)
-        assert len(found) == len(self.edges), f"{self.name}: {len(found)} gradients for {len(self.edges)} inputs"
-        return [self._fit(i, g, context.input_specs[i]) for i, g in enumerate(found)]
-
-    def _fit(self, i: int, grad: Array | None, spec: Spec | None) -> Array | None:
-        """Sum a gradient over broadcast dimensions and give it the input's dtype."""
-        if grad is None or spec is None or self.edges[i] is None:
+    def lease(self, edge: Edge) -> Array | None:
+        """The gradient slot of a leaf, if it is free, for the one gradient or sum of this pass."""
+        node = edge.node
+        if not self.to_leaves or not isinstance(node, AccumulateNode) or node.hooks or node in self.leases:
             return None
-        if grad.shape != spec.shape:
-            assert self.op.elementwise, f"{self.name}: gradient {grad.shape} for an input of shape {spec.shape}"
-            grad = registry["sum_to_shape"](grad, shape=spec.shape)
-        if grad.dtype is not spec.dtype:
-            grad = registry["cast"](grad, dtype=spec.dtype)
-        return grad
+        lease = node.leaf.lease()
+        if lease is None:
+            return None
+        self.leases[node] = lease
+        return lease.array
 
-    def release(self) -> None:
-        # A node that saved no values has nothing to release and may be walked again, as in torch.
-        self.recompute = None
-        if self.saved is not None and self.saved.versions:
-            self.saved = None
+    def of_passes_before(self, edge: Edge) -> Array | None:
+        """A leaf's gradient of passes before, once; a hook is to see the gradient of this pass alone."""
+        node = edge.node
+        if not self.to_leaves or not isinstance(node, AccumulateNode) or node.hooks or node in self.totals:
+            return None
+        found = node.leaf.accumulated()
+        if found is None or found.spec != node.specs[0] or not found.is_contiguous:
+            return None
+        self.totals.add(node)
+        return found
 
+    def pop(self, node: BaseNode) -> list[Array | None] | None:
+        """The gradients of a node that is about to run."""
+        grads = self.grads.pop(node, None)
+        if grads is not None and self.owned:
+            for output in range(len(grads)):
+                self.owned.discard(Edge(node, output))
+        return grads
 
-class Leaf(Protocol):
-    """What the tape needs of a leaf."""
-
-    def receive(self, grad: Array, is_total: bool) -> None:
-        """Take the finished gradient of a walk; `is_total` says that it includes what `held` gave."""
-
-    def held(self) -> Array | None:
-        """The gradient of walks before."""
-
-    def lend(self) -> HomeUse | None:
-        """The place of the gradient, where it is free and no gradient is held."""
-
-
-class AccumulateNode(BaseNode):
-    """The end of the tape at a leaf: hands the finished gradient over."""
-
-    __slots__ = ("leaf",)
-
-    def __init__(self, spec: Spec, leaf: Leaf) -> None:
-        super().__init__("accumulate", (), (spec,))
-        self.leaf = leaf
-
-    def apply(self, grads: list[Array | None], arrivals: Arrivals) -> Sequence[Array | None]:
-        if grads[0] is not None:
-            self.leaf.receive(grads[0], arrivals.is_total)
-        return ()
+    def run(self, node: BaseNode, grads: list[Array | None]) -> None:
+        """Run one node and pass its gradients on."""
+        step = _Step(self, node)
+        produced = node.apply(grads, step)
+        if is_anomaly_enabled():
+            _check_finite(node, produced)
+        for i, (edge, grad) in enumerate(zip(node.edges, produced, strict=False)):
+            if edge is not None and grad is not None:
+                self.add(edge, *step.settled(i, edge, grad))
+        step.finish(produced)
+        if not self.retain_graph:
+            node.release()
 
 
-_PACKAGE = str(Path(__file__).parents[1])
+class _Step:
+    """One node's step of a backward pass: what its vjp may ask of the engine, see `graph.NodeStep`."""
+
+    __slots__ = ("given", "leases", "node", "of", "taken")
+
+    def __init__(self, of: BackwardPass, node: BaseNode) -> None:
+        self.of, self.node = of, node
+        self.given: dict[int, Array] = {}  # gradient slots, by input
+        self.taken: set[int] = set()  # inputs whose accumulated gradient the vjp has
+        self.leases: Mapping[int, GradientLease] = {}
+
+    @property
+    def is_last(self) -> bool:
+        return not self.of.retain_graph
+
+    def is_unit(self, grad: Array) -> bool:
+        """See Context.is_unit."""
+        return grad in units
+
+    @property
+    def is_total(self) -> bool:
+        return self.node in self.of.totals
+
+    def gradient_slot(self, i: int) -> Array | None:
+        """See Context.gradient_slot."""
+        edge = self.node.edges[i]
+        if edge is None or self.of.accumulated(edge) is not None:
+            return None
+        slot = self.of.lease(edge)
+        if slot is not None:
+            self.given[i] = slot
+        return slot
+
+    def take_accumulated(self, i: int) -> Accumulated | None:
+        """See Context.take_accumulated."""
+        edge = self.node.edges[i]
+        if edge is None:
+            return None
+        found, is_own = self.of.accumulated(edge), edge in self.of.owned
+        if found is not None:
+            found.storage.backend.join_side_stream()
+            self.of.grads[edge.node][edge.output] = None
+            self.of.owned.discard(edge)
+        else:
+            found, is_own = self.of.of_passes_before(edge), True
+        if found is None:
+            return None
+        self.taken.add(i)
+        return Accumulated(found, is_own)
+
+    def settled(self, i: int, edge: Edge, grad: Array) -> tuple[Array, bool]:
+        """The gradient of input `i` as it is passed on, and whether the engine may write over it."""
+        slot = self.given.get(i)
+        if slot is not None:
+            if is_same_window(slot, grad):
+                return grad, True
+            del self.of.leases[edge.node]
+        for lease in self.leases.values():
+            if is_same_window(lease.array, grad):  # made in forward
+                if not self.of.to_leaves or edge.node.hooks:
+                    return registry["copy"](grad), True  # it goes to the user, whose memory stays as it is
+                lease.is_movable = False
+                self.of.leases[edge.node] = lease
+                return grad, True
+        return grad, i in self.taken
+
+    def finish(self, produced: Sequence[Array | None]) -> None:
+        """Give gradient slots back that got nothing."""
+        for i in self.taken:
+            assert produced[i] is not None, f"{self.node.name} took the gradient of input {i} and gave none back"
+        for i in self.given:
+            edge = self.node.edges[i]
+            if edge is not None and produced[i] is None:
+                del self.of.leases[edge.node]
 
 
-def calling_line() -> str:
-    """file:line of the innermost caller outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+def run_backward(
+    roots: Sequence[tuple[Edge, Array]], *, retain_graph: bool = False, capture: Sequence[Edge] | None = None
+) -> list[Array | None]:
+    """Send gradients from `roots` to the leaves, or to `capture`.
+
+    Args:
+        roots: edges with the gradient of the loss at each.
+        retain_graph: keep what nodes saved, for another call.
+        capture: edges whose gradients are returned; leaves then accumulate nothing.
+
+    Returns:
+        The gradients at `capture` (None where there is none), else an empty list.
+    """
+    with tape_watches[0].runs_backward() if tape_watches else nullcontext():
+        return _run(roots, retain_graph, capture)
+
+
+def _run(roots: Sequence[tuple[Edge, Array]], retain_graph: bool, capture: Sequence[Edge] | None) -> list[Array | None]:
+    waiting = _consumers([edge for edge, _ in roots])
+    current = BackwardPass(retain_graph, to_leaves=capture is None)
+    for edge, grad in roots:
+        current.add(edge, grad)
+    wanted = {edge: i for i, edge in enumerate(capture or ())}
+    running = set(waiting) if capture is None else _leading_to(capture, list(waiting))
+    found: list[Array | None] = [None] * len(wanted)
+    ready = [(_turn(node), node) for node, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    while ready:
+        _, node = heapq.heappop(ready)
+        grads = current.pop(node)
+        if grads is not None:
+            _run_hooks(node, grads)
+            for output, value in enumerate(grads):
+                if (index := wanted.get(Edge(node, output))) is not None:
+                    found[index] = value
+            if node in running:
+                if tape_watches:
+                    with tape_watches[0].runs(node):
+                        current.run(node, grads)
+                else:
+                    current.run(node, grads)
+        for below in (e.node for e in node.edges if e is not None):
+            waiting[below] -= 1
+            if waiting[below] == 0:
+                heapq.heappush(ready, (_turn(below), below))
+    for _, grad in roots[:1]:
+        grad.storage.backend.join_side_stream()
+    return found
+
+
+def _turn(node: BaseNode) -> tuple[bool, int]:
+    """What nodes that are ready are sorted by: a leaf was seen first in some pass before, and must not wait."""
+    return not isinstance(node, AccumulateNode), -node.sequence
+
+
+def _run_hooks(node: BaseNode, grads: list[Array | None]) -> None:
+    for output, hook in tuple(node.hooks):
+        grad = grads[output]
+        if grad is not None:
+            replaced = hook(grad)
+            if replaced is not None:
+                if replaced.shape != grad.shape:
+                    raise GradientError(
+                        f"a hook on the gradient of {node.name} returned shape {replaced.shape} for {grad.shape}"
+                    )
+                grads[output] = (
+                    replaced if replaced.dtype is grad.dtype else registry["cast"](replaced, dtype=grad.dtype)
+                )
+
+
+def _check_finite(node: BaseNode, produced: Sequence[Array | None]) -> None:
+    for i, grad in enumerate(produced):
+        if grad is not None and grad.dtype.is_floating_point and bool(np.isnan(grad.numpy().astype(np.float64)).any()):
+            raise NumericError(
+                f"the gradient of {node.name} for its input {i} is NaN",
+                where=node.line or "the forward call was recorded without anomaly detection",
+                next="look at the values that reach this op",
+            )

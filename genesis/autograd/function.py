@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genesis.array import Array
-from genesis.autograd.engine import BaseNode, Edge
+from genesis.autograd.graph import BaseNode, Edge, NodeStep
 from genesis.autograd.modes import is_grad_enabled, no_grad
 from genesis.autograd.record import TensorBase
 from genesis.errors import GradientError
 from genesis.op import Spec, registry
-
-if TYPE_CHECKING:
-    from genesis.autograd.walk import Arrivals
 
 __all__ = ["Function", "FunctionContext"]
 
@@ -58,7 +55,7 @@ class _FunctionNode(BaseNode):
         self.function, self.input_specs = function, input_specs
         self.context: FunctionContext | None = context
 
-    def apply(self, grads: list[Array | None], arrivals: Arrivals) -> Sequence[Array | None]:
+    def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
         if self.context is None:
             raise self.released()
         given = [None if g is None else TensorBase.wrap(g) for g in grads]

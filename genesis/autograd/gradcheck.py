@@ -44,7 +44,7 @@ def _numerical(function: Callable[..., Any], inputs: Sequence[TensorBase], index
 
 
 def _analytical(function: Callable[..., Any], inputs: Sequence[TensorBase], index: int) -> list[np.ndarray]:
-    """The same by backward: one walk for each output element."""
+    """The same by backward: one pass for each output element."""
     found = []
     for output in _outputs(function, inputs):
         size = output.array.size

@@ -13,15 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 from genesis.array import Array
-from genesis.autograd.autocast import Kept, autocasting, low_type, wanted_types, wide_type
-from genesis.autograd.engine import AccumulateNode, BaseNode, Edge, Node, Saved
-from genesis.autograd.homes import Home, HomeUse, is_same_window
+from genesis.autograd.autocast import Kept, autocasting, fp32_type, low_precision_type, wanted_types
+from genesis.autograd.gradient_slot import GradientSlot, Lease, is_same_window
+from genesis.autograd.graph import AccumulateNode, BaseNode, Edge, Node, Saved
 from genesis.autograd.modes import is_grad_enabled, mode
 from genesis.dtypes import DType
 from genesis.errors import GradientError
 from genesis.op import Op, Spec, execute, registry
 
-__all__ = ["SavedCalls", "TensorBase", "apply", "apply_", "lowered", "saving_calls", "widened"]
+__all__ = ["SavedCalls", "TensorBase", "apply", "apply_", "in_fp32", "in_low_precision", "saving_calls"]
 
 
 class TensorBase:
@@ -30,14 +30,14 @@ class TensorBase:
     Attributes:
         array: the values.
         grad: the accumulated gradient of a leaf (a tensor), or None.
-        node, slot: the op that made this tensor, and which of its outputs it is; None for leaves.
+        node, output: the op that made this tensor, and which of its outputs it is; None for leaves.
         base: for a differentiable view, the tensor whose history it follows.
     """
 
     __slots__ = (
         "__weakref__",
         "_accumulate",
-        "_home",
+        "_gradient_slot",
         "_post_hooks",
         "_requires_grad",
         "_view_history",
@@ -46,12 +46,12 @@ class TensorBase:
         "grad",
         "history",
         "node",
-        "slot",
+        "output",
     )
 
     array: Array
     node: BaseNode | None
-    slot: int
+    output: int
     _concrete: type[TensorBase]
 
     def __init_subclass__(cls, concrete: bool = False, **rest: Any) -> None:
@@ -60,25 +60,25 @@ class TensorBase:
             TensorBase._concrete = cls
 
     def __init__(
-        self, array: Any = (), node: Any = None, slot: Any = False, *more: Any, requires_grad: bool = False
+        self, array: Any = (), node: Any = None, output: Any = False, *more: Any, requires_grad: bool = False
     ) -> None:
-        if type(array) is not Array:  # a user's call, not one of ours with (array, node, slot)
-            given = [v for v, absent in ((node, None), (slot, False)) if v is not absent]
-            array, node, slot = self._array_of(array, *given, *more), None, 0
-        self._begin(array, node, slot)
+        if type(array) is not Array:  # a user's call, not one of ours with (array, node, output)
+            given = [v for v, absent in ((node, None), (output, False)) if v is not absent]
+            array, node, output = self._array_of(array, *given, *more), None, 0
+        self._begin(array, node, output)
         if requires_grad:
             self.requires_grad_()
 
-    def _begin(self, array: Array, node: BaseNode | None, slot: int) -> None:
+    def _begin(self, array: Array, node: BaseNode | None, output: int) -> None:
         """Set all fields; results of ops are made by this alone, without the constructor's checks."""
-        self.array, self.node, self.slot = array, node, slot
+        self.array, self.node, self.output = array, node, output
         self.grad: Any = None
         self.base: TensorBase | None = None
         self.history = 0  # counts in-place changes recorded on this tensor, when it is a base
         self._view_history = 0  # the base's count when this view last derived its history
         self._requires_grad = False
         self._accumulate: Edge | None = None  # to the node of this leaf, once it has one
-        self._home: Home | None = None  # where a first gradient is written (a place in a flat buffer), if set
+        self._gradient_slot: GradientSlot | None = None  # where a first gradient is written (in a flat buffer), if set
         self._post_hooks: tuple[Callable[[Any], None], ...] = ()
 
     @staticmethod
@@ -87,10 +87,10 @@ class TensorBase:
         raise NotImplementedError
 
     @staticmethod
-    def wrap(array: Array, node: BaseNode | None = None, slot: int = 0) -> Any:
+    def wrap(array: Array, node: BaseNode | None = None, output: int = 0) -> Any:
         """A tensor over `array`, on the tape when `node` is given."""
         made = object.__new__(TensorBase._concrete)
-        made._begin(array, node, slot)
+        made._begin(array, node, output)
         return made
 
     @property
@@ -127,14 +127,14 @@ class TensorBase:
             attrs = {"shape": a.shape, "strides": a.strides, "offset": a.offset - base.array.offset}
             edge = base.edge()
             self.node = _node(registry["as_strided"], (edge,), (base.array,), (a,), attrs) if edge is not None else None
-            self.slot, self._view_history = 0, base.history
+            self.output, self._view_history = 0, base.history
         return self.node
 
     def edge(self) -> Edge | None:
         """Where this tensor's gradient goes, or None when it needs none."""
         node = self.node if self.base is None else self.current_node()
         if node is not None:
-            return Edge(node, self.slot)
+            return Edge(node, self.output)
         if not self._requires_grad:
             return None
         if self._accumulate is None:
@@ -143,48 +143,48 @@ class TensorBase:
         return self._accumulate
 
     @property
-    def _grad_home(self) -> Array | None:
-        """The place of a leaf's gradient: contiguous, of its shape, and of its dtype or a wider one."""
-        return None if self._home is None else self._home.place
+    def _gradient_buffer(self) -> Array | None:
+        """The memory of a leaf's gradient: contiguous, of its shape, and of its dtype or a wider one."""
+        return None if self._gradient_slot is None else self._gradient_slot.array
 
-    @_grad_home.setter
-    def _grad_home(self, place: Array | None) -> None:
-        self._home = None if place is None else Home(place, place.dtype is not self.array.dtype)
+    @_gradient_buffer.setter
+    def _gradient_buffer(self, array: Array | None) -> None:
+        self._gradient_slot = None if array is None else GradientSlot(array, array.dtype is not self.array.dtype)
 
-    def claim_grad_home(self) -> Array | None:
-        """The place of the gradient, to be written now: what an op's forward keeps there is moved out of the way.
+    def claim_gradient_slot(self) -> Array | None:
+        """The memory of the gradient, to be written now: what an op's forward keeps there is moved out of the way.
 
-        None where there is no such place, or a walk that goes on uses it.
+        None where there is no gradient slot, or a backward pass that goes on uses it.
         """
-        return None if self._home is None else self._home.claim()
+        return None if self._gradient_slot is None else self._gradient_slot.claim()
 
     def accumulate_grad(self, grad: Array, *more: Array) -> None:
         """Add a finished gradient, or the sum of several, to `.grad`; the leaf owns its gradient's memory."""
         if self.grad is not None:
             more = (grad, *more)
-        elif self._home is not None and is_same_window(grad, self._home.place):  # it was made there
-            self.grad = TensorBase.wrap(self._home.place)
-        elif self._home is not None and self._home.is_wider:
-            place = self._home.place
-            self.grad = TensorBase.wrap(registry["cast"](grad, dtype=place.dtype, out=place))
+        elif self._gradient_slot is not None and is_same_window(grad, self._gradient_slot.array):  # it was made there
+            self.grad = TensorBase.wrap(self._gradient_slot.array)
+        elif self._gradient_slot is not None and self._gradient_slot.is_wider:
+            wider = self._gradient_slot.array
+            self.grad = TensorBase.wrap(registry["cast"](grad, dtype=wider.dtype, out=wider))
         elif more:  # the first two are added on their way to where the gradient stays
-            self.grad = TensorBase.wrap(registry["add"](grad, more[0], out=self.claim_grad_home()))
+            self.grad = TensorBase.wrap(registry["add"](grad, more[0], out=self.claim_gradient_slot()))
             more = more[1:]
         else:
-            self.grad = TensorBase.wrap(registry["copy"](grad, out=self.claim_grad_home()))
+            self.grad = TensorBase.wrap(registry["copy"](grad, out=self.claim_gradient_slot()))
         for other in more:
             registry["add"](self.grad.array, other, out=self.grad.array)
         self._call_post_hooks()
 
     def _call_post_hooks(self) -> None:
         if self._post_hooks:
-            self.grad.array.storage.backend.join()  # it may have been made beside
+            self.grad.array.storage.backend.join_side_stream()  # it may have been made on the side stream
         for hook in self._post_hooks:
             hook(self)
 
 
 class _Leaf:
-    """A leaf as the walk sees it, while it lives."""
+    """A leaf as the engine sees it, while it lives."""
 
     __slots__ = ("tensor",)
 
@@ -203,15 +203,15 @@ class _Leaf:
             registry["copy"](grad, out=held)
         tensor._call_post_hooks()
 
-    def held(self) -> Array | None:
+    def accumulated(self) -> Array | None:
         tensor = self.tensor()
         return None if tensor is None or tensor.grad is None else tensor.grad.array
 
-    def lend(self) -> HomeUse | None:
+    def lease(self) -> Lease | None:
         tensor = self.tensor()
-        if tensor is None or tensor._home is None or tensor.grad is not None:
+        if tensor is None or tensor._gradient_slot is None or tensor.grad is not None:
             return None
-        return tensor._home.lend(is_movable=False)
+        return tensor._gradient_slot.lease(is_movable=False)
 
 
 class SavedCalls(threading.local):
@@ -239,39 +239,44 @@ def _edges(inputs: tuple[Any, ...]) -> Edges | None:
     return tuple(edges) if wanted else None
 
 
-Lent = dict[int, HomeUse]
+Leases = dict[int, Lease]
 
 
-def _borrowed(op: Op, inputs: tuple[Any, ...]) -> Lent:
-    """The places of gradients that outputs of `op` are made in, by output."""
-    lent: Lent = {}
-    for output, source in op.borrows:
+def _slot_of(leaf: Any) -> GradientSlot | None:
+    return leaf._gradient_slot if isinstance(leaf, TensorBase) else None
+
+
+def _leases(op: Op, inputs: tuple[Any, ...]) -> Leases:
+    """The gradient slots that outputs of `op` are made in, by output."""
+    leases: Leases = {}
+    for output, source in op.gradient_outputs:
         leaf = inputs[source]
-        if isinstance(leaf, TensorBase) and leaf._home is not None and leaf.grad is None and leaf.requires_grad:
-            use = leaf._home.lend(is_movable=True)
-            if use is not None:
-                lent[output] = use
-    return lent
+        slot = _slot_of(leaf)
+        if slot is not None and leaf.grad is None and leaf.requires_grad:
+            lease = slot.lease(is_movable=True)
+            if lease is not None:
+                leases[output] = lease
+    return leases
 
 
 def _with_idle_memory(op: Op, inputs: tuple[Any, ...]) -> AbstractContextManager[None]:
-    """Inside the block, `op` may take its temporaries from memory around the places that it borrows."""
-    for _, source in op.borrows:
-        leaf = inputs[source]
-        memory = leaf._home.idle_beside() if isinstance(leaf, TensorBase) and leaf._home is not None else None
+    """Inside the block, `op` may take its temporaries from memory next to the gradient slots that it writes."""
+    for _, source in op.gradient_outputs:
+        slot = _slot_of(inputs[source])
+        memory = None if slot is None else slot.idle_memory()
         if memory is not None:
-            return memory.storage.backend.lending(memory)
+            return memory.storage.backend.temporaries_from(memory)
     return nullcontext()
 
 
 def _node(
     op: Op, edges: Edges, arrays: tuple[Any, ...], outs: tuple[Array, ...], attrs: dict[str, Any],
-    lent: Lent | None = None,
+    leases: Leases | None = None,
 ) -> Node:  # fmt: skip
     """A recorded call of `op`."""
     context = op.context(arrays, outs, attrs, tuple([e is not None for e in edges]))
-    if lent:
-        context.lent = lent
+    if leases:
+        context.leases = leases
     saved = Saved(context)
     specs = tuple([o.spec for o in outs])
     if saving_calls.intercept is not None:
@@ -296,14 +301,14 @@ def _cast(x: Any, dtype: DType | None) -> Any:
     return known.made
 
 
-def lowered(*tensors: Any) -> tuple[Any, ...]:
+def in_low_precision(*tensors: Any) -> tuple[Any, ...]:
     """Operands of a function that counts as a product, as autocast wants them."""
-    return _all_cast(tensors, low_type)
+    return _all_cast(tensors, low_precision_type)
 
 
-def widened(*tensors: Any) -> tuple[Any, ...]:
+def in_fp32(*tensors: Any) -> tuple[Any, ...]:
     """Operands of a function made of several ops that as a whole needs range, as autocast wants them."""
-    return _all_cast(tensors, wide_type)
+    return _all_cast(tensors, fp32_type)
 
 
 def _all_cast(tensors: tuple[Any, ...], wanted: Callable[[Array], DType | None]) -> tuple[Any, ...]:
@@ -335,17 +340,17 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     if autocasting.low and (wanted := wanted_types(op, arrays)):
         inputs = tuple([_cast(x, dtype) for x, dtype in zip(inputs, wanted, strict=True)])
         arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in inputs])
-    lent = _borrowed(op, inputs) if op.borrows and is_grad_enabled() else None
-    if lent:
+    leases = _leases(op, inputs) if op.gradient_outputs and is_grad_enabled() else None
+    if leases:
         with _with_idle_memory(op, inputs):
-            results = execute(op, arrays, attrs, _outs(op, arrays, attrs, lent))
+            results = execute(op, arrays, attrs, _outs(op, arrays, attrs, leases))
     else:
         results = execute(op, arrays, attrs)
     node = None
     if tracked and mode.grad:
         edges = _edges(inputs)
         if edges is not None and True in [r.dtype.is_floating_point for r in results]:
-            node = _node(op, edges, arrays, results, attrs, lent)
+            node = _node(op, edges, arrays, results, attrs, leases)
     if len(results) == 1 and op.view is None:  # nearly all calls
         made = object.__new__(TensorBase._concrete)  # `wrap`, without its call
         made._begin(results[0], node, 0)
@@ -359,14 +364,14 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     return tensors[0] if len(tensors) == 1 else tensors
 
 
-def _outs(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], lent: Lent) -> tuple[Array | None, ...] | None:
+def _outs(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], leases: Leases) -> tuple[Array | None, ...] | None:
     """The outputs' memory as `execute` takes it; None where the op has not those outputs, as its attributes say."""
     inferred = op.infer(*arrays, **attrs)
     count = 1 if isinstance(inferred, Spec) else len(inferred)
-    if max(lent) >= count:
-        lent.clear()
+    if max(leases) >= count:
+        leases.clear()
         return None
-    return tuple([lent[i].array if i in lent else None for i in range(count)])
+    return tuple([leases[i].array if i in leases else None for i in range(count)])
 
 
 def _follow_base(view: TensorBase, source: Any) -> None:
@@ -425,12 +430,12 @@ def _rebase(target: TensorBase, node: Node) -> None:
     """Give `target` its new history, and its base's when it is a view."""
     base = target.base
     if base is None:
-        target.node, target.slot = node, 0
+        target.node, target.output = node, 0
         target.history += 1
         return
     a = target.array
     attrs = {"shape": a.shape, "strides": a.strides, "offset": a.offset - base.array.offset}
     edges = (base.edge(), Edge(node, 0))
     base.node = _node(registry["as_strided_scatter"], edges, (base.array, a), (base.array,), attrs)
-    base.slot = 0
+    base.output = 0
     base.history += 1

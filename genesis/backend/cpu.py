@@ -145,7 +145,7 @@ class CpuStorage:
             give(self.block, unseen)
 
 
-_HERE = nullcontext()
+_CURRENT = nullcontext()
 
 
 class CpuBackend:
@@ -169,23 +169,23 @@ class CpuBackend:
         with np.errstate(all="ignore"):
             op.reference(out, *values, **attrs)
 
-    def beside(self, nbytes: int) -> AbstractContextManager[None]:
+    def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
         """Work is done at once."""
-        return _HERE
+        return _CURRENT
 
-    def join(self) -> None:
+    def join_side_stream(self) -> None:
         """Nothing to wait for."""
 
     def owned_by(self, owner: str) -> AbstractContextManager[None]:
         """Nobody asks whose host memory is."""
-        return _HERE
+        return _CURRENT
 
     def label(self, storage: CpuStorage, owner: str) -> None:
         """Nobody asks."""
 
-    def lending(self, memory: Array) -> AbstractContextManager[None]:
+    def temporaries_from(self, memory: Array) -> AbstractContextManager[None]:
         """References take what they need from numpy."""
-        return _HERE
+        return _CURRENT
 
     def to_numpy(self, array: Array) -> np.ndarray:
         return array.view_np()

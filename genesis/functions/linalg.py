@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from genesis.autograd.record import apply, lowered
+from genesis.autograd.record import apply, in_low_precision
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions import elementwise
 from genesis.functions.arguments import publish
@@ -77,7 +77,7 @@ def _scaled_sum(x: Any, product: Any, beta: float, alpha: float) -> Any:
     product = product if alpha == 1 else elementwise.mul(product, alpha)
     if beta == 0:
         return product
-    (x,) = lowered(x)
+    (x,) = in_low_precision(x)
     return elementwise.add(product, x if beta == 1 else elementwise.mul(x, beta))
 
 
@@ -261,7 +261,7 @@ def einsum(equation: str, *operands: Any) -> Any:
         raise ShapeError(f"einsum: {equation!r} has {len(written)} terms for {len(operands)} operands")
     terms = [_labels(t, array_of(x, "einsum").ndim, equation) for t, x in zip(written, operands, strict=True)]
     out = _output_labels(output if arrow else None, terms, equation)
-    operands = lowered(*operands)
+    operands = in_low_precision(*operands)
     made: list[tuple[Any, tuple[str, ...]]] = [_distinct(x, t) for x, t in zip(operands, terms, strict=True)]
     sizes = _sizes([labels for _, labels in made], [x.array.shape for x, _ in made], equation)
     x, labels = made[0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis.autograd import apply
-from genesis.autograd.record import widened
+from genesis.autograd.record import in_fp32
 from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions.activation import gelu_tanh, log_softmax, relu, silu, softmax
@@ -122,7 +122,7 @@ def rms_norm(
         eps: None means the step of the dtype at 1, as in torch.
     """
     rows, (weight,) = _as_rows("rms_norm", input, normalized_shape, weight)
-    (rows,) = widened(rows)
+    (rows,) = in_fp32(rows)
     if eps is None:
         eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[rows.dtype.name]
     y = apply(norm_ops.rms_norm, rows, _filled(rows, 1) if weight is None else weight, eps=eps)[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from genesis.autograd import apply
 from genesis.autograd.modes import is_grad_enabled
-from genesis.autograd.record import widened
+from genesis.autograd.record import in_fp32
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
@@ -229,7 +229,7 @@ def mse_loss(
     """
     reduction = reduction_of(size_average, reduce, reduction)
     _pair("mse_loss", input, target)
-    input, target = widened(input, target)
+    input, target = in_fp32(input, target)
     losses = _times("mse_loss", ew.square(input - target), weight)
     return _reduced(losses, reduction, None if weight is None else expand(weight, losses.shape).sum())
 
@@ -250,7 +250,7 @@ def binary_cross_entropy(
     """
     reduction = reduction_of(size_average, reduce, reduction)
     _pair("binary_cross_entropy", input, target)
-    input, target = widened(input, target)
+    input, target = in_fp32(input, target)
     yes, no = ew.clamp(ew.log(input), min=-100.0), ew.clamp(ew.log1p(-input), min=-100.0)
     return _reduced(_times("binary_cross_entropy", -(target * yes + (1 - target) * no), weight), reduction)
 
@@ -274,7 +274,7 @@ def binary_cross_entropy_with_logits(
     name = "binary_cross_entropy_with_logits"
     reduction = reduction_of(size_average, reduce, reduction)
     _pair(name, input, target)
-    input, target = widened(input, target)
+    input, target = in_fp32(input, target)
     softplus = ew.log1p(ew.exp(-ew.abs(input))) + ew.clamp(-input, min=0.0)
     if pos_weight is not None:
         _check_weight(name, "pos_weight", pos_weight)

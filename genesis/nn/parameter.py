@@ -42,4 +42,4 @@ def replace_array(tensor: Tensor, array: Array) -> None:
     """Give a leaf other memory, for example on another device; who holds the tensor sees the new values."""
     tensor.array = label(array, "parameter") if isinstance(tensor, Parameter) else array
     tensor._accumulate = None  # it knows the old dtype
-    tensor._grad_home = None
+    tensor._gradient_buffer = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from genesis.autograd import apply
-from genesis.autograd.record import lowered
+from genesis.autograd.record import in_low_precision
 from genesis.dtypes import bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
@@ -137,7 +137,7 @@ def _causal_mask(q: Tensor, k: Tensor) -> Tensor:
 
 def _by_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, scale: float) -> Tensor:
     """dropout(softmax(scale·q·kᵀ + mask))·v with the score matrix in float32 or wider."""
-    q, k, v = lowered(q, k, v)
+    q, k, v = in_low_precision(q, k, v)
     if not q.dtype.is_floating_point or k.dtype is not q.dtype or v.dtype is not q.dtype:
         types = ", ".join(x.dtype.name for x in (q, k, v))
         raise DTypeError(f"attention takes q, k, v of one float type, got {types}")

@@ -23,15 +23,15 @@ def _infer(ids: Array, weight: Array) -> Spec:
 
 
 def _vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
-    """A gradient that has arrived (that of a head with the same weight) gets only the rows of ids that occur."""
-    taken = ctx.take(1)
-    if taken is not None:
-        total = taken.array if taken.is_own else copy(taken.array)
+    """An accumulated gradient (that of a head with the same weight) gets only the rows of ids that occur."""
+    accumulated = ctx.take_accumulated(1)
+    if accumulated is not None:
+        total = accumulated.array if accumulated.is_own else copy(accumulated.array)
         embedding_add_(total, g, ctx.inputs[0])
         return None, total
     spec = ctx.input_specs[1]
     assert spec is not None
-    return None, embedding_backward(g, ctx.inputs[0], rows=spec.shape[0], out=ctx.place(1))
+    return None, embedding_backward(g, ctx.inputs[0], rows=spec.shape[0], out=ctx.gradient_slot(1))
 
 
 @op(

@@ -78,13 +78,13 @@ def columns(x: Array, sizes: Sequence[int]) -> list[Array]:
 
 
 def input_gradient(ctx: Context | None, i: int, g: Array, weights: Sequence[Array], fp8: int = 0) -> Array:
-    """g·W with the weights stacked, plus what arrived at input `i` of a context, if there is one.
+    """g·W with the weights stacked, plus what input `i` of a context has accumulated, if there is one.
 
     Args:
         fp8: as for `linear`, of the weights' width.
     """
-    taken = None if ctx is None else ctx.take(i)
-    total, is_own = taken if taken is not None else (None, False)
+    accumulated = None if ctx is None else ctx.take_accumulated(i)
+    total, is_own = accumulated if accumulated is not None else (None, False)
     whole = joined(weights)
     pairs = [(g, whole)] if whole is not None else zip(columns(g, [w.shape[0] for w in weights]), weights, strict=True)
     for part, weight in pairs:
@@ -116,29 +116,29 @@ def _gradients(
         more: `more(k, before, is_own)` adds it to `before`, in place where that is allowed.
     """
     wanted = [k for k, i in enumerate(inputs) if ctx.needs[i]]
-    taken = [ctx.take(i) if ctx.needs[i] else None for i in inputs]
-    places = [ctx.place(i) if t is None and ctx.needs[i] else None for i, t in zip(inputs, taken, strict=True)]
+    sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in inputs]
+    slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in zip(inputs, sums, strict=True)]
     if len(wanted) == len(inputs):
-        arrays = [t.array for t in taken if t is not None and t.is_own]
+        arrays = [t.array for t in sums if t is not None and t.is_own]
         if len(arrays) == len(inputs) and (whole := joined(arrays)) is not None:
             more(None, whole, True)
             return list(arrays)
-        spots = [p for p in places if p is not None]
-        if len(spots) == len(inputs) and (whole := joined(spots)) is not None:
+        free = [slot for slot in slots if slot is not None]
+        if len(free) == len(inputs) and (whole := joined(free)) is not None:
             fresh(None, whole)
-            return list(spots)
-        if not spots and not any(taken):
+            return list(free)
+        if not free and not any(sums):
             return list(slices(fresh(None, None), sizes))
     found: list[Array | None] = [None] * len(inputs)
     for k in wanted:
-        before = taken[k]
-        found[k] = fresh(k, places[k]) if before is None else more(k, before.array, before.is_own)
+        before = sums[k]
+        found[k] = fresh(k, slots[k]) if before is None else more(k, before.array, before.is_own)
     return found
 
 
-def _beside(place: Array | None, nbytes: int) -> AbstractContextManager[None]:
-    """Where a gradient is made from `nbytes`: in its place nobody reads it before the walk does, or is over."""
-    return nullcontext() if place is None else place.storage.backend.beside(nbytes)
+def _on_side_stream(slot: Array | None, nbytes: int) -> AbstractContextManager[None]:
+    """Where a gradient is made from `nbytes`: in its slot nobody reads it before the backward pass does, or is over."""
+    return nullcontext() if slot is None else slot.storage.backend.on_side_stream(nbytes)
 
 
 def weight_gradients(
@@ -157,7 +157,7 @@ def weight_gradients(
         return before
 
     def fresh(k: int | None, out: Array | None) -> Array:
-        with _beside(out, g.nbytes + x.nbytes):
+        with _on_side_stream(out, g.nbytes + x.nbytes):
             return matmul(left(k), x, out=out)
 
     return _gradients(ctx, inputs, sizes, fresh, more)
@@ -169,7 +169,7 @@ def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequenc
 
     def fresh(k: int | None, out: Array | None) -> Array:
         part = g if k is None else parts[k]
-        with _beside(out, g.nbytes):
+        with _on_side_stream(out, g.nbytes):
             return sum_to_shape(part, shape=part.shape[1:], out=out)
 
     def more(k: int | None, before: Array, is_own: bool) -> Array:

@@ -172,7 +172,7 @@ def _linear_flops(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: 
     vjp=_linear_vjp,
     saves=("out",),
     auxiliary=(1, 2),
-    borrows=((2, 1),),
+    gradient_outputs=((2, 1),),
     flops=_linear_flops,
 )
 def linear_cross_entropy(

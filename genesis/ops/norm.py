@@ -1,6 +1,6 @@
 """RMSNorm and LayerNorm over the last dimension, and their gradients. Statistics are float32 or wider.
 
-Backward adds what has arrived at the input, the residual connection's gradient in a transformer, in the same pass.
+Backward adds what the input has accumulated, the residual connection's gradient in a transformer, in the same pass.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ def norm_gradients(
     plus: Array | None = None,
     with_result: bool = False,
 ) -> list[Array | None]:
-    """`backward(g, *operands)`: dx added to what arrived at input 0, each parameter's gradient in its place.
+    """`backward(g, *operands)`: dx added to what input 0 has accumulated, each parameter's gradient in its slot.
 
     Args:
         count: the inputs that get gradients: x and the parameters behind it.
         plus: another gradient of x, which is added, too.
         with_result: give what forward gave as well, last.
     """
-    taken = ctx.take(0) if ctx.needs[0] else None
-    if taken is not None:
-        own = taken.array if taken.is_own else None
-        plus = taken.array if plus is None else add(taken.array, plus, out=own)
-    arrived = [ctx.take(i) if ctx.needs[i] else None for i in range(1, count)]
-    places = [ctx.place(i) if t is None and ctx.needs[i] else None for i, t in enumerate(arrived, 1)]
+    so_far = ctx.take_accumulated(0) if ctx.needs[0] else None
+    if so_far is not None:
+        own = so_far.array if so_far.is_own else None
+        plus = so_far.array if plus is None else add(so_far.array, plus, out=own)
+    sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in range(1, count)]
+    slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in enumerate(sums, 1)]
     given = operands if plus is None else (*operands, plus)
     if with_result:
-        found = list(backward(g, *given, out=(None, *places, None), with_result=True))
+        found = list(backward(g, *given, out=(None, *slots, None), with_result=True))
     else:
-        found = list(backward(g, *given, out=(None, *places)))
-    for i, before in enumerate(arrived, 1):
+        found = list(backward(g, *given, out=(None, *slots)))
+    for i, before in enumerate(sums, 1):
         if before is not None:
             found[i] = add(before.array, found[i], out=before.array if before.is_own else None)
     return found

@@ -37,11 +37,11 @@ def _infer(
 
 def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     """Rotated back, then as for `rms_norm`, each kind of head with its weight."""
-    arrived = [ctx.take(i) if ctx.needs[i] else None for i in (1, 2)]
-    places = [ctx.place(i) if t is None and ctx.needs[i] else None for i, t in enumerate(arrived, 1)]
+    sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in (1, 2)]
+    slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in enumerate(sums, 1)]
     attrs = {k: ctx.attrs[k] for k in ("heads", "key_heads")}
-    dx, *weights = norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], out=(None, *places), **attrs)
-    for i, before in enumerate(arrived):
+    dx, *weights = norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], out=(None, *slots), **attrs)
+    for i, before in enumerate(sums):
         if before is not None:
             weights[i] = add(before.array, weights[i], out=before.array if before.is_own else None)
     return dx, *weights, None, None

@@ -26,10 +26,10 @@ ALIGNMENT = 64  # bytes
 PLACE = 32  # elements: 64 bytes of the narrowest float, so that all buffers of a group share their offsets
 
 
-def _idle_beside(flat: weakref.ref[FlatBuffers], index: int) -> Array | None:
-    """`FlatBuffers.idle_beside` while the buffers live."""
+def _idle_memory(flat: weakref.ref[FlatBuffers], index: int) -> Array | None:
+    """`FlatBuffers.idle_memory` while the buffers live."""
     found = flat()
-    return None if found is None else found.idle_beside(index)
+    return None if found is None else found.idle_memory(index)
 
 
 class Run(NamedTuple):
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 class FlatBuffers:
     """The memory of several leaf tensors of one dtype and device, and of their gradients.
 
-    The tensors are re-pointed: `param.array` becomes a view of `values`, and a first gradient is written into its place
+    The tensors are re-pointed: `param.array` becomes a view of `values`, and a first gradient is written into its slot
     in `gradients` without a pass to zero it. `param.grad` keeps torch's meaning: None until a gradient arrived.
 
     Args:
@@ -68,12 +68,12 @@ class FlatBuffers:
         self.values = self.buffer(self.dtype, "parameters")
         self.gradients = self.buffer(self.grad_dtype, "gradients")
         for i, param in enumerate(self.params):
-            place = self.view(self.values, i)
-            registry["copy"](param.array, out=place)
-            param.array = place
-            param._grad_home = self.view(self.gradients, i)
-            if param._home is not None:
-                param._home.idle_beside = functools.partial(_idle_beside, weakref.ref(self), i)
+            values = self.view(self.values, i)
+            registry["copy"](param.array, out=values)
+            param.array = values
+            param._gradient_buffer = self.view(self.gradients, i)
+            if param._gradient_slot is not None:
+                param._gradient_slot.idle_memory = functools.partial(_idle_memory, weakref.ref(self), i)
         self.collect_gradients()
 
     def buffer(self, dtype: DType, owner: str) -> Array:
@@ -85,17 +85,17 @@ class FlatBuffers:
         return aligned
 
     def view(self, buffer: Array, index: int) -> Array:
-        """The place of parameter `index` in `buffer`, in the parameter's shape."""
+        """The elements of parameter `index` in `buffer`, in the parameter's shape."""
         shape = self.params[index].array.shape
         return buffer.view(shape, contiguous_strides(shape), buffer.offset + self.starts[index])
 
-    def idle_beside(self, index: int) -> Array | None:
-        """The gradients' memory before or behind parameter `index`, whichever is more, while no gradient stands there.
+    def idle_memory(self, index: int) -> Array | None:
+        """The gradients' memory before or behind parameter `index`, whichever is more, while no gradient is there.
 
         None where one does, and where there are gaps between the parameters, which have to stay zero.
         """
         others = (p for i, p in enumerate(self.params) if i != index)
-        if any(p.grad is not None or p._home is None or p._home.is_in_use for p in others):
+        if any(p.grad is not None or p._gradient_slot is None or p._gradient_slot.is_leased for p in others):
             return None
         if any(p.array.size % PLACE for p in self.params):
             return None
@@ -123,23 +123,23 @@ class FlatBuffers:
         return found
 
     def collect_gradients(self) -> None:
-        """Bring gradients that were assigned from outside to their places.
+        """Bring gradients that were assigned from outside to their slots.
 
         Raises:
             GenesisError: if a parameter was given other memory, as `Module.to` does.
         """
         for i, param in enumerate(self.params):
-            home = param._grad_home
-            if param.array.storage is not self.values.storage or home is None:
+            slot = param._gradient_buffer
+            if param.array.storage is not self.values.storage or slot is None:
                 raise GenesisError(
                     f"parameter {i} of shape {param.array.shape} left its flat buffer: it was moved or cast",
                     next="move and cast the model before you make the optimizer",
                 )
             grad = param.grad
-            if grad is not None and (grad.array.storage is not home.storage or grad.array.offset != home.offset):
-                param.claim_grad_home()  # what an op's forward keeps there moves out
-                registry["cast"](grad.array, dtype=self.grad_dtype, out=home)
-                param.grad = Tensor(home)
+            if grad is not None and (grad.array.storage is not slot.storage or grad.array.offset != slot.offset):
+                param.claim_gradient_slot()  # what an op's forward keeps there moves out
+                registry["cast"](grad.array, dtype=self.grad_dtype, out=slot)
+                param.grad = Tensor(slot)
 
     def gradient_spans(self) -> list[Array]:
         """The gradients that have arrived, in as few pieces as possible."""

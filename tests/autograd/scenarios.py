@@ -276,7 +276,7 @@ def view_of_a_leaf_used_before_and_after(lib: Any) -> list[Any]:
 
 
 @scenario
-def result_without_saved_values_walks_twice(lib: Any) -> list[Any]:
+def result_without_saved_values_runs_backward_twice(lib: Any) -> list[Any]:
     a = leaf(lib, 1, 2)
     y = a + 1
     y.sum().backward()

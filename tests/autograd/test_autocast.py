@@ -14,7 +14,7 @@ import pytest
 import genesis
 from genesis import cuda, optim
 from genesis.autograd import Function, checkpoint
-from genesis.autograd.autocast import LOW, PROMOTED, WIDE, autocasting, wanted_types
+from genesis.autograd.autocast import FP32, LOW_PRECISION, WIDEST, autocasting, wanted_types
 from genesis.errors import DTypeError, GenesisError, UsageError
 from genesis.nn import functional as F
 from genesis.op import Op, Spec, observe, registry
@@ -80,8 +80,8 @@ def test_differences_are_real() -> None:
 
 
 def test_the_table_names_ops() -> None:
-    assert (set(LOW) | WIDE | PROMOTED) <= set(registry)
-    assert len(set(LOW) | WIDE | PROMOTED) == len(LOW) + len(WIDE) + len(PROMOTED)
+    assert (set(LOW_PRECISION) | FP32 | WIDEST) <= set(registry)
+    assert len(set(LOW_PRECISION) | FP32 | WIDEST) == len(LOW_PRECISION) + len(FP32) + len(WIDEST)
 
 
 def test_a_users_op_of_the_same_name_is_left_alone() -> None:

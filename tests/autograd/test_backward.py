@@ -56,7 +56,7 @@ def test_errors_name_what_is_wrong() -> None:
         backward([a * 1, a * 2], [values(1, 1)] * 3)
 
 
-def test_several_roots_in_one_walk() -> None:
+def test_several_roots_in_one_pass() -> None:
     a = leaf(genesis, 1, 2)
     y = a * 3
     z = y * y
@@ -71,7 +71,7 @@ def test_the_same_tensor_twice_and_a_tensor_that_is_also_an_ancestor() -> None:
     assert a.grad.tolist() == [6 + 6 + 12]
 
 
-def test_leaves_accumulate_over_walks_and_uses() -> None:
+def test_leaves_accumulate_over_passes_and_uses() -> None:
     a = leaf(genesis, 1, 2)
     for _ in range(3):
         (a + a * 2 + a.sum()).sum().backward()
@@ -108,7 +108,7 @@ def test_retain_graph() -> None:
     assert a.grad.tolist() == [4, 8]
 
 
-def test_a_shared_part_cannot_be_walked_twice() -> None:
+def test_a_shared_part_cannot_run_backward_twice() -> None:
     h = leaf(genesis, 1, 2).exp()
     h.sum().backward()
     with pytest.raises(GradientError, match="backward reached exp a second time"):
@@ -195,7 +195,7 @@ def test_unused_inputs() -> None:
 
 
 def test_grad_runs_only_what_leads_to_its_inputs() -> None:
-    """A branch without a gradient is not walked, and what was not walked stays usable."""
+    """A branch without a gradient does not run backward, and what did not stays usable."""
     a, b = leaf(genesis, 1.5), leaf(genesis, 2)
     other = b.exp()
     y = a * 2 + b.floor_divide(1.0) + other
@@ -274,7 +274,7 @@ def test_a_hook_needs_a_gradient() -> None:
         values(1).register_hook(lambda g: g)
 
 
-def test_the_post_accumulate_hook_runs_once_a_walk_after_the_gradient_is_complete() -> None:
+def test_the_post_accumulate_hook_runs_once_a_pass_after_the_gradient_is_complete() -> None:
     a = leaf(genesis, 1, 2)
     seen = []
     remove = a.register_post_accumulate_grad_hook(lambda t: seen.append((t is a, t.grad.tolist())))

@@ -128,7 +128,7 @@ def test_nested_draws_repeat() -> None:
     assert plain == again
 
 
-def test_several_walks() -> None:
+def test_several_passes() -> None:
     x, w = leaf(genesis, 0.5, 1), leaf(genesis, 1, 2)
     y = checkpoint(block, x, w)
     squares(y).backward(retain_graph=True)

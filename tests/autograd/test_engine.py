@@ -1,4 +1,4 @@
-"""The walk backward: depth, release of memory, anomaly detection, threads."""
+"""The engine: depth, release of memory, anomaly detection, threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import genesis
 from genesis.array import Array
 from genesis.autograd import detect_anomaly
-from genesis.autograd.engine import Node
+from genesis.autograd.graph import Node
 from genesis.backend.cpu import pool
 from genesis.errors import NumericError
 from tests.autograd.scenarios import leaf, squares
@@ -47,14 +47,14 @@ def test_a_chain_of_ten_thousand_ops() -> None:
     del y  # freeing the chain must not run out of stack, either
 
 
-@pytest.mark.parametrize("walked", [True, False])
-def test_a_long_chain_is_freed(walked: bool, no_collector: None) -> None:
+@pytest.mark.parametrize("run_backward", [True, False])
+def test_a_long_chain_is_freed(run_backward: bool, no_collector: None) -> None:
     a = leaf(genesis, 1.0)
     y = a
     for _ in range(20_000):
         y = y + 1.0
     first = weakref.ref(y.grad_fn)
-    if walked:
+    if run_backward:
         y.backward()
     del y
     assert first() is None
@@ -67,7 +67,7 @@ def test_a_wide_graph() -> None:
     assert a.grad.tolist() == [2000, 2000]
 
 
-def test_a_deep_graph_of_shared_results_is_walked_once() -> None:
+def test_a_deep_graph_of_shared_results_runs_backward_once() -> None:
     """y = y + y, sixty times: 2^60 paths, 60 nodes."""
     a = leaf(genesis, 1.0)
     y = a
@@ -90,7 +90,7 @@ def test_backward_frees_what_was_saved(no_collector: None) -> None:
     assert pool.allocated - before <= a.nbytes + 4096, "only the gradient of the leaf and the sum are left"
 
 
-def test_memory_is_flat_over_many_walks(no_collector: None) -> None:
+def test_memory_is_flat_over_many_passes(no_collector: None) -> None:
     a, w = large(), large()
     peaks, levels = [], []
     for _ in range(100):
@@ -104,7 +104,7 @@ def test_memory_is_flat_over_many_walks(no_collector: None) -> None:
     assert levels[1] == levels[-1] and peaks[1] == peaks[-1]
 
 
-def test_a_graph_that_was_never_walked_is_freed_with_its_result(no_collector: None) -> None:
+def test_a_graph_that_was_never_run_backward_is_freed_with_its_result(no_collector: None) -> None:
     a = large()
     before = pool.allocated
     y = (a.exp() * a).sum()
@@ -131,11 +131,11 @@ def test_a_leaf_is_freed_with_its_last_user(no_collector: None) -> None:
     y = a * 2
     gone = weakref.ref(a)
     del a
-    assert gone() is None, "the graph needs its gradient's place, not the leaf"
+    assert gone() is None, "the graph needs its gradient slot, not the leaf"
     y.sum().backward()  # nobody can look at the gradient: it is dropped
 
 
-def test_gradients_are_freed_as_the_walk_goes(no_collector: None) -> None:
+def test_gradients_are_freed_as_the_pass_goes(no_collector: None) -> None:
     """A chain of n ops holds a constant number of gradients at a time."""
     a = large()
     y = a
@@ -235,7 +235,7 @@ def test_a_gradient_of_another_shape_is_summed_for_elementwise_ops_only() -> Non
 
 
 def test_threads_with_graphs_of_their_own() -> None:
-    """Four threads record, walk and change in place at once; each gets the numbers it gets alone."""
+    """Four threads record, run backward and change in place at once; each gets the numbers it gets alone."""
     failures: list[str] = []
     start = threading.Barrier(4)
 

@@ -183,16 +183,16 @@ def test_free_memory_of_other_streams_is_given_back_before_giving_up() -> None:
     assert pool.take(30 * MIB, 2).size >= 30 * MIB
 
 
-def test_what_the_driver_takes_beside_the_pool_gets_its_unused_segments_or_the_same_error() -> None:
+def test_what_the_driver_takes_besides_the_pool_gets_its_unused_segments_or_the_same_error() -> None:
     driver = HostDriver(0)
     driver.memory = 40 * MIB
     pool = Pool(driver)
     pool.give(pool.take(30 * MIB, 0))
-    code = pool.beside("the code of a kernel", lambda: driver.allocate(20 * MIB))
+    code = pool.with_room("the code of a kernel", lambda: driver.allocate(20 * MIB))
     assert pool.reserved == 0
     kept = pool.take(10 * MIB, 0)
     with pytest.raises(OutOfMemoryError, match=r"no room for the code of a kernel: 10\.0 MiB .* 10\.0 MiB in all"):
-        pool.beside("the code of a kernel", lambda: driver.allocate(20 * MIB))
+        pool.with_room("the code of a kernel", lambda: driver.allocate(20 * MIB))
     driver.free(code)
     pool.give(kept)
 

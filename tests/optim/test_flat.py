@@ -1,4 +1,4 @@
-"""Flat buffers: one run of memory, views that stay views, gradients that arrive in place."""
+"""Flat buffers: one run of memory, views that stay views, gradients made in their slots."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_loading_a_state_into_a_flattened_model_keeps_the_views() -> None:
 
 
 def idle(optimizer: optim.Optimizer, param: Tensor) -> Array | None:
-    assert param._home is not None
-    return param._home.idle_beside()
+    assert param._gradient_slot is not None
+    return param._gradient_slot.idle_memory()
 
 
 def test_memory_of_gradients_is_idle_until_the_first_of_them() -> None:
@@ -144,13 +144,13 @@ def test_memory_of_gradients_is_idle_until_the_first_of_them() -> None:
     assert idle(optimizer, params[1]) is not None  # its own gradient does not lie beside it
     optimizer.zero_grad()
     assert idle(optimizer, params[0]) is not None
-    use = params[2]._home.lend(is_movable=True)  # type: ignore[union-attr]
+    use = params[2]._gradient_slot.lease(is_movable=True)  # type: ignore[union-attr]
     assert idle(optimizer, params[0]) is None
     del use
     assert idle(optimizer, params[0]) is not None
 
 
-def test_gaps_between_gradients_are_never_lent() -> None:
+def test_gaps_between_gradients_are_never_leased() -> None:
     params = leaves((64,), (33,))
     optimizer = optim.SGD(params, lr=0.1, fused=True)
     assert idle(optimizer, params[0]) is None

@@ -13,7 +13,7 @@ import pytest
 
 import genesis
 from genesis import Tensor, nn
-from genesis.autograd.engine import tape_watches
+from genesis.autograd.graph import tape_watches
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import pool
 from genesis.errors import DeviceError, ShapeError

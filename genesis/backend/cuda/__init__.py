@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genesis.backend import Device
-from genesis.backend.cuda.beside import Branch
 from genesis.backend.cuda.driver import driver_for
 from genesis.backend.cuda.faults import check as check_faults
 from genesis.backend.cuda.implementations import cuda_impls
@@ -20,6 +19,7 @@ from genesis.backend.cuda.keys import is_value
 from genesis.backend.cuda.memory import ALIGNMENT, Block, Pool, rounded
 from genesis.backend.cuda.recording import record, recorders, recording
 from genesis.backend.cuda.replay import Call, are_as_made, call_key
+from genesis.backend.cuda.side_stream import SideStream
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaBackend", "CudaStorage", "backend_of"]
 
-BESIDE = 12 << 20  # bytes that are read: work on more fills the SMs by itself
-_HERE = nullcontext()
+SIDE_STREAM_BYTES = 12 << 20  # bytes that are read: work on more fills the SMs by itself
+_CURRENT = nullcontext()
 PLANS = 8192  # kept a device; numbers that change with every call would otherwise pile up
 
 
@@ -67,18 +67,18 @@ class CudaBackend:
         self._into: dict[Any, Call] = {}  # into memory that is given, which stands before the inputs
 
     @functools.cached_property
-    def branch(self) -> Branch:
+    def side_stream(self) -> SideStream:
         """Where work beside the work goes; made outside captures."""
-        return Branch(self)
+        return SideStream(self)
 
-    def beside(self, nbytes: int) -> AbstractContextManager[None]:
+    def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
         """Inside the block, launch what reads `nbytes` and whose results nobody reads before `join`."""
-        return self.branch.work() if self.pool.capturing and nbytes <= BESIDE else _HERE
+        return self.side_stream.work() if self.pool.capturing and nbytes <= SIDE_STREAM_BYTES else _CURRENT
 
-    def join(self) -> None:
+    def join_side_stream(self) -> None:
         """Let later work follow what was launched beside it."""
         if self.pool.capturing:
-            self.branch.join()
+            self.side_stream.join()
 
     def refuse_in_capture(self, what: str) -> None:
         """Raise DeviceError while a graph is captured, for what a graph cannot hold."""
@@ -139,7 +139,7 @@ class CudaBackend:
         return {pointer: f"{a.dtype.name} {list(a.shape)}" for pointer, a in found.items()}
 
     @contextmanager
-    def lending(self, memory: Array) -> Iterator[None]:
+    def temporaries_from(self, memory: Array) -> Iterator[None]:
         """Inside the block, ops take temporaries from `memory`, whose contents nobody needs; one op at a time."""
         start = memory.data_ptr()
         aligned = -(-start // ALIGNMENT) * ALIGNMENT

@@ -116,7 +116,7 @@ class RawGraph:
             pool.private = None
 
     def _record(self, function: Callable[[], T], stream: Stream) -> T:
-        driver, pool, branch = self.backend.driver, self.backend.pool, self.backend.branch
+        driver, pool, side_stream = self.backend.driver, self.backend.pool, self.backend.side_stream
         gc.collect()
         pool.end_retired()
         driver.synchronize()
@@ -127,9 +127,9 @@ class RawGraph:
         pool.begin_capture()
         try:
             result = function()
-            branch.join()
+            side_stream.join()
         except BaseException:
-            branch.forget()
+            side_stream.forget()
             with contextlib.suppress(DeviceError):  # what the driver has ended already
                 driver.destroy_graph(driver.end_capture(stream.handle), None)
             _give_back(pool, pool.end_capture())
@@ -144,7 +144,7 @@ class RawGraph:
             _give_back(pool, held)
             raise
         try:
-            executable = pool.beside("the executable of a CUDA graph", lambda: driver.instantiate(graph))
+            executable = pool.with_room("the executable of a CUDA graph", lambda: driver.instantiate(graph))
         except (DeviceError, OutOfMemoryError):
             driver.destroy_graph(graph, None)
             _give_back(pool, held)

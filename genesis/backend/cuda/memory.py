@@ -259,7 +259,7 @@ class Pool:
             what = self._explain(f"{_readable(size)} for {owner}")
             raise OutOfMemoryError(what, next=OutOfMemoryError.ADVICE) from None
 
-    def beside(self, what: str, call: Callable[[], T]) -> T:
+    def with_room(self, what: str, call: Callable[[], T]) -> T:
         """The result of a driver's call that takes device memory of its own: a kernel's code, an executable graph.
 
         Raises:

@@ -75,7 +75,7 @@ def native_step(backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, 
     def prepare(step: Step) -> None:
         if key not in _loaded:
             made = future.result()
-            function = backend.pool.beside(
+            function = backend.pool.with_room(
                 f"the code of {made.name}", lambda: driver.load(made.image, made.name, made.shared, made.parameters)
             )
             _loaded[key] = Loaded(function, 32 * made.warps, made.shared, made.descriptors)

@@ -248,7 +248,7 @@ def _load(backend: CudaBackend, made: Compiled, parameters: int, shared: int) ->
     """The kernel on the device."""
     driver, key = backend.driver, (backend.driver.index, made, shared)
     if key not in _loaded:
-        _loaded[key] = backend.pool.beside(
+        _loaded[key] = backend.pool.with_room(
             f"the code of {made.name}", lambda: driver.load(made.cubin, made.name, shared, parameters)
         )
     return _loaded[key]

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from genesis.array import Array
-from genesis.autograd.engine import BaseNode, watching_tape
+from genesis.autograd.graph import BaseNode, watching_tape
 from genesis.nn import Module
 from genesis.nn.hooks import watching_calls
 from genesis.op import Op, observe
@@ -132,8 +132,8 @@ class Recorder:
         """A node belongs to the module that made it."""
         self._of_node[node.sequence] = self.place()[1]
 
-    def walks(self) -> Any:
-        """A walk is backward."""
+    def runs_backward(self) -> Any:
+        """A backward pass."""
         return self.phase("backward")
 
     @contextmanager

@@ -1,6 +1,7 @@
-"""Gradients made where they stay: what a vjp may ask of the walk (`Context.place`, `take`), and `Op.borrows`.
+"""Gradients made in their slots: what a vjp may ask of the engine (`Context.gradient_slot`, `take_accumulated`), and
+`Op.gradient_outputs`.
 
-Every scenario runs on leaves whose gradients live in flat buffers and on leaves without such places. Values are small
+Every scenario runs on leaves whose gradients live in flat buffers and on leaves without slots. Values are small
 whole numbers, so that sums are exact in any order, and both must agree to the bit.
 """
 
@@ -92,13 +93,13 @@ def packed_out_of_order(p: Leaves) -> None:
 
 
 @scenario
-def a_second_arrival_is_added(p: Leaves) -> None:
+def a_second_gradient_is_added(p: Leaves) -> None:
     y = F.linear(x_of(), p["q"]) + F.linear(x_of(32), p["q"])
     y.backward(whole(2, 3, 32, seed=31))
 
 
 @scenario
-def arrivals_from_ops_that_know_no_places(p: Leaves) -> None:
+def gradients_of_ops_that_know_no_slots(p: Leaves) -> None:
     y = x_of() @ p["q"] + F.linear(x_of(32), p["q"]) + p["q"].sum() + x_of(33) @ p["q"]
     y.backward(whole(2, 3, 32, seed=31))
 
@@ -181,7 +182,7 @@ def fused_layer(p: Leaves) -> None:
 
 @scenario
 def captured(p: Leaves) -> None:
-    """grad() touches no leaf, and gives memory that later walks leave alone."""
+    """grad() touches no leaf, and gives memory that later passes leave alone."""
     y = projected(p, x_of())
     found = grad(y, [p["q"], p["b"]], whole(2, 3, 96, seed=31))
     assert p["q"].grad is None
@@ -190,7 +191,7 @@ def captured(p: Leaves) -> None:
 
 
 @scenario
-def a_walk_inside_a_walk(p: Leaves) -> None:
+def a_pass_inside_a_pass(p: Leaves) -> None:
     """A hook on an intermediate result runs another backward on the leaf that has a gradient underway."""
 
     def again(g: Any) -> None:
@@ -208,12 +209,12 @@ def results(p: Leaves) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_places_change_no_bit(name: str) -> None:
+def test_slots_change_no_bit(name: str) -> None:
     plain = leaves()
     SCENARIOS[name](plain)
-    placed, buffers = flat_leaves()
-    SCENARIOS[name](placed)
-    expected, found = results(plain), results(placed)
+    in_slots, buffers = flat_leaves()
+    SCENARIOS[name](in_slots)
+    expected, found = results(plain), results(in_slots)
     assert expected.keys() == found.keys()
     # Values that are no whole numbers show by a rounding in which products a sum was made.
     near = 1e-5 if name in ("fused_layer", "residual_stream") else 0.0
@@ -222,7 +223,7 @@ def test_places_change_no_bit(name: str) -> None:
     buffers.collect_gradients()
     for key, value in found.items():
         if key.endswith(".grad"):
-            assert np.array_equal(placed[key.removesuffix(".grad")].grad.numpy(), value), key
+            assert np.array_equal(in_slots[key.removesuffix(".grad")].grad.numpy(), value), key
 
 
 @contextmanager
@@ -245,10 +246,10 @@ def test_gradients_are_written_where_they_stay() -> None:
     with copies() as ran:
         y.backward(g)
     assert ran == ["add_matmul", "sum_to_shape", "add"]
-    assert p["q"].grad.array.storage is p["q"]._grad_home.storage
+    assert p["q"].grad.array.storage is p["q"]._gradient_buffer.storage
 
 
-def test_what_arrived_is_added_in_the_same_op() -> None:
+def test_what_was_accumulated_is_added_in_the_same_op() -> None:
     p, _ = flat_leaves()
     x = whole(2, 3, 32, seed=30)
     x.requires_grad = True
@@ -260,12 +261,12 @@ def test_what_arrived_is_added_in_the_same_op() -> None:
     assert "add" not in ran
 
 
-def test_a_vjp_works_outside_of_a_walk() -> None:
+def test_a_vjp_works_outside_of_a_backward_pass() -> None:
     context = Context((None,), (None,), {}, (True,), (None,))
-    assert context.place(0) is None and context.take(0) is None and not context.is_last
+    assert context.gradient_slot(0) is None and context.take_accumulated(0) is None and not context.is_last
 
 
-# --- Outputs made in the place of a gradient --------------------------------------------------------------------------
+# --- Outputs made in a gradient slot ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -280,13 +281,13 @@ def head() -> Iterator[Op]:
 
     def vjp(ctx: Context, g: Array, _: None) -> tuple[Array | None, ...]:
         dw = ctx.outputs[1]
-        taken = ctx.take(1)
+        so_far = ctx.take_accumulated(1)
         dw = registry["mul"](dw, g, out=dw if ctx.is_last else None)
-        if taken is None:
+        if so_far is None:
             return None, dw
-        return None, registry["add"](taken.array, dw, out=taken.array if taken.is_own else dw)
+        return None, registry["add"](so_far.array, dw, out=so_far.array if so_far.is_own else dw)
 
-    op = Op("head", reference, infer, vjp, saves=("out",), auxiliary=(1,), borrows=((1, 1),))
+    op = Op("head", reference, infer, vjp, saves=("out",), auxiliary=(1,), gradient_outputs=((1, 1),))
     yield op
     del registry["head"]
 
@@ -299,16 +300,16 @@ def dw_of(seed: int = 30) -> np.ndarray:
     return np.asarray(whole(5, 32, seed=seed).numpy().sum(axis=0))
 
 
-def test_an_output_is_made_in_the_place(head: Op) -> None:
+def test_an_output_is_made_in_the_slot(head: Op) -> None:
     p, _ = flat_leaves()
     loss = head_of(head, p["s"])
-    assert np.array_equal(p["s"]._grad_home.view_np(), dw_of())
+    assert np.array_equal(p["s"]._gradient_buffer.view_np(), dw_of())
     with copies() as ran:
         (loss * 2).backward()
     assert "copy" not in ran
     assert np.array_equal(p["s"].grad.numpy(), 2 * dw_of())
-    assert p["s"].grad.array.storage is p["s"]._grad_home.storage
-    head_of(head, p["s"], 33).backward()  # accumulates: the place is taken
+    assert p["s"].grad.array.storage is p["s"]._gradient_buffer.storage
+    head_of(head, p["s"], 33).backward()  # accumulates: the slot is taken
     assert np.array_equal(p["s"].grad.numpy(), 2 * dw_of() + dw_of(33))
 
 
@@ -316,7 +317,7 @@ def test_a_forgotten_backward_keeps_nothing(head: Op) -> None:
     p, _ = flat_leaves()
     head_of(head, p["s"])
     loss = head_of(head, p["s"], 33)
-    assert np.array_equal(p["s"]._grad_home.view_np(), dw_of(33))
+    assert np.array_equal(p["s"]._gradient_buffer.view_np(), dw_of(33))
     loss.backward()
     assert np.array_equal(p["s"].grad.numpy(), dw_of(33))
 
@@ -339,7 +340,7 @@ def test_both_in_one_graph(head: Op) -> None:
     assert np.array_equal(p["s"].grad.numpy(), dw_of() + 3 * dw_of(33))
 
 
-def test_a_gradient_assigned_meanwhile_moves_what_lies_in_its_place(head: Op) -> None:
+def test_a_gradient_assigned_meanwhile_moves_what_is_in_its_slot(head: Op) -> None:
     p, buffers = flat_leaves()
     loss = head_of(head, p["s"])
     p["s"].grad = genesis.ones(32)
@@ -387,25 +388,25 @@ def test_in_a_checkpoint(head: Op) -> None:
     assert np.array_equal(p["s"].grad.numpy(), dw_of())
 
 
-def test_added_to_what_arrived_before(head: Op) -> None:
-    """The other use of the leaf comes later in recording, so its gradient arrives first."""
+def test_added_to_what_was_accumulated_before(head: Op) -> None:
+    """The other use of the leaf comes later in recording, so its gradient is there first."""
     p, _ = flat_leaves()
     loss = head_of(head, p["s"])
     (loss + p["s"].sum()).backward()
     assert np.array_equal(p["s"].grad.numpy(), 1 + dw_of())
 
 
-def test_without_gradients_nothing_is_lent(head: Op) -> None:
+def test_without_gradients_nothing_is_leased(head: Op) -> None:
     p, _ = flat_leaves()
-    before = p["s"]._grad_home.view_np().copy()
+    before = p["s"]._gradient_buffer.view_np().copy()
     with genesis.no_grad():
         head_of(head, p["s"])
-    assert np.array_equal(p["s"]._grad_home.view_np(), before)
+    assert np.array_equal(p["s"]._gradient_buffer.view_np(), before)
 
 
 def test_a_vjp_that_breaks_its_promise_is_caught() -> None:
     def vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
-        ctx.take(0)
+        ctx.take_accumulated(0)
         return (None,)
 
     op = Op("taker", lambda out, x: np.copyto(out, x), lambda x: x.spec, vjp)

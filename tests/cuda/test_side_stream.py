@@ -1,4 +1,4 @@
-"""Branches of graphs: work beside the work gives the same bits, joins before it is read, and keeps its memory."""
+"""The side stream of a graph: work on it gives the same bits, joins before it is read, and keeps its memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import genesis
 from genesis import Tensor, cuda, nn
 from genesis.backend import Device
-from genesis.backend.cuda import BESIDE, CudaBackend, backend_of
+from genesis.backend.cuda import SIDE_STREAM_BYTES, CudaBackend, backend_of
 from genesis.errors import DeviceError
 from genesis.nn import functional as F
 from genesis.optim import AdamW
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def gradients(in_graph: bool, steps: int = 2) -> list[np.ndarray]:
-    """Of a net whose gradients have places, after steps with the same batch."""
+    """Of a net whose gradients have slots, after steps with the same batch."""
     genesis.manual_seed(0)
     net = Net().to("cuda")
     optimizer = AdamW(net.parameters(), fused=True)
@@ -53,9 +53,9 @@ def gradients(in_graph: bool, steps: int = 2) -> list[np.ndarray]:
     return found
 
 
-def test_gradients_made_beside_are_those_made_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_the_side_stream_are_those_made_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    plain = CudaBackend.beside
+    plain = CudaBackend.on_side_stream
 
     def counted(self: CudaBackend, nbytes: int) -> object:
         if self.pool.capturing:
@@ -63,18 +63,18 @@ def test_gradients_made_beside_are_those_made_in_order(monkeypatch: pytest.Monke
         return plain(self, nbytes)
 
     wanted = gradients(in_graph=False)
-    monkeypatch.setattr(CudaBackend, "beside", counted)
+    monkeypatch.setattr(CudaBackend, "on_side_stream", counted)
     for a, b in zip(gradients(in_graph=True), wanted, strict=True):
         np.testing.assert_array_equal(a, b)
     assert len(opened) == 4  # two weights, two biases
-    assert max(opened) <= BESIDE
+    assert max(opened) <= SIDE_STREAM_BYTES
 
 
 def test_a_hook_reads_a_gradient_after_the_join(monkeypatch: pytest.MonkeyPatch) -> None:
     genesis.manual_seed(0)
     net = Net().to("cuda")
     optimizer, x, seen = AdamW(net.parameters(), fused=True), genesis.randn(16, 24, device="cuda"), []
-    net.second.weight.register_post_accumulate_grad_hook(lambda p: seen.append(len(backend().branch._ends)))
+    net.second.weight.register_post_accumulate_grad_hook(lambda p: seen.append(len(backend().side_stream._ends)))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -91,12 +91,12 @@ def test_memory_given_back_meanwhile_waits_for_the_join() -> None:
     def work() -> Tensor:
         read = x + 1
         pointer = read.data_ptr()
-        with backend().beside(read.nbytes):
+        with backend().on_side_stream(read.nbytes):
             y = read * 2
         del read
-        other = x * 3  # must not lie where the branch still reads
+        other = x * 3  # must not lie where the side stream still reads
         seen[pool.capturing] = other.data_ptr() == pointer
-        backend().join()
+        backend().join_side_stream()
         assert not pool.kept
         return y + other
 
@@ -108,16 +108,16 @@ def test_memory_given_back_meanwhile_waits_for_the_join() -> None:
 
 
 def test_outside_of_a_capture_there_is_no_branch() -> None:
-    with backend().beside(1):
-        assert backend().stream != backend().branch.stream
-    backend().join()
+    with backend().on_side_stream(1):
+        assert backend().stream != backend().side_stream.stream
+    backend().join_side_stream()
 
 
 def test_a_capture_that_fails_forgets_its_branch() -> None:
     x = genesis.ones(8, device="cuda")
 
     def work() -> None:
-        with backend().beside(8):
+        with backend().on_side_stream(8):
             x.add_(1)
             if backend().pool.capturing:
                 raise DeviceError("stopped")
@@ -131,9 +131,9 @@ def test_a_capture_that_fails_forgets_its_branch() -> None:
     assert (y.cpu().numpy() == x.cpu().numpy() * 2).all()
 
 
-def test_an_op_takes_temporaries_from_memory_that_is_lent_to_it() -> None:
+def test_an_op_takes_temporaries_from_memory_that_it_is_given() -> None:
     memory = genesis.zeros(1 << 20, device="cuda").array
-    with backend().lending(memory):
+    with backend().temporaries_from(memory):
         first, second = backend().temporary(1000), backend().temporary(1000)
         assert first.pointer % 512 == 0
         assert memory.data_ptr() <= first.pointer < second.pointer < memory.data_ptr() + memory.nbytes

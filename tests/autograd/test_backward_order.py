@@ -1,4 +1,4 @@
-"""Leaves take their gradients as soon as these are whole, so that no walk keeps them all until its end."""
+"""Leaves take their gradients as soon as these are whole, so that no backward pass keeps them all until its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAYERS, SIZE = 8, 1024  # gradients that the pool counts
 
 
 def test_a_leaf_does_not_wait_for_the_nodes_below_it() -> None:
-    """In the second walk, too, for which the leaf was seen before all other nodes."""
+    """In the second pass, too, for which the leaf was seen before all other nodes."""
     weight, x = genesis.tensor([2.0], requires_grad=True), genesis.tensor([3.0], requires_grad=True)
     for _ in range(2):
         seen: list[str] = []

@@ -1,8 +1,8 @@
-"""Work beside the work: in a graph, kernels whose results nobody reads for a while stand in a branch of their own.
+"""A side stream: in a graph, kernels whose results nobody reads for a while run next to the main stream's.
 
 The gradient of a weight is such a result. Where batches are small, neither it nor what follows it fills the SMs,
-so they run at the same time. Blocks that are given back while a branch is open, by whomever, wait until it has joined:
-the order of one stream no longer says who uses memory first.
+so they run at the same time. Blocks that are given back while work is on the side stream, by whomever, wait until that
+has joined: the order of one stream no longer says who uses memory first.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Branch"]
+__all__ = ["SideStream"]
 
 
-LAG = 3  # pieces of work in the branch before the first of them is waited for
+LAG = 3  # pieces of work on the side stream before the first of them is waited for
 
 
-class Branch:
-    """The one branch of a device, in which pieces of work stand one behind the other while a graph is captured."""
+class SideStream:
+    """The one side stream of a device, on which pieces of work follow each other while a graph is captured."""
 
     def __init__(self, backend: CudaBackend) -> None:
         self.backend = backend
@@ -31,7 +31,7 @@ class Branch:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Launch in the branch, behind all work so far."""
+        """Launch on the side stream, behind all work so far."""
         self.join(LAG - 1)
         backend, driver, main = self.backend, self.backend.driver, self.backend.stream
         self._wait(self.stream, self._mark(main))
@@ -44,7 +44,7 @@ class Branch:
             self._ends.append(self._mark(self.stream))
 
     def join(self, most: int = 0) -> None:
-        """Let later work follow the branch's, but for the `most` latest pieces."""
+        """Let later work follow the side stream's, but for the `most` latest pieces."""
         passed = 0
         while len(self._ends) > most:
             passed, end = passed + 1, self._ends.popleft()

@@ -1,0 +1,225 @@
+"""The tape: nodes, edges and what nodes keep. It works on arrays and knows no Tensor; engine.py runs it backward."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from genesis.array import Array
+from genesis.autograd.gradient_slot import Lease
+from genesis.autograd.modes import mode
+from genesis.errors import GradientError
+from genesis.op import BackwardStep, Context, GradientLease, Op, Spec, registry
+
+__all__ = [
+    "AccumulateNode",
+    "BaseNode",
+    "Edge",
+    "Leaf",
+    "Node",
+    "NodeStep",
+    "Saved",
+    "TapeWatch",
+    "calling_line",
+    "tape_watches",
+    "watching_tape",
+]
+
+_sequence = itertools.count(1)
+
+GradHook = Callable[[Array], Array | None]
+
+
+class TapeWatch(Protocol):
+    """What is told of the tape while a profile is made."""
+
+    def recorded(self, node: BaseNode) -> None:
+        """A node was made."""
+
+    def runs_backward(self) -> AbstractContextManager[None]:
+        """Around a backward pass."""
+
+    def runs(self, node: BaseNode) -> AbstractContextManager[None]:
+        """Around the vjp of a node, and what is done with its gradients."""
+
+
+tape_watches: list[TapeWatch] = []  # none but while somebody looks, at most one
+
+
+@contextmanager
+def watching_tape(watch: TapeWatch) -> Iterator[None]:
+    """Tell `watch` of what is recorded and run backward inside the block."""
+    assert not tape_watches, "the tape is watched already"
+    tape_watches.append(watch)
+    try:
+        yield
+    finally:
+        tape_watches.clear()
+
+
+class Edge(NamedTuple):
+    """One output of a node: where the gradient of one tensor goes."""
+
+    node: BaseNode
+    output: int
+
+
+class NodeStep(BackwardStep, Protocol):
+    """One node's step of a backward pass, as the node sees it.
+
+    Attributes:
+        leases: of the gradient slots that the node's forward wrote outputs into.
+    """
+
+    leases: Mapping[int, GradientLease]
+
+    @property
+    def is_total(self) -> bool:
+        """Of a leaf: whether its gradient includes that of passes before."""
+
+
+class BaseNode:
+    """What the engine needs of a node: its inputs' edges, its outputs' specs, its place in recording order."""
+
+    __slots__ = ("__weakref__", "edges", "hooks", "line", "name", "sequence", "specs")
+
+    def __init__(self, name: str, edges: tuple[Edge | None, ...], specs: tuple[Spec | None, ...]) -> None:
+        self.name, self.edges, self.specs = name, edges, specs
+        self.sequence = next(_sequence)
+        self.line = calling_line() if mode.anomaly else ""
+        self.hooks: list[tuple[int, GradHook]] = []  # (output, hook on its gradient)
+        if tape_watches:
+            tape_watches[0].recorded(self)
+
+    def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
+        """Gradients of the inputs from those of the outputs."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Drop what backward needed."""
+
+    def released(self) -> GradientError:
+        """The error of a second backward pass."""
+        return GradientError(
+            f"backward reached {self.name} a second time and what it had saved is gone",
+            next="pass retain_graph=True to the first backward()",
+        )
+
+
+class Saved:
+    """A context with the versions that its arrays had when it was made."""
+
+    __slots__ = ("context", "versions")
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        kept: tuple[Any, ...] = context.inputs + context.outputs
+        if context.leases:  # in a buffer whose other elements change
+            leased = [lease.array for lease in context.leases.values()]
+            kept = tuple([x for x in kept if not any(x is array for array in leased)])
+        self.versions = [(x, x.storage.version) for x in kept if isinstance(x, Array)]
+
+    def checked(self, name: str) -> Context:
+        """The context.
+
+        Raises:
+            GradientError: if one of its arrays was changed in place since.
+        """
+        for array, version in self.versions:
+            if array.storage.version != version:
+                raise GradientError(
+                    f"a tensor of shape {array.shape} that {name} needs for its gradient was changed in place"
+                    f" (version {array.storage.version}, saved at {version})",
+                    next="use the out-of-place form, or clone() before the change",
+                )
+        return self.context
+
+
+class Node(BaseNode):
+    """A recorded call of an op. `recompute`, under checkpointing, gives what was not kept."""
+
+    __slots__ = ("op", "recompute", "saved")
+
+    def __init__(
+        self,
+        op: Op,
+        saved: Saved | None,
+        edges: tuple[Edge | None, ...],
+        specs: tuple[Spec | None, ...],
+        recompute: Callable[[], Saved] | None = None,
+    ) -> None:
+        BaseNode.__init__(self, op.name, edges, specs)
+        self.op, self.saved, self.recompute = op, saved, recompute
+
+    def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
+        if not self.edges:  # an op without inputs that wrote over a tensor: what lay before it does not count
+            return ()
+        if self.saved is None and self.recompute is not None:
+            self.saved = self.recompute()
+        if self.saved is None:
+            raise self.released()
+        context = self.saved.checked(self.name)
+        step.leases = context.leases
+        found = self.op.gradient(context.during(step), *grads)
+        assert len(found) == len(self.edges), f"{self.name}: {len(found)} gradients for {len(self.edges)} inputs"
+        return [self._fit(i, g, context.input_specs[i]) for i, g in enumerate(found)]
+
+    def _fit(self, i: int, grad: Array | None, spec: Spec | None) -> Array | None:
+        """Sum a gradient over broadcast dimensions and give it the input's dtype."""
+        if grad is None or spec is None or self.edges[i] is None:
+            return None
+        if grad.shape != spec.shape:
+            assert self.op.elementwise, f"{self.name}: gradient {grad.shape} for an input of shape {spec.shape}"
+            grad = registry["sum_to_shape"](grad, shape=spec.shape)
+        if grad.dtype is not spec.dtype:
+            grad = registry["cast"](grad, dtype=spec.dtype)
+        return grad
+
+    def release(self) -> None:
+        # A node that saved no values has nothing to release and may run backward again, as in torch.
+        self.recompute = None
+        if self.saved is not None and self.saved.versions:
+            self.saved = None
+
+
+class Leaf(Protocol):
+    """What the tape needs of a leaf."""
+
+    def receive(self, grad: Array, is_total: bool) -> None:
+        """Take the finished gradient of a backward pass; `is_total`: it includes what `accumulated` gave."""
+
+    def accumulated(self) -> Array | None:
+        """The gradient of passes before."""
+
+    def lease(self) -> Lease | None:
+        """The use of the gradient slot, where it is free and no gradient was accumulated."""
+
+
+class AccumulateNode(BaseNode):
+    """The end of the tape at a leaf: hands the finished gradient over."""
+
+    __slots__ = ("leaf",)
+
+    def __init__(self, spec: Spec, leaf: Leaf) -> None:
+        super().__init__("accumulate", (), (spec,))
+        self.leaf = leaf
+
+    def apply(self, grads: list[Array | None], step: NodeStep) -> Sequence[Array | None]:
+        if grads[0] is not None:
+            self.leaf.receive(grads[0], step.is_total)
+        return ()
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def calling_line() -> str:
+    """file:line of the innermost caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
