@@ -178,6 +178,13 @@ class Op:
             and what is changed in place twice.
         cuda_impl: the CUDA side of an op that is not in the registry, because a user made it (`genesis.custom`);
             those in it have theirs in `genesis.kernels`.
+        public: the name under which users find the op as a function of one or two tensors, made of this record alone
+            (`genesis.functions.pointwise`). Empty where there is none, or where it is written by hand.
+        method: the public function is also a method of Tensor.
+        in_place: Tensor also has the method with a trailing underscore, which overwrites its tensor.
+        module: the name of the activation module in `genesis.nn`; `nn.functional` has the function, too.
+        torch: what torch calls the op, on the same operands (and dimensions): "torch.add". Empty where torch has
+            nothing like it, or where a call of another form is in `genesis.profile.peers.torch_ops`.
     """
 
     name: str
@@ -195,12 +202,22 @@ class Op:
     family: str = ""
     nbytes: Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int] | None = None
     cuda_impl: Callable[..., None] | None = None
+    public: str = ""
+    method: bool = False
+    in_place: bool = False
+    module: str = ""
+    torch: str = ""
 
     def __post_init__(self) -> None:
         if self.cuda_impl is not None:
             return
         assert self.name not in registry, f"op {self.name} is registered twice"
         registry[self.name] = self
+
+    @property
+    def operands(self) -> int:
+        """How many inputs the reference takes, where their number is fixed."""
+        return int(self.reference.__code__.co_argcount) - 1  # without `out`
 
     def __call__(self, *inputs: Any, out: Out = None, **attrs: Any) -> Any:
         """Run on arrays, without gradients; one Array, or a tuple where the op has several outputs.

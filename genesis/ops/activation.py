@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -31,15 +32,27 @@ def _infer(name: str) -> Callable[..., Spec]:
 
 
 def _activation(
-    name: str, forward: Callable[..., np.ndarray], slope: Callable[[np.ndarray], np.ndarray], flops: int
+    name: str,
+    forward: Callable[..., np.ndarray],
+    derivative: Callable[[np.ndarray], np.ndarray],
+    flops: int,
+    *,
+    torch_backward: str = "",
+    **facts: Any,
 ) -> Op:
-    """An activation with its backward op: dx = g·slope(x)."""
+    """An activation with its backward op: dx = g·derivative(x).
+
+    Args:
+        facts: of the record: `public`, `method`, `in_place`, `module`, `torch`.
+    """
 
     def backward_reference(out: np.ndarray, g: np.ndarray, x: np.ndarray) -> None:
-        sweep(lambda g, x, out=None: np.multiply(g, slope(x), out=out), out, g, x)
+        sweep(lambda g, x, out=None: np.multiply(g, derivative(x), out=out), out, g, x)
 
     def reference(out: np.ndarray, x: np.ndarray) -> None:
         sweep(forward, out, x)
+
+    reference.__doc__ = forward.__doc__
 
     def count(inputs: object, outputs: tuple[Array, ...], attrs: object) -> int:
         return flops * outputs[0].size
@@ -51,27 +64,30 @@ def _activation(
         flops=count,
         family="activation",
         elementwise=True,
+        torch=torch_backward,
     )
 
     def vjp(ctx: Context, g: Array) -> Grads:
         return (backward(g, ctx.inputs[0]),)
 
-    return Op(name, reference, _infer(name), vjp, (0,), flops=count, family="activation", elementwise=True)
+    return Op(name, reference, _infer(name), vjp, (0,), flops=count, family="activation", elementwise=True, **facts)
 
 
 def _relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """max(x, 0)."""
     return np.maximum(x, np.zeros((), np.asarray(x).dtype), out=out)
 
 
 def _silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """x·sigmoid(x)."""
     return np.multiply(x, sigmoid_values(x), out=out)
 
 
-def _silu_slope(x: np.ndarray) -> np.ndarray:
+def _silu_derivative(x: np.ndarray) -> np.ndarray:
     """σ·(1 + x·(1 - σ))."""
     s = np.asarray(sigmoid_values(x))
-    slope: np.ndarray = s * (1 + x * (1 - s))
-    return slope
+    derivative: np.ndarray = s * (1 + x * (1 - s))
+    return derivative
 
 
 def _gelu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -80,11 +96,11 @@ def _gelu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return np.multiply(x, cdf, out=out)
 
 
-def _gelu_slope(x: np.ndarray) -> np.ndarray:
+def _gelu_derivative(x: np.ndarray) -> np.ndarray:
     """Φ(x) + x·φ(x)."""
     cdf = 0.5 * (1 + erf_values(x * x.dtype.type(math.sqrt(0.5))))
-    slope: np.ndarray = cdf + x * np.exp(-0.5 * x * x) * x.dtype.type(1 / math.sqrt(2 * math.pi))
-    return slope
+    derivative: np.ndarray = cdf + x * np.exp(-0.5 * x * x) * x.dtype.type(1 / math.sqrt(2 * math.pi))
+    return derivative
 
 
 _TANH_SCALE, _TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715
@@ -96,16 +112,43 @@ def _gelu_tanh(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     return np.multiply(0.5 * x, 1 + inner, out=out)
 
 
-def _gelu_tanh_slope(x: np.ndarray) -> np.ndarray:
+def _gelu_tanh_derivative(x: np.ndarray) -> np.ndarray:
     t = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
-    slope: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
-    return slope
+    derivative: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
+    return derivative
 
 
-relu = _activation("relu", _relu, lambda x: (x > 0).astype(x.dtype), 1)
-silu = _activation("silu", _silu, _silu_slope, 6)
-gelu = _activation("gelu", _gelu, _gelu_slope, 24)
-gelu_tanh = _activation("gelu_tanh", _gelu_tanh, _gelu_tanh_slope, 15)
+relu = _activation(
+    "relu",
+    _relu,
+    lambda x: (x > 0).astype(x.dtype),
+    1,
+    public="relu",
+    method=True,
+    module="ReLU",
+    torch="torch.relu",
+)
+silu = _activation(
+    "silu",
+    _silu,
+    _silu_derivative,
+    6,
+    public="silu",
+    method=True,
+    module="SiLU",
+    torch="torch.nn.functional.silu",
+    torch_backward="torch.ops.aten.silu_backward",
+)
+# nn.functional.gelu chooses between the two.
+gelu = _activation(
+    "gelu",
+    _gelu,
+    _gelu_derivative,
+    24,
+    torch="torch.nn.functional.gelu",
+    torch_backward="torch.ops.aten.gelu_backward",
+)
+gelu_tanh = _activation("gelu_tanh", _gelu_tanh, _gelu_tanh_derivative, 15, public="gelu_tanh")
 
 
 def _swiglu_infer(gate: Array, up: Array) -> Spec:
@@ -149,13 +192,13 @@ def swiglu_backward(out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.
         x, gb = wide(a[start:stop]), wide(grad[start:stop])
         s = sigmoid_values(x)
         silu = np.multiply(s, x, out=working(db[start:stop]))
-        slope = np.subtract(1, s, out=working(da[start:stop]))
-        slope *= silu
-        slope += s  # σ + silu·(1 - σ)
-        slope *= gb
-        slope *= wide(b[start:stop])
+        gradient = np.subtract(1, s, out=working(da[start:stop]))
+        gradient *= silu
+        gradient += s  # σ + silu·(1 - σ)
+        gradient *= gb
+        gradient *= wide(b[start:stop])
         silu *= gb
-        store(slope, da[start:stop])
+        store(gradient, da[start:stop])
         store(silu, db[start:stop])
 
     each_block(block, grad.shape[0], 1)

@@ -135,6 +135,10 @@ def _integral(name: str) -> Callable[..., Spec]:
     return _restricted(name, BOOL, INTEGER, "cast to an integer type with .to(...)")
 
 
+def _whole_numbers(name: str) -> Callable[..., Spec]:
+    return _restricted(name, INTEGER, INTEGER, "cast first")
+
+
 def _sub_infer(*inputs: Any) -> Spec:
     """As `_numeric`; bools are refused beside numbers, too, as torch does."""
     spec = _numeric("sub")(*inputs)
@@ -171,34 +175,79 @@ def compute_type(*operands: Any) -> np.dtype:
     return result_type(Spec(x.shape, as_dtype(x.dtype)) if isinstance(x, np.ndarray) else x for x in operands).numpy
 
 
-# --- Makers of ops ----------------------------------------------------------------------------------------------------
+# --- Factories of ops -------------------------------------------------------------------------------------------------
 
 
-def _register(
+def _register(name: str, reference: Callable[..., None], infer: Callable[..., Spec], **rest: Any) -> Op:
+    """An elementwise op, which is a function and a method of its name, and so in torch, unless `rest` differs."""
+    facts: dict[str, Any] = {"public": name, "method": True, "torch": f"torch.{name}", **rest}
+    return Op(name, reference, infer, family="elementwise", elementwise=True, **facts)
+
+
+# The function adds something to the op: it is in `genesis.functions.elementwise`.
+_WRITTEN: dict[str, Any] = {"public": "", "method": False}
+
+
+def _count(flops: int) -> Callable[..., int] | None:
+    return None if flops == 1 else lambda inputs, outputs, attrs: flops * outputs[0].size
+
+
+def _unary(
+    name: str,
+    infer: Callable[..., Spec],
+    function: Callable[..., Any],
+    vjp: Callable[..., Grads] | None = None,
+    saves: Saves = (),
+    flops: int = 1,
+    in_place: bool = True,
+    module: str = "",
+    doc: str = "",
+) -> Op:
+    """An op of one operand, whose reference sweeps `function` in the result's type."""
+
+    def reference(out: np.ndarray, x: Any) -> None:
+        sweep(function, out, x)
+
+    reference.__doc__ = doc or None
+    facts: dict[str, Any] = {"in_place": in_place, "module": module}
+    return _register(name, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **facts)
+
+
+def _binary(
     name: str,
     infer: Callable[..., Spec],
     function: Callable[..., Any],
     vjp: Callable[..., Grads] | None = None,
     saves: Saves | Callable[[tuple[bool, ...]], Saves] = (),
     flops: int = 1,
+    **rest: Any,
 ) -> Op:
-    """An op whose reference sweeps `function` in the result's type."""
+    """The same of two operands."""
 
-    def reference(out: np.ndarray, *inputs: Any) -> None:
-        sweep(function, out, *inputs)
+    def reference(out: np.ndarray, x: Any, y: Any) -> None:
+        sweep(function, out, x, y)
 
-    count = None if flops == 1 else lambda inputs, outputs, attrs: flops * outputs[0].size
-    return Op(name, reference, infer, vjp, saves, flops=count, family="elementwise", elementwise=True)
+    return _register(name, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **rest)
 
 
-def _register_predicate(name: str, function: Callable[..., Any]) -> Op:
-    """An op with a bool result, computed in the operands' common type (to which each is rounded first)."""
+def _test(name: str, function: Callable[..., Any]) -> Op:
+    """An op of one operand with a bool result."""
 
-    def reference(out: np.ndarray, *inputs: Any) -> None:
-        dtype = compute_type(*inputs)
-        sweep(function, out, *(as_type(x, dtype) for x in inputs), dtype=dtype)
+    def reference(out: np.ndarray, x: Any) -> None:
+        dtype = compute_type(x)
+        sweep(function, out, as_type(x, dtype), dtype=dtype)
 
-    return Op(name, reference, _predicate, family="elementwise", elementwise=True)
+    return _register(name, reference, _predicate)
+
+
+def _comparison(name: str, function: Callable[..., Any]) -> Op:
+    """An op of two operands with a bool result, computed in their common type (to which each is rounded first)."""
+
+    def reference(out: np.ndarray, x: Any, y: Any) -> None:
+        dtype = compute_type(x, y)
+        sweep(function, out, as_type(x, dtype), as_type(y, dtype), dtype=dtype)
+
+    return _register(name, reference, _predicate)
 
 
 # --- Moving values: copy, cast, fill, overwrite -----------------------------------------------------------------------
@@ -292,8 +341,8 @@ def _pow_vjp(ctx: Context, g: Array) -> Grads:
 
 def _pow_dx(g: Array, x: Any, p: Any) -> Array:
     if isinstance(p, Array):
-        slope = mul(pow(x, sub(p, 1)), p)
-        return mul(g, where(eq(p, 0), 0.0, slope))
+        derivative = mul(pow(x, sub(p, 1)), p)
+        return mul(g, where(eq(p, 0), 0.0, derivative))
     return _zeros(g) if p == 0 else mul(g, mul(pow(x, p - 1), p))
 
 
@@ -301,8 +350,8 @@ def _pow_dp(g: Array, x: Any, p: Array, result: Any) -> Array:
     logarithm: Any = math.nan
     if isinstance(x, Array):
         # replaced before it is multiplied by x^p = 0, which would give NaN
-        wide = x if x.dtype is g.dtype else cast(x, dtype=g.dtype)  # the logarithm of an integer would be float32
-        logarithm = where(logical_and(eq(x, 0), ge(p, 0)), 0.0, log(wide))
+        base = x if x.dtype is g.dtype else cast(x, dtype=g.dtype)  # the logarithm of an integer would be float32
+        logarithm = where(logical_and(eq(x, 0), ge(p, 0)), 0.0, log(base))
     elif x == 0:
         logarithm = where(ge(p, 0), 0.0, -math.inf)
     elif x > 0:
@@ -332,7 +381,7 @@ def _extremum_vjp(loses: Callable[[Any, Any], Array]) -> Callable[..., Grads]:
     return vjp
 
 
-def _no_slopes(ctx: Context, g: Array) -> Grads:
+def _no_derivatives(ctx: Context, g: Array) -> Grads:
     """Piecewise constant in both: dx = dy = 0."""
     return _zeros(g) if ctx.needs[0] else None, _zeros(g) if ctx.needs[1] else None
 
@@ -360,17 +409,22 @@ def _without_zero(function: Callable[..., Any], name: str) -> Callable[..., Any]
 _floor_divide = _without_zero(np.floor_divide, "floor_divide")
 _remainder = _without_zero(np.remainder, "remainder")
 
-add = _register("add", _common, np.add, _add_vjp)
-sub = _register("sub", _sub_infer, np.subtract, _sub_vjp)
-mul = _register("mul", _common, np.multiply, _mul_vjp, saves=_needed_by_other)
-div = _register("div", _floating, np.divide, _div_vjp, saves=_div_saves)
-floor_divide = _register("floor_divide", _numeric("floor_divide"), _floor_divide, _no_slopes)
-remainder = _register(
-    "remainder", _numeric("remainder"), _remainder, _remainder_vjp, saves=lambda needs: (0, 1) if needs[1] else ()
+add = _binary("add", _common, np.add, _add_vjp, **_WRITTEN)
+sub = _binary("sub", _sub_infer, np.subtract, _sub_vjp, **_WRITTEN)
+mul = _binary("mul", _common, np.multiply, _mul_vjp, saves=_needed_by_other, in_place=True)
+div = _binary("div", _floating, np.divide, _div_vjp, saves=_div_saves, **_WRITTEN)
+floor_divide = _binary("floor_divide", _numeric("floor_divide"), _floor_divide, _no_derivatives, in_place=True)
+remainder = _binary(
+    "remainder",
+    _numeric("remainder"),
+    _remainder,
+    _remainder_vjp,
+    saves=lambda needs: (0, 1) if needs[1] else (),
+    in_place=True,
 )
-pow = _register("pow", _pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10)
-maximum = _register("maximum", _common, np.maximum, _extremum_vjp(lambda x, y: lt(x, y)), saves=(0, 1))  # noqa: PLW0108  defined below
-minimum = _register("minimum", _common, np.minimum, _extremum_vjp(lambda x, y: gt(x, y)), saves=(0, 1))  # noqa: PLW0108  defined below
+pow = _binary("pow", _pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10, **_WRITTEN)
+maximum = _binary("maximum", _common, np.maximum, _extremum_vjp(lambda x, y: lt(x, y)), saves=(0, 1))  # noqa: PLW0108  defined below
+minimum = _binary("minimum", _common, np.minimum, _extremum_vjp(lambda x, y: gt(x, y)), saves=(0, 1))  # noqa: PLW0108  defined below
 
 
 def _lerp_vjp(ctx: Context, g: Array) -> Grads:
@@ -387,6 +441,7 @@ def _lerp_vjp(ctx: Context, g: Array) -> Grads:
     saves=lambda needs: ((0, 1) if needs[2] else ()) + ((2,) if needs[0] or needs[1] else ()),
     flops=lambda inputs, outputs, attrs: 3 * outputs[0].size,
     elementwise=True,
+    torch="torch.lerp",
 )
 def lerp(out: np.ndarray, x: np.ndarray, end: Any, weight: Any) -> None:
     """y = x + w·(end - x), from the nearer end as torch does it, so that w = 1 gives exactly `end`."""
@@ -402,17 +457,17 @@ def _interpolate(x: Any, end: Any, w: Any, out: np.ndarray | None = None) -> Any
 # --- Unary ------------------------------------------------------------------------------------------------------------
 
 
-def _from_x(slope: Callable[[Array], Any]) -> Callable[..., Grads]:
-    """dx = g·slope(x)."""
-    return lambda ctx, g: (mul(g, slope(ctx.inputs[0])),)
+def _from_x(derivative: Callable[[Array], Any]) -> Callable[..., Grads]:
+    """dx = g·derivative(x)."""
+    return lambda ctx, g: (mul(g, derivative(ctx.inputs[0])),)
 
 
-def _from_y(slope: Callable[[Array], Any]) -> Callable[..., Grads]:
-    """dx = g·slope(y)."""
-    return lambda ctx, g: (mul(g, slope(ctx.outputs[0])),)
+def _from_y(derivative: Callable[[Array], Any]) -> Callable[..., Grads]:
+    """dx = g·derivative(y)."""
+    return lambda ctx, g: (mul(g, derivative(ctx.outputs[0])),)
 
 
-def _no_slope(ctx: Context, g: Array) -> Grads:
+def _no_derivative(ctx: Context, g: Array) -> Grads:
     """Piecewise constant: dx = 0."""
     return (_zeros(g),)
 
@@ -497,32 +552,48 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     return rounded
 
 
-neg: Op = _register("neg", _numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
-abs = _register("abs", _numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
-sign: Op = _register("sign", _common, _sign, _no_slope)
-square = _register("square", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,))
-exp = _register("exp", _floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4)
-exp2 = _register("exp2", _floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
-expm1 = _register("expm1", _floating, np.expm1, _from_y(lambda y: add(y, 1)), saves=("out",), flops=5)
-log = _register("log", _floating, np.log, lambda ctx, g: (div(g, ctx.inputs[0]),), saves=(0,), flops=5)
-log2 = _register(
+neg: Op = _unary("neg", _numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
+abs = _unary("abs", _numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
+sign: Op = _unary("sign", _common, _sign, _no_derivative)
+square = _unary("square", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,))
+exp = _unary("exp", _floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4)
+exp2 = _unary("exp2", _floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
+expm1 = _unary("expm1", _floating, np.expm1, _from_y(lambda y: add(y, 1)), saves=("out",), flops=5)
+log = _unary("log", _floating, np.log, lambda ctx, g: (div(g, ctx.inputs[0]),), saves=(0,), flops=5)
+log2 = _unary(
     "log2", _floating, np.log2, lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(2))),), saves=(0,), flops=5
 )
-log10 = _register(
+log10 = _unary(
     "log10", _floating, np.log10, lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(10))),), saves=(0,), flops=5
 )
-log1p = _register("log1p", _floating, np.log1p, lambda ctx, g: (div(g, add(ctx.inputs[0], 1)),), saves=(0,), flops=5)
-sqrt = _register(
-    "sqrt", _floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2
+log1p = _unary("log1p", _floating, np.log1p, lambda ctx, g: (div(g, add(ctx.inputs[0], 1)),), saves=(0,), flops=5)
+sqrt = _unary("sqrt", _floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2)
+rsqrt = _unary("rsqrt", _floating, _rsqrt, _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)), saves=("out",), flops=3)
+reciprocal = _unary("reciprocal", _floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",))
+sin = _unary("sin", _floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
+cos: Op = _unary("cos", _floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
+tan = _unary("tan", _floating, np.tan, _from_y(lambda y: add(mul(y, y), 1)), saves=("out",), flops=8)
+tanh = _unary(
+    "tanh",
+    _floating,
+    np.tanh,
+    _from_y(lambda y: sub(1, mul(y, y))),
+    saves=("out",),
+    flops=8,
+    module="Tanh",
+    doc="The hyperbolic tangent.",
 )
-rsqrt = _register("rsqrt", _floating, _rsqrt, _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)), saves=("out",), flops=3)
-reciprocal = _register("reciprocal", _floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",))
-sin = _register("sin", _floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
-cos: Op = _register("cos", _floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
-tan = _register("tan", _floating, np.tan, _from_y(lambda y: add(mul(y, y), 1)), saves=("out",), flops=8)
-tanh = _register("tanh", _floating, np.tanh, _from_y(lambda y: sub(1, mul(y, y))), saves=("out",), flops=8)
-sigmoid = _register("sigmoid", _floating, sigmoid_values, _from_y(lambda y: mul(y, sub(1, y))), saves=("out",), flops=6)
-erf = _register(
+sigmoid = _unary(
+    "sigmoid",
+    _floating,
+    sigmoid_values,
+    _from_y(lambda y: mul(y, sub(1, y))),
+    saves=("out",),
+    flops=6,
+    module="Sigmoid",
+    doc="1 / (1 + e^-x).",
+)
+erf = _unary(
     "erf",
     _floating,
     erf_values,
@@ -530,34 +601,34 @@ erf = _register(
     saves=(0,),
     flops=20,
 )
-floor = _register("floor", _numeric("floor"), _whole(np.floor), _no_slope)
-ceil = _register("ceil", _numeric("ceil"), _whole(np.ceil), _no_slope)
-trunc = _register("trunc", _numeric("trunc"), _whole(np.trunc), _no_slope)
-round = _register("round", _numeric("round"), _whole(np.rint), _no_slope)
+floor = _unary("floor", _numeric("floor"), _whole(np.floor), _no_derivative)
+ceil = _unary("ceil", _numeric("ceil"), _whole(np.ceil), _no_derivative)
+trunc = _unary("trunc", _numeric("trunc"), _whole(np.trunc), _no_derivative)
+round = _unary("round", _numeric("round"), _whole(np.rint), _no_derivative)
 
 
 # --- Comparisons, logic, bits -----------------------------------------------------------------------------------------
 
-eq = _register_predicate("eq", np.equal)
-ne = _register_predicate("ne", np.not_equal)
-lt: Op = _register_predicate("lt", np.less)
-le = _register_predicate("le", np.less_equal)
-gt: Op = _register_predicate("gt", np.greater)
-ge = _register_predicate("ge", np.greater_equal)
-logical_and = _register_predicate("logical_and", np.logical_and)
-logical_or = _register_predicate("logical_or", np.logical_or)
-logical_xor = _register_predicate("logical_xor", np.logical_xor)
-logical_not = _register_predicate("logical_not", np.logical_not)
-# numpy's isnan and isinf write beside their elements where out has gaps (numpy 2.4), so comparisons stand for them.
-isnan = _register_predicate("isnan", lambda x, out=None: np.not_equal(x, x, out=out))
-isinf = _register_predicate("isinf", lambda x, out=None: np.equal(np.abs(x), np.inf, out=out))
-isfinite = _register_predicate("isfinite", lambda x, out=None: np.less(np.abs(x), np.inf, out=out))
-bitwise_and = _register("bitwise_and", _integral("bitwise_and"), np.bitwise_and)
-bitwise_or = _register("bitwise_or", _integral("bitwise_or"), np.bitwise_or)
-bitwise_xor = _register("bitwise_xor", _integral("bitwise_xor"), np.bitwise_xor)
-bitwise_not = _register("bitwise_not", _integral("bitwise_not"), np.invert)
-left_shift = _register("left_shift", _restricted("left_shift", INTEGER, INTEGER, "cast first"), np.left_shift)
-right_shift = _register("right_shift", _restricted("right_shift", INTEGER, INTEGER, "cast first"), np.right_shift)
+eq = _comparison("eq", np.equal)
+ne = _comparison("ne", np.not_equal)
+lt: Op = _comparison("lt", np.less)
+le = _comparison("le", np.less_equal)
+gt: Op = _comparison("gt", np.greater)
+ge = _comparison("ge", np.greater_equal)
+logical_and = _comparison("logical_and", np.logical_and)
+logical_or = _comparison("logical_or", np.logical_or)
+logical_xor = _comparison("logical_xor", np.logical_xor)
+logical_not = _test("logical_not", np.logical_not)
+# numpy's isnan and isinf write beside their elements where out has gaps (numpy 2.4), so comparisons are used instead.
+isnan = _test("isnan", lambda x, out=None: np.not_equal(x, x, out=out))
+isinf = _test("isinf", lambda x, out=None: np.equal(np.abs(x), np.inf, out=out))
+isfinite = _test("isfinite", lambda x, out=None: np.less(np.abs(x), np.inf, out=out))
+bitwise_and = _binary("bitwise_and", _integral("bitwise_and"), np.bitwise_and, in_place=True)
+bitwise_or = _binary("bitwise_or", _integral("bitwise_or"), np.bitwise_or, in_place=True)
+bitwise_xor = _binary("bitwise_xor", _integral("bitwise_xor"), np.bitwise_xor, in_place=True)
+bitwise_not = _unary("bitwise_not", _integral("bitwise_not"), np.invert, in_place=False)
+left_shift = _binary("left_shift", _whole_numbers("left_shift"), np.left_shift, torch="torch.bitwise_left_shift")
+right_shift = _binary("right_shift", _whole_numbers("right_shift"), np.right_shift, torch="torch.bitwise_right_shift")
 
 
 # --- Selection --------------------------------------------------------------------------------------------------------
@@ -575,7 +646,7 @@ def _where_vjp(ctx: Context, g: Array) -> Grads:
     return None, where(condition, g, 0.0) if ctx.needs[1] else None, where(condition, 0.0, g) if ctx.needs[2] else None
 
 
-@op("where", _where_infer, vjp=_where_vjp, saves=(0,), elementwise=True)
+@op("where", _where_infer, vjp=_where_vjp, saves=(0,), elementwise=True, torch="torch.where")
 def where(out: np.ndarray, condition: np.ndarray, x: Any, y: Any) -> None:
     """y = x where `condition` holds, else y."""
     split(_select, out, condition, as_type(x, out.dtype), as_type(y, out.dtype))

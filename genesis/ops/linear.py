@@ -229,7 +229,14 @@ def _linear_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
     return tuple([i for i, need in ((0, needs[1]), (1, needs[0])) if need])
 
 
-@op("linear", _linear_infer, vjp=_linear_vjp, saves=_linear_saves, flops=matmul_flops)
+@op(
+    "linear",
+    _linear_infer,
+    vjp=_linear_vjp,
+    saves=_linear_saves,
+    flops=matmul_flops,
+    torch="torch.nn.functional.linear",
+)
 def linear(
     out: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None,
     residual: np.ndarray | None = None, fp8: int = 0,
@@ -328,6 +335,7 @@ def packed_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
     saves=packed_saves,
     flops=matmul_flops,
     join=join_parameters(1),
+    torch="torch.nn.functional.linear",
 )
 def packed_linear(out: np.ndarray, x: np.ndarray, *parameters: np.ndarray, fp8: int = 0) -> None:
     """[x·W1ᵀ + b1, …, x·Wnᵀ + bn] side by side in the last dimension.

@@ -189,7 +189,7 @@ def sum_to_shape(out: np.ndarray, x: np.ndarray, shape: Shape) -> None:
     fold_into(np.add, x, axes, squeezed, _work_type(x.dtype))
 
 
-@op("sum", _rule("sum", _widest), vjp=lambda ctx, g: (_repeat(ctx, g),), flops=reads)
+@op("sum", _rule("sum", _widest), vjp=lambda ctx, g: (_repeat(ctx, g),), flops=reads, torch="torch.sum")
 def sum(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Σ x over `axes`; 0 where there is nothing to add. dx = g."""
     axes = normalize_axes(axes, x.ndim)
@@ -201,7 +201,7 @@ def _mean_vjp(ctx: Context, g: Array) -> Grads:
     return (_repeat(ctx, div(g, float(_count(ctx)))),)
 
 
-@op("mean", _rule("mean", _same, floats=True), vjp=_mean_vjp, flops=reads)
+@op("mean", _rule("mean", _same, floats=True), vjp=_mean_vjp, flops=reads, torch="torch.mean")
 def mean(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Σ x / n over `axes`; NaN where n = 0. dx = g / n."""
     axes = normalize_axes(axes, x.ndim)
@@ -212,7 +212,7 @@ def mean(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
     np.copyto(kept, total / work.type(numel([x.shape[i] for i in axes])), casting="unsafe")
 
 
-@op("count_nonzero", _rule("count_nonzero", lambda dtype: int64), flops=reads)
+@op("count_nonzero", _rule("count_nonzero", lambda dtype: int64), flops=reads, torch="torch.count_nonzero")
 def count_nonzero(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """How many elements over `axes` are not 0, as int64."""
     axes = normalize_axes(axes, x.ndim)
@@ -330,14 +330,14 @@ def _own_type(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if is_narrow(dtype) else dtype
 
 
-@op("amax", _rule("amax", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads)
+@op("amax", _rule("amax", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads, torch="torch.amax")
 def amax(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = the largest element over `axes`, NaN where there is one. Equal largest elements share g evenly."""
     axes = normalize_axes(axes, x.ndim)
     fold_into(np.maximum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
 
 
-@op("amin", _rule("amin", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads)
+@op("amin", _rule("amin", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads, torch="torch.amin")
 def amin(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = the smallest element over `axes`, NaN where there is one. Equal smallest elements share g evenly."""
     axes = normalize_axes(axes, x.ndim)
@@ -371,13 +371,13 @@ def _position_rule(name: str, *, values: bool) -> Callable[..., Any]:
     return infer
 
 
-@op("argmax", _position_rule("argmax", values=False), flops=reads)
+@op("argmax", _position_rule("argmax", values=False), flops=reads, torch="torch.argmax")
 def argmax(out: np.ndarray, x: np.ndarray, axis: int | None = None, keepdim: bool = False) -> None:
     """Position of the largest element along `axis`, or in row-major order over everything; the first NaN wins."""
     out[...] = _positions(np.argmax, x, axis).reshape(out.shape)
 
 
-@op("argmin", _position_rule("argmin", values=False), flops=reads)
+@op("argmin", _position_rule("argmin", values=False), flops=reads, torch="torch.argmin")
 def argmin(out: np.ndarray, x: np.ndarray, axis: int | None = None, keepdim: bool = False) -> None:
     """Position of the smallest element along `axis`, or in row-major order over everything; the first NaN wins."""
     out[...] = _positions(np.argmin, x, axis).reshape(out.shape)
@@ -412,6 +412,7 @@ def _select(choose: Callable[..., Any], out: tuple[np.ndarray, np.ndarray], x: n
     vjp=_chosen_vjp,
     saves=("out",),
     flops=reads,
+    torch="torch.max",
 )
 def max_with_indices(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int, keepdim: bool = False) -> None:
     """The largest element along `axis` and its position (the first of equals). dx = g at that position."""
@@ -424,6 +425,7 @@ def max_with_indices(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: in
     vjp=_chosen_vjp,
     saves=("out",),
     flops=reads,
+    torch="torch.min",
 )
 def min_with_indices(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, axis: int, keepdim: bool = False) -> None:
     """The smallest element along `axis` and its position (the first of equals). dx = g at that position."""
@@ -452,14 +454,14 @@ def put_along_axis(out: np.ndarray, values: np.ndarray, indices: np.ndarray, axi
 # --- Truth ------------------------------------------------------------------------------------------------------------
 
 
-@op("any", _rule("any", _truth), flops=reads)
+@op("any", _rule("any", _truth), flops=reads, torch="torch.any")
 def any(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """Whether an element over `axes` is not 0 (NaN is not); False where there is none."""
     axes = normalize_axes(axes, x.ndim)
     fold_into(np.logical_or, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
 
 
-@op("all", _rule("all", _truth), flops=reads)
+@op("all", _rule("all", _truth), flops=reads, torch="torch.all")
 def all(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """Whether every element over `axes` is not 0 (NaN is not); True where there is none."""
     axes = normalize_axes(axes, x.ndim)
@@ -525,8 +527,8 @@ def _norm_vjp(ctx: Context, g: Array) -> Grads:
     g, ratio = where(flat, 0.0, g), div(x, _repeat(ctx, where(flat, 1.0, y)))
     if p == 2:
         return (mul(_repeat(ctx, g), ratio),)
-    slope = mul(sign(x), pow(abs(ratio), p - 1))
-    return (mul(_repeat(ctx, g), slope if p > 1 else where(eq(x, 0), 0.0, slope)),)
+    derivative = mul(sign(x), pow(abs(ratio), p - 1))
+    return (mul(_repeat(ctx, g), derivative if p > 1 else where(eq(x, 0), 0.0, derivative)),)
 
 
 def _powers(p: float) -> tuple[Any, Callable[[np.ndarray], Any], Callable[[np.ndarray], Any]]:
@@ -586,7 +588,7 @@ def _cumsum_vjp(ctx: Context, g: Array) -> Grads:
     return (cumsum(g, axis=ctx.attrs["axis"], reverse=not ctx.attrs.get("reverse", False)),)
 
 
-@op("cumsum", _cumsum_infer, vjp=_cumsum_vjp, flops=reads)
+@op("cumsum", _cumsum_infer, vjp=_cumsum_vjp, flops=reads, torch="torch.cumsum")
 def cumsum(out: np.ndarray, x: np.ndarray, axis: int, reverse: bool = False) -> None:
     """y_i = Σ x_j over j ≤ i along `axis` (j ≥ i with `reverse`), floats in float64. dx_i = Σ g_j over j ≥ i."""
     if x.ndim == 0:

@@ -98,7 +98,7 @@ def _sort_infer(x: Array, axis: int, descending: bool = False) -> tuple[Spec, Sp
     return Spec(x.shape, x.dtype), Spec(x.shape, int64)
 
 
-@op("sort", _sort_infer, vjp=_ranked_vjp, saves=("out",), flops=_comparisons)
+@op("sort", _sort_infer, vjp=_ranked_vjp, saves=("out",), flops=_comparisons, torch="torch.sort")
 def sort(out: Pair, x: np.ndarray, axis: int, descending: bool = False) -> None:
     """x in order along `axis`, and the position that each element came from; equal elements keep their order.
 

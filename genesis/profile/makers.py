@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -99,22 +98,6 @@ def _random(request: Request, *shape: int) -> Array:
 # --- Makers -----------------------------------------------------------------------------------------------------------
 
 
-def _arity(op: Op) -> int:
-    """How many arrays of one shape an elementwise op takes."""
-    parameters = list(inspect.signature(op.reference).parameters.values())[1:]  # without `out`
-    if op.name in UNARY:
-        return 1
-    return 2 if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL else len(parameters)
-
-
-# Of the ops whose reference takes any number of operands, those that need one.
-UNARY = {
-    "neg", "abs", "sign", "square", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
-    "reciprocal", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "floor", "ceil", "trunc", "round",
-    "logical_not", "bitwise_not", "isnan", "isinf", "isfinite",
-}  # fmt: skip
-
-
 def elementwise(request: Request) -> Call:
     """Values from 0.5 to 2, which logarithms, roots and quotients take."""
 
@@ -129,7 +112,7 @@ def elementwise(request: Request) -> Call:
         case "cast":
             return Call((operand(),), {"dtype": float64 if request.dtype is float32 else float32})
         case _:
-            return Call(tuple(operand() for _ in range(_arity(request.op))), {})
+            return Call(tuple(operand() for _ in range(request.op.operands)), {})
 
 
 def of_user(user: UserOp, request: Request) -> Call:

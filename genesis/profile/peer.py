@@ -212,14 +212,14 @@ def versus(
         call, walk: ours, forward and (where it is asked for) backward.
         shape: of our (first) result, which torch's must have.
     """
-    if case.op.name not in CALLS:
+    if not case.op.torch and case.op.name not in CALLS:
         notes.append(f"torch has nothing like {case.op.name}")
         return None
     clock = "GPU" if has_gpu_time(case.device) else "wall"
     inputs = [_described(x) if isinstance(x, Array) else x for x in case.inputs]
     attrs = {name: _plain(value) for name, value in case.attrs.items() if name != "device"}
     try:
-        facts = child.ask("open", op=case.op.name, inputs=inputs, attrs=attrs, clock=clock)
+        facts = child.ask("open", op=case.op.name, path=case.op.torch, inputs=inputs, attrs=attrs, clock=clock)
         if tuple(facts["shape"]) != shape:
             raise PeerError(f"its result has the shape {tuple(facts['shape'])}, ours {shape}")
         forward = _rounds(call, "forward", child, case.device, plan)

@@ -12,7 +12,6 @@ from genesis.errors import UsageError
 from genesis.op import execute, registry
 from genesis.profile import cases
 from genesis.profile.cases import ALIASES, KINDS, Case, choices, kind_of, label_of, make_case, op_named, supported
-from genesis.profile.makers import UNARY
 
 
 def tiny(name: str, dtype: DType | None = None) -> Case:
@@ -38,7 +37,6 @@ def test_every_axis_of_the_table_is_taken() -> None:
 def test_the_table_names_ops_of_the_registry() -> None:
     known = set(registry) | set(ALIASES)
     assert set(ALIASES.values()) <= set(registry)
-    assert set(registry) >= UNARY
     for kind in KINDS.values():
         assert set(kind.names) <= known
 

@@ -126,3 +126,4 @@ def test_ratios_are_of_rounds() -> None:
 
 def test_the_table_names_ops_of_the_registry() -> None:
     assert set(CALLS) <= set(registry)
+    assert not [name for name in CALLS if registry[name].torch], "said twice: in the record and in the table"

@@ -1,4 +1,7 @@
-"""What Genesis's ops are in torch: a table with a line for each, and the timing of one call. Run by `child.py`."""
+"""What Genesis's ops are in torch: the name in their record, or a line in a table; and the timing of one call.
+
+Run by `child.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +21,14 @@ Call = Callable[..., Any]  # f(torch, attributes, *inputs)
 
 # --- The table --------------------------------------------------------------------------------------------------------
 
-# Ops that torch knows by the same name, on the same operands.
-SAME = (
-    "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "cos", "div", "eq", "erf", "exp",
-    "exp2", "expm1", "floor", "floor_divide", "ge", "gt", "isfinite", "isinf", "isnan", "le", "lerp", "log", "log10",
-    "log1p", "log2", "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "matmul", "maximum", "minimum",
-    "mul", "ne", "neg", "pow", "reciprocal", "relu", "remainder", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt",
-    "square", "sub", "tan", "tanh", "trunc", "where",
-)  # fmt: skip
-# Reductions that take `dim` as torch's functions do, or leave it out.
-REDUCED = ("sum", "mean", "amax", "amin", "any", "all", "count_nonzero", "argmax", "argmin")
 
-
-def _same(name: str) -> Call:
-    return lambda t, a, *x: getattr(t, name)(*x)
-
-
-def _reduced(name: str) -> Call:
-    def call(t: Any, a: dict[str, Any], x: Any) -> Any:
-        dims = a.get("axes", a.get("axis"))
-        return getattr(t, name)(x) if dims is None else getattr(t, name)(x, dims)
-
-    return call
+def _named(t: Any, path: str, a: dict[str, Any]) -> Call:
+    """The function at `path`, such as "torch.nn.functional.silu", on the same operands and the same dimensions."""
+    function = t
+    for name in path.split(".")[1:]:
+        function = getattr(function, name)
+    dims = [a[name] for name in ("axes", "axis", "dim") if a.get(name) is not None]
+    return lambda t, a, *x: function(*x, *dims)
 
 
 def _product(t: Any, a: dict[str, Any], x: Any) -> Any:
@@ -90,37 +79,22 @@ def _head_loss(t: Any, a: dict[str, Any], x: Any, weight: Any, labels: Any) -> A
     return loss.detach()
 
 
+# Ops whose call in torch has another form. Of the others the record says what torch calls them (`Op.torch`).
 CALLS: dict[str, Call] = {
-    **{name: _same(name) for name in SAME},
-    **{name: _reduced(name) for name in REDUCED},
-    "left_shift": _same("bitwise_left_shift"),
-    "right_shift": _same("bitwise_right_shift"),
     "prod": _product,
     "sum_to_shape": lambda t, a, x: x.sum_to_size(a["shape"]),
     "clamp": lambda t, a, x, low, high: t.clamp(x, low, high),
     "cast": lambda t, a, x: x.to(getattr(t, a["dtype"])),
     "copy": lambda t, a, x: t.clone(x, memory_format=t.contiguous_format),
     "fill": lambda t, a: t.full(a["shape"], a["value"], dtype=getattr(t, a["dtype"]), device=a["device"]),
-    "gelu": _functional("gelu"),
     "gelu_tanh": _functional("gelu", approximate="tanh"),
-    "silu": _functional("silu"),
-    "gelu_backward": _aten("gelu_backward"),
     "gelu_tanh_backward": _aten("gelu_backward", approximate="tanh"),
-    "silu_backward": _aten("silu_backward"),
     "relu_backward": _aten("threshold_backward", 0),
     "var": lambda t, a, x: t.var(x, dim=a["axes"], correction=a["correction"]),
     "std": lambda t, a, x: t.std(x, dim=a["axes"], correction=a["correction"]),
     "norm": lambda t, a, x: t.linalg.vector_norm(x, a["p"], dim=a["axes"]),
     "logsumexp": lambda t, a, x: t.logsumexp(x, _dims(a, x)),
-    "max_with_indices": lambda t, a, x: t.max(x, a["axis"]),
-    "min_with_indices": lambda t, a, x: t.min(x, a["axis"]),
-    "cumsum": lambda t, a, x: t.cumsum(x, a["axis"]),
-    "sort": lambda t, a, x: t.sort(x, dim=a["axis"]),
     "topk": lambda t, a, x: t.topk(x, a["k"], dim=a["axis"]),
-    "softmax": lambda t, a, x: t.softmax(x, a["dim"]),
-    "log_softmax": lambda t, a, x: t.log_softmax(x, a["dim"]),
-    "linear": _functional("linear"),
-    "packed_linear": _functional("linear"),
     "rms_norm": lambda t, a, x, w: t.nn.functional.rms_norm(x, w.shape, w, a["eps"]),
     "layer_norm": lambda t, a, x, w, b: t.nn.functional.layer_norm(x, w.shape, w, b, a["eps"]),
     "attention": _attention,
@@ -128,7 +102,6 @@ CALLS: dict[str, Call] = {
     "rope": _rotated,
     "swiglu": _swiglu,
     "swiglu_packed": lambda t, a, x: _swiglu(t, a, *x.chunk(2, -1)),
-    "embedding": lambda t, a, ids, weight: t.nn.functional.embedding(ids, weight),
     "cross_entropy": _functional("cross_entropy", reduction="none"),
     "linear_cross_entropy": _head_loss,
 }
@@ -139,14 +112,19 @@ CALLS: dict[str, Call] = {
 class Job:
     """An op on inputs like Genesis's, forward and backward.
 
+    Args:
+        path: what torch calls it, where it is not in `CALLS`.
+
     Attributes:
         facts: the shape of the (first) result.
     """
 
-    def __init__(self, torch: Any, device: str, op: str, inputs: list[Any], attrs: dict[str, Any], clock: str) -> None:
+    def __init__(
+        self, torch: Any, device: str, op: str, path: str, inputs: list[Any], attrs: dict[str, Any], clock: str
+    ) -> None:
         self.torch, self.device, self.clock = torch, device, clock
         values = [self._made(x) if isinstance(x, dict) else x for x in inputs]
-        call, given = CALLS[op], {"device": device, **attrs}
+        call, given = CALLS.get(op) or _named(torch, path, attrs), {"device": device, **attrs}
         stream = torch.cuda.Stream() if device != "cpu" else None
         self.stream = stream  # backward runs on the stream of forward: a graph of it must be captured there
         self.call: Callable[[], Any] = lambda: call(torch, given, *values)
