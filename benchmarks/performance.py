@@ -17,13 +17,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks.floors import EXPLAINED, SMALLEST, Floor, floor_of, said
 from benchmarks.gpu.training_step import memory_field
+from benchmarks.lower_bounds import EXPLAINED, SMALLEST, LowerBound, describe, lower_bound_of
 from benchmarks.performance_fused import FUSED_KEY, fused_ops
 from benchmarks.performance_reports import all_ops, model_steps
 from benchmarks.reasons import known_reason
-from benchmarks.stored import RESULTS, Result, read_results, result_files
-from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from benchmarks.result_files import RESULTS, Result, read_results, result_files
+from genesis.profile.format import format_bytes, format_rate, format_seconds
 from genesis.profile.roofline import band_of
 from genesis.report.markdown import markdown_table
 
@@ -309,11 +309,15 @@ def _ops(results: Sequence[Result]) -> Iterator[str]:
 
 def _op_cells(each: OpRow) -> list[str]:
     row = each.row
-    work = rate(row["TFLOP/s"] * 1e12, "FLOP/s") if "TFLOP/s" in row else rate(row.get("TB/s", 0) * 1e12, "B/s")
+    work = (
+        format_rate(row["TFLOP/s"] * 1e12, "FLOP/s")
+        if "TFLOP/s" in row
+        else format_rate(row.get("TB/s", 0) * 1e12, "B/s")
+    )
     return [
         row["op"],
-        readable_seconds(row["genesis_us"] * 1e-6),
-        readable_seconds(row["torch_us"] * 1e-6),
+        format_seconds(row["genesis_us"] * 1e-6),
+        format_seconds(row["torch_us"] * 1e-6),
         f"{row['ratio']:.2f}",
         work,
         "–" if each.share is None else f"{each.share:.0%}",
@@ -331,14 +335,14 @@ def _slower(rows: Iterable[OpRow], least: float | None) -> Iterator[str]:
 
 
 def _reason_slower(each: OpRow, least: float | None) -> list[str]:
-    row, floor = each.row, _floor(each, least)
+    row, bound = each.row, _lower_bound(each, least)
     if 1 - row["ratio"] <= row["spread"]:
         reason = f"within the spread of the two measurements, {row['spread']:.1%}"
     else:
-        is_cut_so = floor is not None and floor.was_noted and floor.share >= EXPLAINED
+        is_cut_so = bound is not None and bound.was_noted and bound.share >= EXPLAINED
         reason = known_reason(row["op"]) or ("how it is cut" if is_cut_so else "not known")
-        if floor is not None and floor.was_noted:
-            reason += f"; here {said(floor)}"
+        if bound is not None and bound.was_noted:
+            reason += f"; here {describe(bound)}"
     return [row["op"], f"{row['ratio']:.3f}", reason]
 
 
@@ -355,7 +359,7 @@ COUNTED = """\
 The least that an op takes as it is cut into kernels is counted: its launches, each at what the kernel took on next to
 no data, or at {launch} inside a graph where that was not measured; and its bytes or FLOPs at the limit, a product's at
 the SM with most of its tiles. This explains a row where it makes {share:.0%} of the time or more: beside that
-floor the op is good, and short times are uncertain by the rest. Elsewhere the rest is unexplained, unless a reason
+bound the op is good, and short times are uncertain by the rest. Elsewhere the rest is unexplained, unless a reason
 stands beside it.
 """
 
@@ -368,7 +372,7 @@ def _far(rows: Sequence[OpRow], least: float | None) -> Iterator[str]:
         yield "Nothing is."
         return
     if least is not None:
-        yield from COUNTED.format(launch=readable_seconds(least), share=EXPLAINED).splitlines()
+        yield from COUNTED.format(launch=format_seconds(least), share=EXPLAINED).splitlines()
     reasons = [_reason_far(each, least) for each in far]
     explained = sum(each.is_known for each in reasons)
     yield from (f"Of {len(far)} rows {explained} {'is' if explained == 1 else 'are'} explained.", "")
@@ -391,20 +395,20 @@ class Reason(NamedTuple):
 
 
 def _reason_far(each: OpRow, least: float | None) -> Reason:
-    reason, floor = known_reason(each.row["op"]), _floor(each, least)
-    if floor is None or (reason and not floor.was_noted):
+    reason, bound = known_reason(each.row["op"]), _lower_bound(each, least)
+    if bound is None or (reason and not bound.was_noted):
         return Reason(reason or "not known", reason is not None)
-    if reason or floor.share >= EXPLAINED:
-        return Reason("; ".join(filter(None, (said(floor), reason))), True)
-    return Reason(f"{said(floor)}; the other {1 - floor.share:.0%} are unexplained", False)
+    if reason or bound.share >= EXPLAINED:
+        return Reason("; ".join(filter(None, (describe(bound), reason))), True)
+    return Reason(f"{describe(bound)}; the other {1 - bound.share:.0%} are unexplained", False)
 
 
-def _floor(each: OpRow, least: float | None) -> Floor | None:
+def _lower_bound(each: OpRow, least: float | None) -> LowerBound | None:
     """The least of a row; None where a launch was not measured, or more than the GPU's time counts."""
     if least is None or each.share is None or each.row.get("clock") == "wall":
         return None
     smallest = {name: us * 1e-6 for name, us in each.result.data.get(SMALLEST, {}).items()}
-    return floor_of(each.row, each.share, least, smallest)
+    return lower_bound_of(each.row, each.share, least, smallest)
 
 
 def _fused(results: Sequence[Result]) -> Iterator[str]:
@@ -435,7 +439,7 @@ def _launches(results: Sequence[Result]) -> Iterator[str]:
         "that of Python and the driver. A training step is a CUDA graph and pays it once for all its kernels.",
         "",
     )
-    cells = [[name, readable_seconds(us * 1e-6)] for name, us in costs.items()]
+    cells = [[name, format_seconds(us * 1e-6)] for name, us in costs.items()]
     yield from markdown_table(("what", "time"), cells, ("what",))
     yield ""
     for what in ("no autograd", "autograd"):
@@ -476,7 +480,7 @@ def _cpu_cells(side: str, row: Row) -> list[str]:
         f"{times['median']:.0f} ms",
         f"{times['min']:.0f} ms",
         f"{row['tokens_per_second']:,.0f}",
-        readable_bytes(int(row["peak_mib"] * 2**20)),
+        format_bytes(int(row["peak_mib"] * 2**20)),
         row["version"],
     ]
 

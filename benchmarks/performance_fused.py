@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.reasons import known_reason
-from benchmarks.stored import Result
-from genesis.profile.readable import rate, readable_seconds
+from benchmarks.result_files import Result
+from genesis.profile.format import format_rate, format_seconds
 from genesis.report.markdown import markdown_table
 
 __all__ = ["FUSED_KEY", "fused_ops"]
@@ -38,8 +38,8 @@ def fused_ops(result: Result, copy: float | None) -> Iterator[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    work = rate(row["TFLOP/s"] * 1e12, "FLOP/s") if "TFLOP/s" in row else rate(row["TB/s"] * 1e12, "B/s")
-    times = [readable_seconds(row[side] * 1e-6) for side in ("genesis_us", "torch_us")]
+    work = format_rate(row["TFLOP/s"] * 1e12, "FLOP/s") if "TFLOP/s" in row else format_rate(row["TB/s"] * 1e12, "B/s")
+    times = [format_seconds(row[side] * 1e-6) for side in ("genesis_us", "torch_us")]
     return [row["op"], *times, f"{row['ratio']:.2f}", work]
 
 

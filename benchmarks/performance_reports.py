@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.reasons import known_reason
-from benchmarks.stored import Result
-from genesis.profile.readable import rate, readable_bytes, readable_seconds
+from benchmarks.result_files import Result
+from genesis.profile.format import format_bytes, format_rate, format_seconds
 from genesis.profile.roofline import band_of
 from genesis.report.markdown import markdown_table
 
@@ -44,8 +44,8 @@ def _all_ops(result: Result) -> Iterator[str]:
         f"{summary['measured']} of {summary['cases'] + left} cases were measured"
         + (" before the run was ended" if left else "")
         + " beside a copy of"
-        f" {rate(limits['bytes_per_second'], 'B/s')}"
-        + (f" and a matrix product of {rate(product, 'FLOP/s')}" if product else "")
+        f" {format_rate(limits['bytes_per_second'], 'B/s')}"
+        + (f" and a matrix product of {format_rate(product, 'FLOP/s')}" if product else "")
         + f". {summary['launch_bound']} are bound by the call itself; the median share of the others is"
         + (" unknown." if summary["median_share"] is None else f" {summary['median_share']:.0%}.")
     )
@@ -153,7 +153,7 @@ def model_steps(results: Sequence[Result]) -> Iterator[str]:
 
 def _model(result: Result) -> Iterator[str]:
     data = result.data
-    product = rate(data["limits"]["flops_per_second"], "FLOP/s")
+    product = format_rate(data["limits"]["flops_per_second"], "FLOP/s")
     yield f"FLOPs are {data['formula']}; MFU is their rate as a share of the measured product's, {product}."
     yield ""
     yield from markdown_table(STEP_COLUMNS, [_step_cells(row) for row in data["rows"]], STEP_COLUMNS[:1])
@@ -178,19 +178,19 @@ def _step_cells(row: Row) -> list[str]:
     times = [row["step"], *(row["phases"][name] for name in ("forward", "backward", "optimizer"))]
     return [
         _tokens(row),
-        *(readable_seconds(each["seconds"]) for each in times),
+        *(format_seconds(each["seconds"]) for each in times),
         f"{row['tokens_per_second']:,.0f}",
         "–" if row["mfu"] is None else f"{row['mfu']:.0%}",
-        readable_bytes(row["memory"]["peak"]),
+        format_bytes(row["memory"]["peak"]),
     ]
 
 
 def _peer_cells(peer: Row) -> list[str]:
     ratio = peer.get("ratio")
-    sizes = [readable_bytes(peer[key]) if peer.get(key) else "–" for key in ("peak", "peer_peak")]
+    sizes = [format_bytes(peer[key]) if peer.get(key) else "–" for key in ("peak", "peer_peak")]
     figures = ["–"] * 3
     if ratio:
-        figures = [readable_seconds(ratio["seconds"]), readable_seconds(ratio["peer_seconds"]), f"{ratio['ratio']:.2f}"]
+        figures = [format_seconds(ratio["seconds"]), format_seconds(ratio["peer_seconds"]), f"{ratio['ratio']:.2f}"]
     return [_tokens(peer), f"{peer['recipe']}, torch {peer['version']}", *figures, *sizes, peer.get("note", "")]
 
 
@@ -206,7 +206,7 @@ def _below_good(data: Row) -> Iterator[str]:
         if found:
             gains = sorted(found["ops"], key=lambda op: op["least"] - op["seconds"])[:GAINS]
             names = ", ".join(
-                f"{op['op']} {readable_seconds(op['seconds'])} of which {readable_seconds(op['least'])} are needed"
+                f"{op['op']} {format_seconds(op['seconds'])} of which {format_seconds(op['least'])} are needed"
                 for op in gains
             )
             yield f"- By op, at {_tokens(row)} the most time beyond what the limits need goes to {names}."

@@ -83,7 +83,7 @@ def bench_model(
     from genesis.dtypes import as_dtype
     from genesis_cli.session.bench import measuring
     from genesis_cli.session.bench.cases import check_lengths
-    from genesis_cli.session.bench.report import lines_of
+    from genesis_cli.session.bench.report import render_lines
     from genesis_cli.session.preparation import resolve_device
     from genesis_models.precision import weight_type
 
@@ -103,7 +103,7 @@ def bench_model(
     given |= {} if vs is None else {"--vs": vs, "--recipes": ",".join(peers)}
     words = ["genesis bench-model", *(f"{name} {value}" for name, value in given.items())]
     report = _report(" ".join([*words, "--fast"] if fast else words), size, config, limits, settings, measured)
-    show(report, lines_of(report), json)
+    show(report, render_lines(report), json)
     if measured.interrupted:
         raise KeyboardInterrupt
     raise_first(measured.failures, len(measured.rows))

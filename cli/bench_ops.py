@@ -120,7 +120,7 @@ def finish(
     from genesis.dtypes import as_dtype
     from genesis.report.build import build, dtypes_of
     from genesis.report.files import save
-    from genesis.report.text import lines_of
+    from genesis.report.text import render_lines
 
     if measured.interrupted and not measured.entries:
         raise KeyboardInterrupt
@@ -128,6 +128,6 @@ def finish(
     words = [name if value is True else f"{name} {value}" for name, value in given if value]
     command = " ".join(["genesis", "bench-ops" if kind == "bench-ops" else "bench all", *words])
     report = build(kind, command, setup, measured, limits, sections)
-    show(report, lines_of(report, save(report, setup.folder)), json)
+    show(report, render_lines(report, save(report, setup.folder)), json)
     if measured.interrupted:
         raise KeyboardInterrupt

@@ -45,14 +45,14 @@ def _show(name: str, device: str, fast: bool, json: str | None) -> None:
     from genesis.bench.limits import copy_rate
     from genesis.demos import sections_of
     from genesis.demos.comparing import FAST, Setting
-    from genesis.demos.report import lines_of
-    from genesis.demos.schema import Report
+    from genesis.demos.report import render_lines
+    from genesis.demos.schema import DemoReport
     from genesis_cli.environment import facts
     from genesis_cli.session.preparation import resolve_device
 
     where, machine = resolve_device(device), facts()
     setting = Setting(where, True, FAST) if fast else Setting(where)
-    report = Report(
+    report = DemoReport(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=" ".join(["genesis demo", name, f"--device {device}", *(["--fast"] if fast else [])]),
         demo=name,
@@ -62,4 +62,4 @@ def _show(name: str, device: str, fast: bool, json: str | None) -> None:
         copy_bytes_per_second=copy_rate(where),
         sections=list(sections_of(name, setting)),
     )
-    show(report, lines_of(report), json)
+    show(report, render_lines(report), json)

@@ -12,8 +12,8 @@ from genesis_cli.measured import device_name, dtype_of, integers, limits_row, pe
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.profile.makers import Axes
-    from genesis.profile.schema import Failure, Report, Row
+    from genesis.profile.factories import Axes
+    from genesis.profile.schema import Failure, OpReport, OpRow
     from genesis.shapes import Shape
 
 __all__ = ["Request", "measure_op", "show_code"]
@@ -59,7 +59,7 @@ class Request:
 def measure_op(asked: Request, json: str | None) -> None:
     """Measure, print the report, and end with the first failure's exit code, if there is one."""
     from genesis.profile.op import Settings, profile_op
-    from genesis.profile.report import lines_of
+    from genesis.profile.report import render_lines
     from genesis.profile.schema import Failure
     from genesis_cli.session.preparation import resolve_device
 
@@ -76,19 +76,19 @@ def measure_op(asked: Request, json: str | None) -> None:
             else:
                 rows.append(found)
     report = _report(asked.command, where, rows, failures)
-    show(report, lines_of(report) if rows else (), json)
+    show(report, render_lines(report) if rows else (), json)
     raise_first(failures, len(rows))
 
 
-def _report(command: str, device: Device, rows: list[Row], failures: list[Failure]) -> Report:
+def _report(command: str, device: Device, rows: list[OpRow], failures: list[Failure]) -> OpReport:
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
-    from genesis.profile.schema import Report
+    from genesis.profile.schema import OpReport
     from genesis_cli.environment import facts
 
     names = dict.fromkeys(row.dtype for row in rows)
     machine = facts()
-    return Report(
+    return OpReport(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=command,
         device=str(device),
@@ -102,7 +102,7 @@ def _report(command: str, device: Device, rows: list[Row], failures: list[Failur
 
 def show_code(asked: Request, json: str | None) -> None:
     """Print the code of the op's kernels, and measure nothing."""
-    from genesis.profile.code import code_of, lines_of, target_named
+    from genesis.profile.code import code_of, render_lines, target_named
     from genesis_cli.session.preparation import resolve_device
 
     assert asked.stage is not None
@@ -116,7 +116,7 @@ def show_code(asked: Request, json: str | None) -> None:
     if not found:
         print(f"{asked.op} launches no kernel: it sets or copies memory, or only describes it anew")
     for code in found:
-        print("\n".join(lines_of(code)))
+        print("\n".join(render_lines(code)))
 
 
 def _shape(text: str) -> Shape:

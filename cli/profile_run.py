@@ -15,7 +15,7 @@ from genesis.io.boundary import fitting
 from genesis_cli.measured import device_name, show
 
 if TYPE_CHECKING:
-    from genesis.profile.run.schema import Report
+    from genesis.profile.run.schema import RunReport
     from genesis.train.config import Config
     from genesis_cli.session.profiling import Profile
 
@@ -61,7 +61,7 @@ def profile_run(
         GenesisError: of the class that says what is wrong, as `genesis train` does.
     """
     from genesis.profile.run.nvtx import Nvtx
-    from genesis.profile.run.report import lines_of
+    from genesis.profile.run.report import render_lines
     from genesis.train.output import Output
     from genesis_cli import recipes
 
@@ -78,7 +78,7 @@ def profile_run(
     words = ["genesis profile", config, *overrides, f"--steps {count}", *(["--nvtx"] if nvtx else [])]
     report = _report(" ".join(words), loaded, found)
     written = [] if folder is None else list(_write(folder, report, found))
-    show(report, [*lines_of(report), *written], json)
+    show(report, [*render_lines(report), *written], json)
 
 
 def _folder(out: str) -> Path:
@@ -95,15 +95,15 @@ def _folder(out: str) -> Path:
     return folder
 
 
-def _report(command: str, config: Config, found: Profile) -> Report:
+def _report(command: str, config: Config, found: Profile) -> RunReport:
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
-    from genesis.profile.run.schema import Report
+    from genesis.profile.run.schema import RunReport
     from genesis.profile.run.tables import memory_row, mode_row
     from genesis_cli.environment import facts
 
     machine, device = facts(), found.device
-    return Report(
+    return RunReport(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=escape(command),
         device=str(device),
@@ -121,7 +121,7 @@ def _report(command: str, config: Config, found: Profile) -> Report:
     )
 
 
-def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
+def _write(folder: Path, report: RunReport, found: Profile) -> Iterator[str]:
     """Write all files; a line for each."""
     from genesis.backend import CPU
     from genesis.io.files import write_file

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 
 import genesis
-from benchmarks.floors import SMALLEST
 from benchmarks.gpu.launches import kernels_of
 from benchmarks.gpu.timing import CUDA, backend, environment, gpu_us, shared, torch_gpu_us, wall_us
+from benchmarks.lower_bounds import SMALLEST
 from genesis.backend.cuda.precision import allow_tf32
 
 

@@ -13,7 +13,7 @@ from genesis.backend import CPU, Device
 from genesis.data.loader import Batch
 from genesis.io.files import temporary_folder
 from genesis.profile.run.measure import Recorded, Subject, memory_of, plain_steps, recorded_steps
-from genesis.profile.run.memory import Timeline
+from genesis.profile.run.memory_timeline import Timeline
 from genesis.profile.run.nvtx import Ranges
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps

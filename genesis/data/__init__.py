@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from genesis.data.documents import DocumentIndex, TokenSet
 from genesis.data.loader import IGNORE_INDEX, Batch, PackedLoader
-from genesis.data.pipeline import HeldOut, Prepared, Report, StageProgress, prepare, prepare_held_out
+from genesis.data.pipeline import DataReport, HeldOut, Prepared, StageProgress, prepare, prepare_held_out
 from genesis.data.records import Corpus, Defects, Document
 from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer, train_bpe
@@ -17,13 +17,13 @@ __all__ = [
     "IGNORE_INDEX",
     "Batch",
     "Corpus",
+    "DataReport",
     "Defects",
     "Document",
     "DocumentIndex",
     "HeldOut",
     "PackedLoader",
     "Prepared",
-    "Report",
     "StageProgress",
     "StreamDecoder",
     "TokenSet",

@@ -27,7 +27,7 @@ from genesis.errors import DataError, escape
 from genesis.io.boundary import boundary
 from genesis.io.strict_json import canonical_bytes
 
-__all__ = ["HeldOut", "Prepared", "Report", "StageProgress", "prepare", "prepare_held_out"]
+__all__ = ["DataReport", "HeldOut", "Prepared", "StageProgress", "prepare", "prepare_held_out"]
 
 # Called with the stage ("train a tokenizer", "tokenize"), the bytes of text done, and their total.
 StageProgress = Callable[[str, int, int], None]
@@ -58,7 +58,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class Report:
+class DataReport:
     """What the user should know of the preparation.
 
     Attributes:
@@ -87,7 +87,7 @@ class Prepared:
     tokenizer: Tokenizer
     train: TokenSet
     held_out: HeldOut | None
-    report: Report
+    report: DataReport
 
 
 @boundary(DataError, "reading the data")
@@ -148,7 +148,7 @@ def prepare(
     train, held_out = _with_fingerprint(tokens.select(~is_held_out), held_out)
     shared = _shared(train.index, held_out.tokens.index) if held_out else 0
     tail = index.name(1) if corpus.is_divided else ""
-    report = Report(defects, tokenizer_state, done.state, shared, corpus.counts(), tail, done.special)
+    report = DataReport(defects, tokenizer_state, done.state, shared, corpus.counts(), tail, done.special)
     return Prepared(tokenizer, train, held_out, report)
 
 

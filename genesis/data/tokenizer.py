@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.data.affixes import post_processor_affixes, start_template
-from genesis.data.aside import aside, fed_aside
 from genesis.data.pieces import CutRule, cut_rule, without_prefix
 from genesis.data.tokenizer_check import check_bounded
 from genesis.data.tokenizer_files import (
@@ -35,6 +34,7 @@ from genesis.data.tokenizer_files import (
     TokenizerFiles,
     read_tokenizer,
 )
+from genesis.data.worker_thread import call_in_thread, feed_in_thread
 from genesis.errors import ConfigError, DataError, InterruptedRun, ModelError, escape
 from genesis.io.files import FolderUpdate
 from genesis.io.strict_json import canonical_bytes, parse_object
@@ -198,7 +198,7 @@ class Tokenizer:
     def _encoded(self, library: Any, texts: Sequence[str], parse_special: bool) -> list[Ids]:
         with _guard(self._source.where):
             library.encode_special_tokens = not parse_special
-            encodings = aside(lambda: library.encode_batch_fast(list(texts), add_special_tokens=False))
+            encodings = call_in_thread(lambda: library.encode_batch_fast(list(texts), add_special_tokens=False))
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def _cut_rule(self, parse_special: bool) -> CutRule:
@@ -314,7 +314,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
-    fed_aside(lambda fed: tokenizer.train_from_iterator(fed, trainer), _not_none(texts))
+    feed_in_thread(lambda fed: tokenizer.train_from_iterator(fed, trainer), _not_none(texts))
     return Tokenizer(trained_files((tokenizer.to_str(pretty=True) + "\n").encode("utf-8")))
 
 

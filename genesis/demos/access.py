@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import genesis
 from genesis.demos.comparing import Setting, Way, compare, factor
-from genesis.demos.schema import Row, Section
+from genesis.demos.schema import DemoRow, Section
 
 __all__ = ["sections"]
 
@@ -34,10 +34,10 @@ def sections(setting: Setting) -> Iterator[Section]:
     yield Section(title=f"copies out of {width}x{width} float32", rows=found, sentences=_told(found), notes=[])
 
 
-def _told(rows: list[Row]) -> list[str]:
+def _told(rows: list[DemoRow]) -> list[str]:
     straight, second, sixteenth, across, shuffled, scattered = rows
 
-    def loss(row: Row) -> str:
+    def loss(row: DemoRow) -> str:
         return factor(straight.bytes_per_second / row.bytes_per_second)
 
     whole = ": a line is read whole, whatever is used of it" if sixteenth.share < second.share < straight.share else ""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import genesis
 from genesis import Tensor
 from genesis.demos.comparing import Setting, Way, compare, factor
-from genesis.demos.schema import Row, Section
-from genesis.profile.readable import readable_seconds
+from genesis.demos.schema import DemoRow, Section
+from genesis.profile.format import format_seconds
 
 __all__ = ["looped", "sections"]
 
@@ -31,13 +31,13 @@ def sections(setting: Setting) -> Iterator[Section]:
     )
 
 
-def _told(rows: list[Row], count: int) -> list[str]:
+def _told(rows: list[DemoRow], count: int) -> list[str]:
     one, batch = rows
     ratio = one.wall.seconds / batch.wall.seconds
     each = (one.wall.seconds - batch.wall.seconds) / count
     if ratio < 1:
         return [f"On this machine the batch takes {factor(1 / ratio)} as long as the loop: report it."]
-    told = [f"By the clock the loop takes {factor(ratio)} as long: {readable_seconds(each)} more for each product."]
+    told = [f"By the clock the loop takes {factor(ratio)} as long: {format_seconds(each)} more for each product."]
     if one.gpu is not None and batch.gpu is not None:
         alone = one.gpu.seconds / batch.gpu.seconds
         host = one.wall.seconds / one.gpu.seconds

@@ -11,11 +11,11 @@ from genesis.autograd import no_grad
 from genesis.backend import CPU, Device, backend_for
 from genesis.bench.limits import copy_rate, has_gpu_time, time_on_gpu, wait_for
 from genesis.bench.timing import Plan, measure, of_wall
-from genesis.demos.schema import Row
+from genesis.demos.schema import DemoRow
 from genesis.errors import NumericError
 from genesis.op import Op, observe
-from genesis.profile.memory import peak_bytes
-from genesis.profile.readable import readable_share
+from genesis.profile.call_memory import peak_bytes
+from genesis.profile.format import format_share
 from genesis.profile.schema import Time
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Way(NamedTuple):
 
 def compare(
     ways: Sequence[Way], setting: Setting, *, tolerance: float | None = 1e-4, with_memory: bool = False
-) -> list[Row]:
+) -> list[DemoRow]:
     """A row for each way.
 
     Args:
@@ -91,14 +91,14 @@ def _check_agreement(ways: Sequence[Way], tolerance: float) -> None:
             raise NumericError(f"{way.name} differs from {ways[0].name} by {difference:.3g}, {tolerance:g} is allowed")
 
 
-def _row(way: Way, setting: Setting, with_memory: bool) -> Row:
+def _row(way: Way, setting: Setting, with_memory: bool) -> DemoRow:
     device = setting.device
     way.call()  # compiles, and fills what is filled once
     launches, moved, flops = _counted(way.call, device)
     wall = measure(of_wall(way.call, wait_for(device)), setting.plan)
     gpu = time_on_gpu(way.call, device, wall.seconds, setting.plan) if has_gpu_time(device) else None
     rate = moved / (gpu or wall).seconds
-    return Row(
+    return DemoRow(
         name=way.name,
         launches=launches,
         bytes=moved,
@@ -146,7 +146,7 @@ def factor(ratio: float) -> str:
     return f"{ratio:.{1 if ratio >= 2 else 2}f} times"
 
 
-def passes(slow: Row, quick: Row) -> str:
+def passes(slow: DemoRow, quick: DemoRow) -> str:
     """What more passes over memory cost: launches, bytes and time beside those of fewer passes, and what that says."""
     moved, time = slow.bytes / quick.bytes, slow.seconds / quick.seconds
     return (
@@ -155,12 +155,12 @@ def passes(slow: Row, quick: Row) -> str:
     )
 
 
-def _cause(slow: Row, quick: Row, gap: float) -> str:
+def _cause(slow: DemoRow, quick: DemoRow, gap: float) -> str:
     """Why the time is what the bytes are, or `gap` times that."""
     if abs(gap - 1) <= CLOSE:
         return ": the time follows the bytes"
     if gap > 1:
-        return f". Bytes alone do not explain it: {slow.name} runs at {readable_share(slow.share)} of a copy's rate"
+        return f". Bytes alone do not explain it: {slow.name} runs at {format_share(slow.share)} of a copy's rate"
     if quick.share < 1 - CLOSE:
-        return f". Memory is not all that counts: {quick.name} runs at {readable_share(quick.share)} of a copy's rate"
-    return f". Much is read while it is in a cache: {slow.name} runs at {readable_share(slow.share)} of a copy's rate"
+        return f". Memory is not all that counts: {quick.name} runs at {format_share(quick.share)} of a copy's rate"
+    return f". Much is read while it is in a cache: {slow.name} runs at {format_share(slow.share)} of a copy's rate"

@@ -12,9 +12,9 @@ import genesis
 from genesis import Tensor
 from genesis.backend import CPU
 from genesis.demos.comparing import CLOSE, Setting, Way, compare, passes
-from genesis.demos.schema import Row, Section
+from genesis.demos.schema import DemoRow, Section
 from genesis.errors import DeviceError
-from genesis.profile.readable import readable_ratio
+from genesis.profile.format import format_ratio
 
 __all__ = ["gelu_by_hand", "sections", "softmax_by_hand"]
 
@@ -77,13 +77,13 @@ def _shape(x: Tensor) -> str:
     return f"{'x'.join(map(str, x.shape))} {x.dtype.name}"
 
 
-def _languages(rows: list[Row]) -> list[str]:
+def _languages(rows: list[DemoRow]) -> list[str]:
     """How the kernels in other languages compare with the built-in one."""
     fused, others = rows[1], rows[2:]
     if not others:
         return []
     ratios = {row.name: row.seconds / fused.seconds for row in others}
-    told = " and ".join(f"{name} {readable_ratio(ratio)}" for name, ratio in ratios.items())
+    told = " and ".join(f"{name} {format_ratio(ratio)}" for name, ratio in ratios.items())
     alike = all(abs(ratio - 1) <= CLOSE for ratio in ratios.values())
     end = "what a kernel is written in matters less here than how often memory is passed" if alike else "kernels differ"
     return [f"Of the fused op's time it takes {told}: {end}."]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import genesis
 from genesis import Tensor
 from genesis.demos.comparing import Setting, Way, compare, factor
-from genesis.demos.schema import Row, Section
-from genesis.profile.readable import readable_bytes
+from genesis.demos.schema import DemoRow, Section
+from genesis.profile.format import format_bytes
 
 __all__ = ["in_new_memory", "in_place", "into", "sections"]
 
@@ -54,14 +54,14 @@ def sections(setting: Setting) -> Iterator[Section]:
     ]
     rows = compare(ways, setting, with_memory=True)
     yield Section(
-        title=f"four ops on {width}x{width} {x.dtype.name}, {readable_bytes(x.array.nbytes)}",
+        title=f"four ops on {width}x{width} {x.dtype.name}, {format_bytes(x.array.nbytes)}",
         rows=rows,
         sentences=_told(rows, x.array.nbytes),
         notes=[],
     )
 
 
-def _told(rows: list[Row], size: int) -> list[str]:
+def _told(rows: list[DemoRow], size: int) -> list[str]:
     new, own, into_own = rows
     told = [
         f"New memory takes {(new.peak_bytes or 0) / size:.1f} tensors beside the input at its peak, in place"

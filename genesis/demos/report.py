@@ -6,20 +6,20 @@ import textwrap
 from collections.abc import Iterator
 
 from genesis.demos import DEMOS
-from genesis.demos.schema import Report, Row, Section
+from genesis.demos.schema import DemoReport, DemoRow, Section
 from genesis.errors import escape
-from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds, readable_share
+from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds, format_share
 
-__all__ = ["lines_of"]
+__all__ = ["render_lines"]
 
 WIDTH = 100
 LEFT = ("way", "note")
 MANY_FLOPS = 16  # a byte: with more, arithmetic is what a way is measured by
 
 
-def lines_of(report: Report) -> Iterator[str]:
+def render_lines(report: DemoReport) -> Iterator[str]:
     """The whole report."""
-    copied = rate(report.copy_bytes_per_second, "B/s")
+    copied = format_rate(report.copy_bytes_per_second, "B/s")
     yield f"demo    {DEMOS[report.demo]}"
     yield f"code    genesis/demos/{report.demo}.py"
     yield f"device  {escape(report.device_name)} ({report.device}), which copies {copied}"
@@ -37,16 +37,18 @@ def _section(section: Section, launches: str) -> Iterator[str]:
         yield from textwrap.wrap(f"note: {escape(note)}", WIDTH, subsequent_indent=" " * 6)
 
 
-def _cells(row: Row, section: Section, launches: str) -> dict[str, str]:
+def _cells(row: DemoRow, section: Section, launches: str) -> dict[str, str]:
     by_arithmetic = section.rows[0].flops > MANY_FLOPS * section.rows[0].bytes
     return {
         "way": row.name,
         launches: str(row.launches),
-        "read+written": readable_bytes(row.bytes),
-        "wall": readable_seconds(row.wall.seconds),
-        "GPU": readable_seconds(row.gpu.seconds) if row.gpu else "",
-        "rate": rate(row.flops / row.seconds, "FLOP/s") if by_arithmetic else rate(row.bytes_per_second, "B/s"),
-        "of a copy": "" if by_arithmetic else readable_share(row.share),
-        "peak memory": "" if row.peak_bytes is None else readable_bytes(row.peak_bytes),
+        "read+written": format_bytes(row.bytes),
+        "wall": format_seconds(row.wall.seconds),
+        "GPU": format_seconds(row.gpu.seconds) if row.gpu else "",
+        "rate": format_rate(row.flops / row.seconds, "FLOP/s")
+        if by_arithmetic
+        else format_rate(row.bytes_per_second, "B/s"),
+        "of a copy": "" if by_arithmetic else format_share(row.share),
+        "peak memory": "" if row.peak_bytes is None else format_bytes(row.peak_bytes),
         "note": "noisy" if (row.gpu or row.wall).is_noisy else "",
     }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from genesis.profile.schema import Measured, StrictModel, Time
 
-__all__ = ["Report", "Row", "Section"]
+__all__ = ["DemoReport", "DemoRow", "Section"]
 
 
-class Row(StrictModel):
+class DemoRow(StrictModel):
     """One way of doing the work."""
 
     name: str
@@ -39,12 +39,12 @@ class Section(StrictModel):
     """
 
     title: str
-    rows: list[Row]
+    rows: list[DemoRow]
     sentences: list[str]
     notes: list[str]
 
 
-class Report(Measured):
+class DemoReport(Measured):
     """A demo on one machine."""
 
     demo: str

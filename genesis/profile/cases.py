@@ -18,8 +18,8 @@ from genesis.dtypes import DType, bool_, float32, int32
 from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError, nearest
 from genesis.op import Op, registry
 from genesis.ops.fp8 import lacking
-from genesis.profile import makers
-from genesis.profile.makers import Axes, Call, Request
+from genesis.profile import factories
+from genesis.profile.factories import Arguments, Axes, Request
 from genesis.shapes import Shape
 
 __all__ = ["ALIASES", "KINDS", "Case", "Kind", "choices", "kind_of", "label_of", "make_case", "op_named", "supported"]
@@ -66,7 +66,7 @@ class Kind:
     """
 
     shape: str
-    make: Callable[[Request], Call]
+    make: Callable[[Request], Arguments]
     typical: tuple[Shape, ...]
     large: tuple[Shape, ...] = ()
     sizes: tuple[int, ...] = ()
@@ -88,23 +88,23 @@ REDUCTIONS = (
 ALONG_AXIS = ("argmax", "argmin", "max_with_indices", "min_with_indices", "cumsum", "sort", "topk")
 
 KINDS: dict[str, Kind] = {
-    "elementwise": Kind("any", makers.elementwise, SQUARES, ((8192, 8192),)),
-    "fill": Kind("any", makers.fill, SQUARES, ((8192, 8192),), names=("fill",)),
+    "elementwise": Kind("any", factories.elementwise, SQUARES, ((8192, 8192),)),
+    "fill": Kind("any", factories.fill, SQUARES, ((8192, 8192),), names=("fill",)),
     "transpose": Kind(
-        "rows,columns", makers.transposed, SQUARES[1:], ((8192, 8192),), sizes=(2,), names=("transpose",)
+        "rows,columns", factories.transposed, SQUARES[1:], ((8192, 8192),), sizes=(2,), names=("transpose",)
     ),
-    "reduction": Kind("any", makers.reduction, REDUCED, names=REDUCTIONS, axes=(None, -1, (0, 1))),
+    "reduction": Kind("any", factories.reduction, REDUCED, names=REDUCTIONS, axes=(None, -1, (0, 1))),
     "sum to a shape": Kind(
         "any, summed over the axes, which stay as 1",
-        makers.sum_to_shape,
+        factories.sum_to_shape,
         REDUCED,
         names=("sum_to_shape",),
         axes=(None, -1, (0, 1)),
     ),
-    "along one axis": Kind("any", makers.along_axis, REDUCED, names=ALONG_AXIS, axes=(-1,)),
+    "along one axis": Kind("any", factories.along_axis, REDUCED, names=ALONG_AXIS, axes=(-1,)),
     "softmax": Kind(
         "any",
-        makers.along_axis,
+        factories.along_axis,
         ((512, 512), (2048, 2048)),
         ((16384, 16384),),
         names=("softmax", "log_softmax"),
@@ -112,7 +112,7 @@ KINDS: dict[str, Kind] = {
     ),
     "matmul": Kind(
         "N, or M,K,N for [M, K] x [K, N]",
-        makers.matmul,
+        factories.matmul,
         ((512,), (1024,)),
         ((2048,), (4096,)),
         sizes=(1, 3),
@@ -121,7 +121,7 @@ KINDS: dict[str, Kind] = {
     ),
     "linear": Kind(
         "N, or M,K,N for x [M, K] and a weight [N, K]",
-        makers.linear,
+        factories.linear,
         ((512,), (2048, 896, 896)),
         ((8192, 896, 4864),),
         sizes=(1, 3),
@@ -130,27 +130,27 @@ KINDS: dict[str, Kind] = {
     ),
     "norm": Kind(
         "any, normed over the last",
-        makers.norm,
+        factories.norm,
         TOKENS,
         ((8, 2048, 896),),
         names=("rms_norm", "layer_norm", "quantize_rows"),
     ),
     "attention": Kind(
         "B,T,heads,size",
-        makers.attention,
+        factories.attention,
         HEADS,
         LONG_HEADS,
         sizes=(4,),
         names=("attention", "attention_packed"),
         multiplies=True,
     ),
-    "rope": Kind("B,T,heads,size", makers.rope, HEADS, LONG_HEADS, sizes=(4,), names=("rope",)),
+    "rope": Kind("B,T,heads,size", factories.rope, HEADS, LONG_HEADS, sizes=(4,), names=("rope",)),
     "swiglu": Kind(
-        "any, of gate and of up", makers.swiglu, ((512, 4864),), ((8192, 4864),), names=("swiglu", "swiglu_packed")
+        "any, of gate and of up", factories.swiglu, ((512, 4864),), ((8192, 4864),), names=("swiglu", "swiglu_packed")
     ),
     "embedding": Kind(
         "rows,width",
-        makers.embedding,
+        factories.embedding,
         ((4096, 896), (16384, 896)),
         ((151936, 896),),
         sizes=(2,),
@@ -158,7 +158,7 @@ KINDS: dict[str, Kind] = {
     ),
     "cross entropy": Kind(
         "rows,classes",
-        makers.cross_entropy,
+        factories.cross_entropy,
         ((256, 4096), (128, 151936)),
         ((8192, 151936),),
         sizes=(2,),
@@ -166,7 +166,7 @@ KINDS: dict[str, Kind] = {
     ),
     "linear cross entropy": Kind(
         "rows,width,classes",
-        makers.linear_cross_entropy,
+        factories.linear_cross_entropy,
         ((256, 896, 4096),),
         ((8192, 896, 151936),),
         sizes=(3,),
@@ -218,7 +218,7 @@ def op_named(name: str) -> tuple[Op, Kind]:
     """
     user = load_op(name) if ":" in name else user_ops.get(name)
     if user is not None:
-        return user.op, Kind("any", functools.partial(makers.of_user, user), SQUARES, ((8192, 8192),))
+        return user.op, Kind("any", functools.partial(factories.of_user, user), SQUARES, ((8192, 8192),))
     kind, key = kind_of(name), ALIASES.get(name, name)
     if kind is not None:
         return registry[key], kind
@@ -295,7 +295,7 @@ def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: 
     raise refused
 
 
-def _approved(kind: Kind, request: Request) -> Call:
+def _approved(kind: Kind, request: Request) -> Arguments:
     """The arguments, which the op's own rule has seen."""
     call = kind.make(request)
     request.op.infer(*call.inputs, **{name: value for name, value in call.attrs.items() if name != "device"})

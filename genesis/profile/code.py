@@ -19,8 +19,8 @@ from genesis.errors import DeviceError, UsageError
 from genesis.io.paths import quote
 from genesis.op import execute
 from genesis.profile.cases import choices, make_case, op_named
-from genesis.profile.makers import Axes
-from genesis.profile.op import walk_of
+from genesis.profile.factories import Axes
+from genesis.profile.op import passes_of
 from genesis.shapes import Shape
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from genesis.backend.cuda.dry import Launched
     from genesis.backend.cuda.signature import Signature
 
-__all__ = ["STAGES", "Code", "code_of", "disassembled", "lines_of", "target_named"]
+__all__ = ["STAGES", "Code", "code_of", "disassembled", "render_lines", "target_named"]
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 COMMENT = {"llir": ";"}  # and // for the others
@@ -130,7 +130,7 @@ def _launches(
     case = make_case(name, *next(choices(name, device, shapes, axes)), dtype, device)
     driver.launched.clear()  # of what made the inputs
     if backward:
-        walk_of(case).backward()
+        passes_of(case).backward()
     else:
         execute(case.op, case.inputs, dict(case.attrs))
     return list(driver.launched)
@@ -198,7 +198,7 @@ def _disassembler() -> Path:
 # --- Text -------------------------------------------------------------------------------------------------------------
 
 
-def lines_of(code: Code) -> Iterator[str]:
+def render_lines(code: Code) -> Iterator[str]:
     """The code with a comment above it that says what it was compiled for."""
     mark, arch = COMMENT.get(code.stage, "//"), "".join(map(str, code.capability))
     grids = ", ".join("x".join(map(str, grid)) for grid in dict.fromkeys(code.grids))

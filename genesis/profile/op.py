@@ -15,21 +15,21 @@ from genesis.bench.timing import Plan, Timing, measure, of_wall
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError
 from genesis.op import execute
+from genesis.profile.call_memory import peak_bytes
 from genesis.profile.cases import Case, choices, label_of, make_case, op_named
 from genesis.profile.dispatch import launches_of, stages_of
-from genesis.profile.makers import Axes
-from genesis.profile.memory import peak_bytes
+from genesis.profile.factories import Axes
 from genesis.profile.peer import Child, versus
 from genesis.profile.resources import hint_of
 from genesis.profile.roofline import Facts, Verdict, judge
-from genesis.profile.schema import Backward, Failure, Launch, Row, Time
+from genesis.profile.schema import Backward, Failure, Launch, OpRow, Time
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["Settings", "Walk", "profile_case", "profile_op", "walk_of"]
+__all__ = ["Passes", "Settings", "passes_of", "profile_case", "profile_op"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def profile_op(
     shapes: Sequence[Shape] = (),
     axes: Sequence[Axes] = (),
     settings: Settings | None = None,
-) -> Iterator[Row | Failure]:
+) -> Iterator[OpRow | Failure]:
     """A row for each case of an op, in order. A case that fails gives a `Failure`, and the others are measured.
 
     Args:
@@ -90,7 +90,7 @@ def _check(name: str, device: Device, settings: Settings) -> None:
         raise UsageError("only a GPU's cache can be emptied", where="--cold", next="leave --cold out")
 
 
-def profile_case(case: Case, limits: Limits, settings: Settings) -> Row:
+def profile_case(case: Case, limits: Limits, settings: Settings) -> OpRow:
     """Measure one case against the limits of its device and dtype.
 
     Raises:
@@ -109,13 +109,13 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Row:
         on_cuda = case.device != CPU
         launches = launches_of(call, case.device) if on_cuda else None
         dispatch = stages_of(case, settings.plan) if on_cuda and settings.stages else None
-    walk = walk_of(case) if settings.backward else None
-    backward = None if walk is None else _backward(case, walk, wall, settings, notes)
+    passes = passes_of(case) if settings.backward else None
+    backward = None if passes is None else _backward(case, passes, wall, settings, notes)
     peer = None
     if settings.peer is not None:
-        walked = None if walk is None else walk.backward
+        backward_call = None if passes is None else passes.backward
         with no_grad():
-            peer = versus(case, settings.peer, settings.plan, call, walked, outputs[0].shape, notes)
+            peer = versus(case, settings.peer, settings.plan, call, backward_call, outputs[0].shape, notes)
     cost = case.op.cost(case.inputs, outputs, case.attrs)
     facts = Facts(
         flops=cost.flops,
@@ -129,7 +129,7 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Row:
         recording=None if backward is None else backward.recording,
         multiplies=op_named(case.name)[1].multiplies,
     )
-    return Row(
+    return OpRow(
         **_about(case),
         is_cold=settings.cold,
         wall=Time.of(wall),
@@ -189,14 +189,14 @@ def _gpu_time(
         return None
 
 
-class Walk(NamedTuple):
+class Passes(NamedTuple):
     """A call that is recorded, and the walk backward through one such."""
 
     forward: Callable[[], object]
     backward: Callable[[], object]
 
 
-def walk_of(case: Case) -> Walk:
+def passes_of(case: Case) -> Passes:
     """A case's call recorded once.
 
     Raises:
@@ -216,20 +216,20 @@ def walk_of(case: Case) -> Walk:
             f"{case.op.name} of {case.dtype.name} has no gradient", where="--backward", next="choose a float dtype"
         )
     arriving = [TensorBase.wrap(t.array) for t in outputs]  # its values do not matter
-    return Walk(forward, lambda: grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True))
+    return Passes(forward, lambda: grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True))
 
 
-def _backward(case: Case, walk: Walk, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
+def _backward(case: Case, passes: Passes, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
     """The cost of recording the call, and of the walk backward through it."""
     wait = wait_for(case.device)
     with enable_grad():
-        recorded = measure(of_wall(walk.forward, wait), settings.plan)
-    back = measure(of_wall(walk.backward, wait), settings.plan)
-    gpu = _gpu_time(walk.backward, case.device, back, settings, notes)
+        recorded = measure(of_wall(passes.forward, wait), settings.plan)
+    back = measure(of_wall(passes.backward, wait), settings.plan)
+    gpu = _gpu_time(passes.backward, case.device, back, settings, notes)
     return Backward(
         recorded=Time.of(recorded),
         recording=recorded.seconds - wall.seconds,
         wall=Time.of(back),
         gpu=None if gpu is None else Time.of(gpu),
-        launches=None if case.device == CPU else launches_of(walk.backward, case.device),
+        launches=None if case.device == CPU else launches_of(passes.backward, case.device),
     )

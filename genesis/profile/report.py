@@ -7,27 +7,27 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
-from genesis.profile.readable import aligned, rate, readable_bytes, readable_ratio, readable_seconds, readable_share
+from genesis.profile.format import aligned, format_bytes, format_rate, format_ratio, format_seconds, format_share
 from genesis.profile.schema import (
     Backward,
     Dispatch,
     Launch,
     LimitsRow,
+    OpReport,
+    OpRow,
     Peer,
     Ratio,
-    Report,
     Resources,
-    Row,
     Time,
 )
 
-__all__ = ["lines_of"]
+__all__ = ["render_lines"]
 
 WIDTH = 100
 INDENT = 16  # of what stands beside a title in the details
 
 
-def lines_of(report: Report) -> Iterator[str]:
+def render_lines(report: OpReport) -> Iterator[str]:
     """The whole report."""
     yield from _head(report)
     yield ""
@@ -44,26 +44,26 @@ def lines_of(report: Report) -> Iterator[str]:
 # --- Head -------------------------------------------------------------------------------------------------------------
 
 
-def _head(report: Report) -> Iterator[str]:
+def _head(report: OpReport) -> Iterator[str]:
     yield f"device  {escape(report.device_name)} ({report.device})"
     for limits in report.limits:
         yield from textwrap.wrap(_limits(limits), WIDTH, initial_indent="limits  ", subsequent_indent=" " * 8)
 
 
 def _limits(limits: LimitsRow) -> str:
-    parts = [f"measured now: copy {rate(limits.bytes_per_second, 'B/s')}"]
+    parts = [f"measured now: copy {format_rate(limits.bytes_per_second, 'B/s')}"]
     if limits.flops_per_second is not None:
-        parts.append(f"matmul {limits.dtype} {rate(limits.flops_per_second, 'FLOP/s')}")
-    smallest = readable_seconds(limits.call_seconds)
+        parts.append(f"matmul {limits.dtype} {format_rate(limits.flops_per_second, 'FLOP/s')}")
+    smallest = format_seconds(limits.call_seconds)
     if limits.kernel_seconds is not None:
-        smallest += f" ({readable_seconds(limits.kernel_seconds)} on the GPU)"
+        smallest += f" ({format_seconds(limits.kernel_seconds)} on the GPU)"
     return ", ".join([*parts, f"smallest call {smallest}"])
 
 
 # --- Table ------------------------------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Row]) -> Iterator[str]:
+def _table(rows: Sequence[OpRow]) -> Iterator[str]:
     """One line a case; a column that no row fills is left out, and the rate where there is no room for it."""
     cells = [_cells(row) for row in rows]
     lines = list(aligned(cells, LEFT))
@@ -76,26 +76,26 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
 LEFT = ("case", "share", "cause", "note")  # columns of words; numbers stand to the right
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: OpRow) -> dict[str, str]:
     work = (row.flops_per_second, "FLOP/s") if row.limit == "compute" else (row.bytes_per_second, "B/s")
     return {
         "case": row.label,
-        "wall ±": f"{readable_seconds(row.wall.seconds)} {_percent(row.wall.half_width):>5}",
-        "GPU": readable_seconds(row.gpu.seconds) if row.gpu else "",
+        "wall ±": f"{format_seconds(row.wall.seconds)} {_percent(row.wall.half_width):>5}",
+        "GPU": format_seconds(row.gpu.seconds) if row.gpu else "",
         "backward": _backward_seconds(row.backward),
-        "rate": rate(*work),
-        "share": "" if row.share is None else f"{readable_share(row.share):>4} {row.band}",
-        "torch": "" if row.peer is None else f"{readable_ratio(row.peer.forward.ratio)}x",
+        "rate": format_rate(*work),
+        "share": "" if row.share is None else f"{format_share(row.share):>4} {row.band}",
+        "torch": "" if row.peer is None else f"{format_ratio(row.peer.forward.ratio)}x",
         "cause": row.cause,
         "note": "noisy" if row.is_noisy else "",
     }
 
 
 def _backward_seconds(backward: Backward | None) -> str:
-    return "" if backward is None else readable_seconds((backward.gpu or backward.wall).seconds)
+    return "" if backward is None else format_seconds((backward.gpu or backward.wall).seconds)
 
 
-def _notes(rows: Sequence[Row]) -> Iterator[str]:
+def _notes(rows: Sequence[OpRow]) -> Iterator[str]:
     """How to read the table, and what would help the slowest of it."""
     device = "GPU" if rows[0].gpu else "wall"
     legend = f"±: half of the 95 % confidence interval of the median; share: of the limit that binds, by {device} time"
@@ -113,7 +113,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
 # --- Details ----------------------------------------------------------------------------------------------------------
 
 
-def _details(row: Row) -> Iterator[str]:
+def _details(row: OpRow) -> Iterator[str]:
     yield f"{row.name} {row.label}, {row.dtype}: {', '.join(row.inputs) or 'no inputs'}"
     yield from _titled("wall", _time(row.wall))
     if row.gpu is not None:
@@ -123,15 +123,17 @@ def _details(row: Row) -> Iterator[str]:
         yield from _titled("backward", _time(row.backward.wall))
         if row.backward.gpu is not None:
             yield from _titled("backward GPU", _time(row.backward.gpu))
-    share = f", {readable_share(row.bandwidth_share)} of a copy"
-    yield from _titled("moves", f"{readable_bytes(row.bytes)}: {rate(row.bytes_per_second, 'B/s')}{share}")
-    share = "" if row.compute_share is None else f", {readable_share(row.compute_share)} of a large matmul"
-    yield from _titled("computes", f"{rate(row.flops, 'FLOP')}: {rate(row.flops_per_second, 'FLOP/s')}{share}")
+    share = f", {format_share(row.bandwidth_share)} of a copy"
+    yield from _titled("moves", f"{format_bytes(row.bytes)}: {format_rate(row.bytes_per_second, 'B/s')}{share}")
+    share = "" if row.compute_share is None else f", {format_share(row.compute_share)} of a large matmul"
+    yield from _titled(
+        "computes", f"{format_rate(row.flops, 'FLOP')}: {format_rate(row.flops_per_second, 'FLOP/s')}{share}"
+    )
     if row.intensity is not None and row.ridge is not None:
         side = "compute" if row.intensity > row.ridge else "bandwidth"
         where = f"{row.intensity:.3g} FLOP a byte, the ridge is at {row.ridge:.3g}: {side} is the limit"
         yield from _titled("roofline", where)
-    yield from _titled("memory", f"{readable_bytes(row.peak_bytes)} beyond the inputs")
+    yield from _titled("memory", f"{format_bytes(row.peak_bytes)} beyond the inputs")
     if row.launches is not None:
         yield from _titled("launches", ", ".join(_launch(each) for each in row.launches) or "none")
         yield from _kernels(row.launches)
@@ -143,7 +145,7 @@ def _details(row: Row) -> Iterator[str]:
     if row.dispatch is not None:
         yield from _titled("dispatch", _stages(row.dispatch))
     if row.share is not None:
-        yield from _titled("band", f"{row.band}: {readable_share(row.share)} of the limit that binds")
+        yield from _titled("band", f"{row.band}: {format_share(row.share)} of the limit that binds")
     yield from _titled("cause", row.cause + (" bound" if row.cause != "autograd" else " cost"))
     yield from _titled("next", row.advice)
     for note in row.notes:
@@ -156,7 +158,7 @@ def _titled(title: str, text: str) -> list[str]:
 
 def _time(time: Time) -> str:
     """A time with how sure it is."""
-    text = f"{readable_seconds(time.seconds)} ±{_percent(time.half_width) or '?'}"
+    text = f"{format_seconds(time.seconds)} ±{_percent(time.half_width) or '?'}"
     text += f", quartiles {_percent(time.spread)} apart, {time.samples} samples of {time.calls}"
     if time.outliers:
         text += f", {time.outliers} outliers left out"
@@ -168,8 +170,8 @@ def _recording(plain: Time, backward: Backward) -> str:
     recorded = backward.recorded
     unsure = math.hypot(*(t.seconds * (t.half_width or 0.0) for t in (plain, recorded)))
     if backward.recording <= unsure:
-        return f"adds less to a call of {readable_seconds(plain.seconds)} than times are sure of"
-    return f"adds {readable_seconds(backward.recording)} to a call of {readable_seconds(plain.seconds)}"
+        return f"adds less to a call of {format_seconds(plain.seconds)} than times are sure of"
+    return f"adds {format_seconds(backward.recording)} to a call of {format_seconds(plain.seconds)}"
 
 
 def _launch(launch: Launch) -> str:
@@ -192,7 +194,7 @@ def _taken(taken: Resources) -> str:
     shared = taken.shared_static + taken.shared_dynamic
     local = f"{taken.local} bytes of local memory a thread (spills)" if taken.local else "no spills"
     parts = [
-        f"{taken.threads} threads, {taken.registers} registers, {readable_bytes(shared)} shared, {local}",
+        f"{taken.threads} threads, {taken.registers} registers, {format_bytes(shared)} shared, {local}",
         f"{taken.resident} program{'s' * (taken.resident != 1)} an SM, {taken.occupancy:.0%} of its warps"
         f" ({taken.bound_by} bind{'s' * (not taken.bound_by.endswith('s'))})",
         _waves(taken),
@@ -213,10 +215,10 @@ def _peer(peer: Peer) -> str:
     """Both times and their ratio, forward and backward."""
 
     def told(ratio: Ratio) -> str:
-        ours, theirs = readable_seconds(ratio.seconds), readable_seconds(ratio.peer_seconds)
+        ours, theirs = format_seconds(ratio.seconds), format_seconds(ratio.peer_seconds)
         spread = _percent(ratio.spread) if ratio.spread < 1 else f"a factor of {1 + ratio.spread:.1f}"
         noisy = ", noisy" if ratio.is_noisy else ""
-        return f"{readable_ratio(ratio.ratio)}x ({ours} here, {theirs} there, rounds {spread} apart{noisy})"
+        return f"{format_ratio(ratio.ratio)}x ({ours} here, {theirs} there, rounds {spread} apart{noisy})"
 
     threads = "" if peer.threads is None else f", {peer.threads} thread{'s' * (peer.threads != 1)}"
     backward = "" if peer.backward is None else f"; backward {told(peer.backward)}"
@@ -225,7 +227,7 @@ def _peer(peer: Peer) -> str:
 
 def _stages(dispatch: Dispatch) -> str:
     stages = {name: seconds for name, seconds in dispatch.model_dump().items() if seconds is not None}
-    return ", ".join(f"{name} {readable_seconds(seconds)}" for name, seconds in stages.items())
+    return ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in stages.items())
 
 
 def _percent(share: float | None) -> str:

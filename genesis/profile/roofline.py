@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from genesis.profile.readable import readable_seconds, readable_share
+from genesis.profile.format import format_seconds, format_share
 
 __all__ = ["BANDS", "Facts", "Verdict", "band_of", "cause_of", "judge"]
 
@@ -125,7 +125,7 @@ def _advice(facts: Facts, cause: str, share: float | None) -> str:
     if cause == "autograd":
         assert facts.recording is not None
         return (
-            f"recording adds {readable_seconds(facts.recording)} to a call of {readable_seconds(facts.wall)}:"
+            f"recording adds {format_seconds(facts.recording)} to a call of {format_seconds(facts.wall)}:"
             " use no_grad() where no gradient is needed, or one fused op in the place of several"
         )
     if cause == "launch":
@@ -137,7 +137,7 @@ def _advice(facts: Facts, cause: str, share: float | None) -> str:
 def _advice_on_launches(facts: Facts) -> str:
     if facts.gpu is not None and facts.gpu < WAITING * facts.wall:
         return (
-            f"the GPU works {readable_seconds(facts.gpu)} of {readable_seconds(facts.wall)}:"
+            f"the GPU works {format_seconds(facts.gpu)} of {format_seconds(facts.wall)}:"
             " capture the calls in a CUDA graph, or fuse this one with its neighbours"
         )
     smallest, whole = (
@@ -146,7 +146,7 @@ def _advice_on_launches(facts: Facts) -> str:
         else (facts.smallest_gpu, facts.gpu)
     )
     return (
-        f"the smallest call takes {readable_seconds(smallest)} of these {readable_seconds(whole)}:"
+        f"the smallest call takes {format_seconds(smallest)} of these {format_seconds(whole)}:"
         " make fewer calls on larger tensors"
     )
 
@@ -157,7 +157,7 @@ def _advice_on_bandwidth(facts: Facts, share: float) -> str:
     if share >= 0.7:
         return f"at {share:.0%} of a copy only fewer bytes help: a narrower dtype, or fusing it with its neighbours"
     return (
-        f"a copy of its bytes takes {readable_seconds(facts.copy_seconds)}, the call {1 / share:.1f} times as long:"
+        f"a copy of its bytes takes {format_seconds(facts.copy_seconds)}, the call {1 / share:.1f} times as long:"
         " look for further passes over memory, temporaries, costly arithmetic, and strides that jump"
     )
 
@@ -170,4 +170,4 @@ def _advice_on_compute(facts: Facts, share: float) -> str:
             "it computes more than it moves, and what it computes are no products, whose rate is out of its reach:"
             " fewer or cheaper operations an element help"
         )
-    return f"at {readable_share(share)} of the largest product's rate: batch small products into larger ones"
+    return f"at {format_share(share)} of the largest product's rate: batch small products into larger ones"

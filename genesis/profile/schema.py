@@ -20,11 +20,11 @@ __all__ = [
     "Launch",
     "LimitsRow",
     "Measured",
+    "OpReport",
+    "OpRow",
     "Peer",
     "Ratio",
-    "Report",
     "Resources",
-    "Row",
     "StrictModel",
     "Time",
 ]
@@ -169,7 +169,7 @@ class Peer(StrictModel):
     """Null unless gradients were asked for."""
 
 
-class Row(StrictModel):
+class OpRow(StrictModel):
     """One op on one set of inputs."""
 
     name: str
@@ -275,9 +275,9 @@ class Measured(StrictModel):
     """Versions, processor and GPUs: what `genesis env --json` prints."""
 
 
-class Report(Measured):
+class OpReport(Measured):
     """A profile."""
 
     limits: list[LimitsRow]
-    rows: list[Row]
+    rows: list[OpRow]
     failures: list[Failure]

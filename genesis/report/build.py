@@ -16,7 +16,7 @@ from genesis.errors import escape
 from genesis.profile.op import Settings
 from genesis.profile.schema import Failure, LimitsRow
 from genesis.report.history import Past, changes_since, earlier_runs, past_runs, trends_of
-from genesis.report.schema import Entry, Report, Section, SettingsRow, Skipped
+from genesis.report.schema import BenchReport, Entry, Section, SettingsRow, Skipped
 from genesis.report.suite import FAST, Job, run
 from genesis.report.summary import seconds_of, summarize
 
@@ -128,7 +128,7 @@ def build(
     measured: Measured,
     limits: Sequence[LimitsRow],
     sections: Sequence[Section] = (),
-) -> Report:
+) -> BenchReport:
     """The report.
 
     Args:
@@ -138,7 +138,7 @@ def build(
     entries, failures, skipped, seconds, _, left = measured
     earlier = setup.earlier(entries)
     changes = changes_since(earlier, entries)
-    return Report(
+    return BenchReport(
         kind=kind,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=escape(command),

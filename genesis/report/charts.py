@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from genesis.profile.readable import rate, readable_seconds, readable_share
+from genesis.profile.format import format_rate, format_seconds, format_share
 from genesis.profile.roofline import BANDS
-from genesis.profile.schema import LimitsRow, Row
+from genesis.profile.schema import LimitsRow, OpRow
 from genesis.report.schema import CATEGORIES, Entry
 from genesis.report.suite import SIZES
 from genesis.report.summary import is_call_bound, seconds_of
@@ -72,19 +72,19 @@ def _bar(entry: Entry) -> OneBar:
     row = entry.row
     assert row.share is not None and row.band is not None
     details = [row.label.replace("x", "×")] + ["noisy"] * row.is_noisy
-    found = f"{readable_seconds(seconds_of(row))}, {readable_share(row.share)} of the limit, {row.band}"
+    found = f"{format_seconds(seconds_of(row))}, {format_share(row.share)} of the limit, {row.band}"
     return OneBar(
         label=row.name,
         detail=", ".join(details),
         percent=100 * min(row.share, FULL) / FULL,
         look=look_of(row),
         word="launch bound" if is_call_bound(row) else row.band,
-        text=readable_share(row.share),
+        text=format_share(row.share),
         title=f"{entry.title}, {row.dtype}: {found}",
     )
 
 
-def look_of(row: Row) -> str:
+def look_of(row: OpRow) -> str:
     """The class of a mark in `page.css`: its band, or "launch" where that says nothing."""
     return "launch" if is_call_bound(row) else row.band or "launch"
 
@@ -157,9 +157,9 @@ def roofline(entries: Sequence[Entry], limits: LimitsRow, width: int, height: in
         points=[Point(x(e.row.intensity or 1.0), y(e.row.flops_per_second), look_of(e.row), _told(e)) for e in rows],
         roof=[(x(10.0 ** xs[0]), y(lowest_roof)), (x(ridge), top), (width - RIGHT, top)],
         columns=[Tick(x(10.0**power), _power(power)) for power in _thinned(xs, width // 80)],
-        rows=[Tick(y(10.0**power), rate(10.0**power, "").strip()) for power in _thinned(ys, height // 40)],
-        bandwidth=rate(limits.bytes_per_second, "B/s"),
-        compute=rate(limits.flops_per_second, "FLOP/s"),
+        rows=[Tick(y(10.0**power), format_rate(10.0**power, "").strip()) for power in _thinned(ys, height // 40)],
+        bandwidth=format_rate(limits.bytes_per_second, "B/s"),
+        compute=format_rate(limits.flops_per_second, "FLOP/s"),
     )  # fmt: skip
 
 
@@ -181,8 +181,8 @@ def _power(power: int) -> str:
 def _told(entry: Entry) -> str:
     row = entry.row
     assert row.share is not None
-    where = f"{rate(row.flops_per_second, 'FLOP/s')} at {row.intensity:.3g} FLOP a byte"
-    return f"{entry.title}: {where}, {readable_share(row.share)} of the limit, {row.band}"
+    where = f"{format_rate(row.flops_per_second, 'FLOP/s')} at {row.intensity:.3g} FLOP a byte"
+    return f"{entry.title}: {where}, {format_share(row.share)} of the limit, {row.band}"
 
 
 # --- Sparklines -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from genesis.errors import DiskError, escape
 from genesis.io.files import write_file
 from genesis.report.markdown import markdown_of
 from genesis.report.page import page_of
-from genesis.report.schema import Report
+from genesis.report.schema import BenchReport
 
 __all__ = ["default_folder", "made_folder", "save"]
 
@@ -41,7 +41,7 @@ def made_folder(folder: Path) -> Path:
     return folder
 
 
-def save(report: Report, folder: Path) -> list[Path]:
+def save(report: BenchReport, folder: Path) -> list[Path]:
     """Write the page, the Markdown and the JSON into the folder, named by date, kind and device.
 
     Raises:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from genesis.bench.timing import MAD_TO_SIGMA
 from genesis.errors import GenesisError
 from genesis.io.strict_json import read_limited
-from genesis.profile.schema import Row
+from genesis.profile.schema import OpRow
 from genesis.report.schema import Change, Entry, PastRun, SettingsRow, Trend
 
 __all__ = ["Past", "changes_since", "earlier_runs", "noise_of", "past_runs", "scatter_of", "trends_of"]
@@ -79,7 +79,7 @@ class Past(BaseModel):
         return {_key(entry.row): entry.row for entry in self.entries}
 
 
-def _key(row: Row | _Row) -> Key:
+def _key(row: OpRow | _Row) -> Key:
     return row.name, row.label, row.dtype, row.is_cold
 
 
@@ -145,7 +145,7 @@ class _Pair(NamedTuple):
     after: _Time
 
 
-def _times(before: _Row, now: Row) -> _Pair:
+def _times(before: _Row, now: OpRow) -> _Pair:
     """GPU times where both have one, else wall times."""
     ours = _Time.model_validate(((now.gpu if before.gpu else None) or now.wall).model_dump())
     return _Pair((before.gpu if now.gpu else None) or before.wall, ours)
@@ -154,7 +154,7 @@ def _times(before: _Row, now: Row) -> _Pair:
 class _Beside(NamedTuple):
     """A case, and the last earlier run that has it."""
 
-    row: Row
+    row: OpRow
     since: str
     pair: _Pair
     earlier: list[float]

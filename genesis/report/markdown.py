@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
-from genesis.profile.readable import readable_seconds
+from genesis.profile.format import format_seconds
 from genesis.report import tables
-from genesis.report.schema import Report
-from genesis.report.words import (
+from genesis.report.phrases import (
     about_changes,
     about_machine,
     headline,
@@ -18,6 +17,7 @@ from genesis.report.words import (
     subject,
     subtitle,
 )
+from genesis.report.schema import BenchReport
 
 __all__ = ["markdown_of", "markdown_table"]
 
@@ -40,7 +40,7 @@ WORDS = frozenset(
 )
 
 
-def markdown_of(report: Report) -> str:
+def markdown_of(report: BenchReport) -> str:
     """The whole report."""
     return "\n".join(escape(line) for line in _lines(report)).rstrip() + "\n"
 
@@ -70,13 +70,13 @@ def _shown(table: tables.Table) -> Iterator[str]:
     yield ""
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: BenchReport) -> Iterator[str]:
     summary = report.summary
     yield f"# {subject(report)} on {report.device_name}, {report.date[:10]}"
     yield ""
     yield headline(report)
     yield ""
-    yield f"{subtitle(report)}. Command: `{report.command}`; it took {readable_seconds(report.seconds)}."
+    yield f"{subtitle(report)}. Command: `{report.command}`; it took {format_seconds(report.seconds)}."
     yield ""
     yield "Limits, measured in the same process: " + ", ".join(
         f"{name} {value}" for name, value in limits_of_report(report.limits[0])
@@ -99,7 +99,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield from _rest(report)
 
 
-def _advice_and_changes(report: Report) -> Iterator[str]:
+def _advice_and_changes(report: BenchReport) -> Iterator[str]:
     if report.summary.recommendations:
         yield from ("## What to do next", "")
         yield from (f"{i}. {text}" for i, text in enumerate(report.summary.recommendations, 1))
@@ -118,7 +118,7 @@ def _advice_and_changes(report: Report) -> Iterator[str]:
         yield from _shown(past)
 
 
-def _sections(report: Report) -> Iterator[str]:
+def _sections(report: BenchReport) -> Iterator[str]:
     for section in report.sections:
         yield from (f"## {section.title}", "")
         for text in section.text:
@@ -128,7 +128,7 @@ def _sections(report: Report) -> Iterator[str]:
             yield ""
 
 
-def _rest(report: Report) -> Iterator[str]:
+def _rest(report: BenchReport) -> Iterator[str]:
     for category, table in tables.details(report):
         yield from (f"## Every case: {category}", "")
         yield from _shown(table)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from genesis.profile.readable import readable_ratio, readable_seconds
+from genesis.profile.format import format_ratio, format_seconds
 from genesis.profile.roofline import BANDS
 from genesis.report import tables
 from genesis.report.charts import MARKS, bars_by_category, roofline, sparkline, stacked
-from genesis.report.schema import Report
-from genesis.report.words import (
+from genesis.report.phrases import (
     about_changes,
     about_machine,
     headline,
@@ -20,13 +19,14 @@ from genesis.report.words import (
     subject,
     subtitle,
 )
+from genesis.report.schema import BenchReport
 
 __all__ = ["page_of"]
 
 WIDE, NARROW = (1040, 460), (340, 380)  # of the roofline
 
 
-def page_of(report: Report) -> str:
+def page_of(report: BenchReport) -> str:
     """The page."""
     import jinja2
 
@@ -39,7 +39,7 @@ def page_of(report: Report) -> str:
     )
 
 
-def _head(report: Report) -> dict[str, Any]:
+def _head(report: BenchReport) -> dict[str, Any]:
     return {
         "title": f"{subject(report)} on {report.device_name}",
         "called": report.kind if report.kind == "bench-ops" else "bench all",
@@ -50,11 +50,11 @@ def _head(report: Report) -> dict[str, Any]:
         "limits": limits_of_report(report.limits[0]),
         "changes_text": list(about_changes(report)),
         "machine": about_machine(report),
-        "took": readable_seconds(report.seconds),
+        "took": format_seconds(report.seconds),
     }
 
 
-def _charts(report: Report) -> dict[str, Any]:
+def _charts(report: BenchReport) -> dict[str, Any]:
     bands = {**report.summary.bands, "launch": report.summary.launch_bound}
     uppers = [None, *(least for least, _ in BANDS)]
     relative = [past.relative for past in report.history]
@@ -67,7 +67,7 @@ def _charts(report: Report) -> dict[str, Any]:
         "wide_roof": roofline(report.entries, report.limits[0], *WIDE),
         "narrow_roof": roofline(report.entries, report.limits[0], *NARROW),
         "past": report.history,
-        "past_ends": f"{readable_ratio(next((r for r in relative if r), 1.0))} times at first, 1 now",
+        "past_ends": f"{format_ratio(next((r for r in relative if r), 1.0))} times at first, 1 now",
         "past_line": sparkline([*relative, 1.0], 600, 90),
     }
 
@@ -79,7 +79,7 @@ def _range(least: float, upper: float | None) -> str:
     return f"{least:.0%} to {upper:.0%}" if least else f"below {upper:.0%}"
 
 
-def _tables(report: Report) -> dict[str, Any]:
+def _tables(report: BenchReport) -> dict[str, Any]:
     found: dict[str, Any] = {}
     named = {
         "category_columns categories": tables.category_table(report),

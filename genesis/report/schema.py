@@ -10,11 +10,12 @@ from typing import Literal, get_args
 
 from pydantic import JsonValue
 
-from genesis.profile.schema import Failure, LimitsRow, Measured, Row, StrictModel
+from genesis.profile.schema import Failure, LimitsRow, Measured, OpRow, StrictModel
 
 __all__ = [
     "CATEGORIES",
     "Bar",
+    "BenchReport",
     "Category",
     "CategoryName",
     "Change",
@@ -22,7 +23,6 @@ __all__ = [
     "PastRun",
     "PeerSummary",
     "Ranked",
-    "Report",
     "Section",
     "SettingsRow",
     "Skipped",
@@ -40,7 +40,7 @@ class Entry(StrictModel):
     category: CategoryName
     size: str
     """small, medium, batch, large or xlarge."""
-    row: Row
+    row: OpRow
 
     @property
     def title(self) -> str:
@@ -195,7 +195,7 @@ class Section(StrictModel):
     data: dict[str, JsonValue]
 
 
-class Report(Measured):
+class BenchReport(Measured):
     """The report."""
 
     kind: Literal["bench-ops", "bench-all"]

@@ -13,7 +13,7 @@ from genesis.errors import GenesisError, UsageError
 from genesis.io.paths import quote
 from genesis.profile import op as measuring
 from genesis.profile.cases import ALIASES, KINDS, label_of, op_named, supported
-from genesis.profile.makers import Axes
+from genesis.profile.factories import Axes
 from genesis.profile.schema import Failure
 from genesis.report.schema import CATEGORIES, CategoryName, Entry, Skipped
 from genesis.shapes import Shape

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from genesis.profile.readable import readable_ratio, readable_seconds, readable_share
+from genesis.profile.format import format_ratio, format_seconds, format_share
 from genesis.profile.roofline import BANDS, CACHED
-from genesis.profile.schema import Failure, Peer, Row
+from genesis.profile.schema import Failure, OpRow, Peer
 from genesis.report.schema import CATEGORIES, Category, Change, Entry, PeerSummary, Ranked, Summary
 
 __all__ = ["bands_of", "is_call_bound", "is_loaded", "listed", "seconds_of", "summarize"]
@@ -18,22 +18,22 @@ GOOD = next(least for least, name in BANDS if name == "good")
 MANY = 0.25  # a share of cases that is worth a sentence
 
 
-def seconds_of(row: Row) -> float:
+def seconds_of(row: OpRow) -> float:
     """The time that its share is of: on the GPU, where there is one."""
     return (row.gpu or row.wall).seconds
 
 
-def is_call_bound(row: Row) -> bool:
+def is_call_bound(row: OpRow) -> bool:
     """Whether its time is mostly that of the call itself, so that its share says nothing about the kernel."""
     return row.cause in ("launch", "autograd")
 
 
-def is_loaded(row: Row) -> bool:
+def is_loaded(row: OpRow) -> bool:
     """Whether its share says something."""
     return row.share is not None and not is_call_bound(row)
 
 
-def bands_of(rows: Iterable[Row]) -> dict[str, int]:
+def bands_of(rows: Iterable[OpRow]) -> dict[str, int]:
     """How many rows are in each band, from excellent to critical; call-bound ones are left out."""
     bands = [row.band for row in rows if is_loaded(row)]
     return {name: bands.count(name) for _, name in BANDS}  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def summarize(entries: Sequence[Entry], failures: Sequence[Failure], changes: Se
     )
 
 
-def _peer(rows: Iterable[Row]) -> PeerSummary | None:
+def _peer(rows: Iterable[OpRow]) -> PeerSummary | None:
     compared = [row.peer for row in rows if row.peer is not None]
     if not compared:
         return None
@@ -85,12 +85,12 @@ def _is_slower(peer: Peer) -> bool:
     return peer.forward.ratio < 1 - peer.forward.spread
 
 
-def _median_share(rows: Iterable[Row]) -> float | None:
+def _median_share(rows: Iterable[OpRow]) -> float | None:
     shares = [row.share for row in rows if row.share is not None and is_loaded(row)]
     return median(shares) if shares else None
 
 
-def _is_cached(row: Row) -> bool:
+def _is_cached(row: OpRow) -> bool:
     return row.limit == "bandwidth" and is_loaded(row) and (row.share or 0.0) > CACHED
 
 
@@ -144,7 +144,7 @@ def _recommendations(entries: Sequence[Entry], failures: Sequence[Failure], chan
         yield f"Repair what failed: {names}; the errors stand below."
     slower = sorted((c for c in changes if c.verdict == "slower"), key=lambda c: -c.ratio)
     if slower:
-        names = listed([f"{c.name} {c.label} ×{readable_ratio(c.ratio)}" for c in slower])
+        names = listed([f"{c.name} {c.label} ×{format_ratio(c.ratio)}" for c in slower])
         yield f"Find out what made these slower than in the last run, beyond the noise: {names}."
     yield from _about_peer(rows)
     yield from _about_limits(entries)
@@ -163,13 +163,13 @@ def _recommendations(entries: Sequence[Entry], failures: Sequence[Failure], chan
         )
 
 
-def _about_peer(rows: Sequence[Row]) -> Iterable[str]:
+def _about_peer(rows: Sequence[OpRow]) -> Iterable[str]:
     """The cases in which the peer is faster, the worst first."""
     slower = [row for row in rows if row.peer is not None and _is_slower(row.peer)]
     if slower:
         slower.sort(key=lambda row: row.peer.forward.ratio if row.peer else 0.0)
         names = listed(
-            [f"{row.name} {row.label} ({readable_ratio(row.peer.forward.ratio)})" for row in slower if row.peer]
+            [f"{row.name} {row.label} ({format_ratio(row.peer.forward.ratio)})" for row in slower if row.peer]
         )
         yield f"See what {slower[0].peer.name if slower[0].peer else ''} does better, ratios below 1: {names}."
 
@@ -181,22 +181,22 @@ def _about_limits(entries: Sequence[Entry]) -> Iterable[str]:
         if not low:
             continue
         low.sort(key=lambda entry: entry.row.share or 0.0)
-        ops = listed([f"{name} ({readable_share(share)})" for name, share in _least_by_op(e.row for e in low)])
+        ops = listed([f"{name} ({format_share(share)})" for name, share in _least_by_op(e.row for e in low)])
         largest = max(low, key=lambda entry: _lost(entry.row))
         most = largest.row
         yield (
             f"{len(low)} case{'s' * (len(low) > 1)} bound by {cause} reach{'es' * (len(low) == 1)} less than"
             f" {GOOD:.0%} of {rate}: {ops}. Most time is lost in {most.name} {most.label}:"
-            f" {readable_seconds(_lost(most))} of {readable_seconds(seconds_of(most))}. There, {largest.row.advice}."
+            f" {format_seconds(_lost(most))} of {format_seconds(seconds_of(most))}. There, {largest.row.advice}."
         )
 
 
-def _lost(row: Row) -> float:
+def _lost(row: OpRow) -> float:
     """Seconds beyond those that its limit allows."""
     return seconds_of(row) * (1 - (row.share or 0.0))
 
 
-def _least_by_op(rows: Iterable[Row]) -> list[tuple[str, float]]:
+def _least_by_op(rows: Iterable[OpRow]) -> list[tuple[str, float]]:
     """Each op once with its lowest share; rows come sorted by it."""
     least: dict[str, float] = {}
     for row in rows:
@@ -204,7 +204,7 @@ def _least_by_op(rows: Iterable[Row]) -> list[tuple[str, float]]:
     return list(least.items())
 
 
-def _about_launches(rows: Sequence[Row]) -> Iterable[str]:
+def _about_launches(rows: Sequence[OpRow]) -> Iterable[str]:
     bound = [row for row in rows if is_call_bound(row)]
     if not bound:
         return

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from genesis.profile.readable import rate, readable_seconds
+from genesis.profile.format import format_rate, format_seconds
 from genesis.profile.roofline import BANDS
 from genesis.report.charts import sparkline
-from genesis.report.schema import CATEGORIES, Ranked, Report
-from genesis.report.words import cells_of, changed, marked, percent
+from genesis.report.phrases import cells_of, changed, marked, percent
+from genesis.report.schema import CATEGORIES, BenchReport, Ranked
 
 __all__ = [
     "Table",
@@ -38,7 +38,7 @@ def _table(rows: Sequence[Cells]) -> Table:
     return Table([name for name in (rows[0] if rows else ()) if any(row[name] for row in rows)], list(rows))
 
 
-def category_table(report: Report) -> Table:
+def category_table(report: BenchReport) -> Table:
     """Categories with their bands."""
     return _table(
         [
@@ -61,7 +61,7 @@ def ranked_table(rows: Sequence[Ranked]) -> Table:
         [
             {
                 "case": f"{row.name} {row.label.replace('x', '×')}",
-                "time": readable_seconds(row.seconds),
+                "time": format_seconds(row.seconds),
                 "share": percent(row.share),
                 "band": row.band,
                 "advice": row.advice,
@@ -71,21 +71,21 @@ def ranked_table(rows: Sequence[Ranked]) -> Table:
     )
 
 
-def moved_table(report: Report, verdict: str) -> Table:
+def moved_table(report: BenchReport, verdict: str) -> Table:
     """The cases that are slower, or those that are faster, the largest changes first."""
     moved = [change for change in report.changes if change.verdict == verdict]
     return _table([changed(each) for each in sorted(moved, key=lambda c: -abs(math.log(c.ratio)))])
 
 
-def past_table(report: Report) -> Table:
+def past_table(report: BenchReport) -> Table:
     """Earlier runs, the newest first."""
     return _table(
         [
             {
                 "date": past.date[:16].replace("T", " "),
                 "Genesis": past.genesis,
-                "copy": "" if past.bytes_per_second is None else rate(past.bytes_per_second, "B/s"),
-                "matmul": "" if past.flops_per_second is None else rate(past.flops_per_second, "FLOP/s"),
+                "copy": "" if past.bytes_per_second is None else format_rate(past.bytes_per_second, "B/s"),
+                "matmul": "" if past.flops_per_second is None else format_rate(past.flops_per_second, "FLOP/s"),
                 "common cases": str(past.common),
                 "time beside now": "" if past.relative is None else marked(past.relative),
             }
@@ -94,7 +94,7 @@ def past_table(report: Report) -> Table:
     )
 
 
-def details(report: Report) -> Iterator[tuple[str, Table]]:
+def details(report: BenchReport) -> Iterator[tuple[str, Table]]:
     """Every case, by category."""
     trends = {(t.name, t.label, t.dtype): t.seconds for t in report.trends}
     changes = {(c.name, c.label, c.dtype): c for c in report.changes}
@@ -114,11 +114,11 @@ def details(report: Report) -> Iterator[tuple[str, Table]]:
             yield category, _table(rows)
 
 
-def failure_table(report: Report) -> Table:
+def failure_table(report: BenchReport) -> Table:
     """What failed, and why."""
     return _table([{"op": f.name, "case": f.label, "error": f.error} for f in report.failures])
 
 
-def skipped_table(report: Report) -> Table:
+def skipped_table(report: BenchReport) -> Table:
     """What ops do not take."""
     return _table([{"op": s.name, "case": s.label, "reason": s.reason} for s in report.skipped])

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from genesis.errors import escape
-from genesis.profile.readable import aligned, readable_ratio, readable_seconds
+from genesis.profile.format import aligned, format_ratio, format_seconds
 from genesis.report import tables
-from genesis.report.schema import Ranked, Report
+from genesis.report.phrases import about_changes, headline, limits_of_report, percent
+from genesis.report.schema import BenchReport, Ranked
 from genesis.report.summary import listed
-from genesis.report.words import about_changes, headline, limits_of_report, percent
 
-__all__ = ["lines_of"]
+__all__ = ["render_lines"]
 
 WIDTH = 100
 INDENT = 9
 
 
-def lines_of(report: Report, files: Iterable[Path]) -> Iterator[str]:
+def render_lines(report: BenchReport, files: Iterable[Path]) -> Iterator[str]:
     """The summary."""
     summary = report.summary
     yield f"device   {escape(report.device_name)} ({report.device}), {report.settings.dtype}"
@@ -35,7 +35,7 @@ def lines_of(report: Report, files: Iterable[Path]) -> Iterator[str]:
     yield from _ranked("best", summary.best)
     for text in about_changes(report):
         yield from _titled("since", text)
-    slower = [f"{c.name} {c.label} ×{readable_ratio(c.ratio)}" for c in report.changes if c.verdict == "slower"]
+    slower = [f"{c.name} {c.label} ×{format_ratio(c.ratio)}" for c in report.changes if c.verdict == "slower"]
     if slower:
         yield from _titled("slower", listed(slower, 8))
     for text in summary.recommendations:
@@ -65,6 +65,6 @@ def _titled(title: str, text: str) -> list[str]:
 
 
 def _ranked(title: str, rows: Sequence[Ranked]) -> Iterator[str]:
-    names = [f"{row.name} {row.label} {percent(row.share)} ({readable_seconds(row.seconds)})" for row in rows]
+    names = [f"{row.name} {row.label} {percent(row.share)} ({format_seconds(row.seconds)})" for row in rows]
     if names:
         yield from _titled(title, ", ".join(names))

@@ -16,8 +16,8 @@ from genesis.errors import InterruptedRun, escape
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation, evaluate
-from genesis.train.memory import peak_memory
 from genesis.train.metrics import MetricsWriter, read_metrics
+from genesis.train.peak_memory import peak_memory
 from genesis.train.progress import Progress
 from genesis.train.signals import Interrupts
 from genesis.train.state import Interval, TrainState

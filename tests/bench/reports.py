@@ -9,9 +9,9 @@ from genesis.backend import CPU
 from genesis.bench.timing import Plan
 from genesis.profile.op import Settings
 from genesis.profile.roofline import band_of
-from genesis.profile.schema import Failure, LimitsRow, Row, Time
+from genesis.profile.schema import Failure, LimitsRow, OpRow, Time
 from genesis.report.build import Measured, Setup, build
-from genesis.report.schema import Entry, Report, Section, Skipped
+from genesis.report.schema import BenchReport, Entry, Section, Skipped
 
 __all__ = ["LIMITS", "entry", "report", "time"]
 
@@ -42,13 +42,13 @@ def entry(
         "band": None if share is None else band_of(share), "cause": "bandwidth", "advice": f"look at {name}",
         "peak_bytes": 64, "launches": None, "dispatch": None, "backward": None, "notes": [],
     }  # fmt: skip
-    return Entry(category=category, size=size, row=Row(**{**usual, **given}))  # type: ignore[arg-type]
+    return Entry(category=category, size=size, row=OpRow(**{**usual, **given}))  # type: ignore[arg-type]
 
 
 def report(
     folder: Path, *entries: Entry, failures: tuple[Failure, ...] = (), skipped: tuple[Skipped, ...] = (),
     device_name: str = "a processor", sections: tuple[Section, ...] = (), machine: dict[str, Any] | None = None,
-) -> Report:  # fmt: skip
+) -> BenchReport:  # fmt: skip
     """A report of such cases, with the earlier ones in `folder` as its history."""
     setup = Setup(
         device=CPU, dtype=None, settings=Settings(plan=Plan()), sizes=("medium",), folder=folder,

@@ -11,7 +11,7 @@ from genesis.bench.device_time import cold_calls, graph_calls, of_graph
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.errors import DeviceError
 from genesis.op import registry
-from genesis.profile.makers import Request, elementwise
+from genesis.profile.factories import Request, elementwise
 
 CUDA = Device("cuda", 0)
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gpu.training_step import ratios
 from benchmarks.performance import PAGE, page_of
 from benchmarks.reasons import REASONS, known_reason
-from benchmarks.stored import RESULTS, Result, read_results, result_files
+from benchmarks.result_files import RESULTS, Result, read_results, result_files
 from genesis.profile.schema import Peer, Ratio
 from tests.bench.reports import entry, report
 from tests.packaging.tree import repository_files
@@ -119,7 +119,7 @@ def test_what_is_below_good_is_named_with_what_is_known() -> None:
 
 
 def test_launches_that_were_noted_are_counted() -> None:
-    fold = {"name": "fold", "grid": [16, 1, 1], "processors": 132}
+    fold = {"name": "fold", "grid": [16, 1, 1], "sm_count": 132}
     rows = [
         {**OPS["rows"][1], "kernels": [fold, fold]},
         {**OPS["rows"][0], "op": "softmax (8, 151936)", "kernels": [fold], "ratio": 0.5},
@@ -130,7 +130,7 @@ def test_launches_that_were_noted_are_counted() -> None:
     far = text[text.index('### Below "good", and why') : text.index("## What a call costs")]
     count = "2 launches (fold 1.20 µs, fold 1.20 µs) and 2.25 µs at the limit: 4.65 µs of 9.00 µs, 52%;"
     (partly,) = lines_with(far, count)
-    assert partly.endswith("fold has 16 programs for 132 processors; the other 48% are unexplained |")
+    assert partly.endswith("fold has 16 programs for 132 SMs; the other 48% are unexplained |")
     (softmax,) = lines_with(far, "| softmax")
     assert "it took 2.00 µs" in softmax and "a line of 151,936" in softmax  # counted, and known
     (select,) = lines_with(far, "| masked")

@@ -15,15 +15,15 @@ from genesis.report import build as building
 from genesis.report.build import Setup, measure_all
 from genesis.report.files import save
 from genesis.report.history import noise_of, scatter_of
-from genesis.report.schema import Entry, Report
+from genesis.report.phrases import headline
+from genesis.report.schema import BenchReport, Entry
 from genesis.report.suite import Job, jobs
-from genesis.report.words import headline
 from tests.bench.reports import LIMITS, entry, report, time
 
 OPS = [f"op{i}" for i in range(20)]
 
 
-def saved(folder: Path, when: str, *entries: object, **given: object) -> Report:
+def saved(folder: Path, when: str, *entries: object, **given: object) -> BenchReport:
     """A report of an earlier date, in the folder."""
     made = report(folder, *entries, **given).model_copy(update={"date": when})  # type: ignore[arg-type]
     save(made, folder)

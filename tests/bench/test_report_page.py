@@ -15,8 +15,8 @@ from genesis.report import charts
 from genesis.report.files import default_folder, made_folder, save
 from genesis.report.markdown import markdown_of
 from genesis.report.page import page_of
-from genesis.report.schema import Bar, Report, Section, Skipped
-from genesis.report.text import lines_of
+from genesis.report.schema import Bar, BenchReport, Section, Skipped
+from genesis.report.text import render_lines
 from tests.bench.reports import LIMITS, entry, report, time
 
 VOID = frozenset(("meta", "br", "hr", "img", "link", "input"))
@@ -56,7 +56,7 @@ class Parsed(HTMLParser):
         self.words.append(data)
 
 
-def full(folder: Path) -> Report:
+def full(folder: Path) -> BenchReport:
     """A report with all that there can be."""
     names = [f"op{i}" for i in range(30)]
     for day in (1, 2):
@@ -135,7 +135,7 @@ def test_markdown_tables_have_as_many_cells_as_columns(tmp_path: Path) -> None:
 
 
 def test_the_terminal_has_the_summary_in_100_columns(tmp_path: Path) -> None:
-    lines = list(lines_of(full(tmp_path), [Path("report.html")]))
+    lines = list(render_lines(full(tmp_path), [Path("report.html")]))
     assert max(map(len, lines)) <= 100
     assert lines[-1] == "written  report.html"
     for start in (
@@ -152,8 +152,8 @@ def test_the_terminal_has_the_summary_in_100_columns(tmp_path: Path) -> None:
 
 def test_a_report_is_valid_by_its_own_schema(tmp_path: Path) -> None:
     made = full(tmp_path)
-    assert Report.model_validate_json(made.model_dump_json()) == made
-    assert Report.model_json_schema()["properties"]["schema_version"]["const"] == 1
+    assert BenchReport.model_validate_json(made.model_dump_json()) == made
+    assert BenchReport.model_json_schema()["properties"]["schema_version"]["const"] == 1
 
 
 def test_files_are_named_by_date_kind_and_device(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_files_are_named_by_date_kind_and_device(tmp_path: Path) -> None:
     stem = "2026-03-04-050607-bench-ops-nvidia-h200-x-float32"
     assert [path.name for path in paths] == [f"{stem}.html", f"{stem}.md", f"{stem}.json"]
     assert paths[0].read_text() == page_of(made)
-    assert Report.model_validate_json(paths[2].read_text()) == made
+    assert BenchReport.model_validate_json(paths[2].read_text()) == made
     assert save(made, tmp_path)[0].name == f"{stem}-2.html"  # nothing is overwritten
 
 

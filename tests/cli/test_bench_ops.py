@@ -17,7 +17,7 @@ from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.profile import op as measuring
 from genesis.profile.op import profile_case
 from genesis.report import build, suite
-from genesis.report.schema import Report
+from genesis.report.schema import BenchReport
 from genesis_cli import environment
 from genesis_cli.main import main
 from genesis_cli.session.bench import measuring as steps
@@ -54,8 +54,8 @@ def run(*words: str, out: Path) -> tuple[int, str, str]:
     return code, printed.getvalue(), told.getvalue()
 
 
-def reports(folder: Path) -> list[Report]:
-    return [Report.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.json"))]
+def reports(folder: Path) -> list[BenchReport]:
+    return [BenchReport.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def test_three_files_and_a_summary(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_json_alone_on_stdout(tmp_path: Path) -> None:
     words = ("--category", "matmul", "--size", "small", "--size", "large", "--fast", "--backward", "--json", "-")
     code, text, told = run("bench-ops", *words, out=tmp_path)
     assert (code, told) == (0, "")
-    report = Report.model_validate_json(text)
+    report = BenchReport.model_validate_json(text)
     assert {entry.category for entry in report.entries} == {"matmul"}
     assert {entry.size for entry in report.entries} == {"small", "large"}
     assert all(entry.row.backward is not None for entry in report.entries)
@@ -87,7 +87,7 @@ def test_the_next_run_tells_what_changed(tmp_path: Path) -> None:
     for _ in range(2):
         assert run("bench-ops", "--op", "exp", "--fast", out=tmp_path)[0] == 0
     code, text, _ = run("bench-ops", "--op", "exp", "--fast", "--json", "-", out=tmp_path)
-    report = Report.model_validate_json(text)
+    report = BenchReport.model_validate_json(text)
     assert code == 0
     assert len(report.history) == 2
     assert [(change.name, change.label) for change in report.changes] == [("exp", "8x8")]
@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_made_ends_the_command_before_it_measures(tmp_pa
 def test_cuda_runs_in_the_interpreter(tmp_path: Path) -> None:
     code, text, told = run("bench-ops", "--op", "add", "--fast", "--device", "cuda", "--json", "-", out=tmp_path)
     assert (code, told) == (0, "")
-    report = Report.model_validate_json(text)
+    report = BenchReport.model_validate_json(text)
     assert (report.device_name, report.settings.sizes, report.settings.threads) == (
         "Triton's interpreter", ["large"], None
     )  # fmt: skip

@@ -14,7 +14,7 @@ from genesis.backend import CPU, Device
 from genesis.demos import DEMOS, comparing
 from genesis.demos.comparing import Setting, Way, compare, factor, passes
 from genesis.demos.fusion import gelu_by_hand, softmax_by_hand
-from genesis.demos.schema import Report, Row
+from genesis.demos.schema import DemoReport, DemoRow
 from genesis.errors import NumericError
 from genesis.profile.schema import Time
 from genesis_cli import environment
@@ -45,7 +45,7 @@ def shown(*words: str) -> tuple[int, str, str]:
 def test_each_runs_on_the_cpu(name: str) -> None:
     code, text, told = shown(name, "--fast", "--device", "cpu", "--json", "-")
     assert (code, told) == (0, "")
-    report = Report.model_validate_json(text)
+    report = DemoReport.model_validate_json(text)
     assert report.command == f"genesis demo {name} --device cpu --fast"
     for section in report.sections:
         assert len(section.rows) >= 2
@@ -66,7 +66,7 @@ def test_each_runs_in_the_interpreter(name: str) -> None:
 def test_fusion_counts_passes_and_bytes() -> None:
     code, text, _ = shown("fusion", "--fast", "--device", "cuda", "--json", "-")
     assert code == 0
-    gelu, softmax = Report.model_validate_json(text).sections
+    gelu, softmax = DemoReport.model_validate_json(text).sections
     size = 4 * 32 * 32
     assert [(row.name, row.launches) for row in gelu.rows] == [
         ("by hand", 9),
@@ -125,11 +125,11 @@ def test_sizes_follow_the_place() -> None:
     assert [Setting(CPU).square(), Setting(cuda).square()] == [4096, 32]
 
 
-def row(name: str, launches: int, size: int, seconds: float, share: float) -> Row:
+def row(name: str, launches: int, size: int, seconds: float, share: float) -> DemoRow:
     time = Time(
         seconds=seconds, fastest=seconds, half_width=0.0, spread=0.0, samples=9, calls=1, outliers=0, is_noisy=False
     )
-    return Row(
+    return DemoRow(
         name=name, launches=launches, bytes=size, flops=1, wall=time, gpu=None, bytes_per_second=size / seconds,
         share=share, peak_bytes=None,
     )  # fmt: skip

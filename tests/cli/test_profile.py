@@ -15,7 +15,7 @@ import pytest
 from genesis.errors import DeviceError
 from genesis.profile import op as measuring
 from genesis.profile.op import Settings, profile_case
-from genesis.profile.schema import Report
+from genesis.profile.schema import OpReport
 from genesis_cli import environment
 from genesis_cli.main import main
 from tests.profile import fake_torch
@@ -64,7 +64,7 @@ def test_several_cases_are_a_table() -> None:
 def test_json_alone_on_stdout() -> None:
     code, text, told = profiled("--op", "matmul", "--shape", "2,3,4", "--json", "-")
     assert (code, told) == (0, "")
-    report = Report.model_validate_json(text)
+    report = OpReport.model_validate_json(text)
     assert report.schema_version == 1
     assert report.command == "genesis profile --op matmul --shape 2,3,4 --device cpu"
     assert report.machine["genesis"] == "0.0"
@@ -79,7 +79,7 @@ def test_json_into_a_file_beside_the_text(tmp_path: Path) -> None:
     code, text, _ = profiled("--op", "exp", "--shape", "5", "--json", str(file))
     assert code == 0
     assert "exp 5, float32" in text
-    assert Report.model_validate_json(file.read_text()).rows[0].shape == [5]
+    assert OpReport.model_validate_json(file.read_text()).rows[0].shape == [5]
     assert str(tmp_path) not in file.read_text()
 
 
@@ -145,7 +145,7 @@ def test_an_op_against_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.npy"))
     code, text, told = profiled("--op", "add", "--shape", "4", "--vs", "torch", "--json", "-")
     assert (code, told) == (0, "")
-    report = Report.model_validate_json(text)
+    report = OpReport.model_validate_json(text)
     assert report.command == "genesis profile --op add --shape 4 --device cpu --vs torch"
     assert report.rows[0].peer is not None and report.rows[0].peer.version == "9.9"
 
@@ -168,7 +168,7 @@ def test_a_failing_case_does_not_end_the_run() -> None:
     cases = mock.patch.object(measuring, "choices", return_value=[((4,), None), ((8,), None), ((2,), None)])
     with cases, mock.patch.object(measuring, "profile_case", fails_first):
         code, text, told = profiled("--op", "add", "--json", "-")
-    report = Report.model_validate_json(text)
+    report = OpReport.model_validate_json(text)
     assert code == 6
     assert [row.shape for row in report.rows] == [[8], [2]]
     assert [(f.label, f.error, f.exit_code) for f in report.failures] == [("4", "a kernel failed", 6)]

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from genesis.profile.run.schema import Report
+from genesis.profile.run.schema import RunReport
 from genesis_cli import environment
 from genesis_cli.main import main
 from tests.train.runs import make, picture
@@ -57,7 +57,7 @@ def test_text_and_files(recipe: Path, tmp_path: Path) -> None:
     assert max(len(line) for line in lines if not line.startswith("wrote")) <= 120
     found = tmp_path / "found"
     assert {path.name for path in found.iterdir()} == FILES
-    report = Report.model_validate_json((found / "report.json").read_text())
+    report = RunReport.model_validate_json((found / "report.json").read_text())
     assert [mode.mode for mode in report.modes] == ["eager"]
     mode = report.modes[0]
     for table in (mode.phases, mode.modules, mode.ops):
@@ -79,7 +79,7 @@ def test_text_and_files(recipe: Path, tmp_path: Path) -> None:
 def test_json_alone_on_stdout(recipe: Path) -> None:
     code, text, _ = profiled(recipe, "train.device=cpu", "--steps", "1", "--json", "-")
     assert code == 0
-    report = Report.model_validate_json(text)
+    report = RunReport.model_validate_json(text)
     assert report.schema_version == 1
     assert report.command == f"genesis profile {recipe} train.device=cpu --steps 1"
     assert (report.device, report.micro_batches, report.batch, report.length) == ("cpu", 2, 2, 32)

@@ -21,7 +21,7 @@ from genesis.profile.schema import Failure, LimitsRow, Time
 from genesis_cli.session.bench import measuring, phases
 from genesis_cli.session.bench.cases import FORMULA, RandomTokens, check_lengths, shape_of, step_flops
 from genesis_cli.session.bench.measuring import Settings, bench_model, measured_row, scaling_of
-from genesis_cli.session.bench.report import WIDTH, lines_of
+from genesis_cli.session.bench.report import WIDTH, render_lines
 from genesis_cli.session.bench.schema import Memory, ModelFacts, Phases, Report, Row, SettingsRow
 from genesis_models.config import ModelConfig
 
@@ -260,7 +260,7 @@ def test_scaling_compares_the_time_of_a_token(grid: list[Row]) -> None:
 
 def test_the_text(grid: list[Row]) -> None:
     failure = Failure(name="step", label="8x8", error="no \x1b room " + "x " * 60, exit_code=7)
-    lines = list(lines_of(made_report(grid, (failure,))))
+    lines = list(render_lines(made_report(grid, (failure,))))
     assert lines[:3] == [
         "device    a processor (cpu, 2 threads)",
         "limit     matmul float32 4.00 GFLOP/s, measured now",
@@ -286,7 +286,7 @@ def test_the_widest_table_fits() -> None:
     big = {"step": noisy, "tokens_per_second": 1234567.0, "memory": memory, "notes": ["word " * 40]}
     report = made_report([row.model_copy(update=big)])
     on_gpu = report.settings.model_copy(update={"threads": None})
-    lines = list(lines_of(report.model_copy(update={"settings": on_gpu})))
+    lines = list(render_lines(report.model_copy(update={"settings": on_gpu})))
     assert any(line.startswith("1024x32768") and line.endswith("noisy") for line in lines)
     assert "step: a CUDA graph" in " ".join(lines)
     assert any("without --fast" in line for line in lines)
@@ -295,4 +295,4 @@ def test_the_widest_table_fits() -> None:
 
 def test_failures_alone_are_told() -> None:
     failure = Failure(name="step", label="8x8", error="no room", exit_code=7)
-    assert list(lines_of(made_report([], (failure,))))[-1] == "failed    8x8: no room"
+    assert list(render_lines(made_report([], (failure,))))[-1] == "failed    8x8: no room"

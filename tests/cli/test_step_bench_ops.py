@@ -23,7 +23,7 @@ from genesis_cli.session.bench.breakdown import _add_kernels, _Run, _Watch, brea
 from genesis_cli.session.bench.cases import step_flops
 from genesis_cli.session.bench.doubling import doublings, room_of
 from genesis_cli.session.bench.measuring import Settings, bench_model
-from genesis_cli.session.bench.report import WIDTH, lines_of
+from genesis_cli.session.bench.report import WIDTH, render_lines
 from genesis_cli.session.bench.schema import Breakdown, OpShare, PeerStep, Row
 from genesis_cli.session.bench.steps import new_state
 from genesis_cli.session.bench.versus import check_recipes, versus_torch
@@ -267,7 +267,7 @@ def test_the_text_tells_ops_doublings_and_peers() -> None:
     ]
     found = doublings(CONFIG, [row], "none", "float32", 1 << 20)
     report = made_report([row]).model_copy(update={"peers": peers, "doublings": found})
-    lines = list(lines_of(report))
+    lines = list(render_lines(report))
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= WIDTH and not any("\x1b" in line for line in lines)
     assert "op0 0 200 ms 5.0% 0.0% compute 200 ms" in text

@@ -14,7 +14,7 @@ import pytest
 from genesis.backend import CPU
 from genesis.errors import DeviceError, UsageError
 from genesis.profile import code
-from genesis.profile.code import Code, code_of, disassembled, lines_of, target_named
+from genesis.profile.code import Code, code_of, disassembled, render_lines, target_named
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ def test_a_stage_that_is_none() -> None:
 
 def test_the_head_says_what_it_was_compiled_for() -> None:
     types = ("*fp32:16", ("i32:16", ("constexpr", 1)), ("constexpr", None))
-    constants = (("BLOCK", 1024), ("F", lines_of))
+    constants = (("BLOCK", 1024), ("F", render_lines))
     found = Code("binary", [(4, 1, 1), (4, 1, 1)], (9, 0), types, constants, (), "llir", "a\nb\n")
-    assert list(lines_of(found)) == [
+    assert list(render_lines(found)) == [
         "; binary: llir for sm_90, grid 4x1x1, launched 2 times",
         "; arguments (*fp32:16, (i32:16, 1), None)",
-        "; constants BLOCK=1024, F=lines_of",
+        "; constants BLOCK=1024, F=render_lines",
         "a",
         "b",
     ]
-    assert next(lines_of(found._replace(stage="ptx"))).startswith("// binary")
+    assert next(render_lines(found._replace(stage="ptx"))).startswith("// binary")
 
 
 def test_machine_code_needs_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

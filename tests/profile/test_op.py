@@ -15,10 +15,10 @@ from genesis.errors import DeviceError, UsageError
 from genesis.op import execute, registry
 from genesis.profile import dispatch
 from genesis.profile import op as measuring
+from genesis.profile.call_memory import peak_bytes
 from genesis.profile.cases import choices, make_case, supported
-from genesis.profile.memory import peak_bytes
 from genesis.profile.op import Settings, profile_case, profile_op
-from genesis.profile.schema import Failure, Row
+from genesis.profile.schema import Failure, OpRow
 from tests.profile.quick import PLAN, made_limits, small_limits
 
 CUDA = Device("cuda", 0)
@@ -27,7 +27,7 @@ CUDA = Device("cuda", 0)
 def measured(
     name: str, shape: tuple[int, ...], axes: int | None = None, dtype: DType | None = None, device: Device = CPU,
     **settings: bool,
-) -> Row:  # fmt: skip
+) -> OpRow:  # fmt: skip
     case = make_case(name, shape, axes, dtype, device)
     return profile_case(case, made_limits(device), Settings(plan=PLAN, **settings))
 
@@ -61,7 +61,7 @@ def test_every_supported_op_is_measured_with_its_gradient() -> None:
         assert (row.backward is not None) == has_gradient
         assert row.name == name
         assert row.op == case.op.name
-        assert Row.model_validate_json(row.model_dump_json()) == row
+        assert OpRow.model_validate_json(row.model_dump_json()) == row
 
 
 def test_a_row_on_the_cpu_has_nothing_of_a_gpu() -> None:
@@ -120,7 +120,7 @@ def test_a_case_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch)
     with small_limits():
         found = list(profile_op("sum", CPU, axes=[0, 1], shapes=[(4, 8)], settings=Settings(plan=PLAN)))
     assert found[0] == Failure(name="sum", label="4x8 over 0", error="a kernel failed", exit_code=6)
-    assert isinstance(found[1], Row)
+    assert isinstance(found[1], OpRow)
     assert found[1].axes == [1]
 
 

@@ -17,7 +17,7 @@ from genesis.profile.cases import make_case
 from genesis.profile.op import Settings, profile_case
 from genesis.profile.peer import Child, PeerError, ratio_of, started
 from genesis.profile.peers.torch_ops import CALLS
-from genesis.profile.schema import Row
+from genesis.profile.schema import OpRow
 from tests.profile import fake_torch
 from tests.profile.quick import PLAN, made_limits
 
@@ -36,7 +36,7 @@ def child(seen: Path) -> Iterator[Child]:
         yield child
 
 
-def compared(child: Child, name: str, shape: tuple[int, ...], backward: bool = False) -> Row:
+def compared(child: Child, name: str, shape: tuple[int, ...], backward: bool = False) -> OpRow:
     case = make_case(name, shape, None, None, CPU)
     return profile_case(case, made_limits(), Settings(plan=PLAN, backward=backward, peer=child))
 

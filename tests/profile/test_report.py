@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from genesis.profile.readable import rate, readable_bytes, readable_seconds, readable_share
-from genesis.profile.report import lines_of
+from genesis.profile.format import format_bytes, format_rate, format_seconds, format_share
+from genesis.profile.report import render_lines
 from genesis.profile.schema import (
     Backward,
     Dispatch,
     Failure,
     Launch,
     LimitsRow,
+    OpReport,
+    OpRow,
     Peer,
     Ratio,
-    Report,
     Resources,
-    Row,
     Time,
 )
 
@@ -44,7 +44,7 @@ PEER = Peer(
 DISPATCH = Dispatch(entry=1e-6, lookup=2e-6, allocate=3e-7, launch=None, wrap=4e-7)
 
 
-def row(**given: Any) -> Row:
+def row(**given: Any) -> OpRow:
     usual: dict[str, Any] = {
         "name": "reduce_sum", "op": "sum", "family": "reduce", "shape": [4, 512, 896], "axes": [0, 1],
         "label": "4x512x896 over 0,1", "dtype": "float32", "inputs": ["float32[4,512,896]"], "is_cold": False,
@@ -54,7 +54,7 @@ def row(**given: Any) -> Row:
         "advice": "a copy of its bytes takes 70 µs, the call 1.8 times as long: " + "look further " * 9,
         "peak_bytes": 3584, "launches": None, "dispatch": None, "backward": None, "notes": [],
     }  # fmt: skip
-    return Row(**{**usual, **given})
+    return OpRow(**{**usual, **given})
 
 
 FULL = row(
@@ -66,20 +66,22 @@ LIMITS = LimitsRow(
 )
 
 
-def report(*rows: Row, failures: tuple[Failure, ...] = ()) -> Report:
-    return Report(
+def report(*rows: OpRow, failures: tuple[Failure, ...] = ()) -> OpReport:
+    return OpReport(
         date="2026-01-01T00:00:00+00:00", command="genesis profile --op reduce_sum", device="cuda:0",
         device_name="NVIDIA H200", machine={"genesis": "0"}, limits=[LIMITS], rows=list(rows), failures=list(failures),
     )  # fmt: skip
 
 
-def text(*rows: Row, **rest: Any) -> str:
-    return "\n".join(lines_of(report(*rows, **rest)))
+def text(*rows: OpRow, **rest: Any) -> str:
+    return "\n".join(render_lines(report(*rows, **rest)))
 
 
 @pytest.mark.parametrize("rows", [[FULL], [FULL, FULL], [row(), FULL, row(limit="compute")], [row()]])
-def test_lines_fit_100_columns(rows: list[Row]) -> None:
-    lines = list(lines_of(report(*rows, failures=(Failure(name="sum", label="4", error="bad " * 60, exit_code=6),))))
+def test_lines_fit_100_columns(rows: list[OpRow]) -> None:
+    lines = list(
+        render_lines(report(*rows, failures=(Failure(name="sum", label="4", error="bad " * 60, exit_code=6),)))
+    )
     assert max(map(len, lines)) <= 100
     assert not any("\x1b" in line or line != line.rstrip() for line in lines)
 
@@ -177,19 +179,24 @@ def test_failures_are_listed_behind_the_rows() -> None:
 
 
 def test_numbers_read_well() -> None:
-    assert [readable_seconds(s) for s in (2.5, 1.234e-2, 123.45e-6, 5e-9, -3e-6)] == [
+    assert [format_seconds(s) for s in (2.5, 1.234e-2, 123.45e-6, 5e-9, -3e-6)] == [
         "2.50 s", "12.3 ms", "123 µs", "5.00 ns", "-3.00 µs",
     ]  # fmt: skip
-    assert [rate(r, "B/s") for r in (4.8e12, 26.06e9, 999.0, 0.0)] == ["4.80 TB/s", "26.1 GB/s", "999 B/s", "0 B/s"]
-    assert [readable_bytes(n) for n in (512, 10_239, 10_240, 7_340_032, 3 << 30)] == [
+    assert [format_rate(r, "B/s") for r in (4.8e12, 26.06e9, 999.0, 0.0)] == [
+        "4.80 TB/s",
+        "26.1 GB/s",
+        "999 B/s",
+        "0 B/s",
+    ]
+    assert [format_bytes(n) for n in (512, 10_239, 10_240, 7_340_032, 3 << 30)] == [
         "512 bytes", "10,239 bytes", "10.0 KiB", "7.0 MiB", "3.0 GiB",
     ]  # fmt: skip
 
 
 def test_the_schema_says_what_each_figure_is() -> None:
-    properties = Report.model_json_schema()["$defs"]["Row"]["properties"]
+    properties = OpReport.model_json_schema()["$defs"]["OpRow"]["properties"]
     assert properties["bytes"]["description"] == "The fewest that the call can move: each operand once."
-    assert Report.model_json_schema()["properties"]["schema_version"]["const"] == 1
+    assert OpReport.model_json_schema()["properties"]["schema_version"]["const"] == 1
 
 
 def test_a_time_of_few_samples_has_no_interval() -> None:
@@ -208,4 +215,4 @@ def test_a_time_of_few_samples_has_no_interval() -> None:
     ],
 )  # fmt: skip
 def test_a_share_is_0_only_where_it_is_nothing(share: float, text: str) -> None:
-    assert readable_share(share) == text
+    assert format_share(share) == text

@@ -14,7 +14,7 @@ from genesis.backend import CPU, Device
 from genesis.bench.limits import Limits, wait_for
 from genesis.bench.timing import Plan, Timing, measure, of_wall
 from genesis.errors import GenesisError, OutOfMemoryError
-from genesis.profile.memory import peak_bytes
+from genesis.profile.call_memory import peak_bytes
 from genesis.profile.schema import Failure, Time
 from genesis.train.config import OptimConfig
 from genesis.train.state import TrainState

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
-from genesis.profile.readable import aligned, rate, readable_bytes, readable_seconds, readable_share
+from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds, format_share
 from genesis_cli.session.bench.schema import Breakdown, Doubling, Memory, OpShare, PeerStep, Report, Row, Scaling
 
-__all__ = ["lines_of"]
+__all__ = ["render_lines"]
 
 WIDTH = 100
 INDENT = 10  # of what stands beside a title
@@ -18,7 +18,7 @@ OPS = 12  # of a step are listed; the others are added up
 PRIORITIES = 3
 
 
-def lines_of(report: Report) -> Iterator[str]:
+def render_lines(report: Report) -> Iterator[str]:
     """The whole report."""
     yield from _head(report)
     if report.rows:
@@ -48,7 +48,7 @@ def _head(report: Report) -> Iterator[str]:
     threads = "" if settings.threads is None else f", {settings.threads} thread{'s' * (settings.threads != 1)}"
     yield from _titled("device", f"{escape(report.device_name)} ({report.device}{threads})")
     if limits.flops_per_second is not None:
-        product = rate(limits.flops_per_second, "FLOP/s")
+        product = format_rate(limits.flops_per_second, "FLOP/s")
         yield from _titled("limit", f"matmul {limits.dtype} {product}, measured now")
     yield from _titled(
         "model",
@@ -73,14 +73,14 @@ def _cells(row: Row) -> dict[str, str]:
     sure = "?" if half_width is None else _percent(half_width)
     return {
         "case": row.label,
-        "step ±": f"{readable_seconds(row.step.seconds)} {sure:>5}",
-        "forward": readable_seconds(phases.forward.seconds),
-        "backward": readable_seconds(phases.backward.seconds),
-        "optimizer": readable_seconds(phases.optimizer.seconds),
+        "step ±": f"{format_seconds(row.step.seconds)} {sure:>5}",
+        "forward": format_seconds(phases.forward.seconds),
+        "backward": format_seconds(phases.backward.seconds),
+        "optimizer": format_seconds(phases.optimizer.seconds),
         "tokens/s": f"{row.tokens_per_second:,.0f}",
-        "FLOP/s": rate(row.flops_per_second, "").strip(),
+        "FLOP/s": format_rate(row.flops_per_second, "").strip(),
         "MFU": "" if row.mfu is None else _percent(row.mfu),
-        "memory": readable_bytes(row.memory.peak),
+        "memory": format_bytes(row.memory.peak),
         "note": "noisy" if row.step.is_noisy else "",
     }
 
@@ -114,10 +114,8 @@ def _findings(report: Report) -> Iterator[str]:
     for _, group in itertools.groupby(report.scaling, key=lambda s: (s.axis, s.fixed)):
         yield from _titled("scaling", _scaling(list(group)))
     (first, share), *others = sorted(largest.phases.shares.items(), key=lambda item: -item[1])
-    rest = ", ".join(f"{name} {readable_share(part)}" for name, part in others)
-    yield from _titled(
-        "priority", f"{largest.label}: {first} takes most, {readable_share(share)} of the phases; {rest}"
-    )
+    rest = ", ".join(f"{name} {format_share(part)}" for name, part in others)
+    yield from _titled("priority", f"{largest.label}: {first} takes most, {format_share(share)} of the phases; {rest}")
     for doubling in report.doublings:
         yield from _titled("doubling", _doubling(doubling))
     for note in dict.fromkeys(note for row in report.rows for note in row.notes):
@@ -127,10 +125,10 @@ def _findings(report: Report) -> Iterator[str]:
 def _memory(memory: Memory) -> str:
     parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer")}
     parts["activations and workspace"] = memory.rest
-    text = ", ".join(f"{name} {readable_bytes(size)}" for name, size in parts.items())
+    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     if memory.planned is not None:
-        planned = ", ".join(f"{name} {readable_bytes(size)}" for name, size in memory.planned.items())
-        text += f"; planned {readable_bytes(sum(memory.planned.values()))}: {planned}"
+        planned = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.planned.items())
+        text += f"; planned {format_bytes(sum(memory.planned.values()))}: {planned}"
     return text
 
 
@@ -146,8 +144,8 @@ def _doubling(found: Doubling) -> str:
     """What twice as much would take: "batch 8: 43.1 ms a step, 38,000 tokens/s; 31.2 GiB of 139.0 GiB: it fits"."""
     verdict = "it fits" if found.fits else "it does not fit"
     return (
-        f"{found.batch}x{found.length}, twice the {found.axis}: about {readable_seconds(found.seconds)} a step,"
-        f" {found.tokens_per_second:,.0f} tokens/s; {readable_bytes(found.memory)} of {readable_bytes(found.room)}:"
+        f"{found.batch}x{found.length}, twice the {found.axis}: about {format_seconds(found.seconds)} a step,"
+        f" {found.tokens_per_second:,.0f} tokens/s; {format_bytes(found.memory)} of {format_bytes(found.room)}:"
         f" {verdict}"
     )
 
@@ -180,7 +178,7 @@ def _by_op(row: Row, found: Breakdown) -> Iterator[str]:
 def _cells_of(
     name: str, calls: str, seconds: float, found: Breakdown, limit: str = "", above: str = ""
 ) -> dict[str, str]:
-    time = readable_seconds(seconds)
+    time = format_seconds(seconds)
     return {
         "op": name,
         "calls": calls,
@@ -193,13 +191,13 @@ def _cells_of(
 
 def _op_cells(each: OpShare, found: Breakdown) -> dict[str, str]:
     limit = "" if each.limit is None else f"{_percent(each.least / each.seconds)} {each.limit}"
-    return _cells_of(each.op, str(each.calls), each.seconds, found, limit, readable_seconds(each.above))
+    return _cells_of(each.op, str(each.calls), each.seconds, found, limit, format_seconds(each.above))
 
 
 def _priority(each: OpShare, found: Breakdown) -> str:
     reached = "" if each.limit is None else f" ({_percent(each.least / each.seconds)} of its {each.limit} limit)"
     return (
-        f"{each.op}: {readable_seconds(each.above)} above its limit{reached},"
+        f"{each.op}: {format_seconds(each.above)} above its limit{reached},"
         f" {_percent(each.above / found.seconds)} of the step"
     )
 
@@ -225,12 +223,12 @@ def _peer_cells(each: PeerStep) -> dict[str, str]:
     return {
         "recipe": each.recipe,
         "case": each.label,
-        "here": readable_seconds(ratio.seconds),
-        "there": readable_seconds(ratio.peer_seconds),
+        "here": format_seconds(ratio.seconds),
+        "there": format_seconds(ratio.peer_seconds),
         "ratio": f"{ratio.ratio:.2f}",
         "rounds apart": _percent(ratio.spread),
-        "memory here": "" if each.peak is None else readable_bytes(each.peak),
-        "there ": "" if each.peer_peak is None else readable_bytes(each.peer_peak),
-        "warm-up": "" if each.warm_up is None else readable_seconds(each.warm_up),
+        "memory here": "" if each.peak is None else format_bytes(each.peak),
+        "there ": "" if each.peer_peak is None else format_bytes(each.peer_peak),
+        "warm-up": "" if each.warm_up is None else format_seconds(each.warm_up),
         "note": "noisy" if ratio.is_noisy else "",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genesis.profile.readable import rate, readable_bytes, readable_seconds, readable_share
+from genesis.profile.format import format_bytes, format_rate, format_seconds, format_share
 from genesis.report.schema import Bar, Section
 from genesis_cli.session.bench.cases import FORMULA
 from genesis_cli.session.bench.measuring import OPTIMIZER, Settings, scaling_of
@@ -49,13 +49,13 @@ def _cells(row: Row) -> list[str]:
     phases, half_width = row.phases, row.step.half_width
     return [
         f"{row.batch} × {row.length}",
-        readable_seconds(row.step.seconds),
+        format_seconds(row.step.seconds),
         "?" if half_width is None else f"{half_width:.1%}",
-        *(readable_seconds(time.seconds) for time in (phases.forward, phases.backward, phases.optimizer)),
+        *(format_seconds(time.seconds) for time in (phases.forward, phases.backward, phases.optimizer)),
         f"{row.tokens_per_second:,.0f}",
-        rate(row.flops_per_second, "").strip(),
-        "–" if row.mfu is None else readable_share(row.mfu),
-        readable_bytes(row.memory.peak),
+        format_rate(row.flops_per_second, "").strip(),
+        "–" if row.mfu is None else format_share(row.mfu),
+        format_bytes(row.memory.peak),
     ]
 
 
@@ -67,11 +67,11 @@ def _largest(rows: Sequence[Row]) -> str:
     """The largest case in a sentence."""
     row = _most(rows)
     parts = {"weights": row.memory.weights, "gradients": row.memory.gradients, "optimizer": row.memory.optimizer}
-    memory = ", ".join(f"{name} {readable_bytes(size)}" for name, size in parts.items())
+    memory = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
     return (
-        f"A step on {row.batch} × {row.length} tokens takes {readable_seconds(row.step.seconds)}"
-        f" ({row.tokens_per_second:,.0f} tokens a second) and {readable_bytes(row.memory.peak)} of memory: {memory},"
-        f" activations and workspace {readable_bytes(row.memory.rest)}."
+        f"A step on {row.batch} × {row.length} tokens takes {format_seconds(row.step.seconds)}"
+        f" ({row.tokens_per_second:,.0f} tokens a second) and {format_bytes(row.memory.peak)} of memory: {memory},"
+        f" activations and workspace {format_bytes(row.memory.rest)}."
     )
 
 
@@ -81,6 +81,6 @@ def _phases(rows: Sequence[Row]) -> list[Bar]:
         return []
     phases = _most(rows).phases
     return [
-        Bar(label=name, share=share, text=f"{readable_seconds(getattr(phases, name).seconds)}, {readable_share(share)}")
+        Bar(label=name, share=share, text=f"{format_seconds(getattr(phases, name).seconds)}, {format_share(share)}")
         for name, share in phases.shares.items()
     ]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from genesis.profile.readable import readable_seconds
+from genesis.profile.format import format_seconds
 from genesis.profile.run.measure import Recorded
-from genesis.profile.run.memory import aggregated
+from genesis.profile.run.memory_timeline import aggregated
 from genesis.profile.run.spans import IDLE, divided
 from genesis.profile.run.svg import document, element, fitted, titled
 from genesis.profile.run.tables import kernel_shares
@@ -109,11 +109,11 @@ def _frames(root: _Node, node: _Node, x: float, depth: int, scale: float, phase:
     if width < SMALLEST:
         return
     share = node.seconds / root.seconds
-    name, text = ("a step", f"a step, {readable_seconds(node.seconds)}") if node is root else (node.name, node.name)
+    name, text = ("a step", f"a step, {format_seconds(node.seconds)}") if node is root else (node.name, node.name)
     markup = element("rect", class_=f"frame {phase}", x=x, y=y, width=width, height=ROW - 1, rx=1.5)
     if label := fitted(text, width - 6):
         markup += element("text", label, class_="on", x=x + 4, y=y + 13)
-    yield titled(markup, f"{name}: {readable_seconds(node.seconds)}, {share:.1%} of the step")
+    yield titled(markup, f"{name}: {format_seconds(node.seconds)}, {share:.1%} of the step")
     first = {name: place for place, name in enumerate(PHASES)} if node is root else {}
     for child in sorted(node.below.values(), key=lambda n: (first.get(n.name, len(first)), -n.seconds, n.name)):
         yield from _frames(root, child, x, depth + 1, scale, child.name if depth == 0 else phase)

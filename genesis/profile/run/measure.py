@@ -14,7 +14,7 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.bench.limits import wait_for
 from genesis.nn import Module
 from genesis.profile.run.marks import Kernel, Marks
-from genesis.profile.run.memory import Category, MemoryWatch, Timeline
+from genesis.profile.run.memory_timeline import Category, MemoryWatch, Timeline
 from genesis.profile.run.nvtx import Ranges
 from genesis.profile.run.recorder import Recorder, shadowed
 from genesis.profile.run.spans import Frame

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from genesis.profile.readable import readable_bytes, readable_seconds
-from genesis.profile.run.memory import CATEGORIES, Timeline
+from genesis.profile.format import format_bytes, format_seconds
+from genesis.profile.run.memory_timeline import CATEGORIES, Timeline
 from genesis.profile.run.svg import document, element, short, titled
 
 __all__ = ["memory_json", "memory_picture"]
@@ -44,9 +44,7 @@ def memory_picture(timeline: Timeline, title: str) -> bytes:
     length, top = max(timeline.seconds[-1], 1e-9), _round_up(timeline.peak_bytes)
     scale = _Scale(length, top)
     peak = timeline.seconds[timeline.peak]
-    told = (
-        f"peak {readable_bytes(timeline.peak_bytes)} in {timeline.peak_phase}, {readable_seconds(peak)} into the step"
-    )
+    told = f"peak {format_bytes(timeline.peak_bytes)} in {timeline.peak_phase}, {format_seconds(peak)} into the step"
     body = [
         element("text", escape(title), class_="title", x=LEFT, y=26.0),
         element("text", escape(told), class_="soft", x=LEFT, y=45.0),
@@ -90,7 +88,7 @@ def _legend(timeline: Timeline) -> Iterator[str]:
     x = LEFT
     for category in CATEGORIES:
         if any(timeline.nbytes[category]):
-            text = f"{category} {readable_bytes(timeline.nbytes[category][timeline.peak])}"
+            text = f"{category} {format_bytes(timeline.nbytes[category][timeline.peak])}"
             yield element("rect", class_=category, x=x, y=57.0, width=10, height=10, rx=2)
             yield element("text", escape(text), x=x + 15, y=66.0)
             x += 15 + 7.2 * len(text) + 16
@@ -101,12 +99,12 @@ def _grid(scale: _Scale) -> Iterator[str]:
         y = scale.y(scale.nbytes * i / 4)
         yield element("line", class_="line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y)
         yield element(
-            "text", readable_bytes(scale.nbytes * i // 4), class_="soft", x=LEFT - 8, y=y + 4, text_anchor="end"
+            "text", format_bytes(scale.nbytes * i // 4), class_="soft", x=LEFT - 8, y=y + 4, text_anchor="end"
         )
         at = scale.seconds * i / 4
         anchor = "end" if i == 4 else "middle"
         yield element(
-            "text", readable_seconds(at) if i else "0", class_="soft", x=scale.x(at), y=HEIGHT - 6, text_anchor=anchor
+            "text", format_seconds(at) if i else "0", class_="soft", x=scale.x(at), y=HEIGHT - 6, text_anchor=anchor
         )
 
 
@@ -119,7 +117,7 @@ def _areas(timeline: Timeline, scale: _Scale) -> Iterator[str]:
             outline = [*_steps(timeline.seconds, above, scale), *reversed(list(_steps(timeline.seconds, below, scale)))]
             path = "M" + "L".join(f"{short(x)} {short(y)}" for x, y in outline) + "Z"
             yield titled(
-                element("path", class_=f"area {category}", d=path), f"{category}: at most {readable_bytes(max(values))}"
+                element("path", class_=f"area {category}", d=path), f"{category}: at most {format_bytes(max(values))}"
             )
         below = above
 

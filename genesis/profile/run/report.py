@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from genesis.errors import escape
 from genesis.profile.cases import kind_of
-from genesis.profile.readable import readable_bytes, readable_seconds, readable_share
-from genesis.profile.run.schema import Memory, ModeRow, Report, Row
+from genesis.profile.format import format_bytes, format_seconds, format_share
+from genesis.profile.run.schema import Memory, ModeRow, RunReport, TimeRow
 from genesis.profile.run.spans import OUTSIDE
 
-__all__ = ["lines_of"]
+__all__ = ["render_lines"]
 
 WIDTH = 100
 INDENT = 10
@@ -21,7 +21,7 @@ WAITING = 0.2  # of a step: more is worth a word
 MODULES, OPS, KERNELS, SYNCS = 10, 14, 8, 8  # rows that are shown
 
 
-def lines_of(report: Report) -> Iterator[str]:
+def render_lines(report: RunReport) -> Iterator[str]:
     """The lines, in plain text."""
     count = report.threads
     threads = "" if count is None else f", {count} thread{'s' if count > 1 else ''}"
@@ -38,7 +38,7 @@ def lines_of(report: Report) -> Iterator[str]:
 
 def _mode(mode: ModeRow) -> Iterator[str]:
     where = "on the GPU, from the first kernel to the last" if mode.measure == "gpu" else "by the clock on the wall"
-    yield (f"{mode.mode} step: {readable_seconds(mode.seconds)} {where}, mean of {mode.steps}; {_watching(mode)}")
+    yield (f"{mode.mode} step: {format_seconds(mode.seconds)} {where}, mean of {mode.steps}; {_watching(mode)}")
     order = {name: place for place, name in enumerate(PHASES)}
     yield ""
     yield from _table("phase", sorted(mode.phases, key=lambda r: order.get(r.name, len(order))), mode, len(PHASES))
@@ -60,12 +60,12 @@ def _mode(mode: ModeRow) -> Iterator[str]:
 def _watching(mode: ModeRow) -> str:
     """What the profile itself costs."""
     return (
-        f"{readable_seconds(mode.plain_seconds)} unwatched,"
-        f" {readable_seconds(mode.profiled_seconds)} watched ({mode.overhead:+.0%})"
+        f"{format_seconds(mode.plain_seconds)} unwatched,"
+        f" {format_seconds(mode.profiled_seconds)} watched ({mode.overhead:+.0%})"
     )
 
 
-def _table(title: str, rows: Sequence[Row], mode: ModeRow, most: int) -> Iterator[str]:
+def _table(title: str, rows: Sequence[TimeRow], mode: ModeRow, most: int) -> Iterator[str]:
     """The first rows, the others together, and the sum."""
     on_gpu = mode.measure == "gpu"
     yield f"{title:<44}{'calls':>8}{'GPU' if on_gpu else 'wall':>11}{'share':>8}{'host':>11}"
@@ -88,7 +88,7 @@ def _count(calls: float) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    return readable_seconds(seconds) if seconds else "0"
+    return format_seconds(seconds) if seconds else "0"
 
 
 def _kernels(mode: ModeRow) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _sums(mode: ModeRow) -> Iterator[str]:
         yield from _titled("sum", f"{share:.1%} of the step has a phase, {mode.idle / mode.seconds:.1%} is idle")
         return
     text = f"{mode.launches:.0f} launches add up to {share:.1%} of the step's time on the GPU; the rest is idle."
-    text += f" The host has launched everything after {readable_seconds(mode.launched)}"
+    text += f" The host has launched everything after {format_seconds(mode.launched)}"
     if mode.mode == "captured":
         text += ". An event stands behind every kernel of the graph, so that kernels run one after the other"
     else:
@@ -121,7 +121,7 @@ def _syncs(mode: ModeRow) -> Iterator[str]:
         return
     count, seconds = sum(s.count for s in mode.syncs), sum(s.seconds for s in mode.syncs)
     what = "the host waits" if on_gpu else "nothing waits on the CPU; values are read"
-    yield from _titled("waits", f"{what} {_count(count)} times a step, {readable_seconds(seconds)}:")
+    yield from _titled("waits", f"{what} {_count(count)} times a step, {format_seconds(seconds)}:")
     for sync in mode.syncs[:SYNCS]:
         yield f"{'':{INDENT}}{_count(sync.count):>4} × {_seconds(sync.seconds):>8}  {sync.what}, {_place(sync.line)}"
 
@@ -135,10 +135,10 @@ def _advice(mode: ModeRow) -> str:
     if mode.measure == "gpu" and mode.syncs:
         parts.append("move what makes the host wait out of the step")
     if mode.measure == "wall" and outside > WAITING:
-        parts.append(f"Python between ops takes {readable_share(outside)}: larger batches make each op do more")
+        parts.append(f"Python between ops takes {format_share(outside)}: larger batches make each op do more")
     first = next((row for row in mode.ops if not row.name.startswith("(")), None)
     if first is not None:
-        text = f"the longest op is {first.name}, {readable_share(first.share)}"
+        text = f"the longest op is {first.name}, {format_share(first.share)}"
         known = kind_of(first.name) is not None
         parts.append(f"{text}: genesis profile --op {first.name} says what holds it back" if known else text)
     return "; ".join(parts)
@@ -151,13 +151,13 @@ def _place(line: str) -> str:
 
 
 def _memory(memory: Memory) -> Iterator[str]:
-    parts = ", ".join(f"{name} {readable_bytes(size)}" for name, size in memory.categories.items() if size)
-    when = f"{memory.peak_phase}, {readable_seconds(memory.peak_seconds)} into an eager step"
-    yield from _titled("memory", f"peak {readable_bytes(memory.peak)} in {when}: {parts}")
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.categories.items() if size)
+    when = f"{memory.peak_phase}, {format_seconds(memory.peak_seconds)} into an eager step"
+    yield from _titled("memory", f"peak {format_bytes(memory.peak)} in {when}: {parts}")
     for held in memory.held:
         of = f"{held.op} in {held.module}" if held.module else "there before the step"
         blocks = f", {held.blocks} blocks" if held.blocks > 1 else ""
-        yield escape(f"{'':{INDENT}}{readable_bytes(held.bytes):>11}  {held.category}: {of}{blocks}")
+        yield escape(f"{'':{INDENT}}{format_bytes(held.bytes):>11}  {held.category}: {of}{blocks}")
 
 
 def _titled(title: str, text: str) -> list[str]:

@@ -10,10 +10,10 @@ from typing import Literal
 
 from genesis.profile.schema import Measured, StrictModel
 
-__all__ = ["Held", "KernelRow", "Memory", "ModeRow", "Report", "Row", "Sync"]
+__all__ = ["Held", "KernelRow", "Memory", "ModeRow", "RunReport", "Sync", "TimeRow"]
 
 
-class Row(StrictModel):
+class TimeRow(StrictModel):
     """An op, a module or a phase; means of the profiled steps."""
 
     name: str
@@ -78,9 +78,9 @@ class ModeRow(StrictModel):
     """When the host had launched everything, from the beginning of a profiled step."""
     launches: float
     """Kernels, copies and fills of a step; 0 on the CPU."""
-    phases: list[Row]
-    modules: list[Row]
-    ops: list[Row]
+    phases: list[TimeRow]
+    modules: list[TimeRow]
+    ops: list[TimeRow]
     kernels: list[KernelRow]
     """Empty on the CPU."""
     syncs: list[Sync]
@@ -117,7 +117,7 @@ class Memory(StrictModel):
     """The most first."""
 
 
-class Report(Measured):
+class RunReport(Measured):
     """The profile."""
 
     model_type: str

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from genesis.profile.run.marks import Kernel
 from genesis.profile.run.measure import Recorded, StepRecord
-from genesis.profile.run.memory import Timeline, aggregated
-from genesis.profile.run.schema import Held, KernelRow, Memory, ModeRow, Row, Sync
+from genesis.profile.run.memory_timeline import Timeline, aggregated
+from genesis.profile.run.schema import Held, KernelRow, Memory, ModeRow, Sync, TimeRow
 from genesis.profile.run.spans import IDLE, Key, divided, leaves
 
 __all__ = ["kernel_shares", "memory_row", "mode_row", "shares_of"]
@@ -47,7 +47,7 @@ def mode_row(recorded: Recorded, on_gpu: bool) -> ModeRow:
     plain, profiled = statistics.median(recorded.plain), statistics.median(step.seconds for step in steps)
     calls = _calls(steps, on_gpu and recorded.mode == "captured")
 
-    def rows(name: Callable[[Key], str], counts: Mapping[str, float]) -> list[Row]:
+    def rows(name: Callable[[Key], str], counts: Mapping[str, float]) -> list[TimeRow]:
         return _rows(_by(shares, name), _by(host, name), counts, whole, on_gpu)
 
     return ModeRow(
@@ -102,10 +102,10 @@ def _by(shares: Shares, name: Callable[[Key], str]) -> dict[str, float]:
 
 def _rows(
     shares: Mapping[str, float], host: Mapping[str, float], calls: Mapping[str, float], whole: float, on_gpu: bool
-) -> list[Row]:
+) -> list[TimeRow]:
     """The longest first."""
     rows = [
-        Row(
+        TimeRow(
             name=name,
             calls=calls.get(name, 0.0),
             cpu_seconds=host.get(name, 0.0),

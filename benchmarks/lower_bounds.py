@@ -1,4 +1,4 @@
-"""What an op cannot be faster than as it is cut into kernels: its launches, and its bytes or FLOPs at the limit.
+"""The lower bound of an op's time, given its kernels: its launches, and its bytes or FLOPs at the limit.
 
 Counted from what a run recorded of the op's kernels, never measured here. In a product the SM with most tiles
 counts: each computes whole tiles, and none faster than its share of the best product.
@@ -11,13 +11,13 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from genesis.profile.readable import readable_seconds
+from genesis.profile.format import format_seconds
 
-__all__ = ["EXPLAINED", "SMALLEST", "Floor", "floor_of", "said"]
+__all__ = ["EXPLAINED", "SMALLEST", "LowerBound", "describe", "lower_bound_of"]
 
-# A share of the time that explains it. Measured against its floor such an op is in the band "good" or better, so it
-# would not be listed; and figures of a few microseconds are uncertain by the rest: the same launch took 0.96 to 1.05 µs
-# in different runs, and two measurements of a small op in one run differ by up to a tenth.
+# The share of the time that explains it: such an op is in the band "good" or better, so it would not be listed. Figures
+# of a few microseconds are uncertain by the rest: the same launch took 0.96 to 1.05 µs in different runs, and two
+# measurements of a small op in one run differ by up to a tenth.
 EXPLAINED = 0.8
 SMALLEST = "microseconds on next to no data"  # the field of a result that has them by kernel
 LOST = 0.2  # a share of the places for programs that is worth a word
@@ -25,7 +25,7 @@ EVEN = 1.01  # shares of a product that count as one
 Row = dict[str, Any]
 
 
-class Floor(NamedTuple):
+class LowerBound(NamedTuple):
     """The least time of an op.
 
     Attributes:
@@ -67,8 +67,8 @@ class Tiling(NamedTuple):
     work: float
 
 
-def floor_of(row: Row, share: float, launch: float, smallest: Mapping[str, float]) -> Floor:
-    """The floor of a row of `benchmarks.gpu.ops`.
+def lower_bound_of(row: Row, share: float, launch: float, smallest: Mapping[str, float]) -> LowerBound:
+    """The lower bound of a row of `benchmarks.gpu.ops`.
 
     Args:
         share: of the limit, as the row reaches it.
@@ -80,7 +80,7 @@ def floor_of(row: Row, share: float, launch: float, smallest: Mapping[str, float
     works = [_tiling(kernel, product).work for kernel in kernels if product and "tile" in kernel]
     notes = dict.fromkeys(note for kernel in kernels for note in _fill(kernel, product))
     work = max(works, default=1.0)
-    return Floor(launches or (("", launch),), bool(kernels), share * seconds, work, seconds, tuple(notes))
+    return LowerBound(launches or (("", launch),), bool(kernels), share * seconds, work, seconds, tuple(notes))
 
 
 def _tiling(kernel: Row, product: Sequence[int]) -> Tiling:
@@ -110,15 +110,15 @@ def _fill(kernel: Row, product: Sequence[int] | None) -> Iterator[str]:
             yield f"{name} takes {waves:.2f} waves"
 
 
-def said(floor: Floor) -> str:
-    """The floor beside the time, in words."""
-    starts = ", ".join(f"{name} {readable_seconds(seconds)}".strip() for name, seconds in floor.launches)
-    count = len(floor.launches)
-    text = f"{'' if floor.was_noted else 'at least '}{count} launch{'es' * (count > 1)} ({starts})"
-    text += f" and {readable_seconds(floor.limit)} at the limit"
-    if floor.work > EVEN:
-        text += f", {readable_seconds(floor.limit * floor.work)} as it is shared out"
-    took = readable_seconds(floor.seconds)
-    text += f": {readable_seconds(floor.least)}"
-    text += f" of {took}, {floor.share:.0%}" if floor.share < 1 else f", and it took {took}"
-    return "; ".join((text, *floor.notes))
+def describe(bound: LowerBound) -> str:
+    """The bound next to the time, as a phrase."""
+    starts = ", ".join(f"{name} {format_seconds(seconds)}".strip() for name, seconds in bound.launches)
+    count = len(bound.launches)
+    text = f"{'' if bound.was_noted else 'at least '}{count} launch{'es' * (count > 1)} ({starts})"
+    text += f" and {format_seconds(bound.limit)} at the limit"
+    if bound.work > EVEN:
+        text += f", {format_seconds(bound.limit * bound.work)} as it is shared out"
+    took = format_seconds(bound.seconds)
+    text += f": {format_seconds(bound.least)}"
+    text += f" of {took}, {bound.share:.0%}" if bound.share < 1 else f", and it took {took}"
+    return "; ".join((text, *bound.notes))

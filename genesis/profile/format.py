@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["aligned", "rate", "readable_bytes", "readable_ratio", "readable_seconds", "readable_share"]
+__all__ = ["aligned", "format_bytes", "format_rate", "format_ratio", "format_seconds", "format_share"]
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 
 
-def readable_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Three digits with the unit that suits: "12.3 ms"."""
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= unit:
@@ -18,7 +18,7 @@ def readable_seconds(seconds: float) -> str:
     return f"{_digits(seconds * 1e9)} ns"
 
 
-def rate(number: float, unit: str) -> str:
+def format_rate(number: float, unit: str) -> str:
     """Three digits with a decimal prefix: "26.1 GB/s"."""
     for size, prefix in PREFIXES:
         if number >= size:
@@ -26,7 +26,7 @@ def rate(number: float, unit: str) -> str:
     return f"{number:.0f} {unit}"
 
 
-def readable_bytes(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Bytes with a binary prefix above 10 KiB: "7.0 MiB"."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if abs(size) >= (10 * unit if unit == 1 << 10 else unit):
@@ -34,14 +34,14 @@ def readable_bytes(size: int) -> str:
     return f"{size:,} bytes"
 
 
-def readable_ratio(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """Two decimals, and below 0.1 as many as two digits take: "1.25", "0.0045"."""
     size = abs(ratio)
     decimals = 1 - math.floor(math.log10(size)) if 0 < size < 0.1 else 2
     return f"{ratio:.{decimals}f}"
 
 
-def readable_share(share: float) -> str:
+def format_share(share: float) -> str:
     """Whole percents, and one more digit where that would be none: "83%", "0.4%", "<0.1%"; "0%" is nothing at all."""
     for text in (f"{share:.0%}", f"{share:.1%}"):
         if share == 0 or text.strip("-0.%"):

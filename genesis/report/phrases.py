@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from genesis.profile.readable import rate, readable_bytes, readable_ratio, readable_seconds, readable_share
-from genesis.profile.schema import LimitsRow, Row
-from genesis.report.schema import Change, Report
+from genesis.profile.format import format_bytes, format_rate, format_ratio, format_seconds, format_share
+from genesis.profile.schema import LimitsRow, OpRow
+from genesis.report.schema import BenchReport, Change
 from genesis.report.summary import seconds_of
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
 
 def percent(share: float | None) -> str:
     """`83%`; a dash where there is none."""
-    return "–" if share is None else readable_share(share)
+    return "–" if share is None else format_share(share)
 
 
 def marked(ratio: float) -> str:
@@ -25,12 +25,12 @@ def marked(ratio: float) -> str:
     return f"{ratio - 1:+.0%}".replace("-", "−")
 
 
-def subject(report: Report) -> str:
+def subject(report: BenchReport) -> str:
     """What was measured."""
     return "Ops and a model" if report.sections else "Ops"
 
 
-def headline(report: Report) -> str:
+def headline(report: BenchReport) -> str:
     """The report in a sentence."""
     summary = report.summary
     if not summary.measured:
@@ -46,7 +46,7 @@ def headline(report: Report) -> str:
         text += f", the median {percent(summary.median_share)}"
     if summary.peer is not None:
         peer = summary.peer
-        times = readable_ratio(peer.median_ratio)
+        times = format_ratio(peer.median_ratio)
         text += f"; {peer.name} {peer.version} takes {times} times as long at the median of {peer.cases}"
     if summary.measured < summary.cases:
         text += f"; {summary.cases - summary.measured} failed"
@@ -57,7 +57,7 @@ def headline(report: Report) -> str:
     return text + "."
 
 
-def subtitle(report: Report) -> str:
+def subtitle(report: BenchReport) -> str:
     """Where and when."""
     settings = report.settings
     threads = "" if settings.threads is None else f", {settings.threads} thread{'s' * (settings.threads != 1)}"
@@ -70,7 +70,7 @@ def when(date: str) -> str:
     return f"{date[:16].replace('T', ' ')} UTC"
 
 
-def remarks(report: Report) -> str:
+def remarks(report: BenchReport) -> str:
     """What a reader of the bands must know; empty where there is nothing."""
     summary = report.summary
     counts = {
@@ -84,16 +84,16 @@ def remarks(report: Report) -> str:
 
 def limits_of_report(limits: LimitsRow) -> list[tuple[str, str]]:
     """Each limit with its name."""
-    found = [("copy", rate(limits.bytes_per_second, "B/s"))]
+    found = [("copy", format_rate(limits.bytes_per_second, "B/s"))]
     if limits.flops_per_second is not None:
-        found.append((f"matmul {limits.dtype}", rate(limits.flops_per_second, "FLOP/s")))
-    found.append(("smallest call", readable_seconds(limits.call_seconds)))
+        found.append((f"matmul {limits.dtype}", format_rate(limits.flops_per_second, "FLOP/s")))
+    found.append(("smallest call", format_seconds(limits.call_seconds)))
     if limits.kernel_seconds is not None:
-        found.append(("smallest kernel", readable_seconds(limits.kernel_seconds)))
+        found.append(("smallest kernel", format_seconds(limits.kernel_seconds)))
     return found
 
 
-def about_changes(report: Report) -> Iterator[str]:
+def about_changes(report: BenchReport) -> Iterator[str]:
     """What is different from the last run."""
     if not report.changes:
         yield "There is no earlier run of this machine with these cases in the folder, so nothing to compare with."
@@ -117,30 +117,30 @@ def about_changes(report: Report) -> Iterator[str]:
         yield f"The machine's own copy rate moved by {rate_now}; what moves with it is the machine, not Genesis."
 
 
-def cells_of(row: Row) -> dict[str, str]:
+def cells_of(row: OpRow) -> dict[str, str]:
     """The columns of a case in the tables of details, the ones that most people look for first."""
     work = (row.flops_per_second, "FLOP/s") if row.limit == "compute" else (row.bytes_per_second, "B/s")
     return {
         "op": row.name,
         "case": row.label.replace("x", "×"),
-        "time": readable_seconds(seconds_of(row)),
+        "time": format_seconds(seconds_of(row)),
         "±": "?" if seconds_half(row) is None else f"{seconds_half(row):.1%}",
         "share": percent(row.share),
         "band": row.band or "–",
-        "torch": f"{readable_ratio(row.peer.forward.ratio)}" if row.peer else "",
+        "torch": f"{format_ratio(row.peer.forward.ratio)}" if row.peer else "",
         "change": "",
         "trend": "",
         "cause": row.cause,
-        "rate": rate(*work),
-        "wall": readable_seconds(row.wall.seconds) if row.gpu else "",
-        "backward": readable_seconds((row.backward.gpu or row.backward.wall).seconds) if row.backward else "",
-        "memory": readable_bytes(row.peak_bytes),
+        "rate": format_rate(*work),
+        "wall": format_seconds(row.wall.seconds) if row.gpu else "",
+        "backward": format_seconds((row.backward.gpu or row.backward.wall).seconds) if row.backward else "",
+        "memory": format_bytes(row.peak_bytes),
         "dtype": row.dtype,
         "note": "; ".join(["noisy"] * row.is_noisy + row.notes),
     }
 
 
-def seconds_half(row: Row) -> float | None:
+def seconds_half(row: OpRow) -> float | None:
     """Half of the confidence interval of the shown time, as a share of it."""
     return (row.gpu or row.wall).half_width
 
@@ -150,15 +150,15 @@ def changed(change: Change) -> dict[str, str]:
     return {
         "op": change.name,
         "change": marked(change.ratio),
-        "before": readable_seconds(change.before),
-        "now": readable_seconds(change.now),
-        "noise": f"±{readable_share(change.noise)}",
+        "before": format_seconds(change.before),
+        "now": format_seconds(change.now),
+        "noise": f"±{format_share(change.noise)}",
         "case": change.label.replace("x", "×"),
         "dtype": change.dtype,
     }
 
 
-def about_machine(report: Report) -> list[tuple[str, str]]:
+def about_machine(report: BenchReport) -> list[tuple[str, str]]:
     """Versions and hardware, as far as they are known."""
     machine = report.machine
     found = [("Genesis", str(machine.get("genesis", "unknown")))]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["aside", "fed_aside"]
+__all__ = ["call_in_thread", "feed_in_thread"]
 
 T = TypeVar("T")
 
@@ -49,14 +49,14 @@ class _Call:
         return self._result
 
 
-def aside(call: Callable[[], T]) -> T:
+def call_in_thread(call: Callable[[], T]) -> T:
     """What `call()` returns or raises, made in another thread where this is the main one."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     return _Call(call).result()  # type: ignore[return-value]
 
 
-def fed_aside(call: Callable[[Iterator[str]], object], texts: Iterable[str]) -> None:
+def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]) -> None:
     """`call(iterator)` in another thread, where the iterator gives `texts`, which this thread goes through."""
     if threading.current_thread() is not threading.main_thread():
         call(iter(texts))

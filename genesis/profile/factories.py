@@ -17,8 +17,8 @@ from genesis.op import Op
 from genesis.shapes import Shape, normalize_axes, reduced_shape
 
 __all__ = [
+    "Arguments",
     "Axes",
-    "Call",
     "Request",
     "along_axis",
     "attention",
@@ -60,7 +60,7 @@ class Request:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
 
 
-class Call(NamedTuple):
+class Arguments(NamedTuple):
     """The arguments of an op."""
 
     inputs: tuple[Any, ...]
@@ -98,7 +98,7 @@ def _random(request: Request, *shape: int) -> Array:
 # --- Makers -----------------------------------------------------------------------------------------------------------
 
 
-def elementwise(request: Request) -> Call:
+def elementwise(request: Request) -> Arguments:
     """Values from 0.5 to 2, which logarithms, roots and quotients take."""
 
     def operand() -> Array:
@@ -106,53 +106,53 @@ def elementwise(request: Request) -> Call:
 
     match request.op.name:
         case "where":
-            return Call((_values(request, request.shape, bool_), operand(), operand()), {})
+            return Arguments((_values(request, request.shape, bool_), operand(), operand()), {})
         case "clamp":
-            return Call((operand(), 0.75, 1.5), {})
+            return Arguments((operand(), 0.75, 1.5), {})
         case "cast":
-            return Call((operand(),), {"dtype": float64 if request.dtype is float32 else float32})
+            return Arguments((operand(),), {"dtype": float64 if request.dtype is float32 else float32})
         case _:
-            return Call(tuple(operand() for _ in range(request.op.operands)), {})
+            return Arguments(tuple(operand() for _ in range(request.op.operands)), {})
 
 
-def of_user(user: UserOp, request: Request) -> Call:
+def of_user(user: UserOp, request: Request) -> Arguments:
     """What a user's op says (its `sample`), or as many arrays of the shape as it takes; its attributes' defaults."""
     if user.sample is None:
         made = [_values(request, request.shape, request.dtype, 0.5, 2.0) for _ in user.inputs]
-        return Call(tuple(made), dict(user.attrs))
+        return Arguments(tuple(made), dict(user.attrs))
     arrays = [np.asarray(x) for x in user.sample(request.shape, request.dtype)]
     if len(arrays) != len(user.inputs):
         raise UsageError(f"the sample of {user.name} gave {len(arrays)} arrays for {len(user.inputs)} inputs")
-    return Call(tuple(_placed(request, x, as_dtype(x.dtype)) for x in arrays), dict(user.attrs))
+    return Arguments(tuple(_placed(request, x, as_dtype(x.dtype)) for x in arrays), dict(user.attrs))
 
 
-def fill(request: Request) -> Call:
+def fill(request: Request) -> Arguments:
     """No inputs: shape, dtype and device are attributes."""
     attrs = {"value": 1, "shape": request.shape, "dtype": request.dtype}
-    return Call((), {**attrs, **({} if request.device == CPU else {"device": request.device})})
+    return Arguments((), {**attrs, **({} if request.device == CPU else {"device": request.device})})
 
 
-def transposed(request: Request) -> Call:
+def transposed(request: Request) -> Arguments:
     """A matrix `[n, m]` that lies in memory as `[m, n]`."""
     rows, columns = request.shape
     x = _random(request, columns, rows)
-    return Call((x.view((rows, columns), (1, rows)),), {})
+    return Arguments((x.view((rows, columns), (1, rows)),), {})
 
 
-def reduction(request: Request) -> Call:
+def reduction(request: Request) -> Arguments:
     """Values around 0; the axes may be several, or all."""
     extra: dict[str, dict[str, Any]] = {"var": {"correction": 1}, "std": {"correction": 1}, "norm": {"p": 2.0}}
     attrs = {"axes": request.axes, **extra.get(request.op.name, {})}
-    return Call((_random(request, *request.shape),), attrs)
+    return Arguments((_random(request, *request.shape),), attrs)
 
 
-def sum_to_shape(request: Request) -> Call:
+def sum_to_shape(request: Request) -> Arguments:
     """Values around 0; the axes are summed and keep size 1."""
     axes = normalize_axes(request.axes, len(request.shape))
-    return Call((_random(request, *request.shape),), {"shape": reduced_shape(request.shape, axes, keepdim=True)})
+    return Arguments((_random(request, *request.shape),), {"shape": reduced_shape(request.shape, axes, keepdim=True)})
 
 
-def along_axis(request: Request) -> Call:
+def along_axis(request: Request) -> Arguments:
     """One axis, called as the op calls it; argmax and argmin also take all.
 
     Raises:
@@ -162,80 +162,80 @@ def along_axis(request: Request) -> Call:
     if isinstance(request.axes, tuple) or (request.axes is None and request.op.name not in ("argmax", "argmin")):
         raise UsageError(f"{request.op.name} takes one axis", where="--axis", next="give one number, such as -1")
     extra = {"k": min(8, *request.shape)} if request.op.name == "topk" else {}
-    return Call((_random(request, *request.shape),), {name: request.axes, **extra})
+    return Arguments((_random(request, *request.shape),), {name: request.axes, **extra})
 
 
 def _product_sizes(shape: Shape) -> tuple[int, int, int]:
     return (*shape * 3,)[:3] if len(shape) == 1 else (shape[0], shape[1], shape[2])
 
 
-def matmul(request: Request) -> Call:
+def matmul(request: Request) -> Arguments:
     """`[M, K]` and `[K, N]`."""
     rows, inner, columns = _product_sizes(request.shape)
-    return Call((_random(request, rows, inner), _random(request, inner, columns)), {})
+    return Arguments((_random(request, rows, inner), _random(request, inner, columns)), {})
 
 
-def linear(request: Request) -> Call:
+def linear(request: Request) -> Arguments:
     """x `[M, K]` and a weight `[N, K]`, no bias."""
     rows, inner, columns = _product_sizes(request.shape)
-    return Call((_random(request, rows, inner), _random(request, columns, inner)), {})
+    return Arguments((_random(request, rows, inner), _random(request, columns, inner)), {})
 
 
-def norm(request: Request) -> Call:
+def norm(request: Request) -> Arguments:
     """Rows, and the weight (and bias) of their width; rows alone where they are quantised."""
     width = request.shape[-1]
     if request.op.name == "quantize_rows":
-        return Call((_random(request, *request.shape),), {})
+        return Arguments((_random(request, *request.shape),), {})
     parameters = [_random(request, width) for _ in range(2 if request.op.name == "layer_norm" else 1)]
-    return Call((_random(request, *request.shape), *parameters), {"eps": 1e-6})
+    return Arguments((_random(request, *request.shape), *parameters), {"eps": 1e-6})
 
 
-def attention(request: Request) -> Call:
+def attention(request: Request) -> Arguments:
     """Causal, as many key heads as query heads."""
     b, t, heads, size = request.shape
     attrs = {"scale": 1 / math.sqrt(size)}
     if request.op.name == "attention_packed":
-        return Call((_random(request, b, t, 3 * heads, size),), {"heads": heads, "key_heads": heads, **attrs})
-    return Call(tuple(_random(request, b, t, heads, size) for _ in range(3)), attrs)
+        return Arguments((_random(request, b, t, 3 * heads, size),), {"heads": heads, "key_heads": heads, **attrs})
+    return Arguments(tuple(_random(request, b, t, heads, size) for _ in range(3)), attrs)
 
 
-def swiglu(request: Request) -> Call:
+def swiglu(request: Request) -> Arguments:
     """Gate and up, side by side where the op takes them so."""
     *lead, width = request.shape
     if request.op.name == "swiglu_packed":
-        return Call((_random(request, *lead, 2 * width),), {})
-    return Call((_random(request, *lead, width), _random(request, *lead, width)), {})
+        return Arguments((_random(request, *lead, 2 * width),), {})
+    return Arguments((_random(request, *lead, width), _random(request, *lead, width)), {})
 
 
-def rope(request: Request) -> Call:
+def rope(request: Request) -> Arguments:
     """`[B, T, heads, size]`, with tables of the usual angles."""
     b, t, heads, size = request.shape
     angles = np.outer(np.arange(t), 10000.0 ** (-np.arange(size // 2) / max(size // 2, 1)))
     tables = [_placed(request, f(angles), request.dtype) for f in (np.cos, np.sin)]
-    return Call((_random(request, b, t, heads, size), *tables), {})
+    return Arguments((_random(request, b, t, heads, size), *tables), {})
 
 
-def embedding(request: Request) -> Call:
+def embedding(request: Request) -> Arguments:
     """Each row of the table once, in random order: so the table's size is what is read, as the op's cost counts it."""
     rows, width = request.shape
     ids = request.rng.permutation(rows)
-    return Call((_placed(request, ids, int64), _random(request, rows, width)), {})
+    return Arguments((_placed(request, ids, int64), _random(request, rows, width)), {})
 
 
 def _labels(request: Request, rows: int, classes: int) -> Array:
     return _placed(request, request.rng.integers(0, classes, rows), int64)
 
 
-def cross_entropy(request: Request) -> Call:
+def cross_entropy(request: Request) -> Arguments:
     """Logits and random labels."""
     rows, classes = request.shape
     attrs = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
-    return Call((_random(request, rows, classes), _labels(request, rows, classes)), attrs)
+    return Arguments((_random(request, rows, classes), _labels(request, rows, classes)), attrs)
 
 
-def linear_cross_entropy(request: Request) -> Call:
+def linear_cross_entropy(request: Request) -> Arguments:
     """Hidden states, the head's weight, as small as a model's is, and random labels; gradients come with the loss."""
     rows, width, classes = request.shape
     weight = _values(request, (classes, width), request.dtype, -(width**-0.5), width**-0.5)
     inputs = _random(request, rows, width), weight, _labels(request, rows, classes)
-    return Call(inputs, {"ignore_index": -100, "with_grads": True, "mean": True})
+    return Arguments(inputs, {"ignore_index": -100, "with_grads": True, "mean": True})
