@@ -1,4 +1,4 @@
-"""Time on a GPU alone: replays of a CUDA graph, or single calls behind a fill that empties the L2."""
+"""Time on a GPU alone: replays of a CUDA graph, or single calls after a fill that flushes the L2."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _events(backend: CudaBackend) -> Iterator[tuple[int, int]]:
 def of_graph(call: Callable[[], object], backend: CudaBackend, held: int) -> Iterator[Sampler]:
     """A sampler whose every sample is one replay of a graph of `held` calls, whatever number it is asked for.
 
-    Another replay stands before it: while that one runs, the host launches the one that counts, which then begins
+    Another replay precedes it: while that one runs, the host launches the one that counts, which then begins
     without a wait.
 
     Raises:

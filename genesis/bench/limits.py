@@ -53,7 +53,7 @@ class Limits:
 
 
 def has_gpu_time(device: Device) -> bool:
-    """Whether there is a GPU whose time can be told from the host's: not on the CPU nor in Triton's interpreter."""
+    """Whether a GPU's time can be separated from the host's: not on the CPU nor in Triton's interpreter."""
     return _kind(device) == "cuda"
 
 

@@ -1,7 +1,7 @@
-"""How long a call takes, and how sure that is: samples are added until the median stands, or the time is over.
+"""How long a call takes, and how sure that is: samples are added until the median is precise or the time is over.
 
 The confidence interval of the median is that of order statistics, which assumes nothing about how times are
-distributed (Hahn & Meeker, Statistical Intervals, 1991, 5.2). Outliers, such as an interrupt, are told apart by their
+distributed (Hahn & Meeker, Statistical Intervals, 1991, 5.2). Outliers, such as an interrupt, are recognized by their
 distance from the median in median absolute deviations.
 """
 
@@ -57,7 +57,7 @@ class Timing(NamedTuple):
         spread: the distance of the quartiles, as a share of the median.
         samples, calls: how many were kept, and how many calls each held.
         outliers: how many were left out.
-        is_noisy: the wanted precision was not reached, or the spread is large, or outliers are many.
+        is_noisy: the requested precision was not reached, or the spread is large, or outliers are many.
     """
 
     seconds: float
@@ -71,7 +71,7 @@ class Timing(NamedTuple):
 
 
 def measure(sample: Sampler, plan: Plan | None = None) -> Timing:
-    """Warm up, choose how many calls make a sample, and take samples until the median stands or the time is over."""
+    """Warm up, choose how many calls make a sample, and sample until the median is precise or the time is over."""
     plan = Plan() if plan is None else plan
     calls = _calls_a_sample(_warm_up(sample, plan), plan)
     samples: list[float] = []
@@ -94,7 +94,7 @@ def _warm_up(sample: Sampler, plan: Plan) -> float:
 
 
 def _calls_a_sample(seconds: float, plan: Plan) -> int:
-    """So many calls that a sample is long beside the clock's own cost."""
+    """So many calls that a sample is long compared with the clock's own cost."""
     return plan.most_calls if seconds <= 0 else min(max(math.ceil(plan.sample / seconds), 1), plan.most_calls)
 
 
@@ -127,9 +127,9 @@ def median_interval(count: int) -> tuple[int, int]:
 def of_wall(
     call: Callable[[], object], wait: Callable[[], object], clock: Callable[[], float] = time.perf_counter
 ) -> Sampler:
-    """Wall time of calls one after the other, with one wait for the device behind them.
+    """Wall time of calls one after the other, with one device synchronization after them.
 
-    The wait that stands before the first of them is not counted.
+    The synchronization before the first of them is not counted.
     """
 
     def sample(calls: int) -> float:
@@ -146,7 +146,7 @@ def of_wall(
 def of_host(
     call: Callable[[], object], wait: Callable[[], object], clock: Callable[[], float] = time.perf_counter
 ) -> Sampler:
-    """The host's time alone: nothing is waited for behind the calls, of which the device's queue must hold all."""
+    """The host's time alone: nothing is waited for after the calls, of which the device's queue must hold all."""
 
     def sample(calls: int) -> float:
         wait()

@@ -4,7 +4,7 @@ A cache is a folder of our own: made with mode 0700, owned by this user, writabl
 which nobody else can exchange it. An entry is one regular file with a single link, owned by this user, with a checksum
 over every byte and a structure that is checked (`entry`). Folders and files are opened relative to each other
 (`trust`), so that nothing can be exchanged between the check and the use. A folder that breaks the rule is not used:
-the process warns once and keeps a private folder, removed at its end. An entry that breaks the rule is made again.
+the process warns once and keeps a private folder, removed at its end. An entry that breaks the rule is rebuilt.
 
 The checksum finds rot. It stops no attacker; owners and modes do.
 """

@@ -1,4 +1,4 @@
-"""One maker an entry: a lock of the entry's own name, which the kernel gives back when its process ends.
+"""One builder an entry: a lock of the entry's own name, which the kernel gives back when its process ends.
 
 Who waits says for whom. Where the file system cannot lock, nobody waits: entries appear by rename, so the worst is that
 two processes make the same one. The file goes when the lock is given back; who opened it before sees that and starts

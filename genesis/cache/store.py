@@ -27,7 +27,7 @@ from genesis.errors import DiskError, escape
 
 __all__ = ["USER", "Cache", "Cached", "State", "user_folder"]
 
-State = Literal["found", "made", "made again"]
+State = Literal["found", "made", "rebuilt"]
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,150}")
 _TEMPORARY = ".tmp-"
 _NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # say nothing of the file that could not be opened
@@ -53,7 +53,7 @@ def user_folder(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A checked entry, and whether it was found, made, or made again because it was damaged."""
+    """A checked entry, and whether it was found, made, or rebuilt because it was damaged."""
 
     entry: Entry
     state: State
@@ -146,7 +146,7 @@ class Cache:
             with _errors("remove", path):
                 if is_first:
                     _discard_temporary(folder, name)
-                state: State = "made again" if _discard(folder, name) else "made"
+                state: State = "rebuilt" if _discard(folder, name) else "made"
             self._write(folder, name, make, flush=True)
             entry = self._written(name)
         finally:

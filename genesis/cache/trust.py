@@ -138,7 +138,7 @@ def _make(folder: int, path: Path, mode: int) -> None:
             os.fsync(parent)
         finally:
             close_read(parent)
-    except OSError:  # not everybody may read it, nor every file system flush it; what is lost is made again
+    except OSError:  # not everybody may read it, nor every file system flush it; what is lost is rebuilt
         pass
 
 

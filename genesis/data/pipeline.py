@@ -63,7 +63,7 @@ class DataReport:
 
     Attributes:
         defects: training documents left out, where that was asked for.
-        tokenizer: given, or trained on the data now or before ("made", "found"; "made again": the cache was damaged).
+        tokenizer: given, or trained on the data now or before ("made", "found"; "rebuilt": the cache was damaged).
         tokens: the same for the tokenized training documents.
         shared_documents: training documents whose text is also in the held-out sources that the user named.
         files: the files of the training sources, read and not read.

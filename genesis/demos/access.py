@@ -1,4 +1,4 @@
-"""Access: the same copy of float32, from memory that lies in a row, with gaps, across, and in random order.
+"""Access: the same copy of float32, from contiguous memory, with gaps, across rows, and in random order.
 
 Memory comes in lines (64 bytes on most processors, sectors of 32 on a GPU). Of a line that is read, only what is used
 counts here: so gaps cost what they skip.

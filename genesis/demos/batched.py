@@ -37,12 +37,12 @@ def _told(rows: list[DemoRow], count: int) -> list[str]:
     each = (one.wall.seconds - batch.wall.seconds) / count
     if ratio < 1:
         return [f"On this machine the batch takes {factor(1 / ratio)} as long as the loop: report it."]
-    told = [f"By the clock the loop takes {factor(ratio)} as long: {format_seconds(each)} more for each product."]
+    sentences = [f"By the clock the loop takes {factor(ratio)} as long: {format_seconds(each)} more for each product."]
     if one.gpu is not None and batch.gpu is not None:
         alone = one.gpu.seconds / batch.gpu.seconds
         host = one.wall.seconds / one.gpu.seconds
-        told.append(
+        sentences.append(
             f"On the GPU alone, with the host's work done ahead in a graph, it takes {factor(alone)} as long, as the"
             f" small products do not fill it; the clock shows {factor(host)} the loop's GPU time."
         )
-    return told
+    return sentences

@@ -43,7 +43,7 @@ class Setting:
     plan: Plan = field(default_factory=Plan)
 
     def size(self, *, gpu: T, cpu: T, fast: T, tiny: T) -> T:
-        """The size for this place; `tiny` is for Triton's interpreter."""
+        """The size for this device; `tiny` is for Triton's interpreter."""
         if self.device != CPU and not has_gpu_time(self.device):
             return tiny
         return fast if self.is_fast else cpu if self.device == CPU else gpu
@@ -147,7 +147,7 @@ def factor(ratio: float) -> str:
 
 
 def passes(slow: DemoRow, quick: DemoRow) -> str:
-    """What more passes over memory cost: launches, bytes and time beside those of fewer passes, and what that says."""
+    """What more passes over memory cost: launches, bytes and time next to those of fewer passes, and what that says."""
     moved, time = slow.bytes / quick.bytes, slow.seconds / quick.seconds
     return (
         f"{slow.name.capitalize()} there are {slow.launches} passes, {quick.name} {quick.launches}; that is"

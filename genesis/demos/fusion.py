@@ -48,8 +48,8 @@ def _gelu(x: Tensor, setting: Setting) -> Section:
         more, notes = _kernels(x)
         ways += more
     rows = compare(ways, setting)
-    told = [passes(*rows[:2]), *_languages(rows)]
-    return Section(title=f"GELU of {_shape(x)}", rows=rows, sentences=told, notes=notes)
+    sentences = [passes(*rows[:2]), *_languages(rows)]
+    return Section(title=f"GELU of {_shape(x)}", rows=rows, sentences=sentences, notes=notes)
 
 
 def _kernels(x: Tensor) -> tuple[list[Way], list[str]]:
@@ -83,7 +83,7 @@ def _languages(rows: list[DemoRow]) -> list[str]:
     if not others:
         return []
     ratios = {row.name: row.seconds / fused.seconds for row in others}
-    told = " and ".join(f"{name} {format_ratio(ratio)}" for name, ratio in ratios.items())
+    listed = " and ".join(f"{name} {format_ratio(ratio)}" for name, ratio in ratios.items())
     alike = all(abs(ratio - 1) <= CLOSE for ratio in ratios.values())
     end = "what a kernel is written in matters less here than how often memory is passed" if alike else "kernels differ"
-    return [f"Of the fused op's time it takes {told}: {end}."]
+    return [f"Of the fused op's time it takes {listed}: {end}."]

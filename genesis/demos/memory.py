@@ -63,15 +63,15 @@ def sections(setting: Setting) -> Iterator[Section]:
 
 def _told(rows: list[DemoRow], size: int) -> list[str]:
     new, own, into_own = rows
-    told = [
-        f"New memory takes {(new.peak_bytes or 0) / size:.1f} tensors beside the input at its peak, in place"
+    sentences = [
+        f"New memory takes {(new.peak_bytes or 0) / size:.1f} tensors besides the input at its peak, in place"
         f" {(own.peak_bytes or 0) / size:.1f}, a tensor of ours {(into_own.peak_bytes or 0) / size:.1f}."
     ]
     ratio = new.seconds / own.seconds
     if abs(ratio - 1) <= 0.05:
-        told.append("They take the same time: they read and write the same bytes.")
+        sentences.append("They take the same time: they read and write the same bytes.")
     else:
-        told.append(
+        sentences.append(
             f"In place takes {factor(1 / ratio)} the time of new memory, though it reads and writes the same bytes."
         )
-    return told
+    return sentences

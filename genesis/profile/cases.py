@@ -1,6 +1,6 @@
 """What an op is called with when only a shape is given: the kinds of ops, their typical shapes, and the names of ops.
 
-Every other module here is generic over the registry. An op of a new kind is added by one row of `KINDS` and its maker.
+Every other module here is generic over the registry. An op of a new kind takes one row of `KINDS` and its factory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments of ops made from a shape: one maker for each kind of op, as `cases.py` lists them."""
+"""Arguments of ops made from a shape: one factory for each kind of op, as `cases.py` lists them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Axes = int | tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class Request:
-    """What a maker is given.
+    """What a factory is given.
 
     Attributes:
         shape: what the kind's `shape` says it means.
@@ -95,7 +95,7 @@ def _random(request: Request, *shape: int) -> Array:
     return _values(request, shape, request.dtype)
 
 
-# --- Makers -----------------------------------------------------------------------------------------------------------
+# --- Factories --------------------------------------------------------------------------------------------------------
 
 
 def elementwise(request: Request) -> Arguments:
@@ -133,7 +133,7 @@ def fill(request: Request) -> Arguments:
 
 
 def transposed(request: Request) -> Arguments:
-    """A matrix `[n, m]` that lies in memory as `[m, n]`."""
+    """A matrix `[n, m]` that is stored as `[m, n]`."""
     rows, columns = request.shape
     x = _random(request, columns, rows)
     return Arguments((x.view((rows, columns), (1, rows)),), {})

@@ -176,7 +176,7 @@ def _wrapped(x: Any) -> Any:
 def _gpu_time(
     call: Callable[[], object], device: Device, wall: Timing, settings: Settings, notes: list[str]
 ) -> Timing | None:
-    """GPU time, or None with a note where it cannot be told."""
+    """GPU time, or None with a note where it cannot be measured."""
     if not has_gpu_time(device):
         return None
     if settings.cold:
@@ -190,7 +190,7 @@ def _gpu_time(
 
 
 class Passes(NamedTuple):
-    """A call that is recorded, and the walk backward through one such."""
+    """The forward pass of a case, which records the call, and the backward pass through it."""
 
     forward: Callable[[], object]
     backward: Callable[[], object]
@@ -220,7 +220,7 @@ def passes_of(case: Case) -> Passes:
 
 
 def _backward(case: Case, passes: Passes, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
-    """The cost of recording the call, and of the walk backward through it."""
+    """The cost of recording the call, and of its backward pass."""
     wait = wait_for(case.device)
     with enable_grad():
         recorded = measure(of_wall(passes.forward, wait), settings.plan)

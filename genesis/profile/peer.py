@@ -1,4 +1,4 @@
-"""Another library beside Genesis: started in a process of its own, asked for its times, and compared interleaved.
+"""Another library compared with Genesis: started in a process of its own and timed in interleaved rounds.
 
 The peer's process runs `peers/child.py` with this interpreter or another environment's. It gets the same shapes,
 dtypes, strides and values; its results are looked at for their shape alone.
@@ -118,7 +118,7 @@ class Child:
         return said
 
     def _read(self, seconds: float) -> dict[str, Any]:
-        """The next line, as it stands for a dictionary."""
+        """The next line, parsed as a dictionary."""
         assert self._process.stdout is not None
         out, end = self._process.stdout.fileno(), time.monotonic() + seconds
         while b"\n" not in self._rest:
@@ -202,14 +202,14 @@ def versus(
     child: Child,
     plan: Plan,
     call: Callable[[], object],
-    walk: Callable[[], object] | None,
+    backward_call: Callable[[], object] | None,
     shape: tuple[int, ...],
     notes: list[str],
 ) -> Peer | None:
     """An op against torch's; None with a note where there is none, or where it fails.
 
     Args:
-        call, walk: ours, forward and (where it is asked for) backward.
+        call, backward_call: ours, forward and (where it is asked for) backward.
         shape: of our (first) result, which torch's must have.
     """
     if not case.op.torch and case.op.name not in CALLS:
@@ -223,7 +223,7 @@ def versus(
         if tuple(facts["shape"]) != shape:
             raise PeerError(f"its result has the shape {tuple(facts['shape'])}, ours {shape}")
         forward = _rounds(call, "forward", child, case.device, plan)
-        backward = None if walk is None else _rounds(walk, "backward", child, case.device, plan)
+        backward = None if backward_call is None else _rounds(backward_call, "backward", child, case.device, plan)
         child.ask("close")
     except DeviceError as error:
         notes.append(f"not compared with torch: {error.what}")

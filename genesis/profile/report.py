@@ -24,7 +24,7 @@ from genesis.profile.schema import (
 __all__ = ["render_lines"]
 
 WIDTH = 100
-INDENT = 16  # of what stands beside a title in the details
+INDENT = 16  # of the text after a title in the details
 
 
 def render_lines(report: OpReport) -> Iterator[str]:
@@ -73,7 +73,7 @@ def _table(rows: Sequence[OpRow]) -> Iterator[str]:
     yield from lines
 
 
-LEFT = ("case", "share", "cause", "note")  # columns of words; numbers stand to the right
+LEFT = ("case", "share", "cause", "note")  # columns of text; numbers are aligned right
 
 
 def _cells(row: OpRow) -> dict[str, str]:
@@ -203,26 +203,26 @@ def _taken(taken: Resources) -> str:
 
 
 def _waves(taken: Resources) -> str:
-    """How the grid fills the SMs: "3.3 waves, the last fills 25%: 19% of the slots stand empty"."""
+    """How the grid fills the SMs: "3.3 waves, the last fills 25%: 19% of the slots stay empty"."""
     if taken.waves <= 1:
         return "one full wave" if taken.waves == 1 else f"one wave, {taken.waves:.0%} full"
     last = taken.waves % 1 or 1.0
     text = f"{taken.waves:.{1 if taken.waves < 100 else 0}f} waves"
-    return text if last == 1 else f"{text}, the last {last:.0%} full: {taken.idle:.0%} of all slots stand empty"
+    return text if last == 1 else f"{text}, the last {last:.0%} full: {taken.idle:.0%} of all slots stay empty"
 
 
 def _peer(peer: Peer) -> str:
     """Both times and their ratio, forward and backward."""
 
-    def told(ratio: Ratio) -> str:
+    def phrase(ratio: Ratio) -> str:
         ours, theirs = format_seconds(ratio.seconds), format_seconds(ratio.peer_seconds)
         spread = _percent(ratio.spread) if ratio.spread < 1 else f"a factor of {1 + ratio.spread:.1f}"
         noisy = ", noisy" if ratio.is_noisy else ""
         return f"{format_ratio(ratio.ratio)}x ({ours} here, {theirs} there, rounds {spread} apart{noisy})"
 
     threads = "" if peer.threads is None else f", {peer.threads} thread{'s' * (peer.threads != 1)}"
-    backward = "" if peer.backward is None else f"; backward {told(peer.backward)}"
-    return f"{told(peer.forward)}{backward}; {peer.name} {peer.version}, {peer.clock} time{threads}"
+    backward = "" if peer.backward is None else f"; backward {phrase(peer.backward)}"
+    return f"{phrase(peer.forward)}{backward}; {peer.name} {peer.version}, {peer.clock} time{threads}"
 
 
 def _stages(dispatch: Dispatch) -> str:

@@ -78,7 +78,7 @@ def _bound(kernel: KernelFacts, processor: SMFacts, threads: int, dynamic: int) 
 def hint_of(launches: Sequence[Launch]) -> str:
     """What the kernels' resources say to someone who wants a call faster; empty where they say nothing.
 
-    Few programs count where no kernel of the call has enough: beside larger ones they are those of a helper.
+    Few programs count where no kernel of the call has enough: next to larger ones they belong to a helper.
     """
     most = max((math.prod(launch.grid) for launch in launches), default=0)
     for launch in launches:

@@ -1,4 +1,4 @@
-"""Where a call stands under the roofline, what holds it back, and what would help: pure functions of numbers.
+"""Where a call is under the roofline, what holds it back, and what would help: pure functions of numbers.
 
 The least time of a call is that of the limit that binds: its bytes at the rate of a copy, or its FLOPs at the rate of
 a large matrix product, whichever takes longer (Williams, Waterman & Patterson, 2009).
@@ -126,7 +126,7 @@ def _advice(facts: Facts, cause: str, share: float | None) -> str:
         assert facts.recording is not None
         return (
             f"recording adds {format_seconds(facts.recording)} to a call of {format_seconds(facts.wall)}:"
-            " use no_grad() where no gradient is needed, or one fused op in the place of several"
+            " use no_grad() where no gradient is needed, or one fused op instead of several"
         )
     if cause == "launch":
         return _advice_on_launches(facts)

@@ -57,7 +57,7 @@ class Time(StrictModel):
     outliers: int
     """Samples left out."""
     is_noisy: bool
-    """The wanted precision was not reached, or the spread is large, or outliers are many."""
+    """The requested precision was not reached, or the spread is large, or outliers are many."""
 
     @classmethod
     def of(cls, timing: Timing) -> Self:
@@ -91,7 +91,7 @@ class Resources(StrictModel):
     waves: float
     """The grid over `slots`: how often they are filled. A persistent kernel takes one wave or less."""
     idle: float
-    """The share of slots that stand empty because the last wave does not fill them, over all waves."""
+    """The share of slots that stay empty because the last wave does not fill them, over all waves."""
 
 
 class Launch(StrictModel):
@@ -129,11 +129,11 @@ class Backward(StrictModel):
     recording: float
     """What recording adds to the call: a difference of two medians, which noise can make negative."""
     wall: Time
-    """Wall time of the walk backward through this one op."""
+    """Wall time of the backward pass of this one op."""
     gpu: Time | None
     """GPU time of the same; null on the CPU, and where a CUDA graph cannot hold it."""
     launches: list[Launch] | None = None
-    """What the walk puts on the GPU, in order; null on the CPU."""
+    """What the backward pass launches on the GPU, in order; null on the CPU."""
 
 
 class Ratio(StrictModel):
@@ -177,7 +177,7 @@ class OpRow(StrictModel):
     op: str
     """Name in the registry."""
     family: str
-    """The file of `genesis/ops` that it stands in."""
+    """The file of `genesis/ops` that defines it."""
     shape: list[int]
     """As it was asked for; `inputs` tells what was made from it."""
     axes: list[int] | None

@@ -22,7 +22,7 @@ from genesis.report.summary import seconds_of, summarize
 
 __all__ = ["Measured", "Setup", "build", "dtypes_of", "measure_all"]
 
-Told = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +76,17 @@ class Measured(NamedTuple):
     left: int = 0
 
 
-def measure_all(planned: Sequence[Job], setup: Setup, told: Told = lambda text: None) -> Measured:
+def measure_all(planned: Sequence[Job], setup: Setup, notify: Notify = lambda text: None) -> Measured:
     """Every case; those that look slower than in the last run once more. KeyboardInterrupt ends it with what there is.
 
     Args:
-        told: is called with what comes next.
+        notify: is called with what comes next.
     """
     found, done = Measured([], [], [], 0.0), dict[int, Job]()
     start = time.perf_counter()
     try:
         for count, job in enumerate(planned, 1):
-            told(f"{count}/{len(planned)} {job.name} {job.size}")
+            notify(f"{count}/{len(planned)} {job.name} {job.size}")
             for each in run([job], setup.device, setup.dtype, setup.settings):
                 match each:
                     case Entry():
@@ -96,28 +96,28 @@ def measure_all(planned: Sequence[Job], setup: Setup, told: Told = lambda text: 
                         found.failures.append(each)
                     case Skipped():
                         found.skipped.append(each)
-        _measure_slower_again(found.entries, done, setup, told)
+        _measure_slower_again(found.entries, done, setup, notify)
     except KeyboardInterrupt:
         left = len(planned) - len(found.entries) - len(found.failures) - len(found.skipped)
         found = found._replace(interrupted=True, left=left)
     return found._replace(seconds=time.perf_counter() - start)
 
 
-def _measure_slower_again(entries: list[Entry], done: dict[int, Job], setup: Setup, told: Told) -> None:
+def _measure_slower_again(entries: list[Entry], done: dict[int, Job], setup: Setup, notify: Notify) -> None:
     """What looks slower than in the last run gets a second chance: another program may have been in the way."""
     changes = changes_since(setup.earlier(entries), entries)
     slower = {(each.name, each.label, each.dtype) for each in changes if each.verdict == "slower"}
     for i, entry in enumerate(entries):
         row = entry.row
         if (row.name, row.label, row.dtype) in slower:
-            told(f"once more: {row.name} {row.label}")
+            notify(f"once more: {row.name} {row.label}")
             for again in run([done[i]], setup.device, setup.dtype, setup.settings):
                 if isinstance(again, Entry) and seconds_of(again.row) < seconds_of(row):
                     entries[i] = again
 
 
 def dtypes_of(measured: Measured, setup: Setup) -> list[str]:
-    """The dtype that was asked for (float32 by default), and those that ops took in its place."""
+    """The dtype that was asked for (float32 by default), and those that ops took instead."""
     return list(dict.fromkeys([setup.row.dtype, *(entry.row.dtype for entry in measured.entries)]))
 
 

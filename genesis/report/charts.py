@@ -1,4 +1,4 @@
-"""The geometry of a report's charts: where bars, points and lines stand. `page.html` draws them."""
+"""The geometry of a report's charts: where bars, points and lines are. `page.html` draws them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def look_of(row: OpRow) -> str:
 
 
 def stacked(parts: Sequence[float]) -> list[tuple[float, float]]:
-    """Start and width in per cent of parts that stand side by side and fill the whole width."""
+    """Start and width in per cent of parts that are side by side and fill the whole width."""
     total, found, start = sum(parts) or 1.0, [], 0.0
     for part in parts:
         found.append((100 * start / total, 100 * part / total))
@@ -154,7 +154,7 @@ def roofline(entries: Sequence[Entry], limits: LimitsRow, width: int, height: in
         bottom=height - BELOW,
         top=TOP,
         right=width - RIGHT,
-        points=[Point(x(e.row.intensity or 1.0), y(e.row.flops_per_second), look_of(e.row), _told(e)) for e in rows],
+        points=[Point(x(e.row.intensity or 1.0), y(e.row.flops_per_second), look_of(e.row), _tooltip(e)) for e in rows],
         roof=[(x(10.0 ** xs[0]), y(lowest_roof)), (x(ridge), top), (width - RIGHT, top)],
         columns=[Tick(x(10.0**power), _power(power)) for power in _thinned(xs, width // 80)],
         rows=[Tick(y(10.0**power), format_rate(10.0**power, "").strip()) for power in _thinned(ys, height // 40)],
@@ -178,7 +178,7 @@ def _power(power: int) -> str:
     return f"{10.0**power:g}"
 
 
-def _told(entry: Entry) -> str:
+def _tooltip(entry: Entry) -> str:
     row = entry.row
     assert row.share is not None
     where = f"{format_rate(row.flops_per_second, 'FLOP/s')} at {row.intensity:.3g} FLOP a byte"

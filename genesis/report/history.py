@@ -151,7 +151,7 @@ def _times(before: _Row, now: OpRow) -> _Pair:
     return _Pair((before.gpu if now.gpu else None) or before.wall, ours)
 
 
-class _Beside(NamedTuple):
+class _Comparison(NamedTuple):
     """A case, and the last earlier run that has it."""
 
     row: OpRow
@@ -166,26 +166,26 @@ class _Beside(NamedTuple):
 
 
 def changes_since(earlier: Sequence[Past], entries: Sequence[Entry]) -> list[Change]:
-    """Each case beside the last run that has it."""
+    """Each case paired with the last run that has it."""
     found = list(_compared(earlier, entries))
     scatters = {since: scatter_of([each.ratio for each in found if each.since == since]) for since in _dates(found)}
     return [_change(each, scatters[each.since]) for each in found]
 
 
-def _compared(earlier: Sequence[Past], entries: Sequence[Entry]) -> Iterator[_Beside]:
+def _compared(earlier: Sequence[Past], entries: Sequence[Entry]) -> Iterator[_Comparison]:
     runs = [(past.date, past.rows) for past in earlier]
     for row in (entry.row for entry in entries):
         having = [(date, rows[_key(row)]) for date, rows in runs if _key(row) in rows]
         if having:
             since, last = having[-1]
-            yield _Beside(row, since, _times(last, row), [_times(each, row).before.seconds for _, each in having])
+            yield _Comparison(row, since, _times(last, row), [_times(each, row).before.seconds for _, each in having])
 
 
-def _dates(found: Iterable[_Beside]) -> set[str]:
+def _dates(found: Iterable[_Comparison]) -> set[str]:
     return {each.since for each in found}
 
 
-def _change(found: _Beside, scatter: float) -> Change:
+def _change(found: _Comparison, scatter: float) -> Change:
     row, ratio, (before, after) = found.row, found.ratio, found.pair
     noise = max(noise_of(before, after, found.earlier), scatter)
     verdict: Literal["slower", "faster", "same"] = "same"

@@ -48,7 +48,7 @@ def markdown_of(report: BenchReport) -> str:
 def markdown_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], words: Sequence[str] = ()
 ) -> Iterator[str]:
-    """The lines of a table; columns of `words` stand to the left, numbers to the right."""
+    """The lines of a table; columns of `words` are aligned left, numbers right."""
     yield _row(columns)
     yield "|" + "|".join(" --- " if name in words else " ---: " for name in columns) + "|"
     for row in rows:

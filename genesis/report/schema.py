@@ -96,7 +96,7 @@ class Category(StrictModel):
 
 
 class PeerSummary(StrictModel):
-    """The cases beside another library."""
+    """The cases compared with another library."""
 
     name: str
     version: str
@@ -135,7 +135,7 @@ class Summary(StrictModel):
 
 
 class Change(StrictModel):
-    """A case beside the last earlier run that has it."""
+    """A case compared with the last earlier run that has it."""
 
     name: str
     label: str

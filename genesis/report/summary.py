@@ -141,7 +141,7 @@ def _recommendations(entries: Sequence[Entry], failures: Sequence[Failure], chan
     rows = [entry.row for entry in entries]
     if failures:
         names = listed([f"{f.name} {f.label}" for f in failures])
-        yield f"Repair what failed: {names}; the errors stand below."
+        yield f"Repair what failed: {names}; the errors are below."
     slower = sorted((c for c in changes if c.verdict == "slower"), key=lambda c: -c.ratio)
     if slower:
         names = listed([f"{c.name} {c.label} ×{format_ratio(c.ratio)}" for c in slower])
@@ -210,7 +210,7 @@ def _about_launches(rows: Sequence[OpRow]) -> Iterable[str]:
         return
     on_gpu = any(row.gpu is not None for row in bound)
     what = "capture them in a CUDA graph, fuse them, or call them on larger tensors" if on_gpu else (
-        "call them on larger tensors, or use one fused op in the place of several"
+        "call them on larger tensors, or use one fused op instead of several"
     )  # fmt: skip
     yield (
         f"{len(bound)} of {len(rows)} cases are bound by the call itself, not by the machine's limits: {what}."

@@ -1,4 +1,4 @@
-"""The report in the terminal: the summary, and where the whole of it lies."""
+"""The report in the terminal: the summary, and where the whole of it is."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_the_sm_with_most_tiles_counts(product: tuple[int, ...], made: dict[str,
     assert ("as it is shared out" in describe(bound)) == (work > 1.01)
 
 
-def test_tiles_are_told() -> None:
+def test_tiles_are_described() -> None:
     made = lower_bound_of(row(26.0, tiled(98, 64, 128, 128), product=(896, 896, 8192)), 0.65, LAUNCH, {})
     assert describe(made) == (
         "1 launch (product 1.00 µs) and 16.9 µs at the limit, 22.8 µs as it is shared out: 23.8 µs of 26.0 µs, 91%;"
@@ -151,5 +151,5 @@ def test_tiles_are_told() -> None:
         ({"name": "fill", "grid": [], "sm_count": 132}, None),
     ],
 )
-def test_what_fills_no_sms_is_told(made: dict[str, Any], note: str | None) -> None:
+def test_what_fills_no_sms_is_noted(made: dict[str, Any], note: str | None) -> None:
     assert lower_bound_of(row(4.0, made), 0.3, LAUNCH, {}).notes == (() if note is None else (note,))

@@ -195,7 +195,7 @@ def test_launches_beside_torch() -> None:
     assert "a call with autograd has the ratio 0.60. The driver's launch" in page(LAUNCHES)
 
 
-def test_reports_of_bench_ops_are_told_with_their_reasons(tmp_path: Path) -> None:
+def test_reports_of_bench_ops_are_listed_with_their_reasons(tmp_path: Path) -> None:
     made = report(
         tmp_path, entry("add", 0.9), entry("sort", 0.1, label="8"), entry("sort", 0.3, label="16"), entry("exp", 0.5),
         entry("neg", 0.1, cause="launch"),
@@ -226,7 +226,7 @@ def test_reports_beside_torch_name_what_is_below_1(tmp_path: Path) -> None:
     assert lines_with(text, "| log 4x4 | 0.970 | within the spread of the rounds, 5.0% |")
 
 
-def test_a_model_is_told_with_where_its_time_goes() -> None:
+def test_a_model_is_listed_with_where_its_time_goes() -> None:
     seconds = {"seconds": 2.0}
     case = {
         "batch": 1, "length": 8, "step": seconds, "tokens_per_second": 4.0, "mfu": 0.5, "memory": {"peak": 2048},

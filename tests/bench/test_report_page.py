@@ -206,7 +206,7 @@ def test_bars_show_each_op_once_at_its_largest_size() -> None:
 @pytest.mark.parametrize("size", [(1040, 460), (340, 380)])
 def test_the_roofline_bends_at_the_ridge(size: tuple[int, int]) -> None:
     rows = [
-        entry("slope", 1.0, intensity=1.0, flops=10, flops_per_second=1e10),
+        entry("ridge side", 1.0, intensity=1.0, flops=10, flops_per_second=1e10),
         entry("flat", 1.0, intensity=1000.0, flops=10, flops_per_second=1e11),
         entry("none", 1.0, flops=0, intensity=0.0),
         entry("other", 1.0, dtype="int32"),
@@ -214,12 +214,12 @@ def test_the_roofline_bends_at_the_ridge(size: tuple[int, int]) -> None:
     found = charts.roofline(rows, LIMITS, *size)
     assert found is not None
     (x0, y0), (x1, y1), (x2, y2) = found.roof
-    slope, flat = found.points
-    assert slope.y - y0 == pytest.approx((slope.x - x0) * (y1 - y0) / (x1 - x0), abs=0.2)  # on the slope
+    sloping, flat = found.points
+    assert sloping.y - y0 == pytest.approx((sloping.x - x0) * (y1 - y0) / (x1 - x0), abs=0.2)  # on the sloping line
     assert (y1, flat.y, flat.title.split(":")[0]) == (y2, y2, "flat 4x4")
-    for at in (x0, x1, x2, slope.x, flat.x):
+    for at in (x0, x1, x2, sloping.x, flat.x):
         assert found.left <= at <= found.right
-    for at in (y0, y1, y2, slope.y):
+    for at in (y0, y1, y2, sloping.y):
         assert found.top <= at <= found.bottom
     assert charts.roofline(rows[2:], LIMITS, *size) is None
 

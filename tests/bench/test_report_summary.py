@@ -33,7 +33,7 @@ def test_counts() -> None:
 def test_nothing_was_measured() -> None:
     found = summarize([], [FAILURE])
     assert (found.success_rate, found.median_share, found.best, found.worst) == (0.0, None, [], [])
-    assert found.recommendations == ["Repair what failed: sort 8; the errors stand below."]
+    assert found.recommendations == ["Repair what failed: sort 8; the errors are below."]
     assert summarize([], []).recommendations == []
 
 

@@ -1,4 +1,4 @@
-"""The cache: made once, found again, made again when damaged, shared by processes, nothing half left behind."""
+"""The cache: made once, found again, rebuilt when damaged, shared by processes, nothing left half done."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(Cache(sys.argv[1]).get("tokens", {"format": 1}, make).state)
 """
 
 
-class Maker:
+class Builder:
     """Writes `PARTS`, and counts how often."""
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ def put(folder: Path) -> Path:
 
 def opened(folder: Path) -> Path:
     """The same with a file that an older version wrote for the key `KEY`."""
-    Cache(folder).get("tokens", KEY, Maker())
+    Cache(folder).get("tokens", KEY, Builder())
     (file,) = folder.iterdir()
     return file
 
 
 def test_an_entry_is_made_once(tmp_path: Path) -> None:
-    make = Maker()
+    make = Builder()
     first = Cache(tmp_path / "deep/cache").get("tokens", KEY, make)
     second = Cache(tmp_path / "deep/cache").get("tokens", KEY, make)
     assert (first.state, second.state, make.calls) == ("made", "found", 1)
@@ -87,7 +87,7 @@ def test_modes(tmp_path: Path) -> None:
 
 
 def test_other_kinds_and_keys_are_other_entries(tmp_path: Path) -> None:
-    make = Maker()
+    make = Builder()
     for kind, key in [("tokens", KEY), ("gzip", KEY), ("tokens", KEY | {"format": 2}), ("tokens", {**KEY, "more": 0})]:
         Cache(tmp_path).get(kind, key, make)
     assert len(list(tmp_path.iterdir())) == make.calls == 4
@@ -211,13 +211,13 @@ BREAKS: dict[str, Callable[[Path], object]] = {
 def test_an_entry_that_breaks_the_rule_is_made_again_once(tmp_path: Path, broken: str) -> None:
     if broken == "another owner" and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
-    make, cache = Maker(), tmp_path / "cache"
+    make, cache = Builder(), tmp_path / "cache"
     Cache(cache).get("tokens", KEY, make)
     (file,) = cache.iterdir()
     BREAKS[broken](file)
     assert Cache(cache).find(file.name) is None
     again = Cache(cache).get("tokens", KEY, make)
-    assert (again.state, make.calls, content(again.entry)) == ("made again", 2, PARTS)
+    assert (again.state, make.calls, content(again.entry)) == ("rebuilt", 2, PARTS)
     assert Cache(cache).get("tokens", KEY, make).state == "found"
     assert list(cache.iterdir()) == [file]
     if (elsewhere := tmp_path / "elsewhere").exists():
@@ -255,7 +255,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_folder_that_breaks_the_rule_is_not_used(tmp_path: Path, broken: str) -> None:
     if "another" in broken and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
-    folder, make, told = tmp_path / "parent/cache", Maker(), list[str]()
+    folder, make, told = tmp_path / "parent/cache", Builder(), list[str]()
     Cache(folder).get("tokens", KEY, make)
     change, reason = FOLDERS[broken]
     change(folder)
@@ -346,14 +346,14 @@ def test_where_no_folder_is_safe_an_error_says_so(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_no_entry_gives_way(tmp_path: Path) -> None:
     """As the folders of older versions do; what a link leads to stays."""
-    make, cache, precious = Maker(), tmp_path / "cache", tmp_path / "precious"
+    make, cache, precious = Builder(), tmp_path / "cache", tmp_path / "precious"
     Cache(cache).get("tokens", KEY, make)
     (file,) = cache.iterdir()
     file.unlink()
     shutil.copytree(tmp_path / "cache", precious)
     (precious / "file").write_text("kept")
     file.symlink_to(precious)
-    assert Cache(cache).get("tokens", KEY, make).state == "made again"
+    assert Cache(cache).get("tokens", KEY, make).state == "rebuilt"
     assert (precious / "file").read_text() == "kept"
 
 
@@ -365,7 +365,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stopped"):
         Cache(tmp_path).get("tokens", KEY, fail)
     assert not list(tmp_path.iterdir())
-    assert Cache(tmp_path).get("tokens", KEY, Maker()).state == "made"
+    assert Cache(tmp_path).get("tokens", KEY, Builder()).state == "made"
 
 
 def test_an_error_of_what_is_read_stays_what_it_is(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_an_error_of_what_is_read_stays_what_it_is(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_dead_writers_are_swept(tmp_path: Path) -> None:
-    make = Maker()
+    make = Builder()
     Cache(tmp_path).get("tokens", KEY, make)
     (file,) = tmp_path.iterdir()
     file.unlink()
@@ -399,7 +399,7 @@ def test_leftovers_of_dead_writers_are_swept(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_gives_other_bytes_back_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Maker()
+    make = Builder()
     monkeypatch.setattr(Cache, "_read", lambda self, name, limit: None)
     with pytest.raises(DiskError, match="read back as other bytes") as caught:
         Cache(tmp_path).get("tokens", KEY, make)
@@ -409,7 +409,7 @@ def test_a_disk_that_gives_other_bytes_back_is_an_error(tmp_path: Path, monkeypa
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(DiskError):
-        Cache(tmp_path / "file/cache").get("tokens", KEY, Maker())
+        Cache(tmp_path / "file/cache").get("tokens", KEY, Builder())
     told: list[str] = []
     optional = Cache(tmp_path / "file/cache", optional=True, tell=told.append)
     optional.put("one", PARTS)
@@ -425,7 +425,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str) -
     Cache(tmp_path).put("other", PARTS)
     monkeypatch.setattr(entry_module, "observer", observe)
     with pytest.raises(DiskError, match=r"No space left.*needed .* bytes, free ") as caught:
-        Cache(tmp_path).get("tokens", KEY, Maker())
+        Cache(tmp_path).get("tokens", KEY, Builder())
     assert (caught.value.exit_code, caught.value.errno) == (8, 28)
     Cache(tmp_path, optional=True).put("one", PARTS)
     monkeypatch.setattr(entry_module, "observer", None)
@@ -434,7 +434,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str) -
 
 
 def test_too_many_open_files_cost_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, make = Cache(tmp_path), Maker()
+    cache, make = Cache(tmp_path), Builder()
     cache.get("tokens", KEY, make)
 
     def fail(folder: int, name: str) -> int:
@@ -450,12 +450,12 @@ def test_too_many_open_files_cost_no_entry(tmp_path: Path, monkeypatch: pytest.M
 def test_the_lock_of_a_run_is_another_one(tmp_path: Path) -> None:
     """`data.cache_dir` may be `train.output_dir`: this waited for ever."""
     with FolderLock(tmp_path):
-        assert Cache(tmp_path).get("tokens", KEY, Maker()).state == "made"
+        assert Cache(tmp_path).get("tokens", KEY, Builder()).state == "made"
 
 
 def test_who_waits_says_for_whom_and_finds_what_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "PATIENCE", 2)
-    make, told = Maker(), list[str]()
+    make, told = Builder(), list[str]()
     name = opened(tmp_path).name
     (tmp_path / name).unlink()
     holder = subprocess.Popen(
@@ -505,7 +505,7 @@ def test_a_lock_that_is_none_of_ours_gives_way(tmp_path: Path, stands_there: str
         "a hard link": lambda: os.link(precious, lock),
     }
     puts[stands_there]()
-    assert Cache(folder).get("tokens", KEY, Maker()).state == "made"
+    assert Cache(folder).get("tokens", KEY, Builder()).state == "made"
     assert precious.read_text() == "kept" and [path.name for path in folder.iterdir()] == [name]
 
 
@@ -514,13 +514,13 @@ def test_a_thread_that_holds_a_lock_does_not_wait_for_itself(tmp_path: Path) -> 
         Cache(tmp_path).get("tokens", KEY, make)
         make(writer)
 
-    make = Maker()
+    make = Builder()
     assert Cache(tmp_path).get("tokens", KEY, nested).state == "made"
     assert make.calls == 2 and len(list(tmp_path.iterdir())) == 1
 
 
 def test_threads_of_one_process_make_an_entry_once(tmp_path: Path) -> None:
-    make, states = Maker(), list[str]()
+    make, states = Builder(), list[str]()
 
     def slow(writer: EntryWriter) -> None:
         time.sleep(0.1)
@@ -543,8 +543,8 @@ def test_a_file_system_without_locks_keeps_nobody_waiting(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.flock", cannot)
-    assert Cache(tmp_path).get("tokens", KEY, Maker()).state == "made"
-    assert Cache(tmp_path).get("tokens", KEY, Maker()).state == "found"
+    assert Cache(tmp_path).get("tokens", KEY, Builder()).state == "made"
+    assert Cache(tmp_path).get("tokens", KEY, Builder()).state == "found"
 
 
 def test_of_several_processes_one_makes_the_entry(tmp_path: Path) -> None:
@@ -620,7 +620,7 @@ def test_a_close_that_fails_costs_only_what_was_written(tmp_path: Path, monkeypa
         return [os.readlink(path) for path in folder.iterdir() if path.is_symlink()]
 
     monkeypatch.setattr(os, "close", close)
-    make = Maker()
+    make = Builder()
     failing.add("read")
     cache = Cache(tmp_path / "cache")
     assert [cache.get("tokens", KEY, make).state for _ in range(2)] == ["made", "found"]
@@ -664,5 +664,5 @@ def test_an_error_of_the_cache_names_the_first_reason(
 
     monkeypatch.setattr(os, "open", failing)
     with pytest.raises(DiskError, match=os.strerror(errno.EIO)) as caught:
-        Cache(tmp_path / "cache").get("tokens", KEY, Maker())
+        Cache(tmp_path / "cache").get("tokens", KEY, Builder())
     assert str(tmp_path / "cache") in caught.value.where

@@ -87,7 +87,7 @@ def test_the_table_is_text() -> None:
     assert lines[4].startswith("four ops on 1024x1024 float32, 4.0 MiB")
     assert lines[5].split()[:3] == ["way", "ops", "read+written"]
     assert lines[6].startswith("in new memory ")
-    assert lines[9].startswith("New memory takes 2.0 tensors beside the input at its peak, in place 0.0,")
+    assert lines[9].startswith("New memory takes 2.0 tensors besides the input at its peak, in place 0.0,")
 
 
 def test_names() -> None:

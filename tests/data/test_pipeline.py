@@ -106,7 +106,7 @@ def test_a_damaged_tokenizer_in_the_cache_is_trained_again(corpus_folder: Path, 
     (entry,) = (tmp_path / "cache").glob("tokenizer-*")
     entry.write_bytes(b"{}")
     second = prepared(corpus_folder, tmp_path / "cache")
-    assert second.report.tokenizer == "made again"
+    assert second.report.tokenizer == "rebuilt"
     assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
 
 

@@ -116,13 +116,13 @@ def test_the_rest_of_a_file_is_read_after_a_record_is_left_out(tmp_path: Path) -
 
 
 def make_unreadable(kind: str, path: Path) -> None:
-    makers: dict[str, Callable[[], object]] = {
+    factories: dict[str, Callable[[], object]] = {
         "fifo": lambda: os.mkfifo(path),
         "broken link": lambda: path.symlink_to("nowhere"),
         "link to a folder's own loop": lambda: path.symlink_to(path.name),
         "device": lambda: path.symlink_to("/dev/zero"),
     }
-    makers[kind]()
+    factories[kind]()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "broken link", "link to a folder's own loop", "device"])

@@ -217,5 +217,5 @@ def test_damaged_tokens_are_made_again(corpus_folder: Path, tokenizer: Tokenizer
     data[len(data) // 2] ^= 0x10
     entry.write_bytes(data)
     tokens, state, steps = run(corpus_folder, tokenizer, tmp_path / "cache")
-    assert state == "made again" and steps
+    assert state == "rebuilt" and steps
     assert documents_of(tokens) == first

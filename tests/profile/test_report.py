@@ -149,7 +149,7 @@ def test_kernels_say_what_they_take() -> None:
     found = " ".join(text(row(launches=launches)).split())
     fold = (
         "fold: 128 threads, 64 registers, 16.0 KiB shared, no spills; 8 programs an SM, 50% of its warps"
-        " (registers bind); 3.2 waves, the last 25% full: 19% of all slots stand empty"
+        " (registers bind); 3.2 waves, the last 25% full: 19% of all slots stay empty"
     )
     assert found.count(fold) == 1
     assert "24 bytes of local memory a thread (spills); 1 program an SM" in found

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 __all__ = ["main", "sampled"]
 
-WORKS = {"ops": "torch_ops", "steps": "torch_steps"}  # modules beside this file; each has `opened`
+WORKS = {"ops": "torch_ops", "steps": "torch_steps"}  # modules next to this file; each has `opened`
 LEAST_SAMPLES = 5
 
 

@@ -149,7 +149,7 @@ class Job:
     def sampler(self, what: str) -> Callable[[], float]:
         """What gives the seconds of a call, "forward" or "backward", time after time."""
         if what not in self.samplers:
-            call = self._plain if what == "forward" else self._walk()
+            call = self._plain if what == "forward" else self._backward()
             self.samplers[what] = self._of_graph(call) if self.clock == "GPU" else self._of_wall(call)
         return self.samplers[what]
 
@@ -161,8 +161,8 @@ class Job:
         with self.torch.no_grad():
             return self.call()
 
-    def _walk(self) -> Callable[[], Any]:
-        """The walk backward through one recorded call."""
+    def _backward(self) -> Callable[[], Any]:
+        """The backward pass of one recorded call."""
         torch = self.torch
         for leaf in self.leaves:
             leaf.requires_grad_()

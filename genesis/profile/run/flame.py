@@ -36,7 +36,7 @@ def stacks_of(recorded: Recorded, on_gpu: bool) -> dict[Stack, float]:
         for key, seconds in (divided(step.frames, step.start, step.end) if not on_gpu else {}).items():
             found[_stack(key.phase, key.module, key.op)] += seconds / len(recorded.steps)
         for kernel in step.kernels if on_gpu else ():
-            if not kernel.beside:
+            if not kernel.is_concurrent:
                 stack = (*_stack(kernel.phase, kernel.module, kernel.op), kernel.name)
                 found[stack] += (kernel.end - kernel.start) / len(recorded.steps)
         if on_gpu:
@@ -46,7 +46,7 @@ def stacks_of(recorded: Recorded, on_gpu: bool) -> dict[Stack, float]:
 
 
 def _stack(phase: str, module: str, op: str) -> Stack:
-    """Layers count together; what stands in brackets says nothing that the phase does not."""
+    """Layers count together; what is in brackets says nothing that the phase does not."""
     if module == IDLE:
         return (phase,)
     path = [] if module.startswith("(") else _path(aggregated(module))
@@ -84,7 +84,7 @@ class _Node:
 
 
 def flame_graph(stacks: Mapping[Stack, float], title: str) -> bytes:
-    """The stacks as an SVG that needs nothing else: widths are times, the step lies at the top."""
+    """The stacks as an SVG that needs nothing else: widths are times, the step is at the top."""
     root = _Node(title)
     for stack, seconds in stacks.items():
         root.seconds += seconds
@@ -114,7 +114,7 @@ def _frames(root: _Node, node: _Node, x: float, depth: int, scale: float, phase:
     if label := fitted(text, width - 6):
         markup += element("text", label, class_="on", x=x + 4, y=y + 13)
     yield titled(markup, f"{name}: {format_seconds(node.seconds)}, {share:.1%} of the step")
-    first = {name: place for place, name in enumerate(PHASES)} if node is root else {}
+    first = {name: position for position, name in enumerate(PHASES)} if node is root else {}
     for child in sorted(node.below.values(), key=lambda n: (first.get(n.name, len(first)), -n.seconds, n.name)):
         yield from _frames(root, child, x, depth + 1, scale, child.name if depth == 0 else phase)
         x += child.seconds * scale

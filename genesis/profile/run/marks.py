@@ -1,8 +1,8 @@
-"""When each kernel of a step ran on the GPU: events around every launch, and behind every kernel inside a CUDA graph.
+"""When each kernel of a step ran on the GPU: events around every launch, and after every kernel inside a CUDA graph.
 
-Launched one by one, a kernel has an event before it and one behind it: what lies between a kernel's end and the next
-one's beginning is idle time. In a graph an event stands behind every kernel, and a kernel's time starts where the one
-before ended. Kernels then run one after the other: what a graph would run beside, or bring up early, waits its turn.
+Launched one by one, a kernel has an event before it and one after it: what is between a kernel's end and the next
+one's beginning is idle time. In a graph an event follows every kernel, and a kernel's time starts where the one
+before ended. Kernels then run one after the other: what a graph would run concurrently or launch early waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Kernel", "Marks"]
 
-COPY = "(copy)"  # stands for the op of a copy that none made
+COPY = "(copy)"  # the op of a copy that no op made
 
 
 class Kernel(NamedTuple):
@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
 
     Attributes:
         start, end: seconds since the first mark of the step.
-        beside: it ran on another stream than the step, at the same time as other work.
+        is_concurrent: it ran on another stream than the step, at the same time as other work.
         shapes: of the op's inputs and outputs.
         launched: when the host launched it by `time.perf_counter`; of a graph's, when it was captured.
     """
@@ -45,7 +45,7 @@ class Kernel(NamedTuple):
     grid: tuple[int, ...]
     start: float
     end: float
-    beside: bool
+    is_concurrent: bool
     in_graph: bool
     shapes: tuple[Shape, ...] = ()
     launched: float = 0.0
@@ -84,11 +84,11 @@ class Marks:
     """Puts events around launches while `watching` is entered. What was captured meanwhile keeps its events.
 
     Args:
-        place: the phase and the module of what is launched now.
+        location: the phase and the module of what is launched now.
     """
 
-    def __init__(self, backend: CudaBackend, place: Callable[[], tuple[str, str]]) -> None:
-        self.backend, self.place = backend, place
+    def __init__(self, backend: CudaBackend, location: Callable[[], tuple[str, str]]) -> None:
+        self.backend, self.location = backend, location
         self._launches: list[_Launch] = []
         self._unnamed: list[_Launch] = []  # of the op that runs, whose name follows
         self._kernels: list[Kernel] = []
@@ -118,9 +118,9 @@ class Marks:
     def _kernel(self, one: _Launch, in_graph: bool) -> Kernel:
         elapsed = self.backend.driver.elapsed
         start, end = elapsed(self._base, one.before), elapsed(self._base, one.after)
-        beside = not in_graph and one.stream != self._main
+        is_concurrent = not in_graph and one.stream != self._main
         about = one.name, one.op, one.phase, one.module, one.grid
-        return Kernel(*about, start, end, beside, in_graph, one.shapes, one.at)
+        return Kernel(*about, start, end, is_concurrent, in_graph, one.shapes, one.at)
 
     def _read_graphs(self) -> None:
         """Read the events of graphs that were replayed: the next replay writes over them."""
@@ -180,7 +180,7 @@ class Marks:
             record(before, stream)
             run()
         record(after, stream)
-        launch = _Launch(name, grid, *self.place(), at, stream, before, after)
+        launch = _Launch(name, grid, *self.location(), at, stream, before, after)
         into.append(launch)
         self._unnamed.append(launch)
 

@@ -102,7 +102,7 @@ def plain_steps(subject: Subject, count: int, warm_up: int) -> list[float]:
 def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Ranges | None = None) -> list[StepRecord]:
     """`count` steps under watch, after `warm_up` others under watch."""
     recorder, waits = Recorder(subject.model, ranges), Waits(subject.device)
-    marks = None if subject.device == CPU else Marks(_backend(subject), recorder.place)
+    marks = None if subject.device == CPU else Marks(_backend(subject), recorder.location)
     found = []
     try:
         with _watched(subject, recorder, marks), waits.watching(), _frozen():
@@ -166,7 +166,7 @@ def _step(subject: Subject, recorder: Recorder, marks: Marks | None, waits: Wait
 def memory_of(subject: Subject) -> Timeline:
     """One more step, whose memory is followed."""
     recorder = Recorder(subject.model)
-    watch = MemoryWatch(subject.device, recorder.place)
+    watch = MemoryWatch(subject.device, recorder.location)
     recorder.after_op.append(watch.op_ended)
     wait = wait_for(subject.device)
     with _watched(subject, recorder, None):

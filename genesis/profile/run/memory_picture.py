@@ -1,4 +1,4 @@
-"""The memory of a step as data, and as a picture: areas by what it is for, phases behind them, the peak marked."""
+"""The memory of a step as data, and as a picture: an area for each category, a band for each phase, the peak marked."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ def memory_picture(timeline: Timeline, title: str) -> bytes:
     length, top = max(timeline.seconds[-1], 1e-9), _round_up(timeline.peak_bytes)
     scale = _Scale(length, top)
     peak = timeline.seconds[timeline.peak]
-    told = f"peak {format_bytes(timeline.peak_bytes)} in {timeline.peak_phase}, {format_seconds(peak)} into the step"
+    when = f"{timeline.peak_phase}, {format_seconds(peak)} into the step"
+    text = f"peak {format_bytes(timeline.peak_bytes)} in {when}"
     body = [
         element("text", escape(title), class_="title", x=LEFT, y=26.0),
-        element("text", escape(told), class_="soft", x=LEFT, y=45.0),
+        element("text", escape(text), class_="soft", x=LEFT, y=45.0),
         *_legend(timeline),
         *_grid(scale),
         *_areas(timeline, scale),

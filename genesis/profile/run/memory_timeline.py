@@ -56,7 +56,7 @@ class Timeline:
     Attributes:
         seconds: since the beginning of the step, of each change; the first is the beginning itself.
         nbytes: by category, at each of these moments.
-        peak: the place of the highest sum.
+        peak: the index of the highest sum.
         held: at the peak, by who holds it, the most first.
         pool_peak: the highest sum by the pool's own count.
         lasting: bytes by category before the step.
@@ -82,11 +82,11 @@ class MemoryWatch:
     """Follows the pool of a device through one step.
 
     Args:
-        place: the phase and the module of what runs now.
+        location: the phase and the module of what runs now.
     """
 
-    def __init__(self, device: Device, place: Callable[[], tuple[str, str]]) -> None:
-        self.place = place
+    def __init__(self, device: Device, location: Callable[[], tuple[str, str]]) -> None:
+        self.location = location
         self._pool = _pool_of(device)
         self._blocks: list[_Block] = []  # taken in the step
         self._live: dict[int, _Block] = {}
@@ -117,7 +117,7 @@ class MemoryWatch:
     def _changed(self, address: int, nbytes: int) -> None:
         now = time.perf_counter()
         if nbytes > 0:
-            block = self._live[address] = _Block(address, nbytes, now, *self.place())
+            block = self._live[address] = _Block(address, nbytes, now, *self.location())
             self._blocks.append(block)
             self._unnamed[threading.get_ident()].append(block)
         else:
@@ -215,7 +215,7 @@ def _reset_peak(pool: Any) -> None:
 
 
 def _block_of(array: Array) -> tuple[int, int] | None:
-    """Address and bytes of the pool's block that an array lies in; None for memory that is not the pool's."""
+    """Address and bytes of the pool's block that holds an array; None for memory that is not the pool's."""
     storage: Any = array.storage
     if hasattr(storage, "pool"):
         return None if storage.block is None else (storage.block.pointer, storage.block.size)

@@ -35,13 +35,13 @@ class Recorder:
     """Notes frames while `watching` is entered.
 
     Args:
-        model: whose modules are told apart, by their dotted names.
+        model: whose modules are distinguished by their dotted names.
         ranges: where the frames are shown to another profiler, too.
 
     Attributes:
         frames: of the step so far.
         ambient: the phase of what happens outside of all marked ones.
-        after_op: told each op with its operands, its start and its end.
+        after_op: called after each op with its operands, its start and its end.
     """
 
     def __init__(self, model: Module, ranges: Ranges | None = None) -> None:
@@ -52,7 +52,7 @@ class Recorder:
         self._ranges = ranges
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._thread = _Thread()
-        self._of_node: dict[int, str] = {}  # modules of nodes, by their place in the order of recording
+        self._of_node: dict[int, str] = {}  # modules of nodes, by their position in the order of recording
         edges = ((name, parameter.edge()) for name, parameter in model.named_parameters())
         self._of_leaf = {edge.node.sequence: name for name, edge in edges if edge is not None}
         self._called: set[str] = set()  # modules; parameters of others are used by one around them
@@ -62,7 +62,7 @@ class Recorder:
         self.frames, self.ambient = [], "data"
         self._of_node.clear()
 
-    def place(self) -> tuple[str, str]:
+    def location(self) -> tuple[str, str]:
         """The phase and the module in which this thread is."""
         own = self._thread
         phase = own.phases[-1] if own.phases else self.ambient
@@ -121,7 +121,7 @@ class Recorder:
         try:
             yield
         finally:
-            phase, _ = self.place()
+            phase, _ = self.location()
             self._thread.modules.pop()
             self._pop()
             self._note("module", path, phase, path, started)
@@ -130,7 +130,7 @@ class Recorder:
 
     def recorded(self, node: BaseNode) -> None:
         """A node belongs to the module that made it."""
-        self._of_node[node.sequence] = self.place()[1]
+        self._of_node[node.sequence] = self.location()[1]
 
     def runs_backward(self) -> Any:
         """A backward pass."""
@@ -148,7 +148,7 @@ class Recorder:
         finally:
             modules.pop()
             self._pop()
-            self._note("module", module, self.place()[0], module, started)
+            self._note("module", module, self.location()[0], module, started)
 
     def _module_of(self, node: BaseNode) -> str:
         """The module that recorded a node; of a leaf the one that was called and has the parameter."""
@@ -174,7 +174,7 @@ class Recorder:
         if not ops:
             return  # it began before anybody watched
         _, start = ops.pop()
-        phase, module = self.place()
+        phase, module = self.location()
         self.frames.append(Frame("op", op.name, phase, module, start, end, threading.get_ident()))
         self._pop()
         for watch in self.after_op:

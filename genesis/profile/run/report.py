@@ -39,7 +39,7 @@ def render_lines(report: RunReport) -> Iterator[str]:
 def _mode(mode: ModeRow) -> Iterator[str]:
     where = "on the GPU, from the first kernel to the last" if mode.measure == "gpu" else "by the clock on the wall"
     yield (f"{mode.mode} step: {format_seconds(mode.seconds)} {where}, mean of {mode.steps}; {_watching(mode)}")
-    order = {name: place for place, name in enumerate(PHASES)}
+    order = {name: position for position, name in enumerate(PHASES)}
     yield ""
     yield from _table("phase", sorted(mode.phases, key=lambda r: order.get(r.name, len(order))), mode, len(PHASES))
     yield ""
@@ -107,9 +107,9 @@ def _sums(mode: ModeRow) -> Iterator[str]:
     text = f"{mode.launches:.0f} launches add up to {share:.1%} of the step's time on the GPU; the rest is idle."
     text += f" The host has launched everything after {format_seconds(mode.launched)}"
     if mode.mode == "captured":
-        text += ". An event stands behind every kernel of the graph, so that kernels run one after the other"
+        text += ". An event follows every kernel of the graph, so that kernels run one after the other"
     else:
-        text += ". Events stand around every launch: where the GPU waits for the host, a short kernel's time holds"
+        text += ". Events surround every launch: where the GPU waits for the host, a short kernel's time holds"
         text += " some of that wait"
     yield from _titled("sum", text)
 
@@ -145,7 +145,7 @@ def _advice(mode: ModeRow) -> str:
 
 
 def _place(line: str) -> str:
-    """file:line, from the present folder where it lies there."""
+    """file:line, relative to the current folder where it is below it."""
     here = os.getcwd() + os.sep
     return escape(line.removeprefix(here))
 

@@ -17,7 +17,7 @@ class TimeRow(StrictModel):
     """An op, a module or a phase; means of the profiled steps."""
 
     name: str
-    """A module's number of a layer is a star; what stands in brackets is no op or no module."""
+    """The layer index in a module's name is a star; what is in brackets is no op or no module."""
     calls: float
     """Of an op; 0 for what is none."""
     cpu_seconds: float

@@ -23,7 +23,7 @@ class Frame(NamedTuple):
     """A stretch of one thread's time; those of a thread nest.
 
     Attributes:
-        phase, module: in which it lies, or which it is.
+        phase, module: that contain it, or that it is.
         start, end: seconds of `time.perf_counter`.
     """
 

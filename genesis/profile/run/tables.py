@@ -30,7 +30,7 @@ def shares_of(recorded: Recorded, on_gpu: bool) -> dict[Key, float]:
 
 def kernel_shares(kernels: Sequence[Kernel]) -> dict[Key, float]:
     """Seconds on the GPU from the first kernel's start to the last one's end, the gaps between them as idle."""
-    inline = [kernel for kernel in kernels if not kernel.beside]
+    inline = [kernel for kernel in kernels if not kernel.is_concurrent]
     shares: dict[Key, float] = defaultdict(float)
     for kernel in inline:
         shares[Key(kernel.phase, kernel.module, kernel.op)] += kernel.end - kernel.start
@@ -121,7 +121,7 @@ def _rows(
 def _kernel_rows(steps: Sequence[StepRecord], whole: float) -> list[KernelRow]:
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     counts: Counter[tuple[str, str]] = Counter()
-    for kernel in (kernel for step in steps for kernel in step.kernels if not kernel.beside):
+    for kernel in (kernel for step in steps for kernel in step.kernels if not kernel.is_concurrent):
         seconds[kernel.op, kernel.name] += (kernel.end - kernel.start) / len(steps)
         counts[kernel.op, kernel.name] += 1
     rows = [

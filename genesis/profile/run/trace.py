@@ -1,6 +1,6 @@
 """The profiled steps as a Chrome trace, which Perfetto and chrome://tracing open: rows of the host and of the GPU.
 
-Readers drop a span that neither lies in another of its row nor beside it, and Perfetto takes a thread 0 for the one
+Readers drop a span that overlaps another of its row without nesting in it, and Perfetto takes a thread 0 for the one
 with its process's number. So spans of a row nest to the nanosecond, and no two rows of the trace have one number.
 """
 
@@ -46,15 +46,15 @@ def chrome_trace(recorded: Sequence[Recorded]) -> bytes:
     spans = list(_Spans([step for each in recorded for step in each.steps]).of(recorded))
     rows = sorted({(span.process, span.row) for span in spans})
     events = list(_names(rows))
-    for place in rows:
-        events += [span.event() for span in _nested(span for span in spans if (span.process, span.row) == place)]
+    for track in rows:
+        events += [span.event() for span in _nested(span for span in spans if (span.process, span.row) == track)]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _nested(row: Iterable[_Span]) -> list[_Span]:
     """A row's spans by their start, outer ones first.
 
-    A span that ends in another one lies in it, and that one begins with the first of what ends in it.
+    A span that ends inside another one is nested in it, and that one begins with the first of what ends in it.
     """
     before: list[_Span] = []  # that nothing later has in it so far
     found: list[_Span] = []  # inner ones first
@@ -86,17 +86,17 @@ class _Spans:
 
     def _on_host(self, step: StepRecord) -> Iterator[_Span]:
         for frame in step.frames:
-            place = (HOST, self.rows[frame.thread])
-            yield self._span(frame.name, frame.level, place, frame.start, frame.end, **_of(frame))
+            track = (HOST, self.rows[frame.thread])
+            yield self._span(frame.name, frame.level, track, frame.start, frame.end, **_of(frame))
         for wait in step.waits:
-            place = (HOST, self.rows[wait.thread])
-            yield self._span(wait.what, "wait", place, wait.start, wait.start + wait.seconds, line=wait.line)
+            track = (HOST, self.rows[wait.thread])
+            yield self._span(wait.what, "wait", track, wait.start, wait.start + wait.seconds, line=wait.line)
 
     def _on_gpu(self, step: StepRecord) -> Iterator[_Span]:
         ends: list[float] = []  # of the rows of other streams, which run at the same time
         for kernel in sorted(step.kernels, key=lambda k: k.start):
             row = COMPUTE
-            if kernel.beside:
+            if kernel.is_concurrent:
                 free = next((i for i, end in enumerate(ends) if end <= kernel.start), len(ends))
                 ends[free:] = [kernel.end, *ends[free + 1 :]]
                 row = BESIDE + free
@@ -104,9 +104,9 @@ class _Spans:
             of = {"op": kernel.op, "grid": list(kernel.grid), "shapes": [list(shape) for shape in kernel.shapes]}
             yield self._span(kernel.name, "kernel", (GPU, row), start, end, **_of(kernel), **of)
 
-    def _span(self, name: str, kind: str, place: tuple[int, int], start: float, end: float, **args: Any) -> _Span:
+    def _span(self, name: str, kind: str, track: tuple[int, int], start: float, end: float, **args: Any) -> _Span:
         first, last = (round((at - self.begin) * 1e9) for at in (start, end))
-        return _Span(name, kind, *place, first, max(first, last), args)
+        return _Span(name, kind, *track, first, max(first, last), args)
 
 
 def _of(what: Frame | Kernel) -> dict[str, Any]:
