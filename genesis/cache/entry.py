@@ -47,7 +47,7 @@ _CHUNK = 1 << 20
 _SMALL = 1 << 20  # bytes; a larger entry is mapped, not read
 
 # Called before each call that changes the disk, with what it does, where, and the bytes of a write; it may raise, or
-# return how many bytes a write places. For tests.
+# return how many bytes a write takes. For tests.
 Observer = Callable[[str, Path, int], int | None]
 observer: Observer | None = None
 
@@ -97,19 +97,19 @@ def read_entry(descriptor: int, name: str, limit: int | None = None) -> Entry:
 
 
 def _read(descriptor: int, size: int) -> bytes:
-    pieces, place = [], 0
-    while place < size and (piece := os.pread(descriptor, size - place, place)):
+    pieces, offset = [], 0
+    while offset < size and (piece := os.pread(descriptor, size - offset, offset)):
         pieces.append(piece)
-        place += len(piece)
+        offset += len(piece)
     return b"".join(pieces)
 
 
 def _hash(descriptor: int, size: int) -> bytes:
-    digest, place = hashlib.sha256(), 0
-    while place < size and (piece := os.pread(descriptor, min(_CHUNK, size - place), place)):
+    digest, offset = hashlib.sha256(), 0
+    while offset < size and (piece := os.pread(descriptor, min(_CHUNK, size - offset), offset)):
         digest.update(piece)
-        place += len(piece)
-    return digest.digest() if place == size else b""
+        offset += len(piece)
+    return digest.digest() if offset == size else b""
 
 
 def _index(name: str, sizes: Mapping[str, int]) -> bytes:
@@ -117,26 +117,26 @@ def _index(name: str, sizes: Mapping[str, int]) -> bytes:
 
 
 def _parts(index: bytes, name: str, end: int) -> dict[str, tuple[int, int]]:
-    """Where each part stands, from the one index that such an entry can have."""
+    """Where each part is, from the one index that such an entry can have."""
     try:
         sizes = {str(part): int(size) for part, size in json.loads(index)["parts"]}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Damaged("its index") from None
     if _index(name, sizes) != index:
         raise Damaged("its index")
-    found, place = {}, ALIGNMENT
+    found, offset = {}, ALIGNMENT
     for part, size in sizes.items():
-        if not 0 <= size <= end - place:
+        if not 0 <= size <= end - offset:
             raise Damaged("its index")
-        found[part] = place, size
-        place = _aligned(place + size)
-    if place != end:
+        found[part] = offset, size
+        offset = _aligned(offset + size)
+    if offset != end:
         raise Damaged("its index")
     return found
 
 
-def _aligned(place: int) -> int:
-    return -(-place // ALIGNMENT) * ALIGNMENT
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 class EntryWriter:
@@ -174,7 +174,7 @@ class EntryWriter:
             part.write(data)
 
     def finish(self, *, flush: bool) -> None:
-        """Write what makes the entry whole; with `flush`, return once it stands on the medium."""
+        """Write what makes the entry whole; with `flush`, return once it is on the medium."""
         if self._open is not None and not self._open.finished:
             raise ValueError(f"a part of {self._name} was not finished")
         index = _index(self._name, self._sizes)
@@ -247,7 +247,7 @@ class PartWriter:
 
 
 def observe(op: str, path: Path, size: int = 0) -> int:
-    """Show a call that is about to happen to the observer; the bytes that a write may place."""
+    """Show a call that is about to happen to the observer; the bytes that a write may take."""
     if observer is None:
         return size
     try:
@@ -278,9 +278,9 @@ def disk_error(error: OSError, op: str, path: Path, *, needed: int = 0) -> DiskE
 
 
 def _free(path: Path) -> int:
-    for place in path.parents:
+    for folder in path.parents:
         try:
-            info = os.statvfs(place)
+            info = os.statvfs(folder)
         except OSError:
             continue
         return info.f_bavail * info.f_frsize

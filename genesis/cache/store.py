@@ -103,7 +103,7 @@ class Cache:
             return None
 
     def put(self, name: str, parts: Mapping[str, Buffer]) -> None:
-        """Keep an entry of these parts, in the place of an older one; several processes may, and the last one stays.
+        """Keep an entry of these parts, instead of an older one; several processes may, and the last one stays.
 
         Raises:
             DiskError: it cannot be written, and the cache is not optional.
@@ -186,14 +186,14 @@ class Cache:
             close_read(descriptor)
 
     def _write(self, folder: int, name: str, make: Callable[[EntryWriter], object], *, flush: bool) -> None:
-        """Write aside and rename, so that no process ever reads half an entry."""
+        """Write to a temporary file and rename, so that no process ever reads half an entry."""
         assert _NAME.fullmatch(name), name
         path = self.folder / name
-        aside = f"{_TEMPORARY}{name}-{secrets.token_hex(8)}"
+        staged = f"{_TEMPORARY}{name}-{secrets.token_hex(8)}"
         observe("open", path)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(aside, flags, 0o600, dir_fd=folder)
+            descriptor = os.open(staged, flags, 0o600, dir_fd=folder)
         except OSError as error:
             raise disk_error(error, "open", path) from error
         try:
@@ -201,9 +201,9 @@ class Cache:
             writer = EntryWriter(descriptor, name, path)
             make(writer)
             writer.finish(flush=flush)
-            _take_place(folder, aside, name, path)
+            _take_place(folder, staged, name, path)
         except BaseException:
-            _unlink(folder, aside)
+            _unlink(folder, staged)
             close_read(descriptor)
             raise
         writer.close()  # only now: the open file holds the lock that keeps it from being swept
@@ -286,15 +286,15 @@ def _is_claimed(folder: int, name: str) -> bool:
         close_read(descriptor)
 
 
-def _take_place(folder: int, aside: str, name: str, path: Path) -> None:
+def _take_place(folder: int, staged: str, name: str, path: Path) -> None:
     """Rename; what is no entry (a folder of an older version, say) gives way."""
     observe("rename", path)
     try:
         try:
-            os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
         except (IsADirectoryError, FileExistsError):
             _discard(folder, name)
-            os.rename(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
         raise disk_error(error, "rename", path) from error
 

@@ -153,7 +153,7 @@ def _link(folder: int, name: str, shown: Path) -> str | None:
 
 
 def _looked_at(folder: int, name: str) -> os.stat_result | None:
-    """What `name` is, links not followed; None where it cannot be told, and why it could not be opened says more."""
+    """What `name` is, links not followed; None where it is not known, and why it could not be opened says more."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -198,7 +198,7 @@ def _check_parent(descriptor: int, shown: Path) -> None:
 
 
 def _trusted() -> set[int]:
-    """Whose folders may stand above ours: this user's and root's, also where a container shows root as nobody."""
+    """Whose folders may be above ours: this user's and root's, also where a container shows root as nobody."""
     return {os.geteuid(), 0} | _hidden_root()
 
 

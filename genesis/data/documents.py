@@ -78,18 +78,18 @@ def index_documents(documents: Iterable[Document]) -> DocumentIndex:
     """Read all `documents` once and remember what they are."""
     digests, sizes, lines = bytearray(), [], []
     files: dict[str, int] = {}
-    numbers = []
+    file_indices = []
     for document in documents:
         data = document.text.encode("utf-8")
         digests += _sha256(data)
         sizes.append(len(data))
-        numbers.append(files.setdefault(document.file, len(files)))
+        file_indices.append(files.setdefault(document.file, len(files)))
         lines.append(document.line)
     return DocumentIndex(
         np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32),
         np.array(sizes, np.int64),
         tuple(files),
-        np.array(numbers, np.int64),
+        np.array(file_indices, np.int64),
         np.array(lines, np.int64),
     )
 
@@ -102,7 +102,7 @@ class TokenSet:
         stream: uint16 or uint32 `[N]`, read-only; it may hold documents of other sets too.
         starts: int64 `[D]`, where each document begins in the stream. lengths: int64 `[D]`, its tokens, at least 2.
         index: the documents' names and sizes.
-        pad_id: the id for places in a batch that hold no token.
+        pad_id: the id for slots in a batch that hold no token.
         data_fingerprint: of the texts, and `tokenizer_fingerprint`: of what cut them; resuming compares both.
         unpredicted_bytes: int64 `[D]`, bytes of text in the first token, which nothing comes before; None: none.
     """

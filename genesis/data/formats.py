@@ -1,7 +1,7 @@
 """What kind of file this is: text that Genesis reads, or a table, picture, archive, program. It reads nothing itself.
 
 A file is judged by its name, then by its first bytes: a text may be named anything, but what holds a picture is no text
-under any name. Formats that can be told from text by their bytes alone are refused by both.
+under any name. Formats that differ from text by their bytes alone are refused by both.
 """
 
 from __future__ import annotations

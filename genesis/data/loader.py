@@ -29,15 +29,15 @@ _STATE_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """B rows of T places, all arrays int64 `[B, T]`.
+    """B rows of T slots, all arrays int64 `[B, T]`.
 
     Attributes:
-        input_ids: token ids; the tokenizer's pad id in places without a token.
-        labels: the ids again, unshifted, for a model that compares the logits of place t with the label of t + 1; -100
-            at the first token of each chunk and in places without a token.
-        position_ids: from 0 in each chunk, and again in the empty end of a row: attention begins at place - position.
+        input_ids: token ids; the tokenizer's pad id in slots without a token.
+        labels: the ids again, unshifted, for a model that compares the logits of slot t with the label of t + 1; -100
+            at the first token of each chunk and in slots without a token.
+        position_ids: from 0 in each chunk, and again in the empty end of a row: attention begins at slot - position.
         num_targets: labels that are not -100, at least 1.
-        num_tokens: places that hold a token.
+        num_tokens: slots that hold a token.
         samples: int64 `[n, 4]`: row, document, first token in the document, tokens; see `PackedLoader.describe`.
     """
 
@@ -57,7 +57,7 @@ class PackedLoader:
     Args:
         tokens: the documents.
         batch_size: B, rows in a batch.
-        seq_len: T, places in a row, 2 at least.
+        seq_len: T, slots in a row, 2 at least.
         seed: decides all orders, 0 to 2^64 - 1.
         shuffle: false keeps documents and rows in the order of the data, the same in all epochs.
 
@@ -187,18 +187,18 @@ class PackedLoader:
         lengths, columns = packing.chunks.lengths[which], packing.columns[which]
         documents, offsets = packing.chunks.documents[which], packing.chunks.offsets[which]
         within = _ranges(np.zeros_like(lengths), lengths)
-        places = np.repeat(row * self.seq_len + columns, lengths) + within
+        slots = np.repeat(row * self.seq_len + columns, lengths) + within
         ids = self.tokens.stream[np.repeat(self.tokens.starts[documents] + offsets, lengths) + within].astype(np.int64)
 
         shape = (self.batch_size, self.seq_len)
         input_ids = np.full(shape, self.tokens.pad_id, np.int64)
         labels = np.full(shape, IGNORE_INDEX, np.int64)
-        input_ids.reshape(-1)[places] = ids
-        labels.reshape(-1)[places] = np.where(within > 0, ids, IGNORE_INDEX)
+        input_ids.reshape(-1)[slots] = ids
+        labels.reshape(-1)[slots] = np.where(within > 0, ids, IGNORE_INDEX)
         filled = np.zeros(self.batch_size, np.int64)
         np.add.at(filled, row, lengths)
         position_ids = np.maximum(np.arange(self.seq_len) - filled[:, None], 0)
-        position_ids.reshape(-1)[places] = within
+        position_ids.reshape(-1)[slots] = within
         samples = np.stack([row, documents, offsets, lengths], axis=1)
         targets = len(ids) - len(lengths)
         return Batch(epoch, index, input_ids, labels, position_ids, targets, len(ids), samples)

@@ -1,7 +1,7 @@
 """Packing: documents cut into chunks of at most T tokens, and chunks laid into rows of T. It sees lengths, no tokens.
 
 A document longer than T is cut into chunks that overlap by one token: the first token of a chunk is never predicted, as
-nothing stands before it, so each token but the document's first is predicted exactly once. Chunks of T tokens are rows
+nothing precedes it, so each token but the document's first is predicted exactly once. Chunks of T tokens are rows
 by themselves. The others are packed by best fit, the longest first, over a window of chunks at a time: a window keeps
 the order's randomness, and rows left open are filled by later windows.
 """
@@ -34,11 +34,11 @@ class Chunks:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """R rows of `seq_len` places in which C chunks lie.
+    """R rows of `seq_len` slots that hold C chunks.
 
     Attributes:
         chunks: the chunks, ordered by row and column.
-        columns: int64 `[C]`, the place in its row at which a chunk begins.
+        columns: int64 `[C]`, the slot of its row at which a chunk begins.
         row_starts: int64 `[R + 1]`: row r holds the chunks `row_starts[r] : row_starts[r + 1]`.
     """
 
@@ -54,12 +54,12 @@ class Packing:
 
     @property
     def fill_rate(self) -> float:
-        """The fraction of all places that hold a token."""
+        """The fraction of all slots that hold a token."""
         return float(self.chunks.lengths.sum()) / (self.num_rows * self.seq_len)
 
 
 def cut(documents: Ints, lengths: Ints, seq_len: int) -> Chunks:
-    """The chunks of `documents` (numbers, in the order wanted) with `lengths` tokens, 2 at least, in that order.
+    """The chunks of `documents` (indices, in the order of the result) with `lengths` tokens, 2 at least, in that order.
 
     A chunk begins every `seq_len - 1` tokens, and none begins at a document's last token: each has 2 tokens or more.
     """
@@ -116,7 +116,7 @@ class _BestFit:
         else:
             room, row = self._seq_len, self._next_row
             self._next_row += 1
-        # A chunk has two tokens at least, so a single free place is full.
+        # A chunk has two tokens at least, so a single free slot is full.
         if room - length >= 2:
             self._open.setdefault(room - length, []).append(row)
             self._rooms |= 1 << (room - length)

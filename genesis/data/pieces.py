@@ -3,11 +3,11 @@
 A text is cut only where that follows from the tokenizer's parts. Two proofs are known:
 
 - The pre-tokenizer is one of those listed here, which end a token after every line end and before every space that
-  stand between other characters; the normalizer is none or NFC, which acts within such borders.
+  occur between other characters; the normalizer is none or NFC, which acts within such borders.
 - No token but the line end's own holds a line end, so no merge reaches over one; what the normalizer or pre-tokenizer
   puts before the text (SentencePiece's space) is left out in all pieces but the first.
 
-A document of any other tokenizer, or without such a place, is encoded whole.
+A document of any other tokenizer, or without such a point, is encoded whole.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ class CutRule:
     """Where the texts of a tokenizer may be cut.
 
     Attributes:
-        places: patterns that end at such places, the preferred first; none where nothing is proven.
+        cut_points: patterns that end at such points, the preferred first; none where nothing is proven.
         blocks: added tokens whose presence in a text takes the proof away.
         drops_prefix: whether pieces but the first are encoded by a tokenizer `without_prefix`.
     """
 
-    places: tuple[re.Pattern[str], ...]
+    cut_points: tuple[re.Pattern[str], ...]
     blocks: tuple[str, ...]
     drops_prefix: bool
 
     def pieces(self, text: str, size: int, window: int) -> Iterator[str]:
         """`text` in pieces of at most about `size` characters, cut in the last `window` of each; or longer, or whole.
 
-        A piece goes on to the next place to cut where its window holds none.
+        A piece goes on to the next cut point where its window holds none.
         """
         start = 0
-        if len(text) > size and self.places and not any(block in text for block in self.blocks):
+        if len(text) > size and self.cut_points and not any(block in text for block in self.blocks):
             while len(text) - start > size:
                 stop = self._place(text, max(start + 1, start + size - window), start + size)
                 if stop is None:
@@ -80,12 +80,12 @@ class CutRule:
         yield text[start:]
 
     def _place(self, text: str, begin: int, limit: int) -> int | None:
-        for pattern in self.places:
-            # One more character is looked at, since whether a place will do depends on what follows it.
-            places = [match.end() for match in pattern.finditer(text, begin, limit + 2) if match.end() <= limit]
-            if places:
-                return places[-1]
-        later = (pattern.search(text, limit) for pattern in self.places)
+        for pattern in self.cut_points:
+            # One more character is looked at, since whether a point will do depends on what follows it.
+            cut_points = [match.end() for match in pattern.finditer(text, begin, limit + 2) if match.end() <= limit]
+            if cut_points:
+                return cut_points[-1]
+        later = (pattern.search(text, limit) for pattern in self.cut_points)
         return min((match.end() for match in later if match and match.end() < len(text)), default=None)
 
 

@@ -38,7 +38,7 @@ _GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text and where it stands: the file, and the line of a JSONL record (0: the document is the whole file)."""
+    """A text and where it is from: the file, and the line of a JSONL record (0: the document is the whole file)."""
 
     text: str
     file: str
@@ -289,12 +289,12 @@ def _divided(document: Document, fraction: float) -> Iterator[Document]:
     """The document without its last `fraction`, and that: cut at the line's start nearest to it, or before a word."""
     text, aim = document.text, int(len(document.text) * (1 - fraction))
     for mark in "\n", " ":
-        places = (text.rfind(mark, 0, aim) + 1, text.find(mark, aim) + 1)
-        for place in sorted(places, key=lambda place: abs(place - aim)):
-            near = min(4 * fraction, 0.5) * len(text) >= len(text) - place
-            if near and text[:place].strip() and text[place:].strip():
-                yield Document(text[:place], document.file)
-                yield Document(text[place:], document.file, 1 + text.count("\n", 0, place))
+        candidates = (text.rfind(mark, 0, aim) + 1, text.find(mark, aim) + 1)
+        for cut in sorted(candidates, key=lambda cut: abs(cut - aim)):
+            near = min(4 * fraction, 0.5) * len(text) >= len(text) - cut
+            if near and text[:cut].strip() and text[cut:].strip():
+                yield Document(text[:cut], document.file)
+                yield Document(text[cut:], document.file, 1 + text.count("\n", 0, cut))
                 return
     what = f"the only document has no line of which the last {fraction:.0%} of the text could begin, to be held out"
     next = "name held-out sources in data.eval, or set data.eval_fraction=0"
@@ -369,19 +369,19 @@ def _parsed(file: SourceFile, number: int, line: str) -> Any:
         if len(result) < len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise Defect("bad JSON", f"the field {quote(twice)} stands twice in one object", file, number)
+            raise Defect("bad JSON", f"the field {quote(twice)} appears twice in one object", file, number)
         return result
 
     try:
         value = json.loads(line, object_pairs_hook=unique)
         if "\\u" in line:
-            # An escape can stand for half a character, which no UTF-8 text holds.
+            # An escape can encode half a character, which no UTF-8 text holds.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
     except Defect:
         raise
     except UnicodeEncodeError as error:
-        raise Defect("bad JSON", "an escape stands for half a surrogate pair", file, number) from error
+        raise Defect("bad JSON", "an escape encodes half a surrogate pair", file, number) from error
     except json.JSONDecodeError as error:
         if number == 1 and line.lstrip().startswith("["):
             what = "the file holds a JSON array, not one object a line"

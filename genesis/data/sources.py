@@ -8,7 +8,7 @@
 | `stdlib:` | the running Python's standard library: `*.py` without tests, site-packages and idlelib, sorted |
 
 Relative paths start at the working directory, `~` is the home folder. A file that several sources match is read once,
-at its first place. Of globs and folders, files that are no text by their names are left out and counted.
+at its first position. Of globs and folders, files that are no text by their names are left out and counted.
 """
 
 from __future__ import annotations

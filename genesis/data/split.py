@@ -1,6 +1,6 @@
 """Which documents are held out: a pure function of each document's content. It moves no text and no tokens.
 
-A document is held out when a hash of (seed, content) lies below the fraction. So identical documents never fall on both
+A document is held out when a hash of (seed, content) is below the fraction. So identical documents never fall on both
 sides, and adding documents moves none of the others. The fraction is kept on average over documents, not exactly.
 
 A very large document would stand for the whole held-out set, so one with more than a quarter of the bytes that the

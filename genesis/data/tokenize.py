@@ -187,7 +187,7 @@ class _Writer:
         texts = self._tokenizer.pieces(document.text, PIECE_CHARS, _CUT_WINDOW, parse_special=self._parse_special)
         for number, text in enumerate(texts):
             if len(text) > MAX_PIECE_CHARS:
-                what = f"the document has {len(text):,} characters without a place at which this tokenizer's ids can be"
+                what = f"the document has {len(text):,} characters without a point at which this tokenizer's ids can be"
                 what += f" cut, more than the {MAX_PIECE_CHARS:,} that are encoded at once"
                 next = "split it into several files or JSONL records, or break its lines"
                 raise DataError(what, where=escape(document.name), next=next)

@@ -1,6 +1,6 @@
 """The tokenizer: text to token ids and back, read from a folder or trained on the data; the tokenizers library encodes.
 
-A text stands between the special tokens that the tokenizer's own post-processor adds (`affixes`), as in transformers. A
+A text is enclosed in the special tokens that the tokenizer's own post-processor adds (`affixes`), as in transformers. A
 document of training ends with the end-of-text token besides; a prompt never does, since it is to be continued. So both
 begin alike: where a tokenizer puts nothing before a text, training predicts from a document's first token on.
 
@@ -103,7 +103,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer of a folder, or of a tokenizer.json and the files beside it.
+        """The tokenizer of a folder, or of a tokenizer.json and the files next to it.
 
         Raises:
             ModelError: missing, malformed or not supported. DiskError: reading failed.
@@ -188,12 +188,12 @@ class Tokenizer:
         if follows is None or not any(follows) or not self._cut_rule(parse_special).drops_prefix:
             return self._encoded(self._library, texts, parse_special)
         # The two kinds are encoded by one library each, and put back into their order.
-        places = sorted(range(len(texts)), key=follows.__getitem__)
+        order = sorted(range(len(texts)), key=follows.__getitem__)
         firsts = follows.count(False)
-        ordered = [texts[place] for place in places]
+        ordered = [texts[i] for i in order]
         found = self._encoded(self._library, ordered[:firsts], parse_special)
         found += self._encoded(self._continuing, ordered[firsts:], parse_special)
-        return [ids for _, ids in sorted(zip(places, found, strict=True), key=lambda pair: pair[0])]
+        return [ids for _, ids in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
 
     def _encoded(self, library: Any, texts: Sequence[str], parse_special: bool) -> list[Ids]:
         with _guard(self._source.where):

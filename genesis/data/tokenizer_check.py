@@ -50,7 +50,7 @@ def check_bounded(
 
     Args:
         library: the folder that the library is imported from. version: the library's.
-        patterns: those of the caller's own, beside the well-known ones.
+        patterns: those of the caller's own, besides the well-known ones.
 
     Raises:
         ModelError: a child that tried it came to the limits, or the library ended it.

@@ -80,7 +80,7 @@ class TokenizerFiles:
 
 @boundary(ModelError, "reading the tokenizer")
 def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
-    """The tokenizer in the folder `path`, or of the tokenizer.json at `path` with the files beside it.
+    """The tokenizer in the folder `path`, or of the tokenizer.json at `path` with the files next to it.
 
     Raises:
         ModelError: missing, too large, malformed, of a kind that is not supported, or without an end-of-text token.

@@ -1,4 +1,4 @@
-"""Long calls into libraries, made in a thread of their own: the main thread stays free to see signals meanwhile.
+"""Long library calls in a worker thread, so that the main thread stays free to handle signals.
 
 A signal ends the waiting, not the call: that goes on without a reader until it, or the process, ends.
 """
@@ -32,7 +32,7 @@ class _Call:
         self._result: object = None
         self._error: BaseException | None = None
         self.done = threading.Event()
-        threading.Thread(target=self._run, name="genesis-aside", daemon=True).start()
+        threading.Thread(target=self._run, name="genesis-worker", daemon=True).start()
 
     def _run(self) -> None:
         try:

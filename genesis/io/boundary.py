@@ -1,6 +1,6 @@
 """The boundary between the operating system's errors and ours: the class says what was being done, the text which path.
 
-`boundary` stands around a stretch of work that reads one kind of thing. Calls that write go through
+`boundary` encloses code that reads one kind of thing. Calls that write go through
 `genesis.io.filesystem`, which has its own. What passes all of them ends in the frame of the command line.
 """
 

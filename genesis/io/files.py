@@ -2,13 +2,13 @@
 
 The protocol of a folder (`AtomicFolder`), in the order in which it reaches the medium:
 
-1. `.tmp-<name>-<random>` is made beside the target, and in it the marker `.genesis-temporary`.
+1. `.tmp-<name>-<random>` is made next to the target, and in it the marker `.genesis-temporary`.
 2. Each file is written and flushed; its sha256 is taken from the bytes on their way.
 3. `manifest.json` is written last and flushed; then the marker goes and the temporary folder itself is flushed.
 4. The temporary folder is renamed to the target: this is the commit. The parent folder is flushed.
 
 Replacing an existing target puts two renames around step 4: the old version becomes `.old-<name>-<random>` first, and
-`.del-<name>-<random>` once the new one stands, before it is removed. After a kill between the renames no target
+`.del-<name>-<random>` once the new one is in place, before it is removed. After a kill between the renames no target
 exists, but an `.old-` folder does, and `sweep` renames it back. Removing a committed folder also starts with a rename
 to `.del-`.
 
@@ -191,11 +191,11 @@ class AtomicFolder(_Staging):
     Args:
         target: the folder to make; its parent is made where missing.
         fs: the file system to write through.
-        replace: whether a committed folder of ours may stand at `target`; it stays until the new one is complete.
+        replace: whether a committed folder of ours may be at `target`; it stays until the new one is complete.
         metadata: plain JSON values for the manifest; `metadata` may also be filled before the block ends.
 
     Raises:
-        DiskError: writing failed, or `target` exists and `replace` is false. ModelError: what stands there is not ours.
+        DiskError: writing failed, or `target` exists and `replace` is false. ModelError: what is there is not ours.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class AtomicFolder(_Staging):
             self._fs.fsync_dir(self.target.parent)
 
     def _exchange(self) -> None:
-        """Put the new folder in the old one's place; at every instant one stands whole, as target or as `.old-`."""
+        """Replace the old folder with the new one; at every instant one is whole, as target or as `.old-`."""
         parent = self.target.parent
         old = parent / _leftover_name("old", self.target.name)
         self._fs.rename(self.target, old)
@@ -265,7 +265,7 @@ class AtomicFolder(_Staging):
             try:
                 self._fs.rename(old, self.target)
             except DiskError:
-                # The disk refuses the way back too: `sweep` takes it at the next start. The first error is told.
+                # The disk refuses the way back too: `sweep` takes it at the next start. The first error is reported.
                 pass
             raise
         self._fs.fsync_dir(parent)
@@ -275,9 +275,9 @@ class AtomicFolder(_Staging):
 class FolderUpdate(_Staging):
     """Adds or replaces files in a folder that also holds other things, such as the root of a run's output.
 
-    The files are written aside and flushed; when the block ends without an error each is renamed into place, in the
-    order of creation, then those given to `remove` go, and the folder is flushed. Each file is old or new, never half;
-    a crash among the renames can leave some files old and some new. No manifest is written.
+    The files are written under temporary names and flushed. When the block ends without an error each is renamed, in
+    the order of creation, then those given to `remove` go, and the folder is flushed. Each file is old or new, never
+    half; a crash among the renames can leave some files old and some new. No manifest is written.
     """
 
     def __init__(self, target: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
@@ -315,7 +315,7 @@ class FolderUpdate(_Staging):
         self._fs.fsync_dir(self.target)
 
     def _make_folder(self, path: Path) -> None:
-        """Make a folder inside the target; what stands there already must be one itself, no link to one."""
+        """Make a folder inside the target; what is there already must be one itself, no link to one."""
         if not os.path.lexists(path):
             self._fs.mkdir(path)
         elif not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -365,7 +365,7 @@ def remove_folder(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> 
 
     Raises:
         ModelError: the folder has no manifest of ours, or holds other files too. DiskError: removing failed; the folder
-            stands as it was, or under a name that `sweep` knows if some of its files are gone.
+            is as it was, or under a name that `sweep` knows if some of its files are gone.
     """
     path = Path(os.path.abspath(path))
     if path.is_symlink():
@@ -382,7 +382,7 @@ def sweep(
     """Finish what a dead writer left in `parent`: put an old version back, remove temporary folders. Hold the lock.
 
     Args:
-        warn: told of each leftover that cannot be removed; it stays, as it is in nobody's way.
+        warn: called with each leftover that cannot be removed; it stays, as it is in nobody's way.
 
     Returns:
         the names of the leftovers that were dealt with, sorted.

@@ -36,7 +36,7 @@ class Call:
         op: open, write, fsync, close, rename, unlink, mkdir, rmdir or fsync_dir.
         path: what it acts on; for a rename the source.
         target: the destination of a rename.
-        size: the bytes that a write still has to place.
+        size: the bytes that a write still has to take.
     """
 
     op: str
@@ -52,8 +52,8 @@ class FileSystem:
     """Durable file-system calls that turn every `OSError` into a `DiskError`.
 
     Args:
-        observer: called before each call. It may record it, raise an `OSError` in its place, or return a number to make
-            a write place at most so many bytes.
+        observer: called before each call. It may record it, raise an `OSError` instead, or return a number to make
+            a write take at most that many bytes.
     """
 
     def __init__(self, observer: Observer | None = None) -> None:
@@ -84,7 +84,7 @@ class FileSystem:
             view = view[done:]
 
     def fsync(self, descriptor: int, path: Path) -> None:
-        """Return once the file's bytes stand on the medium."""
+        """Return once the file's bytes are on the medium."""
         with self._calling("fsync", path):
             _flush(descriptor)
 
@@ -102,7 +102,7 @@ class FileSystem:
             os.close(descriptor)
 
     def fsync_dir(self, path: Path) -> None:
-        """Return once the folder's own entries (new names, renames, removals) stand on the medium."""
+        """Return once the folder's own entries (new names, renames, removals) are on the medium."""
         with self._calling("fsync_dir", path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
             try:
@@ -165,7 +165,7 @@ class FileSystem:
 
     @contextmanager
     def _calling(self, op: str, path: Path, *, target: Path | None = None, size: int = 0) -> Iterator[int]:
-        """Tell the observer of the call; yields how many bytes a write may place."""
+        """Tell the observer of the call; yields how many bytes a write may take."""
         with self.errors(op, path, size=size):
             limit = self._observer(Call(op, path, target, size)) if self._observer else None
             yield size if limit is None else min(size, limit)
@@ -201,7 +201,7 @@ class Writer:
         self.size += memoryview(data).nbytes
 
     def sync(self) -> None:
-        """Return once all written so far stands on the medium."""
+        """Return once all that was written is on the medium."""
         self._fs.fsync(self._open(), self.path)
 
     def finish(self) -> None:
@@ -265,9 +265,9 @@ def check_room(path: str | os.PathLike[str], needed: int) -> None:
 
 def _free_bytes(path: Path) -> int:
     """Bytes that this user may still write on the disk that holds `path`, or its nearest existing parent."""
-    for place in (path, *path.absolute().parents):
+    for folder in (path, *path.absolute().parents):
         try:
-            info = os.statvfs(place)
+            info = os.statvfs(folder)
         except OSError:
             continue
         return info.f_bavail * info.f_frsize

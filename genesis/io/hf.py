@@ -146,7 +146,7 @@ class WeightFolder:
         return sum(self.entry(name).nbytes for name in self._owner)
 
     def entry(self, name: str) -> TensorEntry:
-        """Dtype, shape and place of the tensor `name`; the byte range is that of its own file."""
+        """Dtype, shape and offset of the tensor `name`; the byte range is that of its own file."""
         return self._owner_of(name).entries[name]
 
     def read(self, name: str) -> npt.NDArray[Any]:
@@ -252,7 +252,7 @@ def side_files(source: str | os.PathLike[str]) -> list[str]:
     """The names of the files in the folder `source` that go with a model unchanged.
 
     These are the ones of `SIDE_FILES`, its license and notices, and additional chat templates; of the latter two, what
-    is no plain file stays behind.
+    is no plain file remains.
 
     Raises:
         ModelError: the folder cannot be listed.

@@ -89,7 +89,7 @@ class FolderLock:
         close_read(descriptor)
 
     def _lock_file(self) -> int:
-        """A descriptor that holds the lock on the file that stands at `path` now."""
+        """A descriptor that holds the lock on the file that is at `path` now."""
         for _ in range(_TRIES):
             try:
                 descriptor = self._open_file()

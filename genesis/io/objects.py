@@ -1,7 +1,7 @@
 """`genesis.save` and `genesis.load`: dicts and lists of tensors, numbers and texts in one safetensors file.
 
-The tensors are the file's own, under names made of their places ("state.0.exp_avg"), so that every reader of the format
-has them. What the format does not know, which is where each stands and all that is no tensor, is JSON in the metadata.
+The tensors are the file's own, under names made of their key paths ("state.0.exp_avg"), so that every reader of the
+format has them. What the format does not know (where each belongs, and all that is no tensor) is JSON in the metadata.
 Nothing is pickled, and nothing that is read can run code.
 """
 
@@ -50,7 +50,7 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
     """Save tensors, and dicts, lists and tuples of them with numbers, texts and None: state dicts, for instance.
 
     The file is a safetensors file: every reader of the format has the tensors, `load` has the rest as well. It appears
-    whole or not at all; an older file at `f` stays until then. A tensor that stands in several places is saved once,
+    whole or not at all; an older file at `f` stays until then. A tensor that appears several times is saved once,
     and `load` gives one object for all of them; views that share only a part of their memory are saved apart.
 
     Args:
@@ -58,7 +58,7 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
         f: the file, by convention `*.safetensors`.
 
     Raises:
-        UsageError: for an object of another kind, saying where it stands.
+        UsageError: for an object of another kind, saying where it is.
         DTypeError: for a tensor of a type that the format has not.
         DiskError: writing failed; an older file is intact.
     """
@@ -85,8 +85,8 @@ class _Found:
         self.names: dict[Any, str] = {}
         self.held: list[Any] = []  # so that no other storage gets the id of one
 
-    def name(self, value: Tensor | npt.NDArray[Any], place: tuple[Any, ...]) -> str:
-        """The name under which a tensor is saved; another place of the same memory has the same."""
+    def name(self, value: Tensor | npt.NDArray[Any], key_path: tuple[Any, ...]) -> str:
+        """The name under which a tensor is saved; another path to the same memory has the same."""
         if isinstance(value, Tensor):
             array = value.array
             key: Any = (id(array.storage), array.offset, array.shape, array.strides, array.dtype)
@@ -95,39 +95,39 @@ class _Found:
         if key in self.names:
             return self.names[key]
         self.held.append(value.array.storage if isinstance(value, Tensor) else value)
-        name = self.names[key] = self._free_name(".".join(map(str, place)) or "tensor")
+        name = self.names[key] = self._free_name(".".join(map(str, key_path)) or "tensor")
         self.arrays[name] = value.array.numpy() if isinstance(value, Tensor) else value
         return name
 
-    def _free_name(self, wanted: str) -> str:
-        """`wanted`, or another name where the format reserves or refuses it or where it is taken."""
-        is_path = "\\" in wanted or wanted.startswith("/") or ".." in wanted.split("/")
-        fits = wanted.isprintable() and len(wanted) <= MAX_NAME_CHARS and not is_path and wanted != "__metadata__"
-        if fits and wanted not in self.arrays:
-            return wanted
+    def _free_name(self, asked: str) -> str:
+        """`asked`, or another name where the format reserves or refuses it or where it is taken."""
+        is_path = "\\" in asked or asked.startswith("/") or ".." in asked.split("/")
+        fits = asked.isprintable() and len(asked) <= MAX_NAME_CHARS and not is_path and asked != "__metadata__"
+        if fits and asked not in self.arrays:
+            return asked
         number = len(self.arrays)
         while f"tensor.{number}" in self.arrays:
             number += 1
         return f"tensor.{number}"
 
 
-def _node(value: Any, place: tuple[Any, ...], found: _Found) -> Any:
+def _node(value: Any, key_path: tuple[Any, ...], found: _Found) -> Any:
     """A value as JSON: scalars as they are, all else as an object that says what it is."""
-    if len(place) > MAX_LEVELS:
-        raise UsageError(f"save: {_shown(place[:4])}… is nested deeper than {MAX_LEVELS} levels")
+    if len(key_path) > MAX_LEVELS:
+        raise UsageError(f"save: {_shown(key_path[:4])}… is nested deeper than {MAX_LEVELS} levels")
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (Tensor, np.ndarray)):
         if isinstance(value, np.ndarray):
-            _known_dtype(value.dtype, f"save: {_shown(place)}")
-        node = {"tensor": found.name(value, place)}
+            _known_dtype(value.dtype, f"save: {_shown(key_path)}")
+        node = {"tensor": found.name(value, key_path)}
         return {**node, "grad": True} if isinstance(value, Tensor) and value.requires_grad else node
     if isinstance(value, Mapping):
-        return {"dict": [[_key(k, place), _node(v, (*place, k), found)] for k, v in value.items()]}
+        return {"dict": [[_key(k, key_path), _node(v, (*key_path, k), found)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_node(v, (*place, i), found) for i, v in enumerate(value)]}
-    return _scalar(value, place)
+        return {kind: [_node(v, (*key_path, i), found) for i, v in enumerate(value)]}
+    return _scalar(value, key_path)
 
 
 def _known_dtype(dtype: np.dtype[Any], what: str, where: str = "") -> None:
@@ -140,37 +140,37 @@ def _known_dtype(dtype: np.dtype[Any], what: str, where: str = "") -> None:
         raise DTypeError(f"{what} is of {dtype}, which tensors do not have", where=where, next="cast it")
 
 
-def _key(value: Any, place: tuple[Any, ...]) -> Any:
+def _key(value: Any, key_path: tuple[Any, ...]) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if not (value is None or isinstance(value, (str, int, float))):
-        what = f"save: {_shown(place)} has a key of the kind {type(value).__name__}"
+        what = f"save: {_shown(key_path)} has a key of the kind {type(value).__name__}"
         raise UsageError(what, next="use texts, numbers or None as keys")
-    return _scalar(value, place)
+    return _scalar(value, key_path)
 
 
-def _scalar(value: Any, place: tuple[Any, ...]) -> Any:
+def _scalar(value: Any, key_path: tuple[Any, ...]) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
         if value.bit_length() > MAX_BITS:
-            raise UsageError(f"save: {_shown(place)} is an integer of more than {MAX_BITS} bits")
+            raise UsageError(f"save: {_shown(key_path)} is an integer of more than {MAX_BITS} bits")
         return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, str):
         if any("\ud800" <= c <= "\udfff" for c in value):
-            raise UsageError(f"save: {_shown(place)} is a text with half a surrogate pair, which no encoding writes")
+            raise UsageError(f"save: {_shown(key_path)} is a text with half a surrogate pair, which no encoding writes")
         return str(value)
     next = "save tensors, numbers, texts, None, and dicts, lists and tuples of them"
     if callable(getattr(value, "state_dict", None)):
         next = "save its state_dict(), and load that into an object made anew"
-    raise UsageError(f"save: {_shown(place)} is a {type(value).__name__}, which is not saved", next=next)
+    raise UsageError(f"save: {_shown(key_path)} is a {type(value).__name__}, which is not saved", next=next)
 
 
-def _shown(place: tuple[Any, ...]) -> str:
-    """Where a value stands in the object, as Python would write it."""
-    return "obj" + "".join(f"[{escape(repr(key))[:60]}]" for key in place)
+def _shown(key_path: tuple[Any, ...]) -> str:
+    """Where a value is in the object, as Python would write it."""
+    return "obj" + "".join(f"[{escape(repr(key))[:60]}]" for key in key_path)
 
 
 # --- Loading ----------------------------------------------------------------------------------------------------------
@@ -203,17 +203,17 @@ def load(
     target = map_location if device is None else device
     if not (target is None or isinstance(target, (str, Device))):
         raise UsageError(f"load: a device is meant, not a {type(target).__name__}", next='write "cpu" or "cuda:0", say')
-    place = CPU if target is None else as_device(target)
+    device = CPU if target is None else as_device(target)
     _refuse_other_formats(path)
     with SafeTensors(path) as file:  # every claim of the header is checked before the library reads it
-        tensors = _tensors(path, file, place)
+        tensors = _tensors(path, file, device)
         if KEY not in file.metadata:
             return tensors
         root = parse_object(file.metadata[KEY].encode(), where=escape(path), max_depth=MAX_DEPTH)
     return _Reader(tensors, escape(path)).whole(root)
 
 
-def _tensors(path: Path, file: SafeTensors, place: Device) -> dict[str, Tensor]:
+def _tensors(path: Path, file: SafeTensors, device: Device) -> dict[str, Tensor]:
     """The file's tensors by name, read by the format's library."""
     from safetensors import SafetensorError, safe_open
 
@@ -228,7 +228,7 @@ def _tensors(path: Path, file: SafeTensors, place: Device) -> dict[str, Tensor]:
                 if entry.dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
                     what = f"the tensor {quote(name)} holds bytes other than 0 and 1 as BOOL"
                     raise ModelError(what, where=escape(path))
-                found[name] = Tensor(from_numpy(array)).to(device=place)
+                found[name] = Tensor(from_numpy(array)).to(device=device)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"the file cannot be read: {escape(error)[:200]}", where=escape(path)) from error
     return found
@@ -243,13 +243,13 @@ class _Reader:
         self.trained: dict[str, Tensor] = {}  # those that require a gradient; they share memory with the others
 
     def whole(self, root: dict[str, Any]) -> Any:
-        """The object; every tensor of the file stands in it."""
+        """The object; it contains every tensor of the file."""
         if set(root) != {"version", "value"} or root["version"] != VERSION:
             raise self._bad(f"its version is {quote(root.get('version'), 40)}, not {VERSION}")
         value = self.value(root["value"])
         left = sorted(self.tensors.keys() - self.used)
         if left:
-            raise self._bad(f"the tensor {quote(left[0])} stands nowhere in the object")
+            raise self._bad(f"the tensor {quote(left[0])} appears nowhere in the object")
         return value
 
     def value(self, node: Any) -> Any:
@@ -272,7 +272,7 @@ class _Reader:
                 raise self._bad("an entry of a dict is no pair")
             key = self.scalar(pair[0])
             if key in found:
-                raise self._bad(f"the key {quote(key)} stands twice in a dict")
+                raise self._bad(f"the key {quote(key)} appears twice in a dict")
             found[key] = self.value(pair[1])
         return found
 
@@ -295,7 +295,7 @@ class _Reader:
                 raise self._bad(f"an object is {quote(node, 60)}")
             return FLOATS[node["float"]]
         if isinstance(node, list):
-            raise self._bad("a list stands where a value is expected")
+            raise self._bad("a list is where a value is expected")
         found: Scalar = node
         return found
 

@@ -1,4 +1,4 @@
-"""Safe paths: the one place where a name read from a file becomes a path on this machine.
+"""Safe paths: the only code in which a name read from a file becomes a path on this machine.
 
 It decides from the name and from the files as they lie; it is no sandbox against a process that changes them meanwhile.
 """
@@ -70,7 +70,7 @@ def safe_join(root: str | os.PathLike[str], name: object, *, where: str = "") ->
 
     `root` is the user's own choice and may be a symbolic link; nothing below it may be one. The one exception is the
     Hugging Face cache, whose snapshots are made of links: where `root` is `models--*/snapshots/<40 hex>`, the last
-    component may be a link to a regular file directly in the `blobs` folder beside `snapshots`, named by 40 or 64 hex
+    component may be a link to a regular file directly in the `blobs` folder next to `snapshots`, named by 40 or 64 hex
     digits; the blob's path is returned.
 
     Raises:
@@ -122,16 +122,16 @@ def open_regular(path: str | os.PathLike[str], kind: type[GenesisError] = ModelE
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether something stands at `path`, a dangling link too.
+    """Whether something is at `path`, a dangling link too.
 
     Raises:
-        OSError: it cannot be told. `os.path.lexists` would say no, and what is there be passed over.
+        OSError: it is not known. `os.path.lexists` would say no, and what is there be passed over.
     """
     return _mode_or_none(os.lstat, path) is not None
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder stands at `path`, or a link leads to one; errors as in `exists`."""
+    """Whether a folder is at `path`, or a link leads to one; errors as in `exists`."""
     mode = _mode_or_none(os.stat, path)
     return mode is not None and stat.S_ISDIR(mode)
 

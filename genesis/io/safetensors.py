@@ -49,7 +49,7 @@ MAX_DIMS = 32
 MAX_DEPTH = 8
 MAX_NAME_CHARS = 1024
 
-# In the order in which the library sorts dtypes: the last is written first, so that wide types stand aligned.
+# In the order in which the library sorts dtypes: the last is written first, so that wide types are aligned.
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {
         "BOOL": np.dtype(np.bool_),
@@ -188,7 +188,7 @@ class SafeTensors:
             ) from None
 
     def _fill(self, entry: TensorEntry, array: npt.NDArray[Any], skip: int = 0) -> None:
-        """Read into an array what begins `skip` bytes behind the tensor's start."""
+        """Read into an array what begins `skip` bytes after the tensor's start."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is closed")
         if array.nbytes == 0:
@@ -297,7 +297,7 @@ def _blocks(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as it stands, so that duplicate keys are still there to be named."""
+    """A JSON object as it is written, so that duplicate keys are still there to be named."""
 
 
 class _Odd:
@@ -344,11 +344,11 @@ def _parse_header(header: bytes, data_bytes: int, where: str) -> tuple[dict[str,
     for name, value in pairs:
         if name == _METADATA:
             if metadata is not None:
-                raise _bad(name, "stands twice in the header", where)
+                raise _bad(name, "appears twice in the header", where)
             metadata = _check_metadata(value, where)
             continue
         if name in entries:
-            raise _bad(name, "stands twice in the header", where)
+            raise _bad(name, "appears twice in the header", where)
         _check_name(name, where)
         entries[name] = _check_entry(name, value, data_bytes, _PREFIX + len(header), where)
     _check_cover(entries, _PREFIX + len(header), _PREFIX + len(header) + data_bytes, where)
@@ -415,7 +415,7 @@ def _check_entry(name: str, value: object, data_bytes: int, base: int, where: st
     if not start <= stop <= data_bytes:
         raise _bad(name, f"claims the bytes {start:,} to {stop:,} of {data_bytes:,}", where)
     dtype = DTYPES[code]
-    # Sizes beside a zero count too: numpy refuses an empty array whose other sizes overflow.
+    # Sizes next to a zero count too: numpy refuses an empty array whose other sizes overflow.
     if math.prod(size for size in shape if size) * dtype.itemsize > _LARGEST:
         raise _bad(name, f"has a shape too large for any memory: {quote(shape, 60)}", where)
     needed = math.prod(shape) * dtype.itemsize

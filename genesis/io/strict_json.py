@@ -32,7 +32,7 @@ def check_structure(
 ) -> None:
     """Refuse JSON text nested deeper than `max_depth` or with more than `max_containers` lists and objects.
 
-    Runs over the bytes in linear time and takes at most as much memory again, so that it can stand before the parser.
+    Runs over the bytes in linear time and takes at most as much memory again, so that it can run before the parser.
     """
     # Without escaped characters a quote always opens or closes a string, and brackets inside strings can be dropped.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
@@ -58,7 +58,7 @@ def parse_object(data: bytes, *, where: str, max_depth: int = MAX_DEPTH) -> dict
         result: dict[str, Any] = {}
         for key, value in items:
             if key in result:
-                raise ModelError(f"the key {quote(key)} stands twice in one JSON object", where=where, next=_NEXT)
+                raise ModelError(f"the key {quote(key)} appears twice in one JSON object", where=where, next=_NEXT)
             result[key] = value
         return result
 
@@ -76,8 +76,8 @@ def parse_object(data: bytes, *, where: str, max_depth: int = MAX_DEPTH) -> dict
     except UnicodeDecodeError as error:
         raise ModelError(f"the file is not UTF-8: byte {error.start:,} is invalid", where=where, next=_NEXT) from error
     except json.JSONDecodeError as error:
-        place = f"{where}:{error.lineno}:{error.colno}"
-        raise ModelError(f"the file is not JSON: {escape(error.msg)}", where=place, next=_NEXT) from error
+        where_in_file = f"{where}:{error.lineno}:{error.colno}"
+        raise ModelError(f"the file is not JSON: {escape(error.msg)}", where=where_in_file, next=_NEXT) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, ModelError):
             raise

@@ -24,14 +24,14 @@ class _Next(Enum):
 
 
 class Captured:
-    """A function without arguments that reads and writes tensors at fixed places.
+    """A function without arguments that reads and writes tensors at fixed addresses.
 
     Every call does the function's work exactly once, so calls may be the steps of a run. The results are those of the
     function itself: the same kernels run on the same values.
 
     Args:
         function: launches the same work in every call, and neither waits nor reads values on the host.
-        note: told once, where the function is not captured after all.
+        note: called once, where the function is not captured after all.
     """
 
     def __init__(self, function: Callable[[], None], device: Device, note: Callable[[str], None]) -> None:
@@ -54,7 +54,7 @@ class Captured:
             self._function()
             self._next = _Next.REHEARSE
             if random.get_state() != drawn:
-                self._give_up("they draw random numbers, whose place in the stream is a number on the host")
+                self._give_up("they draw random numbers, whose position in the stream is kept on the host")
             elif launches_block():
                 self._give_up("CUDA_LAUNCH_BLOCKING waits for every launch")
         elif self._next is _Next.REHEARSE:

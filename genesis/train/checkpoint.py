@@ -1,6 +1,6 @@
 """Checkpoints: folders `checkpoint-<step>` that transformers loads and that a run resumes from. No pickle.
 
-A checkpoint is committed whole (see `genesis.io.files`); nothing is removed before a newer one stands.
+A checkpoint is committed whole (see `genesis.io.files`); nothing is removed before a newer one is complete.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Checkpoints:
         output_dir: the run's folder.
         write_model: writes the model's own files (config, weights, tokenizer).
         keep: how many to keep; None for all.
-        warn: told once of each old checkpoint that cannot be removed.
+        warn: called once for each old checkpoint that cannot be removed.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Checkpoints:
 
     @boundary(ModelError, "listing the checkpoints")
     def _numbers(self) -> list[int]:
-        """The steps that names in the folder have, whatever stands there."""
+        """The steps that names in the folder have, whatever is there."""
         return sorted(int(match[1]) for name in list_folder(self.output_dir) if (match := RUN_NAMES.fullmatch(name)))
 
     def folder(self, step: int) -> Path:
-        """Where the checkpoint of `step` stands."""
+        """The folder of the checkpoint of `step`."""
         return self.output_dir / f"checkpoint-{step}"
 
     def save(self, state: TrainState) -> str:
@@ -162,13 +162,13 @@ class Checkpoints:
         if not later:
             return None
         folders = (self.output_dir / f"abandoned-{n}" for n in itertools.count(1))
-        aside = next(folder for folder in folders if not os.path.lexists(folder))
-        self._fs.mkdir(aside)
+        staging = next(folder for folder in folders if not os.path.lexists(folder))
+        self._fs.mkdir(staging)
         for number in reversed(later):  # so that a crash leaves no gap among those that stay
-            self._fs.rename(self.folder(number), aside / self.folder(number).name)
-        self._fs.fsync_dir(aside)
+            self._fs.rename(self.folder(number), staging / self.folder(number).name)
+        self._fs.fsync_dir(staging)
         self._fs.fsync_dir(self.output_dir)
-        return aside
+        return staging
 
     def _read(self, state: TrainState, folder: Path) -> None:
         counters = read_json(safe_join(folder, TRAINER))

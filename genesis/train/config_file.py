@@ -106,11 +106,11 @@ def _apply(document: Document, override: str) -> None:
 def _as_config_error(document: Document, problems: Sequence[Problem]) -> ConfigError:
     """One error for all problems: the first in the file in front, the others in short."""
 
-    def place(problem: Problem) -> tuple[int, int]:
+    def line_and_column(problem: Problem) -> tuple[int, int]:
         mark = document.keys.get(problem.path) or document.keys.get(problem.path[:-1])
         return (mark.line, mark.column) if mark else (MAX_BYTES, 0)
 
-    first, *others = sorted(problems, key=place)
+    first, *others = sorted(problems, key=line_and_column)
     next = first.next
     for other in others[: MAX_SHOWN - 1]:
         next += f"\nalso: {document.where(other.path, key=other.at_key)}: {other.what}; {other.next}"

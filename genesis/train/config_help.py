@@ -207,7 +207,7 @@ def _bounds(fragment: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as it would stand in the file, at most 60 characters, control characters escaped."""
+    """A value as it would be written in the file, at most 60 characters, control characters escaped."""
     if isinstance(value, tuple):
         value = list(value)
     try:

@@ -35,7 +35,7 @@ class _Made:
     Attributes:
         before: steps done before it.
         batches: (epoch, index) of its batches.
-        ended: its place in the stream.
+        ended: its position in the stream.
     """
 
     before: int
@@ -79,7 +79,7 @@ class DeviceSteps:
         state: the run.
         max_grad_norm: gradients are scaled down to it; None leaves them.
         every: how many steps lie between two readings, at most.
-        note: told once why steps cannot be captured, if so.
+        note: called once with why steps cannot be captured, if so.
 
     Attributes:
         feed: what brings the batches.
@@ -148,7 +148,7 @@ class DeviceSteps:
         self._run_update()
 
     def _run_first(self) -> None:
-        """The first micro-batch, whose gradients take the place of those before."""
+        """The first micro-batch, whose gradients replace those before."""
         self.state.optimizer.zero_grad()
         self._loss.copy_(self._run())
 
@@ -165,7 +165,7 @@ class DeviceSteps:
         return loss.detach()
 
     def _run_update(self) -> None:
-        """Clip and update, unless a loss or norm was not finite; `_report` tells."""
+        """Clip and update, unless a loss or norm was not finite; `_report` says which."""
         optimizer = self.state.optimizer
         scale = optimizer.clip_factor(self._report, self._loss, self.max_grad_norm)
         optimizer.update(grad_scale=scale)

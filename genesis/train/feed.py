@@ -1,7 +1,7 @@
 """Batches on their way to a GPU: written into pinned memory, copied on a stream of their own, two in turn.
 
 While one batch is computed on, the next one travels. Nothing waits but the host, and only when it is two batches ahead.
-Each batch ends up at the same place, where the step reads it: a step that is a CUDA graph reads fixed addresses.
+Each batch ends up at the same address, where the step reads it: a step that is a CUDA graph reads fixed addresses.
 """
 
 from __future__ import annotations

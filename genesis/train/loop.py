@@ -102,7 +102,7 @@ class Training:
         """Open the record of the run, cut back to where it goes on; the caller closes it.
 
         Raises:
-            DataError: the file holds something else. DeviceError: another place for metrics does not start.
+            DataError: the file holds something else. DeviceError: another destination of metrics does not start.
             DiskError: it cannot be opened.
         """
         self.metrics = self.open_metrics(self.resumed_at)

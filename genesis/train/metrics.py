@@ -1,6 +1,6 @@
 """The record of a run: rows of named numbers appended to metrics.jsonl, and on request sent to TensorBoard and W&B.
 
-A row is one JSON object on one line: `train/global_step` and whatever was measured at that step. Rows stand in the
+A row is one JSON object on one line: `train/global_step` and whatever was measured at that step. Rows are in the
 order of their steps. A resumed run cuts the file back to the step it resumes from, so that it ends with the rows of a
 run that was never interrupted.
 """
@@ -61,7 +61,7 @@ NAMES = {
 
 
 class Sink(Protocol):
-    """Another place that rows go to."""
+    """Another destination of rows."""
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Records finite numbers measured at `step`."""
@@ -76,7 +76,7 @@ class MetricsWriter:
     Args:
         output_dir: the run's folder; it exists.
         resume_step: None starts an empty file; a step keeps the rows up to it and drops those after it.
-        sinks: further places that rows go to; closed with the writer.
+        sinks: further destinations of rows; closed with the writer.
 
     Raises:
         DataError: the file to resume holds something other than rows of metrics.
@@ -310,7 +310,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Sends rows to a Weights & Biases run of `project`; its files stand below `folder`. wandb itself knows the login.
+    """Sends rows to a Weights & Biases run of `project`; its files are below `folder`. wandb itself knows the login.
 
     Raises:
         DeviceError: the package `wandb` is not installed, or wandb does not start (no login, no network).

@@ -66,15 +66,15 @@ def _settle_matplotlib() -> None:
         raise DataError("matplotlibrc in the current folder is no regular file", where=str(rc.absolute()))
     home = Path(os.path.expanduser("~"))
     own = os.environ.get("MPLCONFIGDIR")
-    places = [Path(own)] if own else []
+    folders = [Path(own)] if own else []
     if not own and sys.platform.startswith("linux"):
         named = {"XDG_CONFIG_HOME": home / ".config", "XDG_CACHE_HOME": home / ".cache"}
-        places = [Path(os.environ.get(name) or default) / "matplotlib" for name, default in named.items()]
+        folders = [Path(os.environ.get(name) or default) / "matplotlib" for name, default in named.items()]
     try:
-        for place in places:
-            close_read(open_folder(place))
-            if any(stat.S_ISFIFO(os.lstat(place / name).st_mode) for name in os.listdir(place)):
-                raise Refused(f"{place} holds a FIFO")
+        for folder in folders:
+            close_read(open_folder(folder))
+            if any(stat.S_ISFIFO(os.lstat(folder / name).st_mode) for name in os.listdir(folder)):
+                raise Refused(f"{folder} holds a FIFO")
     except (OSError, Refused):
         os.environ["MPLCONFIGDIR"] = str(private_folder())
 

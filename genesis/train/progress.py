@@ -103,7 +103,7 @@ class Progress:
 
 
 def _evaluation(metrics: Mapping[str, float]) -> str:
-    """The numbers of an evaluation in words; empty when there are none."""
+    """An evaluation as text; empty when there are none."""
     parts = [
         f"{label} {metrics[name]:{format}}"
         for name, label, format in (

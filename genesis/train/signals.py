@@ -1,7 +1,7 @@
 """SIGINT, SIGTERM and SIGHUP: the first asks the run to save and stop, and says so at once; the second stops it now.
 
 The same signal again within a moment is the first one still: `timeout` and job schedulers send theirs to a process and
-to its group. So is a SIGHUP then, which service managers send behind a SIGTERM. A SIGHUP that is ignored when the run
+to its group. So is a SIGHUP then, which service managers send after a SIGTERM. A SIGHUP that is ignored when the run
 starts stays ignored: that is what `nohup` is for.
 """
 
@@ -91,7 +91,7 @@ class Interrupts:
 def _tell(line: str) -> None:
     """Write `line` to stderr from a handler, past Python's buffers, which the interrupted code may be writing to.
 
-    A line drawn on a terminal (a progress bar) is erased first; its next drawing then stands below. A stderr that takes
+    A line drawn on a terminal (a progress bar) is erased first; its next drawing is then below. A stderr that takes
     nothing just now, as a stopped terminal or a full pipe, is not waited for.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -45,7 +45,7 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-
 
 
 class Mark(NamedTuple):
-    """A place in the file, counted from one."""
+    """A position in the file, counted from one."""
 
     line: int
     column: int
@@ -53,12 +53,12 @@ class Mark(NamedTuple):
 
 @dataclass
 class Document:
-    """A parsed file: its data and the place of every key and value in it.
+    """A parsed file: its data and the position of every key and value in it.
 
     Attributes:
         name: the file's name, as errors show it.
         data: the top mapping.
-        keys: where the key that leads to a path stands (for a list item, the item).
+        keys: where the key that leads to a path is (for a list item, the item).
         values: where the value at a path starts.
         overrides: the override that set a path, as the user wrote it.
     """
@@ -104,7 +104,7 @@ def parse(source: str | bytes, name: str) -> Document:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """The value of an override: a flow list, mapping or quoted string (`[a, b]`), else one plain scalar as it stands.
+    """The value of an override: a flow list, mapping or quoted string (`[a, b]`), else one plain scalar as it is.
 
     Raises:
         ConfigError: a list, mapping or quoted string is malformed; `where` is passed on.
@@ -162,7 +162,7 @@ def _decode(source: str | bytes, name: str) -> str:
     text = text.removeprefix("\ufeff")
     found = _FORBIDDEN.search(text)
     if found:
-        what = f"the character U+{ord(found[0]):04X} cannot stand in a configuration"
+        what = f"the character U+{ord(found[0]):04X} is not allowed in a configuration"
         _fail(
             what,
             name,
@@ -176,7 +176,7 @@ def _refuse_forbidden(text: str, where: str) -> None:
     found = _FORBIDDEN.search(text)
     if found:
         raise ConfigError(
-            f"the character U+{ord(found[0]):04X} cannot stand in an override", where=where, next="remove it"
+            f"the character U+{ord(found[0]):04X} is not allowed in an override", where=where, next="remove it"
         )
 
 
@@ -284,7 +284,7 @@ class _Reader:
         path = (*top.path, text)
         if text in top.value:
             first = self.document.keys[path]
-            self._fail(f"the key {spell(path)} stands twice; first on line {first.line}", mark, "keep one of the two")
+            self._fail(f"the key {spell(path)} appears twice; first on line {first.line}", mark, "keep one of the two")
         top.key = text
         self.document.keys[path] = mark
 

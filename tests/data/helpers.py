@@ -69,14 +69,14 @@ def check_epoch(batches: Sequence[Batch], tokens: TokenSet, shape: tuple[int, in
             assert array.shape == shape, "the shape of every batch is fixed"
             assert array.dtype == np.int64
         holds_token = ids != tokens.pad_id
-        places = np.arange(shape[1])
-        assert (holds_token == (places < holds_token.sum(1)[:, None])).all(), "empty places stand at a row's end"
+        slots = np.arange(shape[1])
+        assert (holds_token == (slots < holds_token.sum(1)[:, None])).all(), "empty slots stand at a row's end"
         assert batch.num_tokens == holds_token.sum()
-        begins = places - positions
+        begins = slots - positions
         assert (begins >= 0).all()
         assert (np.take_along_axis(positions, begins, 1) == 0).all(), "a segment begins where its positions do"
         assert (np.diff(begins, axis=1) >= 0).all()
-        assert (np.take_along_axis(holds_token, begins, 1) == holds_token).all(), "text never attends to empty places"
+        assert (np.take_along_axis(holds_token, begins, 1) == holds_token).all(), "text never attends to empty slots"
         is_target = labels != IGNORE_INDEX
         assert (is_target == (holds_token & (positions > 0))).all(), "targets are all tokens but each chunk's first"
         assert (labels == ids)[is_target].all()

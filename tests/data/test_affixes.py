@@ -151,7 +151,7 @@ def rule(content: dict[str, Any], *, parse_special: bool = False) -> CutRule:
 def test_texts_are_cut_only_where_that_is_proven(tokenizer: Tokenizer) -> None:
     assert PATTERN in _SPLITTING
     plain = byte_level(tokenizer)
-    assert rule(plain).places and not rule(plain).drops_prefix
+    assert rule(plain).cut_points and not rule(plain).drops_prefix
     assert rule(sentence_piece()).drops_prefix
     no_rule = [
         plain | {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
@@ -168,7 +168,7 @@ def test_texts_are_cut_only_where_that_is_proven(tokenizer: Tokenizer) -> None:
         sentence_piece() | {"model": sentence_piece()["model"] | {"vocab": {"a\n": 0, "\n": 1}}},
     ]
     for content in no_rule:
-        assert not rule(content).places
+        assert not rule(content).cut_points
         assert list(rule(content).pieces("a b\nc d\n" * 9, 8, 4)) == ["a b\nc d\n" * 9]
 
 

@@ -126,7 +126,7 @@ def test_long_documents_in_pieces_give_the_same_tokens_in_bounded_batches(
     assert len(sizes) == len(steps) > 30 and max(sizes) < 300 + piece
 
 
-def test_text_without_any_place_to_cut_is_encoded_whole_up_to_a_limit(
+def test_text_without_any_cut_point_is_encoded_whole_up_to_a_limit(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text("x" * 1000)
@@ -134,7 +134,7 @@ def test_text_without_any_place_to_cut_is_encoded_whole_up_to_a_limit(
     tokens, _, _ = run(tmp_path, tokenizer, tmp_path / "cache")
     assert documents_of(tokens) == [[0, *tokenizer.encode("x" * 1000).tolist(), 0]]
     monkeypatch.setattr(tokenize_module, "MAX_PIECE_CHARS", 999)
-    with pytest.raises(DataError, match=r"has 1,000 characters without a place.*a\.txt.*break its lines"):
+    with pytest.raises(DataError, match=r"has 1,000 characters without a point.*a\.txt.*break its lines"):
         run(tmp_path, tokenizer, tmp_path / "other")
 
 

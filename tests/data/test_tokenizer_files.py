@@ -248,7 +248,7 @@ def test_a_malformed_tokenizer_is_a_model_error(
         (b"", "not JSON"),
         (b"[]", "no JSON object"),
         (b"\xff{}", "not UTF-8"),
-        (b'{"model": {}, "model": {}}', "stands twice"),
+        (b'{"model": {}, "model": {}}', "appears twice"),
         (b"[" * 100_000, "nested deeper"),
         (b'{"a":' * 100_000, "nested deeper"),
         (b'{"a": NaN}', "not finite"),

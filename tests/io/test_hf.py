@@ -283,7 +283,7 @@ class TestHostileFolders:
             (sharded / INDEX_NAME).read_text().replace('"weight_map": {', '"weight_map": {"lm_head": "x.safetensors",')
         )
         (sharded / INDEX_NAME).write_text(text)
-        refused(sharded, "'lm_head' stands twice")
+        refused(sharded, "'lm_head' appears twice")
         os.truncate(sharded / INDEX_NAME, 1 << 40)
         refused(sharded, "more than the 67,108,864 allowed")
 

@@ -98,8 +98,8 @@ def test_an_empty_file_is_an_empty_mapping(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ("a: 1\na: 2", "2:1", "the key a stands twice; first on line 1"),
-        ("s: {b: 1, b: 2}", "1:11", "the key s.b stands twice"),
+        ("a: 1\na: 2", "2:1", "the key a appears twice; first on line 1"),
+        ("s: {b: 1, b: 2}", "1:11", "the key s.b appears twice"),
         ("a: &x 1\nb: *x", "1:4", "an anchor (&x)"),
         ("b: *x", "1:4", "an alias (*x)"),
         ("a: &x [1]", "1:4", "an anchor"),
