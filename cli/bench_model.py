@@ -174,7 +174,7 @@ def _report(
     from genesis_cli.session.bench.cases import FORMULA
     from genesis_cli.session.bench.doubling import doublings, room_of
     from genesis_cli.session.bench.schema import ModelFacts, Report, SettingsRow
-    from genesis_models.shapes import parameter_count
+    from genesis_models.registry import parameter_count
 
     machine = facts()
     return Report(

@@ -1,4 +1,4 @@
-"""Whether a model can be held at all: its bytes, counted from the config, against the memory there is."""
+"""Whether a model can be held at all: the bytes of its weights against the memory there is."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.dtypes import as_dtype
 from genesis.errors import OutOfMemoryError
-from genesis_models.config import ModelConfig
-from genesis_models.shapes import parameter_count
 
 __all__ = ["check_fits", "host_memory"]
 
-# Where a container's limit stands, of cgroups 2 and 1.
+# Files with a container's limit, of cgroups 2 and 1.
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def check_fits(config: ModelConfig, dtype: str, device: Device, *, where: str) -> None:
-    """Raises: OutOfMemoryError, where the weights alone need more than all memory of `device`."""
-    count = parameter_count(config)
+def check_fits(count: int, dtype: str, device: Device, *, where: str) -> None:
+    """Raises: OutOfMemoryError, where `count` weights alone need more than all memory of `device`."""
     needed, total = count * as_dtype(dtype).itemsize, _memory(device)
     if total is not None and needed > total:
         raise OutOfMemoryError(

@@ -7,21 +7,15 @@ not implement are refused. Every dimension has a bound, so that nothing is made 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Self, TypeVar
 
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, ModelError, escape
 
-__all__ = ["FAMILIES", "ModelConfig", "RopeConfig"]
+__all__ = ["FAMILIES", "Family", "ModelConfig", "Reader", "RopeConfig", "family"]
 
-# Every `model_type` that Genesis has, and the models that are of it.
-FAMILIES: Mapping[str, str] = {
-    "qwen2": "Qwen2, Qwen2.5",
-    "qwen3": "Qwen3 without experts",
-    "llama": "Llama, SmolLM2, TinyLlama",
-}
 # The largest value of each dimension: far above every published model, and small enough to count with.
 MOST: Mapping[str, int] = {
     "vocab_size": 1 << 24,
@@ -115,7 +109,13 @@ class ModelConfig:
         Raises:
             ModelError: naming the key, what was found and what was expected.
         """
-        return _Reader(raw, where).config()
+        reader = Reader(raw, where)
+        return reader.family().config.read(reader)
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The config of this family: what is its own, with the defaults of Hugging Face's class of it."""
+        raise NotImplementedError
 
     @property
     def context_length(self) -> int:
@@ -150,7 +150,35 @@ class ModelConfig:
         return {key: self.raw[key] for key in DROPOUT if self.raw.get(key)}
 
 
-class _Reader:
+C = TypeVar("C", bound=ModelConfig)
+
+
+class Family(NamedTuple):
+    """A `model_type`.
+
+    Attributes:
+        models: the published models that are of it.
+        config: reads its configs.
+    """
+
+    models: str
+    config: type[ModelConfig]
+
+
+FAMILIES: dict[str, Family] = {}  # by `model_type`; the registry imports the modules that fill it
+
+
+def family(model_type: str, models: str) -> Callable[[type[C]], type[C]]:
+    """Declares the config class of a `model_type`; `models` are named where another one is refused."""
+
+    def declare(config: type[C]) -> type[C]:
+        FAMILIES[model_type] = Family(models, config)
+        return config
+
+    return declare
+
+
+class Reader:
     """Reads typed values out of a raw config and reports what is wrong with the key's name."""
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
@@ -183,10 +211,10 @@ class _Reader:
             raise self.fail(f"{key} is {_shown(value)}, expected a number above 0 and at most {most:g}")
         return float(value)
 
-    def family(self) -> str:
-        """`model_type`, before any key that only some families have."""
+    def family(self) -> Family:
+        """That of `model_type`, before any key that only some families have."""
         kind = self.raw.get("model_type")
-        known = f"Genesis has {', '.join(FAMILIES)}: {'; '.join(FAMILIES.values())}"
+        known = f"Genesis has {', '.join(FAMILIES)}: {'; '.join(each.models for each in FAMILIES.values())}"
         if kind is None:
             raise self.fail("model_type is missing, so the kind of model is not known", next=known)
         if not isinstance(kind, str):
@@ -194,7 +222,7 @@ class _Reader:
         if kind not in FAMILIES:
             also = ": it takes more than text" if isinstance(self.raw.get("text_config"), Mapping) else ""
             raise self.fail(f"model_type {_shown(kind)} is not supported{also}", next=known)
-        return kind
+        return FAMILIES[kind]
 
     def refuse_unsupported(self) -> None:
         if self.get("hidden_act", str, "silu") not in ("silu", "swish"):
@@ -224,40 +252,40 @@ class _Reader:
             if not all(type(i) is int and -1 <= i < MOST["vocab_size"] for i in ids):
                 raise self.fail(f"{key} is {_shown(value)}, expected a token id, a list of them, or null")
 
-    def config(self) -> ModelConfig:
-        kind = self.family()
+    def config(self, kind: type[C], *, head_dim: int, **own: Any) -> C:
+        """A config of `kind`: what all families have, and the fields that are the family's own."""
         self.refuse_unsupported()
         self.check_unused()
-        heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
+        heads, layers = self.count("num_attention_heads"), self.count("num_hidden_layers")
         kv_heads = self.count("num_key_value_heads", heads)
         if heads % kv_heads:
             raise self.fail(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-        layers = self.count("num_hidden_layers")
-        head_dim = self.head_dim(kind, hidden, heads)
-        return ModelConfig(
-            model_type=kind,
-            vocab_size=self.count("vocab_size"),
-            hidden_size=hidden,
-            intermediate_size=self.count("intermediate_size"),
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=head_dim,
-            max_position_embeddings=self.count("max_position_embeddings", 2048 if kind == "llama" else 32768),
-            rms_norm_eps=self.fraction("rms_norm_eps", 1e-6, 1.0),
-            initializer_range=self.fraction("initializer_range", 0.02, 1e3),
-            tie_word_embeddings=self.get("tie_word_embeddings", bool, False),
-            attention_bias=self.get("attention_bias", bool, False),
-            mlp_bias=self.get("mlp_bias", bool, False),
-            rope=self.rope(head_dim),
-            layer_windows=self.windows(layers) if kind != "llama" else (0,) * layers,
-            raw=dict(self.raw),
-        )
+        shared: dict[str, Any] = {
+            "model_type": self.raw["model_type"],
+            "vocab_size": self.count("vocab_size"),
+            "hidden_size": self.count("hidden_size"),
+            "intermediate_size": self.count("intermediate_size"),
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "rms_norm_eps": self.fraction("rms_norm_eps", 1e-6, 1.0),
+            "initializer_range": self.fraction("initializer_range", 0.02, 1e3),
+            "tie_word_embeddings": self.get("tie_word_embeddings", bool, False),
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope": self.rope(head_dim),
+            "layer_windows": (0,) * layers,
+            "raw": dict(self.raw),
+        }
+        return kind(**shared | own)
 
-    def head_dim(self, kind: str, hidden: int, heads: int) -> int:
-        if self.raw.get("head_dim") is None and kind != "qwen3" and hidden % heads:
+    def head_dim(self, default: int | None = None) -> int:
+        """The size of a head; unless there is a default, the heads share the hidden size."""
+        heads, hidden = self.count("num_attention_heads"), self.count("hidden_size")
+        if self.raw.get("head_dim") is None and default is None and hidden % heads:
             raise self.fail(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}", next="set head_dim")
-        head_dim = self.count("head_dim", 128 if kind == "qwen3" else hidden // heads)
+        head_dim = self.count("head_dim", hidden // heads if default is None else default)
         if head_dim % 2:
             raise self.fail(f"head_dim {head_dim} is odd; rotary embedding turns pairs")
         return head_dim
@@ -278,7 +306,7 @@ class _Reader:
             found = f"{name} has {_shown(unknown[0])}, which Genesis does not know"
             raise self.fail(f"{found}: it may change the computation", next="remove it if it changes nothing")
         theta = self.raw.get("rope_theta") if given.get("rope_theta") is None else given["rope_theta"]
-        reader = _Reader({**given, "rope_theta": theta}, f"{self.where}, {name}")
+        reader = Reader({**given, "rope_theta": theta}, f"{self.where}, {name}")
         theta = reader.get("rope_theta", float, 10000.0)
         if not 1 < theta < 1e12:
             raise self.fail(f"rope_theta is {_shown(theta)}, expected a number above 1 and below 1e12")
@@ -304,8 +332,9 @@ class _Reader:
             low, high = _shown(self.raw["low_freq_factor"]), _shown(self.raw["high_freq_factor"])
             raise self.fail(f"high_freq_factor {high} is not above low_freq_factor {low}")
 
-    def windows(self, layers: int) -> tuple[int, ...]:
+    def windows(self) -> tuple[int, ...]:
         """Sliding windows by layer, as Qwen configs state them."""
+        layers = self.count("num_hidden_layers")
         has_window = self.get("use_sliding_window", bool, False) and self.get("sliding_window", int, 0) != 0
         types = self.raw.get("layer_types")
         if types is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -33,11 +34,11 @@ from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.precision import weight_type
 from genesis_models.recognition import check_model_folder
-from genesis_models.registry import ARCHITECTURES, empty_model
-from genesis_models.shapes import EMBEDDING, HEAD, parameter_shapes
+from genesis_models.registry import empty_model, parameter_shapes
 
 __all__ = ["check_weights", "load", "read_config", "save", "stored_dtype", "write_model"]
 
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
 MAX_SHARD_BYTES = 5 << 30  # transformers' default
 PIECE = 8 << 20  # elements on their way to a device
@@ -97,13 +98,12 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: object = No
     """
     config, place = read_config(folder), as_device(device)
     with WeightFolder(folder) as weights:
-        names = _check_names(config, weights, escape(folder))
+        shapes = parameter_shapes(config)
+        _check_names(config, shapes, weights, escape(folder))
         chosen = weight_type(dtype, place, config.stored_dtype or _main_type(weights))
-        check_fits(config, chosen.name, place, where=escape(folder))
+        check_fits(sum(map(math.prod, shapes.values())), chosen.name, place, where=escape(folder))
         model = empty_model(config, device=device, dtype=chosen.name)
         for name, parameter in model.named_parameters():
-            if name not in names:
-                continue
             if parameter.device == CPU:
                 _read(weights, name, parameter.detach().numpy())
             else:
@@ -111,7 +111,7 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: object = No
         if config.tie_word_embeddings and HEAD in weights.names:
             _check_tied(weights, escape(folder))
         if chosen.reason:
-            model.stored_types = {name: weights.entry(name).dtype.name for name in names}
+            model.stored_types = {name: weights.entry(name).dtype.name for name in shapes}
     return model
 
 
@@ -123,16 +123,17 @@ def check_weights(folder: str | os.PathLike[str]) -> None:
     """
     config = read_config(folder)
     with WeightFolder(folder) as weights:
-        _check_names(config, weights, escape(folder))
+        _check_names(config, parameter_shapes(config), weights, escape(folder))
 
 
-def _check_names(config: ModelConfig, weights: WeightFolder, where: str) -> set[str]:
-    """The names to read.
+def _check_names(
+    config: ModelConfig, expected: Mapping[str, tuple[int, ...]], weights: WeightFolder, where: str
+) -> None:
+    """Compare a folder with the shapes of the parameters that it should have.
 
     Raises:
         ModelError: with everything that is wrong with the folder's names, shapes and types.
     """
-    expected = parameter_shapes(config)
     found = set(weights.names)
     allowed = set(expected) | ({HEAD} if config.tie_word_embeddings else set())
     # Rotary tables that old checkpoints carry are derived values.
@@ -154,7 +155,6 @@ def _check_names(config: ModelConfig, weights: WeightFolder, where: str) -> set[
             break
     if problems:
         raise ModelError("; ".join(problems), where=where, next="use weights and config.json of the same model")
-    return set(expected)
 
 
 def _read(weights: WeightFolder, name: str, out: np.ndarray) -> None:
@@ -196,7 +196,7 @@ def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
     """
     raw = dict(model.config.raw)
     rope = {**model.config.rope.parameters, "rope_theta": model.config.rope.theta, "rope_type": model.config.rope.kind}
-    raw.setdefault("architectures", [ARCHITECTURES[model.config.model_type].__name__])
+    raw.setdefault("architectures", [type(model).__name__])
     raw.update(dtype=dtype, torch_dtype=dtype, rope_theta=model.config.rope.theta, rope_parameters=rope)
     if model.config.rope.kind != "default":
         raw["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}

@@ -17,7 +17,7 @@ from genesis.optim.flat import PLACE
 from genesis.shapes import Shape
 from genesis.train.config import OptimConfig
 from genesis_models.config import ModelConfig
-from genesis_models.shapes import parameter_shapes
+from genesis_models.registry import parameter_shapes
 
 __all__ = ["MemoryPlan", "memory_plan"]
 
@@ -103,9 +103,8 @@ def memory_plan(
     is_wide = e == 2 and (optim.grad_dtype or ("float32" if accumulation_steps > 1 else None)) == "float32"
     count = sum(-(-math.prod(shape) // PLACE) * PLACE for shape in shapes.values())
     masters, moments = _optimizer_bytes(shapes, count, optim, weight)
-    kept, beside, layer = _layer_bytes(
-        config, e, activation_checkpointing, _scores_bytes(config, e, batch, length) // tokens
-    )
+    scores, has_head_norms = _scores_bytes(config, e, batch, length) // tokens, any("q_norm" in name for name in shapes)
+    kept, beside, layer = _layer_bytes(config, e, activation_checkpointing, scores, has_head_norms)
     activations = tokens * (config.num_hidden_layers * kept + beside)
     unplaced = config.vocab_size * config.hidden_size * e if is_wide or accumulation_steps > 1 else 0
     gradients = count * (4 if is_wide else e)
@@ -146,7 +145,9 @@ def _scores_bytes(config: ModelConfig, e: int, batch: int, length: int) -> int:
     return math.prod(held_shape(batch, length, config.num_attention_heads, config.num_key_value_heads, e)) * e
 
 
-def _layer_bytes(config: ModelConfig, e: int, checkpointing: str, scores: int) -> tuple[int, int, int]:
+def _layer_bytes(
+    config: ModelConfig, e: int, checkpointing: str, scores: int, has_head_norms: bool
+) -> tuple[int, int, int]:
     """Bytes for each token: kept of each layer, kept besides, and the most that the last one's backward takes more.
 
     Args:
@@ -154,7 +155,7 @@ def _layer_bytes(config: ModelConfig, e: int, checkpointing: str, scores: int) -
     """
     h, f, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads + config.num_key_value_heads
     q, qkv = config.num_attention_heads * config.head_dim, (heads + config.num_key_value_heads) * config.head_dim
-    normed, norms = (0 if checkpointing == "selective" else h * e) + 4, 1 + (config.model_type == "qwen3")
+    normed, norms = (0 if checkpointing == "selective" else h * e) + 4, 2 if has_head_norms else 1
     attention = normed + norms * qkv * e + (norms - 1) * heads * 4 + q * e + config.num_attention_heads * 4
     mlp = normed + 2 * f * e + (0 if checkpointing == "selective" else f * e)
     whole = attention + h * e + mlp + h * e

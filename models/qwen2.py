@@ -1,15 +1,53 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values; sliding windows on the layers that the config names."""
+"""Qwen2 and Qwen2.5 (Yang et al., "Qwen2.5 Technical Report", 2024): biases on queries, keys and values.
+
+Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from genesis_models.blocks import Attention, CausalLM
-from genesis_models.config import ModelConfig
+from dataclasses import dataclass
+from typing import Self
 
-__all__ = ["Qwen2ForCausalLM"]
+from genesis import Tensor, nn
+from genesis_models.blocks import MLP, Attention, CausalLM, Context
+from genesis_models.config import ModelConfig, Reader, family
+
+__all__ = ["DecoderLayer", "Qwen2Config", "Qwen2ForCausalLM"]
+
+
+@family("qwen2", "Qwen2, Qwen2.5")
+@dataclass(frozen=True, slots=True)
+class Qwen2Config(ModelConfig):
+    """`config.json` of `model_type: qwen2`; the layers that it names attend to a sliding window."""
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        return reader.config(
+            cls,
+            head_dim=reader.head_dim(),
+            max_position_embeddings=reader.count("max_position_embeddings", 32768),
+            attention_bias=reader.get("attention_bias", bool, False),
+            mlp_bias=reader.get("mlp_bias", bool, False),
+            layer_windows=reader.windows(),
+        )
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each on the normalised stream and added to it."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer, bias=True, out_bias=False)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        x = x + self.self_attn(self.input_layernorm(x), context)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Qwen2ForCausalLM(CausalLM):
-    """`model_type: qwen2` (Yang et al., "Qwen2.5 Technical Report", 2024)."""
+    """Embedding, layers, norm and head."""
 
-    def make_attention(self, config: ModelConfig, layer: int) -> Attention:
-        return Attention(config, layer, bias=True, out_bias=False, qk_norm=False)
+    make_layer = DecoderLayer

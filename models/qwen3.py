@@ -1,15 +1,79 @@
-"""Qwen3: RMSNorm on each query and key head instead of biases; a head size of its own."""
+"""Qwen3 (Yang et al., "Qwen3 Technical Report", 2025): RMSNorm on each query and key head, a head size of its own.
+
+Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from genesis_models.blocks import Attention, CausalLM
-from genesis_models.config import ModelConfig
+import math
+from dataclasses import dataclass
+from typing import Self
 
-__all__ = ["Qwen3ForCausalLM"]
+from genesis import Tensor, nn
+from genesis_models.blocks import MLP, CausalLM, Context
+from genesis_models.config import ModelConfig, Reader, family
+
+__all__ = ["Attention", "DecoderLayer", "Qwen3Config", "Qwen3ForCausalLM"]
+
+
+@family("qwen3", "Qwen3 without experts")
+@dataclass(frozen=True, slots=True)
+class Qwen3Config(ModelConfig):
+    """`config.json` of `model_type: qwen3`; the layers that it names attend to a sliding window."""
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        return reader.config(
+            cls,
+            head_dim=reader.head_dim(128),
+            max_position_embeddings=reader.count("max_position_embeddings", 32768),
+            attention_bias=reader.get("attention_bias", bool, False),
+            mlp_bias=reader.get("mlp_bias", bool, False),
+            layer_windows=reader.windows(),
+        )
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; each query and key head is normalised before it is rotated."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.window = layer, config.layer_windows[layer]
+        self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim, self.scale = config.head_dim, 1 / math.sqrt(config.head_dim)
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, self.key_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, self.key_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q, D]
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+        q, k = context.rope(self.q_norm(q)), context.rope(self.k_norm(k))
+        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
+        return self.o_proj(o.flatten(-2))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each on the normalised stream and added to it."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        x = x + self.self_attn(self.input_layernorm(x), context)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Qwen3ForCausalLM(CausalLM):
-    """`model_type: qwen3` (Yang et al., "Qwen3 Technical Report", 2025)."""
+    """Embedding, layers, norm and head."""
 
-    def make_attention(self, config: ModelConfig, layer: int) -> Attention:
-        return Attention(config, layer, bias=config.attention_bias, out_bias=config.attention_bias, qk_norm=True)
+    make_layer = DecoderLayer

@@ -1,7 +1,8 @@
-"""Which class builds which `model_type`, and building a model with fresh weights."""
+"""Which class builds which `model_type`: one line a family. What a config builds: its parameters' shapes, the model."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,23 +13,36 @@ from genesis.random import Generator
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
+from genesis_models.fuse import fuse
 from genesis_models.llama import LlamaForCausalLM
 from genesis_models.qwen2 import Qwen2ForCausalLM
 from genesis_models.qwen3 import Qwen3ForCausalLM
 
-__all__ = ["ARCHITECTURES", "build", "empty_model"]
+__all__ = ["ARCHITECTURES", "build", "empty_model", "parameter_count", "parameter_shapes"]
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
+    "llama": LlamaForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
-    "llama": LlamaForCausalLM,
 }
 
 
 def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float32") -> CausalLM:
-    """The model of a config, its weights undefined."""
+    """The model of a config in fused form, its weights undefined."""
     with nn.init.skip_init(device, dtype):
-        return ARCHITECTURES[config.model_type](config)
+        return fuse(ARCHITECTURES[config.model_type](config))
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter by name; no memory is taken."""
+    with nn.init.shapes_only():
+        model = ARCHITECTURES[config.model_type](config)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters of the model of a config; a tied head counts once."""
+    return sum(map(math.prod, parameter_shapes(config).values()))
 
 
 def build(
@@ -47,7 +61,7 @@ def build(
         ModelError: the config is malformed. OutOfMemoryError: the weights need more than all memory of the device.
     """
     checked = config if isinstance(config, ModelConfig) else ModelConfig.from_dict(config)
-    check_fits(checked, "float32", as_device(device), where="the model's config")
+    check_fits(parameter_count(checked), "float32", as_device(device), where="the model's config")
     model = empty_model(checked, device=device)  # the draws are the same on every device
     generator = Generator(seed)
     with genesis.no_grad():

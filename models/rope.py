@@ -1,4 +1,4 @@
-"""Angles of the rotary embedding, with the scalings that Llama and Qwen configs use.
+"""Angles of the rotary embedding, with the scalings that Llama and Qwen configs use, and their tables on a device.
 
 Angles are float32 products, as in transformers: at long positions the rounding of the frequencies is part of the model.
 """
@@ -9,9 +9,12 @@ import math
 
 import numpy as np
 
+import genesis
+from genesis import Tensor
+from genesis.nn import functional as F
 from genesis_models.config import ModelConfig
 
-__all__ = ["frequencies", "tables"]
+__all__ = ["Rotary", "frequencies", "tables"]
 
 
 def _default(theta: float, size: int) -> np.ndarray:
@@ -83,3 +86,59 @@ def tables(config: ModelConfig, length: int) -> tuple[np.ndarray, np.ndarray]:
     inverse, scale = frequencies(config, length)
     angles = np.arange(length, dtype=np.float32)[:, None] * inverse
     return (np.cos(angles) * np.float32(scale)), (np.sin(angles) * np.float32(scale))
+
+
+class Rotary:
+    """cos and sin by position, grown as longer sequences come. It has no parameters and may be shared by threads.
+
+    On the CPU the rows are looked up in numpy. Positions on a device are not read back: the whole table goes there
+    once.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self._device_tables: dict[tuple[int, genesis.Device], tuple[Tensor, Tensor]] = {}
+        empty = np.empty((0, config.head_dim // 2), np.float32)
+        self._tables = (empty, empty)  # replaced as a whole, so that no thread sees one table without the other
+
+    def __call__(self, positions: np.ndarray, device: genesis.Device) -> tuple[Tensor, Tensor]:
+        """cos and sin `[*positions.shape, D/2]`, float32."""
+        cos, sin = self._for_length(int(positions.max(initial=-1)) + 1)
+        cos, sin = cos[positions], sin[positions]
+        return genesis.from_numpy(cos).to(device=device), genesis.from_numpy(sin).to(device=device)
+
+    def span(self, begin: int, end: int, device: genesis.Device) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions `begin` … `end` - 1 on a device, `[T, D/2]` float32."""
+        cos, sin = self._on_device(end, device)
+        return cos.narrow(0, begin, end - begin), sin.narrow(0, begin, end - begin)
+
+    def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """cos and sin `[*positions.shape, D/2]` of positions below `end`, which are on a device."""
+        cos, sin = self._on_device(end, positions.device)
+        return F.embedding(positions, cos), F.embedding(positions, sin)
+
+    def _on_device(self, length: int, device: genesis.Device) -> tuple[Tensor, Tensor]:
+        cos, sin = self._for_length(length)
+        key = (len(cos), device)
+        if key not in self._device_tables:
+            if self._is_stretched(len(cos)):  # each length has a table of its own: keep the last one alone
+                self._device_tables.clear()
+            self._device_tables[key] = genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)
+        return self._device_tables[key]
+
+    def _is_stretched(self, length: int) -> bool:
+        """Whether frequencies depend on the length: under dynamic scaling beyond the trained one."""
+        return self.config.rope.kind == "dynamic" and length > self.config.max_position_embeddings
+
+    def _for_length(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        found = self._tables
+        if self._is_stretched(length):
+            return found if len(found[0]) == length else self._make(length)
+        if len(found[0]) >= length and not self._is_stretched(len(found[0])):
+            return found
+        size = max(256, 1 << (length - 1).bit_length())
+        return self._make(self.config.max_position_embeddings if self._is_stretched(size) else size)
+
+    def _make(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        self._tables = found = tables(self.config, length)
+        return found

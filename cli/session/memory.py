@@ -13,6 +13,7 @@ from genesis.train.config import Config
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.memory import MemoryPlan, memory_plan
+from genesis_models.registry import parameter_count
 
 __all__ = ["advised", "planned_memory", "run_plan"]
 
@@ -61,7 +62,7 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | 
         OutOfMemoryError: the run cannot fit into what is free.
     """
     if device == CPU:
-        check_fits(shape, config.model.dtype, device, where="model")
+        check_fits(parameter_count(shape), config.model.dtype, device, where="model")
         return None
     plan, (free, total) = run_plan(config, shape), cuda.mem_get_info(device)
     room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # what the pool holds is free, too

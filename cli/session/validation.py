@@ -15,7 +15,7 @@ from genesis_cli.session.preparation import model_config, prepare_data, resolve_
 from genesis_cli.session.run_folder import check_is_ours, check_places
 from genesis_cli.session.weights import settled
 from genesis_models.folder import check_weights
-from genesis_models.shapes import parameter_count
+from genesis_models.registry import parameter_count
 
 __all__ = ["validate"]
 

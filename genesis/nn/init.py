@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -23,6 +23,7 @@ __all__ = [
     "kaiming_uniform_",
     "normal_",
     "ones_",
+    "shapes_only",
     "skip_init",
     "trunc_normal_",
     "uniform_",
@@ -33,6 +34,7 @@ __all__ = [
 
 
 _skipping: ContextVar[bool] = ContextVar("skipping", default=False)
+_shapes_only: ContextVar[bool] = ContextVar("shapes_only", default=False)
 _place: ContextVar[tuple[Any, Any]] = ContextVar("place", default=(None, None))
 
 
@@ -51,10 +53,24 @@ def skip_init(device: Any = None, dtype: Any = None) -> Iterator[None]:
         _place.reset(place)
 
 
-def place_of(device: Any, dtype: Any) -> dict[str, Any]:
-    """Device and dtype of a layer's new weights: those that it was told, or those of `skip_init`."""
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Layers made inside the block have parameters of their shapes without the memory: to ask a model about them."""
+    token = _shapes_only.set(True)
+    try:
+        with skip_init():
+            yield
+    finally:
+        _shapes_only.reset(token)
+
+
+def new(shape: Sequence[int], device: Any, dtype: Any) -> Tensor:
+    """Memory for a layer's weights, where and of the type that the layer was told, or else `skip_init`."""
     device_here, dtype_here = _place.get()
-    return {"device": device_here if device is None else device, "dtype": dtype_here if dtype is None else dtype}
+    place = {"device": device_here if device is None else device, "dtype": dtype_here if dtype is None else dtype}
+    if _shapes_only.get():
+        return empty(1, **place).expand(tuple(shape))  # type: ignore[no-any-return]
+    return empty(tuple(shape), **place)  # type: ignore[no-any-return]
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 
 from genesis.autograd import no_grad
 from genesis.errors import ShapeError
-from genesis.functions.create import empty, ones, zeros
 from genesis.nn import functional as F
 from genesis.nn import init
 from genesis.nn.module import Module
@@ -35,8 +34,8 @@ class Linear(Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.weight = Parameter(empty(out_features, in_features, **init.place_of(device, dtype)))
-        self.bias = Parameter(empty(out_features, **init.place_of(device, dtype))) if bias else None
+        self.weight = Parameter(init.new((out_features, in_features), device, dtype))
+        self.bias = Parameter(init.new((out_features,), device, dtype)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -79,7 +78,7 @@ class Embedding(Module):
             raise ShapeError(f"padding_idx {padding_idx} is no row of {num_embeddings}")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.weight = Parameter(empty(num_embeddings, embedding_dim, **init.place_of(device, dtype)))
+        self.weight = Parameter(init.new((num_embeddings, embedding_dim), device, dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -121,8 +120,9 @@ class RMSNorm(Module):
     ) -> None:
         super().__init__()
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
-        shape, place = self.normalized_shape, init.place_of(device, dtype)
-        self.weight = Parameter(ones(shape, **place)) if elementwise_affine else None
+        self.weight = (
+            Parameter(init.ones_(init.new(self.normalized_shape, device, dtype))) if elementwise_affine else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
@@ -153,9 +153,9 @@ class LayerNorm(Module):
     ) -> None:
         super().__init__()
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
-        shape, place = self.normalized_shape, init.place_of(device, dtype)
-        self.weight = Parameter(ones(shape, **place)) if elementwise_affine else None
-        self.bias = Parameter(zeros(shape, **place)) if elementwise_affine and bias else None
+        place = self.normalized_shape, device, dtype
+        self.weight = Parameter(init.ones_(init.new(*place))) if elementwise_affine else None
+        self.bias = Parameter(init.zeros_(init.new(*place))) if elementwise_affine and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)

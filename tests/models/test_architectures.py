@@ -14,8 +14,8 @@ from genesis.errors import ConfigError, ModelError
 from genesis_models.blocks import CausalLM, KeyValueCache
 from genesis_models.config import ModelConfig
 from genesis_models.presets import PRESETS, preset
+from genesis_models.registry import parameter_count
 from genesis_models.rope import tables
-from genesis_models.shapes import parameter_count
 from tests.models.golden import EXTRA, FIXTURES, NAMES, extra, golden, relative_error
 
 ROPES = json.loads((FIXTURES / "rope.json").read_text())

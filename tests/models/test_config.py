@@ -12,7 +12,7 @@ import pytest
 import genesis_models
 from genesis.errors import ModelError, OutOfMemoryError
 from genesis_models.config import MOST, ModelConfig
-from genesis_models.shapes import parameter_count, parameter_shapes
+from genesis_models.registry import parameter_count, parameter_shapes
 from tests.models.config_mutations import BAD, bases, limited, mutations, refusal
 from tests.models.golden import FIXTURES
 
@@ -30,7 +30,7 @@ def test_the_family_comes_before_its_keys(kind: str) -> None:
     error = refused({"model_type": kind, "n_embd": 768})
     assert error.what == f'model_type "{kind}" is not supported'
     assert error.next == (
-        "Genesis has qwen2, qwen3, llama: Qwen2, Qwen2.5; Qwen3 without experts; Llama, SmolLM2, TinyLlama"
+        "Genesis has llama, qwen2, qwen3: Llama, SmolLM2, TinyLlama; Qwen2, Qwen2.5; Qwen3 without experts"
     )
 
 
@@ -119,11 +119,18 @@ def test_the_longest_sequence_follows_the_scaling(rope: dict[str, Any], longest:
     assert (config.context_length, config.packed_length) == (longest, packed)
 
 
-def test_parameters_are_counted_without_listing_layers() -> None:
+def test_shapes_are_those_of_the_model_and_take_no_memory() -> None:
+    from genesis.backend.cpu import pool
+
     for raw in bases().values():
-        config = ModelConfig.from_dict({**raw, "num_hidden_layers": 5, "layer_types": None})
+        config = ModelConfig.from_dict(raw)
         shapes = parameter_shapes(config)
+        assert shapes == {name: p.shape for name, p in genesis_models.build(config).named_parameters()}
         assert parameter_count(config) == sum(math.prod(shape) for shape in shapes.values())
+    large = ModelConfig.from_dict({**bases()["llama"], "hidden_size": 1 << 16, "intermediate_size": 1 << 18})
+    pool.max_allocated = before = pool.allocated
+    assert parameter_count(large) > 1 << 36
+    assert pool.max_allocated - before < 1 << 20
 
 
 def test_a_model_beyond_all_memory_is_refused_before_it_is_made() -> None:

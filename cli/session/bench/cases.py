@@ -14,7 +14,7 @@ from genesis.io.hf import read_json
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.presets import PRESETS, preset
-from genesis_models.shapes import parameter_count
+from genesis_models.registry import parameter_count
 
 __all__ = ["FORMULA", "RandomTokens", "check_lengths", "shape_of", "step_flops"]
 

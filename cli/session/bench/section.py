@@ -10,7 +10,7 @@ from genesis_cli.session.bench.cases import FORMULA
 from genesis_cli.session.bench.measuring import OPTIMIZER, Settings, scaling_of
 from genesis_cli.session.bench.schema import Row
 from genesis_models.config import ModelConfig
-from genesis_models.shapes import parameter_count
+from genesis_models.registry import parameter_count
 
 __all__ = ["section_of"]
 

@@ -1,0 +1,251 @@
+"""Fused ops in place of a model's plain blocks: the step that `build` and `load` end with.
+
+A rule is a pair: a block in plain form, and the class that computes the same in fused ops. To see which rule is a
+block's, its forward is run on values that are written down instead of computed; where what it writes is what a rule's
+plain form writes, the block gets the rule's class. A block that no rule knows stays as it is. Parameters, their names
+and their order do not change.
+
+Inside a fused block the modules are called one after the other where one of them is no plain layer, such as an adapter,
+or is watched by a hook (`genesis.nn.fused`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from genesis import Tensor, nn
+from genesis.nn import functional as F
+from genesis.nn import fused
+from genesis_models.blocks import Context
+
+__all__ = ["fuse", "unfuse"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Fused:
+    """A block whose class a rule changed."""
+
+
+class FusedAttention(Fused):
+    """Attention: one matmul for queries, keys and values, which stay side by side.
+
+    Attributes:
+        norm: an RMSNorm; the block is then x + attention(norm(x)).
+    """
+
+    norm: nn.RMSNorm | None = None
+
+    def forward(self: Any, x: Tensor, context: Context) -> Tensor:
+        b, t, _ = x.shape
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        qkv = fused.packed_linear(x, layers, self.norm, context.recompute, context.fp8)  # [B, T, (Q + 2·K)·D]
+        o = self.attended(qkv.view(b, t, -1, self.head_dim), context)  # [B, T, Q, D]
+        del qkv  # what it holds is no longer needed, unless backward keeps it
+        if self.norm is None:
+            return fused.packed_linear(o.view(b, t, -1), (self.o_proj,), fp8=context.fp8)
+        return fused.linear_sum(o.view(b, t, -1), self.o_proj, x, context.fp8)
+
+    def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
+        """Attention of `[B, T, Q + 2·K, D]`, and over the cache."""
+        if context.cache is None:
+            return self.packed(qkv, context, (context.cos, context.sin))
+        return self.cached(F.rope(qkv, context.cos, context.sin, self.heads + self.key_heads), context)
+
+    def packed(self: Any, qkv: Tensor, context: Context, tables: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Without a cache; with `tables` queries and keys are rotated on their way."""
+        how: dict[str, Any] = {"starts": context.starts, "scale": self.scale, "causal": True, "window": self.window}
+        return F.attention_packed(qkv, self.heads, self.key_heads, tables=tables, **how)
+
+    def cached(self: Any, qkv: Tensor, context: Context) -> Tensor:
+        """With a cache; queries and keys are rotated already."""
+        q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
+        return context.attention(q, k, v, self.layer, self.window, self.scale)
+
+
+class FusedHeadNormAttention(FusedAttention):
+    """Attention whose query and key heads are normalised, in one op with the rotation."""
+
+    def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
+        tables, heads = (context.cos, context.sin), (self.heads, self.key_heads)
+        qkv = fused.norm_rope(qkv, self.q_norm, self.k_norm, *tables, *heads)
+        return self.packed(qkv, context, None) if context.cache is None else self.cached(qkv, context)
+
+
+class FusedMLP(Fused):
+    """SwiGLU: one matmul for gate and up.
+
+    Attributes:
+        norm: an RMSNorm; the block is then x + mlp(norm(x)), in one op.
+    """
+
+    norm: nn.RMSNorm | None = None
+
+    def forward(self: Any, x: Tensor, context: Context | None = None) -> Tensor:
+        recompute, fp8 = (False, 0) if context is None else (context.recompute, context.fp8)
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if self.norm is None:
+            return down(F.swiglu(fused.packed_linear(x, (gate, up), fp8=fp8)))
+        return fused.gated_mlp(x, self.norm, gate, up, down, recompute, fp8)
+
+
+class FusedPreNormLayer(Fused):
+    """A layer whose blocks bring their norms and the addition to the stream with them."""
+
+    def forward(self: Any, x: Tensor, context: Context) -> Tensor:
+        x = self.self_attn(x, context)
+        return self.mlp(x, context)
+
+    def parts(self: Any) -> tuple[tuple[nn.Module, nn.Module], ...]:
+        """Each block with its norm."""
+        return (self.self_attn, self.input_layernorm), (self.mlp, self.post_attention_layernorm)
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        """A layer that gets another block or norm is looked at anew."""
+        if isinstance(value, nn.Module):
+            unfuse(self)
+            setattr(self, name, value)
+            fuse(self)
+        else:
+            super().__setattr__(name, value)
+
+
+# --- Rules ------------------------------------------------------------------------------------------------------------
+
+
+def _attention(self: Any, x: Any, context: Any) -> Any:
+    q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+    o = context.attention(context.rope(q), context.rope(k), v, self.layer, self.window, self.scale)
+    return self.o_proj(o.flatten(-2))
+
+
+def _head_norm_attention(self: Any, x: Any, context: Any) -> Any:
+    q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+    q, k = context.rope(self.q_norm(q)), context.rope(self.k_norm(k))
+    o = context.attention(q, k, v, self.layer, self.window, self.scale)
+    return self.o_proj(o.flatten(-2))
+
+
+def _swiglu(self: Any, x: Any) -> Any:
+    if not isinstance(self.act_fn.module, nn.SiLU):
+        raise TypeError("another activation")
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _pre_norm_layer(self: Any, x: Any, context: Any) -> Any:
+    x = x + self.self_attn(self.input_layernorm(x), context)
+    return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Rule(NamedTuple):
+    """A block in plain form, given itself and forward's arguments, and the class that fuses it."""
+
+    plain: Callable[..., Any]
+    fused: type[Fused]
+
+
+RULES = (
+    Rule(_attention, FusedAttention),
+    Rule(_head_norm_attention, FusedHeadNormAttention),
+    Rule(_swiglu, FusedMLP),
+    Rule(_pre_norm_layer, FusedPreNormLayer),
+)
+
+
+def fuse(model: M) -> M:
+    """Give `model` and the blocks in it the fused forms that rules know; returns it."""
+    return model.apply(_fuse)
+
+
+def unfuse(block: M) -> M:
+    """Give a block and those in it their plain forms back; returns it."""
+    return block.apply(_unfuse)
+
+
+def _fuse(block: nn.Module) -> None:
+    """One block, those in it being fused already."""
+    if isinstance(block, Fused):
+        return
+    written = _written(type(block).forward, block)
+    for rule in RULES if written is not None else ():
+        if written == _written(rule.plain, block):
+            kind = _class_of(rule.fused, type(block))  # type: ignore[arg-type]
+            if issubclass(rule.fused, FusedPreNormLayer):
+                parts = kind.parts(block)
+                if not all(isinstance(part, Fused) and isinstance(norm, nn.RMSNorm) for part, norm in parts):
+                    return
+                for part, norm in parts:
+                    part.__dict__["norm"] = norm  # no submodule: it keeps its one name
+            block.__class__ = kind
+            return
+
+
+def _unfuse(block: nn.Module) -> None:
+    if isinstance(block, Fused):
+        block.__dict__.pop("norm", None)
+        block.__class__ = type(block).__bases__[1]
+
+
+@functools.cache
+def _class_of(fused: Any, plain: Any) -> Any:
+    """`plain` with the forward of `fused`."""
+    return type(f"Fused{plain.__name__}", (fused, plain), {"__doc__": fused.__doc__})
+
+
+# --- Writing a forward down -------------------------------------------------------------------------------------------
+
+
+class _Value:
+    """A value that is written down: what made it, as text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __getattr__(self, name: str) -> Callable[..., _Value]:
+        return lambda *args, **settings: _Value(f"{self.text}.{name}{_arguments(args, settings)}")
+
+    def __add__(self, other: object) -> _Value:
+        return _Value(f"({self.text} + {_text(other)})")
+
+    def __mul__(self, other: object) -> _Value:
+        return _Value(f"({self.text} * {_text(other)})")
+
+
+class _Part:
+    """A module in a block, whose calls are written down."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module = name, module
+
+    def __call__(self, *args: object, **settings: object) -> _Value:
+        return _Value(f"{self.name}{_arguments(args, settings)}")
+
+
+class _Block:
+    """A block as its forward sees it: its modules are parts, its settings are what they are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.module, name)
+        return _Part(name, found) if isinstance(found, nn.Module) else found
+
+
+def _arguments(args: tuple[object, ...], settings: dict[str, object]) -> str:
+    return f"({', '.join([*map(_text, args), *(f'{name}={_text(each)}' for name, each in settings.items())])})"
+
+
+def _text(value: object) -> str:
+    return value.text if isinstance(value, _Value) else repr(value)
+
+
+def _written(forward: Callable[..., Any], block: nn.Module) -> str | None:
+    """What `forward` of a block computes, as text; None where it does what values that are written down cannot do."""
+    count = forward.__code__.co_argcount - 1
+    try:
+        return _text(forward(_Block(block), *map(_Value, ("x", "context")[:count])))
+    except Exception:  # whatever a forward does with values of a kind that it does not expect
+        return None
