@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from genesis.backend import Device, backend_for
-from genesis.profile.dispatch import steps_of
+from genesis.profile.dispatch import kernel_launches_of
 from genesis.profile.resources import resources_of
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
     from genesis.backend.cuda.driver import Driver
-    from genesis.backend.cuda.recording import Step
+    from genesis.backend.cuda.launch import KernelLaunch
 
 __all__ = ["kernels_of"]
 
@@ -27,16 +27,16 @@ def kernels_of(call: Callable[[], object], device: Device) -> list[dict[str, Any
         whole round are `split` along k.
     """
     driver = cast("CudaBackend", backend_for(device)).driver
-    return [_kernel(step, driver) for step in steps_of(call, device)]
+    return [_kernel(launched, driver) for launched in kernel_launches_of(call, device)]
 
 
-def _kernel(step: Step, driver: Driver) -> dict[str, Any]:
+def _kernel(launched: KernelLaunch, driver: Driver) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "name": step.name,
-        "grid": list(step.grid),
+        "name": launched.name,
+        "grid": list(launched.grid),
         "sm_count": driver.properties.sm_count,
     }
-    taken, constants = resources_of(step, driver), step.constants
+    taken, constants = resources_of(launched, driver), launched.constants
     if taken is not None:
         found["resident"] = taken.resident
     if {"BM", "BN", "BK"} <= constants.keys():

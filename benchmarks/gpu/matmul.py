@@ -24,8 +24,8 @@ from unittest import mock
 import torch
 
 from benchmarks.gpu.timing import backend, gpu_graph, shared_array, torch_gpu_graph
-from genesis.backend.cuda import native
 from genesis.backend.cuda.compile import compiling
+from genesis.backend.cuda.launch import signature_of
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.kernels.gemm import linalg
 from genesis.kernels.gemm.tiles import Tile, choose, cut, fitted
@@ -183,7 +183,7 @@ def compile_all(work: Iterable[tuple[Shape, Tile | None]]) -> dict[tuple[Shape, 
             futures = asked[shape, tile] = []
 
             def ask(kernel: Any, grid: Any, *args: Any, futures: list[Any] = futures, **keywords: Any) -> None:
-                futures.append(compiling(kernel, native.signature_of(kernel, args, keywords), capability))
+                futures.append(compiling(kernel, signature_of(kernel, args, keywords), capability))
 
             with mock.patch.object(linalg, "launch", ask), Switched(shape):
                 x.ours(tile)

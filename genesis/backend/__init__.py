@@ -8,16 +8,19 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from genesis.dtypes import DType
 from genesis.errors import DeviceError
+from genesis.shapes import Shape
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CPU", "Backend", "Device", "Storage", "as_device", "backend_for"]
+__all__ = ["CPU", "ArrayLike", "Backend", "Device", "OpLike", "Storage", "as_device", "backend_for"]
 
 
 class _Current(threading.local):
@@ -97,8 +100,41 @@ class Storage(Protocol):
     def backend(self) -> Backend: ...
 
 
+class ArrayLike(Protocol):
+    """A `genesis.array.Array` as backends see it: strided elements of a storage."""
+
+    storage: Any
+    shape: Shape
+    strides: Shape
+    dtype: DType
+    device: Device
+    offset: int
+    layout: Any
+
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_contiguous(self) -> bool: ...
+    def data_ptr(self) -> int: ...
+    def view_np(self) -> np.ndarray: ...
+
+
+class OpLike(Protocol):
+    """A `genesis.op.Op` as backends see it."""
+
+    name: str
+    family: str
+    mutates: tuple[int, ...]
+    cuda_impl: Callable[..., None] | None
+
+    @property
+    def reference(self) -> Callable[..., Any]: ...
+    @property
+    def infer(self) -> Callable[..., Any]: ...
+
+
 class Backend(Protocol):
-    """What a device must provide. `op` is a `genesis.op.Op`; arrays are `genesis.array.Array`."""
+    """What a device must provide."""
 
     def allocate(self, nbytes: int) -> Storage: ...
 

@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from genesis.backend import ArrayLike, OpLike
 from genesis.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
-
-    from genesis.array import Array
-    from genesis.op import Op
 
 __all__ = [
     "CpuBackend",
@@ -155,12 +153,12 @@ class CpuBackend:
         return CpuStorage(pool.take(nbytes), nbytes)
 
     def replay(
-        self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None = None
-    ) -> tuple[Array, ...] | None:
+        self, op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any], out: ArrayLike | None = None
+    ) -> tuple[Any, ...] | None:
         """Nothing is remembered here: deciding is cheap beside numpy's work."""
         return None
 
-    def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
+    def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
         out = outputs[0].view_np() if len(outputs) == 1 else tuple(o.view_np() for o in outputs)
         values = [x.view_np() if hasattr(x, "view_np") else x for x in inputs]
         if _workers.inside.piece:  # numpy's warnings are off there already
@@ -183,14 +181,14 @@ class CpuBackend:
     def label(self, storage: CpuStorage, owner: str) -> None:
         """Nobody asks."""
 
-    def temporaries_from(self, memory: Array) -> AbstractContextManager[None]:
+    def temporaries_from(self, memory: ArrayLike) -> AbstractContextManager[None]:
         """References take what they need from numpy."""
         return _CURRENT
 
-    def to_numpy(self, array: Array) -> np.ndarray:
+    def to_numpy(self, array: ArrayLike) -> np.ndarray:
         return array.view_np()
 
-    def from_numpy(self, values: np.ndarray, array: Array) -> None:
+    def from_numpy(self, values: np.ndarray, array: ArrayLike) -> None:
         np.copyto(array.view_np(), values, casting="unsafe")
 
 

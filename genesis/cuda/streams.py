@@ -1,59 +1,156 @@
-"""Streams and events with torch's signatures; see `genesis.backend.cuda.stream` for what they do."""
+"""Streams and events with a lifetime, named as in torch."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from genesis.backend.cuda import stream as below
+from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
 from genesis.cuda.devices import AnyDevice, backend
+from genesis.errors import DeviceError, UsageError
 
 __all__ = ["Event", "Stream", "current_stream", "default_stream", "stream"]
 
 
-class Stream(below.Stream):
+class Stream:
     """A queue of work that runs in order, and beside other streams.
+
+    The stream on which work is launched is one for the process, not for each thread as in torch.
 
     Args:
         device: None is the current one.
         priority: below 0 is served first.
+        handle: an existing stream, such as another library's; None makes one.
     """
 
-    def __init__(self, device: AnyDevice = None, priority: int = 0) -> None:
-        super().__init__(backend(device), priority)
+    def __init__(self, device: AnyDevice = None, priority: int = 0, *, handle: int | None = None) -> None:
+        self.backend, self.priority = backend(device), priority
+        self.handle = take_stream(self.backend, priority) if handle is None else handle
+        self._owned = handle is None
+
+    @property
+    def cuda_stream(self) -> int:
+        """The driver's handle, for other libraries."""
+        return self.handle
+
+    def __del__(self) -> None:
+        if getattr(self, "_owned", False):
+            give_stream(self.backend, self.handle, self.priority)
+
+    def synchronize(self) -> None:
+        """Wait until all its work is done."""
+        self.backend.refuse_in_capture("a stream was waited for")
+        self.backend.driver.synchronize_stream(self.handle)
+
+    def query(self) -> bool:
+        """Whether all its work is done."""
+        self.backend.refuse_in_capture("a stream was asked whether it is done")
+        return self.backend.driver.is_stream_done(self.handle)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Mark the stream's present end with an event, a new one unless given."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Let later work of this stream wait for `event`; the host does not wait."""
+        event.wait(self)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Let later work of this stream wait for what is in `stream` now."""
+        if stream.handle != self.handle:
+            self.wait_event(stream.record_event())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and (self.handle, self.backend) == (other.handle, other.backend)
+
+    def __hash__(self) -> int:
+        return hash((self.handle, id(self.backend)))
+
+    def __repr__(self) -> str:
+        return f"Stream(device={self.backend.device}, handle={self.handle:#x})"
 
 
-class Event(below.Event):
-    """A mark in a stream, which other streams and the host can wait for.
+class Event:
+    """A mark in a stream, which other streams and the host can wait for. It is made at its first `record`.
 
     Args:
         enable_timing: lets `elapsed_time(end)` tell the milliseconds between two of them.
     """
 
-    def record(self, stream: below.Stream | None = None) -> None:
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.enable_timing = enable_timing
+        self._backend: Runtime | None = None
+        self._handle = 0
+
+    def record(self, stream: Stream | None = None) -> None:
         """Mark the present end of `stream`, by default the current one."""
-        super().record(current_stream() if stream is None else stream)
+        stream = current_stream() if stream is None else stream
+        if self._backend is None:
+            self._backend, self._handle = stream.backend, stream.backend.driver.create_event(self.enable_timing)
+        if self._backend is not stream.backend:
+            raise UsageError(f"an event of {self._backend.device} in a stream of {stream.backend.device}")
+        self._backend.driver.record_event(self._handle, stream.handle)
 
-    def wait(self, stream: below.Stream | None = None) -> None:
-        """Let later work of `stream`, by default the current one, wait for the event."""
-        super().wait(current_stream() if stream is None else stream)
+    def wait(self, stream: Stream | None = None) -> None:
+        """Let later work of `stream`, by default the current one, wait for the event; nothing happens where it was
+        never recorded.
+        """
+        stream = current_stream() if stream is None else stream
+        if self._backend is not None:
+            stream.backend.driver.wait_event(stream.handle, self._handle)
+
+    def query(self) -> bool:
+        """Whether it has happened; True where it was never recorded."""
+        if self._backend is None:
+            return True
+        self._backend.refuse_in_capture("an event was asked whether it has happened")
+        return self._backend.driver.is_event_done(self._handle)
+
+    def synchronize(self) -> None:
+        """Wait on the host until it has happened."""
+        if self._backend is not None:
+            self._backend.refuse_in_capture("an event was waited for")
+            self._backend.driver.synchronize_event(self._handle)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to `end`; both must have happened.
+
+        Raises:
+            UsageError: one of them keeps no time, or was never recorded.
+        """
+        if self._backend is None or end._backend is None or not (self.enable_timing and end.enable_timing):
+            raise UsageError(
+                "elapsed_time of events that keep no time", next="Event(enable_timing=True), then record()"
+            )
+        return self._backend.driver.elapsed(self._handle, end._handle) * 1e3
+
+    def __del__(self) -> None:
+        if getattr(self, "_backend", None) is None or sys.is_finalizing():
+            return
+        assert self._backend is not None
+        with contextlib.suppress(DeviceError):
+            self._backend.driver.destroy_event(self._handle)
 
 
-def current_stream(device: AnyDevice = None) -> below.Stream:
+def current_stream(device: AnyDevice = None) -> Stream:
     """The stream on which a device's work is launched now."""
-    return below.current_stream(backend(device))
+    return Stream(device, handle=backend(device).stream)
 
 
-def default_stream(device: AnyDevice = None) -> below.Stream:
+def default_stream(device: AnyDevice = None) -> Stream:
     """The stream that is used outside of all `stream` blocks."""
-    return below.Stream(backend(device), handle=0)
+    return Stream(device, handle=0)
 
 
 _NEW: Any = object()
 
 
-def stream(chosen: below.Stream | None = _NEW) -> AbstractContextManager[Any]:
+def stream(chosen: Stream | None = _NEW) -> AbstractContextManager[Any]:
     """`with genesis.cuda.stream(s):` launches on `s` inside the block; None changes nothing.
 
     `with genesis.cuda.stream() as s:` makes a new stream of the current device, which waits for the work before the
@@ -64,7 +161,13 @@ def stream(chosen: below.Stream | None = _NEW) -> AbstractContextManager[Any]:
     """
     if chosen is _NEW:
         return _in_new_stream()
-    return nullcontext() if chosen is None else below.use(chosen)
+    return nullcontext() if chosen is None else _on(chosen)
+
+
+@contextmanager
+def _on(chosen: Stream) -> Iterator[Stream]:
+    with use(chosen.backend, chosen.handle):
+        yield chosen
 
 
 @contextmanager
@@ -72,7 +175,7 @@ def _in_new_stream() -> Iterator[Stream]:
     before, made = current_stream(), Stream()
     made.wait_stream(before)
     try:
-        with below.use(made):
+        with _on(made):
             yield made
     finally:
         before.wait_stream(made)

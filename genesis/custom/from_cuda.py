@@ -16,7 +16,7 @@ from genesis.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from genesis.backend.cuda.nvrtc import Compiled
-    from genesis.backend.cuda.source import SourceKernel
+    from genesis.custom.cuda_source import SourceKernel
 
 __all__ = ["CudaOp", "cuda_op"]
 
@@ -63,7 +63,7 @@ def cuda_op(
             source does not compile (with the compiler's log and the line).
         DTypeError: at a call, when a tensor is of another type than its parameter.
     """
-    from genesis.backend.cuda.source import read_kernel  # plain Python: needs neither CUDA nor a GPU
+    from genesis.custom.cuda_source import read_kernel  # plain Python: needs neither CUDA nor a GPU
 
     kernel = read_kernel(source, entry, f"{name}.cu", tuple(options))
     cuda_impl = _CudaImpl(name, kernel, grid, block, shared, arguments, constants, contiguous)
@@ -115,7 +115,7 @@ class CudaOp(UserOp):
 def _capability(given: tuple[int, int] | None) -> tuple[int, int]:
     if given is not None:
         return given
-    from genesis.backend.cuda.driver import driver_for
+    from genesis.backend.cuda import driver_for
 
     try:
         return driver_for(as_device("cuda").index).properties.capability
@@ -137,9 +137,8 @@ class _CudaImpl:
     def __call__(self, out: Any, *inputs: Array, **attrs: Any) -> None:
         if is_empty(out):
             return
-        from genesis.backend.cuda import backend_of
         from genesis.backend.cuda.driver import is_interpreted
-        from genesis.backend.cuda.dry import DryDriver
+        from genesis.backend.cuda.simulated.fake import FakeDriver
 
         given = tuple(dense(x) for x in inputs) if self.contiguous else inputs
         programs = sizes_of(self.name, "grid", self.grid, out, *given, **attrs)
@@ -150,17 +149,16 @@ class _CudaImpl:
         self.kernel.checked(args, macros)
         if 0 in programs:
             raise UsageError(f"{self.name}: the grid {programs} is empty and the result is not", where="grid=")
-        backend = backend_of(given[0].device)
-        if is_interpreted() and not isinstance(backend.driver, DryDriver):
+        backend: Any = given[0].storage.backend
+        if is_interpreted() and not isinstance(backend.driver, FakeDriver):
             self._interpret(out, given, attrs)
         else:
             self.kernel.launch(backend, programs, threads, shared, args, macros)
 
     def _interpret(self, out: Any, inputs: tuple[Array, ...], attrs: dict[str, Any]) -> None:
         """The reference in the kernel's place."""
-        from genesis.backend.cuda import backend_of
-        from genesis.backend.cuda.interpreted import hosted_step
-        from genesis.backend.cuda.recording import submit
+        from genesis.backend.cuda.launch import submit
+        from genesis.backend.cuda.simulated.interpreter import hosted_launch
 
         reference, outs = self.reference, out if isinstance(out, tuple) else (out,)
         if reference is None:
@@ -173,5 +171,6 @@ class _CudaImpl:
             made = tuple(arrays[: len(outs)])
             reference(made if isinstance(out, tuple) else made[0], *arrays[len(outs) :], **attrs)
 
-        backend, arrays = backend_of(inputs[0].device), [*outs, *inputs]
-        submit(hosted_step(backend, self.kernel.entry, work, arrays), arrays, backend.driver, backend.stream)
+        backend: Any = inputs[0].storage.backend
+        arrays, driver = [*outs, *inputs], backend.driver
+        submit(hosted_launch(driver, self.kernel.entry, work, arrays), arrays, driver, backend.stream)

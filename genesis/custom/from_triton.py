@@ -122,7 +122,7 @@ def _constant(value: Any) -> Any:
 
 def _check_count(name: str, kernel: Any, args: tuple[Any, ...], words: dict[str, Any]) -> None:
     """Whether every parameter of the kernel is given once."""
-    from genesis.backend.cuda.native import OPTIONS
+    from genesis.backend.cuda.launch import OPTIONS
 
     unknown = [word for word in words if word not in kernel.arg_names and word not in OPTIONS]
     if unknown:

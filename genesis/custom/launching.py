@@ -22,7 +22,7 @@ def dense(x: Array) -> Array:
     """x, or a contiguous copy in memory that the running op has for itself."""
     if x.is_contiguous:
         return x
-    from genesis.backend.cuda import cuda_impl_named
+    from genesis.backend.cuda.dispatch import cuda_impl_named
 
     copied = empty(x.shape, x.dtype, x.device)
     cuda_impl_named("copy", "elementwise")(copied, x)

@@ -20,7 +20,7 @@ from genesis.profile.schema import Time
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
-    from genesis.backend.cuda.recording import Step
+    from genesis.backend.cuda.launch import KernelLaunch
 
 __all__ = ["FAST", "Setting", "Way", "compare", "factor", "passes"]
 
@@ -113,29 +113,29 @@ def _row(way: Way, setting: Setting, with_memory: bool) -> DemoRow:
 
 def _counted(call: Callable[[], object], device: Device) -> tuple[int, int, int]:
     """What a call launches, the bytes that its ops touch, and their arithmetic."""
-    ops, moved, flops, steps = 0, 0, 0, 0
+    ops, moved, flops, launches = 0, 0, 0, 0
 
     def add(op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], _: float) -> None:
         nonlocal ops, moved, flops
         cost = op.cost(inputs, outputs, attrs)
         ops, moved, flops = ops + (cost.bytes > 0), moved + cost.bytes, flops + cost.flops
 
-    def launch(step: Step, stream: int) -> None:
-        nonlocal steps
-        steps += 1
-        step.run(stream)
+    def launch(launched: KernelLaunch, stream: int) -> None:
+        nonlocal launches
+        launches += 1
+        launched.run(stream)
 
     if device == CPU:
         with observe(add):
             call()
         return ops, moved, flops
-    from genesis.backend.cuda.recording import watching_launches
+    from genesis.backend.cuda.launch import watching_launches
 
     wait_for(device)()
     with observe(add), watching_launches(launch):
         call()
     wait_for(device)()
-    return steps, moved, flops
+    return launches, moved, flops
 
 
 # --- Sentences --------------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from genesis.profile.op import passes_of
 from genesis.shapes import Shape
 
 if TYPE_CHECKING:
+    from genesis.backend.cuda.compile import Signature
     from genesis.backend.cuda.driver import Properties
-    from genesis.backend.cuda.dry import Launched
-    from genesis.backend.cuda.signature import Signature
+    from genesis.backend.cuda.simulated.fake import Launched
 
 __all__ = ["STAGES", "Code", "code_of", "disassembled", "render_lines", "target_named"]
 
@@ -42,7 +42,7 @@ class Code(NamedTuple):
         kernel: its name.
         grids: programs of each of its launches.
         capability: what it is compiled for.
-        types, constants, options: what is known about its arguments; see `genesis.backend.cuda.signature`.
+        types, constants, options: what is known about its arguments; see `genesis.backend.cuda.compile`.
         text: its code at the stage that was asked for.
     """
 
@@ -62,7 +62,8 @@ def target_named(arch: str | None, device: Device) -> Properties:
     Raises:
         UsageError: there is no such architecture, or kernels are interpreted. DeviceError: Triton is not installed.
     """
-    from genesis.backend.cuda.driver import driver_for, is_interpreted
+    from genesis.backend.cuda import driver_for
+    from genesis.backend.cuda.driver import is_interpreted
 
     if is_interpreted():
         what = "TRITON_INTERPRET is set: kernels are interpreted and have no code"
@@ -71,7 +72,7 @@ def target_named(arch: str | None, device: Device) -> Properties:
         raise DeviceError("kernels cannot be compiled: Triton is not installed", next="pip install triton, on Linux")
     if arch is None and device != CPU and has_gpu_time(device):
         return driver_for(device.index).properties
-    from genesis.backend.cuda.dry import ARCHITECTURES
+    from genesis.backend.cuda.simulated.fake import ARCHITECTURES
 
     digits = re.fullmatch(r"(?:sm_?)?(\d+)a?", arch or str(USUAL))
     if digits is None or int(digits[1]) not in ARCHITECTURES:
@@ -122,11 +123,11 @@ def _launches(
     name: str, target: Properties, dtype: DType | None, shapes: Sequence[Shape], axes: Sequence[Axes], backward: bool
 ) -> list[Launched]:
     """What a call would launch on the target."""
-    from genesis.backend.cuda.dry import dry_device
+    from genesis.backend.cuda.simulated.fake import fake_device
 
     if backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
-    device, driver = dry_device(target)
+    device, driver = fake_device(target)
     case = make_case(name, *next(choices(name, device, shapes, axes)), dtype, device)
     driver.launched.clear()  # of what made the inputs
     if backward:
@@ -139,7 +140,7 @@ def _launches(
 def _text(kernel: Any, signature: Signature, capability: tuple[int, int], stage: str) -> str:
     """The code of a kernel at a stage."""
     from genesis.backend.cuda.compile import compiled, dependent
-    from genesis.backend.cuda.source import SourceKernel
+    from genesis.custom.cuda_source import SourceKernel
 
     if isinstance(kernel, SourceKernel):
         made = kernel.compile(capability, dict(signature.constants))

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from genesis.backend import Device
     from genesis.backend.cuda import CudaBackend
-    from genesis.backend.cuda.recording import Step
+    from genesis.backend.cuda.launch import KernelLaunch
 
-__all__ = ["launches_of", "stages_of", "steps_of"]
+__all__ = ["kernel_launches_of", "launches_of", "stages_of"]
 
 QUEUE = 100  # calls that may wait for the GPU at once: a full queue would make the host wait
 
@@ -29,30 +29,30 @@ QUEUE = 100  # calls that may wait for the GPU at once: a full queue would make 
 def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
     """The kernels and fills that a call launches on a CUDA device, and what each takes of it."""
     driver = cast("CudaBackend", backend_for(device)).driver
-    steps = steps_of(call, device)
-    return [Launch(kernel=s.name, grid=list(s.grid), resources=resources_of(s, driver)) for s in steps]
+    found = kernel_launches_of(call, device)
+    return [Launch(kernel=s.name, grid=list(s.grid), resources=resources_of(s, driver)) for s in found]
 
 
-def steps_of(call: Callable[[], object], device: Device) -> list[Step]:
+def kernel_launches_of(call: Callable[[], object], device: Device) -> list[KernelLaunch]:
     """What a call launches on a CUDA device, in order, as the backend has it."""
-    from genesis.backend.cuda.recording import watching_launches
+    from genesis.backend.cuda.launch import watching_launches
 
     driver = cast("CudaBackend", backend_for(device)).driver
-    steps: list[Step] = []
+    found: list[KernelLaunch] = []
 
-    def watch(step: Step, stream: int) -> None:
-        steps.append(step)
-        step.run(stream)
+    def watch(launched: KernelLaunch, stream: int) -> None:
+        found.append(launched)
+        launched.run(stream)
 
     with watching_launches(watch):
         call()
         driver.synchronize()  # launches may wait for their kernels' compilation
-    return steps
+    return found
 
 
 def stages_of(case: Case, plan: Plan) -> Dispatch | None:
     """The stages of a call whose launches are recorded, as they are after its first run; None without a GPU."""
-    from genesis.backend.cuda.replay import call_key
+    from genesis.backend.cuda.dispatch import call_key
 
     backend = cast("CudaBackend", backend_for(case.device))
     (inputs, attrs), op = _joined(case), case.op

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from genesis.backend.cuda.driver import Driver, KernelFacts, SMFacts
-    from genesis.backend.cuda.recording import Step
+    from genesis.backend.cuda.launch import KernelLaunch
 
 __all__ = ["hint_of", "resources", "resources_of"]
 
@@ -22,13 +22,13 @@ LOST = 0.2  # a share of all slots that is worth a word
 REGISTERS_AT_ONCE = 256  # are given to a warp: CUDA's programming guide, "Technical specifications", since 3.5
 
 
-def resources_of(step: Step, driver: Driver) -> Resources | None:
+def resources_of(launched: KernelLaunch, driver: Driver) -> Resources | None:
     """What a launch that ran takes; None for memory that is set, and where no machine code runs."""
-    if step.loaded is None:
+    if launched.loaded is None:
         return None
-    function, threads, shared = step.loaded.function, step.loaded.threads, step.loaded.shared
+    function, threads, shared = launched.loaded.function, launched.loaded.threads, launched.loaded.shared
     facts = driver.kernel_facts(function.handle, threads, shared)
-    return resources(facts, driver.sm_facts(), driver.properties.sm_count, step.grid, threads, shared)
+    return resources(facts, driver.sm_facts(), driver.properties.sm_count, launched.grid, threads, shared)
 
 
 def resources(

@@ -17,7 +17,7 @@ class _Next(Enum):
     """What the next call does."""
 
     FIRST = "run it, which makes what is made once"
-    REHEARSE = "run it with the memory of graphs"
+    WARM_UP = "run it with the memory of graphs"
     RECORD = "capture and replay it"
     REPLAY = "replay it"
     EAGER = "run it: it cannot be captured"
@@ -52,14 +52,14 @@ class Captured:
         elif self._next is _Next.FIRST:
             drawn = random.get_state()
             self._function()
-            self._next = _Next.REHEARSE
+            self._next = _Next.WARM_UP
             if random.get_state() != drawn:
                 self._give_up("they draw random numbers, whose position in the stream is kept on the host")
             elif launches_block():
                 self._give_up("CUDA_LAUNCH_BLOCKING waits for every launch")
-        elif self._next is _Next.REHEARSE:
+        elif self._next is _Next.WARM_UP:
             cuda.empty_cache(self._device)  # what the first run used is taken again by the graphs' arena
-            self._graph.rehearse(self._function)
+            self._graph.warm_up(self._function)
             self._next = _Next.RECORD
         else:
             self._record()

@@ -12,7 +12,7 @@ from benchmarks.gpu.launches import _kernel, kernels_of
 from benchmarks.lower_bounds import describe, lower_bound_of
 from genesis.backend import Device
 from genesis.backend.cuda.driver import KernelFacts, SMFacts
-from genesis.backend.cuda.recording import Step
+from genesis.backend.cuda.launch import KernelLaunch
 
 CUDA = Device("cuda", 0)
 LAUNCH = 1e-6
@@ -75,10 +75,10 @@ class FakeDriver:
     ],
 )
 def test_what_a_gpu_tells_is_noted(constants: dict[str, Any], noted: dict[str, Any]) -> None:
-    step, driver = Step(lambda step: None, lambda: True, "name", (4, 33, 1)), cast(Any, FakeDriver())
-    step.loaded = SimpleNamespace(function=SimpleNamespace(handle="handle"), threads=128, shared=2048)
-    step.constants = constants
-    assert _kernel(step, driver) == {"name": "name", "grid": [4, 33, 1], "sm_count": 132, "resident": 3, **noted}
+    launched, driver = KernelLaunch(lambda made: None, lambda: True, "name", (4, 33, 1)), cast(Any, FakeDriver())
+    launched.loaded = SimpleNamespace(function=SimpleNamespace(handle="handle"), threads=128, shared=2048)
+    launched.constants = constants
+    assert _kernel(launched, driver) == {"name": "name", "grid": [4, 33, 1], "sm_count": 132, "resident": 3, **noted}
 
 
 # --- What follows -----------------------------------------------------------------------------------------------------

@@ -90,16 +90,16 @@ def test_an_error_of_the_function_itself_is_raised() -> None:
         part()
 
 
-def test_rehearsal_and_recording_refuse_what_capture_refuses() -> None:
+def test_warm_up_and_recording_refuse_what_capture_refuses() -> None:
     graph, x = cuda.Graph(), genesis.ones(1, device="cuda")
     with pytest.raises(DeviceError, match="read on the host"):
         graph.record(x.item)
     assert not graph.is_captured
-    graph.rehearse(lambda: x.add_(1))
+    graph.warm_up(lambda: x.add_(1))
     graph.record(lambda: x.add_(1))
     assert x.item() == 2
     graph.replay()
     assert x.item() == 3
-    for refused in (graph.rehearse, graph.record):
+    for refused in (graph.warm_up, graph.record):
         with pytest.raises(UsageError, match="captured already"):
             refused(lambda: x.add_(1))

@@ -79,7 +79,7 @@ def test_replays_are_the_steps_of_an_eager_optimizer(name: str) -> None:
         if step == 0:
             optimizer.update(scale)
         elif step == 1:
-            graph.rehearse(lambda: optimizer.update(scale))
+            graph.warm_up(lambda: optimizer.update(scale))
         elif step == 2:
             graph.record(lambda: optimizer.update(scale))
             graph.replay()

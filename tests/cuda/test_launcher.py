@@ -56,10 +56,10 @@ def driver_of(cuda: Cuda) -> Any:
     return driver
 
 
-@pytest.mark.parametrize(("threads", "block"), [(128, (128, 1, 1)), ((8, 4, 2), (8, 4, 2))])
-def test_a_launch_names_grid_block_and_parameters(threads: Any, block: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("block", [(128, 1, 1), (8, 4, 2)])
+def test_a_launch_names_grid_block_and_parameters(block: tuple[int, ...]) -> None:
     cuda = Cuda()
-    run = driver_of(cuda).launcher("kernel", (3, 2, 1), threads, 64, 4096)
+    run = driver_of(cuda).launcher("kernel", (3, 2, 1), block, 64, 4096)
     for stream in (11, 12, 11):
         run(stream)
     assert [launch[1:] for launch in cuda.launches] == [("kernel", 4096, 0)] * 3
@@ -76,7 +76,7 @@ def test_a_launch_names_grid_block_and_parameters(threads: Any, block: tuple[int
 def test_in_a_capture_all_but_the_first_launch_may_be_brought_early() -> None:
     cuda = Cuda()
     driver = driver_of(cuda)
-    run = driver.launcher("kernel", (3, 2, 1), 128, 64, 4096)
+    run = driver.launcher("kernel", (3, 2, 1), (128, 1, 1), 64, 4096)
     run(11)
     driver.capturing, driver.dependent, driver._is_first = True, True, True
     driver.properties = SimpleNamespace(capability=(9, 0))
@@ -89,17 +89,16 @@ def test_in_a_capture_all_but_the_first_launch_may_be_brought_early() -> None:
     assert second.attrs[0].value.programmaticStreamSerializationAllowed == 1
 
 
-@pytest.mark.parametrize("threads", [128, (8, 4, 2)])
-def test_a_thread_that_has_not_used_the_device_enters_it_and_launches_again(threads: Any) -> None:
+def test_a_thread_that_has_not_used_the_device_enters_it_and_launches_again() -> None:
     cuda = Cuda(Result.CUDA_ERROR_INVALID_CONTEXT)
-    driver_of(cuda).launcher("kernel", (3, 2, 1), threads, 64, 4096)(11)
+    driver_of(cuda).launcher("kernel", (3, 2, 1), (128, 1, 1), 64, 4096)(11)
     first, second = cuda.launches
     assert first == second
     assert cuda.entered == 1
 
 
 def test_a_launch_that_fails_says_so() -> None:
-    run = driver_of(Cuda(Result.CUDA_ERROR_LAUNCH_FAILED)).launcher("kernel", (1, 1, 1), 32, 0, 0)
+    run = driver_of(Cuda(Result.CUDA_ERROR_LAUNCH_FAILED)).launcher("kernel", (1, 1, 1), (32, 1, 1), 0, 0)
     with pytest.raises(
         DeviceError, match=r"a kernel launch on cuda:0 failed: CUDA_ERROR_LAUNCH_FAILED \(what went wrong"
     ):

@@ -14,8 +14,8 @@ import genesis
 from genesis import cuda
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.host import HostDriver
 from genesis.backend.cuda.memory import Pool
+from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.errors import OutOfMemoryError
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -125,7 +125,7 @@ def test_a_finalizer_may_give_back_while_somebody_watches(pool: Pool) -> None:
 def test_what_was_free_before_a_capture_is_not_held_by_it() -> None:
     graph, other, x = cuda.Graph(), cuda.Graph(), genesis.ones(1000, device="cuda")
     other.capture(lambda: x * 2)
-    graph.rehearse(lambda: x + 1)
+    graph.warm_up(lambda: x + 1)
     idle = genesis.empty(3 * MIB, dtype="uint8", device="cuda")
     in_use = cuda.memory_allocated()
     del idle

@@ -16,11 +16,11 @@ import pytest
 from genesis import cuda
 from genesis.array import Array, empty
 from genesis.backend import Device
-from genesis.backend.cuda import CudaBackend, backend_of, native
+from genesis.backend.cuda import CudaBackend, backend_of, launch
 from genesis.backend.cuda.compile import Binary
-from genesis.backend.cuda.descriptor import MAP_BYTES, Descriptor, Facts
 from genesis.backend.cuda.driver import Function, is_interpreted
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.launch import Double
+from genesis.backend.cuda.tma import MAP_BYTES, Descriptor, Facts
 from genesis.dtypes import bfloat16, float32
 
 CUDA = Device("cuda", 0)
@@ -53,16 +53,16 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
     """A device that loads any kernel, and has none loaded."""
     made = backend_of(CUDA)
     monkeypatch.setattr(made.driver, "load", lambda *given: Function(7, PLACES))
-    monkeypatch.setattr(native, "encoder", lambda *layout: Maps())
-    monkeypatch.setattr(native, "_loaded", {})
-    monkeypatch.setattr(native, "_compiling", {})
+    monkeypatch.setattr(launch, "encoder", lambda *layout: Maps())
+    monkeypatch.setattr(launch, "_loaded", {})
+    monkeypatch.setattr(launch, "_compiling", {})
     return made
 
 
 def compiling(monkeypatch: pytest.MonkeyPatch) -> Future[Binary]:
     """The compilation that launches wait for from now on."""
     future: Future[Binary] = Future()
-    monkeypatch.setattr(native, "compiling", lambda *asked: future)
+    monkeypatch.setattr(launch, "compiling", lambda *asked: future)
     return future
 
 
@@ -77,12 +77,12 @@ BINARY = Binary(b"", "kernel", 1024, 4, len(PLACES), (Facts(3, 9, 2, (16, 64)),)
 def test_parameters_lie_where_the_kernel_takes_them(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def launcher(handle: Any, grid: Any, threads: int, shared: int, parameters: int) -> Callable[[int], None]:
+    def launcher(handle: Any, grid: Any, block: Any, shared: int, parameters: int) -> Callable[[int], None]:
         def launch(stream: int) -> None:
             addresses = (ctypes.c_uint64 * len(PLACES)).from_address(parameters)
             kinds = [*(ctypes.c_uint64,) * 2, *(ctypes.c_int32,) * 2, *(ctypes.c_int64,) * 2, ctypes.c_int32]
             kinds += [ctypes.c_int64, ctypes.c_float, ctypes.c_double, ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint64]
-            seen.append((handle, grid, threads, shared, stream))
+            seen.append((handle, grid, block, shared, stream))
             seen.append([kind.from_address(at).value for kind, at in zip(kinds, addresses, strict=True)])
             seen.append((addresses[1] % 64, ctypes.string_at(addresses[1], MAP_BYTES)))
 
@@ -92,12 +92,12 @@ def test_parameters_lie_where_the_kernel_takes_them(backend: CudaBackend, monkey
     compiling(monkeypatch).set_result(BINARY)
     array = empty((32, 64), bfloat16, CUDA)
     for _ in range(2):  # compiled now, and found loaded
-        step = native.native_step(backend, Kernel, GRID, arguments(array), {"BLOCK": 4})
+        step = launch.native_launch(backend, Kernel, GRID, arguments(array), {"BLOCK": 4})
         assert step.is_compiled()
         for pointer in (array.data_ptr(), 4096):
             seen.clear()
             step.launch([pointer] * 3, 11)
-            assert seen[0] == (7, GRID, 128, 1024, 11)
+            assert seen[0] == (7, GRID, (128, 1, 1), 1024, 11)
             assert seen[1] == [pointer, pointer, 32, 64, 64, 1, 5, 1 << 40, 0.5, 0.25, pointer, 9, 0]
             assert seen[2] == (0, Maps().map(pointer))
 
@@ -109,7 +109,7 @@ def test_a_launch_that_waits_for_its_kernel_holds_no_memory(
     before = cuda.memory_allocated()
     array = empty((1024, 1024), float32, CUDA)
     assert cuda.memory_allocated() == before + array.nbytes
-    steps = [native.native_step(backend, Kernel, GRID, arguments(array), {"BLOCK": 4}) for _ in range(2)]
+    steps = [launch.native_launch(backend, Kernel, GRID, arguments(array), {"BLOCK": 4}) for _ in range(2)]
     pointer = array.data_ptr()
     del array
     gc.collect()

@@ -8,7 +8,7 @@ import pytest
 
 from genesis.array import Array
 from genesis.backend import backend_for
-from genesis.backend.cuda import cuda_impl_named, cuda_impls
+from genesis.backend.cuda.dispatch import cuda_impl_named, cuda_impls
 from genesis.op import registry
 from tests.cuda.programs import Disagreement, Program
 from tests.ops.devices import CUDA

@@ -31,11 +31,10 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import genesis.ops
 import genesis.tensor
-from genesis.backend.cuda.compile import compile_kernel
+from genesis.backend.cuda.compile import Signature, compile_kernel
 from genesis.backend.cuda.driver import Properties
-from genesis.backend.cuda.dry import SHARED
-from genesis.backend.cuda.host import HostDriver
-from genesis.backend.cuda.signature import Signature
+from genesis.backend.cuda.simulated.fake import SHARED
+from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.errors import DeviceError
 from genesis.op import registry
 from tests.kernels.assembling import TOGETHER, collected, refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Any
 
-from genesis.backend.cuda.signature import Signature
+from genesis.backend.cuda.compile import Signature
 
 __all__ = ["Kernels", "covering", "features"]
 

@@ -14,14 +14,13 @@ import pytest
 
 import genesis.backend.cuda as cuda
 from genesis.backend import backend_for
-from genesis.backend.cuda import launch, native
-from genesis.backend.cuda.dry import VoidDriver, unlaunched
-from genesis.backend.cuda.host import HostDriver
-from genesis.backend.cuda.recording import Step
-from genesis.backend.cuda.signature import Signature
+from genesis.backend.cuda.compile import Signature
+from genesis.backend.cuda.launch import KernelLaunch, signature_of
+from genesis.backend.cuda.simulated.fake import EmptyDriver, noted_launch
+from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.kernels.index import select
 
-__all__ = ["VoidDriver", "collecting"]
+__all__ = ["EmptyDriver", "collecting"]
 
 
 @contextmanager
@@ -29,15 +28,17 @@ def collecting(driver: type[HostDriver] = HostDriver) -> Iterator[dict[Any, tupl
     """The kernels and signatures launched inside the block, by something that tells them apart; nothing runs."""
     found: dict[Any, tuple[Any, Signature]] = {}
 
-    def step(backend: Any, kernel: Any, grid: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Step:
-        signature = native.signature_of(kernel, args, keywords)
+    def prepare(
+        self: Any, backend: Any, kernel: Any, grid: Any, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> KernelLaunch:
+        signature = signature_of(kernel, args, keywords)
         key = (kernel.fn.__module__, kernel.fn.__name__, signature.types, repr(signature.constants), signature.options)
         found.setdefault(key, (kernel, signature))
-        return unlaunched(kernel.__name__, grid, args, lambda: None)
+        return noted_launch(kernel.__name__, grid, args, lambda: None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "driver_for", driver)
-        patch.setattr(launch, "native_step", step)
+        patch.setattr(driver, "prepare", prepare)
         _forget_backends()
         try:
             yield found

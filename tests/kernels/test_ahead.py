@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from genesis.backend.cuda.signature import Signature
+from genesis.backend.cuda.compile import Signature
 from tests.kernels.covering import covering, features
 
 pytestmark = pytest.mark.host
@@ -90,7 +90,7 @@ def test_kernels_that_are_read_once_come_out_the_same(tmp_path: Path) -> None:
 BROKEN = """
 import triton
 import triton.language as tl
-from genesis.backend.cuda.signature import Signature
+from genesis.backend.cuda.compile import Signature
 from tests.kernels.ahead import failures
 
 @triton.jit
@@ -115,7 +115,7 @@ for arch in 80, 90:
 LARGE = """
 import triton
 import triton.language as tl
-from genesis.backend.cuda.signature import Signature
+from genesis.backend.cuda.compile import Signature
 from tests.kernels.ahead import failures
 
 @triton.jit

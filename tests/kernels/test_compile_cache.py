@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from genesis.backend.cuda import compile
-from genesis.backend.cuda.descriptor import Facts
+from genesis.backend.cuda.tma import Facts
 from genesis.cache import Cache
 
 pytest.importorskip("triton")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.host
 SCRIPT = """
 import json, sys, time
 from genesis.backend.cuda import compile
-from genesis.backend.cuda.signature import Signature
+from genesis.backend.cuda.compile import Signature
 from genesis.kernels.pointwise.elementwise import _add, binary
 import triton.language as tl
 

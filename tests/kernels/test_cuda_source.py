@@ -13,11 +13,12 @@ import pytest
 
 import genesis
 from genesis.array import empty
-from genesis.backend.cuda import backend_of, nvrtc, source
+from genesis.backend.cuda import backend_of, nvrtc
 from genesis.backend.cuda.driver import Function
-from genesis.backend.cuda.dry import ARCHITECTURES, dry_device
 from genesis.backend.cuda.nvrtc import Compiled, compile_source
-from genesis.backend.cuda.source import Parameter, parameters_of, read_kernel
+from genesis.backend.cuda.simulated.fake import ARCHITECTURES, fake_device
+from genesis.custom import cuda_source
+from genesis.custom.cuda_source import Parameter, parameters_of, read_kernel
 from genesis.errors import DeviceError, UsageError
 from genesis.profile.code import code_of
 from tests.kernels.compiler import has_nvrtc
@@ -83,27 +84,31 @@ def test_a_parameter_that_cannot_be_passed() -> None:
 # --- Launches ---------------------------------------------------------------------------------------------------------
 
 
+# Where and how wide the driver says that (float*, int, float, long long, bool, unsigned char) are.
+PARAMETERS = ((0, 8), (8, 4), (12, 4), (16, 8), (24, 1), (25, 1))
+
+
 class FakeDriver:
     """Remembers launches with the parameters as the GPU would read them."""
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    def __init__(self) -> None:
         self.index, self.pending, self.capturing = 0, [], False
         self.properties = SimpleNamespace(capability=(9, 0))
-        self.sizes, self.launches, self.began, self.loads = sizes, [], 0, 0
+        self.launches, self.began, self.loads = [], 0, 0
 
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
-        assert (image, name, parameters) == (b"code", "mangled", len(self.sizes))
+        assert (image, name, parameters) == (b"code", "mangled", len(PARAMETERS))
         self.loads += 1
-        return Function(77, ())
+        return Function(77, PARAMETERS)
 
     def begin_again(self) -> None:
         self.began += 1
 
-    def launcher(self, function: int, grid: Any, threads: Any, shared: int, parameters: int) -> Callable[[int], None]:
+    def launcher(self, function: int, grid: Any, block: Any, shared: int, parameters: int) -> Callable[[int], None]:
         def launch(stream: int) -> None:
-            addresses = (ctypes.c_uint64 * len(self.sizes)).from_address(parameters)
-            values = [ctypes.string_at(at, size) for at, size in zip(addresses, self.sizes, strict=True)]
-            self.launches.append((function, grid, threads, shared, stream, values))
+            addresses = (ctypes.c_uint64 * len(PARAMETERS)).from_address(parameters)
+            values = [ctypes.string_at(at, size) for at, (_, size) in zip(addresses, PARAMETERS, strict=True)]
+            self.launches.append((function, grid, block, shared, stream, values))
 
         return launch
 
@@ -111,17 +116,17 @@ class FakeDriver:
 def test_a_launch_passes_what_the_kernel_reads() -> None:
     text = "__global__ void k(float* out, int n, float by, long long big, bool on, unsigned char small) {}"
     kernel, x = read_kernel(text, None, "k.cu"), genesis.zeros(3, device="cuda")
-    driver = FakeDriver((8, 4, 4, 8, 1, 1))
-    pool = SimpleNamespace(beside=lambda what, call: call())
+    driver = FakeDriver()
+    pool = SimpleNamespace(with_room=lambda what, call: call())
     backend: Any = SimpleNamespace(driver=driver, pool=pool, stream=5)
     args = (x.array, -3, 2, 1 << 40, True, 200)
     made = Compiled("mangled", "", b"code", "")
-    with mock.patch.object(source, "compile_source", return_value=made):
-        source._loaded.clear()
+    with mock.patch.object(cuda_source, "compile_source", return_value=made):
+        cuda_source._functions.clear()
         kernel.launch(backend, (2, 3, 4), (8, 4, 1), 64, args, {})
         driver.capturing = True
         kernel.launch(backend, (2, 3, 4), (8, 4, 1), 64, args, {})
-        source._loaded.clear()
+        cuda_source._functions.clear()
     numbers = [np.int32(-3), np.float32(2), np.int64(1 << 40), np.bool_(True), np.uint8(200)]
     values = [np.uint64(x.array.data_ptr()).tobytes(), *(number.tobytes() for number in numbers)]
     assert driver.launches == [(77, (2, 3, 4), (8, 4, 1), 64, 5, values)] * 2
@@ -129,7 +134,7 @@ def test_a_launch_passes_what_the_kernel_reads() -> None:
 
 
 def test_a_device_that_runs_nothing_notes_it() -> None:
-    device, driver = dry_device(ARCHITECTURES[80])
+    device, driver = fake_device(ARCHITECTURES[80])
     kernel = read_kernel(SQUARE, None, "k.cu")
     x = empty((5,), genesis.float32, device)
     driver.launched.clear()

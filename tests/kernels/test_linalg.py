@@ -9,7 +9,7 @@ import pytest
 import triton
 import triton.language as tl
 
-import genesis.backend.cuda.descriptor as descriptors
+import genesis.backend.cuda.tma as descriptors
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of

@@ -92,7 +92,7 @@ def test_every_op_is_covered() -> None:
 
 
 def test_a_wrong_implementation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from genesis.backend.cuda import cuda_impl_named, cuda_impls
+    from genesis.backend.cuda.dispatch import cuda_impl_named, cuda_impls
 
     right = cuda_impl_named("exp", "elementwise")
 

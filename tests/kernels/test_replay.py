@@ -13,10 +13,9 @@ import pytest
 import genesis
 from genesis.array import Array, empty
 from genesis.backend import backend_for
-from genesis.backend.cuda import CudaBackend, cuda_impls, native, nvrtc, replay, written
-from genesis.backend.cuda.keys import exact
-from genesis.backend.cuda.recording import Step, submit, watching_launches
-from genesis.backend.cuda.replay import call_key, layout_of
+from genesis.backend.cuda import CudaBackend, dispatch, launch, nvrtc
+from genesis.backend.cuda.dispatch import call_key, cuda_impls, exact, layout_of
+from genesis.backend.cuda.launch import KernelLaunch, submit, watching_launches
 from genesis.dtypes import float32
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.op import Op, Spec, registry
@@ -159,10 +158,10 @@ def test_machine_code_for_a_constant_is_not_that_of_an_equal_one(backend: CudaBa
     asked: list[Any] = []
     kernel, x = Kernel(), device(np.ones(1, np.float32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_compiling", {})
-        patch.setattr(native, "compiling", lambda kernel, signature, arch: asked.append(signature) or Future())
+        patch.setattr(launch, "_compiling", {})
+        patch.setattr(launch, "compiling", lambda kernel, signature, arch: asked.append(signature) or Future())
         for constant in (2, 2.0, 1, True, 0.0, -0.0, 2, -0.0):
-            native.native_step(backend, kernel, (1, 1, 1), (x, x), {"C": constant})
+            launch.native_launch(backend, kernel, (1, 1, 1), (x, x), {"C": constant})
     assert [repr(s.constants[0][1]) for s in asked] == ["2", "2.0", "1", "True", "0.0", "-0.0"]
 
 
@@ -183,27 +182,25 @@ def test_layouts_are_shared_and_tell_alignment_apart() -> None:
 
 def test_sizes_that_depend_on_data_do_not_pile_up(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each count of selected elements is a call of its own; what is remembered of them is bounded."""
-    monkeypatch.setattr("genesis.backend.cuda.PLANS", 8)
-    monkeypatch.setattr(replay, "LAYOUTS", 16)
-    monkeypatch.setattr(replay, "_layouts", {})
+    monkeypatch.setattr("genesis.backend.cuda.dispatch.PLANS", 8)
+    monkeypatch.setattr(dispatch, "LAYOUTS", 16)
+    monkeypatch.setattr(dispatch, "_layouts", {})
     values = np.arange(40, dtype=np.float32)
     x, rows = genesis.tensor(values, device="cuda"), genesis.tensor(values.reshape(20, 2), device="cuda")
     for count in range(1, 20):
         mask = genesis.tensor(np.arange(40) < count, device="cuda")
         assert x[mask].tolist() == values[:count].tolist()
         assert rows[mask[:20]].numpy().tolist() == values.reshape(20, 2)[:count].tolist()
-        assert len(backend._calls) <= 8 and len(backend._into) <= 8 and len(replay._layouts) <= 16
+        assert len(backend._calls) <= 8 and len(backend._into) <= 8 and len(dispatch._layouts) <= 16
     assert len(backend._into) == 8
 
 
-def test_what_came_back_is_written_out_once_for_all_sizes(backend: CudaBackend) -> None:
-    written._binder.cache_clear()
+def test_each_layout_has_a_plan_of_its_own(backend: CudaBackend) -> None:
     for shape in ((5, 7), (3,), (2, 3, 4)):
         for turn in range(4):
             x, y = np.random.default_rng(turn).standard_normal((2, *shape)).astype(np.float32)
             assert np.array_equal(registry["add"](device(x), device(y)).numpy(), x + y)
     assert len(backend._calls) == 3
-    assert written._binder.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 5])
@@ -272,9 +269,9 @@ def test_launches_that_are_watched_are_seen_each_time(backend: CudaBackend) -> N
     for _ in range(3):
         unseen = registry["exp"](x)
 
-    def watch(step: Step, stream: int) -> None:
-        seen.append(step.name)
-        step.run(stream)
+    def watch(launched: KernelLaunch, stream: int) -> None:
+        seen.append(launched.name)
+        launched.run(stream)
 
     launch_what_waits(backend)
     with watching_launches(watch):
@@ -307,13 +304,13 @@ def test_calls_wait_behind_launches_that_wait(backend: CudaBackend) -> None:
 def test_a_launch_that_could_not_be_prepared_says_so_again(backend: CudaBackend) -> None:
     failures = ["no compiler", "still none"]
 
-    def prepare(step: Step) -> None:
+    def prepare(made: KernelLaunch) -> None:
         if failures:
             raise DeviceError(failures.pop(0))
-        step.words, step.slots, step.run = [0], (0,), lambda stream: launched.append(stream)
+        made.words, made.slots, made.run = [0], (0,), lambda stream: launched.append(stream)
 
     def cuda_impl(out: Array) -> None:
-        submit(Step(prepare, lambda: False), [out], backend.driver, backend.stream)
+        submit(KernelLaunch(prepare, lambda: False), [out], backend.driver, backend.stream)
 
     launched: list[int] = []
     op = Op("trial", lambda out: None, lambda **attrs: Spec((4,), float32), cuda_impl=cuda_impl)
@@ -328,17 +325,6 @@ def test_a_launch_that_could_not_be_prepared_says_so_again(backend: CudaBackend)
     for turn in range(3):
         run()
         assert len(launched) == turn + 1
-
-
-def test_an_error_in_a_written_call_shows_its_line(backend: CudaBackend) -> None:
-    x = device(np.ones(5, np.float32))
-    for _ in range(3):
-        registry["exp"](x)
-    launch_what_waits(backend)
-    (call,) = [c for key, c in backend._calls.items() if key[0] is registry["exp"]]
-    with pytest.raises(AttributeError) as caught:
-        call.run((None,))
-    assert str(caught.traceback[-1].statement).strip() == "p1 = x.storage.pointer + x.offset * 4"
 
 
 def impl_of_two_steps(out: Array, x: Array) -> None:

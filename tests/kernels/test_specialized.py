@@ -24,13 +24,13 @@ from genesis.kernels.gemm import warp_specialized as specialized
 from genesis.kernels.gemm.tiles import IMPRECISE
 from genesis.kernels.pointwise import swiglu
 from genesis.kernels.strides import as_matrix
-from tests.kernels.dry import VoidDriver, collecting
+from tests.kernels.dry import EmptyDriver, collecting
 
 CUDA = Device("cuda", 0)
 H200 = Properties("NVIDIA H200", (9, 0), 139 << 30, 132, 227 << 10, 50 << 20)
 
 
-class Hopper(VoidDriver):
+class Hopper(EmptyDriver):
     """An H200 on which nothing runs."""
 
     def __init__(self, index: int) -> None:

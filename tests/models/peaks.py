@@ -29,7 +29,7 @@ from genesis_models.config import ModelConfig
 from genesis_models.memory import memory_plan
 from genesis_models.presets import preset
 from genesis_models.registry import build
-from tests.kernels.dry import VoidDriver, collecting
+from tests.kernels.dry import EmptyDriver, collecting
 
 __all__ = ["peak"]
 
@@ -58,7 +58,7 @@ def peak(case: dict[str, Any]) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    with collecting(VoidDriver):
+    with collecting(EmptyDriver):
         for given in json.load(sys.stdin):
             print(json.dumps(peak(given)), flush=True)
             gc.collect()

@@ -234,7 +234,7 @@ def test_a_captured_step_quantises_the_weights_of_its_replay() -> None:
             gradient.copy_(weight.grad)
 
     graph, found = cuda.Graph(), []
-    graph.rehearse(step)
+    graph.warm_up(step)
     before = total.item()
     graph.record(step)
     with genesis.no_grad():

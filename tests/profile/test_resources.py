@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from genesis.backend.cuda.driver import KernelFacts, SMFacts
-from genesis.backend.cuda.recording import Step
+from genesis.backend.cuda.launch import KernelLaunch
 from genesis.profile.resources import hint_of, resources, resources_of
 from genesis.profile.schema import Launch, Resources
 
@@ -82,11 +82,11 @@ class FakeDriver:
 
 
 def test_a_launch_asks_the_driver() -> None:
-    step = Step(lambda step: None, lambda: True, "fold", (4, 33, 1))
+    launched = KernelLaunch(lambda made: None, lambda: True, "fold", (4, 33, 1))
     driver: Any = FakeDriver()
-    assert resources_of(step, driver) is None  # memory that is set, say
-    step.loaded = SimpleNamespace(function=SimpleNamespace(handle="handle"), threads=128, shared=2048)
-    found = resources_of(step, driver)
+    assert resources_of(launched, driver) is None  # memory that is set, say
+    launched.loaded = SimpleNamespace(function=SimpleNamespace(handle="handle"), threads=128, shared=2048)
+    found = resources_of(launched, driver)
     assert found is not None
     assert (found.registers, found.shared_static, found.shared_dynamic, found.local) == (40, 16, 2048, 8)
     assert (found.resident, found.waves) == (4, 0.25)

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from genesis.backend import Device
-from genesis.backend.cuda.driver import driver_for
+from genesis.backend import ArrayLike, Device, OpLike
+from genesis.backend.cuda.dispatch import (
+    Call,
+    are_as_made,
+    call_key,
+    cuda_impl_named,
+    cuda_impl_of,
+    is_value,
+    record,
+    remember,
+)
+from genesis.backend.cuda.driver import Driver, GpuDriver, is_interpreted, stand_ins
 from genesis.backend.cuda.faults import check as check_faults
-from genesis.backend.cuda.implementations import cuda_impls
-from genesis.backend.cuda.keys import is_value
+from genesis.backend.cuda.launch import forget_plan, recorders, recording
 from genesis.backend.cuda.memory import ALIGNMENT, Block, Pool, rounded
-from genesis.backend.cuda.recording import record, recorders, recording
-from genesis.backend.cuda.replay import Call, are_as_made, call_key
-from genesis.backend.cuda.side_stream import SideStream
+from genesis.backend.cuda.stream import SideStream
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
-if TYPE_CHECKING:
-    from genesis.array import Array
-    from genesis.op import Op
-
-__all__ = ["CudaBackend", "CudaStorage", "backend_of"]
+__all__ = ["CudaBackend", "CudaStorage", "backend_of", "driver_for"]
 
 SIDE_STREAM_BYTES = 12 << 20  # bytes that are read: work on more fills the SMs by itself
 _CURRENT = nullcontext()
-PLANS = 8192  # kept a device; numbers that change with every call would otherwise pile up
 
 
 class CudaStorage:
@@ -68,7 +69,7 @@ class CudaBackend:
 
     @functools.cached_property
     def side_stream(self) -> SideStream:
-        """Where work beside the work goes; made outside captures."""
+        """Where a graph's work goes whose results nobody reads for a while; made outside captures."""
         return SideStream(self)
 
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
@@ -76,7 +77,7 @@ class CudaBackend:
         return self.side_stream.work() if self.pool.capturing and nbytes <= SIDE_STREAM_BYTES else _CURRENT
 
     def join_side_stream(self) -> None:
-        """Let later work follow what was launched beside it."""
+        """Let later work follow what was launched on the side stream."""
         if self.pool.capturing:
             self.side_stream.join()
 
@@ -139,7 +140,7 @@ class CudaBackend:
         return {pointer: f"{a.dtype.name} {list(a.shape)}" for pointer, a in found.items()}
 
     @contextmanager
-    def temporaries_from(self, memory: Array) -> Iterator[None]:
+    def temporaries_from(self, memory: ArrayLike) -> Iterator[None]:
         """Inside the block, ops take temporaries from `memory`, whose contents nobody needs; one op at a time."""
         start = memory.data_ptr()
         aligned = -(-start // ALIGNMENT) * ALIGNMENT
@@ -150,8 +151,8 @@ class CudaBackend:
             self._lent = before
 
     def replay(
-        self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Array | None = None
-    ) -> tuple[Array, ...] | None:
+        self, op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any], out: ArrayLike | None = None
+    ) -> tuple[Any, ...] | None:
         """The outputs of a call like one before, in `out` where it is given; None where there was none.
 
         Whether `out` fits was found when the call was recorded: that depends on what the key holds.
@@ -171,12 +172,11 @@ class CudaBackend:
         for x in inputs:
             if x is not out and getattr(x, "storage", None) is storage:  # the key does not say how they overlap
                 return None
-        if call.run(operands) is None:
-            return None
+        call.run(operands)
         storage.version += 1
         return (out,)
 
-    def run(self, op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
+    def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
         """Run an op and remember what it launched, or replay that on operands of the same layout."""
         out: Any = outputs[0] if len(outputs) == 1 else outputs
         cuda_impl = cuda_impl_of(op)
@@ -189,24 +189,21 @@ class CudaBackend:
             call = self._into.get(key)
         except TypeError:  # an attribute that cannot be a key
             key = call = None
-        if call is not None and call.run(operands) is not None:
+        if call is not None:
+            call.run(operands)
             return
         arrays = tuple([x for x in operands if hasattr(x, "storage")])
-        if call is not None:
-            call.plan.run(arrays, self.stream)
-            return
         with self.owned_by(op.name):
             plan = record(arrays, lambda: cuda_impl(out, *inputs, **attrs), self.driver, self.temporary, op.name)
         if plan is None or key is None or not all(map(is_value, (*_no_arrays(inputs), *attrs.values()))):
             return
-        _remember(self._into, key, Call(self, plan, (), operands))
+        remember(self._into, key, Call(self, plan, (), operands))
         if are_as_made(op, outputs, inputs, attrs):
-            _remember(self._calls, call_key(op, inputs, attrs), Call(self, plan, outputs, inputs, op.mutates))
+            remember(self._calls, call_key(op, inputs, attrs), Call(self, plan, outputs, inputs, op.mutates))
 
-    def to_numpy(self, array: Array) -> np.ndarray:
+    def to_numpy(self, array: ArrayLike) -> np.ndarray:
         """A host copy of the elements; waits for the stream."""
-        if (recorder := recording()) is not None:
-            recorder.cacheable = False
+        forget_plan()
         self.refuse_in_capture("device values were read on the host")
         if not array.is_contiguous:
             array = self._move(array, self._like(array))
@@ -217,7 +214,7 @@ class CudaBackend:
             check_faults(self.device)
         return values
 
-    def from_numpy(self, values: np.ndarray, array: Array) -> None:
+    def from_numpy(self, values: np.ndarray, array: ArrayLike) -> None:
         """Write host values into a device array, cast to its dtype."""
         self.refuse_in_capture("host values were copied to the device")
         source = np.ascontiguousarray(np.broadcast_to(values, array.shape).astype(array.dtype.numpy, copy=False))
@@ -228,12 +225,12 @@ class CudaBackend:
         if target is not array:
             self._move(target, array)
 
-    def _like(self, array: Array) -> Array:
+    def _like(self, array: Any) -> Any:
         """Contiguous memory of an array's shape and dtype."""
         storage = self.allocate(array.nbytes)
         return type(array)(storage, array.shape, contiguous_strides(array.shape), array.dtype, array.device)
 
-    def _move(self, source: Array, target: Array) -> Array:
+    def _move(self, source: ArrayLike, target: ArrayLike) -> Any:
         cuda_impl_named("copy", "elementwise")(target, source)
         return target
 
@@ -242,34 +239,20 @@ def _no_arrays(operands: tuple[Any, ...]) -> list[Any]:
     return [x for x in operands if not hasattr(x, "storage")]
 
 
-def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a value; the oldest goes when there are too many."""
-    if len(kept) >= PLANS:
-        kept.pop(next(iter(kept)))
-    kept[key] = value
-
-
-def cuda_impl_of(op: Op) -> Any:
-    """The CUDA implementation of an op: its own, or the one of its name.
-
-    Raises:
-        DeviceError: if it has none.
-    """
-    return op.cuda_impl or cuda_impl_named(op.name, op.family)
-
-
 @functools.cache
-def cuda_impl_named(name: str, family: str) -> Any:
-    """The CUDA implementation of an op, from the module of `genesis.kernels` that is named as the op's own.
+def driver_for(index: int) -> Driver:
+    """The driver of device `index`.
 
     Raises:
-        DeviceError: if the op has none.
+        DeviceError: if there is no such device.
     """
-    if name not in cuda_impls:
-        importlib.import_module("genesis.kernels").load(family)
-    if name not in cuda_impls:
-        raise DeviceError(f"{name} has no CUDA kernel", next="move its inputs to the CPU")
-    return cuda_impls[name]
+    if index in stand_ins:
+        return stand_ins[index]
+    if is_interpreted():
+        from genesis.backend.cuda.simulated.host import HostDriver
+
+        return HostDriver(index)
+    return GpuDriver(index)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The CUDA driver as Genesis uses it: a small typed face over cuda-python, one call a method, errors as exceptions.
 
-`Driver` is the contract, `GpuDriver` the real one. `host.py` has the same contract over host memory, for tests without
-a GPU. Pointers, streams, events and functions are plain integers here; owners with a lifetime stand above.
+`Driver` is the contract, `GpuDriver` the real one; `simulated/` has others, for machines without a GPU. Pointers,
+streams, events and functions are plain integers here; owners with a lifetime stand above.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ __all__ = [
     "Driver",
     "Function",
     "GpuDriver",
+    "Grid",
     "KernelFacts",
     "OutOfDeviceMemory",
     "Properties",
     "SMFacts",
-    "driver_for",
     "is_interpreted",
     "stand_in",
+    "stand_ins",
 ]
 
 
@@ -129,6 +130,10 @@ class Driver(Protocol):
     capturing: bool  # a graph is being recorded: nothing waits
     dependent: bool  # launches in a graph may be brought to the SMs before the one before has ended
 
+    @property
+    def prepare(self) -> Callable[..., Any] | None:
+        """Makes a launch of a Triton kernel where no machine code runs: (backend, kernel, grid, args, keywords)."""
+
     def allocate(self, nbytes: int) -> int: ...
     def free(self, pointer: int) -> None: ...
     def allocate_pinned(self, nbytes: int) -> int: ...
@@ -138,7 +143,7 @@ class Driver(Protocol):
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None: ...
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function: ...
     def launcher(
-        self, function: Any, grid: Grid, threads: int | Grid, shared: int, parameters: int
+        self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int
     ) -> Callable[[int], None]: ...
     def flush(self) -> None: ...
     def begin_again(self) -> None: ...
@@ -171,28 +176,12 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "true", "y", "yes")
 
 
-_stand_ins: dict[int, Driver] = {}
+stand_ins: dict[int, Driver] = {}
 
 
 def stand_in(driver: Driver) -> None:
     """Let a driver stand for the device of its index, which no machine has."""
-    _stand_ins[driver.index] = driver
-
-
-@functools.cache
-def driver_for(index: int) -> Driver:
-    """The driver of device `index`.
-
-    Raises:
-        DeviceError: if there is no such device.
-    """
-    if index in _stand_ins:
-        return _stand_ins[index]
-    if is_interpreted():
-        from genesis.backend.cuda.host import HostDriver
-
-        return HostDriver(index)
-    return GpuDriver(index)
+    stand_ins[driver.index] = driver
 
 
 @functools.cache
@@ -230,6 +219,8 @@ def start(index: int = 0) -> int:
 
 class GpuDriver:
     """One GPU through cuda-python, in its primary context (shared with other libraries of the process)."""
+
+    prepare = None
 
     def __init__(self, index: int) -> None:
         count = start(index)
@@ -387,15 +378,12 @@ class GpuDriver:
         places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
         return Function(function, tuple((int(offset), int(size)) for offset, size in places))
 
-    def launcher(
-        self, function: Any, grid: Grid, threads: int | Grid, shared: int, parameters: int
-    ) -> Callable[[int], None]:
-        """What launches a kernel in a stream, in blocks of `threads`, as often as it is called.
+    def launcher(self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int) -> Callable[[int], None]:
+        """What launches a kernel in a stream, in blocks of `block` threads, as often as it is called.
 
         Args:
             parameters: the address of an array of pointers to the kernel's own, read at each launch.
         """
-        blocks = (threads, 1, 1) if isinstance(threads, int) else threads
         launch, success = self._cuda.cuLaunchKernelEx, self._success
         plain: dict[int, Any] = {}  # configurations by stream: made once, one argument in place of eight
         early: dict[int, Any] = {}
@@ -405,7 +393,7 @@ class GpuDriver:
             made = early if is_early else plain
             config = made.get(stream)
             if config is None:
-                config = made[stream] = self._configuration(grid, blocks, shared, stream, is_early)
+                config = made[stream] = self._configuration(grid, block, shared, stream, is_early)
             code = launch(config, function, parameters, 0)[0]
             if code != success:
                 if code != self._cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT:
@@ -423,14 +411,14 @@ class GpuDriver:
         was_first, self._is_first = self._is_first, False
         return not was_first
 
-    def _configuration(self, grid: Grid, threads: Grid, shared: int, stream: int, is_early: bool) -> Any:
+    def _configuration(self, grid: Grid, block: Grid, shared: int, stream: int, is_early: bool) -> Any:
         """How a kernel is launched; `is_early`: it may be brought to the SMs while the one before runs, see
         `compile.dependent`. That costs the host more than a plain launch, so only graphs have it.
         """
         cuda = self._cuda
         config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes, config.hStream = shared, cuda.CUstream(stream)
         if is_early:
             allowed = cuda.CUlaunchAttribute()

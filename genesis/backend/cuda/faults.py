@@ -10,7 +10,7 @@ import ctypes
 import functools
 from typing import Any, NamedTuple
 
-from genesis.backend import Device
+from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, int64
 from genesis.errors import IndexRangeError, ShapeError
 
@@ -64,9 +64,7 @@ class Word:
 @functools.cache
 def flag(device: Device) -> Word:
     """The word of a device, one int64 in host memory that its kernels can write."""
-    from genesis.backend.cuda import backend_of
-
-    backend = backend_of(device)
+    backend: Any = backend_for(device)
     pointer = backend.driver.allocate_pinned(int64.itemsize)
     ctypes.c_int64.from_address(pointer).value = 0
     _words[device] = ctypes.c_int64.from_address(pointer)

@@ -1,4 +1,4 @@
-"""CUDA graphs: the launches of a function recorded once and replayed with one call. This part knows no tensors.
+"""CUDA graphs: the launches of a function captured once and replayed with one call. This part knows no tensors.
 
 All graphs of a device share one arena, apart from that of normal work. Memory that a graph uses inside itself is used
 by the next one, too, so graphs run one after the other, and what one leaves is valid until the next replay.
@@ -12,14 +12,11 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from genesis.backend.cuda.memory import Arena, Block, Pool
-from genesis.backend.cuda.stream import Stream, current_stream, use
+from genesis.backend.cuda.stream import Runtime, follow, give_stream, take_stream, use
 from genesis.errors import DeviceError, OutOfMemoryError, UsageError
-
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
 
 __all__ = ["WARM_UPS", "RawGraph", "launches_block"]
 
@@ -27,7 +24,7 @@ WARM_UPS = 2  # the first makes what is made once, in normal memory; the second 
 T = TypeVar("T")
 
 
-class Recorded(NamedTuple):
+class Captured(NamedTuple):
     """The driver's graph and its executable, and memory that it reads and that was given back meanwhile."""
 
     graph: int
@@ -38,9 +35,9 @@ class Recorded(NamedTuple):
 class RawGraph:
     """A captured graph of one device, replayed on the current stream."""
 
-    _graph: Recorded | None = None  # of the class, because an object that could not be made is deleted, too
+    _graph: Captured | None = None  # of the class, because an object that could not be made is deleted, too
 
-    def __init__(self, backend: CudaBackend) -> None:
+    def __init__(self, backend: Runtime) -> None:
         self.backend = backend
 
     @property
@@ -49,7 +46,7 @@ class RawGraph:
         return self._graph is not None
 
     def capture(self, function: Callable[[], T], warm_ups: int = WARM_UPS) -> T:
-        """Run `function` `warm_ups` times and record it; its result, whose values appear with the first replay.
+        """Run `function` `warm_ups` times and capture it; its result, whose values appear with the first replay.
 
         What it allocates stays at its place. It must launch the same work in every run, and must not read values on
         the host, wait, or copy from the host: all that raises DeviceError, and the graph stays empty.
@@ -60,18 +57,14 @@ class RawGraph:
         if warm_ups < WARM_UPS:
             raise UsageError(f"{warm_ups} warm-up runs; a capture needs {WARM_UPS}")
         self._refuse()
-        origin, side = current_stream(self.backend), Stream(self.backend)
-        side.wait_stream(origin)
-        with use(side):
+        with self._on_own_stream():
             function()
             for _ in range(warm_ups - 1):
-                self.rehearse(function)
-            result = self.record(function)
-        origin.wait_stream(side)
-        return result
+                self.warm_up(function)
+            return self.record(function)
 
-    def rehearse(self, function: Callable[[], T]) -> T:
-        """Run `function` with the memory that its recording will use. It must have run before in normal memory, which
+    def warm_up(self, function: Callable[[], T]) -> T:
+        """Run `function` with the memory that its capture will use. It must have run before in normal memory, which
         holds what is made once.
 
         A program whose first runs count (the steps of a training run) calls the function, then this, then `record`,
@@ -82,18 +75,28 @@ class RawGraph:
             return function()
 
     def record(self, function: Callable[[], T]) -> T:
-        """Record `function`, which was rehearsed; nothing of it runs before the first replay. See `capture`."""
+        """Capture `function`, which was warmed up; nothing of it runs before the first replay. See `capture`."""
         self._refuse()
-        origin, side = current_stream(self.backend), Stream(self.backend, priority=-1)  # before work beside it
-        side.wait_stream(origin)
-        pool = self.backend.pool
-        if pool.graph_count == 0:  # packed anew, blocks lie as they did in the rehearsal
-            self.backend.driver.synchronize()
-            pool.empty_graphs()
-        with use(side), self._arena():
-            result = self._record(function, side)
-        origin.wait_stream(side)
-        return result
+        with self._on_own_stream(priority=-1):  # before work on the side stream
+            pool = self.backend.pool
+            if pool.graph_count == 0:  # packed anew, blocks lie as they did in the warm-up
+                self.backend.driver.synchronize()
+                pool.empty_graphs()
+            with self._arena():
+                return self._record(function, self.backend.stream)
+
+    @contextmanager
+    def _on_own_stream(self, priority: int = 0) -> Iterator[None]:
+        """Launch on a stream of its own, which follows the current one and is followed by it."""
+        backend, origin = self.backend, self.backend.stream
+        handle = take_stream(backend, priority)
+        follow(backend.driver, handle, origin)
+        try:
+            with use(backend, handle):
+                yield
+            follow(backend.driver, origin, handle)
+        finally:
+            give_stream(backend, handle, priority)
 
     def _refuse(self) -> None:
         """Raise for what cannot be captured now."""
@@ -115,7 +118,7 @@ class RawGraph:
         finally:
             pool.private = None
 
-    def _record(self, function: Callable[[], T], stream: Stream) -> T:
+    def _record(self, function: Callable[[], T], stream: int) -> T:
         driver, pool, side_stream = self.backend.driver, self.backend.pool, self.backend.side_stream
         gc.collect()
         pool.end_retired()
@@ -123,7 +126,7 @@ class RawGraph:
         pool.take_back()  # or what is free already would be held
         collecting = gc.isenabled()
         gc.disable()  # finalizers of other libraries may call the driver in ways that end a capture
-        driver.begin_capture(stream.handle)
+        driver.begin_capture(stream)
         pool.begin_capture()
         try:
             result = function()
@@ -131,7 +134,7 @@ class RawGraph:
         except BaseException:
             side_stream.forget()
             with contextlib.suppress(DeviceError):  # what the driver has ended already
-                driver.destroy_graph(driver.end_capture(stream.handle), None)
+                driver.destroy_graph(driver.end_capture(stream), None)
             _give_back(pool, pool.end_capture())
             raise
         finally:
@@ -139,7 +142,7 @@ class RawGraph:
                 gc.enable()
         held = pool.end_capture()
         try:
-            graph = driver.end_capture(stream.handle)
+            graph = driver.end_capture(stream)
         except DeviceError:
             _give_back(pool, held)
             raise
@@ -149,7 +152,7 @@ class RawGraph:
             driver.destroy_graph(graph, None)
             _give_back(pool, held)
             raise
-        self._graph = Recorded(graph, executable, held)
+        self._graph = Captured(graph, executable, held)
         pool.graph_count += 1
         return result
 
@@ -170,19 +173,19 @@ class RawGraph:
             self.backend.pool.end_retired()
 
     def _retire(self) -> None:
-        recorded, self._graph = self._graph, None
-        if recorded is not None:
-            self.backend.pool.retire(functools.partial(_destroy, self.backend, recorded))
+        captured, self._graph = self._graph, None
+        if captured is not None:
+            self.backend.pool.retire(functools.partial(_destroy, self.backend, captured))
 
     def __del__(self) -> None:  # in any thread, which must not wait, and in the middle of another graph's capture
         self._retire()
 
 
-def _destroy(backend: CudaBackend, recorded: Recorded) -> None:
+def _destroy(backend: Runtime, captured: Captured) -> None:
     backend.driver.synchronize()  # it may still run
-    backend.driver.destroy_graph(recorded.graph, recorded.executable)
+    backend.driver.destroy_graph(captured.graph, captured.executable)
     backend.pool.graph_count -= 1
-    _give_back(backend.pool, recorded.held)
+    _give_back(backend.pool, captured.held)
 
 
 def _give_back(pool: Pool, blocks: list[Block]) -> None:

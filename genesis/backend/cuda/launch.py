@@ -1,26 +1,49 @@
-"""Launching kernels: a kernel, a grid and arguments become a launch of machine code, or of Triton's interpreter."""
+"""Launches: a kernel, a grid and arguments become a launch of machine code that can be repeated with other addresses.
+
+A `KernelLaunch` is prepared once: signature, compilation in the background, parameters packed as the kernel takes them.
+While an op's CUDA implementation runs, its launches are noted by a `Recorder`, for the op's plan (dispatch.py).
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
 import os
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis.backend.cuda.descriptor import is_descriptor
-from genesis.backend.cuda.driver import is_interpreted
-from genesis.backend.cuda.dry import DryDriver
-from genesis.backend.cuda.interpreted import interpreted_step
-from genesis.backend.cuda.native import native_step
-from genesis.backend.cuda.recording import Step, submit
-from genesis.backend.cuda.signature import is_array
+from genesis.backend import ArrayLike
+from genesis.backend.cuda.compile import Binary, Double, Signature, compiling, describe, is_array
+from genesis.backend.cuda.driver import Driver, Function, Grid
+from genesis.backend.cuda.stream import Runtime
+from genesis.backend.cuda.tma import MAP_BYTES, Facts, encoder, is_descriptor
+from genesis.shapes import Shape
 
-if TYPE_CHECKING:
-    from genesis.array import Array
+__all__ = [
+    "OPTIONS",
+    "Double",
+    "KernelLaunch",
+    "Loaded",
+    "Recorder",
+    "clear",
+    "forget_plan",
+    "launch",
+    "loaded_launch",
+    "recorders",
+    "recording",
+    "signature_of",
+    "submit",
+    "watches",
+    "watching_launches",
+]
 
-__all__ = ["clear", "launch"]
-
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 _BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0")  # CUDA's own setting, for debugging
 
 
@@ -34,34 +57,351 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, **keywords: Any
             numpy's scalars, None, and tuples of integers, in the kernel's order. At least one array.
         keywords: the constants, and Triton's options num_warps, num_stages, maxnreg.
     """
-    from genesis.backend.cuda import backend_of
-
     x, y, z = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
     if x == 0 or y == 0 or z == 0:
         return
     args = tuple([a.item() if isinstance(a, np.generic) else a for a in args])
     arrays = [a.array if is_descriptor(a) else a for a in args if is_array(a) or is_descriptor(a)]
-    backend = backend_of(arrays[0].device)
+    backend = arrays[0].storage.backend
     driver = backend.driver
-    make = driver.step if isinstance(driver, DryDriver) else interpreted_step if is_interpreted() else native_step
-    step = make(backend, kernel, (x, y, z), args, keywords)
-    step.constants = keywords
-    submit(step, arrays, driver, backend.stream)
+    made = (driver.prepare or native_launch)(backend, kernel, (x, y, z), args, keywords)
+    made.constants = keywords
+    submit(made, arrays, driver, backend.stream)
     if _BLOCKING:
         driver.synchronize_stream(backend.stream)
 
 
-def clear(array: Array) -> None:
+def clear(array: ArrayLike) -> None:
     """Set every byte of a contiguous array to 0, in stream order."""
-    from genesis.backend.cuda import backend_of
-
-    driver, nbytes = backend_of(array.device).driver, array.nbytes
+    backend, nbytes = array.storage.backend, array.nbytes
+    driver = backend.driver
     if nbytes == 0:
         return
 
-    def prepare(step: Step) -> None:
-        step.words = words = (ctypes.c_uint64 * 1)()
-        step.slots = (0,)
-        step.run = lambda stream: driver.fill(words[0], 0, nbytes, stream)
+    def prepare(made: KernelLaunch) -> None:
+        made.words = words = (ctypes.c_uint64 * 1)()
+        made.slots = (0,)
+        made.run = lambda stream: driver.fill(words[0], 0, nbytes, stream)
 
-    submit(Step(prepare, lambda: True), [array], driver, backend_of(array.device).stream)
+    submit(KernelLaunch(prepare, lambda: True), [array], driver, backend.stream)
+
+
+# --- A launch, and who notes it ---------------------------------------------------------------------------------------
+
+
+class Source(NamedTuple):
+    """Where a recorded address comes from: operand or temporary number `operand`, `delta` bytes further."""
+
+    operand: int
+    delta: int
+
+
+class KernelLaunch:
+    """One launch with its parameters in place but for addresses.
+
+    Attributes:
+        prepare: sets `run`, `words` and `slots`, waiting for the kernel's compilation; None once that is done.
+        is_compiled: whether `prepare` would not wait.
+        run: `run(stream)` launches with the addresses that were set.
+        words: the parameter buffer as 8-byte words.
+        slots: where `words` takes the address of each array, in the order of the kernel's arguments.
+        sources: of a recorded launch, where each of these addresses comes from; None for constant memory.
+        addresses: the same of those that change from call to call, once prepared: (slot, operand, delta).
+        name, grid: the kernel's name and its programs in three dimensions; "fill" and none for memory that is set.
+        loaded: once prepared, the kernel on the device; None for what is no machine code.
+        constants: of a Triton kernel, what its code is compiled for by name, tiles for example.
+    """
+
+    __slots__ = (
+        "addresses", "constants", "grid", "is_compiled", "loaded", "name", "prepare", "run", "slots", "sources",
+        "words",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        prepare: Callable[[KernelLaunch], None],
+        is_compiled: Callable[[], bool],
+        name: str = "fill",
+        grid: tuple[int, ...] = (),
+    ) -> None:
+        self.name, self.grid = name, grid
+        self.prepare: Callable[[KernelLaunch], None] | None = prepare
+        self.is_compiled = is_compiled
+        self.loaded: Loaded | None = None
+        self.constants: Mapping[str, Any] = {}
+        self.run: Callable[[int], None]
+        self.words: Any = None
+        self.slots: tuple[int, ...] = ()
+        self.sources: list[Source | None] = []
+        self.addresses: tuple[tuple[int, int, int], ...] = ()
+
+    def launch(self, pointers: Sequence[int], stream: int) -> None:
+        """Launch on arrays at these addresses, the first time after preparing it."""
+        if self.prepare is not None:
+            self.make_ready()
+        for slot, pointer in zip(self.slots, pointers, strict=True):
+            self.words[slot] = pointer
+        launch_watched(self, stream)
+
+    def make_ready(self) -> None:
+        """Prepare the launch, where that was not done; may wait for the kernel."""
+        if self.prepare is not None:
+            self.prepare(self)
+            self.prepare = None
+            pairs = zip(self.slots, self.sources, strict=True) if self.sources else ()
+            self.addresses = tuple((slot, *source) for slot, source in pairs if source is not None)
+
+
+LaunchWatch = Callable[[KernelLaunch, int], None]
+watches: list[LaunchWatch] = []
+
+
+@contextmanager
+def watching_launches(watch: LaunchWatch) -> Iterator[None]:
+    """Call `watch(launch, stream)` in the place of every launch inside the block; that runs `launch.run(stream)`."""
+    watches.append(watch)
+    try:
+        yield
+    finally:
+        watches.remove(watch)
+
+
+def launch_watched(made: KernelLaunch, stream: int) -> None:
+    """Launch with the addresses that were set, or let the watch do it."""
+    if watches:
+        watches[-1](made, stream)
+    else:
+        made.run(stream)
+
+
+class Recorder:
+    """Collects the launches of one op, tracing each address back to an operand or a temporary."""
+
+    def __init__(self, operands: tuple[ArrayLike, ...]) -> None:
+        self.operands = operands
+        self.temporaries: list[Any] = []  # storages allocated meanwhile
+        self.launches: list[KernelLaunch] = []
+        self.kept: list[Any] = []  # constant memory that launches read
+        self.cacheable = True
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Inside the block, this thread's launches are noted here."""
+        _current.recorder = self
+        recorders.append(self)
+        try:
+            yield
+        finally:
+            recorders.remove(self)
+            _current.recorder = None
+
+    def source(self, array: ArrayLike) -> Source | None:
+        """Where the address of `array` comes from; None for constant memory, which is kept alive."""
+        for i, operand in enumerate(self.operands):
+            if operand is array:
+                return Source(i, 0)
+        storage = array.storage
+        shared = [i for i, operand in enumerate(self.operands) if operand.storage is storage]
+        if shared:
+            if len(shared) > 1:  # which of them it is a window of may differ in the next call
+                self.cacheable = False
+            return Source(shared[0], array.data_ptr() - self.operands[shared[0]].data_ptr())
+        for i, temporary in enumerate(self.temporaries):
+            if temporary is storage:
+                return Source(len(self.operands) + i, array.data_ptr() - storage.pointer)
+        self.kept.append(storage)
+        return None
+
+
+class _Recording(threading.local):
+    """Of each thread, the recorder of the op that is running, if any."""
+
+    recorder: Recorder | None = None
+
+
+_current = _Recording()
+recorders: list[Recorder] = []  # of all threads; what runs for every op asks this first, which takes less time
+
+
+def recording() -> Recorder | None:
+    """The recorder of the op that is running in this thread, if any."""
+    return _current.recorder
+
+
+def forget_plan() -> None:
+    """Keep no plan of the op that is running: what it launches depends on more than its key says."""
+    if _current.recorder is not None:
+        _current.recorder.cacheable = False
+
+
+def submit(made: KernelLaunch, arrays: Sequence[ArrayLike], driver: Driver, stream: int) -> None:
+    """Launch on these arrays, and record it where an op is being recorded.
+
+    While kernels are being compiled, launches wait in the driver's queue, and all that come after them: so a program
+    asks for all its kernels at once, and they are compiled side by side.
+    """
+    recorder = recording()
+    if recorder is not None:
+        made.sources = [recorder.source(array) for array in arrays]
+        recorder.launches.append(made)
+    pointers = [array.data_ptr() for array in arrays]
+    if (driver.pending or not made.is_compiled()) and not driver.capturing:
+        driver.pending.append(lambda: made.launch(pointers, stream))
+    else:
+        made.launch(pointers, stream)
+
+
+# --- Machine code -----------------------------------------------------------------------------------------------------
+
+
+class Loaded(NamedTuple):
+    """A kernel on the device: the function and its launch's fixed facts.
+
+    Attributes:
+        threads: of a block; a number, or up to three sizes.
+        shared: bytes of dynamic shared memory.
+        descriptors: for each descriptor among the arguments, how its tensor map is to be made.
+        waits: whether the code waits by itself for the kernel before it in a graph, see `compile.dependent`.
+    """
+
+    function: Function
+    block: Grid
+    shared: int
+    descriptors: tuple[Facts, ...] = ()
+    waits: bool = True
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return math.prod(self.block)
+
+
+class Region(NamedTuple):
+    """A descriptor without its array."""
+
+    shape: Shape
+    strides: Shape
+    tf32: bool
+
+
+ADDRESS = object()  # stands for an array
+_compiling: dict[Any, Future[Binary]] = {}
+_loaded: dict[Any, Loaded] = {}
+
+
+@functools.lru_cache(4096)
+def _fixed(kernel: Any) -> frozenset[int]:
+    """Positions of arguments that the kernel asks not to specialize."""
+    return frozenset(p.num for p in kernel.params if p.do_not_specialize)
+
+
+def signature_of(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Signature:
+    """What a kernel is compiled for when it is launched with these arguments."""
+    fixed = _fixed(kernel)
+    types = tuple(describe(a, specialize=i not in fixed) for i, a in enumerate(args))
+    options = tuple((name, keywords[name]) for name in OPTIONS if name in keywords)
+    constants = tuple(sorted((k, v) for k, v in keywords.items() if k not in OPTIONS))
+    return Signature(types, constants, options)
+
+
+def native_launch(
+    backend: Runtime, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> KernelLaunch:
+    """A launch of a Triton kernel's machine code, whose compilation starts now where it is needed."""
+    driver, signature = backend.driver, signature_of(kernel, args, keywords)
+    # The text tells constants of 2 and 2.0 apart; they are equal otherwise.
+    key, values = (driver.index, kernel, signature, repr(signature)), list(_flatten(args, signature.types))
+    if key in _loaded:
+        return loaded_launch(driver, kernel.__name__, _loaded[key], grid, values)
+    future = _compiling.get(key)
+    if future is None:
+        future = _compiling[key] = compiling(kernel, signature, driver.properties.capability)
+
+    def prepare(made: KernelLaunch) -> None:
+        if key not in _loaded:
+            code = future.result()
+            function = load(backend, code.image, code.name, code.shared, code.parameters)
+            _loaded[key] = Loaded(function, (32 * code.warps, 1, 1), code.shared, code.descriptors)
+        _pack(made, driver, _loaded[key], grid, values)
+
+    return KernelLaunch(prepare, future.done, kernel.__name__, grid)
+
+
+def load(backend: Runtime, image: bytes, name: str, shared: int, parameters: int) -> Function:
+    """A kernel's machine code on the device, which takes memory of the driver's own."""
+    return backend.pool.with_room(f"the code of {name}", lambda: backend.driver.load(image, name, shared, parameters))
+
+
+def loaded_launch(driver: Driver, name: str, kernel: Loaded, grid: Grid, values: list[Any]) -> KernelLaunch:
+    """A launch of machine code that is on the device.
+
+    Args:
+        values: the parameters in order: numbers, `ADDRESS` for arrays, regions for descriptors.
+    """
+    return KernelLaunch(lambda made: _pack(made, driver, kernel, grid, values), lambda: True, name, grid)
+
+
+def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values: list[Any]) -> None:
+    """Give a launch its parameters, in a buffer of its own; addresses follow."""
+    function, facts = kernel.function, kernel.descriptors
+    extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
+    pointers = extent + len(facts)  # behind the parameters lie the address of each descriptor, then of each parameter
+    words, base = _aligned_words(pointers + len(function.parameters))
+    for i, (at, _) in enumerate(function.parameters):
+        words[pointers + i] = base + at
+    slots: list[int] = []
+    maps: list[tuple[int, int, Any]] = []
+    for (at, size), value in zip(function.parameters, values, strict=False):  # Triton's own scratch pointers follow: 0
+        if isinstance(value, Region):
+            slots.append(extent + len(maps))
+            maps.append((slots[-1], base + at, encoder(facts[len(maps)], value.shape, value.strides, value.tf32).map))
+        elif value is ADDRESS:
+            slots.append(at // 8)
+        else:
+            _put(base + at, size, value)
+    run = driver.launcher(function.handle, grid, kernel.block, kernel.shared, base + 8 * pointers)
+
+    def run_with_maps(stream: int) -> None:
+        for where, target, encoded in maps:
+            ctypes.memmove(target, encoded(words[where]), MAP_BYTES)
+        run(stream)
+
+    def run_in_order(stream: int) -> None:
+        if driver.capturing:
+            driver.begin_again()
+        run(stream)
+
+    made.words, made.slots, made.loaded = words, tuple(slots), kernel
+    made.run = run_with_maps if maps else run if kernel.waits else run_in_order
+
+
+def _aligned_words(count: int) -> tuple[Any, int]:
+    """`count` words of 8 bytes that start at a multiple of 64, as tensor maps among the parameters must; and where."""
+    room = (ctypes.c_uint64 * (count + 7))()
+    skip = -ctypes.addressof(room) % 64
+    return (ctypes.c_uint64 * count).from_buffer(room, skip), ctypes.addressof(room) + skip
+
+
+_INTEGERS = {1: ctypes.c_int8, 2: ctypes.c_int16, 4: ctypes.c_int32, 8: ctypes.c_int64}
+_FLOATS = {4: ctypes.c_float, 8: ctypes.c_double}
+
+
+def _put(address: int, size: int, value: Any) -> None:
+    """Write a number as the parameter of `size` bytes at `address`."""
+    kinds: Mapping[int, Any] = _FLOATS if isinstance(value, float) else _INTEGERS
+    kinds[size].from_address(address).value = value
+
+
+def _flatten(args: Any, types: Any) -> Iterator[Any]:
+    """The arguments that reach the device, in order: no constants, tuples opened, and nothing that keeps memory alive,
+    because a launch may wait for its kernel's compilation.
+    """
+    for value, entry in zip(args, types, strict=True):
+        if isinstance(value, tuple):
+            yield from _flatten(value, entry)
+        elif isinstance(entry, str):
+            if is_descriptor(value):  # its sizes and strides are parameters, too
+                yield Region(value.shape, value.strides, value.tf32)
+                yield from value.values
+            else:
+                yield ADDRESS if is_array(value) else value

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from genesis.backend.cuda import CudaBackend
 from genesis.backend.cuda.driver import OutOfDeviceMemory
+from genesis.backend.cuda.stream import Runtime
 from genesis.errors import OutOfMemoryError
 
 __all__ = ["PinnedBlock", "block_of", "pinned_block", "pinned_bytes"]
@@ -45,7 +45,7 @@ class PinnedBlock:
 
 
 class _Pool:
-    def __init__(self, backend: CudaBackend) -> None:
+    def __init__(self, backend: Runtime) -> None:
         self.backend = backend
         self.free: dict[int, list[tuple[int, list[int]]]] = {}  # by size: pointer, events of its last uses
         self.given: deque[tuple[int, int, set[int]]] = deque()  # back from finalizers, with streams that used it
@@ -88,11 +88,11 @@ class _Pool:
 
 
 @functools.cache
-def _pool(backend: CudaBackend) -> _Pool:
+def _pool(backend: Runtime) -> _Pool:
     return _Pool(backend)
 
 
-def pinned_block(backend: CudaBackend, nbytes: int) -> PinnedBlock:
+def pinned_block(backend: Runtime, nbytes: int) -> PinnedBlock:
     """Pinned memory of at least `nbytes`, contents undefined.
 
     Raises:
@@ -101,7 +101,7 @@ def pinned_block(backend: CudaBackend, nbytes: int) -> PinnedBlock:
     return _pool(backend).take(nbytes)
 
 
-def pinned_bytes(backend: CudaBackend) -> int:
+def pinned_bytes(backend: Runtime) -> int:
     """Bytes of pinned memory held, in use or kept for reuse."""
     return _pool(backend).reserved
 

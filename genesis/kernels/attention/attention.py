@@ -28,10 +28,9 @@ import triton
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.descriptor import Descriptor
-from genesis.backend.cuda.implementations import cuda_impl
-from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import Double, clear, launch
+from genesis.backend.cuda.tma import Descriptor
 from genesis.dtypes import float32, float64, int32
 from genesis.kernels.attention.backward import add_splits, key_kernel, query_kernel, row_kernel
 from genesis.kernels.attention.ds_chunks import HEADS, SIDE, held_shape, portions

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.descriptor import Descriptor, is_describable
+from genesis.backend.cuda.launch import Double
 from genesis.backend.cuda.precision import allow_tf32
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import float32, float64
 from genesis.errors import ShapeError
 from genesis.kernels.attention.tiles import padded

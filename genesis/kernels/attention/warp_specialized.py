@@ -26,9 +26,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.descriptor import Descriptor
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.tma import Descriptor
 from genesis.kernels.attention.common import LN2
 from genesis.kernels.attention.problem import Call, region
 from genesis.kernels.attention.tiles import padded

@@ -14,7 +14,7 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float8_e4m3fn, float32
 from genesis.errors import DeviceError

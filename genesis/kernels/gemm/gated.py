@@ -13,9 +13,9 @@ import triton.language as tl
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.descriptor import Descriptor, is_describable
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels.gemm.fp8 import quantized_factors
 from genesis.kernels.gemm.gemm import place

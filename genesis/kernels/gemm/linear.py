@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genesis.array import Array
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.kernels.gemm.fp8 import quantized_product_into
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.strides import as_matrix

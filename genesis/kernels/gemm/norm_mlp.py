@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.kernels.gemm.gated import gated_product_into, quantized_gated_into
 from genesis.kernels.gemm.linear import linear, packed_linear
 from genesis.kernels.norm.norm import rms_norm

@@ -22,9 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.descriptor import Descriptor, is_describable
 from genesis.backend.cuda.driver import Properties, is_interpreted
 from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.kernels.gemm.warp_specialized import load, place
 
 __all__ = ["crosswise_into"]

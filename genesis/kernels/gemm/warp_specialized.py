@@ -27,9 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.descriptor import Descriptor, is_describable
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float8_e4m3fn
 from genesis.kernels.gemm.tiles import IMPRECISE
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import faults
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import int32
 from genesis.kernels.index.index import gather, places_of, sorted_places

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda import cuda_impl_named, faults
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda import faults
+from genesis.backend.cuda.dispatch import cuda_impl, cuda_impl_named
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import bool_
 from genesis.kernels.index import segment

@@ -14,9 +14,8 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of, faults
-from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.recording import Plan, record, recording
-from genesis.backend.cuda.replay import layout_of
+from genesis.backend.cuda.dispatch import Plan, layout_of, record
+from genesis.backend.cuda.launch import clear, launch, recording
 from genesis.dtypes import int32, int64
 from genesis.kernels.index.segment import report
 from genesis.kernels.reduce.prefix_sum import exclusive_sums

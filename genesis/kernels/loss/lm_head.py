@@ -26,9 +26,9 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of, faults
-from genesis.backend.cuda.descriptor import Descriptor, is_describable
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.kernels.gemm.gemm import place
 from genesis.kernels.gemm.tiles import Tile, fitted, pieces

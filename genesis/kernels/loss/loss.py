@@ -15,9 +15,8 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import faults
-from genesis.backend.cuda.implementations import cuda_impl
-from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import Double, clear, launch
 from genesis.dtypes import DType, float32, float64
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.index.segment import report

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.norm.norm import add_shares, inverse_root

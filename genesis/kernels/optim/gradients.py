@@ -13,9 +13,8 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.implementations import cuda_impl
-from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import Double, clear, launch
 from genesis.dtypes import float64
 from genesis.kernels import maths
 from genesis.kernels.optim.step_constants import apart, exact

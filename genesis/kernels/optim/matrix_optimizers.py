@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.implementations import cuda_impl
-from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import Double, launch
 from genesis.dtypes import DType, float64
 from genesis.kernels import maths
 from genesis.kernels.gemm.linalg import matmul_into

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, float32, float64
 from genesis.kernels import maths

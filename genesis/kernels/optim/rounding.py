@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float32
 from genesis.kernels.optim.step_constants import apart

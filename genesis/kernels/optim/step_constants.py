@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.launch import Double, launch
 from genesis.dtypes import DType, int64
 from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.pointwise.random import forget_plan

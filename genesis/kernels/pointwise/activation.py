@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import promote_types
 from genesis.kernels import maths

@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array
-from genesis.backend.cuda.implementations import cuda_impl
-from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import Double, clear, launch
 from genesis.dtypes import DType, bool_, float64, result_type
 from genesis.kernels import maths
 from genesis.kernels.gemm.transpose import transposed_copy

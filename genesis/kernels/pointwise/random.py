@@ -18,11 +18,9 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from genesis.array import Array, empty
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.backend.cuda.implementations import cuda_impl
-from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.recording import recording
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.launch import Double, launch, recording
 from genesis.dtypes import DType, float64, int64
 from genesis.kernels import maths
 from genesis.kernels.index.radix_sort import order_of

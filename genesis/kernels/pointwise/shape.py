@@ -8,10 +8,8 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda import cuda_impl_named
-from genesis.backend.cuda.implementations import cuda_impl
-from genesis.backend.cuda.launch import clear, launch
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.dispatch import cuda_impl, cuda_impl_named
+from genesis.backend.cuda.launch import Double, clear, launch
 from genesis.dtypes import float64, int32
 from genesis.kernels.index.radix_sort import order_of
 from genesis.kernels.index.segment import Sorted, add_rows, index_type, rows_of

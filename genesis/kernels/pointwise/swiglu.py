@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.implementations import cuda_impl
+from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels.gemm.fp8 import scaled_factors
 from genesis.kernels.gemm.linalg import Scales, matmul_into

@@ -18,8 +18,7 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.signature import Double
+from genesis.backend.cuda.launch import Double, launch
 from genesis.dtypes import DType, float64, int32, int64
 from genesis.kernels.reduce.plan import Layout, Tiles, merge_tiles, tiles
 from genesis.kernels.strides import is_wide, offsets

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis.array import Array
-from genesis.backend.cuda.recording import Step, watching_launches
+from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.op import Op
 from genesis.profile.run.recorder import shadowed
 from genesis.profile.run.spans import OUTSIDE
@@ -166,8 +166,8 @@ class Marks:
                 launch.op, launch.shapes = op.name, shapes
         self._unnamed = [launch for launch in self._unnamed if launch.at < start]
 
-    def _launched(self, step: Step, stream: int) -> None:
-        self._mark(step.name, tuple(step.grid), stream, lambda: step.run(stream))
+    def _launched(self, launched: KernelLaunch, stream: int) -> None:
+        self._mark(launched.name, tuple(launched.grid), stream, lambda: launched.run(stream))
 
     def _mark(self, name: str, grid: tuple[int, ...], stream: int, run: Callable[[], object]) -> None:
         record, at = self.backend.driver.record_time, time.perf_counter()

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from genesis.backend.cuda.driver import Function, Grid, KernelFacts, OutOfDeviceMemory, Properties, SMFacts
+from genesis.backend.cuda.launch import KernelLaunch
+from genesis.backend.cuda.simulated.interpreter import interpreted_launch
 from genesis.errors import DeviceError
 
 __all__ = ["HostDriver"]
@@ -39,10 +41,10 @@ class HostDriver:
         self._handles = itertools.count(16)  # 1 and 2 name the default streams
         self._events: dict[int, float] = {}
         self._used = 0
-        self._captures: dict[int, list[Callable[[], None]]] = {}  # by stream; a branch has its origin's
+        self._captures: dict[int, list[Callable[[], None]]] = {}  # by stream; a side stream has its origin's
         self._recorded: dict[int, int] = {}  # the streams of events in captures
-        self._branches: set[int] = set()
-        self._open: set[int] = set()  # branches with work that their origin has not waited for
+        self._sides: set[int] = set()
+        self._open: set[int] = set()  # side streams with work that their origin has not waited for
         self.graphs: dict[int, list[Callable[[], None]]] = {}
 
     def allocate(self, nbytes: int) -> int:
@@ -81,7 +83,7 @@ class HostDriver:
             work()
         else:
             capture.append(work)
-            if stream in self._branches:
+            if stream in self._sides:
                 self._open.add(stream)
 
     def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function:
@@ -99,9 +101,13 @@ class HostDriver:
     def flush(self) -> None:
         """Nothing waits for its kernel."""
 
-    def launcher(
-        self, function: Any, grid: Grid, threads: int | Grid, shared: int, parameters: int
-    ) -> Callable[[int], None]:
+    def prepare(
+        self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> KernelLaunch:
+        """A launch in Triton's interpreter."""
+        return interpreted_launch(self, kernel, grid, args, keywords)
+
+    def launcher(self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int) -> Callable[[int], None]:
         """What runs a kernel at once: `function` is a call that is bound to its arguments."""
 
         def run(stream: int) -> None:
@@ -136,7 +142,7 @@ class HostDriver:
             return
         if stream not in self._captures:
             self._captures[stream] = self._captures[other]
-            self._branches.add(stream)
+            self._sides.add(stream)
         self._open.discard(other)
 
     def create_event(self, timing: bool) -> int:
@@ -189,9 +195,9 @@ class HostDriver:
         """What was recorded."""
         graph, work = next(self._handles), self._captures[stream]
         self._captures = {s: w for s, w in self._captures.items() if w is not work}
-        unjoined, self._open, self._branches = bool(self._open), set(), set()
+        unjoined, self._open, self._sides = bool(self._open), set(), set()
         if unjoined:
-            raise DeviceError("CUDA_ERROR_STREAM_CAPTURE_UNJOINED", next="join a branch before the capture ends")
+            raise DeviceError("CUDA_ERROR_STREAM_CAPTURE_UNJOINED", next="join the side stream before the capture ends")
         self.graphs[graph] = work
         return graph
 

@@ -7,17 +7,15 @@ something else. So the parameter list is read from the source, and every argumen
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from genesis.backend.cuda.compile import Signature, is_array
 from genesis.backend.cuda.driver import Function, Grid
-from genesis.backend.cuda.dry import DryDriver, Launched, unlaunched
-from genesis.backend.cuda.native import Loaded
+from genesis.backend.cuda.launch import ADDRESS, Loaded, load, loaded_launch, submit
 from genesis.backend.cuda.nvrtc import C_TYPES, Compiled, Macro, compile_source
-from genesis.backend.cuda.recording import Step, submit
-from genesis.backend.cuda.signature import Signature, is_array
+from genesis.backend.cuda.simulated.fake import FakeDriver
 from genesis.dtypes import DType
 from genesis.errors import DTypeError, UsageError
 
@@ -71,6 +69,9 @@ _COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _KERNEL = re.compile(
     r"__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)"
 )
+
+
+_functions: dict[tuple[int, Compiled, int], Function] = {}  # by device, code and bytes of shared memory
 
 
 class Parameter(NamedTuple):
@@ -159,46 +160,45 @@ class SourceKernel:
         Raises:
             UsageError, DTypeError: the arguments do not fit the parameters.
         """
-        scalars, arrays = self.checked(args, macros), [a for a in args if is_array(a)]
-        slots = tuple(i for i, a in enumerate(args) if is_array(a))
-        if isinstance(backend.driver, DryDriver):
-            submit(self._noted(backend.driver, grid, block, shared, args, macros), arrays, backend.driver, 0)
-            return
-        loaded = _load(backend, self.compile(backend.driver.properties.capability, macros), len(args), shared)
+        values = self.checked(args, macros)
+        driver = backend.driver
+        if isinstance(driver, FakeDriver):
+            types = tuple(f"{p.type}*" if p.is_pointer else p.type for p in self.parameters)
+            signature = Signature(types, tuple(sorted(macros.items())), (("block", block), ("shared", shared)))
+            made = driver.noted(self, signature, grid, args)
+        else:
+            kernel = self._loaded(backend, macros, block, shared)
+            made = loaded_launch(driver, self.entry, kernel, grid, values)
+        submit(made, [a for a in args if is_array(a)], driver, backend.stream)
 
-        def prepare(step: Step) -> None:
-            _pack(step, backend, loaded, grid, block, shared, slots, scalars)  # may wait: no array is held
-
-        submit(Step(prepare, lambda: True, self.entry, grid), arrays, backend.driver, backend.stream)
-
-    def _noted(
-        self, driver: DryDriver, grid: Grid, block: Grid, shared: int, args: tuple[Any, ...], macros: dict[str, Macro]
-    ) -> Step:
-        """The launch where nothing runs, so that the code can be shown."""
-        types = tuple(f"{p.type}*" if p.is_pointer else p.type for p in self.parameters)
-        signature = Signature(types, tuple(sorted(macros.items())), (("block", block), ("shared", shared)))
-        launched = Launched(self, signature, grid)
-        return unlaunched(self.entry, grid, args, lambda: driver.launched.append(launched))
+    def _loaded(self, backend: CudaBackend, macros: dict[str, Macro], block: Grid, shared: int) -> Loaded:
+        """The kernel on the device."""
+        made = self.compile(backend.driver.properties.capability, macros)
+        key = (backend.driver.index, made, shared)
+        if key not in _functions:
+            _functions[key] = load(backend, made.cubin, made.name, shared, len(self.parameters))
+        return Loaded(_functions[key], block, shared, waits=False)
 
     @property
     def __name__(self) -> str:  # as Triton's kernels have it
         return self.entry
 
-    def checked(self, args: tuple[Any, ...], macros: dict[str, Macro]) -> dict[int, Any]:
-        """For the positions of numbers, each as its parameter's type of ctypes."""
+    def checked(self, args: tuple[Any, ...], macros: dict[str, Macro]) -> list[Any]:
+        """The arguments as a launch takes them: numbers, each as its parameter's type holds it, and `ADDRESS`."""
         if len(args) != len(self.parameters):
             takes = f"{len(self.parameters)} arguments ({', '.join(p.name for p in self.parameters)})"
             what = f"the kernel {self.entry} takes {takes}, and is given {len(args)}"
             raise UsageError(what, where=self.title, next="list them in the kernel's order: arguments=")
-        scalars = {}
-        for i, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
+        values = []
+        for parameter, value in zip(self.parameters, args, strict=True):
             meant = macros.get(parameter.type, parameter.type)
             kind = C_TYPES[meant.name] if isinstance(meant, DType) else str(meant)
             if parameter.is_pointer:
                 self._check_array(parameter, kind, value)
+                values.append(ADDRESS)
             else:
-                scalars[i] = self._number(parameter, kind, value)
-        return scalars
+                values.append(self._number(parameter, kind, value))
+        return values
 
     def _check_array(self, parameter: Parameter, kind: str, value: Any) -> None:
         if not is_array(value):
@@ -226,7 +226,7 @@ class SourceKernel:
         made = SCALARS[kind](value if isinstance(value, int) or kind in ("float", "double") else _refuse(shown, value))
         if kind not in ("float", "double") and made.value != value:
             raise UsageError(f"{shown} cannot hold {value}", where=self.title, next="declare it `long long`")
-        return made
+        return made.value
 
 
 def _refuse(shown: str, value: float) -> int:
@@ -237,41 +237,3 @@ def read_kernel(source: str, entry: str | None, title: str, options: tuple[str, 
     """The kernel `entry` of a source, not compiled yet."""
     name, parameters = parameters_of(source, entry, title)
     return SourceKernel(source, name, parameters, title, options)
-
-
-# --- Launches ---------------------------------------------------------------------------------------------------------
-
-_loaded: dict[tuple[int, Compiled, int], Function] = {}
-
-
-def _load(backend: CudaBackend, made: Compiled, parameters: int, shared: int) -> Function:
-    """The kernel on the device."""
-    driver, key = backend.driver, (backend.driver.index, made, shared)
-    if key not in _loaded:
-        _loaded[key] = backend.pool.with_room(
-            f"the code of {made.name}", lambda: driver.load(made.cubin, made.name, shared, parameters)
-        )
-    return _loaded[key]
-
-
-def _pack(
-    step: Step, backend: CudaBackend, loaded: Function, grid: Grid, block: Grid, shared: int, slots: tuple[int, ...],
-    scalars: dict[int, Any],
-) -> None:  # fmt: skip
-    """Give a launch its parameters, one word each; addresses, in `slots`, follow."""
-    count = max(len(slots) + len(scalars), 1)
-    words = (ctypes.c_uint64 * count)()
-    base = ctypes.addressof(words)
-    pointers = (ctypes.c_uint64 * count)(*(base + 8 * i for i in range(count)))
-    for i, value in scalars.items():
-        type(value).from_address(base + 8 * i).value = value.value
-    driver = backend.driver
-    launch = driver.launcher(loaded.handle, grid, block, shared, ctypes.addressof(pointers))
-
-    def run(stream: int, alive: Any = pointers) -> None:
-        if driver.capturing:  # the code does not wait for the kernel before by itself, as Triton's here does
-            driver.begin_again()
-        launch(stream)
-
-    step.words, step.slots, step.run = words, slots, run
-    step.loaded = Loaded(loaded, math.prod(block), shared, ())

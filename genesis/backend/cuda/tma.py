@@ -1,4 +1,4 @@
-"""Tensor descriptors: regions of device memory that TMA (TMA) walks in boxes.
+"""Tensor descriptors: regions of device memory that TMA copies in boxes.
 
 A `Descriptor` is a kernel's argument. Its machine form is a tensor map of 128 bytes which holds the address, so a
 replayed launch needs another map for every other address: `Encoder` makes and keeps them, one encoder for each layout.
@@ -9,13 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from genesis.backend import ArrayLike
 from genesis.errors import DeviceError
 from genesis.shapes import Shape
-
-if TYPE_CHECKING:
-    from genesis.array import Array
 
 __all__ = ["MAP_BYTES", "Descriptor", "Encoder", "Facts", "encoder", "is_describable", "is_descriptor"]
 
@@ -53,7 +51,7 @@ class Descriptor:
     __slots__ = ("array", "block", "layout", "shape", "strides", "tf32")
 
     def __init__(
-        self, array: Array, shape: Shape, strides: Shape, block: Shape, tf32: bool = False, layout: str = ""
+        self, array: ArrayLike, shape: Shape, strides: Shape, block: Shape, tf32: bool = False, layout: str = ""
     ) -> None:
         assert len(shape) == len(strides) == len(block) <= 5, (shape, strides, block)
         assert is_describable(array, shape, strides), (shape, strides, array.dtype)
@@ -77,7 +75,7 @@ def is_descriptor(value: object) -> bool:
     return isinstance(value, Descriptor)
 
 
-def is_describable(array: Array, shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_describable(array: ArrayLike, shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether TMA can address a region: base and strides in multiples of 16 bytes, the last stride 1."""
     item = array.dtype.itemsize
     return (

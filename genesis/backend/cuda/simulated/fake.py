@@ -1,4 +1,4 @@
-"""CUDA devices that run nothing: kernels are collected with their signatures, and memory leads nowhere.
+"""Fake CUDA devices, on which nothing runs: kernels are collected with their signatures, and memory leads nowhere.
 
 It is how the code of a kernel is looked at, for any architecture, on a machine without a GPU; and how the memory of
 steps of models that no machine at hand could hold is counted.
@@ -10,22 +10,18 @@ import ctypes
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from genesis.backend import Device
-from genesis.backend.cuda.descriptor import is_descriptor
+from genesis.backend.cuda.compile import Signature, is_array
 from genesis.backend.cuda.driver import Grid, Properties, stand_in
-from genesis.backend.cuda.host import HostDriver
-from genesis.backend.cuda.native import signature_of
-from genesis.backend.cuda.recording import Step
-from genesis.backend.cuda.signature import Signature, is_array
+from genesis.backend.cuda.launch import KernelLaunch, signature_of
+from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.tma import is_descriptor
 
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
+__all__ = ["ARCHITECTURES", "SHARED", "EmptyDriver", "FakeDriver", "Launched", "fake_device", "noted_launch"]
 
-__all__ = ["ARCHITECTURES", "SHARED", "DryDriver", "Launched", "VoidDriver", "dry_device", "unlaunched"]
-
-VOID = 1 << 50  # addresses from here on are no process's
+NOWHERE = 1 << 50  # addresses from here on are no process's
 FIRST = 1 << 16  # the index of the first device of this kind; there are never so many others
 
 # Bytes of shared memory that a block may take, by architecture: CUDA's programming guide, "Technical specifications".
@@ -47,14 +43,14 @@ ARCHITECTURES = {
 }
 
 
-class VoidDriver(HostDriver):
+class EmptyDriver(HostDriver):
     """Addresses in order with nothing behind them; what is read from there is 0."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.memory = 1 << 40
         self._sizes: dict[int, int] = {}
-        self._end = VOID
+        self._end = NOWHERE
 
     def allocate(self, nbytes: int) -> int:
         """The next addresses."""
@@ -78,7 +74,7 @@ class VoidDriver(HostDriver):
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Zeros to the host, nothing to the device."""
-        if target < VOID:
+        if target < NOWHERE:
             self._do(stream, lambda: ctypes.memset(target, 0, nbytes))
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
@@ -89,7 +85,7 @@ class Launched(NamedTuple):
     """A launch that did not take place.
 
     Attributes:
-        kernel: Triton's function, or a `source.SourceKernel`.
+        kernel: Triton's function, or a `genesis.custom.cuda_source.SourceKernel`.
         signature: what it would have been compiled for.
         grid: programs in three dimensions.
     """
@@ -99,7 +95,7 @@ class Launched(NamedTuple):
     grid: Grid
 
 
-class DryDriver(VoidDriver):
+class FakeDriver(EmptyDriver):
     """A device of given properties that collects what is launched on it."""
 
     def __init__(self, index: int, properties: Properties) -> None:
@@ -107,30 +103,34 @@ class DryDriver(VoidDriver):
         self.index, self.properties = index, properties
         self.launched: list[Launched] = []
 
-    def step(
-        self, backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Step:
+    def prepare(
+        self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> KernelLaunch:
         """A launch that is noted, each time it is repeated, and does nothing."""
-        launched = Launched(kernel, signature_of(kernel, args, keywords), grid)
-        return unlaunched(kernel.__name__, grid, args, lambda: self.launched.append(launched))
+        return self.noted(kernel, signature_of(kernel, args, keywords), grid, args)
+
+    def noted(self, kernel: Any, signature: Signature, grid: Grid, args: tuple[Any, ...]) -> KernelLaunch:
+        """The same of any kernel, Triton's or one in CUDA C++."""
+        launched = Launched(kernel, signature, grid)
+        return noted_launch(kernel.__name__, grid, args, lambda: self.launched.append(launched))
 
 
-def unlaunched(name: str, grid: tuple[int, ...], args: tuple[Any, ...], note: Callable[[], None]) -> Step:
-    """A step that takes the addresses of its arrays, and does nothing but `note`."""
+def noted_launch(name: str, grid: tuple[int, ...], args: tuple[Any, ...], note: Callable[[], None]) -> KernelLaunch:
+    """A launch that takes the addresses of its arrays, and does nothing but `note`."""
     count = sum(is_array(a) or is_descriptor(a) for a in args)
 
-    def prepare(step: Step) -> None:
-        step.words, step.slots, step.run = [0] * count, tuple(range(count)), lambda stream: note()
+    def prepare(made: KernelLaunch) -> None:
+        made.words, made.slots, made.run = [0] * count, tuple(range(count)), lambda stream: note()
 
-    return Step(prepare, lambda: True, name, grid)
+    return KernelLaunch(prepare, lambda: True, name, grid)
 
 
 _indices = itertools.count(FIRST)
 
 
 @functools.cache
-def dry_device(properties: Properties) -> tuple[Device, DryDriver]:
+def fake_device(properties: Properties) -> tuple[Device, FakeDriver]:
     """A device with these properties on which nothing runs, and its driver."""
-    driver = DryDriver(next(_indices), properties)
+    driver = FakeDriver(next(_indices), properties)
     stand_in(driver)
     return Device("cuda", driver.index), driver

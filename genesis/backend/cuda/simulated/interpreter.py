@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from genesis.backend.cuda.descriptor import is_descriptor
-from genesis.backend.cuda.native import OPTIONS
-from genesis.backend.cuda.recording import Step
-from genesis.backend.cuda.signature import describe, is_array
+from genesis.backend import ArrayLike
+from genesis.backend.cuda.compile import describe, is_array
+from genesis.backend.cuda.driver import Grid
+from genesis.backend.cuda.launch import OPTIONS, KernelLaunch
+from genesis.backend.cuda.tma import is_descriptor
 
-if TYPE_CHECKING:
-    from genesis.array import Array
-    from genesis.backend.cuda import CudaBackend
-
-__all__ = ["hosted_step", "interpreted_step"]
-
-Grid = tuple[int, int, int]
+__all__ = ["hosted_launch", "interpreted_launch"]
 
 
 class _Pointer:
@@ -50,9 +45,9 @@ class _Pointer:
     stride = size
 
 
-def interpreted_step(
-    backend: CudaBackend, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
-) -> Step:
+def interpreted_launch(
+    driver: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> KernelLaunch:
     """A launch in Triton's interpreter."""
     describe(args)  # what machine code does not take is refused here, too
     count = sum(is_array(a) or is_descriptor(a) for a in args)
@@ -71,14 +66,10 @@ def interpreted_step(
         with np.errstate(all="ignore"):  # a GPU does not warn of NaN and overflow either
             kernel[whole](*values, **constants)
 
-    def prepare(step: Step) -> None:
-        step.words, step.slots = words, tuple(range(count))
-        step.run = backend.driver.launcher(interpret, grid, 0, 0, 0)
-
-    return Step(prepare, lambda: True, kernel.__name__, grid)
+    return _hosted(driver, kernel.__name__, interpret, grid, words, count)
 
 
-def hosted_step(backend: CudaBackend, name: str, function: Callable[..., None], arrays: Sequence[Array]) -> Step:
+def hosted_launch(driver: Any, name: str, function: Callable[..., None], arrays: Sequence[ArrayLike]) -> KernelLaunch:
     """A launch of plain Python on numpy arrays over the memory of `arrays`: what stands in for machine code here."""
     words = (ctypes.c_uint64 * max(len(arrays), 1))()
     values = [_Pointer(words, i, a.dtype) for i, a in enumerate(arrays)]
@@ -88,11 +79,19 @@ def hosted_step(backend: CudaBackend, name: str, function: Callable[..., None], 
         with np.errstate(all="ignore"):
             function(*[_over(value.data_ptr(), *form) for value, form in zip(values, forms, strict=True)])
 
-    def prepare(step: Step) -> None:
-        step.words, step.slots = words, tuple(range(len(arrays)))
-        step.run = backend.driver.launcher(interpret, (1, 1, 1), 0, 0, 0)
+    return _hosted(driver, name, interpret, (1, 1, 1), words, len(arrays))
 
-    return Step(prepare, lambda: True, name, (1, 1, 1))
+
+def _hosted(
+    driver: Any, name: str, interpret: Callable[[Grid], None], grid: Grid, words: Any, count: int
+) -> KernelLaunch:
+    """A launch whose `interpret` reads addresses from the first `count` of `words`."""
+
+    def prepare(made: KernelLaunch) -> None:
+        made.words, made.slots = words, tuple(range(count))
+        made.run = driver.launcher(interpret, grid, (1, 1, 1), 0, 0)
+
+    return KernelLaunch(prepare, lambda: True, name, grid)
 
 
 def _over(address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

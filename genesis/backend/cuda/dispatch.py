@@ -1,0 +1,327 @@
+"""Dispatch of ops: from a call to its launches, which are recorded once as a launch plan and then repeated.
+
+A CUDA implementation of an op (in `genesis.kernels`) is plain Python that calls `launch`. What it does may depend on
+shapes, strides, dtypes, attributes and numbers, never on values in memory. So its launches are recorded the first time
+and kept as a `Plan` under exactly those; the next call with the same key makes its outputs, puts addresses into the
+recorded parameters and goes straight to the driver. An implementation that reads memory back (a count, say) has no
+plan.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from genesis.backend import ArrayLike, Device, OpLike
+from genesis.backend.cuda.driver import Driver
+from genesis.backend.cuda.launch import Recorder, launch_watched
+from genesis.backend.cuda.memory import rounded
+from genesis.backend.cuda.precision import allow_tf32
+from genesis.backend.cuda.stream import Runtime
+from genesis.dtypes import DType
+from genesis.errors import DeviceError
+from genesis.shapes import Shape, contiguous_strides
+
+__all__ = [
+    "Call",
+    "Plan",
+    "are_as_made",
+    "call_key",
+    "cuda_impl",
+    "cuda_impl_named",
+    "cuda_impl_of",
+    "cuda_impls",
+    "exact",
+    "is_value",
+    "layout_of",
+    "record",
+    "remember",
+]
+
+# --- CUDA implementations ---------------------------------------------------------------------------------------------
+
+CudaImpl = Callable[..., None]
+cuda_impls: dict[str, CudaImpl] = {}
+
+
+def cuda_impl(*names: str) -> Callable[[CudaImpl], CudaImpl]:
+    """Decorator: the function below runs the ops of these names on CUDA arrays.
+
+    It has the reference's signature, `f(out, *inputs, **attrs)`, with arrays in the place of numpy arrays, and writes
+    every element of `out` (a tuple where the op has several outputs).
+    """
+
+    def register(function: CudaImpl) -> CudaImpl:
+        for name in names:
+            assert name not in cuda_impls, f"op {name} has two CUDA implementations"
+            cuda_impls[name] = function
+        return function
+
+    return register
+
+
+def cuda_impl_of(op: OpLike) -> CudaImpl:
+    """The CUDA implementation of an op: its own, or the one of its name.
+
+    Raises:
+        DeviceError: if it has none.
+    """
+    return op.cuda_impl or cuda_impl_named(op.name, op.family)
+
+
+@functools.cache
+def cuda_impl_named(name: str, family: str) -> CudaImpl:
+    """The CUDA implementation of an op, from the module of `genesis.kernels` that is named as the op's own.
+
+    Raises:
+        DeviceError: if the op has none.
+    """
+    if name not in cuda_impls:
+        importlib.import_module("genesis.kernels").load(family)
+    if name not in cuda_impls:
+        raise DeviceError(f"{name} has no CUDA kernel", next="move its inputs to the CPU")
+    return cuda_impls[name]
+
+
+# --- The key of a call ------------------------------------------------------------------------------------------------
+
+_ALONE = frozenset((str, type(None), DType, Device))  # equal to their own kind alone, and equal means the same
+_VALUES = frozenset((int, bool, float, str, type(None), DType, Device))
+
+
+def exact(value: Any) -> Any:
+    """A value with its type and sign, so that what computes differently is unequal; all NaNs are one.
+
+    Python's own equality does not do: 1, 1.0 and True are equal, 0.0 and -0.0 are, and NaN equals nothing.
+    """
+    kind = value.__class__
+    if kind is float:  # no other kind's key is a float
+        return value if value and value == value else (float, value.hex())
+    if kind in _ALONE:
+        return value
+    if kind is tuple:
+        for each in value:
+            if each.__class__ is not int:
+                break
+        else:  # nearly all: dimensions
+            return value
+    # Of what `is_value` takes, the text says type, sign and all digits, at any depth.
+    return (kind, repr(value) if isinstance(value, tuple) else value)
+
+
+def is_value(value: Any) -> bool:
+    """Whether a value cannot change, so that what it made may be found again under it.
+
+    An object of another class may hold other things at the next call, and numpy's scalars are equal where their bits
+    are not.
+    """
+    if isinstance(value, tuple):
+        return all(map(is_value, value))
+    return value.__class__ in _VALUES or isinstance(value, enum.Enum)
+
+
+class Layout:
+    """Shape, strides, dtype and device of an array, and its address modulo 16; one object for each combination, so that
+    a look-up compares a few addresses.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+
+ABSENT = object()  # the layout of what is no array
+LAYOUTS = 1 << 16  # that are told apart; sizes which depend on data would otherwise pile up
+_layouts: dict[tuple[Any, ...], Layout] = {}
+
+
+def layout_of(array: ArrayLike) -> Layout:
+    """The layout of an array, remembered on it."""
+    found: Layout | None = array.layout
+    if found is None:
+        parts = (array.shape, array.strides, array.dtype, array.device, array.data_ptr() & 15)
+        found = _layouts.get(parts)
+        if found is None:
+            if len(_layouts) >= LAYOUTS:  # calls with layouts made again are recorded again
+                _layouts.clear()
+            found = _layouts.setdefault(parts, Layout(parts))
+        array.layout = found
+    return found
+
+
+def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
+    """All that an op's launches may depend on, besides where its outputs are.
+
+    An array that stands in several places is told apart from equal layouts: in the plan they are one operand. Where an
+    op changes its inputs, so is memory that two of them share: its CUDA implementation may have to copy one first.
+    """
+    if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:  # what follows gives the same
+        x, y = getattr(inputs[0], "layout", None), getattr(inputs[1], "layout", None)
+        if x is not None and y is not None:
+            return (op, allow_tf32.on, x, y)
+    parts: list[Any] = [op, allow_tf32.on]
+    seen: list[Any] = []
+    for x in inputs:
+        layout = getattr(x, "layout", ABSENT)
+        if layout is ABSENT:
+            parts.append(exact(x))
+            continue
+        parts.append(layout or layout_of(x))
+        if op.mutates:
+            parts.extend([(i, len(seen)) for i, other in enumerate(seen) if other.storage is x.storage])
+        elif x in seen:
+            parts.append((seen.index(x), len(seen)))
+        seen.append(x)
+    for name, value in attrs.items():
+        parts.append(name)
+        parts.append(exact(value))
+    return tuple(parts)
+
+
+def are_as_made(op: OpLike, outputs: tuple[ArrayLike, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> bool:
+    """Whether outputs are laid out as those of a call without `out` are: then the call may be remembered under its
+    inputs alone. Memory that was given may be of another dtype, or stand elsewhere.
+    """
+    inferred = op.infer(*inputs, **attrs)
+    specs: Any = (inferred,) if hasattr(inferred, "dtype") else inferred
+    return len(specs) == len(outputs) and all(
+        layout_of(a).parts == (s.shape, contiguous_strides(s.shape), s.dtype, a.device, 0)
+        and not any(x is a for x in inputs)
+        for a, s in zip(outputs, specs, strict=True)
+    )
+
+
+# --- Plans ------------------------------------------------------------------------------------------------------------
+
+PLANS = 8192  # kept a device; numbers that change with every call would otherwise pile up
+
+
+def remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a value; the oldest goes when there are too many."""
+    if len(kept) >= PLANS:
+        kept.pop(next(iter(kept)))
+    kept[key] = value
+
+
+Allocate = Callable[[int, str], Any]
+
+
+class Plan:
+    """The launches of one call of an op, to be repeated on other operands of the same layout."""
+
+    __slots__ = ("allocate", "driver", "kept", "launches", "lock", "owner", "sizes")
+
+    def __init__(self, recorder: Recorder, driver: Driver, allocate: Allocate, owner: str) -> None:
+        self.launches = tuple(recorder.launches)
+        self.sizes = tuple(s.nbytes for s in recorder.temporaries)
+        self.kept = recorder.kept
+        self.driver, self.allocate, self.owner = driver, allocate, owner
+        self.lock = threading.Lock()  # the parameter buffers are shared
+
+    def run(self, operands: tuple[ArrayLike, ...], stream: int) -> None:
+        """Launch everything on these operands."""
+        self.launch([x.data_ptr() for x in operands], stream)
+
+    def launch(self, pointers: list[int], stream: int) -> None:
+        """Launch everything on operands at these addresses."""
+        if self.sizes:
+            temporaries = [self.allocate(n, self.owner) for n in self.sizes]  # freed at the end, reused in stream order
+            pointers += [storage.pointer for storage in temporaries]
+        if self.driver.pending:
+            self.driver.pending.append(lambda: self._launch(pointers, stream))
+        else:
+            self._launch(pointers, stream)
+
+    def _launch(self, pointers: list[int], stream: int) -> None:
+        with self.lock:
+            for each in self.launches:
+                if each.prepare is not None:  # was prepared, unless compiling failed when it was first asked for
+                    each.make_ready()
+                words = each.words
+                for slot, operand, delta in each.addresses:
+                    words[slot] = pointers[operand] + delta
+                launch_watched(each, stream)
+
+
+def record(
+    operands: tuple[ArrayLike, ...], implementation: Callable[[], None], driver: Driver, allocate: Allocate, owner: str
+) -> Plan | None:
+    """Run a CUDA implementation and record it; None where its launches cannot be repeated.
+
+    Args:
+        allocate: `allocate(nbytes, owner)` gives temporaries of later runs.
+        owner: the op, for memory that the plan takes.
+    """
+    recorder = Recorder(operands)
+    with recorder.active():
+        implementation()
+    return Plan(recorder, driver, allocate, owner) if recorder.cacheable else None
+
+
+class _Output(NamedTuple):
+    """An output as every call makes it.
+
+    Attributes:
+        array, storage: the types.
+        size: bytes of its block.
+    """
+
+    array: Any
+    storage: Any
+    size: int
+    nbytes: int
+    shape: Shape
+    strides: Shape
+    dtype: DType
+    device: Device
+    layout: Layout
+    spec: Any
+
+
+class Call:
+    """A repeatable call.
+
+    Args:
+        plan: what it launches, on its outputs and then on the arrays among its inputs.
+        outputs: made afresh for every call, like these.
+        mutates: which inputs it changes in place.
+    """
+
+    __slots__ = ("backend", "mutates", "operands", "outputs", "plan")
+
+    def __init__(
+        self, backend: Runtime, plan: Plan, outputs: tuple[Any, ...], inputs: tuple[Any, ...],
+        mutates: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.backend, self.plan, self.mutates = backend, plan, mutates
+        self.operands = tuple([i for i, x in enumerate(inputs) if hasattr(x, "storage")])
+        self.outputs = tuple(
+            _Output(
+                type(a), type(a.storage), rounded(a.nbytes), a.nbytes, a.shape, a.strides, a.dtype, a.device,
+                layout_of(a), a.spec,
+            )
+            for a in outputs
+        )  # fmt: skip
+
+    def run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Launch everything on `inputs`; the outputs."""
+        pool, stream, plan = self.backend.pool, self.backend.stream, self.plan
+        made, pointers = [], []
+        for kind, storage, size, nbytes, shape, strides, dtype, device, layout, spec in self.outputs:
+            block = pool.take_rounded(size, stream, plan.owner)
+            array = kind(storage(pool, block, block.pointer, nbytes), shape, strides, dtype, device)
+            array.layout, array._spec = layout, spec
+            made.append(array)
+            pointers.append(block.pointer)
+        for i in self.operands:
+            x = inputs[i]
+            pointers.append(x.storage.pointer + x.offset * x.dtype.itemsize)
+        plan.launch(pointers, stream)
+        for i in self.mutates:
+            inputs[i].storage.version += 1
+        return tuple(made)

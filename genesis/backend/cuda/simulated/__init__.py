@@ -1,0 +1,5 @@
+"""Devices that are no GPU, behind the driver's contract: host memory with Triton's interpreter, and a fake.
+
+Tests run every kernel in the interpreter. Nothing runs on the fake device: `genesis profile --show` compiles for it,
+and memory plans are counted on it.
+"""
