@@ -21,19 +21,19 @@ from benchmarks.gpu.ops import recorded
 from benchmarks.gpu.timing import backend, gpu_us, shared_array, torch_gpu_us
 from genesis.kernels.norm import norm
 from genesis.kernels.reduce import reduce, softmax
-from genesis.kernels.reduce.min_max import column_extremes, extremes
+from genesis.kernels.reduce.min_max import column_min_max, row_min_max
 from genesis.kernels.reduce.plan import (
     LineTiles,
     NormTiles,
     Tiles,
-    arrange,
+    column_tiles,
     line_tiles,
     norm_tiles,
-    tiles,
-    whole_columns,
-    whole_rows,
+    reduction_layout,
+    reduction_tiles,
+    row_tiles,
 )
-from genesis.kernels.reduce.reduction import fold_into
+from genesis.kernels.reduce.reduction import reduce_into
 
 SHAPES = ((4, 512, 896), (16, 2048, 4864))
 SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -60,53 +60,59 @@ class Row(NamedTuple):
     calls: int
 
 
-def folds(default: Tiles, elements: int, programs: int) -> list[Tiles]:
+def reduction_cuts(default: Tiles, elements: int, programs: int) -> list[Tiles]:
     """Cuts around the default: other tiles, splits and warps."""
     found = []
-    for keep in {max(1, default.keep // 4), max(1, default.keep // 2), default.keep, default.keep * 2}:
-        for fold in {max(8, default.fold // 4), default.fold // 2, default.fold, default.fold * 2, default.fold * 4}:
-            if not 512 <= keep * fold <= 32768:
+    for block_k in {max(1, default.block_k // 4), max(1, default.block_k // 2), default.block_k, default.block_k * 2}:
+        for block_r in {
+            max(8, default.block_r // 4),
+            default.block_r // 2,
+            default.block_r,
+            default.block_r * 2,
+            default.block_r * 4,
+        }:
+            if not 512 <= block_k * block_r <= 32768:
                 continue
-            chunks = -(-elements // fold)
-            tiles_k = -(-programs * default.keep // keep)
+            chunks = -(-elements // block_r)
+            tiles_k = -(-programs * default.block_k // block_k)
             for target in (1, 132, 264, 528, 1056, 2112):
                 splits = min(max(1, target // tiles_k), chunks)
-                span = -(-chunks // splits) * fold
+                span = -(-chunks // splits) * block_r
                 for warps in (4, 8, 16):
-                    if 4 <= keep * fold // (32 * warps) <= 64:
-                        found.append(Tiles(keep, fold, -(-elements // span), span, warps))
+                    if 4 <= block_k * block_r // (32 * warps) <= 64:
+                        found.append(Tiles(block_k, block_r, -(-elements // span), span, warps))
     return sorted(set(found))
 
 
-def fold_rows(shapes: tuple[tuple[int, ...], ...]) -> Iterator[Row]:
-    """Sums, maxima, and maxima with positions."""
+def reduction_rows(shapes: tuple[tuple[int, ...], ...]) -> Iterator[Row]:
+    """Sums, maxima, and maxima with indices."""
     for shape in shapes:
         for dtype in (torch.float32, torch.bfloat16):
             p = torch.randn(shape, device="cuda", dtype=dtype)
             for axes in (None, -1, (0, 1), 1):
                 for kind in ("sum", "max"):
-                    yield _fold_row(kind, p, axes)
+                    yield _reduction_row(kind, p, axes)
 
 
-def _fold_row(kind: str, p: torch.Tensor, axes: Any) -> Row:
+def _reduction_row(kind: str, p: torch.Tensor, axes: Any) -> Row:
     x, reduced = shared_array(p), tuple(range(3)) if axes is None else axes if isinstance(axes, tuple) else (axes % 3,)
     placed = kind == "max" and isinstance(axes, int)
-    layout = arrange(x.shape, x.strides, reduced, ordered=placed)
+    layout = reduction_layout(x.shape, x.strides, reduced, ordered=placed)
     shape = tuple(s for i, s in enumerate(p.shape) if i not in reduced)
     values, places = (
         torch.empty(shape, device="cuda", dtype=p.dtype),
         torch.empty(shape, device="cuda", dtype=torch.long),
     )
-    work = reduce._own(x.dtype)
+    work = reduce._compare_type(x.dtype)
     if placed:
-        recipe = reduce._extreme(True, work, reduce.LARGEST)
+        spec = reduce._with_identity(True, work, reduce.ARGMAX)
     elif kind == "max":
-        recipe = reduce._extreme(
-            True, work, reduce.Recipe(reduce.one, reduce.step_larger, reduce.larger, reduce.first_state, 0)
+        spec = reduce._with_identity(
+            True, work, reduce.ReduceSpec(reduce.init_value, reduce.step_max, reduce.maximum, reduce.finish_first, 0)
         )
     else:
-        recipe = reduce.ADD
-    out, positions = shared_array(values), shared_array(places) if placed else None
+        spec = reduce.ADD
+    out, indices = shared_array(values), shared_array(places) if placed else None
 
     def theirs() -> Any:
         if placed:
@@ -115,19 +121,19 @@ def _fold_row(kind: str, p: torch.Tensor, axes: Any) -> Row:
             return torch.amax(p, reduced) if axes is not None else torch.max(p)
         return torch.sum(p, reduced) if axes is not None else torch.sum(p)
 
-    whole = whole_rows(layout, p.element_size()) if placed else None
-    columns = whole_columns(layout, p.element_size()) if placed else None
-    default = whole or columns or tiles(layout, p.element_size(), recipe.states)
+    whole = row_tiles(layout, p.element_size()) if placed else None
+    columns = column_tiles(layout, p.element_size()) if placed else None
+    default = whole or columns or reduction_tiles(layout, p.element_size(), spec.states)
 
     def run(cut: Tiles) -> None:
-        if positions is not None and whole is not None:
-            extremes(reduce.larger, recipe.identity, out, positions, x, layout, cut)
-        elif positions is not None and columns is not None:
-            column_extremes(recipe, reduce.larger, out, positions, x, layout, cut)
+        if indices is not None and whole is not None:
+            row_min_max(reduce.maximum, spec.identity, out, indices, x, layout, cut)
+        elif indices is not None and columns is not None:
+            column_min_max(spec, reduce.maximum, out, indices, x, layout, cut)
         else:
-            fold_into(recipe, out, x, layout, work, positions=positions, cut=cut)
+            reduce_into(spec, out, x, layout, work, indices=indices, cut=cut)
 
-    candidates = folds(default, layout.elements, -(-layout.results // default.keep))
+    candidates = reduction_cuts(default, layout.elements, -(-layout.results // default.block_k))
     if columns is not None:
         candidates = [c for c in candidates if c.splits == 1]
     return Row(
@@ -151,7 +157,7 @@ def softmax_rows() -> Iterator[Row]:
         x, out = shared_array(p), shared_array(y)
         whole = 1 << (shape[1] - 1).bit_length()
         found = [LineTiles(1, f, u, False, True, w) for f in (1024, 2048, 4096) for u in (2, 4, 8) for w in (4, 8, 16)]
-        found = [c for c in found if 8 <= c.fold * c.unroll // (32 * c.warps) <= 64]
+        found = [c for c in found if 8 <= c.block_r * c.unroll // (32 * c.warps) <= 64]
         if whole <= 32768:
             found += [LineTiles(1, whole, 1, True, True, w) for w in (8, 16, 32)]
         yield Row(
@@ -254,7 +260,7 @@ def main() -> None:
     args = parser.parse_args()
     shapes = tuple(tuple(map(int, s.split(","))) for s in args.shape) if args.shape else SHAPES
     lines = []
-    for rows in (fold_rows(shapes), softmax_rows(), norm_rows()):
+    for rows in (reduction_rows(shapes), softmax_rows(), norm_rows()):
         for row in rows:
             if row.name.startswith(tuple(args.only)):
                 lines.append(measure(row, args.sweep))

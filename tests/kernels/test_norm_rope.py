@@ -7,7 +7,7 @@ import pytest
 
 from genesis.array import Array, from_numpy
 from genesis.kernels.norm import norm_rope as kernels
-from genesis.kernels.norm.norm_rope import Cut, backward_cut, forward_cut
+from genesis.kernels.norm.norm_rope import Tiles, backward_tiles, forward_tiles
 from genesis.op import registry
 from tests.ops.devices import CUDA, moved, using
 
@@ -25,11 +25,11 @@ def inputs() -> list[Array]:
     return [moved(from_numpy(rng.standard_normal(shape, np.float32))) for shape in shapes]
 
 
-@pytest.mark.parametrize("cut", [Cut(8, 1, 1, 1), Cut(8, 1, 1, 12), Cut(64, 4, 3, 3), Cut(8, 1, 2, 1000)])
-def test_heads_may_be_shared_among_any_number_of_programs(cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tiles", [Tiles(8, 1, 1, 1), Tiles(8, 1, 1, 12), Tiles(64, 4, 3, 3), Tiles(8, 1, 2, 1000)])
+def test_heads_may_be_shared_among_any_number_of_programs(tiles: Tiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA implementations themselves are called: an op called before would repeat its launches."""
-    monkeypatch.setattr(kernels, "forward_cut", lambda _: cut)
-    monkeypatch.setattr(kernels, "backward_cut", lambda _: cut)
+    monkeypatch.setattr(kernels, "forward_tiles", lambda _: tiles)
+    monkeypatch.setattr(kernels, "backward_tiles", lambda _: tiles)
     g, *rest = inputs()
     y, rstd = registry["norm_rope"](*rest, **ATTRS, eps=1e-6)
     wanted = [y, rstd, *registry["norm_rope_backward"](g, *rest, rstd, **ATTRS)]
@@ -44,5 +44,5 @@ def test_heads_may_be_shared_among_any_number_of_programs(cut: Cut, monkeypatch:
 
 def test_few_tokens_go_to_smaller_programs() -> None:
     few, many = 128 * 64, 8192 * 64
-    assert forward_cut(few).pairs < forward_cut(many).pairs
-    assert backward_cut(few).pairs < backward_cut(many).pairs
+    assert forward_tiles(few).pairs < forward_tiles(many).pairs
+    assert backward_tiles(few).pairs < backward_tiles(many).pairs

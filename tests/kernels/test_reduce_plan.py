@@ -20,15 +20,15 @@ from genesis.kernels.reduce.plan import (
     PROGRAMS,
     Layout,
     Tiles,
-    arrange,
-    group_of,
+    column_tiles,
+    group_size,
     line_tiles,
     merge_tiles,
     norm_tiles,
+    reduction_layout,
+    reduction_tiles,
+    row_tiles,
     scan_tiles,
-    tiles,
-    whole_columns,
-    whole_rows,
 )
 from genesis.op import registry
 from genesis.shapes import contiguous_strides, numel
@@ -43,7 +43,7 @@ def addresses(sizes: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
 
 def reduced_by(layout: Layout, memory: np.ndarray) -> np.ndarray:
     """Sums of `memory` as the kernels would form them."""
-    rows = addresses(layout.kept, layout.kept_in)[:, None] + addresses(layout.reduced, layout.steps)[None, :]
+    rows = addresses(layout.kept, layout.kept_in)[:, None] + addresses(layout.reduced, layout.reduced_in)[None, :]
     out = np.full(layout.results, np.nan)
     out[addresses(layout.kept, layout.kept_out)] = memory[rows].sum(axis=1)
     return out
@@ -67,13 +67,13 @@ def views(draw: st.DrawFn) -> tuple[np.ndarray, tuple[int, ...], tuple[int, ...]
 @given(views(), st.booleans())
 def test_a_layout_reduces_what_numpy_reduces(view: tuple, ordered: bool) -> None:
     memory, shape, strides, axes = view
-    layout = arrange(shape, strides, axes, ordered=ordered)
+    layout = reduction_layout(shape, strides, axes, ordered=ordered)
     x = np.lib.stride_tricks.as_strided(memory, shape, tuple(8 * s for s in strides))
     assert np.array_equal(reduced_by(layout, memory), x.sum(axis=axes).ravel())
 
 
 def test_the_check_of_layouts_sees_a_wrong_stride() -> None:
-    layout = arrange((3, 4), (4, 1), (1,))
+    layout = reduction_layout((3, 4), (4, 1), (1,))
     wrong = layout._replace(kept_in=(3,))
     memory = np.arange(12.0)
     assert not np.array_equal(reduced_by(wrong, memory), memory.reshape(3, 4).sum(axis=1))
@@ -93,22 +93,22 @@ def test_the_check_of_layouts_sees_a_wrong_stride() -> None:
 def test_orientation(
     shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...], inner: bool, dims: tuple[int, int]
 ) -> None:
-    layout = arrange(shape, strides, axes)
+    layout = reduction_layout(shape, strides, axes)
     assert (layout.inner, (len(layout.kept), len(layout.reduced))) == (inner, dims)
 
 
 def test_positions_keep_row_major_order() -> None:
-    turned = arrange((3, 4), (1, 3), (0, 1), ordered=True)
-    assert addresses(turned.reduced, turned.steps).tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
-    free = arrange((3, 4), (1, 3), (0, 1))
-    assert free.reduced == (12,) and free.steps == (1,)
+    turned = reduction_layout((3, 4), (1, 3), (0, 1), ordered=True)
+    assert addresses(turned.reduced, turned.reduced_in).tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
+    free = reduction_layout((3, 4), (1, 3), (0, 1))
+    assert free.reduced == (12,) and free.reduced_in == (1,)
 
 
 def covered(cut: Tiles, elements: int) -> bool:
     """Whether the splits of a result take every element once, and none is left without work."""
     starts = [s * cut.span for s in range(cut.splits)]
     taken = sum(min(start + cut.span, elements) - start for start in starts)
-    return cut.span % cut.fold == 0 and taken == elements and all(start < max(elements, 1) for start in starts)
+    return cut.span % cut.block_r == 0 and taken == elements and all(start < max(elements, 1) for start in starts)
 
 
 SIZES = [1, 2, 7, 128, 896, 1000, 4864, 32768, 151_936, 1_835_008, (1 << 31) + 5]
@@ -119,11 +119,11 @@ def test_cuts_cover_every_element(inner: bool) -> None:
     for results, elements, itemsize, states in itertools.product(SIZES, SIZES, (1, 2, 4, 8), (1, 2, 3)):
         steps = ((elements,), (1,)) if inner else ((1,), (results,))
         layout = Layout((results,), steps[0], (1,), (elements,), steps[1], inner)
-        cut = tiles(layout, itemsize, states)
+        cut = reduction_tiles(layout, itemsize, states)
         assert covered(cut, elements), (layout, cut)
-        assert cut.keep & (cut.keep - 1) == 0 and cut.fold & (cut.fold - 1) == 0
-        assert cut.keep * cut.fold * itemsize <= 1 << 16
-        assert -(-results // cut.keep) * cut.splits <= max(PROGRAMS, -(-results // cut.keep))
+        assert cut.block_k & (cut.block_k - 1) == 0 and cut.block_r & (cut.block_r - 1) == 0
+        assert cut.block_k * cut.block_r * itemsize <= 1 << 16
+        assert -(-results // cut.block_k) * cut.splits <= max(PROGRAMS, -(-results // cut.block_k))
 
 
 def test_the_check_of_cuts_sees_a_gap() -> None:
@@ -133,7 +133,7 @@ def test_the_check_of_cuts_sees_a_gap() -> None:
 
 def test_few_results_are_split_and_many_are_not() -> None:
     def cut(shape: tuple[int, ...], axes: tuple[int, ...]) -> Tiles:
-        return tiles(arrange(shape, contiguous_strides(shape), axes), 4)
+        return reduction_tiles(reduction_layout(shape, contiguous_strides(shape), axes), 4)
 
     big = (16, 2048, 4864)
     assert cut(big, (0, 1, 2)).splits > 500
@@ -150,14 +150,14 @@ def on_device(values: np.ndarray, dtype: DType = float32) -> Array:
 
 def test_positions_are_found_in_groups_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ties and NaN in several groups, in the last one, which is not full, and rows of nothing but infinities."""
-    monkeypatch.setattr(reduce_plan, "GROUP", 64)  # 256 elements
+    monkeypatch.setattr(reduce_plan, "GROUP_PER_BYTE", 64)  # 256 elements
     x = np.random.default_rng(5).integers(-3, 4, (9, 1900)).astype(np.float32)
     x[0, [1300, 700, 1899]] = 9
     x[1, [1899, 1100]] = np.nan
     x[2, 1899] = 9
     x[3], x[4], x[5, 255:257] = -np.inf, np.inf, -9
-    cut = whole_rows(arrange(x.shape, contiguous_strides(x.shape), (1,), ordered=True), 4)
-    assert cut is not None and cut.fold // group_of(cut, 4) == 8
+    cut = row_tiles(reduction_layout(x.shape, contiguous_strides(x.shape), (1,), ordered=True), 4)
+    assert cut is not None and cut.block_r // group_size(cut, 4) == 8
     for name, oracle in (("max_with_indices", np.argmax), ("min_with_indices", np.argmin)):
         values, positions = registry[name](on_device(x), axis=1)
         expected = oracle(x, axis=1)
@@ -179,7 +179,7 @@ def columns(length: int) -> np.ndarray:
 
 @pytest.mark.parametrize("length", [96, 101])  # whole groups, and some that are not full
 def test_positions_are_found_in_groups_of_a_column(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr(reduce, "whole_columns", lambda layout, itemsize: Tiles(8, 8, 1, 0, 4))
+    monkeypatch.setattr(reduce, "column_tiles", lambda layout, itemsize: Tiles(8, 8, 1, 0, 4))
     x = columns(length)
     for dtype in (bfloat16, float32, int16):
         y = x if dtype.is_floating_point else np.nan_to_num(x, posinf=30000, neginf=-(1 << 15)).astype(np.int16)
@@ -194,7 +194,7 @@ def test_positions_are_found_in_groups_of_a_column(monkeypatch: pytest.MonkeyPat
 
 def test_only_long_columns_of_narrow_elements_are_walked_in_groups() -> None:
     def cut(shape: tuple[int, ...], axis: int, itemsize: int) -> Tiles | None:
-        return whole_columns(arrange(shape, contiguous_strides(shape), (axis,), ordered=True), itemsize)
+        return column_tiles(reduction_layout(shape, contiguous_strides(shape), (axis,), ordered=True), itemsize)
 
     big = (16, 2048, 4864)
     assert cut(big, 1, 2) is not None
@@ -207,20 +207,20 @@ def test_scans_and_merges_cover_their_lines(inner: bool) -> None:
         assert covered(scan_tiles(lines, length, inner), length)
         assert scan_tiles(lines, length, inner, whole=True).splits == 1
         again = merge_tiles(lines, min(length, PROGRAMS))
-        assert again.keep * again.fold <= 1024 and again.span >= min(length, PROGRAMS)
+        assert again.block_k * again.block_r <= 1024 and again.span >= min(length, PROGRAMS)
 
 
 def test_lines_are_held_whole_only_where_registers_last() -> None:
     for length, itemsize, inner, arrays in itertools.product(SIZES, (2, 4, 8), (False, True), (1, 2)):
         cut = line_tiles(1000, length, itemsize, inner, arrays)
-        assert not cut.once or cut.fold >= length
-        registers = cut.keep * cut.fold * cut.unroll * arrays * (2 if itemsize == 8 else 1)
+        assert not cut.one_pass or cut.block_r >= length
+        registers = cut.block_k * cut.block_r * cut.unroll * arrays * (2 if itemsize == 8 else 1)
         assert registers <= 32 * 32 * cut.warps, (length, itemsize, inner, arrays, cut)
 
 
 def test_norms_share_rows_among_a_fixed_number_of_programs() -> None:
     for rows, columns, itemsize in itertools.product((1, 3, 700, 16384, 1 << 20), (1, 64, 896, 4096, 20000), (2, 4, 8)):
         cut = norm_tiles(rows, columns, itemsize, backward=True)
-        assert cut.once == (cut.columns >= columns)
+        assert cut.one_pass == (cut.columns >= columns)
         assert 1 <= cut.programs <= max(rows, 1)
         assert cut.programs <= 132 * 16

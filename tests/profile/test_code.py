@@ -97,8 +97,8 @@ def shown(*words):
     sys.stdout.flush()
 
 shown("softmax", "--show", "ptx", "--shape", "64,64", "--backward")
-shown("softmax", "--show", "ptx", "--shape", "64,64", "--backward", "--kernel", "softmax_tile", "--arch", "sm_80")
-shown("softmax", "--show", "ptx", "--shape", "64,64", "--kernel", "fold")
+shown("softmax", "--show", "ptx", "--shape", "64,64", "--backward", "--kernel", "softmax_kernel", "--arch", "sm_80")
+shown("softmax", "--show", "ptx", "--shape", "64,64", "--kernel", "reduce_kernel")
 shown("exp", "--show", "sass", "--shape", "64", "--dtype", "bf16")
 shown("fill", "--show", "ttir", "--shape", "64")
 """
@@ -113,11 +113,11 @@ def test_kernels_are_shown_without_a_gpu(tmp_path: Path) -> None:
         [sys.executable, "-c", SHOWN], capture_output=True, text=True, check=False, env=environment, timeout=300
     )
     both, one, none, sass, fill = done.stdout.split("# ")[1:]
-    assert "// softmax_tile: ptx for sm_90" in both and ".target sm_90a" in both
+    assert "// softmax_kernel: ptx for sm_90" in both and ".target sm_90a" in both
     # What the assembler is given waits for the kernel before it in its stream; Ampere cannot.
     assert both.count(".entry") == both.count("griddepcontrol.wait") == 2
     assert one.count(".entry") == 1 and ".target sm_80" in one and "griddepcontrol" not in one
     assert none.split("\n", 1)[1] == ""
-    assert "launches no kernel fold" in done.stderr and "its kernels: softmax_tile" in done.stderr
+    assert "launches no kernel reduce_kernel" in done.stderr and "its kernels: softmax_kernel" in done.stderr
     assert "EXIT" in sass and "constants" in sass and "bf16" in sass
     assert "tt.func public" in fill or "launches no kernel" in fill

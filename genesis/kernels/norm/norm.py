@@ -1,8 +1,10 @@
-"""Kernels of RMSNorm, LayerNorm and their gradients, over the last dimension. Statistics are float32 or wider.
+"""RMSNorm, LayerNorm and their gradients, over the last dimension. Statistics are float32 or wider.
 
-Forward: one read and one write; a row that is longer than a program's registers is read again from the cache.
-Backward: a fixed number of programs, each of which walks its rows, writes dx and keeps its share of the parameters'
-gradients in registers; the shares are then added in fixed order. No float is added atomically.
+Reference: `genesis/ops/norm.py`: rms_norm, rms_norm_backward, rms_norm_scale, layer_norm, layer_norm_backward.
+
+Forward: one read and one write; a row longer than a program's registers is read again, from cache.
+Backward: a fixed number of programs loop over the rows, write dx and accumulate partial gradients of the parameters in
+registers; a second kernel adds these partial sums in fixed order. There are no atomic additions of floats.
 """
 
 from __future__ import annotations
@@ -27,198 +29,202 @@ __all__: list[str] = []
 
 
 @triton.jit
-def inverse_root(mean, eps):
+def rsqrt(mean, eps):
     """1 / sqrt(mean + eps)."""
     return maths.divide(tl.full(mean.shape, 1, mean.dtype), maths.root(mean + tl.full(mean.shape, eps, mean.dtype)))
 
 
 @triton.jit
-def row_of(p, i_h, m_h, step, WORK: tl.constexpr):
-    """A parameter as a tile [1, H], in the layout of the tiles it multiplies."""
+def load_parameter(p, i_h, m_h, step, WORK: tl.constexpr):
+    """A parameter as a tile [1, BH], in the layout of the tiles that it multiplies."""
     return converted(tl.load(p + (i_h * step)[None, :], mask=m_h[None, :], other=0), WORK)
 
 
 @triton.jit
-def scaled(x, m, r, p_w, p_b, i_h, m_h, dw, db, CENTRED: tl.constexpr):
-    """A tile's results from its statistics."""
-    w = row_of(p_w, i_h, m_h, dw, x.dtype)
+def apply_norm(x, m, r, p_w, p_b, i_h, m_h, dw, db, CENTRED: tl.constexpr):
+    """(x - m)·r·w + b, or x·r·w, of a tile x [BN, BH]."""
+    w = load_parameter(p_w, i_h, m_h, dw, x.dtype)
     if CENTRED:
-        return (x - m[:, None]) * r[:, None] * w + row_of(p_b, i_h, m_h, db, x.dtype)
+        return (x - m[:, None]) * r[:, None] * w + load_parameter(p_b, i_h, m_h, db, x.dtype)
     else:
         return x * r[:, None] * w
 
 
 @triton.jit
-def forward(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, dw, db, CENTRED: tl.constexpr, WORK: tl.constexpr,
-            DIMS: tl.constexpr, WIDE: tl.constexpr, ONCE: tl.constexpr, BN: tl.constexpr,
-            BH: tl.constexpr):  # fmt: skip
+def norm_forward_kernel(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, dw, db, CENTRED: tl.constexpr,
+                        WORK: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr,
+                        BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
-    if WIDE:
+    if INT64:
         program = program.to(tl.int64)
-    i_n = program * BN + tl.arange(0, BN)
+    i_n = program * BN + tl.arange(0, BN)  # [BN]
     i_h = tl.arange(0, BH)
     m_n, m_h = i_n < n, i_h < h
     count = tl.full((BN,), 1, WORK) * h
     p_n = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None]
     q_n = (p_y + i_n * h)[:, None]
     m = m_n[:, None] & m_h[None, :]
-    x = converted(tl.load(p_n + (i_h * dx)[None, :], mask=m, other=0), WORK)
+    x = converted(tl.load(p_n + (i_h * dx)[None, :], mask=m, other=0), WORK)  # [BN, BH]
     mean = tl.zeros((BN,), WORK)
     if CENTRED:
         total = x
-        if not ONCE:
+        if not ONE_PASS:
             for first in range(BH, h, BH):
                 m_f = m_n[:, None] & (first + i_h < h)[None, :]
                 total += converted(tl.load(p_n + ((first + i_h) * dx)[None, :], mask=m_f, other=0), WORK)
         mean = maths.divide(tl.sum(total, 1), count)
     c = tl.where(m, x - mean[:, None], 0)
     square = c * c
-    if not ONCE:
+    if not ONE_PASS:
         for first in range(BH, h, BH):
             m_f = m_n[:, None] & (first + i_h < h)[None, :]
             z = converted(tl.load(p_n + ((first + i_h) * dx)[None, :], mask=m_f, other=0), WORK)
             z = tl.where(m_f, z - mean[:, None], 0)
             square += z * z
-    r = inverse_root(maths.divide(tl.sum(square, 1), count), eps)
+    r = rsqrt(maths.divide(tl.sum(square, 1), count), eps)
     tl.store(p_r + i_n, r, mask=m_n)
     if CENTRED:
         tl.store(p_m + i_n, mean, mask=m_n)
-    y = scaled(x, mean, r, p_w, p_b, i_h, m_h, dw, db, CENTRED)
+    y = apply_norm(x, mean, r, p_w, p_b, i_h, m_h, dw, db, CENTRED)  # [BN, BH]
     tl.store(q_n + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
-    if not ONCE:
+    if not ONE_PASS:
         for first in range(BH, h, BH):
             i_f = first + i_h
             m_f = m_n[:, None] & (i_f < h)[None, :]
             x = converted(tl.load(p_n + (i_f * dx)[None, :], mask=m_f, other=0), WORK)
-            y = scaled(x, mean, r, p_w, p_b, i_f, i_f < h, dw, db, CENTRED)
+            y = apply_norm(x, mean, r, p_w, p_b, i_f, i_f < h, dw, db, CENTRED)
             tl.store(q_n + i_f[None, :], converted(y, p_y.dtype.element_ty), mask=m_f)
 
 
 @triton.jit
-def products(p_g, p_x, w, i_h, m, mean, r, dg, dx, WORK: tl.constexpr, CENTRED: tl.constexpr):
-    """g, n = (x - mean)·r, and g·w of a tile; 0 outside of it."""
+def load_normalized(p_g, p_x, w, i_h, m, mean, r, dg, dx, WORK: tl.constexpr):
+    """g, n = (x - mean)·r and g·w of a tile [BN, BH]; 0 outside the mask."""
     g = converted(tl.load(p_g + (i_h * dg)[None, :], mask=m, other=0), WORK)
     x = converted(tl.load(p_x + (i_h * dx)[None, :], mask=m, other=0), WORK)
-    if CENTRED:
+    if mean is not None:
         x = tl.where(m, x - mean[:, None], 0)
     return g, x * r[:, None], g * w
 
 
 @triton.jit
-def more(p_plus, o_n, i_h, m, dp, PLUS: tl.constexpr, WORK: tl.constexpr):
-    """What arrived at x before, of a tile."""
-    if PLUS:
+def load_plus(p_plus, o_n, i_h, m, dp, WORK: tl.constexpr):
+    """A tile [BN, BH] of the gradient to which dx is added."""
+    if p_plus is not None:
         return converted(tl.load((p_plus + o_n)[:, None] + (i_h * dp)[None, :], mask=m, other=0), WORK)
     else:
         return tl.zeros(m.shape, WORK)
 
 
 @triton.jit
-def backward(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, n, h, sizes, sg, sx, sp, sm, sr, dg, dx, dp, dw,
-             CENTRED: tl.constexpr, PLUS: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
-             BN: tl.constexpr, BH: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """dx of rows program, program + P, …, and this program's share of dw and db; n·w, too, where `p_y` is given."""
+def norm_backward_kernel(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, shape, sizes, sg, sx, sp, sm, sr, dg,
+                         dx, dp, dw, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
+                         STAGES: tl.constexpr):  # fmt: skip
+    """dx of tiles program, program + programs, …, and its partial sums of dw and db; n·w if `p_y` is given."""
+    n, h = shape
+    WORK: tl.constexpr = p_dw.dtype.element_ty
     program = tl.program_id(0)
     i_h = tl.arange(0, BH)
     m_h = i_h < h
     count = tl.full((BN,), 1, WORK) * h
-    w = row_of(p_w, i_h, m_h, dw, WORK)
-    to_w, to_b = tl.zeros((BN, BH), WORK), tl.zeros((BN, BH), WORK)
-    lane = tl.arange(0, BN)
-    if WIDE:
-        lane = lane.to(tl.int64)
+    w = load_parameter(p_w, i_h, m_h, dw, WORK)  # [1, BH]
+    acc_w, acc_b = tl.zeros((BN, BH), WORK), tl.zeros((BN, BH), WORK)  # [BN, BH]
+    i_tile_row = tl.arange(0, BN)
+    if INT64:
+        i_tile_row = i_tile_row.to(tl.int64)
     for tile in tl.range(program, tl.cdiv(n, BN), tl.num_programs(0), num_stages=STAGES):
-        i_n = tile * BN + lane
+        i_n = tile * BN + i_tile_row
         m_n = i_n < n
         m = m_n[:, None] & m_h[None, :]
-        r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS), mask=m_n, other=0)
-        mean = tl.zeros((BN,), WORK)
-        if CENTRED:
-            mean = tl.load(p_m + offsets(i_n, sizes, sm, DIMS), mask=m_n, other=0)
-        g_n = (p_g + offsets(i_n, sizes, sg, DIMS))[:, None]
-        x_n = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None]
-        before = more(p_plus, offsets(i_n, sizes, sp, DIMS), i_h, m, dp, PLUS, WORK)
-        g, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
-        to_w += g * z
+        r = tl.load(p_r + offsets(i_n, sizes, sr, len(sizes)), mask=m_n, other=0)  # [BN]
+        mean = None
+        if p_m is not None:
+            mean = tl.load(p_m + offsets(i_n, sizes, sm, len(sizes)), mask=m_n, other=0)
+        g_n = (p_g + offsets(i_n, sizes, sg, len(sizes)))[:, None]
+        x_n = (p_x + offsets(i_n, sizes, sx, len(sizes)))[:, None]
+        before = load_plus(p_plus, offsets(i_n, sizes, sp, len(sizes)), i_h, m, dp, WORK)
+        g, z, gw = load_normalized(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK)  # [BN, BH]
+        acc_w += g * z
         d = gw - z * maths.divide(tl.sum(gw * z, 1), count)[:, None]
-        if CENTRED:
-            to_b += g
+        if p_m is not None:
+            acc_b += g
             d -= maths.divide(tl.sum(gw, 1), count)[:, None]
         d = d * r[:, None] + before
         tl.store((p_d + i_n * h)[:, None] + i_h[None, :], converted(d, p_d.dtype.element_ty), mask=m)
         if p_y is not None:
             tl.store((p_y + i_n * h)[:, None] + i_h[None, :], converted(z * w, p_y.dtype.element_ty), mask=m)
     o = program.to(tl.int64) * h + i_h
-    tl.store(p_dw + o, tl.sum(to_w, 0), mask=m_h)
-    if CENTRED:
-        tl.store(p_db + o, tl.sum(to_b, 0), mask=m_h)
+    tl.store(p_dw + o, tl.sum(acc_w, 0), mask=m_h)
+    if p_m is not None:
+        tl.store(p_db + o, tl.sum(acc_b, 0), mask=m_h)
 
 
 @triton.jit
-def backward_rows(p_d, p_g, p_x, p_plus, p_w, p_m, p_r, n, h, sizes, sg, sx, sp, sm, sr, dg, dx, dp, dw,
-                  CENTRED: tl.constexpr, PLUS: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr,
-                  BH: tl.constexpr):  # fmt: skip
+def norm_backward_rows_kernel(p_d, p_g, p_x, p_plus, p_w, p_m, p_r, shape, sizes, sg, sx, sp, sm, sr, dg, dx, dp, dw,
+                              WORK: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     """dx of one row that is longer than a program's registers."""
+    _, h = shape
     i_n = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS))
-    mean = tl.zeros((1,), WORK)
-    if CENTRED:
-        mean = tl.load(p_m + offsets(i_n, sizes, sm, DIMS))
-    g_n = (p_g + offsets(i_n, sizes, sg, DIMS))[:, None]
-    x_n = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None]
-    first_sum, second_sum = tl.zeros((1, BH), WORK), tl.zeros((1, BH), WORK)
+    r = tl.load(p_r + offsets(i_n, sizes, sr, len(sizes)))
+    mean = None
+    if p_m is not None:
+        mean = tl.load(p_m + offsets(i_n, sizes, sm, len(sizes)))
+    g_n = (p_g + offsets(i_n, sizes, sg, len(sizes)))[:, None]
+    x_n = (p_x + offsets(i_n, sizes, sx, len(sizes)))[:, None]
+    acc_gw, acc_gwz = tl.zeros((1, BH), WORK), tl.zeros((1, BH), WORK)
     for first in range(0, h, BH):
         i_h = first + tl.arange(0, BH)
         m = (i_h < h)[None, :]
-        w = row_of(p_w, i_h, i_h < h, dw, WORK)
-        _, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
-        first_sum += gw
-        second_sum += gw * z
+        w = load_parameter(p_w, i_h, i_h < h, dw, WORK)
+        _, z, gw = load_normalized(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK)  # [1, BH]
+        acc_gw += gw
+        acc_gwz += gw * z
     count = tl.full((1,), 1, WORK) * h
-    along = maths.divide(tl.sum(second_sum, 1), count)[:, None]
-    centre = maths.divide(tl.sum(first_sum, 1), count)[:, None]
+    mean_gwz = maths.divide(tl.sum(acc_gwz, 1), count)[:, None]
+    mean_gw = maths.divide(tl.sum(acc_gw, 1), count)[:, None]
     for first in range(0, h, BH):
         i_h = first + tl.arange(0, BH)
         m = (i_h < h)[None, :]
-        w = row_of(p_w, i_h, i_h < h, dw, WORK)
-        _, z, gw = products(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK, CENTRED)
-        d = gw - z * along
-        if CENTRED:
-            d -= centre
-        d = d * r[:, None] + more(p_plus, offsets(i_n, sizes, sp, DIMS), i_h, m, dp, PLUS, WORK)
+        w = load_parameter(p_w, i_h, i_h < h, dw, WORK)
+        _, z, gw = load_normalized(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK)  # [1, BH]
+        d = gw - z * mean_gwz
+        if p_m is not None:
+            d -= mean_gw
+        d = d * r[:, None] + load_plus(p_plus, offsets(i_n, sizes, sp, len(sizes)), i_h, m, dp, WORK)
         tl.store(p_d + (i_n * h)[:, None] + i_h[None, :], converted(d, p_d.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def backward_columns(p_dw, p_db, p_g, p_x, p_m, p_r, n, h, sizes, sg, sx, sm, sr, dg, dx, CENTRED: tl.constexpr,
-                     WORK: tl.constexpr, DIMS: tl.constexpr, BH: tl.constexpr):  # fmt: skip
-    """One program's share of dw and db of BH columns."""
+def norm_backward_columns_kernel(p_dw, p_db, p_g, p_x, p_m, p_r, shape, sizes, sg, sx, sm, sr, dg, dx,
+                                 BH: tl.constexpr):  # fmt: skip
+    """One program's partial sums of dw and db of BH columns."""
+    n, h = shape
+    WORK: tl.constexpr = p_dw.dtype.element_ty
     i_h = tl.program_id(0) * BH + tl.arange(0, BH)
     m_h = i_h < h
-    to_w, to_b = tl.zeros((1, BH), WORK), tl.zeros((1, BH), WORK)
+    acc_w, acc_b = tl.zeros((1, BH), WORK), tl.zeros((1, BH), WORK)
     for row in range(tl.program_id(1), n, tl.num_programs(1)):
         i_n = row + tl.arange(0, 1).to(tl.int64)
-        r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS))
+        r = tl.load(p_r + offsets(i_n, sizes, sr, len(sizes)))
         m = m_h[None, :]
-        g = converted(tl.load((p_g + offsets(i_n, sizes, sg, DIMS))[:, None] + (i_h * dg)[None, :], mask=m), WORK)
-        x = converted(tl.load((p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :], mask=m), WORK)
-        if CENTRED:
-            x -= tl.load(p_m + offsets(i_n, sizes, sm, DIMS))[:, None]
-            to_b += g
-        to_w += g * (x * r[:, None])
+        g = converted(tl.load((p_g + offsets(i_n, sizes, sg, len(sizes)))[:, None] + (i_h * dg)[None, :], mask=m), WORK)
+        x = converted(tl.load((p_x + offsets(i_n, sizes, sx, len(sizes)))[:, None] + (i_h * dx)[None, :], mask=m), WORK)
+        if p_m is not None:
+            x -= tl.load(p_m + offsets(i_n, sizes, sm, len(sizes)))[:, None]
+            acc_b += g
+        acc_w += g * (x * r[:, None])
     o = tl.program_id(1).to(tl.int64) * h + i_h
-    tl.store(p_dw + o, tl.sum(to_w, 0), mask=m_h)
-    if CENTRED:
-        tl.store(p_db + o, tl.sum(to_b, 0), mask=m_h)
+    tl.store(p_dw + o, tl.sum(acc_w, 0), mask=m_h)
+    if p_m is not None:
+        tl.store(p_db + o, tl.sum(acc_b, 0), mask=m_h)
 
 
 @triton.jit
-def add_rows(p_o, p_x, n, h, step, BN: tl.constexpr, BH: tl.constexpr):
-    """The sums of BH columns of `[n, h]`: BN running sums of rows far apart, which are then added."""
+def sum_rows_kernel(p_o, p_x, n, h, step, BN: tl.constexpr, BH: tl.constexpr):
+    """The sums of BH columns of `[n, h]`: BN accumulators a column, of every BN-th row, which are then added."""
     i_h = tl.program_id(0) * BH + tl.arange(0, BH)
     i_n = tl.arange(0, BN)
     m_h = (i_h < h)[None, :]
-    total = tl.zeros((BN, BH), p_x.dtype.element_ty)
+    total = tl.zeros((BN, BH), p_x.dtype.element_ty)  # [BN, BH]
     for first in range(0, n, BN):
         i_row = first + i_n
         total += tl.load(p_x + (i_row * h)[:, None] + i_h[None, :], mask=(i_row < n)[:, None] & m_h, other=0)
@@ -226,18 +232,18 @@ def add_rows(p_o, p_x, n, h, step, BN: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
-def scale_rows(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK: tl.constexpr, DIMS: tl.constexpr,
-               WIDE: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+def rms_norm_scale_kernel(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK: tl.constexpr, DIMS: tl.constexpr,
+                          INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     """x·r·w of a tile."""
     i_n = tl.program_id(0) * BN + tl.arange(0, BN)
-    if WIDE:
+    if INT64:
         i_n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     i_h = tl.program_id(1) * BH + tl.arange(0, BH)
     m_n, m_h = i_n < n, i_h < h
     m = m_n[:, None] & m_h[None, :]
     r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS), mask=m_n, other=0)
     x = converted(tl.load((p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :], mask=m, other=0), WORK)
-    y = x * r[:, None] * row_of(p_w, i_h, m_h, dw, WORK)
+    y = x * r[:, None] * load_parameter(p_w, i_h, m_h, dw, WORK)  # [BN, BH]
     tl.store((p_y + i_n * h)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
 
 
@@ -255,10 +261,10 @@ def _forward(
     cut = cut or norm_tiles(n, h, x.dtype.itemsize)
     sizes, sx = collapse(x.shape[:-1], x.strides[:-1])
     launch(
-        forward, triton.cdiv(n, cut.rows), y, mean, rstd, x, weight, bias, n, h, number(eps, work), sizes, sx,
-        x.strides[-1], weight.strides[0], bias.strides[0] if bias is not None else 1,
-        CENTRED=bias is not None, WORK=TRITON[work.name], DIMS=len(sizes),
-        WIDE=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), ONCE=cut.once,
+        norm_forward_kernel, triton.cdiv(n, cut.rows), y, mean, rstd, x, weight, bias, n, h, number(eps, work), sizes,
+        sx, x.strides[-1], weight.strides[0], bias.strides[0] if bias is not None else 1, CENTRED=bias is not None,
+        WORK=TRITON[work.name], DIMS=len(sizes),
+        INT64=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), ONE_PASS=cut.one_pass,
         BN=cut.rows, BH=cut.columns, num_warps=cut.warps,
     )  # fmt: skip
 
@@ -267,48 +273,48 @@ def _backward(
     outs: tuple[Array, ...], g: Array, x: Array, weight: Array, mean: Array | None, rstd: Array, plus: Array | None,
     y: Array | None = None, cut: NormTiles | None = None,
 ) -> None:  # fmt: skip
-    """dx + plus, dw and, where there is a mean, db; and in `y` what forward gave."""
+    """dx + plus, dw and, with a mean, db; if `y` is given, also the result of forward."""
     d, *parameters = outs
     h, n = x.shape[-1], numel(x.shape[:-1])
     if h == 0:
         return
     work = work_type(x.dtype)
     cut = cut or norm_tiles(n, h, x.dtype.itemsize, backward=True)
-    shares = [empty((cut.programs, h), work, x.device) for _ in parameters]
-    share_w, share_b = shares[0], shares[1] if len(shares) > 1 else None
+    partials = [empty((cut.programs, h), work, x.device) for _ in parameters]
+    partial_w, partial_b = partials[0], partials[1] if len(partials) > 1 else None
     ms = mean.strides if mean is not None else rstd.strides
     ps = plus.strides if plus is not None else g.strides
     sizes, sg, sx, sp, sm, sr = collapse(x.shape[:-1], g.strides[:-1], x.strides[:-1], ps[:-1], ms, rstd.strides)
     steps = (g.strides[-1], x.strides[-1], ps[-1], weight.strides[0])
-    common = {"CENTRED": mean is not None, "WORK": TRITON[work.name], "DIMS": len(sizes), "BH": cut.columns}
-    if cut.once:
+    if cut.one_pass:
         wide = is_wide((*sizes, h), (*sg, steps[0]), (*sx, steps[1]), (*sp, steps[2]), contiguous_strides((*sizes, h)))
         launch(
-            backward, cut.programs, d, share_w, share_b, y, g, x, plus, weight, mean, rstd, n, h, sizes, sg, sx, sp, sm,
-            sr, *steps, PLUS=plus is not None, BN=cut.rows, WIDE=wide, STAGES=cut.stages, num_warps=cut.warps, **common,
+            norm_backward_kernel, cut.programs, d, partial_w, partial_b, y, g, x, plus, weight, mean, rstd, (n, h),
+            sizes, sg, sx, sp, sm, sr, *steps, INT64=wide, BN=cut.rows, BH=cut.columns, STAGES=cut.stages,
+            num_warps=cut.warps,
         )  # fmt: skip
     else:
         if y is not None:
             rms_norm_scale(y, x, weight, rstd)
         launch(
-            backward_rows, n, d, g, x, plus, weight, mean, rstd, n, h, sizes, sg, sx, sp, sm, sr, *steps,
-            PLUS=plus is not None, num_warps=cut.warps, **common,
+            norm_backward_rows_kernel, n, d, g, x, plus, weight, mean, rstd, (n, h), sizes, sg, sx, sp, sm, sr, *steps,
+            WORK=TRITON[work.name], BH=cut.columns, num_warps=cut.warps,
         )  # fmt: skip
         launch(
-            backward_columns, (triton.cdiv(h, cut.columns), cut.programs), share_w, share_b, g, x, mean, rstd, n, h,
-            sizes, sg, sx, sm, sr, *steps[:2], num_warps=cut.warps, **common,
+            norm_backward_columns_kernel, (triton.cdiv(h, cut.columns), cut.programs), partial_w, partial_b, g, x, mean,
+            rstd, (n, h), sizes, sg, sx, sm, sr, *steps[:2], BH=cut.columns, num_warps=cut.warps,
         )  # fmt: skip
-    for share, out in zip(shares, parameters, strict=True):
-        add_shares(out, share)
+    for partial, out in zip(partials, parameters, strict=True):
+        sum_partials(out, partial)
 
 
-def add_shares(out: Array, share: Array) -> None:
-    """The sum of partial sums `[programs, h]`, in order: all of a column are asked for at once where they fit."""
-    programs, h = share.shape
+def sum_partials(out: Array, partial: Array) -> None:
+    """The sums of the columns of `[programs, h]`, in fixed order; a tile holds whole columns of up to 512 rows."""
+    programs, h = partial.shape
     rows = min(triton.next_power_of_2(max(programs, 1)), 512)
     columns = max(8, min(32, 4096 // rows))
     launch(
-        add_rows, triton.cdiv(h, columns), out, share, programs, h, out.strides[0], BN=rows, BH=columns,
+        sum_rows_kernel, triton.cdiv(h, columns), out, partial, programs, h, out.strides[0], BN=rows, BH=columns,
         num_warps=8 if rows * columns >= 2048 else 4,
     )  # fmt: skip
 
@@ -329,9 +335,9 @@ def rms_norm_scale(out: Array, x: Array, weight: Array, rstd: Array) -> None:
     columns = min(triton.next_power_of_2(h), 1024)
     rows = min(2048 // columns, triton.next_power_of_2(n))
     launch(
-        scale_rows, (triton.cdiv(n, rows), triton.cdiv(h, columns)), out, x, weight, rstd, n, h, sizes, sx, sr,
-        x.strides[-1], weight.strides[0], WORK=TRITON[work_type(x.dtype).name], DIMS=len(sizes), BN=rows, BH=columns,
-        WIDE=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), num_warps=4,
+        rms_norm_scale_kernel, (triton.cdiv(n, rows), triton.cdiv(h, columns)), out, x, weight, rstd, n, h, sizes, sx,
+        sr, x.strides[-1], weight.strides[0], WORK=TRITON[work_type(x.dtype).name], DIMS=len(sizes), BN=rows,
+        BH=columns, INT64=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), num_warps=4,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""How a reduction is laid out on the GPU: which dimensions are walked together, tile sizes, and how far it is split.
+"""Launch plans of reductions, scans, softmax and norms: merged dimensions, tile sizes, and how far work is split.
 
-Pure arithmetic on shapes and strides. Equal layouts always give equal plans, so results do not change from run to run.
-Names: a reduction keeps K results, each made of R elements; a tile holds `keep` results × `fold` elements.
+Pure arithmetic on shapes and strides. Equal layouts give equal plans, so results do not change from run to run.
+Names: a reduction has K results of R elements each; a tile holds `block_k` results × `block_r` elements.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import triton
 
-from genesis.kernels.strides import collapse
+from genesis.kernels.strides import collapse, is_wide
 from genesis.shapes import Shape, contiguous_strides, numel
 
 __all__ = [
@@ -18,25 +18,25 @@ __all__ = [
     "LineTiles",
     "NormTiles",
     "Tiles",
-    "arrange",
-    "group_of",
+    "column_tiles",
+    "group_size",
     "is_inner",
     "line_tiles",
     "merge_tiles",
     "norm_tiles",
+    "reduction_layout",
+    "reduction_tiles",
+    "row_tiles",
     "scan_tiles",
-    "still",
-    "tiles",
-    "whole_columns",
-    "whole_rows",
+    "zero_if_single",
 ]
 
-PROGRAMS = 1056  # that run at once: 8 of 4 warps on each of 132 SMs
-FEW = 96  # programs that keep the memory busy enough where a second launch would cost more than idle SMs
-ROW = 32768  # bytes of a row up to which one program holds it whole
-COLUMN_GROUP = 4  # elements that a lane takes at a time on its way down a column, where positions are looked for
-GROUP = 256  # elements of a row's group for each byte of an element
-SMALL = 1 << 22  # elements; an input of this size stays in the L2, where short lines cost little
+PROGRAMS = 1056  # resident at once: 8 of 4 warps on each of 132 SMs
+ENOUGH_PROGRAMS = 96  # programs that nearly saturate memory; splitting further costs a second launch
+ROW_BYTES = 32768  # the longest row, in bytes, that one program holds in registers
+COLUMN_GROUP = 4  # rows per step of `column_argminmax_kernel`
+GROUP_PER_BYTE = 256  # elements of a row's group per byte of an element (`row_argminmax_kernel`)
+L2_ELEMENTS = 1 << 22  # elements that stay in L2, where short rows cost little
 
 
 class Layout(NamedTuple):
@@ -44,15 +44,15 @@ class Layout(NamedTuple):
 
     Attributes:
         kept, kept_in, kept_out: sizes of the kept dimensions, and their strides in the input and in the result.
-        reduced, steps: sizes of the reduced dimensions and their strides.
-        inner: whether neighbours in memory are reduced with each other (else they belong to different results).
+        reduced, reduced_in: sizes of the reduced dimensions, and their strides in the input.
+        inner: whether neighbours in memory are reduced together (else they belong to different results).
     """
 
     kept: Shape
     kept_in: Shape
     kept_out: Shape
     reduced: Shape
-    steps: Shape
+    reduced_in: Shape
     inner: bool
 
     @property
@@ -61,72 +61,83 @@ class Layout(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many elements each result is made of."""
+        """Elements per result."""
         return numel(self.reduced)
+
+    @property
+    def int64_k(self) -> bool:
+        """Whether offsets of results need int64."""
+        inside = is_wide((*self.kept, *self.reduced), (*self.kept_in, *self.reduced_in))
+        return inside or is_wide(self.kept, self.kept_out)
+
+    @property
+    def int64_r(self) -> bool:
+        """Whether offsets inside a result's elements need int64."""
+        return is_wide(self.reduced, self.reduced_in)
 
 
 class Tiles(NamedTuple):
-    """How the work is cut.
+    """Tile sizes of a reduction or a scan.
 
     Attributes:
-        keep, fold: a tile's extents, powers of 2.
+        block_k, block_r: a tile's extents, powers of 2.
         splits: programs that share the elements of a result.
-        span: elements that each of them takes, a multiple of `fold`.
-        warps: warps a program.
+        span: elements per split, a multiple of `block_r`.
+        warps: warps per program.
     """
 
-    keep: int
-    fold: int
+    block_k: int
+    block_r: int
     splits: int
     span: int
     warps: int
 
 
-def arrange(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False) -> Layout:
+def reduction_layout(shape: Shape, strides: Shape, axes: Shape, *, ordered: bool = False) -> Layout:
     """The layout of a reduction of `axes` whose result is contiguous.
 
     Args:
         axes: sorted dimension indices.
-        ordered: keep the reduced elements in row-major order (where their positions matter).
+        ordered: keep the reduced elements in row-major order (so that indices count in that order).
     """
 
     def memory_order(dims: list[int]) -> list[int]:
         return sorted(dims, key=lambda i: (strides[i] != 0, -strides[i]))  # repeated dimensions outermost
 
     keep = [i for i in range(len(shape)) if i not in axes]
-    steps = dict(zip(keep, contiguous_strides(tuple(shape[i] for i in keep)), strict=True))
+    out_strides = dict(zip(keep, contiguous_strides(tuple(shape[i] for i in keep)), strict=True))
     keep = memory_order(keep)
-    fold = list(axes) if ordered else memory_order(list(axes))
+    reduce = list(axes) if ordered else memory_order(list(axes))
     kept, kept_in, kept_out = collapse(
-        tuple(shape[i] for i in keep), tuple(strides[i] for i in keep), tuple(steps[i] for i in keep)
+        tuple(shape[i] for i in keep), tuple(strides[i] for i in keep), tuple(out_strides[i] for i in keep)
     )
-    kept_in, kept_out = still(kept, kept_in, kept_out)
-    reduced, inner_steps = collapse(tuple(shape[i] for i in fold), tuple(strides[i] for i in fold))
-    return Layout(kept, kept_in, kept_out, reduced, inner_steps, is_inner(kept, kept_in, reduced, inner_steps))
+    kept_in, kept_out = zero_if_single(kept, kept_in, kept_out)
+    reduced, reduced_in = collapse(tuple(shape[i] for i in reduce), tuple(strides[i] for i in reduce))
+    return Layout(kept, kept_in, kept_out, reduced, reduced_in, is_inner(kept, kept_in, reduced, reduced_in))
 
 
-def still(sizes: Shape, *strides: Shape) -> tuple[Shape, ...]:
-    """The strides, 0 where there is one element: then the compiler knows that its offset is 0, and aligned."""
+def zero_if_single(sizes: Shape, *strides: Shape) -> tuple[Shape, ...]:
+    """The strides, or zeros if there is one element: the compiler then knows that its offset is 0, hence aligned."""
     return strides if numel(sizes) != 1 else tuple((0,) * len(sizes) for _ in strides)
 
 
-def is_inner(kept: Shape, kept_in: Shape, reduced: Shape, steps: Shape) -> bool:
-    """Whether the element next in memory is of the same result."""
+def is_inner(kept: Shape, kept_in: Shape, reduced: Shape, reduced_in: Shape) -> bool:
+    """Whether the next element in memory belongs to the same result."""
 
     def nearest(sizes: Shape, strides: Shape) -> int:
         return min((st for s, st in zip(sizes, strides, strict=True) if s > 1 and st), default=1 << 62)
 
     if numel(kept) == 1:
         return True
-    return nearest(reduced, steps) < nearest(kept, kept_in)
+    return nearest(reduced, reduced_in) < nearest(kept, kept_in)
 
 
-def tiles(layout: Layout, itemsize: int, states: int = 1) -> Tiles:
-    """How to cut a reduction.
+def reduction_tiles(layout: Layout, itemsize: int, states: int = 1) -> Tiles:
+    """The tiles of a reduction.
 
     Args:
         itemsize: bytes of an input element.
-        states: numbers that are carried for each result; the more, the fewer fit into registers.
+        states: accumulators per element of a tile; the more, the smaller the tile.
     """
     # 4 loads of 16 bytes for each of 128 threads
     full = max(512, 4 * 128 * 16 // itemsize)
@@ -137,190 +148,194 @@ def tiles(layout: Layout, itemsize: int, states: int = 1) -> Tiles:
 
 
 def _inner(layout: Layout, itemsize: int, area: int, longest: int) -> Tiles:
-    """Rows that lie together: one program holds one or several whole, longer ones are walked."""
+    """Contiguous rows: a program holds one or several in registers and loops over longer ones."""
     results, elements = max(layout.results, 1), max(layout.elements, 1)
     whole = triton.next_power_of_2(elements)
-    if whole * itemsize <= ROW and whole <= longest:
-        fold = whole
+    if whole * itemsize <= ROW_BYTES and whole <= longest:
+        block_r = whole
         run = max(1, triton.next_power_of_2(layout.reduced[-1]))
-        short = max(1, 32 // run) if layout.steps[-1] and len(layout.reduced) > 1 else 1
-        wanted = max(1, area // fold, short)
-        # short rows share a program, but not so many that SMs stay idle
-        keep = min(wanted, max(1, triton.next_power_of_2(results // PROGRAMS + 1) if fold >= 128 else wanted))
-        keep = min(keep, triton.next_power_of_2(results))
-        return Tiles(keep, fold, 1, whole, _warps(keep * fold, area))
-    fold = min(2 * area, 4096, whole)
-    return _split(1, fold, results, elements, 8 if fold * itemsize >= 8192 else 4)
+        short = max(1, 32 // run) if layout.reduced_in[-1] and len(layout.reduced) > 1 else 1
+        wanted = max(1, area // block_r, short)
+        # several short rows share a program, unless SMs would then idle
+        block_k = min(wanted, max(1, triton.next_power_of_2(results // PROGRAMS + 1) if block_r >= 128 else wanted))
+        block_k = min(block_k, triton.next_power_of_2(results))
+        return Tiles(block_k, block_r, 1, whole, _warps(block_k * block_r, area))
+    block_r = min(2 * area, 4096, whole)
+    return _split(1, block_r, results, elements, 8 if block_r * itemsize >= 8192 else 4)
 
 
-def whole_rows(layout: Layout, itemsize: int) -> Tiles | None:
-    """How to cut a search for positions in rows that one program holds whole; None for other layouts."""
-    cut = tiles(layout, itemsize)
-    if not layout.inner or cut.splits > 1 or not cut.fold >= layout.elements > 0:
+def row_tiles(layout: Layout, itemsize: int) -> Tiles | None:
+    """The tiles of `row_argminmax_kernel`, whose program holds whole rows; None for other layouts."""
+    cut = reduction_tiles(layout, itemsize)
+    if not layout.inner or cut.splits > 1 or not cut.block_r >= layout.elements > 0:
         return None
-    return cut._replace(warps=8 if cut.keep * cut.fold * itemsize > 16384 else min(cut.warps, 4))
+    return cut._replace(warps=8 if cut.block_k * cut.block_r * itemsize > 16384 else min(cut.warps, 4))
 
 
-def whole_columns(layout: Layout, itemsize: int) -> Tiles | None:
-    """How to cut a search for positions in columns that one program walks down; None for other layouts.
+def column_tiles(layout: Layout, itemsize: int) -> Tiles | None:
+    """The tiles of `column_argminmax_kernel`, whose program loops down its columns; None for other layouts.
 
-    Comparing pairs of value and position takes about 20 instructions an element, which keeps up with memory only where
-    elements are wide; and there must be columns enough for every SM.
+    `reduce_kernel` compares (value, position) pairs in about 20 instructions an element, which keeps up with memory
+    only for wide elements. The columns must also fill every SM.
     """
-    keep, fold = 64, 16
-    if layout.inner or itemsize > 2 or layout.elements < COLUMN_GROUP * fold or layout.results < keep * PROGRAMS // 2:
+    block_k, block_r = 64, 16
+    if layout.inner or itemsize > 2:
         return None
-    return Tiles(keep, fold, 1, layout.elements, 4)
+    if layout.elements < COLUMN_GROUP * block_r or layout.results < block_k * PROGRAMS // 2:
+        return None
+    return Tiles(block_k, block_r, 1, layout.elements, 4)
 
 
-def group_of(cut: Tiles, itemsize: int) -> int:
-    """How many neighbours of a row share an extreme, where positions are looked for: `cut.fold`, or a part of it.
+def group_size(cut: Tiles, itemsize: int) -> int:
+    """Elements of a row whose minimum or maximum is found together: `cut.block_r`, or a part of it.
 
-    Larger groups cost less exchange between threads, smaller ones less reading again.
+    Larger groups exchange less between threads; smaller ones reload less.
     """
-    return cut.fold if cut.keep > 1 else min(cut.fold, GROUP * itemsize)
+    return cut.block_r if cut.block_k > 1 else min(cut.block_r, GROUP_PER_BYTE * itemsize)
 
 
 def _outer(layout: Layout, itemsize: int, area: int, states: int) -> Tiles:
-    """Neighbours belong to different results: a tile takes a stretch of them, and rows enough to fill the loads."""
+    """Neighbours belong to different results: a tile spans some of them, and enough rows to fill the loads."""
     results, elements = max(layout.results, 1), max(layout.elements, 1)
-    stretch, small = min(128, 512 // itemsize), results * elements <= SMALL
-    if small:  # more programs of more warps: a launch less, and less waiting in each
-        stretch, area = min(128 // itemsize, 32), 2 * area
+    span, small = min(128, 512 // itemsize), results * elements <= L2_ELEMENTS
+    if small:  # more programs with more warps save a launch, and each waits less
+        span, area = min(128 // itemsize, 32), 2 * area
     elif states == 2 and itemsize <= 4:
-        stretch, area = 64 * itemsize, 4096
-    keep = min(stretch, triton.next_power_of_2(results))
-    programs = -(-results // keep)
+        span, area = 64 * itemsize, 4096
+    block_k = min(span, triton.next_power_of_2(results))
+    programs = -(-results // block_k)
     alone = states == 1 and not small and programs >= PROGRAMS // 2
-    if alone:  # nothing is split: fewer loads in each thread, but more threads
+    if alone:  # not split: fewer loads per thread, but more threads
         area = min(area, 2048)
-    fold = min(max(1, area // keep), triton.next_power_of_2(elements))
-    warps = 8 if alone and keep * fold >= 2048 else _warps(keep * fold, 8192 // itemsize)
-    return _split(keep, fold, programs, elements, min(warps, 4) if states == 2 and not small else warps)
+    block_r = min(max(1, area // block_k), triton.next_power_of_2(elements))
+    warps = 8 if alone and block_k * block_r >= 2048 else _warps(block_k * block_r, 8192 // itemsize)
+    return _split(block_k, block_r, programs, elements, min(warps, 4) if states == 2 and not small else warps)
 
 
 def _warps(count: int, area: int) -> int:
-    """Warps for a tile of `count` elements: 4 for a usual one, 8 for a large one, fewer where threads would idle."""
+    """Warps for a tile of `count` elements: usually 4, 8 for a large tile, fewer where threads would idle."""
     return 8 if count > area else 4 if count >= 512 else 2 if count >= 256 else 1
 
 
-def _split(keep: int, fold: int, programs: int, elements: int, warps: int) -> Tiles:
-    """Share the elements of a result among programs where results alone do not fill the SMs."""
-    chunks = -(-elements // fold)
-    enough = programs >= PROGRAMS // 2 or chunks <= 2 or (programs >= FEW and chunks <= 16)
+def _split(block_k: int, block_r: int, programs: int, elements: int, warps: int) -> Tiles:
+    """Split results among programs where the results alone do not fill the SMs."""
+    chunks = -(-elements // block_r)
+    enough = programs >= PROGRAMS // 2 or chunks <= 2 or (programs >= ENOUGH_PROGRAMS and chunks <= 16)
     splits = 1 if enough else min(max(PROGRAMS // programs, 1), chunks)
-    span = -(-chunks // splits) * fold
-    return Tiles(keep, fold, -(-elements // span), span, warps)
+    span = -(-chunks // splits) * block_r
+    return Tiles(block_k, block_r, -(-elements // span), span, warps)
 
 
 def merge_tiles(results: int, splits: int) -> Tiles:
-    """How to merge `splits` partial results, which lie as [splits, results]."""
-    fold = min(triton.next_power_of_2(splits), 1024)
-    keep = max(1, min(triton.next_power_of_2(results), 1024 // fold, 64))
-    return Tiles(keep, fold, 1, -(-splits // fold) * fold, 4 if keep * fold >= 256 else 1)
+    """The tiles that merge `splits` partial results, stored as [splits, results]."""
+    block_r = min(triton.next_power_of_2(splits), 1024)
+    block_k = max(1, min(triton.next_power_of_2(results), 1024 // block_r, 64))
+    return Tiles(block_k, block_r, 1, -(-splits // block_r) * block_r, 4 if block_k * block_r >= 256 else 1)
 
 
 def scan_tiles(lines: int, length: int, inner: bool, *, whole: bool = False) -> Tiles:
-    """How to cut a scan of `lines` × `length` elements; `whole` lines stay with one program."""
+    """The tiles of a scan of `lines` × `length` elements; with `whole`, one program scans a whole line."""
     area = 2048
-    fold = min(triton.next_power_of_2(length), area if inner else 64)
-    keep = min(triton.next_power_of_2(lines), max(1, area // fold), 4096 if inner else 64)
-    programs, chunks = -(-lines // keep), -(-length // fold)
-    warps = _warps(keep * fold, area)
-    if whole or programs >= FEW or chunks <= 4:
-        return Tiles(keep, fold, 1, chunks * fold, warps)
-    span = -(-chunks // min(max(PROGRAMS // programs, 1), chunks)) * fold
-    return Tiles(keep, fold, -(-length // span), span, warps)
+    block_r = min(triton.next_power_of_2(length), area if inner else 64)
+    block_k = min(triton.next_power_of_2(lines), max(1, area // block_r), 4096 if inner else 64)
+    programs, chunks = -(-lines // block_k), -(-length // block_r)
+    warps = _warps(block_k * block_r, area)
+    if whole or programs >= ENOUGH_PROGRAMS or chunks <= 4:
+        return Tiles(block_k, block_r, 1, chunks * block_r, warps)
+    span = -(-chunks // min(max(PROGRAMS // programs, 1), chunks)) * block_r
+    return Tiles(block_k, block_r, -(-length // span), span, warps)
 
 
 class LineTiles(NamedTuple):
-    """How lines that are read and written (softmax) are cut.
+    """Tile sizes of an op that reads and writes lines (softmax).
 
     Attributes:
-        keep, fold: lines and elements of a tile.
-        unroll: tiles that each lane takes at a time, where lines are longer than a program's registers.
-        once: whether a tile holds whole lines.
-        inner: whether a line's elements lie together.
+        block_k, block_r: lines of a tile, and elements of each.
+        unroll: tiles loaded at a time, if a line is longer than a program's registers.
+        one_pass: whether a tile holds whole lines.
+        inner: whether a line is contiguous.
         warps: warps a program.
     """
 
-    keep: int
-    fold: int
+    block_k: int
+    block_r: int
     unroll: int
-    once: bool
+    one_pass: bool
     inner: bool
     warps: int
 
 
 def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int = 1) -> LineTiles:
-    """How to cut `lines` × `length` elements of which every line is read whole before any of it is written.
+    """The tiles of `lines` × `length` elements, where a line is read completely before any of it is written.
 
     Args:
-        arrays: inputs that are held at a time.
+        arrays: inputs held in registers at a time.
     """
-    wide = 2 if itemsize == 8 else 1  # registers an element
+    registers = 2 if itemsize == 8 else 1  # per element
     whole = triton.next_power_of_2(length)
-    limit = 16384 // (arrays * wide)  # 32 elements for each thread of 16 warps
+    limit = 16384 // (arrays * registers)  # 32 elements for each thread of 16 warps
     if inner and whole <= limit:
-        keep = min(max(1, 2048 // (arrays * wide) // whole), triton.next_power_of_2(lines))
-        count = keep * whole * arrays * wide
-        return LineTiles(keep, whole, 1, True, True, 16 if count > 8192 else 8 if count > 4096 else _warps(count, 4096))
+        block_k = min(max(1, 2048 // (arrays * registers) // whole), triton.next_power_of_2(lines))
+        count = block_k * whole * arrays * registers
+        warps = 16 if count > 8192 else _warps(count, 4096)
+        return LineTiles(block_k, whole, 1, True, True, warps)
     if inner:
-        return LineTiles(1, 8192 // (4 * arrays * wide), 4, False, True, 8)
-    keep = min(max(8, 128 // itemsize), triton.next_power_of_2(lines))
-    if keep * whole <= limit // 2:
-        count = keep * whole * arrays * wide
-        return LineTiles(keep, whole, 1, True, False, 8 if count > 4096 else _warps(count, 4096))
-    fold = max(1, 1024 // (keep * arrays * wide))
-    return LineTiles(keep, fold, 4, False, False, 8 if arrays * wide == 1 else 4)
+        return LineTiles(1, 8192 // (4 * arrays * registers), 4, False, True, 8)
+    block_k = min(max(8, 128 // itemsize), triton.next_power_of_2(lines))
+    if block_k * whole <= limit // 2:
+        count = block_k * whole * arrays * registers
+        return LineTiles(block_k, whole, 1, True, False, _warps(count, 4096))
+    block_r = max(1, 1024 // (block_k * arrays * registers))
+    return LineTiles(block_k, block_r, 4, False, False, 8 if arrays * registers == 1 else 4)
 
 
 class NormTiles(NamedTuple):
-    """How the rows of a norm are cut.
+    """Tile sizes of a norm.
 
     Attributes:
         rows, columns: a tile's extents.
-        once: whether a tile holds whole rows.
-        programs: how many programs share the rows in the backward pass; as many partial sums are kept.
+        one_pass: whether a tile holds whole rows.
+        programs: programs of the backward pass, each with its own partial sums.
         warps: warps a program.
-        stages: tiles of the backward pass that are fetched ahead.
+        stages: pipeline stages of the backward pass.
     """
 
     rows: int
     columns: int
-    once: bool
+    one_pass: bool
     programs: int
     warps: int
     stages: int = 1
 
 
 def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False) -> NormTiles:
-    """How to cut a norm of `rows` × `columns` elements."""
-    wide = 2 if itemsize == 8 else 1
+    """The tiles of a norm of `rows` × `columns` elements."""
+    registers = 2 if itemsize == 8 else 1
     whole = triton.next_power_of_2(max(columns, 1))
-    limit = (8192 if backward else 16384) // wide
-    once = whole <= limit
-    if once and backward and whole * wide <= 4096:
+    limit = (8192 if backward else 16384) // registers
+    one_pass = whole <= limit
+    if one_pass and backward and whole * registers <= 4096:
         return _short_rows(rows, whole, itemsize)
-    tile = 1 if not once else max(1, min((1024 if backward else 2048) // wide // whole, triton.next_power_of_2(rows)))
-    span = whole if once else 4096 // wide
-    count = tile * span * wide * (2 if backward else 1)  # registers
+    most = max(1, (1024 if backward else 2048) // registers // whole)
+    tile = min(most, triton.next_power_of_2(rows)) if one_pass else 1
+    span = whole if one_pass else 4096 // registers
+    count = tile * span * registers * (2 if backward else 1)  # registers
     warps = 16 if count > 8192 else 8 if count > 4096 else 4 if count > 1024 else 2 if count > 512 else 1
     tiles = -(-rows // tile)
     # about 16 warps an SM, and at least 4 tiles a program where there are many
-    programs = min(132 * 16 // warps, max(132, -(-tiles // 4)), max(tiles, 1)) if once else min(64, max(rows, 1))
-    return NormTiles(tile, span, once, programs, warps)
+    programs = min(132 * 16 // warps, max(132, -(-tiles // 4)), max(tiles, 1)) if one_pass else min(64, max(rows, 1))
+    return NormTiles(tile, span, one_pass, programs, warps)
 
 
 def _short_rows(rows: int, whole: int, itemsize: int) -> NormTiles:
-    """The backward pass of rows that a program holds; of many, the next tiles are fetched while one is worked on."""
-    wide = 2 if itemsize == 8 else 1
-    few = rows * whole * wide <= SMALL
-    area = 4096 if few and whole * wide > 1024 else 2048
-    tile = max(1, min(area // wide // whole, triton.next_power_of_2(max(rows, 1))))
-    count, tiles = tile * whole * wide, max(1, -(-rows // tile))
+    """The backward pass of rows that fit in registers; many rows are pipelined."""
+    registers = 2 if itemsize == 8 else 1
+    few = rows * whole * registers <= L2_ELEMENTS
+    area = 4096 if few and whole * registers > 1024 else 2048
+    tile = max(1, min(area // registers // whole, triton.next_power_of_2(max(rows, 1))))
+    count, tiles = tile * whole * registers, max(1, -(-rows // tile))
     if few:  # about 16 warps an SM
         warps = 8 if count > 2048 else 4 if count >= 1024 else 1
         return NormTiles(tile, whole, True, min(tiles, 2048 // max(warps, 4)), warps)
-    warps = 8 if whole * wide > 2048 else 4 if count >= 1024 else 1
+    warps = 8 if whole * registers > 2048 else 4 if count >= 1024 else 1
     return NormTiles(tile, whole, True, min(tiles, 396 if warps < 8 else 264), warps, 3)

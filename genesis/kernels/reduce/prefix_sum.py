@@ -1,4 +1,7 @@
-"""Exclusive prefix sums of counts: where each tile's part of a result begins."""
+"""Exclusive prefix sums of counts: the offset at which each tile's part of a result begins.
+
+Reference: `np.cumsum(counts) - counts`; ops whose result size depends on values use it (nonzero, unique, radix sort).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from genesis.dtypes import int64
 
 __all__ = ["exclusive_sums"]
 
-TILE = 1024  # counts a program adds at once
-ALONE = 2 * TILE  # up to here one program does all
+TILE = 1024  # counts per program and step
+ONE_PROGRAM = 2 * TILE  # counts that one program scans alone
 
 
 @triton.jit
-def scan_all(p_o, p_total, p_x, n, BLOCK: tl.constexpr):
-    """One program: out[i] = x[0] + … + x[i - 1], and the sum of all."""
+def exclusive_scan_kernel(p_o, p_total, p_x, n, BLOCK: tl.constexpr):
+    """out[i] = x[0] + … + x[i - 1] and the sum of all, by one program."""
     carry = tl.full((), 0, tl.int64)
     for start in range(0, n, BLOCK):
-        i = start + tl.arange(0, BLOCK)
+        i = start + tl.arange(0, BLOCK)  # [BLOCK]
         m = i < n
         x = tl.load(p_x + i, mask=m, other=0).to(tl.int64)
         tl.store(p_o + i, carry + tl.cumsum(x, 0) - x, mask=m)
@@ -29,7 +32,7 @@ def scan_all(p_o, p_total, p_x, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sum_tiles(p_o, p_x, n, BLOCK: tl.constexpr):
+def tile_sums_kernel(p_o, p_x, n, BLOCK: tl.constexpr):
     """out[t] = the sum of tile t."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(p_x + i, mask=i < n, other=0).to(tl.int64)
@@ -37,7 +40,7 @@ def sum_tiles(p_o, p_x, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def scan_tiles(p_o, p_base, p_x, n, BLOCK: tl.constexpr):
+def tile_scan_kernel(p_o, p_base, p_x, n, BLOCK: tl.constexpr):
     """Prefix sums inside each tile, from its base."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = i < n
@@ -59,14 +62,14 @@ def exclusive_sums(counts: Array, total: Array | None = None, out: Array | None 
     n, device = counts.size, counts.device
     total = empty((1,), int64, device) if total is None else total
     out = empty((n,), int64, device) if out is None else out
-    if n <= ALONE:
-        launch(scan_all, 1, out, total, counts, n, BLOCK=_block(n), num_warps=_warps(n))
+    if n <= ONE_PROGRAM:
+        launch(exclusive_scan_kernel, 1, out, total, counts, n, BLOCK=_block(n), num_warps=_warps(n))
         return out
     tiles = triton.cdiv(n, TILE)
     sums = empty((tiles,), int64, device)
-    launch(sum_tiles, tiles, sums, counts, n, BLOCK=TILE, num_warps=8)
+    launch(tile_sums_kernel, tiles, sums, counts, n, BLOCK=TILE, num_warps=8)
     bases = exclusive_sums(sums, total)
-    launch(scan_tiles, tiles, out, bases, counts, n, BLOCK=TILE, num_warps=8)
+    launch(tile_scan_kernel, tiles, out, bases, counts, n, BLOCK=TILE, num_warps=8)
     return out
 
 

@@ -1,4 +1,6 @@
-"""The reductions: what each of them combines. `reduction.py` has the loop over elements, `scan.py` running sums.
+"""The reductions: what each of them accumulates. `reduction.py` has the kernels, `scan.py` those of running sums.
+
+Reference: `genesis/ops/reduce.py`, under the same names.
 
 Sums accumulate in float32 (float64 for float64), integers in int64; each result is rounded once, at the store.
 """
@@ -15,10 +17,10 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float64, int32, int64
 from genesis.kernels import maths
-from genesis.kernels.reduce.min_max import column_extremes, extremes
-from genesis.kernels.reduce.plan import arrange, whole_columns, whole_rows
-from genesis.kernels.reduce.reduction import Recipe, first_state, fold_into
-from genesis.kernels.reduce.scan import scan_lines
+from genesis.kernels.reduce.min_max import column_min_max, row_min_max
+from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
+from genesis.kernels.reduce.reduction import ReduceSpec, finish_first, reduce_into
+from genesis.kernels.reduce.scan import scan_into
 from genesis.kernels.strides import collapse, is_wide, offsets
 from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
@@ -28,11 +30,11 @@ __all__ = ["ADD", "MULTIPLY", "reduce_axes"]
 Axes = int | tuple[int, ...] | None
 
 
-# --- Folding one number -----------------------------------------------------------------------------------------------
+# --- States of one tile -----------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def one(z, r):
+def init_value(z, r):
     return (z,)
 
 
@@ -47,8 +49,8 @@ def multiply(a, b):
 
 
 @triton.jit
-def larger(a, b):
-    """NaN where there is one."""
+def maximum(a, b):
+    """Propagates NaN."""
     if a.dtype.is_floating():
         return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -56,8 +58,8 @@ def larger(a, b):
 
 
 @triton.jit
-def smaller(a, b):
-    """NaN where there is one."""
+def minimum(a, b):
+    """Propagates NaN."""
     if a.dtype.is_floating():
         return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
     else:
@@ -65,12 +67,12 @@ def smaller(a, b):
 
 
 @triton.jit
-def either(a, b):
+def logical_or(a, b):
     return a | b
 
 
 @triton.jit
-def both(a, b):
+def logical_and(a, b):
     return a & b
 
 
@@ -85,13 +87,13 @@ def step_multiply(state, x, r, chunk, argument):
 
 
 @triton.jit
-def step_larger(state, x, r, chunk, argument):
-    return (larger(state[0], x),)
+def step_max(state, x, r, chunk, argument):
+    return (maximum(state[0], x),)
 
 
 @triton.jit
-def step_smaller(state, x, r, chunk, argument):
-    return (smaller(state[0], x),)
+def step_min(state, x, r, chunk, argument):
+    return (minimum(state[0], x),)
 
 
 @triton.jit
@@ -100,28 +102,28 @@ def step_count(state, x, r, chunk, argument):
 
 
 @triton.jit
-def step_either(state, x, r, chunk, argument):
+def step_any(state, x, r, chunk, argument):
     return (state[0] | (x != 0).to(state[0].dtype),)
 
 
 @triton.jit
-def step_both(state, x, r, chunk, argument):
+def step_all(state, x, r, chunk, argument):
     return (state[0] & (x != 0).to(state[0].dtype),)
 
 
 @triton.jit
-def step_absolute(state, x, r, chunk, argument):
+def step_abs(state, x, r, chunk, argument):
     return (state[0] + tl.abs(x),)
 
 
 @triton.jit
-def step_larger_size(state, x, r, chunk, argument):
-    return (larger(state[0], tl.abs(x)),)
+def step_abs_max(state, x, r, chunk, argument):
+    return (maximum(state[0], tl.abs(x)),)
 
 
 @triton.jit
-def step_smaller_size(state, x, r, chunk, argument):
-    return (smaller(state[0], tl.abs(x)),)
+def step_abs_min(state, x, r, chunk, argument):
+    return (minimum(state[0], tl.abs(x)),)
 
 
 @triton.jit
@@ -137,119 +139,119 @@ def step_power(state, x, r, chunk, argument):
 
 
 @triton.jit
-def over(state, argument):
+def finish_mean(state, argument):
     return maths.divide(state[0], tl.full(state[0].shape, argument, state[0].dtype))
 
 
 @triton.jit
-def root(state, argument):
+def finish_root(state, argument):
     return maths.root(state[0])
 
 
 @triton.jit
-def root_of_order(state, argument):
+def finish_p_root(state, argument):
     order = tl.full(state[0].shape, argument, state[0].dtype)
     return maths.power(state[0], maths.divide(order * 0 + 1, order))
 
 
-ADD = Recipe(one, step_add, add, first_state, 0)
-MULTIPLY = Recipe(one, step_multiply, multiply, first_state, 1)
+ADD = ReduceSpec(init_value, step_add, add, finish_first, 0)
+MULTIPLY = ReduceSpec(init_value, step_multiply, multiply, finish_first, 1)
 COUNT = ADD._replace(step=step_count)
 
 
-def _extreme(largest: bool, work: DType, recipe: Recipe) -> Recipe:
-    """The recipe with the identity of its type: nothing is larger than it (smaller)."""
+def _with_identity(largest: bool, work: DType, spec: ReduceSpec) -> ReduceSpec:
+    """`spec` with the identity of a maximum or minimum in the type `work`."""
     if work.is_floating_point:
-        return recipe._replace(identity=-math.inf if largest else math.inf)
+        return spec._replace(identity=-math.inf if largest else math.inf)
     bits = 8 * work.itemsize - 1
-    return recipe._replace(identity=-(1 << bits) if largest else (1 << bits) - 1)
+    return spec._replace(identity=-(1 << bits) if largest else (1 << bits) - 1)
 
 
-# --- Folding value and position ---------------------------------------------------------------------------------------
+# --- Value and index --------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def placed(z, r):
+def init_argmax(z, r):
     return (z, z.to(r.dtype) * 0 + r)
 
 
 @triton.jit
-def step_largest(state, x, r, chunk, argument):
-    """Positions come in order within a lane: only a larger element wins, or the first NaN."""
+def step_argmax(state, x, r, chunk, argument):
+    """Indices rise from step to step, so only a larger element wins, or the first NaN."""
     best, at = state
     wins = ((x <= best) == 0) & (best == best)
     return (tl.where(wins, x, best), tl.where(wins, r, at))
 
 
 @triton.jit
-def step_smallest(state, x, r, chunk, argument):
+def step_argmin(state, x, r, chunk, argument):
     best, at = state
     wins = ((x >= best) == 0) & (best == best)
     return (tl.where(wins, x, best), tl.where(wins, r, at))
 
 
 @triton.jit
-def merge_largest(x, i, y, j):
+def merge_argmax(x, i, y, j):
     ties = (y == x) | ((y != y) & (x != x))
     wins = (y > x) | ((y != y) & (x == x)) | (ties & (j < i))
     return tl.where(wins, y, x), tl.where(wins, j, i)
 
 
 @triton.jit
-def merge_smallest(x, i, y, j):
+def merge_argmin(x, i, y, j):
     ties = (y == x) | ((y != y) & (x != x))
     wins = (y < x) | ((y != y) & (x == x)) | (ties & (j < i))
     return tl.where(wins, y, x), tl.where(wins, j, i)
 
 
-LARGEST = Recipe(placed, step_largest, merge_largest, first_state, 0, 2)
-SMALLEST = Recipe(placed, step_smallest, merge_smallest, first_state, 0, 2)
+ARGMAX = ReduceSpec(init_argmax, step_argmax, merge_argmax, finish_first, 0, 2)
+ARGMIN = ReduceSpec(init_argmax, step_argmin, merge_argmin, finish_first, 0, 2)
 
 
-# --- Folding a variance and a logarithm of sums -----------------------------------------------------------------------
+# --- Variance and logsumexp -------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def three(z, r):
+def init_welford(z, r):
     return (z, z, z)
 
 
 @triton.jit
-def step_spread(state, x, r, chunk, argument):
-    """Count, mean and squared distances; each lane has taken `chunk` elements so far (Welford, 1962)."""
-    n, mean, away = state
+def step_welford(state, x, r, chunk, argument):
+    """Count, mean and sum of squared deviations, after `chunk` elements so far (Welford, 1962)."""
+    n, mean, m2 = state
     x = converted(x, n.dtype)
     d = x - mean
     mean += d * maths.divide(tl.full((1, 1), 1, n.dtype), tl.full((1, 1), 1, n.dtype) + chunk)
-    return (n + 1, mean, away + d * (x - mean))
+    return (n + 1, mean, m2 + d * (x - mean))
 
 
 @triton.jit
-def merge_spread(n, mean, away, n2, mean2, away2):
+def merge_welford(n, mean, m2, n2, mean2, m2_2):
     """Chan, Golub and LeVeque, 1979."""
     total = n + n2
     share = tl.where(total > 0, n2 / tl.where(total > 0, total, 1), 0)
     d = mean2 - mean
-    return total, mean + d * share, away + away2 + d * d * n * share
+    return total, mean + d * share, m2 + m2_2 + d * d * n * share
 
 
 @triton.jit
-def over_freedom(state, argument):
+def finish_var(state, argument):
     return maths.divide(state[2], tl.full(state[2].shape, argument, state[2].dtype))
 
 
 @triton.jit
-def root_over_freedom(state, argument):
-    return maths.root(over_freedom(state, argument))
+def finish_std(state, argument):
+    return maths.root(finish_var(state, argument))
 
 
 @triton.jit
-def highest(z, r):
+def init_logsumexp(z, r):
     return (z, tl.zeros_like(z))
 
 
 @triton.jit
-def step_powers(state, x, r, chunk, argument):
+def step_logsumexp(state, x, r, chunk, argument):
     """The maximum, and the sum of e^(x - maximum): one exponential an element, and none for the first."""
     top, total = state
     x = converted(x, top.dtype)
@@ -263,15 +265,15 @@ def step_powers(state, x, r, chunk, argument):
 
 
 @triton.jit
-def merge_powers(top, total, top2, total2):
+def merge_logsumexp(top, total, top2, total2):
     d = tl.where(top == top2, tl.zeros_like(top), top2 - top)
     e = maths.exp(-tl.abs(d))
     return tl.where(d > 0, top2, top), tl.where(d > 0, total * e + total2, total + total2 * e)
 
 
 @triton.jit
-def powers_of_all(state, AXIS: tl.constexpr):
-    """The same of all lanes together, with one exponential for each."""
+def reduce_logsumexp(state, AXIS: tl.constexpr):
+    """The state reduced along AXIS, with one exponential an element."""
     top, total = state
     best = tl.max(top, AXIS)
     wide = tl.expand_dims(best, AXIS)
@@ -280,30 +282,32 @@ def powers_of_all(state, AXIS: tl.constexpr):
 
 
 @triton.jit
-def log_of_powers(state, argument):
+def finish_logsumexp(state, argument):
     return maths.log(state[1]) + state[0]
 
 
-SPREAD = Recipe(three, step_spread, merge_spread, over_freedom, 0, 3)
-POWERS = Recipe(highest, step_powers, merge_powers, log_of_powers, -math.inf, 2, powers_of_all)
+WELFORD = ReduceSpec(init_welford, step_welford, merge_welford, finish_var, 0, 3)
+LOGSUMEXP = ReduceSpec(
+    init_logsumexp, step_logsumexp, merge_logsumexp, finish_logsumexp, -math.inf, 2, reduce_logsumexp
+)
 
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
 
 
-def reduce_axes(recipe: Recipe, out: Array, x: Array, axes: Axes, work: DType, argument: float = 0.0) -> None:
+def reduce_axes(spec: ReduceSpec, out: Array, x: Array, axes: Axes, work: DType, argument: float = 0.0) -> None:
     """Reduce dimensions of `x` in the state's type `work`."""
-    layout = arrange(x.shape, x.strides, normalize_axes(axes, x.ndim))
-    fold_into(recipe, out, x, layout, work, argument=argument)
+    layout = reduction_layout(x.shape, x.strides, normalize_axes(axes, x.ndim))
+    reduce_into(spec, out, x, layout, work, argument=argument)
 
 
-def _sums(dtype: DType) -> DType:
-    """What sums and products of a dtype accumulate in."""
+def _sum_type(dtype: DType) -> DType:
+    """The accumulator type of sums and products."""
     return work_type(dtype) if dtype.is_floating_point else int64
 
 
-def _own(dtype: DType) -> DType:
-    """What elements of a dtype are compared in."""
+def _compare_type(dtype: DType) -> DType:
+    """The type in which elements are compared."""
     if dtype.is_floating_point:
         return work_type(dtype)
     return int64 if dtype is int64 else int32
@@ -318,19 +322,19 @@ def sum_to_shape(out: Array, x: Array, shape: Shape) -> None:
     """y = x summed over the dimensions that broadcasting `shape` to x's shape repeats."""
     pad = x.ndim - len(shape)
     axes = (*range(pad), *(i + pad for i, s in enumerate(shape) if s == 1 and x.shape[i + pad] != 1))
-    reduce_axes(ADD, out, x, axes, _sums(x.dtype))
+    reduce_axes(ADD, out, x, axes, _sum_type(x.dtype))
 
 
 @cuda_impl("sum")
 def sum(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Σ x over `axes`."""
-    reduce_axes(ADD, out, x, axes, _sums(x.dtype))
+    reduce_axes(ADD, out, x, axes, _sum_type(x.dtype))
 
 
 @cuda_impl("mean")
 def mean(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Σ x / n over `axes`."""
-    reduce_axes(ADD._replace(finish=over), out, x, axes, work_type(x.dtype), float(_count(x, axes)))
+    reduce_axes(ADD._replace(finish=finish_mean), out, x, axes, work_type(x.dtype), float(_count(x, axes)))
 
 
 @cuda_impl("count_nonzero")
@@ -342,10 +346,10 @@ def count_nonzero(out: Array, x: Array, axes: Axes = None, keepdim: bool = False
 @cuda_impl("prod")
 def prod(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Π x over `axes`."""
-    reduce_axes(MULTIPLY, out, x, axes, _sums(x.dtype))
+    reduce_axes(MULTIPLY, out, x, axes, _sum_type(x.dtype))
 
 
-def _freedom(x: Array, axes: Axes, correction: float) -> float:
+def _degrees_of_freedom(x: Array, axes: Axes, correction: float) -> float:
     """n - correction, at least 0; NaN where there are no elements."""
     n = _count(x, axes)
     return max(n - correction, 0) if n else math.nan
@@ -354,85 +358,89 @@ def _freedom(x: Array, axes: Axes, correction: float) -> float:
 @cuda_impl("var")
 def var(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, correction: float) -> None:
     """y = Σ (x - mean)² / (n - correction) over `axes`, in one pass."""
-    reduce_axes(SPREAD, out, x, axes, work_type(x.dtype), _freedom(x, axes, correction))
+    reduce_axes(WELFORD, out, x, axes, work_type(x.dtype), _degrees_of_freedom(x, axes, correction))
 
 
 @cuda_impl("std")
 def std(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, correction: float) -> None:
     """y = √var(x) over `axes`, in one pass."""
-    recipe = SPREAD._replace(finish=root_over_freedom)
-    reduce_axes(recipe, out, x, axes, work_type(x.dtype), _freedom(x, axes, correction))
+    spec = WELFORD._replace(finish=finish_std)
+    reduce_axes(spec, out, x, axes, work_type(x.dtype), _degrees_of_freedom(x, axes, correction))
 
 
 @cuda_impl("amax")
 def amax(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """The largest element over `axes`."""
-    work = _own(x.dtype)
-    reduce_axes(_extreme(True, work, Recipe(one, step_larger, larger, first_state, 0)), out, x, axes, work)
+    work = _compare_type(x.dtype)
+    reduce_axes(
+        _with_identity(True, work, ReduceSpec(init_value, step_max, maximum, finish_first, 0)), out, x, axes, work
+    )
 
 
 @cuda_impl("amin")
 def amin(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """The smallest element over `axes`."""
-    work = _own(x.dtype)
-    reduce_axes(_extreme(False, work, Recipe(one, step_smaller, smaller, first_state, 0)), out, x, axes, work)
+    work = _compare_type(x.dtype)
+    reduce_axes(
+        _with_identity(False, work, ReduceSpec(init_value, step_min, minimum, finish_first, 0)), out, x, axes, work
+    )
 
 
-def _positions(largest: bool, values: Array | None, positions: Array, x: Array, axis: int | None) -> None:
-    work = _own(x.dtype)
-    recipe = _extreme(largest, work, LARGEST if largest else SMALLEST)
-    layout = arrange(x.shape, x.strides, normalize_axes(axis, x.ndim), ordered=True)
-    cut = whole_rows(layout, x.dtype.itemsize)
+def _arg_min_max(largest: bool, values: Array | None, indices: Array, x: Array, axis: int | None) -> None:
+    work = _compare_type(x.dtype)
+    spec = _with_identity(largest, work, ARGMAX if largest else ARGMIN)
+    layout = reduction_layout(x.shape, x.strides, normalize_axes(axis, x.ndim), ordered=True)
+    cut = row_tiles(layout, x.dtype.itemsize)
     if cut is not None:
-        extremes(larger if largest else smaller, recipe.identity, values, positions, x, layout, cut)
+        row_min_max(maximum if largest else minimum, spec.identity, values, indices, x, layout, cut)
         return
-    cut = whole_columns(layout, x.dtype.itemsize)
+    cut = column_tiles(layout, x.dtype.itemsize)
     if cut is not None:
-        column_extremes(recipe, larger if largest else smaller, values, positions, x, layout, cut)
+        column_min_max(spec, maximum if largest else minimum, values, indices, x, layout, cut)
         return
-    fold_into(recipe, values, x, layout, work, positions=positions)
+    reduce_into(spec, values, x, layout, work, indices=indices)
 
 
 @cuda_impl("argmax")
 def argmax(out: Array, x: Array, axis: int | None = None, keepdim: bool = False) -> None:
-    """Position of the largest element; the first of equals, the first NaN before all."""
-    _positions(True, None, out, x, axis)
+    """Index of the largest element: the first of equals; NaN beats every element."""
+    _arg_min_max(True, None, out, x, axis)
 
 
 @cuda_impl("argmin")
 def argmin(out: Array, x: Array, axis: int | None = None, keepdim: bool = False) -> None:
-    """Position of the smallest element; the first of equals, the first NaN before all."""
-    _positions(False, None, out, x, axis)
+    """Index of the smallest element: the first of equals; NaN beats every element."""
+    _arg_min_max(False, None, out, x, axis)
 
 
 @cuda_impl("max_with_indices")
 def max_with_indices(out: tuple[Array, Array], x: Array, axis: int, keepdim: bool = False) -> None:
-    """The largest element along `axis` and its position."""
-    _positions(True, out[0], out[1], x, axis)
+    """The largest element along `axis` and its index."""
+    _arg_min_max(True, out[0], out[1], x, axis)
 
 
 @cuda_impl("min_with_indices")
 def min_with_indices(out: tuple[Array, Array], x: Array, axis: int, keepdim: bool = False) -> None:
-    """The smallest element along `axis` and its position."""
-    _positions(False, out[0], out[1], x, axis)
+    """The smallest element along `axis` and its index."""
+    _arg_min_max(False, out[0], out[1], x, axis)
 
 
 @cuda_impl("any")
 def any(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """Whether an element over `axes` is not 0."""
-    reduce_axes(Recipe(one, step_either, either, first_state, 0), out, x, axes, int32)
+    reduce_axes(ReduceSpec(init_value, step_any, logical_or, finish_first, 0), out, x, axes, int32)
 
 
 @cuda_impl("all")
 def all(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """Whether every element over `axes` is not 0."""
-    reduce_axes(Recipe(one, step_both, both, first_state, 1), out, x, axes, int32)
+    reduce_axes(ReduceSpec(init_value, step_all, logical_and, finish_first, 1), out, x, axes, int32)
 
 
 @cuda_impl("logsumexp")
 def logsumexp(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """y = log Σ e^x over `axes`, in one pass."""
-    reduce_axes(POWERS, out, x, axes, work_type(out.dtype))
+    reduce_axes(LOGSUMEXP, out, x, axes, work_type(out.dtype))
 
 
 @cuda_impl("norm")
@@ -440,15 +448,15 @@ def norm(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, p: f
     """y = (Σ |x|^p)^(1/p) over `axes`; powers, which leave float32's range, are summed in float64."""
     work = work_type(x.dtype)
     if math.isinf(p):
-        step, merge = (step_larger_size, larger) if p > 0 else (step_smaller_size, smaller)
-        recipe = _extreme(p > 0, work, Recipe(one, step, merge, first_state, 0))
+        step, merge = (step_abs_max, maximum) if p > 0 else (step_abs_min, minimum)
+        spec = _with_identity(p > 0, work, ReduceSpec(init_value, step, merge, finish_first, 0))
     elif p in (0, 1):
-        recipe = ADD._replace(step=step_count if p == 0 else step_absolute)
+        spec = ADD._replace(step=step_count if p == 0 else step_abs)
     else:
         work = float64
-        step, finish = (step_square, root) if p == 2 else (step_power, root_of_order)
-        recipe = ADD._replace(step=step, finish=finish)
-    reduce_axes(recipe, out, x, axes, work, p)
+        step, finish = (step_square, finish_root) if p == 2 else (step_power, finish_p_root)
+        spec = ADD._replace(step=step, finish=finish)
+    reduce_axes(spec, out, x, axes, work, p)
 
 
 # --- Running sums and products ----------------------------------------------------------------------------------------
@@ -459,13 +467,15 @@ def cumsum(out: Array, x: Array, axis: int, reverse: bool = False) -> None:
     """y_i = Σ x_j over j ≤ i along `axis` (j ≥ i with `reverse`), floats in float64."""
     axes = normalize_axes(axis, x.ndim)
     work = float64 if out.dtype.is_floating_point else int64
-    scan_lines(ADD, out, x, axes, work, reverse=reverse)
+    scan_into(ADD, out, x, axes, work, reverse=reverse)
 
 
 @triton.jit
-def three_factors(p_o, p_g, p_l, p_r, n, sizes, sg, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def prod_backward_kernel(
+    p_o, p_g, p_l, p_r, n, sizes, sg, DIMS: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr
+):
     program = tl.program_id(0)
-    if WIDE:
+    if INT64:
         program = program.to(tl.int64)
     i = program * BLOCK + tl.arange(0, BLOCK)
     m = i < n
@@ -477,25 +487,25 @@ def three_factors(p_o, p_g, p_l, p_r, n, sizes, sg, DIMS: tl.constexpr, WIDE: tl
 @cuda_impl("prod_backward")
 def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
     """dx_i = g_i · Π x_j over j ≠ i: products from the left times products from the right, exact with zeros."""
-    reduced, work = normalize_axes(axes, x.ndim), _sums(x.dtype)
+    reduced, work = normalize_axes(axes, x.ndim), _sum_type(x.dtype)
     left, right = empty(x.shape, work, x.device), empty(x.shape, work, x.device)
-    scan_lines(MULTIPLY, left, x, reduced, work, exclusive=True)
-    scan_lines(MULTIPLY, right, x, reduced, work, exclusive=True, reverse=True)
+    scan_into(MULTIPLY, left, x, reduced, work, exclusive=True)
+    scan_into(MULTIPLY, right, x, reduced, work, exclusive=True, reverse=True)
     sizes, _, sg = collapse(x.shape, contiguous_strides(x.shape), g.strides)
     launch(
-        three_factors, triton.cdiv(out.size, 1024), out, g, left, right, out.size, sizes, sg,
-        DIMS=len(sizes), WIDE=is_wide(sizes, sg), BLOCK=1024,
+        prod_backward_kernel, triton.cdiv(out.size, 1024), out, g, left, right, out.size, sizes, sg,
+        DIMS=len(sizes), INT64=is_wide(sizes, sg), BLOCK=1024,
     )  # fmt: skip
 
 
-# --- Placing values ---------------------------------------------------------------------------------------------------
+# --- Scatter along an axis --------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def put(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, DIMS: tl.constexpr, WIDE: tl.constexpr,
-        BLOCK: tl.constexpr):  # fmt: skip
+def put_along_axis_kernel(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, DIMS: tl.constexpr, INT64: tl.constexpr,
+                          BLOCK: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
-    if WIDE:
+    if INT64:
         program = program.to(tl.int64)
     i = program * BLOCK + tl.arange(0, BLOCK)
     m = i < n
@@ -507,9 +517,9 @@ def put(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, DIMS: tl.constexpr, W
 
 @cuda_impl("put_along_axis")
 def put_along_axis(out: Array, values: Array, indices: Array, axis: int, size: int) -> None:
-    """Zeros, with `values` at positions `indices` along `axis`; positions beyond the dimension are left out."""
+    """Zeros, with `values` at `indices` along `axis`; indices out of range are left out."""
     if values.ndim == 0:
-        launch(put_one, 1, out, values)
+        launch(store_scalar_kernel, 1, out, values)
         return
     clear(out)
     axis = normalize_axis(axis, values.ndim)
@@ -517,11 +527,11 @@ def put_along_axis(out: Array, values: Array, indices: Array, axis: int, size: i
     steps = (*out.strides[:axis], 0, *out.strides[axis + 1 :])
     sizes, so, sv, si = collapse(values.shape, steps, values.strides, indices.strides)
     launch(
-        put, triton.cdiv(values.size, 512), out, values, indices, values.size, size, stride, sizes, so, sv, si,
-        DIMS=len(sizes), WIDE=is_wide(sizes, so, sv, si) or out.size > 1 << 31, BLOCK=512,
+        put_along_axis_kernel, triton.cdiv(values.size, 512), out, values, indices, values.size, size, stride, sizes,
+        so, sv, si, DIMS=len(sizes), INT64=is_wide(sizes, so, sv, si) or out.size > 1 << 31, BLOCK=512,
     )  # fmt: skip
 
 
 @triton.jit
-def put_one(p_o, p_v):
+def store_scalar_kernel(p_o, p_v):
     tl.store(p_o, tl.load(p_v))

@@ -1,11 +1,13 @@
-"""Reductions as the GPU runs them: one kernel that folds elements into a state, and one that merges states.
+"""The two kernels of every reduction: one accumulates elements into a state, one merges partial states.
 
-A `Recipe` says what is folded. Its state is a tuple of tiles: one for sums and extrema, value and position for argmax,
-count, mean and squared distances for a variance, maximum and scaled sum for logsumexp. The same kernel serves inner
-(AXIS 1, tile [K, R]) and outer reductions (AXIS 0, tile [R, K]): the dimension next in memory is the tile's last.
-Where few results have many elements, each program writes its state and a second launch merges them in fixed order. (A
-last program that merges would save that launch, about 1 us, at the price of a counter in memory which every replay
-must find at zero.)
+Reference: the reductions of `genesis/ops/reduce.py`; `reduce.py` beside this file says what each of them accumulates.
+
+A `ReduceSpec` defines a reduction. Its state is a tuple of tiles: one tile for sums, minima and maxima; value and index
+for argmax; count, mean and squared deviations for a variance; maximum and scaled sum for logsumexp. The same kernel
+serves inner (AXIS 1, tile [BK, BR]) and outer reductions (AXIS 0, tile [BR, BK]), so that the last dimension of a tile
+is contiguous in memory. If few results have many elements, the elements are split among programs, which store their
+states; a second launch merges these in fixed order. (Merging in the last program to finish would save that launch,
+about 1 us, but needs a counter in memory that is zero at every replay.)
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import Double, launch
 from genesis.dtypes import DType, float64, int32, int64
-from genesis.kernels.reduce.plan import Layout, Tiles, merge_tiles, tiles
+from genesis.kernels.reduce.plan import Layout, Tiles, merge_tiles, reduction_tiles
 from genesis.kernels.strides import is_wide, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 
-__all__ = ["Recipe", "first_state", "fold_into", "number", "partials", "reads", "reduced"]
+__all__ = ["ReduceSpec", "finish_first", "load_type", "number", "partial_states", "reduce_into", "reduce_tile"]
 
 
-class Recipe(NamedTuple):
+class ReduceSpec(NamedTuple):
     """A reduction, as functions under `triton.jit` of states (tuples of tiles).
 
     Attributes:
-        init: (full tile of the identity, positions) -> the state of nothing.
-        step: (state, x, positions, chunk number, argument) -> the state with one more element in each lane.
-        merge: (*state, *state) -> state, as `tl.reduce` takes it; the left one comes first.
-        collapse: (state, axis) -> the state of an axis's lanes together, where that costs less than `merge` by pairs.
+        init: (tile of the identity, indices) -> the initial state.
+        step: (state, x, indices, chunk number, argument) -> the state after a tile of elements x.
+        merge: (*state, *state) -> state, the combine function of `tl.reduce`; the left operand comes first.
+        reduce_axis: (state, axis) -> the state reduced along an axis, where that costs less than `merge` by pairs.
         finish: (state, argument) -> result.
-        identity: what the state's first tile starts from.
-        states: number of tiles in the state.
+        identity: what `init` gets.
+        states: tiles in the state.
     """
 
     init: Any
@@ -46,33 +48,33 @@ class Recipe(NamedTuple):
     finish: Any
     identity: float
     states: int = 1
-    collapse: Any = None
+    reduce_axis: Any = None
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def chosen(m, new, old, STATES: tl.constexpr):
-    """`new` where the mask says so."""
-    if STATES == 1:
+def select_state(m, new, old):
+    """`new` where m is set, else `old`."""
+    if len(new) == 1:
         return (tl.where(m, new[0], old[0]),)
-    elif STATES == 2:
+    elif len(new) == 2:
         return (tl.where(m, new[0], old[0]), tl.where(m, new[1], old[1]))
     else:
         return (tl.where(m, new[0], old[0]), tl.where(m, new[1], old[1]), tl.where(m, new[2], old[2]))
 
 
 @tl.core.builtin
-def reduced(state, AXIS, MERGE, _semantic=None, _generator=None):  # type: ignore[no-untyped-def]
-    """`tl.reduce` with a function that came as a constant, which it does not open itself."""
+def reduce_tile(state, AXIS, MERGE, _semantic=None, _generator=None):  # type: ignore[no-untyped-def]
+    """`tl.reduce`, which does not unwrap a combine function that is a constexpr."""
     return tl.reduce(state, AXIS, MERGE.value, _semantic=_semantic, _generator=_generator)
 
 
-if is_interpreted():  # which would call MERGE for every element
+if is_interpreted():  # where tl.reduce would call MERGE for every element
 
-    def reduced(state: Any, AXIS: Any, MERGE: Any) -> Any:
-        """The same on whole tiles: halves are merged until one is left."""
+    def reduce_tile(state: Any, AXIS: Any, MERGE: Any) -> Any:
+        """The same on whole tiles: merge halves until one is left."""
         axis = getattr(AXIS, "value", AXIS)
         values = [tile.handle.data for tile in state]
         kinds = [tile.dtype for tile in state]
@@ -90,71 +92,69 @@ if is_interpreted():  # which would call MERGE for every element
 
 
 @triton.jit
-def collapsed(state, AXIS: tl.constexpr, MERGE: tl.constexpr, COLLAPSE: tl.constexpr):
-    """The state of all lanes along AXIS."""
-    if COLLAPSE is None:
-        return reduced(state, AXIS, MERGE)
+def reduce_state(state, AXIS: tl.constexpr, MERGE: tl.constexpr, REDUCE_AXIS: tl.constexpr):
+    """The state reduced along AXIS."""
+    if REDUCE_AXIS is None:
+        return reduce_tile(state, AXIS, MERGE)
     else:
-        return COLLAPSE(state, AXIS)
+        return REDUCE_AXIS(state, AXIS)
 
 
 @triton.jit
-def store_results(p_o, p_i, state, o, m, argument, FINISH: tl.constexpr):
-    """Results, and positions where they are asked for."""
-    if p_o is not None:
-        tl.store(p_o + o, converted(FINISH(state, argument), p_o.dtype.element_ty), mask=m)
-    if p_i is not None:
-        tl.store(p_i + o, state[1].to(tl.int64), mask=m)
+def reduce_kernel(p_o, p_1, p_2, p_x, nk, nr, span, argument, kept, reduced, INIT: tl.constexpr, STEP: tl.constexpr,
+                  MERGE: tl.constexpr, REDUCE_AXIS: tl.constexpr, FINISH: tl.constexpr, IDENTITY: tl.constexpr,
+                  READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr, LOOP: tl.constexpr, TAIL: tl.constexpr,
+                  INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+    """Reduce nr elements to each of nk results; if FINISH is None, reduce a split of `span` elements to states.
 
-
-@triton.jit
-def fold(p_o, p_i, p_a, p_b, p_c, p_x, nk, nr, span, argument, sizes_k, sx, so, sizes_r, sr,
-         INIT: tl.constexpr, STEP: tl.constexpr, MERGE: tl.constexpr, COLLAPSE: tl.constexpr, FINISH: tl.constexpr,
-         IDENTITY: tl.constexpr, STATES: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
-         KDIMS: tl.constexpr, RDIMS: tl.constexpr, LOOP: tl.constexpr, TAIL: tl.constexpr, WIDE_K: tl.constexpr,
-         WIDE_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+    Args:
+        p_o, p_1: results and their indices, either of which may be None; else the first two tiles of the states.
+        p_2: the third tile of the states.
+        kept: sizes of the kept dimensions, their strides in x, and in the result.
+        reduced: sizes and strides of the reduced dimensions.
+    """
     program, split = tl.program_id(0), tl.program_id(1)
-    if WIDE_K:
+    if INT64_K:
         program = program.to(tl.int64)
     begin, length = 0, nr
-    if p_a is not None:
-        begin = (split.to(tl.int64) if WIDE_R else split) * span
+    if FINISH is None:
+        begin = (split.to(tl.int64) if INT64_R else split) * span
         length = tl.minimum(span, nr - begin)
-        if TAIL == 16:  # or the compiler would not know that whole vectors are masked together
+        if TAIL == 16:  # the compiler then masks whole vectors
             length = tl.multiple_of(length, 16)
-    i_k = program * BK + tl.arange(0, BK)
+    i_k = program * BK + tl.arange(0, BK)  # [BK]
     m_k = i_k < nk
-    p_k = tl.expand_dims(p_x + offsets(i_k, sizes_k, sx, KDIMS), AXIS)
+    p_k = tl.expand_dims(p_x + offsets(i_k, kept[0], kept[1], len(kept[0])), AXIS)  # [BK, 1] or [1, BK]
     m_x = tl.expand_dims(m_k, AXIS)
-    i_r = begin + tl.arange(0, BR)
-    if WIDE_R:
+    i_r = begin + tl.arange(0, BR)  # [BR]
+    if INT64_R:
         i_r = i_r.to(tl.int64)
     ROWS: tl.constexpr = BK if AXIS == 1 else BR
     COLUMNS: tl.constexpr = BR if AXIS == 1 else BK
     state = INIT(tl.full((ROWS, COLUMNS), IDENTITY, WORK), tl.expand_dims(i_r, 1 - AXIS))
     if LOOP:
-        for chunk in range(0, length // BR):  # whole ones need no mask along R, so odd lengths are loaded in vectors
+        for chunk in range(0, length // BR):  # full chunks need no mask along R, so odd lengths load as vectors
             r = i_r + chunk * BR
-            o_r = tl.expand_dims(offsets(r, sizes_r, sr, RDIMS), 1 - AXIS)
-            x = converted(tl.load(p_k + o_r, mask=m_x), READ)
+            o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1], len(reduced[0])), 1 - AXIS)
+            x = converted(tl.load(p_k + o_r, mask=m_x), READ)  # [BK, BR] or [BR, BK]
             state = STEP(state, x, tl.expand_dims(r, 1 - AXIS), chunk, argument)
     if TAIL:
         last = length // BR if LOOP else 0
         r = i_r + last * BR
         m = m_x & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)
-        o_r = tl.expand_dims(offsets(r, sizes_r, sr, RDIMS), 1 - AXIS)
+        o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1], len(reduced[0])), 1 - AXIS)
         x = converted(tl.load(p_k + o_r, mask=m, other=0), READ)
-        state = chosen(m, STEP(state, x, tl.expand_dims(r, 1 - AXIS), last, argument), state, STATES)
-    state = collapsed(state, AXIS, MERGE, COLLAPSE)
-    if p_a is None:
-        store_results(p_o, p_i, state, offsets(i_k, sizes_k, so, KDIMS), m_k, argument, FINISH)
-    else:
+        state = select_state(m, STEP(state, x, tl.expand_dims(r, 1 - AXIS), last, argument), state)
+    state = reduce_state(state, AXIS, MERGE, REDUCE_AXIS)  # tiles [BK]
+    if FINISH is None:
         o = split.to(tl.int64) * nk + i_k
-        tl.store(p_a + o, state[0], mask=m_k)
-        if p_b is not None:
-            tl.store(p_b + o, state[1], mask=m_k)
-        if p_c is not None:
-            tl.store(p_c + o, state[2], mask=m_k)
+        tl.store(p_o + o, state[0], mask=m_k)
+        if p_1 is not None:
+            tl.store(p_1 + o, state[1], mask=m_k)
+        if p_2 is not None:
+            tl.store(p_2 + o, state[2], mask=m_k)
+    else:
+        store_results(p_o, p_1, state, offsets(i_k, kept[0], kept[2], len(kept[0])), m_k, argument, FINISH)
 
 
 @triton.jit
@@ -169,47 +169,57 @@ def load_states(p_a, p_b, p_c, o, m):
 
 
 @triton.jit
-def merged(left, right, MERGE: tl.constexpr, STATES: tl.constexpr):
-    """MERGE of two states; always a tuple."""
-    if STATES == 1:
+def merge_states(left, right, MERGE: tl.constexpr):
+    """MERGE of two states, as a tuple also for one tile."""
+    if len(left) == 1:
         return (MERGE(left[0], right[0]),)
-    elif STATES == 2:
+    elif len(left) == 2:
         return MERGE(left[0], left[1], right[0], right[1])
     else:
         return MERGE(left[0], left[1], left[2], right[0], right[1], right[2])
 
 
 @triton.jit
-def merge(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes_k, so, INIT: tl.constexpr, MERGE: tl.constexpr,
-          COLLAPSE: tl.constexpr, FINISH: tl.constexpr, IDENTITY: tl.constexpr, STATES: tl.constexpr,
-          WORK: tl.constexpr, INDEX: tl.constexpr, KDIMS: tl.constexpr, LOOP: tl.constexpr, WIDE_K: tl.constexpr,
-          BK: tl.constexpr, BS: tl.constexpr):  # fmt: skip
+def merge_kernel(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes, so, INIT: tl.constexpr, MERGE: tl.constexpr,
+                 REDUCE_AXIS: tl.constexpr, FINISH: tl.constexpr, IDENTITY: tl.constexpr, WORK: tl.constexpr,
+                 INDEX: tl.constexpr, LOOP: tl.constexpr, INT64_K: tl.constexpr, BK: tl.constexpr,
+                 BS: tl.constexpr):  # fmt: skip
+    """Merge the states [ns, nk] of `reduce_kernel` and store results, and indices if `p_i` is given."""
     program = tl.program_id(0)
-    if WIDE_K:
+    if INT64_K:
         program = program.to(tl.int64)
-    i_k = program * BK + tl.arange(0, BK)
-    i_s = tl.arange(0, BS)
+    i_k = program * BK + tl.arange(0, BK)  # [BK]
+    i_s = tl.arange(0, BS)  # [BS]
     m_k = i_k < nk
     LAST: tl.constexpr = 0x7FFFFFFF if tl.int32 == INDEX else 0x7FFFFFFFFFFFFFFF
     state = INIT(tl.full((BS, BK), IDENTITY, WORK), tl.full((BS, 1), LAST, INDEX))
     m = m_k[None, :] & (i_s < ns)[:, None]
-    o = i_s.to(tl.int64)[:, None] * nk + i_k[None, :]
-    state = chosen(m, load_states(p_a, p_b, p_c, o, m), state, STATES)
+    o = i_s.to(tl.int64)[:, None] * nk + i_k[None, :]  # [BS, BK]
+    state = select_state(m, load_states(p_a, p_b, p_c, o, m), state)
     if LOOP:
         for chunk in range(1, tl.cdiv(ns, BS)):
             s = chunk * BS + i_s
             m = m_k[None, :] & (s < ns)[:, None]
             o = s.to(tl.int64)[:, None] * nk + i_k[None, :]
-            state = chosen(m, merged(state, load_states(p_a, p_b, p_c, o, m), MERGE, STATES), state, STATES)
-    state = collapsed(state, 0, MERGE, COLLAPSE)
-    store_results(p_o, p_i, state, offsets(i_k, sizes_k, so, KDIMS), m_k, argument, FINISH)
+            state = select_state(m, merge_states(state, load_states(p_a, p_b, p_c, o, m), MERGE), state)
+    state = reduce_state(state, 0, MERGE, REDUCE_AXIS)  # tiles [BK]
+    store_results(p_o, p_i, state, offsets(i_k, sizes, so, len(sizes)), m_k, argument, FINISH)
+
+
+@triton.jit
+def store_results(p_o, p_i, state, o, m, argument, FINISH: tl.constexpr):
+    """Store results, and indices, as far as they are wanted."""
+    if p_o is not None:
+        tl.store(p_o + o, converted(FINISH(state, argument), p_o.dtype.element_ty), mask=m)
+    if p_i is not None:
+        tl.store(p_i + o, state[1].to(tl.int64), mask=m)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
-def reads(dtype: DType) -> DType:
-    """What elements are turned into right after the load: float32 for 2-byte floats, int32 for narrow integers."""
+def load_type(dtype: DType) -> DType:
+    """The type that elements are cast to at the load: float32 for 2-byte floats, int32 for narrow integers."""
     if dtype.is_floating_point:
         return work_type(dtype)
     return int64 if dtype is int64 else int32
@@ -220,69 +230,68 @@ def number(value: float, work: DType) -> float:
     return Double(value) if work is float64 else float(value)
 
 
-def fold_into(
-    recipe: Recipe,
+def reduce_into(
+    spec: ReduceSpec,
     out: Array | None,
     x: Array,
     layout: Layout,
     work: DType,
     *,
-    positions: Array | None = None,
+    indices: Array | None = None,
     argument: float = 0.0,
     cut: Tiles | None = None,
 ) -> None:
-    """Reduce `x`: every element of `out` is written, from the identity where there is nothing to reduce.
+    """Reduce `x` into `out`; results without elements are those of the identity.
 
     Args:
-        out: contiguous results, or None where only positions are asked for.
-        work: the type of the state's values.
-        positions: int64 positions (of recipes whose second state they are).
-        argument: what `step` and `finish` get.
+        out: contiguous results, or None if only indices are wanted.
+        work: the type of the state.
+        indices: int64 indices, for specs that keep them as their second tile.
+        argument: the last argument of `step` and `finish`.
         cut: tile sizes; chosen by shape unless given.
     """
     if layout.results == 0:
         return
-    cut = cut or tiles(layout, x.dtype.itemsize, recipe.states)
+    cut = cut or reduction_tiles(layout, x.dtype.itemsize, spec.states)
     if cut.splits == 1:
-        _launch_fold(recipe, (out, positions), (None, None, None), x, layout, work, argument, cut)
+        _launch_reduce(spec, (out, indices, None), x, layout, work, argument, cut)
         return
-    parts = partials(recipe, x, layout, work, cut, argument=argument)
+    parts = partial_states(spec, x, layout, work, cut, argument=argument)
     again = merge_tiles(layout.results, cut.splits)
     launch(
-        merge, triton.cdiv(layout.results, again.keep), out, positions, *parts, layout.results, cut.splits,
-        number(argument, work), layout.kept, layout.kept_out,
-        INIT=recipe.init, MERGE=recipe.merge, COLLAPSE=recipe.collapse, FINISH=recipe.finish, IDENTITY=recipe.identity,
-        STATES=recipe.states, WORK=TRITON[work.name], INDEX=TRITON[_index(layout).name], KDIMS=len(layout.kept),
-        LOOP=again.fold < cut.splits, WIDE_K=is_wide(layout.kept, layout.kept_out), BK=again.keep, BS=again.fold,
-        num_warps=again.warps,
+        merge_kernel, triton.cdiv(layout.results, again.block_k), out, indices, *parts, layout.results, cut.splits,
+        number(argument, work), layout.kept, layout.kept_out, INIT=spec.init, MERGE=spec.merge,
+        REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity,
+        WORK=TRITON[work.name], INDEX=TRITON[_index(layout).name],
+        LOOP=again.block_r < cut.splits, INT64_K=is_wide(layout.kept, layout.kept_out), BK=again.block_k,
+        BS=again.block_r, num_warps=again.warps,
     )  # fmt: skip
 
 
-def partials(
-    recipe: Recipe, x: Array, layout: Layout, work: DType, cut: Tiles, *, argument: float = 0.0
+def partial_states(
+    spec: ReduceSpec, x: Array, layout: Layout, work: DType, cut: Tiles, *, argument: float = 0.0
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """The states of every split, as arrays [splits, results] in the layout's order of results."""
+    """The states of all splits, as arrays [splits, results] in the layout's order of results."""
     shape = (cut.splits, layout.results)
-    types = (work, _index(layout) if recipe.states == 2 and recipe.finish is first_state else work, work)
-    a, b, c = (empty(shape, t, x.device) if i < recipe.states else None for i, t in enumerate(types))
-    _launch_fold(recipe, (None, None), (a, b, c), x, layout, work, argument, cut)
+    types = (work, _index(layout) if spec.states == 2 and spec.finish is finish_first else work, work)
+    a, b, c = (empty(shape, t, x.device) if i < spec.states else None for i, t in enumerate(types))
+    _launch_reduce(spec._replace(finish=None), (a, b, c), x, layout, work, argument, cut)
     return a, b, c
 
 
-def _tail(elements: int, fold: int) -> int:
-    """0 where tiles fit, else what is known to divide the rest: 16 or 1."""
-    return 0 if elements % fold == 0 else 16 if elements % 16 == 0 else 1
+def _tail(elements: int, block_r: int) -> int:
+    """0 if `block_r` divides `elements`; else a known divisor of the remainder, 16 or 1."""
+    return 0 if elements % block_r == 0 else 16 if elements % 16 == 0 else 1
 
 
 def _index(layout: Layout) -> DType:
-    """The type of positions."""
-    return int64 if is_wide(layout.reduced, layout.steps) else int32
+    """The type of indices."""
+    return int64 if layout.int64_r else int32
 
 
-def _launch_fold(
-    recipe: Recipe,
-    outs: tuple[Array | None, Array | None],
-    parts: tuple[Array | None, ...],
+def _launch_reduce(
+    spec: ReduceSpec,
+    outs: tuple[Array | None, Array | None, Array | None],
     x: Array,
     layout: Layout,
     work: DType,
@@ -290,18 +299,16 @@ def _launch_fold(
     cut: Tiles,
 ) -> None:
     launch(
-        fold, (triton.cdiv(layout.results, cut.keep), cut.splits), *outs, *parts, x, layout.results, layout.elements,
-        cut.span, number(argument, work), layout.kept, layout.kept_in, layout.kept_out, layout.reduced, layout.steps,
-        INIT=recipe.init, STEP=recipe.step, MERGE=recipe.merge, COLLAPSE=recipe.collapse, FINISH=recipe.finish,
-        IDENTITY=recipe.identity, STATES=recipe.states, READ=TRITON[reads(x.dtype).name], WORK=TRITON[work.name],
-        AXIS=int(layout.inner), KDIMS=len(layout.kept), RDIMS=len(layout.reduced), LOOP=layout.elements >= cut.fold,
-        TAIL=_tail(layout.elements, cut.fold),
-        WIDE_K=is_wide((*layout.kept, *layout.reduced), (*layout.kept_in, *layout.steps))
-        or is_wide(layout.kept, layout.kept_out),
-        WIDE_R=is_wide(layout.reduced, layout.steps), BK=cut.keep, BR=cut.fold, num_warps=cut.warps,
+        reduce_kernel, (triton.cdiv(layout.results, cut.block_k), cut.splits), *outs, x, layout.results,
+        layout.elements, cut.span, number(argument, work), (layout.kept, layout.kept_in, layout.kept_out),
+        (layout.reduced, layout.reduced_in), INIT=spec.init, STEP=spec.step, MERGE=spec.merge,
+        REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity, READ=TRITON[load_type(x.dtype).name],
+        WORK=TRITON[work.name], AXIS=int(layout.inner), LOOP=layout.elements >= cut.block_r,
+        TAIL=_tail(layout.elements, cut.block_r), INT64_K=layout.int64_k, INT64_R=layout.int64_r, BK=cut.block_k,
+        BR=cut.block_r, num_warps=cut.warps,
     )  # fmt: skip
 
 
 @triton.jit
-def first_state(state, argument):
+def finish_first(state, argument):
     return state[0]

@@ -1,6 +1,8 @@
-"""Running sums and products along lines: one launch where lines fill the GPU, three for few long lines.
+"""Inclusive and exclusive scans along lines: one launch if the lines fill the GPU, else three.
 
-The three: totals of every stretch of a line, the running totals of those, and the scan with what came before a stretch.
+Reference: `genesis/ops/reduce.py`: cumsum, prod_backward.
+
+The three launches reduce every split of a line, scan these totals, and scan each split from its prefix.
 """
 
 from __future__ import annotations
@@ -15,37 +17,37 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType
-from genesis.kernels.reduce.plan import Layout, Tiles, is_inner, scan_tiles, still
-from genesis.kernels.reduce.reduction import Recipe, partials, reads, reduced
+from genesis.kernels.reduce.plan import Layout, Tiles, is_inner, scan_tiles, zero_if_single
+from genesis.kernels.reduce.reduction import ReduceSpec, load_type, partial_states, reduce_tile
 from genesis.kernels.strides import collapse, is_wide, offsets
 from genesis.kernels.types import TRITON, converted
 from genesis.shapes import Shape, numel
 
-__all__ = ["scan_lines"]
+__all__ = ["scan_into"]
 
 
 class Lines(NamedTuple):
-    """The lines of an array and their elements, merged dimensions with the strides of input and result."""
+    """Lines (`kept`) and the elements of each (`along`): merged dimensions, strides in input and result."""
 
     kept: Shape
     kept_in: Shape
     kept_out: Shape
     along: Shape
-    steps_in: Shape
-    steps_out: Shape
+    along_in: Shape
+    along_out: Shape
 
 
 @tl.core.builtin
-def running(x, AXIS, MERGE, REVERSE, _semantic=None, _generator=None):  # type: ignore[no-untyped-def]
-    """`tl.associative_scan` with a function that came as a constant, which it does not open itself."""
+def scan_tile(x, AXIS, MERGE, REVERSE, _semantic=None, _generator=None):  # type: ignore[no-untyped-def]
+    """`tl.associative_scan`, which does not unwrap a combine function that is a constexpr."""
     reverse = REVERSE.value
     return tl.associative_scan(x, AXIS, MERGE.value, reverse=reverse, _semantic=_semantic, _generator=_generator)
 
 
-if is_interpreted():  # which would call MERGE for every element
+if is_interpreted():  # where tl.associative_scan would call MERGE for every element
 
-    def running(x: Any, AXIS: Any, MERGE: Any, REVERSE: Any) -> Any:
-        """The same on whole tiles: each element takes up the one 1, 2, 4, … before it (Hillis and Steele, 1986)."""
+    def scan_tile(x: Any, AXIS: Any, MERGE: Any, REVERSE: Any) -> Any:
+        """The same on whole tiles: each element takes in the one 1, 2, 4, … prefix it (Hillis and Steele, 1986)."""
         axis, reverse = getattr(AXIS, "value", AXIS), getattr(REVERSE, "value", REVERSE)
         values = np.moveaxis(x.handle.data, axis, 0)
         values = values[::-1] if reverse else values
@@ -63,90 +65,90 @@ if is_interpreted():  # which would call MERGE for every element
 
 
 @triton.jit
-def scan(p_o, p_x, p_before, nk, nr, span, sizes_k, sx, so, sizes_r, sr, sq, MERGE: tl.constexpr,
-         IDENTITY: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr,
-         EXCLUSIVE: tl.constexpr, KDIMS: tl.constexpr, RDIMS: tl.constexpr, WIDE_K: tl.constexpr,
-         WIDE_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+def scan_kernel(p_o, p_x, p_prefix, nk, nr, span, sizes_k, sx, so, sizes_r, sr, sq, MERGE: tl.constexpr,
+                IDENTITY: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
+                REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, KDIMS: tl.constexpr, RDIMS: tl.constexpr,
+                INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     program, split = tl.program_id(0), tl.program_id(1)
-    if WIDE_K:
+    if INT64_K:
         program = program.to(tl.int64)
-    i_k = program * BK + tl.arange(0, BK)
+    i_k = program * BK + tl.arange(0, BK)  # [BK]
     m_k = i_k < nk
-    begin = (split.to(tl.int64) if WIDE_R else split) * span
+    begin = (split.to(tl.int64) if INT64_R else split) * span
     end = tl.minimum(begin + span, nr)
     chunks = tl.cdiv(end - begin, BR)
     p_k = tl.expand_dims(p_x + offsets(i_k, sizes_k, sx, KDIMS), AXIS)
     q_k = tl.expand_dims(p_o + offsets(i_k, sizes_k, so, KDIMS), AXIS)
     m_x = tl.expand_dims(m_k, AXIS)
-    if p_before is None:
+    if p_prefix is None:
         carry = tl.full((BK,), IDENTITY, WORK)
     else:
-        carry = tl.load(p_before + split.to(tl.int64) * nk + i_k, mask=m_k, other=0)
+        carry = tl.load(p_prefix + split.to(tl.int64) * nk + i_k, mask=m_k, other=0)
     SHIFT: tl.constexpr = (1 if REVERSE else -1) if EXCLUSIVE else 0
-    for turn in range(0, chunks):
-        chunk = chunks - 1 - turn if REVERSE else turn
-        r = begin + chunk * BR + tl.arange(0, BR)
+    for step in range(0, chunks):
+        chunk = chunks - 1 - step if REVERSE else step
+        r = begin + chunk * BR + tl.arange(0, BR)  # [BR]
         source = r + SHIFT
         m = m_x & tl.expand_dims((source >= begin) & (source < end), 1 - AXIS)
         x = tl.load(p_k + tl.expand_dims(offsets(source, sizes_r, sr, RDIMS), 1 - AXIS), mask=m, other=0)
-        x = tl.where(m, converted(converted(x, READ), WORK), IDENTITY)
-        y = MERGE(tl.expand_dims(carry, AXIS), running(x, AXIS, MERGE, REVERSE))
+        x = tl.where(m, converted(converted(x, READ), WORK), IDENTITY)  # [BK, BR] or [BR, BK]
+        y = MERGE(tl.expand_dims(carry, AXIS), scan_tile(x, AXIS, MERGE, REVERSE))
         o = q_k + tl.expand_dims(offsets(r, sizes_r, sq, RDIMS), 1 - AXIS)
         tl.store(o, converted(y, p_o.dtype.element_ty), mask=m_x & tl.expand_dims(r < end, 1 - AXIS))
-        carry = MERGE(carry, reduced((x,), AXIS, MERGE)[0])
+        carry = MERGE(carry, reduce_tile((x,), AXIS, MERGE)[0])
 
 
-def scan_lines(
-    recipe: Recipe, out: Array, x: Array, axes: Shape, work: DType, *, reverse: bool = False, exclusive: bool = False
+def scan_into(
+    spec: ReduceSpec, out: Array, x: Array, axes: Shape, work: DType, *, reverse: bool = False, exclusive: bool = False
 ) -> None:
-    """Running results of `recipe` along the dimensions `axes` in row-major order.
+    """The scan of `spec` along the dimensions `axes` in row-major order.
 
     Args:
         out: of x's shape.
-        work: the type of the running results.
-        reverse: from the last element to the first.
-        exclusive: of the elements before each one, without it.
+        work: the type of the accumulator.
+        reverse: scan from the last element to the first.
+        exclusive: each result leaves out its own element.
     """
     if out.size == 0:
         return
     keep = [i for i in range(x.ndim) if i not in axes]
     keep.sort(key=lambda i: (x.strides[i] != 0, -x.strides[i]))
     kept, kept_in, kept_out = _merged(x, out, keep)
-    lines = Lines(kept, *still(kept, kept_in, kept_out), *_merged(x, out, list(axes)))
+    lines = Lines(kept, *zero_if_single(kept, kept_in, kept_out), *_merged(x, out, list(axes)))
     count, length = numel(lines.kept), numel(lines.along)
-    inner = is_inner(lines.kept, lines.kept_in, lines.along, lines.steps_in)
+    inner = is_inner(lines.kept, lines.kept_in, lines.along, lines.along_in)
     cut = scan_tiles(count, length, inner)
-    before = None
+    prefix = None
     if cut.splits > 1:
-        layout = Layout(lines.kept, lines.kept_in, (1,) * len(lines.kept), lines.along, lines.steps_in, inner)
-        totals, *_ = partials(recipe, x, layout, work, cut)
+        layout = Layout(lines.kept, lines.kept_in, (1,) * len(lines.kept), lines.along, lines.along_in, inner)
+        totals, *_ = partial_states(spec, x, layout, work, cut)
         assert totals is not None
-        before = empty((cut.splits, count), work, x.device)
-        stretches = Lines((count,), (1,), (1,), (cut.splits,), (count,), (count,))
+        prefix = empty((cut.splits, count), work, x.device)
+        splits = Lines((count,), (1,), (1,), (cut.splits,), (count,), (count,))
         small = scan_tiles(count, cut.splits, False, whole=True)
-        _launch(recipe, before, totals, None, stretches, work, small, False, reverse, True)
-    _launch(recipe, out, x, before, lines, work, cut, inner, reverse, exclusive)
+        _launch(spec, prefix, totals, None, splits, work, small, False, reverse, True)
+    _launch(spec, out, x, prefix, lines, work, cut, inner, reverse, exclusive)
 
 
 def _merged(x: Array, out: Array, dims: list[int]) -> tuple[Shape, Shape, Shape]:
-    sizes, steps_in, steps_out = collapse(
+    sizes, along_in, along_out = collapse(
         tuple(x.shape[i] for i in dims), tuple(x.strides[i] for i in dims), tuple(out.strides[i] for i in dims)
     )
-    return sizes, steps_in, steps_out
+    return sizes, along_in, along_out
 
 
 def _launch(
-    recipe: Recipe, out: Array, x: Array, before: Array | None, lines: Lines, work: DType, cut: Tiles, inner: bool,
+    spec: ReduceSpec, out: Array, x: Array, prefix: Array | None, lines: Lines, work: DType, cut: Tiles, inner: bool,
     reverse: bool, exclusive: bool,
 ) -> None:  # fmt: skip
     count, length = numel(lines.kept), numel(lines.along)
     sizes = (*lines.kept, *lines.along)
     launch(
-        scan, (triton.cdiv(count, cut.keep), cut.splits), out, x, before, count, length, cut.span,
-        lines.kept, lines.kept_in, lines.kept_out, lines.along, lines.steps_in, lines.steps_out,
-        MERGE=recipe.merge, IDENTITY=recipe.identity, READ=TRITON[reads(x.dtype).name], WORK=TRITON[work.name],
+        scan_kernel, (triton.cdiv(count, cut.block_k), cut.splits), out, x, prefix, count, length, cut.span,
+        lines.kept, lines.kept_in, lines.kept_out, lines.along, lines.along_in, lines.along_out,
+        MERGE=spec.merge, IDENTITY=spec.identity, READ=TRITON[load_type(x.dtype).name], WORK=TRITON[work.name],
         AXIS=int(inner), REVERSE=reverse, EXCLUSIVE=exclusive, KDIMS=len(lines.kept), RDIMS=len(lines.along),
-        WIDE_K=is_wide(sizes, (*lines.kept_in, *lines.steps_in), (*lines.kept_out, *lines.steps_out)),
-        WIDE_R=is_wide(lines.along, lines.steps_in, lines.steps_out),
-        BK=cut.keep, BR=cut.fold, num_warps=cut.warps,
+        INT64_K=is_wide(sizes, (*lines.kept_in, *lines.along_in), (*lines.kept_out, *lines.along_out)),
+        INT64_R=is_wide(lines.along, lines.along_in, lines.along_out),
+        BK=cut.block_k, BR=cut.block_r, num_warps=cut.warps,
     )  # fmt: skip

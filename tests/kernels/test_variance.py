@@ -33,7 +33,7 @@ def on_gpu(x: np.ndarray) -> Array:
 
 @pytest.mark.parametrize(("shape", "axis"), CASES)
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-def test_spread_far_from_zero(shape: tuple[int, ...], axis: int, offset: float) -> None:
+def test_variance_far_from_zero(shape: tuple[int, ...], axis: int, offset: float) -> None:
     x = (offset + np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
     want = x.astype(np.float64).var(axis, ddof=1)
     # Each distance is from a mean that was rounded, before and after the last element; their product is off by both.
