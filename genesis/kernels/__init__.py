@@ -1,8 +1,9 @@
-"""Kernels of the ops, in Triton: a folder a capability, a file an op family, loaded at its first use on a GPU.
+"""Kernels of the ops, in Triton: one folder per capability, one file per op family, loaded at its first use on a GPU.
 
-Names inside kernels: `i_` index, `o_` offsets, `m_` mask, `p_` pointer, `b_` tile, with its shape: `# [BM, BN]`. Every
-dimension that can overrun is masked; offsets beyond 2^31 are computed in int64 where `WIDE` says so; sums are in
-float32 (float64 for float64).
+A file's header names its plain reference in `genesis/ops`. Names inside kernels: `i_` index, `o_` offsets, `m_` mask,
+`p_` pointer, `b_` tile, with its shape: `# [BM, BN]`. What is launched ends in `_kernel`, what is inlined does not.
+Every dimension that can overrun is masked; offsets are int64 if the constant `INT64` is set; sums are float32 (float64
+for float64).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["load"]
 
 
 def load(family: str) -> None:
-    """Import the file of an op family, whose CUDA implementations register themselves; nothing where there is none."""
+    """Import the file of an op family, whose CUDA implementations register themselves, if there is one."""
     if family in _files():
         importlib.import_module(_files()[family])
 

@@ -1,7 +1,9 @@
-"""Functions of one tile that Triton's language lacks or has only in a fast, less exact form.
+"""Elementwise functions that Triton lacks, or has only in a fast, less exact form.
 
-On a GPU they come from CUDA's libdevice, whose float32 forms take subnormal numbers for 0 under Triton: where that
-shows, the function is computed in float64 or patched. In Triton's interpreter numpy computes them.
+Reference: the numpy function of the same name, as `genesis/ops/elementwise.py` uses it.
+
+On a GPU they come from CUDA's libdevice, whose float32 functions flush subnormal numbers to 0 under Triton: where that
+matters, the function is computed in float64 or patched. In Triton's interpreter numpy computes them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ __all__ = [
     "exp",
     "exp2",
     "expm1",
+    "float32_power",
     "floor",
     "floor_divide",
     "log",
@@ -36,7 +39,6 @@ __all__ = [
     "root",
     "rounded_product",
     "sin",
-    "single_power",
     "tan",
     "tanh",
     "trunc",
@@ -128,52 +130,53 @@ def power(x, p):
     if x.dtype == tl.float64:
         return libdevice.pow(x, p.to(tl.float64))
     else:
-        return single_power(x.to(tl.float32), p).to(x.dtype)
+        return float32_power(x.to(tl.float32), p).to(x.dtype)
 
 
-ROUNDER = tl.constexpr(1.5 * 2.0**52)  # added to a float64 and taken away again, it leaves the nearest whole number
+ROUND_MAGIC = tl.constexpr(1.5 * 2.0**52)  # added to a float64 and subtracted again, it leaves the nearest integer
 
 
 @triton.jit
-def near_reciprocal(x):
-    """1 / x of a normal float32, to 2^-22 of it."""
+def approx_reciprocal(x):
+    """1 / x of a normal float32, with a relative error of 2^-22."""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
 
 
 @triton.jit
-def widened(bits):
-    """The float64 of a normal positive float32, given by its bits: sooner there than by the units that convert."""
+def float64_from_bits(bits):
+    """The float64 of a normal positive float32, given by its bits: faster than the conversion units."""
     return ((bits.to(tl.int64) << 29) + (896 << 52)).to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def binary_logarithm(x):
-    """log2 of a finite positive float32, as float64, to 2^-39 of it: with x = m·2^e, m around 1, e + log2 m by a
-    polynomial in s^2, s = (m - 1) / (m + 1).
+def log2_float64(x):
+    """log2 of a finite positive float32 in float64, with a relative error of 2^-39.
+
+    With x = m·2^e and m near 1, it is e + log2 m; log2 m is a polynomial in s^2, s = (m - 1) / (m + 1).
     """
     small = x < 1.1754943508222875e-38
     bits = tl.where(small, x * 16777216.0, x).to(tl.int32, bitcast=True)
     e = (bits - 0x3F3504F3) >> 23  # m is from sqrt(1/2) on
     bits -= e << 23
     e -= tl.where(small, 24, 0)
-    m = widened(bits)
-    near = widened(near_reciprocal(bits.to(tl.float32, bitcast=True) + 1.0).to(tl.int32, bitcast=True))
+    m = float64_from_bits(bits)
+    near = float64_from_bits(approx_reciprocal(bits.to(tl.float32, bitcast=True) + 1.0).to(tl.int32, bitcast=True))
     s = (m - 1.0) * near
     s += ((m - 1.0) - s * (m + 1.0)) * near
     z = s * s
     y = 0.319906523040944 + 0.28288907081963255 * z
     y = 0.5770779425903104 + z * (0.41220923094222767 + z * y)
     y = 2.8853900817778504 + z * (0.9617966941125232 + z * y)
-    e = (e.to(tl.int64) + 0x4338000000000000).to(tl.float64, bitcast=True) - ROUNDER  # ROUNDER's bits
+    e = (e.to(tl.int64) + 0x4338000000000000).to(tl.float64, bitcast=True) - ROUND_MAGIC  # the bits of ROUND_MAGIC
     return e + s * y
 
 
 @triton.jit
-def power_of_two(x):
-    """2^x as float32, of any float64 but NaN: to 2^-34 of it before the rounding."""
-    lifted = x + ROUNDER
+def exp2_float64(x):
+    """2^x of any float64 but NaN, rounded to float32; the relative error before rounding is 2^-34."""
+    lifted = x + ROUND_MAGIC
     n = lifted.to(tl.int64, bitcast=True)
-    f = x - (lifted - ROUNDER)
+    f = x - (lifted - ROUND_MAGIC)
     y = 0.00015469729211689803 + 1.5303701125383214e-05 * f
     y = 0.009618025613324529 + f * (0.0013333478471927386 + f * y)
     y = 0.24022651213498095 + f * (0.055504109063279704 + f * y)
@@ -185,59 +188,59 @@ def power_of_two(x):
 
 
 @triton.jit
-def single_power(x, p):
-    """x^p of a float32 x: 2^(p·log2 |x|) in float64, of which 2^-30 may be wrong, so that rounding decides.
+def float32_power(x, p):
+    """x^p of a float32 x: 2^(p·log2 |x|) in float64, with a relative error of 2^-30 before the rounding to float32.
 
-    libdevice's power of float64 takes twice the time for digits that the rounding drops.
+    libdevice's float64 power takes twice the time, for digits that the rounding drops.
     """
     size = tl.abs(x)
     exponent = p.to(tl.float64)
-    y = tl.where(size == 1, 1.0, power_of_two(exponent * binary_logarithm(size)))
+    y = tl.where(size == 1, 1.0, exp2_float64(exponent * log2_float64(size)))
     infinite = size == float("inf")
     y = tl.where((size == 0) | infinite, tl.where(infinite == (p > 0), float("inf"), 0.0), y)
 
-    lifted = exponent + ROUNDER
-    large = tl.abs(p) >= 16777216.0  # then it is whole and even
-    whole = (lifted - ROUNDER == exponent) | large
+    lifted = exponent + ROUND_MAGIC
+    large = tl.abs(p) >= 16777216.0  # then it is an even integer
+    whole = (lifted - ROUND_MAGIC == exponent) | large
     odd = whole & ((lifted.to(tl.int64, bitcast=True) & 1) != 0) & (large == 0)
     negative = x.to(tl.int32, bitcast=True) < 0
-    y = tl.where(negative & odd, like(y, x), y)  # Triton 3.6 has 0 - y for -y, which makes 0 of 0
+    y = tl.where(negative & odd, copysign(y, x), y)  # Triton 3.6 has 0 - y for -y, which gives 0 for 0
     y = tl.where((x < 0) & (whole == 0) & (infinite == 0), float("nan"), y)
     y = tl.where((x != x) | (p != p), float("nan"), y)
     return tl.where((p == 0) | (x == 1), 1.0, y)
 
 
 @triton.jit
-def fused(x, y, z):
+def fma(x, y, z):
     """x·y + z, rounded once."""
     return tl.fma(x, y, z)
 
 
 @triton.jit
 def rounded_product(x, y):
-    """x·y of one shape, rounded: never fused with an addition behind it."""
-    return fused(x, y, tl.zeros_like(x))
+    """x·y of one shape, rounded: never contracted with a following addition."""
+    return fma(x, y, tl.zeros_like(x))
 
 
 @triton.jit
-def whole_parts(x, y):
-    """|x| // |y| and what is left of |x|, both exact, of float32; and for which elements they hold: those whose
-    quotient is below 2^18, and whose divisor has a reciprocal.
+def quotient_remainder(x, y):
+    """|x| // |y| and |x| % |y| of float32, and a mask of the elements for which both are exact.
 
-    The quotient is the nearest whole number to x·(1/y), of which 2^-4 may be wrong: what is left is at most 9/16 of y,
-    either way, and as a multiple of y's last place it is exact.
+    These have a quotient below 2^18 and a divisor with a normal reciprocal. The quotient is x·(1/y) rounded to an
+    integer, with an error of at most 2^-4 before rounding: the remainder is at most 9/16 of y in size, and exact, as a
+    multiple of y's last place.
     """
     x, y = tl.abs(x), tl.abs(y)
-    held = (y > 2.0**-100) & (y < 2.0**100) & (x < y * 262144.0)
-    whole = (x * near_reciprocal(y) + 12582912.0) - 12582912.0  # 1.5·2^23, which leaves no fraction
-    rest = fused(-whole, y, x)
-    over = rest < 0
-    return tl.where(over, whole - 1, whole), tl.where(over, rest + y, rest), held
+    exact = (y > 2.0**-100) & (y < 2.0**100) & (x < y * 262144.0)
+    quotient = (x * approx_reciprocal(y) + 12582912.0) - 12582912.0  # 1.5·2^23 rounds to an integer
+    remainder = fma(-quotient, y, x)
+    over = remainder < 0
+    return tl.where(over, quotient - 1, quotient), tl.where(over, remainder + y, remainder), exact
 
 
 @triton.jit
-def like(x, y):
-    """A float32 that is not negative, with the sign of y."""
+def copysign(x, y):
+    """A non-negative float32 x with the sign of y."""
     sign = y.to(tl.int32, bitcast=True) & -0x80000000
     return (x.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
 
@@ -248,57 +251,57 @@ def fmod(x, y):
 
 
 @triton.jit
-def floored_modulo(rest, y):
-    """The remainder with the sign of y, from the one with the sign of x."""
+def floored_remainder(rest, y):
+    """The remainder with the sign of y, from the remainder with the sign of x."""
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 @triton.jit
-def any_modulo(x, y):
+def exact_modulo(x, y):
     """x - y·floor(x / y): the sign of y."""
-    return floored_modulo(fmod(x, y), y)
+    return floored_remainder(fmod(x, y), y)
 
 
 @triton.jit
 def modulo(x, y):
-    """The same; what only `any_modulo` can do is done in tiles that have some of it."""
+    """`exact_modulo`, which runs only in tiles that need it: the fast form serves quotients below 2^18."""
     if x.dtype == tl.float64:
-        return any_modulo(x, y)
+        return exact_modulo(x, y)
     else:
-        _, rest, held = whole_parts(x, y)
-        found = floored_modulo(like(rest, x), y)
-        if tl.min(held.to(tl.int32)) == 0:
-            found = tl.where(held, found, any_modulo(x, y))
+        _, rest, exact = quotient_remainder(x, y)
+        found = floored_remainder(copysign(rest, x), y)
+        if tl.min(exact.to(tl.int32)) == 0:
+            found = tl.where(exact, found, exact_modulo(x, y))
         return found
 
 
 @triton.jit
-def any_floor_divide(x, y):
+def exact_floor_divide(x, y):
     """floor(x / y)."""
     rest = fmod(x, y)
     quotient = divide(x - rest, y) - ((rest != 0) & ((rest < 0) != (y < 0))).to(x.dtype)
     whole = floor(quotient)
-    whole = tl.where(quotient - whole > 0.5, whole + 1, whole)  # the quotient was a rounding below
+    whole = tl.where(quotient - whole > 0.5, whole + 1, whole)  # the quotient was rounded down
     return tl.where(y == 0, divide(x, y), whole)
 
 
 @triton.jit
 def floor_divide(x, y):
-    """The same; what only `any_floor_divide` can do is done in tiles that have some of it."""
+    """`exact_floor_divide`, which runs only in tiles that need it: the fast form serves quotients below 2^18."""
     if x.dtype == tl.float64:
-        return any_floor_divide(x, y)
+        return exact_floor_divide(x, y)
     else:
-        whole, rest, held = whole_parts(x, y)
+        whole, rest, exact = quotient_remainder(x, y)
         opposite = (x.to(tl.int32, bitcast=True) ^ y.to(tl.int32, bitcast=True)) < 0
         found = tl.where(opposite, -(whole + (rest != 0).to(tl.float32)), whole)
-        if tl.min(held.to(tl.int32)) == 0:
-            found = tl.where(held, found, any_floor_divide(x, y))
+        if tl.min(exact.to(tl.int32)) == 0:
+            found = tl.where(exact, found, exact_floor_divide(x, y))
         return found
 
 
 @triton.jit
 def divide(x, y):
-    """x / y rounded to nearest (Triton's own division of float32 is off by up to two units)."""
+    """x / y rounded to nearest (Triton's own float32 division is off by up to two ulps)."""
     return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
 
 
@@ -308,8 +311,8 @@ def root(x):
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
-def _on_host(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
-    """`function` on the numpy values behind interpreted tiles, in their own type."""
+def _in_numpy(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
+    """`function` on the numpy arrays of interpreted tiles, in their own type."""
 
     def interpreted(*tiles: Any) -> Any:
         first = tiles[0]
@@ -323,10 +326,10 @@ def _on_host(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
 if is_interpreted():
     from genesis.ops.elementwise import erf_values
 
-    exp, exp2, expm1 = _on_host(np.exp), _on_host(np.exp2), _on_host(np.expm1)
-    log, log2, log10, log1p = _on_host(np.log), _on_host(np.log2), _on_host(np.log10), _on_host(np.log1p)
-    sin, cos, tan, tanh = _on_host(np.sin), _on_host(np.cos), _on_host(np.tan), _on_host(np.tanh)
-    rint, trunc, power, erf = _on_host(np.rint), _on_host(np.trunc), _on_host(np.power), _on_host(erf_values)
-    near_reciprocal = _on_host(np.reciprocal)
-    fused = _on_host(lambda x, y, z: x.astype(np.float64) * y + z)  # exact where the product is about -z
-    fmod, divide, root = _on_host(np.fmod), _on_host(np.divide), _on_host(np.sqrt)
+    exp, exp2, expm1 = _in_numpy(np.exp), _in_numpy(np.exp2), _in_numpy(np.expm1)
+    log, log2, log10, log1p = _in_numpy(np.log), _in_numpy(np.log2), _in_numpy(np.log10), _in_numpy(np.log1p)
+    sin, cos, tan, tanh = _in_numpy(np.sin), _in_numpy(np.cos), _in_numpy(np.tan), _in_numpy(np.tanh)
+    rint, trunc, power, erf = _in_numpy(np.rint), _in_numpy(np.trunc), _in_numpy(np.power), _in_numpy(erf_values)
+    approx_reciprocal = _in_numpy(np.reciprocal)
+    fma = _in_numpy(lambda x, y, z: x.astype(np.float64) * y + z)  # exact where the product is about -z
+    fmod, divide, root = _in_numpy(np.fmod), _in_numpy(np.divide), _in_numpy(np.sqrt)

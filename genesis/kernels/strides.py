@@ -1,4 +1,4 @@
-"""How kernels walk strided memory: dimensions merged on the host, offsets from a linear index on the device."""
+"""Strided addressing: dimensions are merged on the host, and offsets computed from linear indices on the device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def is_wide(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
     for size in sizes:
         count *= size
     reach = [sum(abs(st) * (s - 1) for s, st in zip(sizes, each, strict=True)) for each in strides]
-    # room for the last, partly masked tile
+    # room for the last, partially masked tile
     return max(count, *reach, 0) > (1 << 31) - (1 << 17)
 
 

@@ -1,4 +1,4 @@
-"""Element types inside kernels: Triton's names for ours, the type to compute in, and conversion between types."""
+"""Element types inside kernels: Triton's types for ours, the type to compute in, and conversion between types."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TRITON = {
 
 
 def work_type(dtype: DType) -> DType:
-    """The type in which a dtype is computed: float32 for floats of 2 bytes and less."""
+    """The type in which a dtype is computed: float32 for floats of at most 2 bytes."""
     return float32 if dtype.is_floating_point and dtype.itemsize <= 2 else dtype
 
 
 @triton.jit
 def converted(x, TYPE: tl.constexpr):
-    """x in another type: a float goes to an integer towards zero, anything but 0 is True."""
+    """x cast to another type: floats to integers round towards zero, and anything but 0 is True."""
     if tl.int1 == TYPE:
         return x != 0
     elif x.dtype == tl.int1:
@@ -48,7 +48,7 @@ def converted(x, TYPE: tl.constexpr):
         return x.to(TYPE)
 
 
-if is_interpreted():  # which cuts bfloat16 off where a GPU rounds, and reads it as integers; 8-bit floats, too
+if is_interpreted():  # which truncates bfloat16 where a GPU rounds, and loads it and 8-bit floats as integers
     _NUMPY = {TRITON[d.name]: d.numpy for d in (*ALL, float8_e4m3fn)}
     _BITS = {tl.bfloat16: np.dtype(np.uint16), tl.float8e4nv: np.dtype(np.uint8)}  # what holds them
 

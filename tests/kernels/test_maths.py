@@ -19,7 +19,7 @@ from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32
-from genesis.kernels.maths import single_power, whole_parts
+from genesis.kernels.maths import float32_power, quotient_remainder
 from genesis.ops.elementwise import floor_divide, remainder
 
 CUDA = Device("cuda", 0)
@@ -29,7 +29,7 @@ CUDA = Device("cuda", 0)
 def powers(p_o, p_x, p_p, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     x, p = tl.load(p_x + i, mask=i < n, other=1), tl.load(p_p + i, mask=i < n, other=1)
-    tl.store(p_o + i, single_power(x, p), mask=i < n)
+    tl.store(p_o + i, float32_power(x, p), mask=i < n)
 
 
 def on_gpu(values: np.ndarray) -> Array:
@@ -108,7 +108,7 @@ def test_what_has_no_power_is_as_ieee_says() -> None:
 def parts(p_whole, p_rest, p_held, p_x, p_y, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     x, y = tl.load(p_x + i, mask=i < n, other=1), tl.load(p_y + i, mask=i < n, other=1)
-    whole, rest, held = whole_parts(x, y)
+    whole, rest, held = quotient_remainder(x, y)
     tl.store(p_whole + i, whole, mask=i < n)
     tl.store(p_rest + i, rest, mask=i < n)
     tl.store(p_held + i, held.to(tl.float32), mask=i < n)

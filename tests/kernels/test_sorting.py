@@ -44,12 +44,12 @@ def forget_calls() -> Iterator[None]:
 
 @pytest.fixture
 def radix_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix, "RANKED", 0)
+    monkeypatch.setattr(radix, "RANK_SORT_MAX", 0)
     monkeypatch.setattr(radix, "TILE", 64)
     monkeypatch.setattr(prefix, "TILE", 128)
-    monkeypatch.setattr(prefix, "ALONE", 256)
-    monkeypatch.setattr(sorting, "ALONE", 0)
-    monkeypatch.setattr(sorting, "FEW", 0)
+    monkeypatch.setattr(prefix, "ONE_PROGRAM", 256)
+    monkeypatch.setattr(sorting, "ONE_TILE", 0)
+    monkeypatch.setattr(sorting, "TOPK_MAX", 0)
 
 
 def specials(dtype: str, rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -108,7 +108,7 @@ def test_ranks_of_wide_types(dtype: str, length: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 @pytest.mark.parametrize("largest", [False, True])
 def test_topk_by_a_tournament(monkeypatch: pytest.MonkeyPatch, dtype: str, largest: bool) -> None:
-    monkeypatch.setattr(sorting, "ALONE", 64)
+    monkeypatch.setattr(sorting, "ONE_TILE", 64)
     monkeypatch.setattr(sorting, "CHUNK", 32)
     x = specials(dtype, np.random.default_rng(3), 2, 500)
     found = registry["topk"](on_device(x), k=5, axis=1, largest=largest)
@@ -188,7 +188,7 @@ def test_unique_and_bincount_by_radix_order(radix_only: None) -> None:
 
 def test_a_selection_shares_the_counts_of_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pass over a large mask counts for both ops; a mask that was written to in between is counted again."""
-    monkeypatch.setattr(select, "SHARED", 1)
+    monkeypatch.setattr(select, "COUNT_ONCE", 1)
     monkeypatch.setattr(select, "TILE", 64)
     passes: list[int] = []
     plain = select._tile_offsets
@@ -209,7 +209,7 @@ def test_a_selection_shares_the_counts_of_its_mask(monkeypatch: pytest.MonkeyPat
     array.storage.version += 1
     registry["mask_indices"](array, count=count)
     assert len(passes) == 4
-    assert not select._counted
+    assert not select._last_counts
 
 
 def test_selections_of_any_count_share_one_launch() -> None:

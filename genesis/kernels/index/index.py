@@ -1,7 +1,9 @@
-"""CUDA implementations of indexing by arrays. A gather finds its rows as it goes; what writes sorts the targets first.
+"""Indexing with arrays. Gathers compute their offsets as they go; scatters sort the target offsets first.
 
-Indices are checked on the device: one that is out of range reads 0 or writes nothing, and is raised as IndexRangeError
-at the next wait for the device (`backend.cuda.faults`).
+Reference: `genesis/ops/index.py`, under the same names.
+
+Indices are checked on the device: one out of range reads 0 or writes nothing, and raises IndexRangeError at the next
+synchronisation (`backend.cuda.faults`).
 """
 
 from __future__ import annotations
@@ -18,57 +20,64 @@ from genesis.backend.cuda.dispatch import cuda_impl, cuda_impl_named
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import bool_
 from genesis.kernels.index import segment
-from genesis.kernels.index.radix_sort import order_of
-from genesis.kernels.index.segment import Rows, Sorted, add_rows, index_type, put_rows, report, rows_of
-from genesis.kernels.index.select import block_offsets, count_true, select_true, spread_true, true_positions
+from genesis.kernels.index.radix_sort import argsort_keys
+from genesis.kernels.index.segment import (
+    Rows,
+    SortedKeys,
+    index_type,
+    report_fault,
+    rows_of,
+    scatter_add_rows,
+    scatter_rows,
+)
+from genesis.kernels.index.select import block_offsets, count_true, scatter_true, select_true, true_indices
 from genesis.kernels.pointwise.elementwise import number
 from genesis.kernels.strides import is_wide, offsets
 from genesis.kernels.types import work_type
 from genesis.ops.index import placed
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
 
-__all__ = ["Places", "gather", "located", "places_of", "sorted_places"]
+__all__ = ["IndexArrays", "gather", "index_arrays", "index_keys", "sorted_index_keys"]
 
-ONCE = 4  # index arrays that one kernel reads
+MAX_ARRAYS = 4  # index arrays that one kernel reads
 
 
-# --- Finding places ---------------------------------------------------------------------------------------------------
+# --- From indices to offsets ------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def one_place(p_i, p_fault, n, m, sizes, strides, extent, step, site, NEGATIVE: tl.constexpr, DIMS: tl.constexpr):
-    """Offsets that an index array gives at positions n, and which of them exist."""
-    i = tl.load(p_i + offsets(n, sizes, strides, DIMS), mask=m, other=0).to(tl.int64)
+def index_offset(p_i, p_fault, n, m, sizes, strides, extent, step, site, NEGATIVE: tl.constexpr):
+    """The offsets that an index array gives at positions n, and which of them are in range."""
+    i = tl.load(p_i + offsets(n, sizes, strides, len(sizes)), mask=m, other=0).to(tl.int64)
     j = tl.where(i < 0, i + extent, i) if NEGATIVE else i
     good = (j >= 0) & (j < extent)
-    report(p_fault, site, i, m & (good == 0))
+    report_fault(p_fault, site, i, m & (good == 0))
     return j * step, good
 
 
 @triton.jit
-def all_places(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, steps, sites, NEGATIVE: tl.constexpr,
-               DIMS: tl.constexpr):  # fmt: skip
+def index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, steps, sites, NEGATIVE: tl.constexpr):
     """The sum over up to four index arrays."""
-    o, good = one_place(p_0, p_fault, n, m, sizes, strides[0], extents[0], steps[0], sites[0], NEGATIVE, DIMS)
+    o, good = index_offset(p_0, p_fault, n, m, sizes, strides[0], extents[0], steps[0], sites[0], NEGATIVE)
     if p_1 is not None:
-        o_1, g_1 = one_place(p_1, p_fault, n, m, sizes, strides[1], extents[1], steps[1], sites[1], NEGATIVE, DIMS)
+        o_1, g_1 = index_offset(p_1, p_fault, n, m, sizes, strides[1], extents[1], steps[1], sites[1], NEGATIVE)
         o, good = o + o_1, good & g_1
     if p_2 is not None:
-        o_2, g_2 = one_place(p_2, p_fault, n, m, sizes, strides[2], extents[2], steps[2], sites[2], NEGATIVE, DIMS)
+        o_2, g_2 = index_offset(p_2, p_fault, n, m, sizes, strides[2], extents[2], steps[2], sites[2], NEGATIVE)
         o, good = o + o_2, good & g_2
     if p_3 is not None:
-        o_3, g_3 = one_place(p_3, p_fault, n, m, sizes, strides[3], extents[3], steps[3], sites[3], NEGATIVE, DIMS)
+        o_3, g_3 = index_offset(p_3, p_fault, n, m, sizes, strides[3], extents[3], steps[3], sites[3], NEGATIVE)
         o, good = o + o_3, good & g_3
     return o, good
 
 
 @triton.jit(do_not_specialize=["sites"])
-def locate_kernel(p_keys, p_0, p_1, p_2, p_3, p_fault, count, span, sizes, strides, extents, steps, sites,
-                  MORE: tl.constexpr, NEGATIVE: tl.constexpr, DIMS: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """keys[n] (+)= its place, or `span` where an index is out of range."""
-    n = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
+def index_keys_kernel(p_keys, p_0, p_1, p_2, p_3, p_fault, count, span, sizes, strides, extents, steps, sites,
+                      MORE: tl.constexpr, NEGATIVE: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """keys[n] = (or, with MORE, +=) the offset of position n; `span` if an index is out of range."""
+    n = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
     m = n < count
-    o, good = all_places(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, steps, sites, NEGATIVE, DIMS)
+    o, good = index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, steps, sites, NEGATIVE)
     if MORE:
         before = tl.load(p_keys + n, mask=m, other=0).to(tl.int64)
         o, good = o + before, good & (before < span)
@@ -78,34 +87,33 @@ def locate_kernel(p_keys, p_0, p_1, p_2, p_3, p_fault, count, span, sizes, strid
 @triton.jit(do_not_specialize=["sites"])
 def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, blocks, sizes, strides, extents, steps,
                   sites, outer, s_outer, inner, s_inner, NEGATIVE: tl.constexpr, OUTER: tl.constexpr,
-                  DIMS: tl.constexpr, OUTERS: tl.constexpr, INNERS: tl.constexpr, WIDE: tl.constexpr,
-                  R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """out[outer, n, inner] = x[outer, the place of n, inner]; 0 where an index is out of range."""
+                  INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """out[outer, n, inner] = x[outer, indices at n, inner]; 0 if an index is out of range."""
     r, c = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    if WIDE:
+    if INT64:
         r, c = r.to(tl.int64), c.to(tl.int64)
-    r = r * R + tl.arange(0, R)
-    c = c * C + tl.arange(0, C)
+    r = r * R + tl.arange(0, R)  # [R]
+    c = c * C + tl.arange(0, C)  # [C]
     m_r = r < rows
     n = r % count if OUTER else r
-    o, good = all_places(p_0, p_1, p_2, p_3, p_fault, n, m_r, sizes, strides, extents, steps, sites, NEGATIVE, DIMS)
+    o, good = index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m_r, sizes, strides, extents, steps, sites, NEGATIVE)
     if OUTER:
-        o += offsets(r // count, outer, s_outer, OUTERS)
-    m = m_r[:, None] & (c < width)[None, :]
-    x = tl.load(p_x + o[:, None] + offsets(c, inner, s_inner, INNERS)[None, :], mask=m & good[:, None], other=0)
+        o += offsets(r // count, outer, s_outer, len(outer))
+    m = m_r[:, None] & (c < width)[None, :]  # [R, C]
+    x = tl.load(p_x + o[:, None] + offsets(c, inner, s_inner, len(inner))[None, :], mask=m & good[:, None], other=0)
     tl.store(p_o + r.to(tl.int64)[:, None] * width + c[None, :], x, mask=m)
 
 
-class Places(NamedTuple):
-    """Index arrays over one list of positions, as kernels take them: four entries in every field.
+class IndexArrays(NamedTuple):
+    """Index arrays that broadcast to one shape of positions, as kernels take them: four entries in every field.
 
     Attributes:
         arrays: the index arrays; None after the last.
         sizes: the shape of the positions, at least one dimension.
         strides: of each array over `sizes`.
         extents: the sizes of the dimensions they index.
-        steps: what an index of 1 adds to the place.
-        sites: their numbers in `backend.cuda.faults`.
+        steps: the strides of these dimensions.
+        sites: their ids in `backend.cuda.faults`.
         negative: whether negative indices count from the end.
     """
 
@@ -119,87 +127,91 @@ class Places(NamedTuple):
 
     @property
     def count(self) -> int:
-        """Positions."""
+        """The number of positions."""
         return numel(self.sizes)
 
 
-def _places(
+def _index_arrays(
     op: str, indices: tuple[Array, ...], shape: Shape, extents: Shape, steps: Shape, names: Shape, negative: bool
-) -> Places:
+) -> IndexArrays:
     sizes = shape or (1,)
-    spread = [broadcast_strides(i.shape, i.strides, shape) or (0,) for i in indices]
+    broadcast = [broadcast_strides(i.shape, i.strides, shape) or (0,) for i in indices]
     sites = [faults.site(op, d, n, -n if negative else 0) for d, n in zip(names, extents, strict=True)]
-    more = ONCE - len(indices)
-    return Places(
-        (*indices, *(None,) * more), sizes, (*spread, *((0,),) * more), (*extents, *(0,) * more),
+    more = MAX_ARRAYS - len(indices)
+    return IndexArrays(
+        (*indices, *(None,) * more), sizes, (*broadcast, *((0,),) * more), (*extents, *(0,) * more),
         (*steps, *(0,) * more), (*sites, *(0,) * more), negative,
     )  # fmt: skip
 
 
-def places_of(
+def index_arrays(
     op: str,
     indices: tuple[Array, ...],
     extents: Shape,
     steps: Shape,
     names: Shape | None = None,
     negative: bool = True,
-) -> Places:
-    """Index arrays that broadcast to one shape, at most four of them after those above are added up.
+) -> IndexArrays:
+    """Index arrays that broadcast to one shape; more than four are first added up to one array of offsets.
 
     Args:
         extents: the sizes of the indexed dimensions.
-        steps: places between neighbours along each.
-        names: the numbers that errors give to the dimensions.
+        steps: the strides of these dimensions.
+        names: the dimensions' numbers in errors.
+        negative: whether negative indices count from the end.
     """
     names = tuple(range(len(indices))) if names is None else names
     shape = broadcast_shapes(*(i.shape for i in indices))
-    if len(indices) <= ONCE:
-        return _places(op, indices, shape, extents, steps, names, negative)
+    if len(indices) <= MAX_ARRAYS:
+        return _index_arrays(op, indices, shape, extents, steps, names, negative)
     span = _span(extents, steps)
     keys = empty(shape, index_type(span + 1), indices[0].device)
-    for first in range(0, len(indices), ONCE):
-        part = slice(first, first + ONCE)
-        _locate(
-            keys, _places(op, indices[part], shape, extents[part], steps[part], names[part], negative), span, first > 0
+    for first in range(0, len(indices), MAX_ARRAYS):
+        part = slice(first, first + MAX_ARRAYS)
+        _write_keys(
+            keys,
+            _index_arrays(op, indices[part], shape, extents[part], steps[part], names[part], negative),
+            span,
+            first > 0,
         )
-    whole = _places(op, (keys,), shape, (span,), (1,), (0,), False)
-    return whole._replace(sites=(0,) * ONCE)  # reported above
+    whole = _index_arrays(op, (keys,), shape, (span,), (1,), (0,), False)
+    return whole._replace(sites=(0,) * MAX_ARRAYS)  # reported above
 
 
 def _span(extents: Shape, steps: Shape) -> int:
-    """One more than the largest place."""
+    """One more than the largest offset."""
     return 1 + sum((n - 1) * step for n, step in zip(extents, steps, strict=True) if n > 1)
 
 
-def _locate(keys: Array, places: Places, span: int, more: bool = False) -> None:
+def _write_keys(keys: Array, index: IndexArrays, span: int, more: bool = False) -> None:
     launch(
-        locate_kernel, triton.cdiv(places.count, 256), keys, *places.arrays, faults.flag(keys.device), places.count,
-        span, places.sizes, places.strides, places.extents, places.steps, places.sites, MORE=more,
-        NEGATIVE=places.negative, DIMS=len(places.sizes), T=256, num_warps=4,
+        index_keys_kernel, triton.cdiv(index.count, 256), keys, *index.arrays, faults.flag(keys.device), index.count,
+        span, index.sizes, index.strides, index.extents, index.steps, index.sites, MORE=more,
+        NEGATIVE=index.negative, T=256, num_warps=4,
     )  # fmt: skip
 
 
-def located(places: Places, span: int) -> Array:
-    """The place of each position, `[1, N]`; `span` where an index is out of range."""
-    device = next(a for a in places.arrays if a is not None).device
-    keys = empty((1, places.count), index_type(span + 1), device)
-    _locate(keys, places, span)
+def index_keys(index: IndexArrays, span: int) -> Array:
+    """The offset of each position, `[1, N]`; `span` if an index is out of range."""
+    device = next(a for a in index.arrays if a is not None).device
+    keys = empty((1, index.count), index_type(span + 1), device)
+    _write_keys(keys, index, span)
     return keys
 
 
-def sorted_places(places: Places, span: int, unit: int) -> Sorted:
-    """Positions sorted by place; `unit` is the elements between neighbouring places."""
-    keys = located(places, span)
-    ranked, order = order_of(keys, span.bit_length(), signed=False)
+def sorted_index_keys(index: IndexArrays, span: int, unit: int) -> SortedKeys:
+    """Positions sorted by offset; `unit` is the number of elements per unit of offset."""
+    keys = index_keys(index, span)
+    ranked, order = argsort_keys(keys, span.bit_length(), signed=False)
     assert ranked is not None
-    return Sorted(ranked, order, span, unit)
+    return SortedKeys(ranked, order, span, unit)
 
 
-# --- Get --------------------------------------------------------------------------------------------------------------
+# --- Gather -----------------------------------------------------------------------------------------------------------
 
 
-def gather(out: Array, x: Array, places: Places, outer: tuple[Shape, Shape], inner: tuple[Shape, Shape]) -> None:
-    """out[outer, n, inner] = x[outer, place of n, inner].
+def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape], inner: tuple[Shape, Shape]) -> None:
+    """out[outer, n, inner] = x[outer, indices at n, inner].
 
     Args:
         out: contiguous.
@@ -207,7 +219,7 @@ def gather(out: Array, x: Array, places: Places, outer: tuple[Shape, Shape], inn
     """
     before = rows_of((1,), (0,), outer[0], outer[1], outer[1])  # merged dimensions
     after = rows_of((1,), (0,), inner[0], inner[1], inner[1])
-    count, width = places.count, after.width
+    count, width = index.count, after.width
     rows = before.width * count
     if rows == 0 or width == 0:
         return
@@ -215,10 +227,10 @@ def gather(out: Array, x: Array, places: Places, outer: tuple[Shape, Shape], inn
     blocks = triton.cdiv(width, c)
     wide = is_wide((rows + r, width)) or is_wide(before.rest, before.target) or is_wide(after.rest, after.target)
     launch(
-        gather_kernel, triton.cdiv(rows, r) * blocks, out, x, *places.arrays, faults.flag(x.device), rows, count,
-        width, blocks, places.sizes, places.strides, places.extents, places.steps, places.sites, before.rest,
-        before.target, after.rest, after.target, NEGATIVE=places.negative, OUTER=rows != count,
-        DIMS=len(places.sizes), OUTERS=len(before.rest), INNERS=len(after.rest), WIDE=wide, R=r, C=c, num_warps=warps,
+        gather_kernel, triton.cdiv(rows, r) * blocks, out, x, *index.arrays, faults.flag(x.device), rows, count,
+        width, blocks, index.sizes, index.strides, index.extents, index.steps, index.sites, before.rest,
+        before.target, after.rest, after.target, NEGATIVE=index.negative, OUTER=rows != count,
+        INT64=wide, R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 
@@ -226,40 +238,40 @@ def gather(out: Array, x: Array, places: Places, outer: tuple[Shape, Shape], inn
 def index_get(out: Array, x: Array, *indices: Array, dims: Shape, named: Shape | None = None) -> None:
     """y = x[..., i, ...] with an index array for each of `dims`."""
     extents, steps = tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims)
-    places = places_of("index_get", indices, extents, steps, named or dims)
+    index = index_arrays("index_get", indices, extents, steps, named or dims)
     rest = [(n, st) for d, (n, st) in enumerate(zip(x.shape, x.strides, strict=True)) if d not in dims]
-    at = placed(x.shape, dims, places.sizes)[1]
+    at = placed(x.shape, dims, index.sizes)[1]
     outer, inner = (tuple(zip(*part, strict=True)) or ((), ()) for part in (rest[:at], rest[at:]))
-    gather(out, x, places, outer, inner)  # type: ignore[arg-type]
+    gather(out, x, index, outer, inner)  # type: ignore[arg-type]
 
 
-# --- Put --------------------------------------------------------------------------------------------------------------
+# --- Scatter ----------------------------------------------------------------------------------------------------------
 
 
-def _targets(
+def _scatter_rows(
     op: str, target: Array, values: Any, indices: tuple[Array, ...], dims: Shape, named: Shape | None
-) -> tuple[Places, int, int, Rows]:
-    """Where rows of `values` go in `target`: places in units of the steps' common divisor, their span, and the rows."""
+) -> tuple[IndexArrays, int, int, Rows]:
+    """Where rows of `values` go in `target`: index arrays, span, unit (the strides' common divisor), and the rows."""
     extents, steps = tuple(target.shape[d] for d in dims), tuple(target.strides[d] for d in dims)
     unit = math.gcd(*(st for n, st in zip(extents, steps, strict=True) if n > 1)) or 1
     steps = tuple(st // unit if n > 1 else 0 for n, st in zip(extents, steps, strict=True))
-    places = places_of(op, indices, extents, steps, named or dims)
+    index = index_arrays(op, indices, extents, steps, named or dims)
     shape = broadcast_shapes(*(i.shape for i in indices))
     result, at = placed(target.shape, dims, shape)
     if isinstance(values, Array):
-        spread = broadcast_strides(values.shape, values.strides, result)
+        broadcast = broadcast_strides(values.shape, values.strides, result)
     else:
-        spread = (0,) * len(result)
+        broadcast = (0,) * len(result)
     end = at + len(shape)
     kept = [d for d in range(target.ndim) if d not in dims]
     rows = rows_of(
-        shape, spread[at:end], tuple(target.shape[d] for d in kept), tuple(target.strides[d] for d in kept),
-        spread[:at] + spread[end:],
+        shape, broadcast[at:end], tuple(target.shape[d] for d in kept), tuple(target.strides[d] for d in kept),
+        broadcast[:at] + broadcast[end:],
     )  # fmt: skip
-    return places, _span(extents, steps), unit, rows
+    return index, _span(extents, steps), unit, rows
 
 
-def _put(
+def _scatter(
     op: str, target: Array, values: Any, indices: tuple[Array, ...], dims: Shape, accumulate: bool,
     named: Shape | None = None, add: bool = True,
 ) -> None:  # fmt: skip
@@ -268,28 +280,28 @@ def _put(
         whole = empty((), target.dtype, target.device)
         cuda_impl_named("fill", "elementwise")(whole, value=values, shape=(), dtype=target.dtype)
         values = whole
-    if accumulate and target.dtype is bool_ and values.dtype is not bool_:  # what is not 0 counts as one
+    if accumulate and target.dtype is bool_ and values.dtype is not bool_:  # anything but 0 is True
         whole = empty(values.shape, bool_, target.device)
         cuda_impl_named("cast", "elementwise")(whole, values)
         values = whole
-    places, span, unit, rows = _targets(op, target, values, indices, dims, named)
-    if places.count == 0 or rows.width == 0:
+    index, span, unit, rows = _scatter_rows(op, target, values, indices, dims, named)
+    if index.count == 0 or rows.width == 0:
         return
     if accumulate:
-        add_rows(target, values, sorted_places(places, span, unit), rows, add)
+        scatter_add_rows(target, values, sorted_index_keys(index, span, unit), rows, add)
         return
     given = values if isinstance(values, Array) else number(values, work_type(target.dtype))
-    if places.count == 1 or not any(st for n, st in zip(rows.sizes, rows.strides, strict=True) if n > 1):
-        put_rows(target, given, Sorted(located(places, span), None, span, unit), rows)
+    if index.count == 1 or not any(st for n, st in zip(rows.sizes, rows.strides, strict=True) if n > 1):
+        scatter_rows(target, given, SortedKeys(index_keys(index, span), None, span, unit), rows)
     else:
-        put_rows(target, values, sorted_places(places, span, unit), rows)
+        scatter_rows(target, values, sorted_index_keys(index, span, unit), rows)
 
 
 @cuda_impl("index_get_backward")
 def index_get_backward(out: Array, g: Array, *indices: Array, dims: Shape, shape: Shape) -> None:
     """Zeros of `shape` with g added at the indices, in order of position."""
     clear(out)
-    _put("index_get_backward", out, g, indices, dims, True, add=False)
+    _scatter("index_get_backward", out, g, indices, dims, True, add=False)
 
 
 @cuda_impl("index_put")
@@ -299,7 +311,7 @@ def index_put(
 ) -> None:  # fmt: skip
     """y = x with `values` written at the indices, or added there."""
     cuda_impl_named("copy", "elementwise")(out, x)
-    _put("index_put", out, values, indices, dims, accumulate, named)
+    _scatter("index_put", out, values, indices, dims, accumulate, named)
 
 
 @cuda_impl("index_put_")
@@ -308,19 +320,19 @@ def index_put_(
     named: Shape | None = None,
 ) -> None:  # fmt: skip
     """`index_put` into x itself."""
-    # what is read must not change while it is read
-    values, *rest = (_apart(a, x) for a in (values, *indices))
-    _put("index_put_", x, values, tuple(rest), dims, accumulate, named)
+    # inputs must not change while they are read
+    values, *rest = (_unaliased(a, x) for a in (values, *indices))
+    _scatter("index_put_", x, values, tuple(rest), dims, accumulate, named)
 
 
-def _apart(a: Any, x: Array) -> Any:
-    """`a`, or a copy of it where it stands in x's memory."""
+def _unaliased(a: Any, x: Array) -> Any:
+    """`a`, or a copy of it if it shares x's memory."""
     if not isinstance(a, Array) or a.storage is not x.storage:
         return a
     return _copied(a)
 
 
-def _in_a_row(a: Array) -> Array:
+def _contiguous(a: Array) -> Array:
     """`a`, or a contiguous copy of it."""
     return a if a.is_contiguous else _copied(a)
 
@@ -343,7 +355,7 @@ def mask_count(out: Array, mask: Array) -> None:
 @cuda_impl("mask_indices")
 def mask_indices(out: Array, mask: Array, count: int) -> None:
     """The indices of the true elements in row-major order, `[dimensions, count]`."""
-    true_positions("mask_indices", out, mask, count, 1, count)
+    true_indices("mask_indices", out, mask, count, 1, count)
 
 
 @cuda_impl("mask_offsets")
@@ -355,10 +367,10 @@ def mask_offsets(out: Array, mask: Array) -> None:
 @cuda_impl("masked_select")
 def masked_select(out: Array, x: Array, mask: Array, offsets: Array, count: int) -> None:
     """The elements of x where `mask` holds, in row-major order."""
-    select_true(out, x, mask, _in_a_row(offsets))
+    select_true(out, x, mask, _contiguous(offsets))
 
 
 @cuda_impl("masked_select_backward")
 def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) -> None:
     """g, in order, where `mask` holds, and 0 elsewhere."""
-    spread_true(out, g, mask, _in_a_row(offsets))
+    scatter_true(out, g, mask, _contiguous(offsets))

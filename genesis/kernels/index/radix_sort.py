@@ -1,7 +1,9 @@
-"""The stable order of integer keys, line by line: by counting ranks where lines are short, else by a radix sort.
+"""Stable argsort of integer keys, line by line: a rank sort for short lines, else a radix sort.
 
-Both are deterministic: a rank counts smaller keys and equal ones before it; the radix sort moves keys by 8 bits a pass,
-lowest first, to places that follow from prefix sums of the digits' counts.
+Reference: `np.argsort(keys, axis=-1, kind="stable")`; `genesis/ops/sort.py` and randperm use it.
+
+Both are deterministic. A rank counts smaller keys and equal ones before it; a pass of the radix sort moves keys by 8
+bits, lowest first, to offsets from prefix sums of digit histograms.
 """
 
 from __future__ import annotations
@@ -16,29 +18,29 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import int32
-from genesis.kernels.index.segment import index_type, sorted_tile
+from genesis.kernels.index.segment import index_type, sort_tile
 from genesis.kernels.reduce.prefix_sum import exclusive_sums
 
-__all__ = ["RANKED", "order_of"]
+__all__ = ["RANK_SORT_MAX", "argsort_keys"]
 
-RANKED = 16384  # the longest line whose ranks are counted
-COMPARISONS = 1 << 32  # and the most pairs for that
+RANK_SORT_MAX = 16384  # the longest line that is sorted by rank
+COMPARISONS = 1 << 32  # and the most pairs of keys for that
 DIGIT = 8  # bits a pass
 TILE = 1024
 
 
 @triton.jit
-def clamped_difference(x, y):
-    """x - y between 0 and 1: in whole float32 numbers whether x > y, in one instruction of the widest pipe."""
+def saturating_sub(x, y):
+    """min(max(x - y, 0), 1): for integers in float32 whether x > y, in one instruction at full FP32 rate."""
     x, y = tl.broadcast(x, y)
     return tl.inline_asm_elementwise(
         "sub.sat.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
     )
 
 
-if is_interpreted():  # which has no assembler
+if is_interpreted():  # which has no inline assembly
 
-    def clamped_difference(x: Any, y: Any) -> Any:
+    def saturating_sub(x: Any, y: Any) -> Any:
         """The same by numpy."""
         values = np.clip(x.handle.data - y.handle.data, 0, 1)
         return tl.tensor(type(x.handle)(values, tl.float32), tl.block_type(tl.float32, list(values.shape)))
@@ -48,28 +50,30 @@ if is_interpreted():  # which has no assembler
 def are_less(x, y, FLOATS: tl.constexpr):
     """1 where x < y, else 0."""
     if FLOATS:
-        return clamped_difference(y, x)
+        return saturating_sub(y, x)
     else:
         return (x < y).to(tl.int32)
 
 
 @triton.jit
-def rank_kernel(p_sorted, p_order, p_keys, length, blocks, FLOATS: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
-    """Keys and their positions, stored at their ranks. FLOATS: keys are from 0 to 2^24 - 1 and compared as float32."""
+def rank_sort_kernel(
+    p_sorted, p_order, p_keys, length, blocks, FLOATS: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr
+):
+    """Store keys and their positions at their ranks. FLOATS: keys are below 2^24 and compared as float32."""
     line = (tl.program_id(0) // blocks).to(tl.int64) * length
     start = (tl.program_id(0) % blocks) * BI
     i = start + tl.arange(0, BI)
     key = tl.load(p_keys + line + i, mask=i < length, other=0)
-    mine = (key.to(tl.float32) if FLOATS else key)[:, None]
+    own_key = (key.to(tl.float32) if FLOATS else key)[:, None]
     o_j = tl.arange(0, BJ)
-    before = tl.zeros([BI, BJ], tl.float32 if FLOATS else tl.int32)  # keys before mine in the result
+    before = tl.zeros([BI, BJ], tl.float32 if FLOATS else tl.int32)  # [BI, BJ]: keys that come first in the result
     below = start // BJ * BJ
     above = tl.minimum(tl.cdiv(start + BI, BJ) * BJ, length)
     full = length // BJ * BJ
-    for j in range(0, below, BJ):  # whole tiles of positions before mine: equal keys count
+    for j in range(0, below, BJ):  # full tiles of earlier positions: equal keys count
         other = tl.load(p_keys + line + j + o_j)
         other = (other.to(tl.float32) if FLOATS else other)[None, :]
-        before += are_less(other, mine + 1, FLOATS) if FLOATS else (other <= mine).to(tl.int32)
+        before += are_less(other, own_key + 1, FLOATS) if FLOATS else (other <= own_key).to(tl.int32)
     for j in range(below, above, BJ):
         at = j + o_j
         other = tl.load(p_keys + line + at, mask=at < length, other=0)[None, :]
@@ -77,12 +81,12 @@ def rank_kernel(p_sorted, p_order, p_keys, length, blocks, FLOATS: tl.constexpr,
         before += (sooner & (at < length)[None, :]).to(before.dtype)
     for j in range(above, full, BJ):
         other = tl.load(p_keys + line + j + o_j)
-        before += are_less((other.to(tl.float32) if FLOATS else other)[None, :], mine, FLOATS)
-    for j in range(tl.maximum(above, full), length, BJ):  # the last tile, where it is not whole
+        before += are_less((other.to(tl.float32) if FLOATS else other)[None, :], own_key, FLOATS)
+    for j in range(tl.maximum(above, full), length, BJ):  # the last, partial tile
         at = j + o_j
         other = tl.load(p_keys + line + at, mask=at < length, other=0)[None, :]
         before += ((other < key[:, None]) & (at < length)[None, :]).to(before.dtype)
-    rank = tl.sum(before, 1).to(tl.int32)
+    rank = tl.sum(before, 1).to(tl.int32)  # [BI]
     if p_sorted is not None:
         tl.store(p_sorted + line + rank, key, mask=i < length)
     tl.store(p_order + line + rank, i, mask=i < length)
@@ -90,12 +94,12 @@ def rank_kernel(p_sorted, p_order, p_keys, length, blocks, FLOATS: tl.constexpr,
 
 @triton.jit
 def digits_of(key, shift, flip):
-    """8 bits of each key from `shift` on; `flip` turns the sign of signed keys."""
+    """8 bits of each key from `shift` on; `flip` inverts the sign bit of signed keys."""
     return ((key >> shift) & 255).to(tl.int32) ^ flip
 
 
 @triton.jit(do_not_specialize=["shift", "flip"])
-def count_digits(p_counts, p_keys, length, tiles, shift, flip, T: tl.constexpr):
+def radix_histogram_kernel(p_counts, p_keys, length, tiles, shift, flip, T: tl.constexpr):
     """counts[line, digit, tile]."""
     line = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
@@ -109,17 +113,17 @@ def count_digits(p_counts, p_keys, length, tiles, shift, flip, T: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["shift", "flip"])
-def move_digits(p_sorted, p_order_out, p_keys, p_order, p_base, length, tiles, shift, flip, T: tl.constexpr):
-    """One pass: keys and positions to their places by this digit; `p_order` is None in the first pass."""
+def radix_scatter_kernel(p_sorted, p_order_out, p_keys, p_order, p_base, length, tiles, shift, flip, T: tl.constexpr):
+    """Scatter keys and positions by this digit; `p_order` is None in the first pass."""
     line = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
     local = tl.arange(0, T)
     start = tile.to(tl.int64) * T
     key = tl.load(p_keys + line * length + start + local, mask=start + local < length, other=0)
     digit = tl.where(start + local < length, digits_of(key, shift, flip), 255)
-    count = tl.histogram(digit, 256)
+    count = tl.histogram(digit, 256)  # [256]
     first = tl.cumsum(count, 0) - count
-    packed = sorted_tile(digit * 65536 + local)
+    packed = sort_tile(digit * 65536 + local)  # [T]
     digit, local_from = packed // 65536, packed % 65536
     m = start + local_from < length
     source = line * length + start + local_from
@@ -136,16 +140,16 @@ def move_digits(p_sorted, p_order_out, p_keys, p_order, p_base, length, tiles, s
 
 
 def rank_tile(length: int) -> tuple[int, int, int]:
-    """(keys of a program, keys it compares with at once, warps)."""
+    """(keys per program, keys it compares them with at a time, warps)."""
     return (32, 256, 4) if length > 256 else (16, 64, 4)
 
 
-def _ranks(length: int, lines: int) -> bool:
-    return length <= RANKED and length * length * lines <= COMPARISONS
+def _is_rank_sorted(length: int, lines: int) -> bool:
+    return length <= RANK_SORT_MAX and length * length * lines <= COMPARISONS
 
 
-def order_of(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tuple[Array | None, Array]:
-    """The stable rising order of each line.
+def argsort_keys(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tuple[Array | None, Array]:
+    """The stable ascending order of each line.
 
     Args:
         keys: `[lines, length]` int32 or int64, contiguous.
@@ -156,14 +160,14 @@ def order_of(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tu
         The sorted keys (None unless wanted), and the position of each in its line, both `[lines, length]`.
     """
     lines, length = keys.shape
-    if _ranks(length, lines):
+    if _is_rank_sorted(length, lines):
         found = empty(keys.shape, keys.dtype, keys.device) if keep_keys else None
         order = empty(keys.shape, int32, keys.device)
         bi, bj, warps = rank_tile(length)
         blocks = triton.cdiv(length, bi)
         floats = bits <= 24 and not signed and keys.dtype is int32
         launch(
-            rank_kernel, blocks * lines, found, order, keys, length, blocks, FLOATS=floats, BI=bi, BJ=bj,
+            rank_sort_kernel, blocks * lines, found, order, keys, length, blocks, FLOATS=floats, BI=bi, BJ=bj,
             num_warps=warps,
         )  # fmt: skip
         return found, order
@@ -175,18 +179,18 @@ def _radix(keys: Array, bits: int, signed: bool, keep_keys: bool) -> tuple[Array
     kind, device = index_type(length), keys.device
     tiles, passes = triton.cdiv(length, TILE), max(1, -(-bits // DIGIT))
     order: Array | None = None
-    for number in range(passes):
-        last = number == passes - 1
+    for digit in range(passes):
+        last = digit == passes - 1
         flip = 128 if signed and last else 0  # keys are sign-extended, so it is the top bit of their last digit
-        shift = DIGIT * number
+        shift = DIGIT * digit
         counts = empty((lines * 256 * tiles,), int32, device)
-        launch(count_digits, lines * tiles, counts, keys, length, tiles, shift, flip, T=TILE, num_warps=4)
+        launch(radix_histogram_kernel, lines * tiles, counts, keys, length, tiles, shift, flip, T=TILE, num_warps=4)
         bases = exclusive_sums(counts)
         moved = empty(keys.shape, keys.dtype, device) if keep_keys or not last else None
         positions = empty(keys.shape, kind, device)
         launch(
-            move_digits, lines * tiles, moved, positions, keys, order, bases, length, tiles, shift, flip, T=TILE,
-            num_warps=4,
+            radix_scatter_kernel, lines * tiles, moved, positions, keys, order, bases, length, tiles, shift, flip,
+            T=TILE, num_warps=4,
         )  # fmt: skip
         keys, order = keys if moved is None else moved, positions
     assert order is not None

@@ -1,8 +1,10 @@
-"""Rows that go to the same place, added up in an order that the data alone fixes: no atomics.
+"""Scatter and scatter-add of rows by sorted keys: deterministic segment sums, without atomics.
 
-Positions come sorted by their target. The sorted list is cut into windows of a fixed number of slots. Runs that lie
-inside a window are added there and written; of a run that crosses windows, each window leaves a partial sum, and the
-program of the window in which the run began adds those in order.
+Reference: `np.add.at` and assignment in `genesis/ops/index.py` and `embedding.py`.
+
+The sorted keys are cut into windows of a fixed number of slots; equal keys form a run. A window sums the runs inside it
+and writes them. For a run that crosses windows, each window stores a partial sum, and the program of the run's first
+window adds these in order.
 """
 
 from __future__ import annotations
@@ -21,26 +23,36 @@ from genesis.kernels.strides import collapse, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape
 
-__all__ = ["Rows", "Sorted", "add_rows", "index_type", "put_rows", "report", "rows_of", "sorted_tile", "tile_of"]
+__all__ = [
+    "Rows",
+    "SortedKeys",
+    "index_type",
+    "report_fault",
+    "rows_of",
+    "scatter_add_rows",
+    "scatter_rows",
+    "sort_tile",
+    "tile_of",
+]
 
-PARTS = 64  # windows whose partial sums are read at once
-FAR = 1 << 31
+PARTS = 64  # windows whose partial sums are loaded at a time
+INT32_END = 1 << 31
 
 
 # --- Helpers of one tile ----------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def report(p_fault, site, i, bad):
-    """Leave one of the bad indices `i` for the host (`backend.cuda.faults`); a site of 0 has been reported before."""
+def report_fault(p_fault, site, i, bad):
+    """Report one of the bad indices `i` to the host (`backend.cuda.faults`); a site of 0 was reported began_before."""
     low = tl.minimum(tl.maximum(i.to(tl.int64), -2147483648), 2147483647) & 0xFFFFFFFF
     word = (tl.full((), 0, tl.int64) + site) * 4294967296 + low
     tl.store(p_fault + (i * 0).to(tl.int32), word, mask=bad & (word > 0xFFFFFFFF))
 
 
 @triton.jit
-def sorted_tile(x):
-    """x with its last dimension in rising order."""
+def sort_tile(x):
+    """x sorted along its last dimension."""
     return tl.sort(x)
 
 
@@ -50,18 +62,18 @@ def _join(f, x, g, y):
 
 
 @triton.jit
-def sums_since(starts, x):
+def segmented_sum(starts, x):
     """Down axis 0: the sum of x from the last row at which `starts` (int32, of x's shape) is set."""
     return tl.associative_scan((starts, x), 0, _join)[1]
 
 
-if is_interpreted():  # which calls Python for each element of a sort or a scan
+if is_interpreted():  # which would call Python for each element of a sort or a scan
 
-    def sorted_tile(x: Any) -> Any:
+    def sort_tile(x: Any) -> Any:
         """The same by numpy."""
         return tl.tensor(type(x.handle)(np.sort(x.handle.data, axis=-1), x.dtype.scalar), x.type)
 
-    def sums_since(starts: Any, x: Any) -> Any:
+    def segmented_sum(starts: Any, x: Any) -> Any:
         """The same row by row."""
         first, values = starts.handle.data, x.handle.data.copy()
         with np.errstate(all="ignore"):
@@ -74,13 +86,13 @@ if is_interpreted():  # which calls Python for each element of a sort or a scan
 
 
 @triton.jit
-def put_kernel(p_x, p_v, p_keys, p_order, count, span, unit, width, blocks, v_sizes, v_strides, rest, sx_rest, sv_rest,
-               NUMBER: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr,
-               R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """The last of equal keys writes its row: x[key · unit + …] = v[order + …]."""
-    s = (tl.program_id(0) // blocks).to(tl.int64) * R + tl.arange(0, R)
-    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    if WIDE:
+def scatter_rows_kernel(p_x, p_v, p_keys, p_order, count, span, unit, width, blocks, v_sizes, v_strides, rest, sx_rest,
+                        sv_rest, SCALAR: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
+                        INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """x[key · unit + …] = v[order + …], from the last of equal keys. R slots and C columns."""
+    s = (tl.program_id(0) // blocks).to(tl.int64) * R + tl.arange(0, R)  # [R]
+    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)  # [C]
+    if INT64:
         c = c.to(tl.int64)
     m = s < count
     key = tl.load(p_keys + s, mask=m, other=0).to(tl.int64)
@@ -91,7 +103,7 @@ def put_kernel(p_x, p_v, p_keys, p_order, count, span, unit, width, blocks, v_si
         n = s
     m = (m & (key < span))[:, None] & (c < width)[None, :]
     o_x = (key * unit)[:, None] + offsets(c, rest, sx_rest, REST)[None, :]
-    if NUMBER:
+    if SCALAR:
         v = converted(tl.full([R, C], p_v, WORK), p_x.dtype.element_ty)
     else:
         o_v = offsets(n.to(tl.int64), v_sizes, v_strides, DIMS)[:, None] + offsets(c, rest, sv_rest, REST)[None, :]
@@ -100,15 +112,15 @@ def put_kernel(p_x, p_v, p_keys, p_order, count, span, unit, width, blocks, v_si
 
 
 @triton.jit
-def add_kernel(p_x, p_parts, p_v, p_keys, p_order, count, span, unit, width, blocks, v_sizes, v_strides, rest, sx_rest,
-               sv_rest, ADD: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
-               WIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """One window of R slots: runs that begin and end in it are done, others leave parts[window, 0 head or 1 tail]."""
+def segment_sum_kernel(p_x, p_parts, p_v, p_keys, p_order, count, span, unit, width, blocks, v_sizes, v_strides, rest,
+                       sx_rest, sv_rest, ADD: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
+                       INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """Sum a window of R slots: runs inside it are written; others store parts[window, 0 (head) or 1 (tail)]."""
     window = (tl.program_id(0) // blocks).to(tl.int64)
     i = tl.arange(0, R)
     s = window * R + i
-    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    if WIDE:
+    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)  # [C]
+    if INT64:
         c = c.to(tl.int64)
     m = s < count
     key = tl.load(p_keys + s, mask=m, other=0).to(tl.int64)
@@ -118,8 +130,8 @@ def add_kernel(p_x, p_parts, p_v, p_keys, p_order, count, span, unit, width, blo
     m = m & (key < span)
     m_c = (c < width)[None, :]
     o_v = offsets(n, v_sizes, v_strides, DIMS)[:, None] + offsets(c, rest, sv_rest, REST)[None, :]
-    v = converted(tl.load(p_v + o_v, mask=m[:, None] & m_c, other=0), WORK)
-    total = sums_since(tl.zeros([R, C], tl.int32) + starts[:, None], v)
+    v = converted(tl.load(p_v + o_v, mask=m[:, None] & m_c, other=0), WORK)  # [R, C]
+    total = segmented_sum(tl.zeros([R, C], tl.int32) + starts[:, None], v)  # [R, C]
     began = tl.cumsum(starts, 0) > 0
     p_row = p_x + (key * unit)[:, None] + offsets(c, rest, sx_rest, REST)[None, :]
     m_done = (m & ends & began)[:, None] & m_c
@@ -133,27 +145,27 @@ def add_kernel(p_x, p_parts, p_v, p_keys, p_order, count, span, unit, width, blo
 
 
 @triton.jit
-def join_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks, rest, sx_rest, ADD: tl.constexpr,
-                WORK: tl.constexpr, REST: tl.constexpr, WIDE: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr,
-                C: tl.constexpr):  # fmt: skip
-    """Runs that begin in this program's window and go on in the next ones: their parts, added in order."""
+def segment_carry_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks, rest, sx_rest, ADD: tl.constexpr,
+                         WORK: tl.constexpr, REST: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
+                         PARTS: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """Add the parts, in order, of the run that begins in this window and goes on in the next."""
     window = (tl.program_id(0) // blocks).to(tl.int64)
-    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    if WIDE:
+    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)  # [C]
+    if INT64:
         c = c.to(tl.int64)
     m_c = c < width
     last = (window + 1) * R - 1
     key = tl.load(p_keys + last, mask=last < count, other=0).to(tl.int64)
-    going = tl.load(p_keys + last + 1, mask=last + 1 < count, other=-1) == key
+    continues = tl.load(p_keys + last + 1, mask=last + 1 < count, other=-1) == key
     first = window * R
-    whole = (tl.load(p_keys + first, mask=first < count, other=-1) == key) & (first > 0)
-    before = tl.load(p_keys + first - 1, mask=whole & (first <= count), other=-1) == key
-    if going & (before == 0) & (key < span):
+    covered = (tl.load(p_keys + first, mask=first < count, other=-1) == key) & (first > 0)
+    began_before = tl.load(p_keys + first - 1, mask=covered & (first <= count), other=-1) == key
+    if continues & (began_before == 0) & (key < span):
         total = tl.load(p_parts + (window * 2 + 1) * width + c, mask=m_c, other=0)
         at = window + 1
         more = tl.full((), 1, tl.int32)
         while more > 0:
-            w = at + tl.arange(0, PARTS)
+            w = at + tl.arange(0, PARTS)  # [PARTS]
             same = tl.load(p_keys + w * R, mask=w * R < count, other=-1) == key
             parts = tl.load(p_parts + (w * 2 * width)[:, None] + c[None, :], mask=same[:, None] & m_c[None, :], other=0)
             total += tl.sum(parts, 0).to(WORK)
@@ -168,14 +180,14 @@ def join_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks, rest, sx
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
-class Sorted(NamedTuple):
-    """Targets in rising order.
+class SortedKeys(NamedTuple):
+    """Sorted target keys.
 
     Attributes:
-        keys: `[N]`, of which those from `span` on are dropped.
-        order: `[N]`, the position that each came from; None where equal targets get equal values in any order.
-        span: keys below it are targets.
-        unit: elements between neighbouring targets.
+        keys: `[N]`; those from `span` on are dropped.
+        order: `[N]`, the position of each key; None if the order of equal keys does not matter.
+        span: the end of valid keys.
+        unit: elements per unit of a key.
     """
 
     keys: Array
@@ -185,13 +197,13 @@ class Sorted(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of values `[*index dimensions, *rest]` beside the rows of a target, dimensions merged.
+    """Rows of values `[*index dimensions, *rest]` and the rows of a target, dimensions merged.
 
     Attributes:
-        sizes, strides: how position n is found among the values.
+        sizes, strides: the index dimensions of the values.
         rest: the sizes of a row.
         target, values: the strides of a row there.
-        wide: whether offsets inside a row pass 2^31.
+        needs_int64: whether offsets inside a row need int64.
     """
 
     sizes: Shape
@@ -199,7 +211,7 @@ class Rows(NamedTuple):
     rest: Shape
     target: Shape
     values: Shape
-    wide: bool
+    needs_int64: bool
 
     @property
     def width(self) -> int:
@@ -211,39 +223,39 @@ def rows_of(sizes: Shape, strides: Shape, rest: Shape, target: Shape, values: Sh
     """Rows with as few dimensions as possible; see `Rows`."""
     merged, steps = collapse(sizes, strides)
     inner, so, sv = collapse(rest, target, values)
-    wide = any(sum((n - 1) * st for n, st in zip(inner, each, strict=True)) >= FAR for each in (so, sv))
-    return Rows(merged, steps, inner, so, sv, wide or int(np.prod(inner, dtype=np.int64)) >= FAR - 4096)
+    far = any(sum((n - 1) * st for n, st in zip(inner, each, strict=True)) >= INT32_END for each in (so, sv))
+    return Rows(merged, steps, inner, so, sv, far or int(np.prod(inner, dtype=np.int64)) >= INT32_END - 4096)
 
 
 def index_type(count: int) -> DType:
-    """The type for numbers below `count`."""
-    return int32 if count < FAR else int64
+    """The type of integers below `count`."""
+    return int32 if count < INT32_END else int64
 
 
 def columns(width: int, most: int) -> int:
-    """Columns of a tile: a power of 2 that divides the width where that is not too small."""
+    """Columns of a tile: a power of 2, which divides the width unless that makes it too small."""
     even = width & -width
     return min(even if even >= 64 else int(triton.next_power_of_2(width)), most)
 
 
 def tile_of(width: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a tile that moves rows."""
+    """(rows, columns, warps) of a tile that copies rows."""
     c = columns(width, 1024)
     return max(1, 2048 // c), c, 4
 
 
-def put_rows(target: Array, values: Any, found: Sorted, rows: Rows) -> None:
-    """target[key] = values[position]; where keys repeat, the last position's. A number is written to all."""
+def scatter_rows(target: Array, values: Any, found: SortedKeys, rows: Rows) -> None:
+    """target[key] = values[position], from the last position of equal keys; `values` may be a number."""
     count, width = found.keys.size, rows.width
     if count == 0 or width == 0:
         return
     r, c, warps = tile_of(width)
     blocks = triton.cdiv(width, c)
     launch(
-        put_kernel, triton.cdiv(count, r) * blocks, target, values, found.keys, found.order, count, found.span,
+        scatter_rows_kernel, triton.cdiv(count, r) * blocks, target, values, found.keys, found.order, count, found.span,
         found.unit, width, blocks, rows.sizes, rows.strides, rows.rest, rows.target, rows.values,
-        NUMBER=not isinstance(values, Array), WORK=TRITON[work_type(target.dtype).name], DIMS=len(rows.sizes),
-        REST=len(rows.rest), WIDE=rows.wide, R=r, C=c, num_warps=warps,
+        SCALAR=not isinstance(values, Array), WORK=TRITON[work_type(target.dtype).name], DIMS=len(rows.sizes),
+        REST=len(rows.rest), INT64=rows.needs_int64, R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 
@@ -256,14 +268,14 @@ def window_of(count: int, width: int) -> tuple[int, int, int]:
     return slots, c, 1
 
 
-def add_rows(
-    target: Array, values: Array, found: Sorted, rows: Rows, add: bool = True, work: DType | None = None
+def scatter_add_rows(
+    target: Array, values: Array, found: SortedKeys, rows: Rows, add: bool = True, work: DType | None = None
 ) -> None:
-    """target[key] (+)= the sum of values[position] over the positions of each key, in order.
+    """target[key] = or += the sum of values[position] over the positions of each key, in order.
 
     Args:
-        add: whether the target's values count; False where it holds zeros.
-        work: the type of the sums; the target's own (float32 for 2-byte floats) unless given.
+        add: whether to add to the target; False if it holds zeros.
+        work: the accumulator type; by default the target's own (float32 for 2-byte floats).
     """
     count, width = found.keys.size, rows.width
     if count == 0 or width == 0:
@@ -274,13 +286,13 @@ def add_rows(
     parts = empty((windows, 2, width), work if work.name != "bool" else int32, target.device)
     kind = TRITON[parts.dtype.name]
     launch(
-        add_kernel, windows * blocks, target, parts, values, found.keys, found.order, count, found.span, found.unit,
-        width, blocks, rows.sizes, rows.strides, rows.rest, rows.target, rows.values, ADD=add, WORK=kind,
-        DIMS=len(rows.sizes), REST=len(rows.rest), WIDE=rows.wide, R=r, C=c, num_warps=warps,
+        segment_sum_kernel, windows * blocks, target, parts, values, found.keys, found.order, count, found.span,
+        found.unit, width, blocks, rows.sizes, rows.strides, rows.rest, rows.target, rows.values, ADD=add, WORK=kind,
+        DIMS=len(rows.sizes), REST=len(rows.rest), INT64=rows.needs_int64, R=r, C=c, num_warps=warps,
     )  # fmt: skip
     if windows > 1:
         launch(
-            join_kernel, windows * blocks, target, parts, found.keys, count, found.span, found.unit, width, blocks,
-            rows.rest, rows.target, ADD=add, WORK=kind, REST=len(rows.rest), WIDE=rows.wide, R=r,
+            segment_carry_kernel, windows * blocks, target, parts, found.keys, count, found.span, found.unit, width,
+            blocks, rows.rest, rows.target, ADD=add, WORK=kind, REST=len(rows.rest), INT64=rows.needs_int64, R=r,
             PARTS=max(1, min(PARTS, 4096 // c)), C=c, num_warps=warps,
         )  # fmt: skip

@@ -1,6 +1,9 @@
-"""The true elements of a mask in row-major order: counted by tile, and written where the counts' prefix sums say.
+"""The true elements of a mask in row-major order (stream compaction): their indices, or the values at them.
 
-Their positions, or the values that stand there in an array of the mask's shape.
+Reference: `genesis/ops/index.py`: mask_count, mask_indices, mask_offsets, masked_select, masked_select_backward;
+`genesis/ops/sort.py`: nonzero_count, nonzero.
+
+One kernel counts by tile; exclusive prefix sums of the counts are the offsets at which the next kernel writes.
 """
 
 from __future__ import annotations
@@ -17,101 +20,101 @@ from genesis.backend.cuda import backend_of, faults
 from genesis.backend.cuda.dispatch import Plan, layout_of, record
 from genesis.backend.cuda.launch import clear, launch, recording
 from genesis.dtypes import int32, int64
-from genesis.kernels.index.segment import report
+from genesis.kernels.index.segment import report_fault
 from genesis.kernels.reduce.prefix_sum import exclusive_sums
 from genesis.kernels.strides import collapse, is_wide, offsets
 from genesis.ops.index import MASK_BLOCK
 
-__all__ = ["block_offsets", "count_true", "select_true", "spread_true", "true_positions"]
+__all__ = ["block_offsets", "count_true", "scatter_true", "select_true", "true_indices"]
 
 TILE = 4096
-COLUMNS = 2048  # of the shape in which values are moved; short rows, down to 128, were up to 7 times slower
+COLUMNS = 2048  # of the tile in which values are copied; shorter rows, down to 128, were up to 7 times slower
 PLANS = 256
-SHARED = 1 << 27  # elements; from here on counting again costs more than launches without a plan
+COUNT_ONCE = 1 << 27  # elements from which counting twice costs more than launching without a plan
 
-_plans: dict[Any, Plan] = {}  # of `values_kernel`
+_plans: dict[Any, Plan] = {}  # of `masked_select_kernel`
 
-# What the last count on each device left: the mask it was of, and its tiles' offsets.
-_counted: dict[Device, tuple[Any, Any, Array]] = {}
+# Of the last count on each device: the mask, its layout and version, and its tiles' offsets.
+_last_counts: dict[Device, tuple[Any, Any, Array]] = {}
 
 
 @triton.jit
-def truths(p_x, i, n, sizes, strides, DIMS: tl.constexpr):
+def load_mask(p_x, i, n, sizes, strides, DIMS: tl.constexpr):
     """Whether the elements at linear indices i are not 0, as int32."""
     x = tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=i < n, other=0)
-    if x.dtype == tl.bfloat16:  # which the interpreter reads as integers: -0 is the one value to look after
+    if x.dtype == tl.bfloat16:  # which the interpreter loads as integers: only -0 needs care
         x = x.to(tl.int16, bitcast=True) & 0x7FFF
     return ((x != 0) & (i < n)).to(tl.int32)
 
 
 @triton.jit
-def count_kernel(p_counts, p_x, n, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):
+def mask_count_kernel(p_counts, p_x, n, sizes, strides, DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):
     """counts[tile]."""
     tile = tl.program_id(0)
-    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
-    tl.store(p_counts + tile, tl.sum(truths(p_x, i, n, sizes, strides, DIMS), 0))
+    i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
+    tl.store(p_counts + tile, tl.sum(load_mask(p_x, i, n, sizes, strides, DIMS), 0))
 
 
 @triton.jit(do_not_specialize=["count", "by_count", "by_dim", "site"])
-def select_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count, by_dim, shape, site,
-                  DIMS: tl.constexpr, NDIM: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """The coordinates of true elements, at out[number · by_count + dimension · by_dim]."""
+def nonzero_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count, by_dim, shape, site,
+                   DIMS: tl.constexpr, NDIM: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """The coordinates of true elements: out[rank · by_count + dimension · by_dim], rank among all true elements."""
     tile = tl.program_id(0)
-    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
-    true = truths(p_x, i, n, sizes, strides, DIMS)
+    i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
+    true = load_mask(p_x, i, n, sizes, strides, DIMS)  # [T]
     base = tl.load(p_base + tile)
-    number = tl.cumsum(true, 0) - 1  # inside the tile: short offsets from one long one
-    m = (true != 0) & (number < tl.minimum(count - base, T).to(tl.int32))
+    rank = tl.cumsum(true, 0) - 1  # within the tile: int32, while the tile's offset is int64
+    m = (true != 0) & (rank < tl.minimum(count - base, T).to(tl.int32))
     p_o += base * by_count
     rest = i
     for back in tl.static_range(NDIM):
         at = rest if back == NDIM - 1 else rest % shape[NDIM - 1 - back]
         rest = rest // shape[NDIM - 1 - back]
-        tl.store(p_o + (NDIM - 1 - back) * by_dim + number * by_count, at.to(tl.int64), mask=m)
+        tl.store(p_o + (NDIM - 1 - back) * by_dim + rank * by_count, at.to(tl.int64), mask=m)
     if tile == tl.num_programs(0) - 1:
         total = base + tl.sum(true, 0)
-        report(p_fault, site, total, total != count)
+        report_fault(p_fault, site, total, total != count)
 
 
 @triton.jit
-def values_kernel(p_o, p_base, p_x, p_m, n, sizes, sx, sm, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
-                  C: tl.constexpr):  # fmt: skip
-    """out[number] = x where the mask is true. All of x is read: that needs not wait for the mask."""
+def masked_select_kernel(p_o, p_base, p_x, p_m, n, sizes, sx, sm, DIMS: tl.constexpr, INT64: tl.constexpr,
+                         T: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """out[rank] = x where the mask is true. All of x is loaded, so the loads do not wait for the mask."""
     tile = tl.program_id(0)
-    begin = (tile.to(tl.int64) if WIDE else tile) * T
-    # in another shape than the mask, so that its long vectors do not set how x is read and written
-    i = begin + tl.arange(0, T // C)[:, None] * C + tl.arange(0, C)[None, :]
+    begin = (tile.to(tl.int64) if INT64 else tile) * T
+    # in another shape than the mask, whose long vectors would otherwise set the layout of x
+    i = begin + tl.arange(0, T // C)[:, None] * C + tl.arange(0, C)[None, :]  # [T / C, C]
     x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=i < n)
-    true = truths(p_m, begin + tl.arange(0, T), n, sizes, sm, DIMS)
+    true = load_mask(p_m, begin + tl.arange(0, T), n, sizes, sm, DIMS)
     base, end = tl.load(p_base + tile), tl.load(p_base + tile + 1)
-    number = tl.cumsum(true, 0) - 1
-    m = (true != 0) & (number < (end - base).to(tl.int32))  # also where the mask has changed since it was counted
-    number = tl.reshape(tl.where(m, number, -1).to(tl.int16), (T // C, C))
-    tl.store(p_o + base + number.to(tl.int32), x, mask=number >= 0)
+    rank = tl.cumsum(true, 0) - 1
+    m = (true != 0) & (rank < (end - base).to(tl.int32))  # also if the mask has changed since it was counted
+    rank = tl.reshape(tl.where(m, rank, -1).to(tl.int16), (T // C, C))
+    tl.store(p_o + base + rank.to(tl.int32), x, mask=rank >= 0)
 
 
 @triton.jit(do_not_specialize=["count"])
-def spread_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, DIMS: tl.constexpr, WIDE: tl.constexpr,
-                  T: tl.constexpr):  # fmt: skip
-    """out = g[number · step] where the mask is true, and 0 elsewhere."""
+def masked_scatter_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, DIMS: tl.constexpr, INT64: tl.constexpr,
+                          T: tl.constexpr):  # fmt: skip
+    """out = g[rank · step] where the mask is true, and 0 elsewhere."""
     tile = tl.program_id(0)
-    i = (tile.to(tl.int64) if WIDE else tile) * T + tl.arange(0, T)
-    true = truths(p_m, i, n, sizes, sm, DIMS)
+    i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
+    true = load_mask(p_m, i, n, sizes, sm, DIMS)
     base = tl.load(p_base + tile)
-    number = tl.cumsum(true, 0) - 1
-    m = (true != 0) & (number < tl.minimum(count - base, T).to(tl.int32))
-    g = tl.load(p_g + (base + number) * step, mask=m, other=0)
+    rank = tl.cumsum(true, 0) - 1
+    m = (true != 0) & (rank < tl.minimum(count - base, T).to(tl.int32))
+    g = tl.load(p_g + (base + rank) * step, mask=m, other=0)
     tl.store(p_o + i, g, mask=i < n)
 
 
 def _tile_offsets(x: Array, total: Array | None) -> Array:
-    """For each tile of x how many elements are true before it; their sum over all into `total`."""
+    """For each tile of x how many elements before it are true; the rank of all goes to `total`."""
     sizes, strides = collapse(x.shape, x.strides)
     tiles = triton.cdiv(x.size, TILE)
     counts = empty((tiles,), int32, x.device)
     launch(
-        count_kernel, tiles, counts, x, x.size, sizes, strides, DIMS=len(sizes),
-        WIDE=is_wide(sizes, strides), T=TILE, num_warps=2,
+        mask_count_kernel, tiles, counts, x, x.size, sizes, strides, DIMS=len(sizes),
+        INT64=is_wide(sizes, strides), T=TILE, num_warps=2,
     )  # fmt: skip
     return exclusive_sums(counts, total)
 
@@ -126,14 +129,14 @@ def block_offsets(out: Array, x: Array) -> None:
     sizes, strides = collapse(x.shape, x.strides)
     counts = empty((blocks,), int32, x.device)
     launch(
-        count_kernel, blocks, counts, x, x.size, sizes, strides, DIMS=len(sizes),
-        WIDE=is_wide(sizes, strides), T=MASK_BLOCK, num_warps=2,
+        mask_count_kernel, blocks, counts, x, x.size, sizes, strides, DIMS=len(sizes),
+        INT64=is_wide(sizes, strides), T=MASK_BLOCK, num_warps=2,
     )  # fmt: skip
     exclusive_sums(counts, total, out.view((blocks,), (1,)))
 
 
-def _unplanned() -> None:
-    """Keep no plan of a call whose shapes hold a count: it would hardly be used again, and push out others."""
+def _forget_plan() -> None:
+    """Keep no plan of a call whose shapes depend on a count: it would rarely be replayed, and evict others."""
     recorder = recording()
     if recorder is not None:
         recorder.cacheable = False
@@ -142,12 +145,12 @@ def _unplanned() -> None:
 def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
     """The elements of x where the mask is true, in row-major order.
 
-    The launch is remembered here, for all counts: the op's own plan would be for this one only.
+    The plan is kept here, for all counts: the op's own plan would serve only this count.
 
     Args:
-        before: of `block_offsets`; `out` has as many elements as its last one says.
+        before: from `block_offsets`; its last element is the size of `out`.
     """
-    _unplanned()
+    _forget_plan()
     if out.size == 0:
         return
     operands, backend = (out, before, x, mask), backend_of(x.device)
@@ -166,44 +169,44 @@ def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
 def _launch_values(out: Array, before: Array, x: Array, mask: Array) -> None:
     sizes, sx, sm = collapse(x.shape, x.strides, mask.strides)
     launch(
-        values_kernel, before.size - 1, out, before, x, mask, x.size, sizes, sx, sm, DIMS=len(sizes),
-        WIDE=is_wide(sizes, sx, sm), T=MASK_BLOCK, C=COLUMNS, num_warps=4,
+        masked_select_kernel, before.size - 1, out, before, x, mask, x.size, sizes, sx, sm, DIMS=len(sizes),
+        INT64=is_wide(sizes, sx, sm), T=MASK_BLOCK, C=COLUMNS, num_warps=4,
     )  # fmt: skip
 
 
-def spread_true(out: Array, g: Array, mask: Array, before: Array) -> None:
+def scatter_true(out: Array, g: Array, mask: Array, before: Array) -> None:
     """g, in order, where the mask is true, and 0 elsewhere."""
-    _unplanned()
+    _forget_plan()
     sizes, sm = collapse(mask.shape, mask.strides)
     launch(
-        spread_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
-        DIMS=len(sizes), WIDE=is_wide(sizes, sm), T=MASK_BLOCK, num_warps=8,
+        masked_scatter_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
+        DIMS=len(sizes), INT64=is_wide(sizes, sm), T=MASK_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
-def _place(x: Array) -> tuple[Any, ...]:
+def _layout(x: Array) -> tuple[Any, ...]:
     return (x.offset, x.shape, x.strides, x.dtype, x.storage.version, backend_of(x.device).stream)
 
 
 def count_true(out: Array, x: Array) -> None:
     """How many elements of x are not 0, into an int64 scalar.
 
-    Of a large mask the tiles' offsets are kept for the `true_positions` that usually follows, so this runs anew at
-    every call: a plan would not tell that it ran.
+    For a large mask the tiles' offsets are cached for the `true_indices` that usually follows; no plan is kept, because
+    a replay would not refresh the cache.
     """
     found = _tile_offsets(x, out)
     recorder = recording()
-    if x.size >= SHARED and recorder is not None and any(x is operand for operand in recorder.operands):
+    if x.size >= COUNT_ONCE and recorder is not None and any(x is operand for operand in recorder.operands):
         recorder.cacheable = False
-        _counted[x.device] = (weakref.ref(x.storage), _place(x), found)
+        _last_counts[x.device] = (weakref.ref(x.storage), _layout(x), found)
 
 
-def _kept_offsets(x: Array) -> Array | None:
-    """What the last count left, if it was of this mask and nothing has written to it."""
-    if x.size < SHARED:
+def _cached_offsets(x: Array) -> Array | None:
+    """The offsets of the last count, if it was of this mask and nothing has written to it since."""
+    if x.size < COUNT_ONCE:
         return None
-    storage, place, found = _counted.pop(x.device, (None, None, None))
-    if storage is None or storage() is not x.storage or place != _place(x):
+    storage, layout, found = _last_counts.pop(x.device, (None, None, None))
+    if storage is None or storage() is not x.storage or layout != _layout(x):
         return None
     recorder = recording()
     if recorder is not None:
@@ -211,20 +214,20 @@ def _kept_offsets(x: Array) -> Array | None:
     return found
 
 
-def true_positions(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
-    """The indices of the elements of x that are not 0, `count` of them, at out[number · by_count + dimension · by_dim].
+def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
+    """The indices of the elements of x that are not 0, `count` of them, at out[rank · by_count + dimension · by_dim].
 
-    A different number of them is reported; then `out` gets the first ones, or is filled with 0 after the last.
+    Another count is reported as a fault; `out` then gets the first `count`, or is padded with 0.
     """
     if out.size == 0:
         return
-    found = _kept_offsets(x)
+    found = _cached_offsets(x)
     if found is None:
         found = _tile_offsets(x, empty((1,), int64, x.device))
     sizes, strides = collapse(x.shape, x.strides)
     shape = x.shape or (1,)
     launch(
-        select_kernel, found.size, out, found, x, faults.flag(x.device), x.size, sizes, strides, count, by_count,
+        nonzero_kernel, found.size, out, found, x, faults.flag(x.device), x.size, sizes, strides, count, by_count,
         by_dim, shape, faults.site(op, None, count), DIMS=len(sizes), NDIM=len(shape),
-        WIDE=is_wide(sizes, strides), T=TILE, num_warps=16,
+        INT64=is_wide(sizes, strides), T=TILE, num_warps=16,
     )  # fmt: skip

@@ -1,8 +1,10 @@
-"""CUDA implementations of ops on order and occurrence.
+"""Sorting, top-k, nonzero, bincount and unique.
 
-Values become integers that order as they do, NaN last and both zeros equal. Lines of up to 2,048 elements (of up to 4
-bytes) are sorted inside one program, value and position packed in 64 bits; longer ones are ranked or radix-sorted; the
-few best of a long line are found by a tournament of its tiles.
+Reference: `genesis/ops/sort.py`, under the same names.
+
+Values become integers of the same order, NaN last and both zeros equal. One program sorts a line of up to 2,048
+elements (of up to 4 bytes) with a bitonic sort of key and index packed in 64 bits; longer lines take a rank or radix
+sort. A small top-k of a long line sorts its tiles and merges their candidates, level by level.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from genesis.backend.cuda import faults
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float64, int32, int64
-from genesis.kernels.index.index import located, places_of, sorted_places
-from genesis.kernels.index.radix_sort import order_of
-from genesis.kernels.index.segment import add_rows, report, rows_of, sorted_tile
-from genesis.kernels.index.select import count_true, true_positions
+from genesis.kernels.index.index import index_arrays, index_keys, sorted_index_keys
+from genesis.kernels.index.radix_sort import argsort_keys
+from genesis.kernels.index.segment import report_fault, rows_of, scatter_add_rows, sort_tile
+from genesis.kernels.index.select import count_true, true_indices
 from genesis.kernels.reduce.prefix_sum import exclusive_sums
 from genesis.kernels.strides import collapse, offsets
 from genesis.kernels.types import converted
@@ -29,11 +31,11 @@ from genesis.shapes import Shape, numel
 
 __all__ = ["bincount", "nonzero", "nonzero_count", "sort", "topk", "unique", "unique_count"]
 
-ALONE = 2048  # elements of a line that one program sorts
-CHUNK = 1024  # elements of a tile of the tournament
-FEW = CHUNK // 8  # the most elements that a tournament looks for
+ONE_TILE = 2048  # the longest line that one program sorts
+CHUNK = 1024  # elements of a tile of `_bitonic_topk`
+TOPK_MAX = CHUNK // 8  # the largest k of `_bitonic_topk`
 TILE = 1024
-# Bits that differ in the keys of each type.
+# Significant bits of the keys of each type.
 BITS = {"bool": 8, "uint8": 8, "int8": 8, "int16": 16, "bfloat16": 16, "float16": 19}
 
 
@@ -42,7 +44,7 @@ BITS = {"bool": 8, "uint8": 8, "int8": 8, "int16": 16, "bfloat16": 16, "float16"
 
 @triton.jit
 def ordered_keys(x, DESCENDING: tl.constexpr):
-    """Signed integers that order as x does: int64 for 8-byte types, else int32."""
+    """Signed integers in the order of x: int64 for 8-byte types, else int32."""
     if x.dtype == tl.float64:
         b = tl.where(x == 0, 0.0, x).to(tl.int64, bitcast=True)
         k = tl.where(x != x, 0x7FFFFFFFFFFFFFFF, b ^ ((b >> 63) & 0x7FFFFFFFFFFFFFFF))
@@ -64,8 +66,8 @@ def ordered_keys(x, DESCENDING: tl.constexpr):
 
 
 @triton.jit
-def key_kernel(p_keys, p_x, n, sizes, strides, DESCENDING: tl.constexpr, DIMS: tl.constexpr, T: tl.constexpr):
-    """keys[i] of the elements in the order of `sizes`."""
+def sort_keys_kernel(p_keys, p_x, n, sizes, strides, DESCENDING: tl.constexpr, DIMS: tl.constexpr, T: tl.constexpr):
+    """keys[i] of the element with linear index i."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     x = tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=i < n, other=0)
     tl.store(p_keys + i, ordered_keys(x, DESCENDING), mask=i < n)
@@ -81,8 +83,8 @@ def _keys(x: Array, shape: Shape, strides: Shape, lines: int, descending: bool) 
     n = numel(shape)
     keys = empty((lines, n // lines), int64 if x.dtype.itemsize == 8 else int32, x.device)
     launch(
-        key_kernel, triton.cdiv(n, TILE), keys, x, n, sizes, steps, DESCENDING=descending, DIMS=len(sizes), T=TILE,
-        num_warps=4,
+        sort_keys_kernel, triton.cdiv(n, TILE), keys, x, n, sizes, steps, DESCENDING=descending, DIMS=len(sizes),
+        T=TILE, num_warps=4,
     )  # fmt: skip
     return keys
 
@@ -91,12 +93,13 @@ def _keys(x: Array, shape: Shape, strides: Shape, lines: int, descending: bool) 
 
 
 @triton.jit
-def line_kernel(p_values, p_places, p_best, p_x, p_packed, lines, length, tiles, count, step, sizes, strides, inner,
-                DESCENDING: tl.constexpr, DIMS: tl.constexpr, LINES: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """The first `count` elements of tiles of lines, in order.
+def bitonic_sort_kernel(p_values, p_indices, p_candidates, p_x, p_packed, lines, length, tiles, count, step, sizes,
+                        strides, inner, DESCENDING: tl.constexpr, DIMS: tl.constexpr, LINES: tl.constexpr,
+                        T: tl.constexpr):  # fmt: skip
+    """Sort tiles of lines and store the first `count` elements of each.
 
-    Elements come from x, or from `p_packed` [lines, length] where that is given; results go to `p_best`
-    [lines, tiles, count] where that is given, else to values and places.
+    Elements come from x, or from `p_packed` [lines, length] if given; results go to `p_candidates`
+    [lines, tiles, count] if given, else to values and indices.
     """
     line = (tl.program_id(0) // tiles).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]
     i = tl.program_id(0) % tiles * T + tl.arange(0, T)[None, :]
@@ -107,36 +110,36 @@ def line_kernel(p_values, p_places, p_best, p_x, p_packed, lines, length, tiles,
     else:
         key = ordered_keys(tl.load(p_x + o_line + i.to(tl.int64) * step, mask=m, other=0), DESCENDING).to(tl.int64)
         packed = tl.where(m, key * 4294967296 + i, 0x7FFFFFFFFFFFFFFF)
-    packed = sorted_tile(packed)
+    packed = sort_tile(packed)  # [LINES, T]
     rank = tl.arange(0, T)[None, :]
-    if p_best is not None:
+    if p_candidates is not None:
         o = (line * tiles + tl.program_id(0) % tiles) * count + rank
-        tl.store(p_best + o, packed, mask=(line < lines) & (rank < count))
+        tl.store(p_candidates + o, packed, mask=(line < lines) & (rank < count))
     else:
         m = (line < lines) & (rank < count)
-        place = packed & 0xFFFFFFFF
-        x = tl.load(p_x + o_line + place * step, mask=m)
+        index = packed & 0xFFFFFFFF
+        x = tl.load(p_x + o_line + index * step, mask=m)
         o = (line // inner * count + rank) * inner + line % inner
         tl.store(p_values + o, x, mask=m)
-        tl.store(p_places + o, place, mask=m)
+        tl.store(p_indices + o, index, mask=m)
 
 
 @triton.jit
-def take_kernel(p_values, p_places, p_x, p_order, n, length, count, step, sizes, strides, inner, DIMS: tl.constexpr,
-                T: tl.constexpr):  # fmt: skip
-    """Values and places of the first `count` elements of each line's order."""
+def take_sorted_kernel(p_values, p_indices, p_x, p_order, n, length, count, step, sizes, strides, inner,
+                       DIMS: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """Values and indices of the first `count` elements of each line's order."""
     e = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     m = e < n
     line, rank = e // count, e % count
-    place = tl.load(p_order + line * length + rank, mask=m, other=0).to(tl.int64)
-    x = tl.load(p_x + offsets(line, sizes, strides, DIMS) + place * step, mask=m)
+    index = tl.load(p_order + line * length + rank, mask=m, other=0).to(tl.int64)
+    x = tl.load(p_x + offsets(line, sizes, strides, DIMS) + index * step, mask=m)
     o = (line // inner * count + rank) * inner + line % inner
     tl.store(p_values + o, x, mask=m)
-    tl.store(p_places + o, place, mask=m)
+    tl.store(p_indices + o, index, mask=m)
 
 
-def _take_ranked(out: tuple[Array, Array], x: Array, axis: int, count: int, descending: bool) -> None:
-    """Values and positions of the first `count` elements along `axis`."""
+def _sort_into(out: tuple[Array, Array], x: Array, axis: int, count: int, descending: bool) -> None:
+    """The first `count` elements along `axis` in order, and their indices."""
     length, step = (x.shape[axis], x.strides[axis]) if x.shape else (1, 0)
     lines = x.size // max(length, 1)
     if lines == 0 or count == 0:
@@ -146,55 +149,57 @@ def _take_ranked(out: tuple[Array, Array], x: Array, axis: int, count: int, desc
     sizes, steps = collapse(shape, strides)
     inner = numel(x.shape[axis + 1 :]) if x.shape else 1
     short = x.dtype.itemsize <= 4 and length < 1 << 31
-    if short and (length <= ALONE or count <= FEW):
-        _tournament(out, x, lines, length, count, descending, (step, sizes, steps, inner))
+    if short and (length <= ONE_TILE or count <= TOPK_MAX):
+        _bitonic_topk(out, x, lines, length, count, descending, (step, sizes, steps, inner))
         return
     keys = _keys(x, (*shape, length), (*strides, step), lines, descending)
-    _, order = order_of(keys, _bits(x.dtype), signed=True, keep_keys=False)
+    _, order = argsort_keys(keys, _bits(x.dtype), signed=True, keep_keys=False)
     n = lines * count
     launch(
-        take_kernel, triton.cdiv(n, TILE), *out, x, order, n, length, count, step, sizes, steps, inner,
+        take_sorted_kernel, triton.cdiv(n, TILE), *out, x, order, n, length, count, step, sizes, steps, inner,
         DIMS=len(sizes), T=TILE, num_warps=4,
     )  # fmt: skip
 
 
-def _tournament(
-    out: tuple[Array, Array], x: Array, lines: int, length: int, count: int, descending: bool, where: tuple[Any, ...]
+def _bitonic_topk(
+    out: tuple[Array, Array], x: Array, lines: int, length: int, count: int, descending: bool, layout: tuple[Any, ...]
 ) -> None:
-    """The first `count` of each tile, then of what is left, until one tile holds a line."""
+    """Keep the first `count` of each tile, until one tile holds what is left of a line; then sort that."""
     packed: Array | None = None
-    while length > ALONE:
+    while length > ONE_TILE:
         tiles = triton.cdiv(length, CHUNK)
-        best = empty((lines, tiles * count), int64, x.device)
-        _lines(*out, best, x, packed, lines, length, tiles, count, where, descending, CHUNK)
-        # the last tile may hold fewer than `count`; what it leaves there is larger than every element
-        packed, length = best, tiles * count
-    _lines(*out, None, x, packed, lines, length, 1, count, where, descending, triton.next_power_of_2(max(length, 2)))
+        candidates = empty((lines, tiles * count), int64, x.device)
+        _launch_bitonic_sort(*out, candidates, x, packed, lines, length, tiles, count, layout, descending, CHUNK)
+        # the last tile may have fewer than `count`; its padding is larger than every element
+        packed, length = candidates, tiles * count
+    _launch_bitonic_sort(
+        *out, None, x, packed, lines, length, 1, count, layout, descending, triton.next_power_of_2(max(length, 2))
+    )
 
 
-def _lines(
-    values: Array, places: Array, best: Array | None, x: Array, packed: Array | None, lines: int, length: int,
-    tiles: int, count: int, where: tuple[Any, ...], descending: bool, tile: int,
+def _launch_bitonic_sort(
+    values: Array, indices: Array, candidates: Array | None, x: Array, packed: Array | None, lines: int, length: int,
+    tiles: int, count: int, layout: tuple[Any, ...], descending: bool, tile: int,
 ) -> None:  # fmt: skip
-    together = 1 if tiles > 1 else max(1, min(CHUNK // tile, triton.next_power_of_2(lines)))
+    lines_per_tile = 1 if tiles > 1 else max(1, min(CHUNK // tile, triton.next_power_of_2(lines)))
     launch(
-        line_kernel, triton.cdiv(lines, together) * tiles, values, places, best, x, packed, lines, length, tiles,
-        count, *where, DESCENDING=descending, DIMS=len(where[1]), LINES=together, T=tile,
+        bitonic_sort_kernel, triton.cdiv(lines, lines_per_tile) * tiles, values, indices, candidates, x, packed, lines,
+        length, tiles, count, *layout, DESCENDING=descending, DIMS=len(layout[1]), LINES=lines_per_tile, T=tile,
         num_warps=8 if tile > CHUNK else 4,
     )  # fmt: skip
 
 
 @cuda_impl("sort")
 def sort(out: tuple[Array, Array], x: Array, axis: int, descending: bool = False) -> None:
-    """x in order along `axis`, and the position that each element came from."""
+    """x sorted along `axis`, and the index that each element came from."""
     axis = single_axis("sort", x.shape, axis)
-    _take_ranked(out, x, axis, x.shape[axis] if x.shape else 1, descending)
+    _sort_into(out, x, axis, x.shape[axis] if x.shape else 1, descending)
 
 
 @cuda_impl("topk")
 def topk(out: tuple[Array, Array], x: Array, k: int, axis: int, largest: bool = True) -> None:
-    """The k largest (or smallest) elements along `axis` in that order, and their positions."""
-    _take_ranked(out, x, single_axis("topk", x.shape, axis), k, largest)
+    """The k largest (or smallest) elements along `axis` in that order, and their indices."""
+    _sort_into(out, x, single_axis("topk", x.shape, axis), k, largest)
 
 
 # --- Results whose size depends on values -----------------------------------------------------------------------------
@@ -209,12 +214,12 @@ def nonzero_count(out: Array, x: Array) -> None:
 @cuda_impl("nonzero")
 def nonzero(out: Array, x: Array, size: int) -> None:
     """Indices `[size, ndim]` of the elements that are not 0, in row-major order."""
-    true_positions("nonzero", out, x, size, x.ndim, 1)
+    true_indices("nonzero", out, x, size, x.ndim, 1)
 
 
 @triton.jit
-def tally_kernel(p_o, p_keys, n, size, T: tl.constexpr):
-    """out[key] += 1, in integers, whose order does not matter."""
+def bincount_kernel(p_o, p_keys, n, size, T: tl.constexpr):
+    """out[key] += 1; additions of integers may run in any order."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     key = tl.load(p_keys + i, mask=i < n, other=0)
     tl.atomic_add(p_o + key, tl.full([T], 1, tl.int64), mask=(i < n) & (key < size))
@@ -222,21 +227,21 @@ def tally_kernel(p_o, p_keys, n, size, T: tl.constexpr):
 
 @cuda_impl("bincount")
 def bincount(out: Array, x: Array, *weights: Array, size: int) -> None:
-    """How often each of 0 … size-1 stands in x; with weights their sums in float64."""
+    """How often each of 0 … size-1 occurs in x; with weights their sums in float64."""
     clear(out)
     if x.size == 0:
         return
-    places = places_of("bincount", (x,), (size,), (1,), negative=False)
+    index = index_arrays("bincount", (x,), (size,), (1,), negative=False)
     if weights:
         rows = rows_of(x.shape, weights[0].strides, (1,), (1,), (0,))
-        add_rows(out, weights[0], sorted_places(places, max(size, 1), 1), rows, add=False, work=float64)
+        scatter_add_rows(out, weights[0], sorted_index_keys(index, max(size, 1), 1), rows, add=False, work=float64)
         return
-    launch(tally_kernel, triton.cdiv(x.size, TILE), out, located(places, max(size, 1)), x.size, size, T=TILE)
+    launch(bincount_kernel, triton.cdiv(x.size, TILE), out, index_keys(index, max(size, 1)), x.size, size, T=TILE)
 
 
 @triton.jit
-def firsts(p_keys, i, n, NAN: tl.constexpr):
-    """Whether sorted keys differ from the one before, as int32; each NaN does."""
+def load_is_first(p_keys, i, n, NAN: tl.constexpr):
+    """Whether each sorted key differs from the one before, as int32; every NaN does."""
     key = tl.load(p_keys + i, mask=i < n, other=0)
     other = tl.load(p_keys + i - 1, mask=(i > 0) & (i < n), other=0)
     new = (key != other) | (i == 0)
@@ -246,30 +251,30 @@ def firsts(p_keys, i, n, NAN: tl.constexpr):
 
 
 @triton.jit
-def first_kernel(p_counts, p_keys, n, NAN: tl.constexpr, T: tl.constexpr):
-    """How many of each tile's sorted keys are new."""
+def count_unique_kernel(p_counts, p_keys, n, NAN: tl.constexpr, T: tl.constexpr):
+    """How many of a tile's sorted keys differ from the one before."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    tl.store(p_counts + tl.program_id(0), tl.sum(firsts(p_keys, i, n, NAN), 0))
+    tl.store(p_counts + tl.program_id(0), tl.sum(load_is_first(p_keys, i, n, NAN), 0))
 
 
 @triton.jit(do_not_specialize=["size", "site"])
-def group_kernel(p_values, p_inverse, p_starts, p_fault, p_base, p_keys, p_order, p_x, n, size, site, sizes, strides,
-                 NAN: tl.constexpr, DIMS: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """Each sorted element's group; the first of a group gives its value and where it starts."""
+def unique_kernel(p_values, p_inverse, p_starts, p_fault, p_base, p_keys, p_order, p_x, n, size, site, sizes, strides,
+                  NAN: tl.constexpr, DIMS: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """The group of each sorted element; the first of a group stores its value and start."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    new = firsts(p_keys, i, n, NAN)
+    new = load_is_first(p_keys, i, n, NAN)
     group = tl.load(p_base + tl.program_id(0)) + tl.cumsum(new, 0) - 1
-    place = tl.load(p_order + i, mask=i < n, other=0).to(tl.int64)
-    tl.store(p_inverse + place, group, mask=i < n)
+    index = tl.load(p_order + i, mask=i < n, other=0).to(tl.int64)
+    tl.store(p_inverse + index, group, mask=i < n)
     m = (new != 0) & (group < size)
-    tl.store(p_values + group, tl.load(p_x + offsets(place, sizes, strides, DIMS), mask=m), mask=m)
+    tl.store(p_values + group, tl.load(p_x + offsets(index, sizes, strides, DIMS), mask=m), mask=m)
     tl.store(p_starts + group, i, mask=m)
-    report(p_fault, site, group + 1, (i == n - 1) & (group + 1 != size))
+    report_fault(p_fault, site, group + 1, (i == n - 1) & (group + 1 != size))
 
 
 @triton.jit
-def length_kernel(p_counts, p_starts, n, size, T: tl.constexpr):
-    """counts[g] = where the next group starts - where this one does."""
+def unique_counts_kernel(p_counts, p_starts, n, size, T: tl.constexpr):
+    """counts[g] = start of the next group - start of this one."""
     g = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     start = tl.load(p_starts + g, mask=g < size, other=0)
     tl.store(p_counts + g, tl.load(p_starts + g + 1, mask=g + 1 < size, other=n) - start, mask=g < size)
@@ -277,11 +282,11 @@ def length_kernel(p_counts, p_starts, n, size, T: tl.constexpr):
 
 def _grouped(x: Array, total: Array | None) -> tuple[Array, Array, Array, int | None]:
     """Sorted keys, their order, each tile's first group number, and the key of NaN."""
-    keys, order = order_of(_keys(x, x.shape, x.strides, 1, False), _bits(x.dtype), signed=True)
+    keys, order = argsort_keys(_keys(x, x.shape, x.strides, 1, False), _bits(x.dtype), signed=True)
     assert keys is not None
     nan = (1 << (_bits(x.dtype) - 1)) - 1 if x.dtype.is_floating_point else None
     counts = empty((triton.cdiv(x.size, TILE),), int32, x.device)
-    launch(first_kernel, counts.size, counts, keys, x.size, NAN=nan, T=TILE, num_warps=4)
+    launch(count_unique_kernel, counts.size, counts, keys, x.size, NAN=nan, T=TILE, num_warps=4)
     return keys, order, exclusive_sums(counts, total), nan
 
 
@@ -296,7 +301,7 @@ def unique_count(out: Array, x: Array) -> None:
 
 @cuda_impl("unique")
 def unique(out: tuple[Array, Array, Array], x: Array, size: int) -> None:
-    """The distinct values of x in order, where each element of x stands among them, and how often each occurs."""
+    """The distinct values of x in order, the index among them of each element of x, and how often each occurs."""
     values, inverse, counts = out
     if x.size == 0:
         return
@@ -304,7 +309,7 @@ def unique(out: tuple[Array, Array, Array], x: Array, size: int) -> None:
     starts = empty((size,), int64, x.device)
     sizes, strides = collapse(x.shape, x.strides)
     launch(
-        group_kernel, bases.size, values, inverse, starts, faults.flag(x.device), bases, keys, order, x, x.size, size,
+        unique_kernel, bases.size, values, inverse, starts, faults.flag(x.device), bases, keys, order, x, x.size, size,
         faults.site("unique", None, size), sizes, strides, NAN=nan, DIMS=len(sizes), T=TILE, num_warps=4,
     )  # fmt: skip
-    launch(length_kernel, triton.cdiv(size, TILE), counts, starts, x.size, size, T=TILE, num_warps=4)
+    launch(unique_counts_kernel, triton.cdiv(size, TILE), counts, starts, x.size, size, T=TILE, num_warps=4)

@@ -1,11 +1,13 @@
-"""Kernels of cross entropy: from logits in one pass over them, and from hidden states chunk of tokens by chunk.
+"""Cross-entropy: from logits in one pass over them, and from hidden states in chunks of tokens.
 
-A row of logits belongs to one program, which keeps a running maximum and, a lane each, running sums: every logit is
-read once and costs one exponential. The fast exponential serves, because its argument x - max is at most 0 and exact to
-half a unit: the error of a term e^d is below (|d| + 3)·2^-24·e^d, which never exceeds 4 units of the sum.
+Reference: `genesis/ops/loss.py`: cross_entropy, cross_entropy_backward, linear_cross_entropy.
 
-No count of valid tokens is read back. A label that is out of range leaves a fault for the next wait (`cuda.faults`),
-and its row counts as ignored.
+One program reads a row of logits once, with a running maximum and one running sum per element of its tile (online
+softmax). The fast exponential is exact enough, because its argument x - max is at most 0 and exact to half an ulp: the
+error of a term e^d is below (|d| + 3)·2^-24·e^d, never more than 4 ulps of the sum.
+
+The host never reads the number of valid tokens. A label out of range is reported as a fault (`backend.cuda.faults`),
+and its row is ignored.
 """
 
 from __future__ import annotations
@@ -19,63 +21,65 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import Double, clear, launch
 from genesis.dtypes import DType, float32, float64
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.index.segment import report
+from genesis.kernels.index.segment import report_fault
 from genesis.kernels.loss.chunks import WORKSPACE, chunk_rows
-from genesis.kernels.loss.lm_head import Head, Labels, is_headed, rows_of, shifted_label
+from genesis.kernels.loss.lm_head import Head, Labels, is_supported, load_shifted_label, row_slice
 from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.types import TRITON, converted, work_type
 
 __all__: list[str] = []
 
-MANY_ROWS = 2048  # from here on a row is read by a single warp
-ROW_BLOCK = 4096  # logits of a row that a program reads at once: 8 KB of a 2-byte type
-TILE = 2048  # logits of a program of the backward pass
+MANY_ROWS = 2048  # from here on one warp reads a row
+ROW_BLOCK = 4096  # logits per load: 8 KB of a 2-byte type
+TILE = 2048  # logits per program of the backward pass
 
 
 # --- Rows -------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def label_of(p_labels, p_fault, i_row, step, ignore, classes, site):
-    """The label of a row and whether it counts."""
+def load_label(p_labels, p_fault, i_row, step, ignore, classes, site):
+    """The label of a row, and whether it is valid: neither `ignore` nor out of range."""
     label = tl.load(p_labels + i_row * step).to(tl.int64)
-    kept = label != ignore
+    valid = label != ignore
     inside = (label >= 0) & (label < classes)
-    report(p_fault, site, label, kept & (inside == 0))
-    return label, kept & inside
+    report_fault(p_fault, site, label, valid & (inside == 0))
+    return label, valid & inside
 
 
 @triton.jit
-def log_sum(top, sums):
+def logsumexp(top, sums):
     """log Σ e^x; NaN where all of x are infinite, as the reference has it."""
     return tl.where(tl.abs(top) == float("inf"), float("nan"), top + tl.log(sums))
 
 
 @triton.jit
-def logits_at(p_x, first, classes, step, BLOCK: tl.constexpr):
+def load_logits(p_x, first, classes, step, BLOCK: tl.constexpr):
     i = first + tl.arange(0, BLOCK)
     return tl.load(p_x + i.to(tl.int64) * step, mask=i < classes, other=-float("inf"))
 
 
 @triton.jit
-def row_sums(p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+def online_softmax(
+    p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr, PREFETCH: tl.constexpr
+):
     """(maximum, Σ e^(x - maximum), Σ x) of a row, the last only where MEAN.
 
-    AHEAD has the next logits on their way while these are summed: an SM that few programs share waits for memory
-    otherwise, half of the time.
+    PREFETCH loads the next logits while these are summed: an SM with few programs would otherwise wait for memory half
+    of the time.
     """
     top = tl.full((), -float("inf"), WORK)
-    sums, plain = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)
-    if AHEAD:
-        b_next = logits_at(p_x, 0, classes, step, BLOCK)
+    sums, plain = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)  # [BLOCK]
+    if PREFETCH:
+        b_next = load_logits(p_x, 0, classes, step, BLOCK)
     for first in range(0, classes, BLOCK):
-        if AHEAD:
+        if PREFETCH:
             x = converted(b_next, WORK)
-            b_next = logits_at(p_x, first + BLOCK, classes, step, BLOCK)
+            b_next = load_logits(p_x, first + BLOCK, classes, step, BLOCK)
         else:
-            x = converted(logits_at(p_x, first, classes, step, BLOCK), WORK)
+            x = converted(load_logits(p_x, first, classes, step, BLOCK), WORK)
         higher = tl.maximum(top, tl.max(x, 0))
-        base = tl.where(higher == -float("inf"), 0.0, higher)  # nothing but -inf so far: terms are 0, not NaN
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # nothing but -inf so far: the terms are 0, not NaN
         sums = sums * tl.exp(top - base) + tl.exp(x - base)
         if MEAN:
             plain += tl.where(first + tl.arange(0, BLOCK) < classes, x, 0.0)
@@ -84,36 +88,36 @@ def row_sums(p_x, classes, step, MEAN: tl.constexpr, WORK: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def loss_kernel(p_loss, p_lse, p_x, p_labels, p_fault, classes, ignore, site, smoothing, z, sx, sc, sl,
-                SMOOTH: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr,
-                AHEAD: tl.constexpr):  # fmt: skip
+def cross_entropy_kernel(p_loss, p_lse, p_x, p_labels, p_fault, classes, ignore, site, smoothing, z, sx, sc, sl,
+                         SMOOTH: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr,
+                         PREFETCH: tl.constexpr):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     p_row = p_x + i_row * sx
-    label, kept = label_of(p_labels, p_fault, i_row, sl, ignore, classes, site)
-    top, sums, plain = row_sums(p_row, classes, sc, SMOOTH, WORK, BLOCK, AHEAD)
-    lse = log_sum(top, sums)
-    chosen = converted(tl.load(p_row + label * sc, mask=kept, other=0), WORK)
-    loss = (lse - chosen) * (1 - smoothing) + lse * lse * z
+    label, valid = load_label(p_labels, p_fault, i_row, sl, ignore, classes, site)
+    top, sums, plain = online_softmax(p_row, classes, sc, SMOOTH, WORK, BLOCK, PREFETCH)
+    lse = logsumexp(top, sums)
+    label_logit = converted(tl.load(p_row + label * sc, mask=valid, other=0), WORK)
+    loss = (lse - label_logit) * (1 - smoothing) + lse * lse * z
     if SMOOTH:
         loss += (lse - plain / classes) * smoothing
     tl.store(p_lse + i_row, lse)
-    tl.store(p_loss + i_row, tl.where(kept, loss, 0.0))
+    tl.store(p_loss + i_row, tl.where(valid, loss, 0.0))
 
 
 @triton.jit
-def gradient_kernel(p_o, p_g, p_x, p_labels, p_lse, p_fault, classes, tiles, ignore, site, smoothing, z, sg, sx, sc, sl,
-                    se, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def cross_entropy_backward_kernel(p_o, p_g, p_x, p_labels, p_lse, p_fault, classes, tiles, ignore, site, smoothing, z,
+                                  sg, sx, sc, sl, se, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V)."""
     i_row = (tl.program_id(0) // tiles).to(tl.int64)
     i = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
     m = i < classes
-    label, kept = label_of(p_labels, p_fault, i_row, sl, ignore, classes, site)
+    label, valid = load_label(p_labels, p_fault, i_row, sl, ignore, classes, site)
     g, lse = converted(tl.load(p_g + i_row * sg), WORK), converted(tl.load(p_lse + i_row * se), WORK)
-    read = i < tl.where(kept, classes, 0)
-    x = converted(tl.load(p_x + i_row * sx + i.to(tl.int64) * sc, mask=read, other=0), WORK)
+    read = i < tl.where(valid, classes, 0)
+    x = converted(tl.load(p_x + i_row * sx + i.to(tl.int64) * sc, mask=read, other=0), WORK)  # [BLOCK]
     d = tl.exp(x - lse) * (lse * z * 2 + 1) - tl.full((), smoothing, WORK) / classes
     d -= tl.where(i == label, tl.full((), 1, WORK) - smoothing, 0.0)
-    y = tl.where(kept, d * g, 0.0)
+    y = tl.where(valid, d * g, 0.0)
     tl.store(p_o + i_row * classes + i, converted(y, p_o.dtype.element_ty), mask=m)
 
 
@@ -140,10 +144,10 @@ def cross_entropy(
     few = rows < MANY_ROWS
     block = _block(classes, work, ROW_BLOCK if few else 1024)
     launch(
-        loss_kernel, rows, losses, lse, logits, labels, faults.flag(out[0].device), classes, ignore_index,
+        cross_entropy_kernel, rows, losses, lse, logits, labels, faults.flag(out[0].device), classes, ignore_index,
         faults.site("cross_entropy", 1, classes), _number(label_smoothing, work), _number(z_loss, work),
         *logits.strides, labels.strides[0], SMOOTH=bool(label_smoothing), WORK=TRITON[work.name], BLOCK=block,
-        AHEAD=few, num_warps=_warps(block),
+        PREFETCH=few, num_warps=_warps(block),
     )  # fmt: skip
 
 
@@ -152,16 +156,16 @@ def cross_entropy_backward(
     out: Array, g: Array, logits: Array, labels: Array, lse: Array, ignore_index: int, label_smoothing: float,
     z_loss: float,
 ) -> None:  # fmt: skip
-    """The gradient of the logits from those of the losses; rows with `ignore_index` get 0."""
+    """The gradient of the logits from that of the losses; rows with `ignore_index` get 0."""
     rows, classes = logits.shape
     work = work_type(logits.dtype)
     block = _block(classes, work, TILE)
     tiles = triton.cdiv(classes, block)
     launch(
-        gradient_kernel, rows * tiles, out, g, logits, labels, lse, faults.flag(out.device), classes, tiles,
-        ignore_index, faults.site("cross_entropy_backward", 1, classes), _number(label_smoothing, work),
-        _number(z_loss, work), g.strides[0], *logits.strides, labels.strides[0], lse.strides[0],
-        WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
+        cross_entropy_backward_kernel, rows * tiles, out, g, logits, labels, lse, faults.flag(out.device), classes,
+        tiles, ignore_index, faults.site("cross_entropy_backward", 1, classes), _number(label_smoothing, work),
+        _number(z_loss, work), g.strides[0], *logits.strides, labels.strides[0], lse.strides[0], WORK=TRITON[work.name],
+        BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
 
 
@@ -169,35 +173,36 @@ def cross_entropy_backward(
 
 
 @triton.jit(do_not_specialize=["first", "length", "shift", "step_row", "step", "ignore", "classes", "site"])
-def chunk_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, length, shift, step_row, step, ignore, classes, site, sd,
-                 GRADS: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, length, shift, step_row, step, ignore,
+                               classes, site, sd, GRADS: tl.constexpr, WORK: tl.constexpr,
+                               BLOCK: tl.constexpr):  # fmt: skip
     """Losses of rows of logits; with GRADS their gradients, written over the logits in the type of `p_d`.
 
-    A narrower gradient ends before the logits that are still to be read begin, except within a tile: there the barrier
-    lets every thread have read first.
+    A narrower gradient overwrites only logits that were read before, except within a tile: there the barrier orders
+    all loads before all stores.
     """
     i_local = tl.program_id(0).to(tl.int64)
     i_row = i_local + first
     p_row, p_out = p_x + i_local * classes, p_d + i_local * sd
-    label, kept = shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
-    top, sums, _ = row_sums(p_row, classes, 1, False, WORK, BLOCK, True)
-    lse = log_sum(top, sums)
-    chosen = tl.load(p_row + label, mask=kept, other=0)
-    tl.store(p_loss + i_row, tl.where(kept, lse - chosen, 0.0))
+    label, valid = load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
+    top, sums, _ = online_softmax(p_row, classes, 1, False, WORK, BLOCK, True)
+    lse = logsumexp(top, sums)
+    label_logit = tl.load(p_row + label, mask=valid, other=0)
+    tl.store(p_loss + i_row, tl.where(valid, lse - label_logit, 0.0))
     if GRADS:
-        weight = tl.where(kept, 1 / sums, 0.0)
-        base = tl.where(kept, top, float("inf"))  # rows that do not count: e^-inf = 0
+        weight = tl.where(valid, 1 / sums, 0.0)
+        base = tl.where(valid, top, float("inf"))  # rows that are not valid: e^-inf = 0
         for start in range(0, classes, BLOCK):
             i = start + tl.arange(0, BLOCK)
             m = i < classes
-            x = tl.load(p_row + i, mask=m, other=0)
+            x = tl.load(p_row + i, mask=m, other=0)  # [BLOCK]
             tl.debug_barrier()
-            d = tl.exp(x - base) * weight - tl.where((i == label) & kept, 1.0, 0.0)
+            d = tl.exp(x - base) * weight - tl.where((i == label) & valid, 1.0, 0.0)
             tl.store(p_out + i, converted(d, p_d.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def total_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
+def sum_losses_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
     """Σ x / divisor in float64."""
     acc = tl.zeros((BLOCK,), tl.float64)
     for first in range(0, n, BLOCK):
@@ -212,7 +217,7 @@ def total_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["number", "n", "length", "shift", "step_row", "step", "ignore", "classes"])
 def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row, step, ignore, classes,
                    COUNT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The divisor and its inverse, 0 for a divisor of 0: one in memory, how many of n rows COUNT, or a number."""
+    """The divisor and its inverse (0 for 0): from memory, the number of valid rows (COUNT), or a given number."""
     if p_divisor is not None:
         divisor = converted(tl.load(p_divisor), p_o.dtype.element_ty)
     elif COUNT:
@@ -235,7 +240,7 @@ def _same(x):
     return x
 
 
-def _turned(x: Array) -> Array:
+def _transposed(x: Array) -> Array:
     return x.view((x.shape[1], x.shape[0]), (x.strides[1], x.strides[0]))
 
 
@@ -244,14 +249,14 @@ def linear_cross_entropy(
     out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, divisor: Array | float | None = None, *,
     ignore_index: int, with_grads: bool, mean: bool = False, shift: int = 0,
 ) -> None:  # fmt: skip
-    """The cross entropy of logits x·weightᵀ, summed and divided; with `with_grads` also dx and dweight.
+    """The cross-entropy of logits x·weightᵀ, summed and divided; with `with_grads` also dx and dweight.
 
-    Sums are float32 (float64 for float64). The logits' gradients are rounded to x's type, in which they are multiplied;
-    so is dweight after each chunk of a 2-byte type, which adds half a unit of it a chunk.
+    Sums are float32 (float64 for float64). The gradients of the logits are rounded to x's type for the GEMMs; so is
+    dweight after each chunk of a 2-byte type, which adds half an ulp of it a chunk.
     """
     loss, dx, dw = out if isinstance(out, tuple) else (out, None, None)
     tokens, found = x.shape[0], Labels(labels, shift, ignore_index, weight.shape[0])
-    number, share = _divisor(divisor, found, mean, x)
+    number, scale = _divisor(divisor, found, mean, x)
     losses = loss
     if tokens == 0 or weight.size == 0:
         tokens = 0
@@ -259,15 +264,15 @@ def linear_cross_entropy(
             if result is not None:
                 clear(result)
     else:
-        losses = (_with_head if is_headed(x, weight) else _with_logits)(dx, dw, x, weight, found, share)
+        losses = (_with_head if is_supported(x, weight) else _with_logits)(dx, dw, x, weight, found, scale)
     launch(
-        total_kernel, 1, loss, losses, number, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(tokens))),
+        sum_losses_kernel, 1, loss, losses, number, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(tokens))),
         num_warps=8,
     )  # fmt: skip
 
 
 def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array) -> tuple[Array | None, Array | float]:
-    """What the sum is divided by, and its inverse: one element each on the device, or (None, 1) for the sum itself."""
+    """The divisor and its inverse, one element each on the device; (None, 1) for a plain sum."""
     if divisor is None and not mean:
         return None, 1.0
     memory, number = divisor if isinstance(divisor, Array) else None, 0.0 if divisor is None else divisor
@@ -276,13 +281,13 @@ def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array
         divisor_kernel, 1, pair, memory, 0.0 if memory is not None else Double(number), labels.array, x.shape[0],
         *labels.values, COUNT=divisor is None, BLOCK=4096, num_warps=8,
     )  # fmt: skip
-    return rows_of(pair, 0, 1), rows_of(pair, 1, 1)
+    return row_slice(pair, 0, 1), row_slice(pair, 1, 1)
 
 
 def _with_head(
-    dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, share: Array | float
+    dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """bfloat16 on a device with a TMA; see `head.py`. Gives the losses; gradients are times `share`."""
+    """The losses, for bfloat16 on a device with TMA (`lm_head.py`); dx and dw are multiplied by `scale`."""
     tokens = x.shape[0]
     row = weight.shape[0] * x.dtype.itemsize if dx is not None else weight.shape[0] // 16
     rows = chunk_rows(tokens, row, WORKSPACE)
@@ -293,18 +298,18 @@ def _with_head(
         if dx is None or dw is None:
             head.forward(first, count, None)
             continue
-        dxc = rows_of(dx, first, count)  # holds x / S until dw has it
+        dxc = row_slice(dx, first, count)  # holds x / S until dw is computed
         head.forward(first, count, dxc)
         grads = head.gradients(count)
-        matmul_into(dw, _turned(grads), dxc, accumulate=first > 0, alpha=share)
-        matmul_into(dxc, grads, weight, alpha=share, factors=rows_of(head.factors, first, count))
+        matmul_into(dw, _transposed(grads), dxc, accumulate=first > 0, alpha=scale)
+        matmul_into(dxc, grads, weight, alpha=scale, factors=row_slice(head.factors, first, count))
     return head.losses
 
 
 def _with_logits(
-    dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, share: Array | float
+    dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """Any float type and layout: logits in the type of the sums, then their gradients in their memory, in x's type."""
+    """The losses, for any float type and layout: logits in the accumulator type, overwritten by gradients in x's."""
     tokens, classes, device, work = x.shape[0], weight.shape[0], x.device, work_type(x.dtype)
     rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
     losses, memory = empty((tokens,), work, device), empty((rows, classes), work, device)
@@ -314,17 +319,17 @@ def _with_logits(
     block = _block(classes, work, ROW_BLOCK)
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
-        xc, logits = rows_of(x, first, count), rows_of(memory, 0, count)
-        matmul_into(logits, xc, _turned(weight))
+        xc, logits = row_slice(x, first, count), row_slice(memory, 0, count)
+        matmul_into(logits, xc, _transposed(weight))
         grads = Array(memory.storage, (count, classes), (ratio * classes, 1), x.dtype, device, memory.offset * ratio)
         launch(
-            chunk_kernel, count, losses, grads, logits, labels.array, faults.flag(device), first,
+            chunk_cross_entropy_kernel, count, losses, grads, logits, labels.array, faults.flag(device), first,
             *labels.values, faults.site("linear_cross_entropy", 1, classes), ratio * classes, GRADS=dx is not None,
             WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
         if dx is not None and sum_dw is not None:
-            matmul_into(rows_of(dx, first, count), grads, weight, alpha=share)
-            matmul_into(sum_dw, _turned(grads), xc, accumulate=first > 0, alpha=share)
+            matmul_into(row_slice(dx, first, count), grads, weight, alpha=scale)
+            matmul_into(sum_dw, _transposed(grads), xc, accumulate=first > 0, alpha=scale)
     if dw is not None and narrow and sum_dw is not None:
         elementwise(_same, dw, sum_dw, work=float32)
     return losses

@@ -1,7 +1,10 @@
-"""Kernels of the activations and their slopes: functions of one tile for `elementwise`, and SwiGLU's two gradients.
+"""Activations and their derivatives, as functions of one tile for `elementwise`; and the two gradients of SwiGLU.
 
-A result of two bytes keeps 8 or 11 bits, so the GPU's fast exponential and division, which are right to 22 bits, lose
-nothing there; wider results use the exact ones. Activations in float32 would otherwise cost more time than memory does.
+Reference: `genesis/ops/activation.py`, under the same names, and `genesis/ops/swiglu.py`: swiglu, swiglu_backward.
+
+A result of two bytes keeps 8 or 11 bits, so the fast exponential and division of the GPU, accurate to 22 bits, serve
+there; otherwise such activations, computed in float32, would cost more time than their memory traffic. Wider results
+take the exact functions.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import promote_types
 from genesis.kernels import maths
-from genesis.kernels.pointwise.elementwise import elementwise, positions, read, write
+from genesis.kernels.pointwise.elementwise import elementwise, load_operand, positions, store_result
 from genesis.kernels.strides import collapse, is_wide
 from genesis.kernels.types import TRITON, work_type
 
@@ -39,13 +42,13 @@ def relu(x):
 
 
 @triton.jit
-def relu_slope(g, x):
+def relu_backward(g, x):
     return g * (x > 0).to(x.dtype)
 
 
 @triton.jit
 def silu(x):
-    return maths.divide(x, maths.exp(-x) + 1)  # e^-x may overflow to inf, which gives the right 0
+    return maths.divide(x, maths.exp(-x) + 1)  # e^-x may overflow to inf, which correctly gives 0
 
 
 @triton.jit
@@ -60,13 +63,13 @@ def sigmoid(x, FAST: tl.constexpr):
 
 
 @triton.jit
-def silu_slope(g, x):
+def silu_backward(g, x):
     s = sigmoid(x, False)
     return g * (s * (1 + x * (1 - s)))
 
 
 @triton.jit
-def silu_slope_fast(g, x):
+def silu_backward_fast(g, x):
     s = sigmoid(x, True)
     return g * (s * (1 + x * (1 - s)))
 
@@ -77,7 +80,7 @@ def gelu(x):
 
 
 @triton.jit
-def gelu_slope(g, x):
+def gelu_backward(g, x):
     cdf = 0.5 * (1 + maths.erf(x * _ROOT_HALF))
     return g * (cdf + x * maths.exp(-0.5 * x * x) * _DENSITY)
 
@@ -88,14 +91,14 @@ def gelu_tanh(x):
 
 
 @triton.jit
-def gelu_tanh_slope(g, x):
+def gelu_tanh_backward(g, x):
     t = maths.tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE)
     return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (1 + x * x * 3 * _TANH_CUBIC) * _TANH_SCALE)
 
 
 @triton.jit
 def fast_tanh(x):
-    """1 - 2 / (e^2x + 1): near 0 its error is one unit of float32 at 1, which 2-byte results do not see."""
+    """1 - 2 / (e^2x + 1): near 0 its error is an ulp of 1 in float32, which 2-byte results hide."""
     return 1 - 2 / (tl.exp(2 * x) + 1)
 
 
@@ -105,7 +108,7 @@ def gelu_tanh_fast(x):
 
 
 @triton.jit
-def gelu_tanh_slope_fast(g, x):
+def gelu_tanh_backward_fast(g, x):
     t = fast_tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE)
     return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (1 + x * x * 3 * _TANH_CUBIC) * _TANH_SCALE)
 
@@ -121,15 +124,16 @@ def swiglu_fast(gate, up):
 
 
 @triton.jit
-def swiglu_gradients(p_dgate, p_dup, p_g, p_gate, p_up, n, sizes, so, sg, sa, sb, FAST: tl.constexpr,
-                     WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    g = read(p_g, i, sizes, sg, m, DIMS, False, WORK)
-    x = read(p_gate, i, sizes, sa, m, DIMS, False, WORK)
-    up = read(p_up, i, sizes, sb, m, DIMS, False, WORK)
+def swiglu_backward_kernel(p_dgate, p_dup, p_g, p_gate, p_up, n, sizes, so, sg, sa, sb, FAST: tl.constexpr,
+                           WORK: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr,
+                           BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, INT64)
+    g = load_operand(p_g, i, sizes, sg, m, DIMS, False, WORK)
+    x = load_operand(p_gate, i, sizes, sa, m, DIMS, False, WORK)
+    up = load_operand(p_up, i, sizes, sb, m, DIMS, False, WORK)
     s = sigmoid(x, FAST)
-    write(p_dup, i, g * (s * x), sizes, so, m, DIMS)
-    write(p_dgate, i, g * (s + s * x * (1 - s)) * up, sizes, so, m, DIMS)
+    store_result(p_dup, i, g * (s * x), sizes, so, m, DIMS)
+    store_result(p_dgate, i, g * (s + s * x * (1 - s)) * up, sizes, so, m, DIMS)
 
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
@@ -137,13 +141,13 @@ def swiglu_gradients(p_dgate, p_dup, p_g, p_gate, p_up, n, sizes, so, sg, sa, sb
 # By name: exact, fast.
 FUNCTIONS = {
     "relu": (relu, relu),
-    "relu_backward": (relu_slope, relu_slope),
+    "relu_backward": (relu_backward, relu_backward),
     "silu": (silu, silu_fast),
-    "silu_backward": (silu_slope, silu_slope_fast),
+    "silu_backward": (silu_backward, silu_backward_fast),
     "gelu": (gelu, gelu),
-    "gelu_backward": (gelu_slope, gelu_slope),
+    "gelu_backward": (gelu_backward, gelu_backward),
     "gelu_tanh": (gelu_tanh, gelu_tanh_fast),
-    "gelu_tanh_backward": (gelu_tanh_slope, gelu_tanh_slope_fast),
+    "gelu_tanh_backward": (gelu_tanh_backward, gelu_tanh_backward_fast),
     "swiglu": (swiglu, swiglu_fast),
 }
 
@@ -164,7 +168,7 @@ def swiglu_backward(out: tuple[Array, Array], g: Array, gate: Array, up: Array) 
     work = work_type(promote_types(promote_types(g.dtype, gate.dtype), up.dtype))
     block, n = 1024, dgate.size
     launch(
-        swiglu_gradients, triton.cdiv(n, block), dgate, dup, g, gate, up, n, sizes, so, *strides,
+        swiglu_backward_kernel, triton.cdiv(n, block), dgate, dup, g, gate, up, n, sizes, so, *strides,
         FAST=dgate.dtype.itemsize == 2 and dup.dtype.itemsize == 2, WORK=TRITON[work.name], DIMS=len(sizes),
-        WIDE=is_wide(sizes, so, *strides), BLOCK=block, num_warps=4,
+        INT64=is_wide(sizes, so, *strides), BLOCK=block, num_warps=4,
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""CUDA implementations of the ops that make values from numbers, in float64 or exact integers as the references do."""
+"""arange and linspace, in float64 or exact integers.
+
+Reference: `genesis/ops/create.py`: arange, linspace.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ TILE = 1024
 
 
 @triton.jit(do_not_specialize=["start", "step", "count", "end"])
-def ramp(p_o, start, step, end, count, TYPE: tl.constexpr, ENDS: tl.constexpr, T: tl.constexpr):
-    """start + step · i; the last one is `end` where ENDS is set."""
+def arange_kernel(p_o, start, step, end, count, TYPE: tl.constexpr, ENDS: tl.constexpr, T: tl.constexpr):
+    """start + step · i; with ENDS, the last element is `end`."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     y = tl.full([T], start, TYPE) + tl.full([T], step, TYPE) * i.to(TYPE)
     if ENDS:
@@ -30,9 +33,9 @@ def ramp(p_o, start, step, end, count, TYPE: tl.constexpr, ENDS: tl.constexpr, T
 def arange(out: Array, start: float, step: float, count: int, dtype: DType) -> None:
     """start + step·i for i = 0 .. count - 1."""
     exact = isinstance(start, int) and isinstance(step, int)
-    numbers = (int(start), int(step)) if exact else (Double(start), Double(step))
+    bounds = (int(start), int(step)) if exact else (Double(start), Double(step))
     launch(
-        ramp, triton.cdiv(count, TILE), out, *numbers, numbers[0], count, TYPE=tl.int64 if exact else tl.float64,
+        arange_kernel, triton.cdiv(count, TILE), out, *bounds, bounds[0], count, TYPE=tl.int64 if exact else tl.float64,
         ENDS=False, T=TILE, num_warps=4,
     )  # fmt: skip
 
@@ -42,6 +45,6 @@ def linspace(out: Array, start: float, end: float, count: int, dtype: DType) -> 
     """`count` values from start to end, both included."""
     step = (float(end) - float(start)) / max(count - 1, 1)
     launch(
-        ramp, triton.cdiv(count, TILE), out, Double(start), Double(step), Double(end), count, TYPE=tl.float64,
+        arange_kernel, triton.cdiv(count, TILE), out, Double(start), Double(step), Double(end), count, TYPE=tl.float64,
         ENDS=True, T=TILE, num_warps=4,
     )  # fmt: skip

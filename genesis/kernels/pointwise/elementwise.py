@@ -1,7 +1,9 @@
-"""Elementwise CUDA implementations: one kernel for one, two or three operands, which takes the function as a constant.
+"""Elementwise ops: a kernel each for one, two and three operands, which takes the function as a constant.
 
-Dimensions are merged first, so that operands which lie the same way in memory become one run with vector accesses;
-broadcast and strided operands are read in place. Python numbers are arguments, not constants: no value compiles anew.
+Reference: `genesis/ops/elementwise.py` and `genesis/ops/create.py`, under the same names.
+
+Dimensions are merged first, so that operands with the same memory layout become one-dimensional and load as vectors;
+broadcast and strided operands are read in place. Python scalars are arguments, not constants: no value recompiles.
 """
 
 from __future__ import annotations
@@ -31,95 +33,95 @@ __all__ = ["elementwise", "number"]
 
 
 @triton.jit
-def read(p_x, i, sizes, strides, m, DIMS: tl.constexpr, NUMBER: tl.constexpr, WORK: tl.constexpr):
-    """A tile of an operand in the type to compute in; a number fills the tile."""
-    if NUMBER:
+def load_operand(p_x, i, sizes, strides, m, DIMS: tl.constexpr, SCALAR: tl.constexpr, WORK: tl.constexpr):
+    """A tile [BLOCK] of an operand in the type WORK; a scalar fills the tile."""
+    if SCALAR:
         return tl.full(i.shape, p_x, WORK)
     else:
         return converted(tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=m), WORK)
 
 
 @triton.jit
-def write(p_o, i, y, sizes, strides, m, DIMS: tl.constexpr):
+def store_result(p_o, i, y, sizes, strides, m, DIMS: tl.constexpr):
     tl.store(p_o + offsets(i, sizes, strides, DIMS), converted(y, p_o.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def positions(n, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """The linear indices of this program's tile, and which of them exist."""
+def positions(n, BLOCK: tl.constexpr, INT64: tl.constexpr):
+    """The linear indices [BLOCK] of this program's tile, and their mask."""
     program = tl.program_id(0)
-    if WIDE:
+    if INT64:
         program = program.to(tl.int64)
     i = program * BLOCK + tl.arange(0, BLOCK)
     return i, i < n
 
 
 @triton.jit
-def unary(p_o, p_x, n, sizes, so, sx, F: tl.constexpr, NUMBERS: tl.constexpr, WORK: tl.constexpr,
-          DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    x = read(p_x, i, sizes, sx, m, DIMS, NUMBERS & 1, WORK)
-    write(p_o, i, F(x), sizes, so, m, DIMS)
+def unary_kernel(p_o, p_x, n, sizes, so, sx, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
+                 DIMS: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, INT64)
+    x = load_operand(p_x, i, sizes, sx, m, DIMS, SCALARS & 1, WORK)
+    store_result(p_o, i, F(x), sizes, so, m, DIMS)
 
 
 @triton.jit
-def binary(p_o, p_x, p_y, n, sizes, so, sx, sy, F: tl.constexpr, NUMBERS: tl.constexpr, WORK: tl.constexpr,
-           DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    x = read(p_x, i, sizes, sx, m, DIMS, NUMBERS & 1, WORK)
-    y = read(p_y, i, sizes, sy, m, DIMS, NUMBERS & 2, WORK)
-    write(p_o, i, F(x, y), sizes, so, m, DIMS)
+def binary_kernel(p_o, p_x, p_y, n, sizes, so, sx, sy, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
+                  DIMS: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, INT64)
+    x = load_operand(p_x, i, sizes, sx, m, DIMS, SCALARS & 1, WORK)
+    y = load_operand(p_y, i, sizes, sy, m, DIMS, SCALARS & 2, WORK)
+    store_result(p_o, i, F(x, y), sizes, so, m, DIMS)
 
 
 @triton.jit
-def ternary(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr, NUMBERS: tl.constexpr,
-            WORK: tl.constexpr, FIRST: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    x = read(p_x, i, sizes, sx, m, DIMS, NUMBERS & 1, FIRST)
-    y = read(p_y, i, sizes, sy, m, DIMS, NUMBERS & 2, WORK)
-    z = read(p_z, i, sizes, sz, m, DIMS, NUMBERS & 4, WORK)
-    write(p_o, i, F(x, y, z), sizes, so, m, DIMS)
+def ternary_kernel(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr, SCALARS: tl.constexpr,
+                   WORK: tl.constexpr, CONDITION: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, INT64)
+    x = load_operand(p_x, i, sizes, sx, m, DIMS, SCALARS & 1, CONDITION)
+    y = load_operand(p_y, i, sizes, sy, m, DIMS, SCALARS & 2, WORK)
+    z = load_operand(p_z, i, sizes, sz, m, DIMS, SCALARS & 4, WORK)
+    store_result(p_o, i, F(x, y, z), sizes, so, m, DIMS)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
 def number(value: Any, work: DType) -> Any:
-    """A Python number as a kernel's argument, in float64 where the work is; cast as the reference casts it."""
+    """A Python number as a kernel's argument: cast to an integer as in the reference, or a float."""
     if not work.is_floating_point:
-        with np.errstate(invalid="ignore"):  # NaN has no integer
+        with np.errstate(invalid="ignore"):  # NaN is no integer
             return int(as_type(value, work.numpy))
     return Double(value) if work is float64 else float(value)
 
 
 def elementwise(
-    function: Any, out: Array, *operands: Any, work: DType | None = None, first: DType | None = None
+    function: Any, out: Array, *operands: Any, work: DType | None = None, condition_type: DType | None = None
 ) -> None:
     """`out = function(*operands)` element by element, broadcasting.
 
     Args:
         function: under `triton.jit`, of one to three tiles.
         operands: arrays or numbers.
-        work: the type to compute in; out's own (float32 for 2-byte floats) unless given.
-        first: the type of the first of three operands, where it is another (a condition).
+        work: the type to compute in; by default out's own (float32 for 2-byte floats).
+        condition_type: the type of the first of three operands, if it differs.
     """
     work = work_type(out.dtype if work is None else work)
     arrays = [x for x in operands if isinstance(x, Array)]
-    spread = [broadcast_strides(x.shape, x.strides, out.shape) for x in arrays]
-    sizes, so, *merged = collapse(out.shape, out.strides, *spread)
+    broadcast = [broadcast_strides(x.shape, x.strides, out.shape) for x in arrays]
+    sizes, so, *merged = collapse(out.shape, out.strides, *broadcast)
     rest = iter(merged)
     strides = [next(rest) if isinstance(x, Array) else (0,) * len(sizes) for x in operands]
     values = [x if isinstance(x, Array) else number(x, work) for x in operands]
-    numbers = sum(1 << i for i, x in enumerate(operands) if not isinstance(x, Array))
-    kernel = (unary, binary, ternary)[len(operands) - 1]
-    extra = {"FIRST": TRITON[(first or work).name]} if len(operands) == 3 else {}
+    scalars = sum(1 << i for i, x in enumerate(operands) if not isinstance(x, Array))
+    kernel = (unary_kernel, binary_kernel, ternary_kernel)[len(operands) - 1]
+    extra = {"CONDITION": TRITON[(condition_type or work).name]} if len(operands) == 3 else {}
     n = out.size
     block = 1024
     launch(
         kernel, triton.cdiv(n, block), out, *values, n, sizes, so, *strides,
-        F=function, NUMBERS=numbers, WORK=TRITON[work.name], DIMS=len(sizes),
-        WIDE=is_wide(sizes, so, *merged), BLOCK=block, num_warps=4, **extra,
+        F=function, SCALARS=scalars, WORK=TRITON[work.name], DIMS=len(sizes),
+        INT64=is_wide(sizes, so, *merged), BLOCK=block, num_warps=4, **extra,
     )  # fmt: skip
 
 
@@ -127,7 +129,7 @@ def elementwise(
 
 
 @triton.jit
-def _same(x):
+def identity(x):
     return x
 
 
@@ -180,7 +182,7 @@ def _pow(x, p):
 
 @triton.jit
 def _integer_power(x, p):
-    """By squaring, wrapping around. A negative power of anything but 1 and -1 is 0."""
+    """By squaring, with wrap-around. A negative power of anything but 1 and -1 is 0."""
     one = (x * 0 + 1).to(x.dtype)
     result, base, left = one, x, p
     for _ in range(x.dtype.primitive_bitwidth):
@@ -348,14 +350,14 @@ def _bitwise_not(x):
 
 @triton.jit
 def _left_shift(x, y):
-    """Bits that leave the type are gone; a shift by its width or more leaves none."""
+    """A shift by the type's width or more gives 0."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     return tl.where(inside, x << tl.where(inside, y, 0).to(x.dtype), 0).to(x.dtype)
 
 
 @triton.jit
 def _right_shift(x, y):
-    """A shift by the width or more leaves the sign."""
+    """A shift by the type's width or more gives the sign: 0 or -1."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
     gone = tl.where(x < 0, -1, 0).to(x.dtype)
     return tl.where(inside, x >> tl.where(inside, y, 0).to(x.dtype), gone).to(x.dtype)
@@ -428,13 +430,13 @@ def pow(out: Array, x: Any, p: Any) -> None:
 def copy(out: Array, x: Array, dtype: DType | None = None) -> None:
     """y = x, in out's memory and dtype; through shared memory where one is the other's transpose."""
     if not transposed_copy(out, x):
-        elementwise(_same, out, x, work=x.dtype)
+        elementwise(identity, out, x, work=x.dtype)
 
 
 @cuda_impl("overwrite")
 def overwrite(out: Array, x: Array, source: Any) -> None:
     """y = source; the values of x are not read."""
-    elementwise(_same, out, source, work=source.dtype if isinstance(source, Array) else out.dtype)
+    elementwise(identity, out, source, work=source.dtype if isinstance(source, Array) else out.dtype)
 
 
 @cuda_impl("fill")
@@ -443,13 +445,13 @@ def fill(out: Array, value: float, shape: Any, dtype: DType) -> None:
     if out.is_contiguous and value == 0 and math.copysign(1, value) > 0:
         clear(out)
     else:
-        elementwise(_same, out, value)
+        elementwise(identity, out, value)
 
 
 @cuda_impl("where")
 def where(out: Array, condition: Array, x: Any, y: Any) -> None:
     """y = x where `condition` holds, else y."""
-    elementwise(_where, out, condition, x, y, first=bool_)
+    elementwise(_where, out, condition, x, y, condition_type=bool_)
 
 
 @cuda_impl("clamp")

@@ -1,11 +1,13 @@
-"""Kernels of the random ops: Philox in registers, and elements of the words that `genesis.ops.random` gives them.
+"""Random ops: Philox in registers, from the seed and counters that `genesis.random` hands out.
 
-A program draws whole counters and lays their words out in element order, so no counter is computed twice. Integers and
-uniforms have the CPU's bits. Normals are computed in float64 as there and rounded once; libdevice's logarithm, sine and
-cosine may differ from numpy's by a unit of float64, which float32 results show once in some 2^28 elements. Data that
-the CPU refuses cannot be refused without waiting for the GPU: such elements are NaN, such samples -1.
+Reference: `genesis/ops/random.py`, under the same names.
 
-Seeds and offsets change with every call: kernels take them as unspecialized numbers, and calls leave no plan behind.
+A program draws whole counters and puts their words in element order, so no counter is computed twice. Integers and
+uniforms equal the CPU's bit for bit. Normals are computed in float64 as on the CPU and rounded once; the logarithm,
+sine and cosine of libdevice may differ from numpy's by an ulp of float64, which shows in about one of 2^28 float32
+results. Raising for invalid data would need a synchronisation: such elements are NaN, and such samples -1.
+
+Seeds and offsets change with every call: kernels do not specialize on them, and calls keep no launch plan.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import Double, launch, recording
 from genesis.dtypes import DType, float64, int64
 from genesis.kernels import maths
-from genesis.kernels.index.radix_sort import order_of
+from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.strides import collapse, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape, contiguous_strides, numel
 
-__all__ = ["forget_plan", "halves", "number_words", "philox", "quads", "words_of"]
+__all__ = ["forget_plan", "number_words", "philox", "quads", "to_uint64", "words_of"]
 
-COUNTERS = 256  # a program: two a thread
+COUNTERS = 256  # per program: two per thread
 _TURN = tl.constexpr(2 * math.pi)
 _UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
@@ -40,23 +42,23 @@ _UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
 @triton.jit
-def times(x, y):
-    """x·y rounded, never fused with the addition after it, which the CPU rounds apart."""
+def mul_rn(x, y):
+    """x·y rounded, never contracted with the following addition, because the CPU rounds both."""
     return libdevice.mul_rn(x, y)
 
 
 if is_interpreted():
-    times = maths._on_host(np.multiply)
+    mul_rn = maths._in_numpy(np.multiply)
 
 
 @triton.jit
-def unsigned(low, high):
-    """A 64-bit number from its halves, which come as int32."""
+def int32_to_uint64(low, high):
+    """A uint64 from its low and high int32 words."""
     return low.to(tl.uint32, bitcast=True).to(tl.uint64) | (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
 
 
 @triton.jit
-def product(x, M: tl.constexpr):
+def mul_hi_lo(x, M: tl.constexpr):
     """The high and low words of x·M."""
     p = x.to(tl.uint64) * tl.full((), M, tl.uint64)
     return (p >> 32).to(tl.uint32), p.to(tl.uint32)
@@ -69,8 +71,8 @@ def philox(seed_low, seed_high, counter):
     c2, c3 = c0 * 0, c0 * 0
     k0, k1 = seed_low.to(tl.uint32, bitcast=True), seed_high.to(tl.uint32, bitcast=True)
     for _ in tl.static_range(10):
-        high0, low0 = product(c0, 0xD2511F53)
-        high1, low1 = product(c2, 0xCD9E8D57)
+        high0, low0 = mul_hi_lo(c0, 0xD2511F53)
+        high1, low1 = mul_hi_lo(c2, 0xCD9E8D57)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0 = (k0.to(tl.uint64) + tl.full((), 0x9E3779B9, tl.uint64)).to(tl.uint32)
         k1 = (k1.to(tl.uint64) + tl.full((), 0xBB67AE85, tl.uint64)).to(tl.uint32)
@@ -79,28 +81,28 @@ def philox(seed_low, seed_high, counter):
 
 @triton.jit
 def words_of(seed_low, seed_high, first_low, first_high, COUNT: tl.constexpr):
-    """This program's index of its first counter, counted from the call's first, and the words of COUNT counters."""
+    """The index of this program's first counter within the call, and the words of COUNT counters, each [COUNT]."""
     start = tl.program_id(0).to(tl.int64) * COUNT
-    counter = unsigned(first_low, first_high) + (start + tl.arange(0, COUNT)).to(tl.uint64)
+    counter = int32_to_uint64(first_low, first_high) + (start + tl.arange(0, COUNT)).to(tl.uint64)
     w0, w1, w2, w3 = philox(seed_low, seed_high, counter)
     return start, w0, w1, w2, w3
 
 
 @triton.jit
 def quads(w0, w1, w2, w3):
-    """Four values of each counter in element order."""
+    """The four values of each counter in element order, [4 · COUNT]."""
     return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
 
 
 @triton.jit
-def halves(low, high):
-    """A 64-bit draw from its words."""
+def to_uint64(low, high):
+    """A uint64 from its low and high uint32 words."""
     return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
 
 
 @triton.jit
-def positive(x):
-    """An unsigned number below 2^63 as a float64."""
+def to_float64(x):
+    """An unsigned integer below 2^63 in float64."""
     return x.to(tl.int64).to(tl.float64)
 
 
@@ -112,7 +114,7 @@ def uniform_kernel(p_o, n, s0, s1, f0, f1, step, width, low, end, below, STANDAR
                    WORK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
     if BITS == 53:
-        draws = tl.interleave(halves(w0, w1), halves(w2, w3))
+        draws = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))
         u = converted((draws >> 11).to(tl.int64), WORK)
         i = start * 2 + tl.arange(0, 2 * COUNT)
     else:
@@ -120,34 +122,34 @@ def uniform_kernel(p_o, n, s0, s1, f0, f1, step, width, low, end, below, STANDAR
         i = start * 4 + tl.arange(0, 4 * COUNT)
     u = u * step
     if not STANDARD:
-        u = times(u, tl.full(u.shape, width, WORK)) + low
+        u = mul_rn(u, tl.full(u.shape, width, WORK)) + low
         u = converted(converted(u, p_o.dtype.element_ty), WORK)
         u = tl.where(u >= end, below, u)  # rounding may have reached the open end
     tl.store(p_o + i, converted(u, p_o.dtype.element_ty), mask=i < n)
 
 
 @triton.jit
-def pair(a, b, std, mean):
-    """Two normal numbers from two in (0, 1), by Box and Muller."""
-    radius = times(maths.root(maths.log(a) * -2.0), tl.full(a.shape, std, tl.float64))
+def box_muller(a, b, std, mean):
+    """Two normal variates from two uniform ones in (0, 1) (Box and Muller, 1958)."""
+    radius = mul_rn(maths.root(maths.log(a) * -2.0), tl.full(a.shape, std, tl.float64))
     angle = b * _TURN
-    return times(radius, maths.cos(angle)) + mean, times(radius, maths.sin(angle)) + mean
+    return mul_rn(radius, maths.cos(angle)) + mean, mul_rn(radius, maths.sin(angle)) + mean
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
 def normal_kernel(p_o, n, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT: tl.constexpr):
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
     if DOUBLE:
-        a = (positive(halves(w0, w1) >> 11) + 0.5) * 1.1102230246251565e-16  # 2^-53
-        b = (positive(halves(w2, w3) >> 11) + 0.5) * 1.1102230246251565e-16
-        even, odd = pair(a, b, std, mean)
+        a = (to_float64(to_uint64(w0, w1) >> 11) + 0.5) * 1.1102230246251565e-16  # 2^-53
+        b = (to_float64(to_uint64(w2, w3) >> 11) + 0.5) * 1.1102230246251565e-16
+        even, odd = box_muller(a, b, std, mean)
         y = tl.interleave(even, odd)
         i = start * 2 + tl.arange(0, 2 * COUNT)
     else:
-        a, b = (positive(w0) + 0.5) * 2.3283064365386963e-10, (positive(w1) + 0.5) * 2.3283064365386963e-10  # 2^-32
-        c, d = (positive(w2) + 0.5) * 2.3283064365386963e-10, (positive(w3) + 0.5) * 2.3283064365386963e-10
-        z0, z1 = pair(a, b, std, mean)
-        z2, z3 = pair(c, d, std, mean)
+        a, b = (to_float64(w0) + 0.5) * 2.3283064365386963e-10, (to_float64(w1) + 0.5) * 2.3283064365386963e-10  # 2^-32
+        c, d = (to_float64(w2) + 0.5) * 2.3283064365386963e-10, (to_float64(w3) + 0.5) * 2.3283064365386963e-10
+        z0, z1 = box_muller(a, b, std, mean)
+        z2, z3 = box_muller(c, d, std, mean)
         y = quads(z0, z1, z2, z3)
         i = start * 4 + tl.arange(0, 4 * COUNT)
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < n)
@@ -156,12 +158,12 @@ def normal_kernel(p_o, n, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "low0", "low1", "span0", "span1"])
 def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.constexpr, FLIP: tl.constexpr,
                    COUNT: tl.constexpr):  # fmt: skip
-    """low + draw mod span; WHOLE: the span is 2^64. FLIP turns the top bit, so that signed order is unsigned order."""
+    """low + draw mod span; WHOLE: the span is 2^64. FLIP inverts the top bit: signed order becomes unsigned order."""
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
-    draw = tl.interleave(halves(w0, w1), halves(w2, w3))
+    draw = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))
     if not WHOLE:
-        draw = draw % unsigned(span0, span1)
-    draw = draw + unsigned(low0, low1)
+        draw = draw % int32_to_uint64(span0, span1)
+    draw = draw + int32_to_uint64(low0, low1)
     if FLIP:
         draw = draw ^ tl.full((), 1 << 63, tl.uint64)
     y = draw.to(tl.int64, bitcast=True)
@@ -171,7 +173,7 @@ def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.c
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < n)
 
 
-# --- Chance applied to tensors ----------------------------------------------------------------------------------------
+# --- Bernoulli and dropout --------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
@@ -180,7 +182,7 @@ def bernoulli_kernel(p_o, p_p, n, s0, s1, f0, f1, sizes, sp, DIMS: tl.constexpr,
     i = start * 4 + tl.arange(0, 4 * COUNT)
     m = i < n
     chance = converted(tl.load(p_p + offsets(i, sizes, sp, DIMS), mask=m), tl.float64)
-    hit = (positive(quads(w0, w1, w2, w3)) < chance * 4294967296.0).to(tl.float32)
+    hit = (to_float64(quads(w0, w1, w2, w3)) < chance * 4294967296.0).to(tl.float32)
     y = tl.where((chance >= 0) & (chance <= 1), hit, float("nan"))
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=m)
 
@@ -197,7 +199,7 @@ def dropout_kernel(p_o, p_x, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WOR
     tl.store(p_o + offsets(i, sizes, so, DIMS), converted(y, p_o.dtype.element_ty), mask=m)
 
 
-# --- Categories -------------------------------------------------------------------------------------------------------
+# --- Multinomial ------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -206,11 +208,11 @@ def _larger(x, y):
 
 
 @triton.jit
-def ends_kernel(p_ends, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
-    """Running sums of a row's weights: where each category ends when they are laid end to end.
+def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
+    """The cumulative sums of a row's weights (an unnormalised CDF), and its total.
 
-    A category of weight 0 ends where the last one of a positive weight before it does (the first ones at -inf), however
-    sums round. The total is NaN for weights that cannot be drawn from.
+    A category of weight 0 has the value of the last one before it with a positive weight (-inf if there is none),
+    however sums round. The total is NaN for weights that cannot be drawn from.
     """
     i_row = tl.program_id(0).to(tl.int64)
     before = tl.full((), 0.0, tl.float64)
@@ -223,32 +225,32 @@ def ends_kernel(p_ends, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
         bad += tl.sum(((w >= 0) & (w < float("inf")) == 0).to(tl.int32))
         found += tl.sum((w > 0).to(tl.int64))
         sums = before + tl.cumsum(w, 0)
-        ends = tl.where(w > 0, sums, -float("inf"))
-        ends = tl.maximum(tl.associative_scan(ends, 0, _larger), last)
-        tl.store(p_ends + i_row * n + i, ends, mask=i < n)
-        last = tl.maximum(last, tl.max(ends, 0))
+        cdf = tl.where(w > 0, sums, -float("inf"))
+        cdf = tl.maximum(tl.associative_scan(cdf, 0, _larger), last)
+        tl.store(p_cdf + i_row * n + i, cdf, mask=i < n)
+        last = tl.maximum(last, tl.max(cdf, 0))
         before += tl.sum(w, 0)
     tl.store(p_total + i_row, tl.where((bad > 0) | (found < needed), float("nan"), last))
 
 
 @triton.jit
-def where_kernel(p_o, p_ends, p_total, n, samples, s0, s1, f0, f1, STEPS: tl.constexpr, COUNT: tl.constexpr):
-    """For each sample the first category that ends above its draw, by bisection."""
+def sample_cdf_kernel(p_o, p_cdf, p_total, n, samples, s0, s1, f0, f1, STEPS: tl.constexpr, COUNT: tl.constexpr):
+    """For each sample the first category whose CDF is above the draw, by bisection."""
     i_row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)
     m = i < samples
     at = i_row * samples + i
-    counter = unsigned(f0, f1) + (at // 2).to(tl.uint64)
+    counter = int32_to_uint64(f0, f1) + (at // 2).to(tl.uint64)
     w0, w1, w2, w3 = philox(s0, s1, counter)
-    draw = tl.where(at % 2 == 0, halves(w0, w1), halves(w2, w3))
+    draw = tl.where(at % 2 == 0, to_uint64(w0, w1), to_uint64(w2, w3))
     total = tl.load(p_total + i_row)
-    target = positive(draw >> 11) * 1.1102230246251565e-16 * total
-    low = tl.zeros((COUNT,), tl.int32)  # every category before it ends at or before the target
+    target = to_float64(draw >> 11) * 1.1102230246251565e-16 * total
+    low = tl.zeros((COUNT,), tl.int32)  # the CDF of every category before it is at most the target
     high = low + (n - 1)
     for _ in range(STEPS):
         middle = (low + high) // 2
-        end = tl.load(p_ends + i_row * n + middle)
-        # rounding may put a draw at the very end: then it is the last category with a weight, the first to end there
+        end = tl.load(p_cdf + i_row * n + middle)
+        # rounding may give a draw equal to the total: it selects the last category with a weight, the first to reach it
         past = (end <= target) & (end < total)
         low = tl.where(past, tl.minimum(middle + 1, high), low)
         high = tl.where(past, high, middle)
@@ -256,19 +258,19 @@ def where_kernel(p_o, p_ends, p_total, n, samples, s0, s1, f0, f1, STEPS: tl.con
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def race_kernel(p_key, p_p, size, n, s0, s1, f0, f1, sr, sn, COUNT: tl.constexpr):
-    """When each category finishes, as bits that order like the times."""
+def gumbel_keys_kernel(p_key, p_p, size, n, s0, s1, f0, f1, sr, sn, COUNT: tl.constexpr):
+    """Keys whose order samples without replacement (the Gumbel trick): -log(u) / w, as ordered bits of float64."""
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
     i = start * 4 + tl.arange(0, 4 * COUNT)
     m = i < size
-    a = (positive(quads(w0, w1, w2, w3)) + 0.5) * 2.3283064365386963e-10
+    a = (to_float64(quads(w0, w1, w2, w3)) + 0.5) * 2.3283064365386963e-10
     w = converted(tl.load(p_p + (i // n) * sr + (i % n) * sn, mask=m, other=1), tl.float64)
-    time = tl.where(w > 0, -maths.log(a) / tl.where(w > 0, w, 1.0), float("inf"))
-    tl.store(p_key + i, time.to(tl.int64, bitcast=True), mask=m)
+    key = tl.where(w > 0, -maths.log(a) / tl.where(w > 0, w, 1.0), float("inf"))
+    tl.store(p_key + i, key.to(tl.int64, bitcast=True), mask=m)
 
 
 @triton.jit
-def first_kernel(p_o, p_order, p_total, rows, samples, n, BLOCK: tl.constexpr):
+def take_samples_kernel(p_o, p_order, p_total, rows, samples, n, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m = i < rows * samples
     row = i // samples
@@ -281,14 +283,14 @@ def first_kernel(p_o, p_order, p_total, rows, samples, n, BLOCK: tl.constexpr):
 
 
 def forget_plan() -> None:
-    """Keep no plan of the op that is running: numbers that change with every call would only fill the table."""
+    """Keep no launch plan of the running op: its arguments change with every call."""
     recorder = recording()
     if recorder is not None:
         recorder.cacheable = False
 
 
 def number_words(value: int) -> tuple[int, int]:
-    """The low and high words of a 64-bit number, as int32."""
+    """The low and high words of a 64-bit integer, as int32."""
     low, high = value & 0xFFFFFFFF, (value >> 32) & 0xFFFFFFFF
     return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
 
@@ -351,7 +353,7 @@ def randperm(out: Array, seed: int, offset: int, n: int, dtype: DType) -> None:
         return
     keys = empty((1, n), int64, out.device)
     _integers(keys, seed, offset, 0, 1 << 64, flip=True)
-    _, order = order_of(keys, 64, True, keep_keys=False)
+    _, order = argsort_keys(keys, 64, True, keep_keys=False)
     elementwise(_same, out, order.view((n,), (1,)), work=order.dtype)
 
 
@@ -375,7 +377,7 @@ def dropout(out: Array, x: Array, p: float, seed: int, offset: int) -> None:
     """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0."""
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
     work = work_type(x.dtype)
-    scale = _number(1 / (1 - p) if p < 1 else 0, work)  # p = 1 leaves nothing
+    scale = _number(1 / (1 - p) if p < 1 else 0, work)  # p = 1 drops all
     limit, _ = number_words(min(int(p * 2.0**32), 0xFFFFFFFF))
     launch(
         dropout_kernel, _programs(out.size, 4), out, x, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
@@ -393,17 +395,17 @@ def multinomial(out: Array, p: Array, num_samples: int, replacement: bool, seed:
     drawn = counters(seed, offset)
     alone = replacement or num_samples == 1
     total = empty((rows,), float64, out.device)
-    ends = empty((rows, n), float64, out.device)
+    cdf = empty((rows, n), float64, out.device)
     block = min(1024, max(16, triton.next_power_of_2(n)))
-    launch(ends_kernel, rows, ends, total, p, n, 1 if alone else num_samples, sr, sn, BLOCK=block)
+    launch(cdf_kernel, rows, cdf, total, p, n, 1 if alone else num_samples, sr, sn, BLOCK=block)
     if alone:
         count = min(128, triton.next_power_of_2(num_samples))
         launch(
-            where_kernel, (triton.cdiv(num_samples, count), rows), out, ends, total, n, num_samples, *drawn,
+            sample_cdf_kernel, (triton.cdiv(num_samples, count), rows), out, cdf, total, n, num_samples, *drawn,
             STEPS=max(1, n.bit_length()), COUNT=count,
         )  # fmt: skip
         return
-    keys = Array(ends.storage, (rows, n), contiguous_strides((rows, n)), int64, out.device, ends.offset)
-    launch(race_kernel, _programs(rows * n, 4), keys, p, rows * n, n, *drawn, sr, sn, COUNT=COUNTERS)
-    _, order = order_of(keys, 64, True, keep_keys=False)
-    launch(first_kernel, triton.cdiv(out.size, 256), out, order, total, rows, num_samples, n, BLOCK=256)
+    keys = Array(cdf.storage, (rows, n), contiguous_strides((rows, n)), int64, out.device, cdf.offset)
+    launch(gumbel_keys_kernel, _programs(rows * n, 4), keys, p, rows * n, n, *drawn, sr, sn, COUNT=COUNTERS)
+    _, order = argsort_keys(keys, 64, True, keep_keys=False)
+    launch(take_samples_kernel, triton.cdiv(out.size, 256), out, order, total, rows, num_samples, n, BLOCK=256)

@@ -1,4 +1,7 @@
-"""Kernels of the shape ops that move elements; views need none. Each element of the result is read or written once."""
+"""Shape ops that copy elements; views need no kernel. Each element of the result is read and written once.
+
+Reference: `genesis/ops/shape.py`, under the same names.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl, cuda_impl_named
 from genesis.backend.cuda.launch import Double, clear, launch
 from genesis.dtypes import float64, int32
-from genesis.kernels.index.radix_sort import order_of
-from genesis.kernels.index.segment import Sorted, add_rows, index_type, rows_of
+from genesis.kernels.index.radix_sort import argsort_keys
+from genesis.kernels.index.segment import SortedKeys, index_type, rows_of, scatter_add_rows
 from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.strides import collapse, is_wide, offsets
 from genesis.kernels.types import TRITON, converted, work_type
@@ -28,7 +31,7 @@ def _copy(out: Array, x: Array) -> None:
     cuda_impl_named("copy", "elementwise")(out, x)
 
 
-# --- Joining and moving -----------------------------------------------------------------------------------------------
+# --- cat, flip, roll, pad ---------------------------------------------------------------------------------------------
 
 
 @cuda_impl("cat")
@@ -44,10 +47,10 @@ def cat(out: Array, *arrays: Array, dim: int) -> None:
 
 
 @triton.jit
-def move_kernel(p_o, p_x, value, n, sizes, strides, ends, shifts, PAD: tl.constexpr, WORK: tl.constexpr,
-                DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """out at coordinates c = x at c + shifts: wrapped at `ends`, or `value` outside of them where PAD is set."""
-    i, m = positions(n, T, WIDE)
+def roll_pad_kernel(p_o, p_x, value, n, sizes, strides, ends, shifts, PAD: tl.constexpr, WORK: tl.constexpr,
+                    DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """out[c] = x[c + shifts], wrapped around at `ends`; with PAD, `value` outside of 0 … ends."""
+    i, m = positions(n, T, INT64)
     rest, o = i, i * 0
     inside = m
     for back in tl.static_range(DIMS):
@@ -65,7 +68,7 @@ def move_kernel(p_o, p_x, value, n, sizes, strides, ends, shifts, PAD: tl.conste
 
 
 def _merged(x: Array, moved: list[bool], *more: list[int]) -> list[list[int]]:
-    """Sizes, strides and `more` (counts of elements) without inner dimensions that stay as they are."""
+    """Sizes, strides and `more` (counts of elements), with dimensions that do not move merged into the one before."""
     fields: list[list[int]] = [[], [], *([] for _ in more)]
     for d, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         if fields[0] and not moved[d] and (size == 1 or fields[1][-1] == stride * size):
@@ -78,13 +81,13 @@ def _merged(x: Array, moved: list[bool], *more: list[int]) -> list[list[int]]:
     return fields
 
 
-def _move(out: Array, x: Array, value: Any, sizes: list[int], strides: list[int], ends: list[int], shifts: list[int],
-          pads: bool) -> None:  # fmt: skip
+def _roll_or_pad(out: Array, x: Array, value: Any, sizes: list[int], strides: list[int], ends: list[int],
+                 shifts: list[int], pads: bool) -> None:  # fmt: skip
     fields = [tuple(f) or (1,) for f in (sizes, strides, ends)]
     work = work_type(out.dtype)
     launch(
-        move_kernel, triton.cdiv(out.size, TILE), out, x, value, out.size, *fields, tuple(shifts) or (0,), PAD=pads,
-        WORK=TRITON[work.name], DIMS=len(fields[0]), WIDE=is_wide(fields[0], fields[1]), T=TILE, num_warps=4,
+        roll_pad_kernel, triton.cdiv(out.size, TILE), out, x, value, out.size, *fields, tuple(shifts) or (0,), PAD=pads,
+        WORK=TRITON[work.name], DIMS=len(fields[0]), INT64=is_wide(fields[0], fields[1]), T=TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -96,12 +99,14 @@ def flip(out: Array, x: Array, dims: Shape) -> None:
     first = x.offset + sum((x.shape[d] - 1) * x.strides[d] for d in dims)
     strides = tuple(-st if d in dims else st for d, st in enumerate(x.strides))
     sizes, merged = collapse(x.shape, strides)
-    _move(out, x.view(x.shape, x.strides, first), 0, list(sizes), list(merged), list(sizes), [0] * len(sizes), False)
+    _roll_or_pad(
+        out, x.view(x.shape, x.strides, first), 0, list(sizes), list(merged), list(sizes), [0] * len(sizes), False
+    )
 
 
 @cuda_impl("roll")
 def roll(out: Array, x: Array, shifts: Shape, dims: Shape) -> None:
-    """x moved by `shifts` along `dims`; what leaves at the end comes back at the start."""
+    """x rotated by `shifts` along `dims`."""
     if out.size == 0:
         return
     total = [0] * x.ndim
@@ -109,7 +114,7 @@ def roll(out: Array, x: Array, shifts: Shape, dims: Shape) -> None:
         total[d] += shift
     back = [-t % n for t, n in zip(total, x.shape, strict=True)]
     sizes, strides, back = _merged(x, [b != 0 for b in back], back)
-    _move(out, x, 0, sizes, strides, sizes, back, False)
+    _roll_or_pad(out, x, 0, sizes, strides, sizes, back, False)
 
 
 @cuda_impl("pad")
@@ -120,17 +125,19 @@ def pad(out: Array, x: Array, widths: tuple[tuple[int, int], ...], value: float)
         cuda_impl_named("fill", "elementwise")(out, value=number, shape=out.shape, dtype=out.dtype)
         return
     ends, strides, sizes, before = _merged(x, [w != (0, 0) for w in widths], list(out.shape), [a for a, _ in widths])
-    _move(out, x, Double(number) if out.dtype is float64 else number, sizes, strides, ends, [-b for b in before], True)
+    _roll_or_pad(
+        out, x, Double(number) if out.dtype is float64 else number, sizes, strides, ends, [-b for b in before], True
+    )
 
 
-# --- Triangles --------------------------------------------------------------------------------------------------------
+# --- tril, triu -------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def triangle_kernel(p_o, p_x, n, rows, columns, diagonal, sizes, so, sx, LOWER: tl.constexpr, DIMS: tl.constexpr,
-                    WIDE: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """x where column - row is at most (LOWER) or at least `diagonal`, else 0, which is not read."""
-    i, m = positions(n, T, WIDE)
+                    INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """x if column - row is at most (LOWER) or at least `diagonal`, else 0; elements that become 0 are not read."""
+    i, m = positions(n, T, INT64)
     distance = i % columns - i // columns % rows
     keep = distance <= diagonal if LOWER else distance >= diagonal
     x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=m & keep, other=0)
@@ -144,7 +151,7 @@ def _triangle(out: Array, x: Array, diagonal: int, lower: bool) -> None:
     rows, columns = x.shape[-2:]
     launch(
         triangle_kernel, triton.cdiv(out.size, TILE), out, x, out.size, rows, columns, diagonal, sizes, so, sx,
-        LOWER=lower, DIMS=len(sizes), WIDE=is_wide(sizes, so, sx), T=TILE, num_warps=4,
+        LOWER=lower, DIMS=len(sizes), INT64=is_wide(sizes, so, sx), T=TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -160,40 +167,42 @@ def triu(out: Array, x: Array, diagonal: int) -> None:
     _triangle(out, x, diagonal, False)
 
 
-# --- Windows ----------------------------------------------------------------------------------------------------------
+# --- as_strided -------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def address_kernel(p_keys, n, start, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):
-    """keys[i] = the element that index i of a window reaches."""
-    i, m = positions(n, T, WIDE)
+def window_keys_kernel(p_keys, n, start, sizes, strides, DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):
+    """keys[i] = the offset of index i of a strided window."""
+    i, m = positions(n, T, INT64)
     tl.store(p_keys + i, (start + offsets(i, sizes, strides, DIMS)).to(p_keys.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def visit_kernel(p_visits, n, start, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):
-    """Count how many indices of a window reach each element."""
-    i, m = positions(n, T, WIDE)
-    tl.atomic_add(p_visits + start + offsets(i, sizes, strides, DIMS), 1, mask=m)
+def window_counts_kernel(p_counts, n, start, sizes, strides, DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):
+    """counts[offset] += 1 for each index of a strided window."""
+    i, m = positions(n, T, INT64)
+    tl.atomic_add(p_counts + start + offsets(i, sizes, strides, DIMS), 1, mask=m)
 
 
 @triton.jit
-def share_kernel(p_o, p_x, p_visits, n, start, sizes, strides, DIMS: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr):
-    """out[i] = the element that index i reaches, divided by how many reach it."""
-    i, m = positions(n, T, WIDE)
+def window_mean_kernel(
+    p_o, p_x, p_counts, n, start, sizes, strides, DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr
+):
+    """out[i] = x[offset of i] / counts[offset of i]."""
+    i, m = positions(n, T, INT64)
     o = start + offsets(i, sizes, strides, DIMS)
     x = converted(tl.load(p_x + o, mask=m), tl.float64)
-    y = x / tl.load(p_visits + o, mask=m, other=1).to(tl.float64)
+    y = x / tl.load(p_counts + o, mask=m, other=1).to(tl.float64)
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=m)
 
 
-def _over(kernel: Any, shape: Shape, strides: Shape, start: int, *arrays: Array) -> None:
-    """Launch a kernel over the indices of a window that begins at element `start`."""
+def _launch_window(kernel: Any, shape: Shape, strides: Shape, start: int, *arrays: Array) -> None:
+    """Launch a kernel over the indices of a strided window that begins at element `start`."""
     n = numel(shape)
     sizes, steps = collapse(shape, strides)
     launch(
         kernel, triton.cdiv(n, TILE), *arrays, n, start, sizes, steps, DIMS=len(sizes),
-        WIDE=is_wide((*sizes, 1), (*steps, start)) or start >= 1 << 30, T=TILE, num_warps=4,
+        INT64=is_wide((*sizes, 1), (*steps, start)) or start >= 1 << 30, T=TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -217,20 +226,20 @@ def as_strided_backward(
         _copy(flat.view(g.shape, strides, offset - low), g)
     elif g.size:
         keys = empty((1, g.size), index_type(flat.size + 1), out.device)
-        _over(address_kernel, g.shape, strides, offset - low, keys)
-        ranked, order = order_of(keys, flat.size.bit_length(), signed=False)
+        _launch_window(window_keys_kernel, g.shape, strides, offset - low, keys)
+        ranked, order = argsort_keys(keys, flat.size.bit_length(), signed=False)
         assert ranked is not None
         found = rows_of(g.shape, g.strides, (1,), (1,), (0,))
-        add_rows(flat, g, Sorted(ranked, order, flat.size, 1), found, add=False)
+        scatter_add_rows(flat, g, SortedKeys(ranked, order, flat.size, 1), found, add=False)
     if out.size == 0:
         return
     if not overlaps(source_shape, source_strides):
         _copy(out, flat.view(source_shape, source_strides, -low))
         return
-    visits = empty(flat.shape, int32, out.device)
-    clear(visits)
-    _over(visit_kernel, source_shape, source_strides, -low, visits)
-    _over(share_kernel, source_shape, source_strides, -low, out, flat, visits)
+    counts = empty(flat.shape, int32, out.device)
+    clear(counts)
+    _launch_window(window_counts_kernel, source_shape, source_strides, -low, counts)
+    _launch_window(window_mean_kernel, source_shape, source_strides, -low, out, flat, counts)
 
 
 @cuda_impl("as_strided_scatter")

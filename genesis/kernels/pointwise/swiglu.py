@@ -1,4 +1,7 @@
-"""Kernels of SwiGLU on gate and up side by side: tiles of a row's two halves, each read and written once."""
+"""SwiGLU on packed [gate, up] rows: tiles of both halves, each read and written once.
+
+Reference: `genesis/ops/swiglu.py`: swiglu_packed, swiglu_packed_backward, swiglu_linear_backward.
+"""
 
 from __future__ import annotations
 
@@ -22,39 +25,39 @@ from genesis.shapes import contiguous_strides
 
 __all__: list[str] = []
 
-TILE = 1024  # elements of each half: a load of 16 bytes for each thread in a 2-byte type
+TILE = 1024  # elements of each half: a load of 16 bytes per thread in a 2-byte type
 
 
 @triton.jit
-def places(n, half, WIDE: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
-    """Rows and columns of this program's tile of a half, and which exist."""
+def tile_indices(n, half, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
+    """The rows [BN] and columns [BH] of this program's tile of a half, and their mask [BN, BH]."""
     i_program = tl.program_id(0)
-    if WIDE:
+    if INT64:
         i_program = i_program.to(tl.int64)
     i_n, i_h = i_program * BN + tl.arange(0, BN), tl.program_id(1) * BH + tl.arange(0, BH)
     return i_n, i_h, (i_n < n)[:, None] & (i_h < half)[None, :]
 
 
 @triton.jit
-def forward(p_y, p_x, n, half, sizes, sx, dx, FAST: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr,
-            WIDE: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
-    i_n, i_h, m = places(n, half, WIDE, BN, BH)
+def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, FAST: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr,
+                         INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)
     p_gate = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :]
-    gate = converted(tl.load(p_gate, mask=m, other=0), WORK)
+    gate = converted(tl.load(p_gate, mask=m, other=0), WORK)  # [BN, BH]
     up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
     y = sigmoid(gate, FAST) * gate * up
     tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def backward(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg, dx, RESULT: tl.constexpr, FAST: tl.constexpr,
-             WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr, BN: tl.constexpr,
-             BH: tl.constexpr):  # fmt: skip
-    """Both gradients, and with RESULT what forward gave."""
-    i_n, i_h, m = places(n, half, WIDE, BN, BH)
+def swiglu_packed_backward_kernel(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg, dx, RESULT: tl.constexpr,
+                                  FAST: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr,
+                                  BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    """Both gradients, and with RESULT also the result of forward."""
+    i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)
     p_gate = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :]
     o_g = offsets(i_n, sizes, sg, DIMS)[:, None] + (i_h * dg)[None, :]
-    gate = converted(tl.load(p_gate, mask=m, other=0), WORK)
+    gate = converted(tl.load(p_gate, mask=m, other=0), WORK)  # [BN, BH]
     up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
     g = converted(tl.load(p_g + o_g, mask=m, other=0), WORK)
     s = sigmoid(gate, FAST)
@@ -66,8 +69,8 @@ def backward(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg, dx, RESULT: tl.cons
         tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(silu * up, p_y.dtype.element_ty), mask=m)
 
 
-def _cut(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
-    """The grid, rows and strides of x and of others `[..., half of x's width]`, and the constants of a kernel."""
+def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
+    """The grid, arguments and constants of a kernel over x and `others`, which have half the width of x."""
     half, operands = x.shape[-1] // 2, (*others, x)
     sizes, *strides = collapse(x.shape[:-1], *(a.strides[:-1] for a in operands))
     n = 1
@@ -79,7 +82,7 @@ def _cut(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ...], di
     constants = {
         "FAST": x.dtype.itemsize == 2, "WORK": TRITON[work_type(x.dtype).name], "DIMS": len(sizes), "BN": rows,
         "BH": columns, "num_warps": 4,
-        "WIDE": is_wide((*sizes, 2 * half), *wide, contiguous_strides((*sizes, 2 * half))),
+        "INT64": is_wide((*sizes, 2 * half), *wide, contiguous_strides((*sizes, 2 * half))),
     }  # fmt: skip
     grid = triton.cdiv(n, rows), triton.cdiv(half, columns)
     return grid, (n, half, sizes, *strides, *(a.strides[-1] for a in operands)), constants
@@ -89,27 +92,31 @@ def _cut(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ...], di
 def swiglu_packed(out: Array, gate_up: Array) -> None:
     """y = silu(gate)·up."""
     if out.size:
-        grid, values, constants = _cut(gate_up)
-        launch(forward, grid, out, gate_up, *values, **constants)
+        grid, values, constants = _arguments(gate_up)
+        launch(swiglu_packed_kernel, grid, out, gate_up, *values, **constants)
 
 
 @cuda_impl("swiglu_packed_backward")
 def swiglu_packed_backward(
     out: Array | tuple[Array, Array], g: Array, gate_up: Array, with_result: bool = False
 ) -> None:
-    """[dgate, dup], and with `with_result` silu(gate)·up, in one pass."""
+    """[dgate, dup], and with `with_result` also silu(gate)·up, in one pass."""
     d, y = out if isinstance(out, tuple) else (out, None)
     if g.size:
-        grid, values, constants = _cut(gate_up, g)
-        launch(backward, grid, d, y, g, gate_up, *values, RESULT=y is not None, **constants)
+        grid, values, constants = _arguments(gate_up, g)
+        launch(swiglu_packed_backward_kernel, grid, d, y, g, gate_up, *values, RESULT=y is not None, **constants)
 
 
 @cuda_impl("swiglu_linear_backward")
 def swiglu_linear_backward(
-    out: Array | tuple[Array, Array], g: Array, weight: Array, gate_up: Array, with_result: bool = False,
+    out: Array | tuple[Array, Array],
+    g: Array,
+    weight: Array,
+    gate_up: Array,
+    with_result: bool = False,
     fp8: int = 0,
-) -> None:  # fmt: skip
-    """[dgate, dup] behind dh = g·W, and with `with_result` silu(gate)·up."""
+) -> None:
+    """[dgate, dup] for dh = g·W, and with `with_result` also silu(gate)·up."""
     d, h = out if isinstance(out, tuple) else (out, None)
     if not d.size:
         return
@@ -117,8 +124,8 @@ def swiglu_linear_backward(
     if is_wide_enough(fp8, weight.shape[1]):
         left, right, scales = scaled_factors(as_matrix(contiguous(g)), contiguous(weight))
     if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous:
-        kept = None if h is None else as_matrix(h)
-        if gated_backward_into(as_matrix(d), kept, as_matrix(left), right, as_matrix(gate_up), scales):
+        result = None if h is None else as_matrix(h)
+        if gated_backward_into(as_matrix(d), result, as_matrix(left), right, as_matrix(gate_up), scales):
             return
     dh = empty((*d.shape[:-1], weight.shape[1]), d.dtype, g.device)
     if scales is None:

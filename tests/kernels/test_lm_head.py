@@ -103,8 +103,11 @@ def test_chunks_add_up(monkeypatch: pytest.MonkeyPatch, launched: list[tuple[str
     monkeypatch.setattr(chunks, "MIN_ROWS", 128)
     found = errors(260, 301, bfloat16)
     assert [name for name, _ in launched] == [
-        "divisor_kernel", "references", *["exponentials", "finish_rows"] * 2 * 3, "total_kernel",
-    ]  # fmt: skip
+        "divisor_kernel",
+        "references_kernel",
+        *["lm_head_exp_kernel", "finish_rows_kernel"] * 2 * 3,
+        "sum_losses_kernel",
+    ]
     assert found[0] < 1e-6
     assert max(found[1:]) < 5 * HALF_UNIT[bfloat16]  # dweight is rounded after each chunk
 
@@ -114,7 +117,11 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
     labels = on_device(np.arange(40))
     attrs: dict[str, Any] = {"ignore_index": -100}
     alone = registry["linear_cross_entropy"](x, weight, labels, with_grads=False, **attrs)
-    assert [name for name, _ in launched] == ["references", *["exponentials", "finish_rows"] * 2, "total_kernel"]
+    assert [name for name, _ in launched] == [
+        "references_kernel",
+        *["lm_head_exp_kernel", "finish_rows_kernel"] * 2,
+        "sum_losses_kernel",
+    ]
     assert launched[1][1][2] is None
     assert registry["linear_cross_entropy"](x, weight, labels, with_grads=True, **attrs)[0].item() == alone.item()
 
@@ -136,7 +143,7 @@ def test_a_tied_weight_gets_one_gradient_in_its_place(launched: list[tuple[str, 
     weight = Parameter(genesis.tensor(values, dtype="bfloat16", device="cuda"))
     flat, tokens = FlatBuffers([weight]), genesis.tensor(ids, device="cuda")
     found = F.linear_cross_entropy(F.embedding(tokens, weight), weight, tokens, shift=1)
-    assert [name for name, _ in launched].count("references") == 1
+    assert [name for name, _ in launched].count("references_kernel") == 1
     found.backward()
     assert weight.grad.array.data_ptr() == flat.view(flat.gradients, 0).data_ptr()
     wide = weight.array.numpy().astype(np.float64)
@@ -231,7 +238,7 @@ def test_lost_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, launched: 
     for i, size in (200, 500), (290, 100):
         logits[i, labels[i]] = -size
     check(logits, labels)
-    assert [name for name, _ in launched].count("finish_rows") == 4
+    assert [name for name, _ in launched].count("finish_rows_kernel") == 4
 
 
 def test_all_rows_lost() -> None:
@@ -242,21 +249,21 @@ def test_all_rows_lost() -> None:
 
 
 def test_any_reference_serves() -> None:
-    """Losses are those of the logits wherever the references stand; only rows far from theirs are marked."""
+    """Losses are those of the logits whatever the references; only rows far from theirs are flagged."""
     rng = np.random.default_rng(9)
     x, weight = (on_device(rng.standard_normal((n, 16)), bfloat16) for n in (140, 150))
     labels = rng.integers(0, 150, 140)
     logits = x.numpy().astype(np.float64) @ weight.numpy().astype(np.float64).T
     expected = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(140), labels]
-    for moved, marks in (60, [0, 0, 0]), (150, [1, 0, 1]), (-150, [1, 0, 1]):
+    for moved, flags in (60, [0, 0, 0]), (150, [1, 0, 1]), (-150, [1, 0, 1]):
         found = head.Head(x, weight, head.Labels(on_device(labels), 0, -100, 150), 140, False)
         found.begin()
-        bases = found.bases.numpy().copy()
-        bases[130:] += moved
-        backend_for(CUDA).from_numpy(bases, found.bases)
+        references = found.references.numpy().copy()
+        references[130:] += moved
+        backend_for(CUDA).from_numpy(references, found.references)
         found.forward(0, 140, None)
         np.testing.assert_allclose(found.losses.numpy(), expected, rtol=1e-5)
-        np.testing.assert_array_equal(found.lost.numpy()[0, :3], marks)
+        np.testing.assert_array_equal(found.overflow.numpy()[0, :3], flags)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's maximum
@@ -343,7 +350,7 @@ def test_rows_of_a_product_are_scaled_before_it_is_rounded(k: int, tile: Tile | 
 @pytest.mark.parametrize("shape", [(700,), (35, 20)])
 @pytest.mark.parametrize("ranked", (True, False))
 def test_ids_are_sorted_in_order_of_position(ranked: bool, shape: tuple[int, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(embedding, "RANKED", 1 << 20 if ranked else 0)
+    monkeypatch.setattr(embedding, "RANK_SORT_MAX", 1 << 20 if ranked else 0)
     ids = np.random.default_rng(3).integers(0, 50, shape)
     ids[ids > 40] = 151_935
     stored = on_device(np.asfortranarray(ids).T)  # ids lie the other way round in memory
