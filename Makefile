@@ -19,7 +19,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
 .PHONY: help quickstart install install-dev test lint style types layers unit faults gpu gpu-sanitize gpu-bench performance kernels kernels-newest \
-	kernels-lowest format peers clean
+	kernels-lowest format peers stubs clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ $(LOWEST_VENV)/.installed: pyproject.toml | $(LOWEST_VENV)/.created
 
 kernels: install-dev ## compile every kernel signature of the suite, in all types, with the newest Triton
 	$(BIN)/python -m tests.kernels.ahead --all --jobs $(WORKERS)
+
+stubs: install-dev ## write the .pyi files again, which say what the functions made of op records take
+	$(BIN)/python -m tests.packaging.stubs
 
 format: install-dev ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

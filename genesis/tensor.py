@@ -1,10 +1,11 @@
-"""Tensor: an Array with a place on the tape, torch's attributes and operators; the functions of `genesis.functions` are
-bound as its methods, so that function and method forms are one and the same."""
+"""Tensor: an Array that the tape records, with torch's attributes and operators.
+
+Its other methods are the functions of `genesis.functions`: function and method are one and the same.
+"""
 
 from __future__ import annotations
 
 import builtins
-import functools
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
@@ -18,35 +19,17 @@ from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.dtypes import DType, float32, float64
 from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError
-from genesis.functions import activation as _activation
-from genesis.functions import compare as _compare
 from genesis.functions import create as _create
 from genesis.functions import elementwise as _elementwise
 from genesis.functions import exchange as _exchange
-from genesis.functions import index as _index
-from genesis.functions import linalg as _linalg
-from genesis.functions import random as _random
-from genesis.functions import reduce as _reduce
 from genesis.functions import shape as _shape
-from genesis.functions import sort as _sort
 from genesis.functions import transfer as _transfer
-from genesis.functions.arguments import bare, public
+from genesis.functions.arguments import normalized
+from genesis.functions.methods import Methods
 from genesis.op import registry
 from genesis.shapes import Shape, Size, normalize_axis
 
 __all__ = ["Tensor"]
-
-
-def _comparison(function: Callable[..., Any]) -> Callable[..., Any]:
-    """== or !=: a tensor is not equal to what is neither a tensor nor a number."""
-
-    @functools.wraps(function)
-    def compared(x: Any, y: Any) -> Any:
-        if y is None or isinstance(y, (str, type)):
-            return NotImplemented
-        return function(x, y)
-
-    return compared
 
 
 def _along(dim: builtins.int, ndim: builtins.int) -> builtins.int:
@@ -55,7 +38,7 @@ def _along(dim: builtins.int, ndim: builtins.int) -> builtins.int:
     return normalize_axis(dim, ndim)
 
 
-class Tensor(TensorBase, concrete=True):
+class Tensor(Methods, TensorBase, concrete=True):
     """A multi-dimensional array that may record what is computed from it.
 
     Make tensors with `genesis.tensor`, `genesis.zeros` and their like, or `genesis.from_numpy`.
@@ -105,12 +88,12 @@ class Tensor(TensorBase, concrete=True):
     @property
     def T(self) -> Tensor:  # noqa: N802  torch's name
         """Dimensions in reverse order."""
-        return self.permute(*reversed(range(self.ndim)))  # type: ignore[no-any-return]
+        return self.permute(*reversed(range(self.ndim)))
 
     @property
     def mT(self) -> Tensor:  # noqa: N802
         """The last two dimensions swapped."""
-        return self.transpose(-2, -1)  # type: ignore[no-any-return]
+        return self.transpose(-2, -1)
 
     def dim(self) -> builtins.int:
         return self.ndim
@@ -376,292 +359,15 @@ class Tensor(TensorBase, concrete=True):
         """Whether it stands in pinned host memory; see `pin_memory`."""
         return _transfer.is_pinned(self.array)
 
-    pin_memory = _create.pin_memory
-
     def record_stream(self, stream: Any) -> None:
         """Tell that work of `stream` uses this memory: it is not reused before that work is done."""
         _transfer.record_stream(self.array, stream.handle)
-
-    # --- Elementwise -------------------------------------------------------------------------------------------------
-
-    abs = _elementwise.abs
-    abs_ = _elementwise.abs_
-    add = _elementwise.add
-    add_ = _elementwise.add_
-    bitwise_and = _elementwise.bitwise_and
-    bitwise_and_ = _elementwise.bitwise_and_
-    bitwise_not = _elementwise.bitwise_not
-    bitwise_or = _elementwise.bitwise_or
-    bitwise_or_ = _elementwise.bitwise_or_
-    bitwise_xor = _elementwise.bitwise_xor
-    bitwise_xor_ = _elementwise.bitwise_xor_
-    ceil = _elementwise.ceil
-    ceil_ = _elementwise.ceil_
-    clamp = _elementwise.clamp
-    clamp_ = _elementwise.clamp_
-    clamp_max = _elementwise.clamp_max
-    clamp_min = _elementwise.clamp_min
-    clone = _elementwise.clone
-    copy_ = _elementwise.copy_
-    cos = _elementwise.cos
-    cos_ = _elementwise.cos_
-    div = _elementwise.div
-    div_ = _elementwise.div_
-    eq = _elementwise.eq
-    erf = _elementwise.erf
-    erf_ = _elementwise.erf_
-    exp = _elementwise.exp
-    exp2 = _elementwise.exp2
-    exp2_ = _elementwise.exp2_
-    exp_ = _elementwise.exp_
-    expm1 = _elementwise.expm1
-    expm1_ = _elementwise.expm1_
-    fill_ = _elementwise.fill_
-    floor = _elementwise.floor
-    floor_ = _elementwise.floor_
-    floor_divide = _elementwise.floor_divide
-    floor_divide_ = _elementwise.floor_divide_
-    ge = _elementwise.ge
-    gt = _elementwise.gt
-    isfinite = _elementwise.isfinite
-    isinf = _elementwise.isinf
-    isnan = _elementwise.isnan
-    le = _elementwise.le
-    left_shift = _elementwise.left_shift
-    lerp = _elementwise.lerp
-    lerp_ = _elementwise.lerp_
-    log = _elementwise.log
-    log10 = _elementwise.log10
-    log10_ = _elementwise.log10_
-    log1p = _elementwise.log1p
-    log1p_ = _elementwise.log1p_
-    log2 = _elementwise.log2
-    log2_ = _elementwise.log2_
-    log_ = _elementwise.log_
-    logical_and = _elementwise.logical_and
-    logical_not = _elementwise.logical_not
-    logical_or = _elementwise.logical_or
-    logical_xor = _elementwise.logical_xor
-    lt = _elementwise.lt
-    masked_fill = _elementwise.masked_fill
-    masked_fill_ = _elementwise.masked_fill_
-    maximum = _elementwise.maximum
-    minimum = _elementwise.minimum
-    mul = _elementwise.mul
-    mul_ = _elementwise.mul_
-    ne = _elementwise.ne
-    neg = _elementwise.neg
-    neg_ = _elementwise.neg_
-    pow = _elementwise.pow
-    pow_ = _elementwise.pow_
-    reciprocal = _elementwise.reciprocal
-    reciprocal_ = _elementwise.reciprocal_
-    remainder = _elementwise.remainder
-    remainder_ = _elementwise.remainder_
-    right_shift = _elementwise.right_shift
-    round = _elementwise.round
-    round_ = _elementwise.round_
-    rsqrt = _elementwise.rsqrt
-    rsqrt_ = _elementwise.rsqrt_
-    sigmoid = _elementwise.sigmoid
-    sigmoid_ = _elementwise.sigmoid_
-    sign = _elementwise.sign
-    sign_ = _elementwise.sign_
-    sin = _elementwise.sin
-    sin_ = _elementwise.sin_
-    sqrt = _elementwise.sqrt
-    sqrt_ = _elementwise.sqrt_
-    square = _elementwise.square
-    square_ = _elementwise.square_
-    sub = _elementwise.sub
-    sub_ = _elementwise.sub_
-    tan = _elementwise.tan
-    tan_ = _elementwise.tan_
-    tanh = _elementwise.tanh
-    tanh_ = _elementwise.tanh_
-    trunc = _elementwise.trunc
-    trunc_ = _elementwise.trunc_
-    zero_ = _elementwise.zero_
-
-    # --- Comparison -----------------------------------------------------------------------------------------------
-
-    allclose = _compare.allclose
-    equal = _compare.equal
-    isclose = _compare.isclose
-
-    # --- Reductions --------------------------------------------------------------------------------------------------
-
-    all = _reduce.all
-    amax = _reduce.amax
-    amin = _reduce.amin
-    any = _reduce.any
-    argmax = _reduce.argmax
-    argmin = _reduce.argmin
-    count_nonzero = _reduce.count_nonzero
-    cumsum = _reduce.cumsum
-    logsumexp = _reduce.logsumexp
-    max = _reduce.max
-    mean = _reduce.mean
-    min = _reduce.min
-    norm = _reduce.norm
-    prod = _reduce.prod
-    std = _reduce.std
-    sum = _reduce.sum
-    sum_to_size = _reduce.sum_to_size
-    var = _reduce.var
-
-    # --- Order -------------------------------------------------------------------------------------------------------
-
-    argsort = _sort.argsort
-    bincount = _sort.bincount
-    nonzero = _sort.nonzero
-    sort = _sort.sort
-    topk = _sort.topk
-    unique = _sort.unique
-
-    # --- Shape -------------------------------------------------------------------------------------------------------
-
-    as_strided = _shape.as_strided
-    broadcast_to = _shape.broadcast_to
-    chunk = _shape.chunk
-    contiguous = _shape.contiguous
-    diagonal = _shape.diagonal
-    expand = _shape.expand
-    expand_as = _shape.expand_as
-    flatten = _shape.flatten
-    flip = _shape.flip
-    movedim = _shape.movedim
-    narrow = _shape.narrow
-    permute = _shape.permute
-    ravel = _shape.ravel
-    repeat = _shape.repeat
-    repeat_interleave = _shape.repeat_interleave
-    reshape = _shape.reshape
-    reshape_as = _shape.reshape_as
-    roll = _shape.roll
-    select = _shape.select
-    split = _shape.split
-    squeeze = _shape.squeeze
-    swapaxes = _shape.swapaxes
-    t = _shape.t
-    transpose = _shape.transpose
-    tril = _shape.tril
-    triu = _shape.triu
-    unbind = _shape.unbind
-    unflatten = _shape.unflatten
-    unfold = _shape.unfold
-    unsqueeze = _shape.unsqueeze
-    view = _shape.view
-    view_as = _shape.view_as
-
-    # --- Indexing by tensors -----------------------------------------------------------------------------------------
-
-    gather = _index.gather
-    index_add = _index.index_add
-    index_add_ = _index.index_add_
-    index_copy = _index.index_copy
-    index_copy_ = _index.index_copy_
-    index_fill = _index.index_fill
-    index_fill_ = _index.index_fill_
-    index_put = _index.index_put
-    index_put_ = _index.index_put_
-    index_select = _index.index_select
-    masked_scatter = _index.masked_scatter
-    masked_scatter_ = _index.masked_scatter_
-    masked_select = _index.masked_select
-    scatter = _index.scatter
-    scatter_ = _index.scatter_
-    scatter_add = _index.scatter_add
-    scatter_add_ = _index.scatter_add_
-    take_along_dim = _index.take_along_dim
-
-    # --- Matrix products ---------------------------------------------------------------------------------------------
-
-    addmm = _linalg.addmm
-    addmv = _linalg.addmv
-    baddbmm = _linalg.baddbmm
-    bmm = _linalg.bmm
-    dot = _linalg.dot
-    matmul = _linalg.matmul
-    mm = _linalg.mm
-    mv = _linalg.mv
-    outer = _linalg.outer
-
-    # --- Random ------------------------------------------------------------------------------------------------------
-
-    bernoulli = _random.bernoulli
-    bernoulli_ = _random.bernoulli_
-    multinomial = _random.multinomial
-    normal_ = _random.normal_
-    random_ = _random.random_
-    uniform_ = _random.uniform_
-
-    # --- Others like it, aliases -------------------------------------------------------------------------------------
-
-    new_empty = _create.new_empty
-    new_full = _create.new_full
-    new_ones = _create.new_ones
-    new_tensor = _create.new_tensor
-    new_zeros = _create.new_zeros
-    absolute, negative, subtract, multiply, divide = abs, neg, sub, mul, div
-    clip, clip_ = clamp, clamp_
-    softmax, log_softmax = _activation.softmax, _activation.log_softmax
-    relu, silu = _activation.relu, _activation.silu
 
     def where(self, condition: Tensor, other: Any) -> Tensor:
         """self where `condition` holds, else `other`."""
         return _elementwise.where(condition, self, other)  # type: ignore[no-any-return]
 
-    # --- Operators ---------------------------------------------------------------------------------------------------
-
-    __getitem__ = bare(_index.getitem)
-    __setitem__ = bare(_index.setitem)
     __hash__ = TensorBase.__hash__
-
-    __neg__, __abs__, __invert__ = bare(_elementwise.neg), bare(_elementwise.abs), bare(_elementwise.bitwise_not)
-    __add__, __radd__, __iadd__ = bare(_elementwise.add), bare(_elementwise.add), bare(_elementwise.add_)
-    __sub__, __rsub__, __isub__ = bare(_elementwise.sub), bare(_elementwise.rsub), bare(_elementwise.sub_)
-    __mul__, __rmul__, __imul__ = bare(_elementwise.mul), bare(_elementwise.mul), bare(_elementwise.mul_)
-    __truediv__, __itruediv__ = bare(_elementwise.div), bare(_elementwise.div_)
-    __floordiv__, __ifloordiv__ = bare(_elementwise.floor_divide), bare(_elementwise.floor_divide_)
-    __mod__, __imod__ = bare(_elementwise.remainder), bare(_elementwise.remainder_)
-    __pow__, __ipow__ = bare(_elementwise.pow), bare(_elementwise.pow_)
-    __matmul__ = bare(_linalg.matmul)
-    __eq__, __ne__ = _comparison(bare(_elementwise.eq)), _comparison(bare(_elementwise.ne))
-    __lt__, __le__, __gt__, __ge__ = (
-        bare(_elementwise.lt),
-        bare(_elementwise.le),
-        bare(_elementwise.gt),
-        bare(_elementwise.ge),
-    )
-    __and__, __rand__, __iand__ = (
-        bare(_elementwise.bitwise_and),
-        bare(_elementwise.bitwise_and),
-        bare(_elementwise.bitwise_and_),
-    )
-    __or__, __ror__, __ior__ = (
-        bare(_elementwise.bitwise_or),
-        bare(_elementwise.bitwise_or),
-        bare(_elementwise.bitwise_or_),
-    )
-    __xor__, __rxor__, __ixor__ = (
-        bare(_elementwise.bitwise_xor),
-        bare(_elementwise.bitwise_xor),
-        bare(_elementwise.bitwise_xor_),
-    )
-    __lshift__, __rshift__ = bare(_elementwise.left_shift), bare(_elementwise.right_shift)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return bare(_elementwise.div)(other, self)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return bare(_elementwise.floor_divide)(other, self)
-
-    def __rmod__(self, other: Any) -> Any:
-        return bare(_elementwise.remainder)(other, self)
-
-    def __rpow__(self, other: Any) -> Any:
-        return bare(_elementwise.pow)(other, self)
 
 
 def _has_parameters(method: FunctionType) -> builtins.bool:
@@ -671,5 +377,5 @@ def _has_parameters(method: FunctionType) -> builtins.bool:
 
 for _name, _method in list(vars(Tensor).items()):  # keywords as functions have them
     if isinstance(_method, FunctionType) and not _name.startswith("_") and _has_parameters(_method):
-        setattr(Tensor, _name, public(_method) if not hasattr(_method, "__wrapped__") else _method)
-Tensor.requires_grad_ = public(TensorBase.requires_grad_)  # type: ignore[method-assign]
+        setattr(Tensor, _name, normalized(_method))
+Tensor.requires_grad_ = normalized(TensorBase.requires_grad_)  # type: ignore[method-assign]

@@ -1,1 +1,1 @@
-"""User-level functions on tensors, by family. Each module lists in METHODS what Tensor also has as methods."""
+"""User-level functions on tensors, by family. `surface.py` has the tables of what is public, and where."""

@@ -1,6 +1,6 @@
 """What users hand to functions, as ops take it: Python's integers, numbers and flags, and keywords by all their names.
 
-`publish` gives the functions of a module these rules. A parameter that is annotated as int, float or bool takes what
+`normalized` gives a function these rules. A parameter that is annotated as int, float or bool takes what
 torch takes for it (an integer tensor without dimensions, numpy's scalars), and refuses the rest. Keywords may have
 torch's names; one that a function has under no name is refused, with the nearest that it has.
 """
@@ -18,10 +18,9 @@ import numpy as np
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import INTEGER, DType
 from genesis.errors import DTypeError, unknown_keyword
-from genesis.keywords import check_calls
 from genesis.random import Generator
 
-__all__ = ["bare", "fitting", "integer", "integers", "number", "plain", "public", "publish", "truth"]
+__all__ = ["bare", "fitting", "integer", "integers", "normalized", "number", "plain", "truth"]
 
 Convert = Callable[[Any, str, str], Any]
 
@@ -29,8 +28,8 @@ Convert = Callable[[Any, str, str], Any]
 # --- Values -----------------------------------------------------------------------------------------------------------
 
 
-def _told(value: Any) -> str:
-    """A wrong value in words."""
+def _shown(value: Any) -> str:
+    """A wrong value, formatted for its error."""
     if isinstance(value, TensorBase):
         note = " that requires a gradient" if value.requires_grad else ""
         return f"a tensor of shape {value.array.shape} and type {value.array.dtype.name}{note}"
@@ -41,7 +40,7 @@ def _told(value: Any) -> str:
 
 def _wrong(value: Any, function: str, name: str, expected: str) -> DTypeError:
     where = f"{function}: {name} is" if name else f"{function} got"
-    return DTypeError(f"{where} {_told(value)}, expected {expected}")
+    return DTypeError(f"{where} {_shown(value)}, expected {expected}")
 
 
 def integer(value: Any, function: str, name: str = "") -> int:
@@ -223,7 +222,7 @@ class _Form:
         return [meant.get(name, name) for name in names if name != "self"]
 
 
-def public(function: Any, **more: str) -> Any:
+def normalized(function: Any, **more: str) -> Any:
     """`function` under the rules of this module; the plain one stays its `__wrapped__`.
 
     Args:
@@ -260,23 +259,5 @@ def public(function: Any, **more: str) -> Any:
 
 
 def bare(function: Any) -> Any:
-    """The plain form of a published function: for operators, which have neither keywords nor integers to read."""
+    """The plain form of a normalized function: for operators, which have neither keywords nor integers to read."""
     return function.__wrapped__
-
-
-def publish(module: dict[str, Any], names: Iterable[str], **more: dict[str, str]) -> None:
-    """Put functions of a module (its `globals()`) under the rules of this one.
-
-    Args:
-        names: what users call; classes are put under the rule of `genesis.keywords`, other names left alone.
-        more: by function, further keywords with the parameters they mean.
-    """
-    made: dict[Any, Any] = {}  # one for each function, however many names it has
-    for name in names:
-        function = module[name]
-        if isinstance(function, FunctionType) and not hasattr(function, "__wrapped__"):
-            if function not in made:
-                made[function] = public(function, **more.get(function.__name__, {}))
-            module[name] = made[function]
-        elif isinstance(function, type):
-            check_calls(module, (name,))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from genesis.autograd.modes import no_grad
 from genesis.errors import DTypeError, UsageError
 from genesis.functions import elementwise as ew
-from genesis.functions.arguments import publish
+from genesis.functions import pointwise as pw
 from genesis.functions.reduce import all as all_of
 from genesis.functions.shape import array_of
+from genesis.functions.surface import public
+from genesis.functions.types import Tensor
 
-METHODS = ("allclose", "equal", "isclose")
-
-__all__ = [*METHODS]  # noqa: PLE0604  METHODS holds names
+__all__: list[str] = []
 
 
-def isclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+@public
+def isclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
     """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools.
 
     Args:
@@ -32,25 +31,24 @@ def isclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
     if rtol < 0 or atol < 0:
         raise UsageError(f"isclose: rtol {rtol} and atol {atol} must be at least 0")
     with no_grad():
-        close = ew.eq(x, y)
+        close = pw.eq(x, y)
         if equal_nan and a.dtype.is_floating_point:
-            close = ew.logical_or(close, ew.logical_and(ew.isnan(x), ew.isnan(y)))
+            close = pw.logical_or(close, pw.logical_and(pw.isnan(x), pw.isnan(y)))
         if a.dtype.category == 0 or (rtol == 0 and atol == 0):
             return close
-        apart = ew.abs(ew.sub(x, y))
-        allowed = ew.add(ew.abs(ew.mul(y, rtol)), atol)
-        return ew.logical_or(close, ew.logical_and(ew.isfinite(apart), ew.le(apart, allowed)))
+        apart = pw.abs(ew.sub(x, y))
+        allowed = ew.add(pw.abs(pw.mul(y, rtol)), atol)
+        return pw.logical_or(close, pw.logical_and(pw.isfinite(apart), pw.le(apart, allowed)))
 
 
-def allclose(x: Any, y: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
+@public
+def allclose(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
     """Whether `isclose` holds everywhere; waits for the device."""
     return bool(all_of(isclose(x, y, rtol, atol, equal_nan)).array.item())
 
 
-def equal(x: Any, y: Any) -> bool:
+@public
+def equal(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors have one shape and equal elements; waits for the device."""
     a, b = array_of(x, "equal"), array_of(y, "equal")
-    return a.shape == b.shape and bool(all_of(ew.eq(x, y)).array.item())
-
-
-publish(globals(), __all__)
+    return a.shape == b.shape and bool(all_of(pw.eq(x, y)).array.item())

@@ -18,34 +18,18 @@ from genesis.autograd.record import TensorBase, apply
 from genesis.backend import Device, as_device, backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float32, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
-from genesis.functions.arguments import fitting, number, publish
+from genesis.functions.arguments import fitting, number
 from genesis.functions.elementwise import to_dtype
 from genesis.functions.exchange import from_cuda_array_interface
 from genesis.functions.shape import array_of, sizes_of
+from genesis.functions.surface import public
 from genesis.functions.transfer import is_pinned, moved, pinned_empty
+from genesis.functions.types import DeviceLike, DTypeLike, Sizes, Tensor
 from genesis.ops import create as ops
 from genesis.ops import elementwise
 from genesis.shapes import Shape
 
-METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "pin_memory")
-
-__all__ = [
-    "arange",
-    "as_tensor",
-    "empty",
-    "empty_like",
-    "eye",
-    "from_numpy",
-    "full",
-    "full_like",
-    "linspace",
-    "ones",
-    "ones_like",
-    "tensor",
-    "to",
-    "zeros",
-    "zeros_like",
-]
+__all__: list[str] = []
 
 
 # --- From data --------------------------------------------------------------------------------------------------------
@@ -97,7 +81,8 @@ def _placed(values: np.ndarray, dtype: DType, device: Device) -> Array:
     return made
 
 
-def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """A tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array.
 
     Without `dtype`, Python floats become float32, ints int64, bools bool, and numpy's types stay.
@@ -113,7 +98,8 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
     return _wrap(_placed(values, found if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
 
 
-def as_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
+@public(method=False)
+def as_tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None) -> Tensor:
     """`data` as a tensor, without a copy where it has memory of that type and device: a tensor, a numpy array, an
     object with `__cuda_array_interface__`.
     """
@@ -126,7 +112,8 @@ def as_tensor(data: Any, *, dtype: Any = None, device: Any = None) -> Any:
     return tensor(data, dtype=dtype, device=device)
 
 
-def from_numpy(values: np.ndarray) -> Any:
+@public(method=False, keywords={"ndarray": "values"})
+def from_numpy(values: np.ndarray) -> Tensor:
     """A tensor over numpy's memory; read-only arrays and negative strides are copied.
 
     Raises:
@@ -149,24 +136,30 @@ def _filled(shape: Shape, value: Any, dtype: Any, device: Any, requires_grad: bo
     return _wrap(array, requires_grad)
 
 
-def zeros(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def zeros(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Zeros (float32 unless `dtype` says otherwise)."""
     return _filled(sizes_of(size, "zeros"), 0, dtype, device, requires_grad)
 
 
-def ones(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def ones(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Ones (float32 unless `dtype` says otherwise)."""
     return _filled(sizes_of(size, "ones"), 1, dtype, device, requires_grad)
 
 
-def full(size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def full(
+    size: Sizes, fill_value: float, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """`fill_value` everywhere; its own type gives the dtype: float32, int64 or bool."""
     shape = sizes_of((size,), "full")
     value = number(fill_value, "full", "fill_value")
     return _filled(shape, value, result_type((value,)) if dtype is None else dtype, device, requires_grad)
 
 
-def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def empty(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Undefined contents (float32 unless `dtype` says otherwise)."""
     shape = sizes_of(size, "empty")
     if any(s < 0 for s in shape):
@@ -174,7 +167,10 @@ def empty(*size: Any, dtype: Any = None, device: Any = None, requires_grad: bool
     return _wrap(arrays.empty(shape, float32 if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
 
 
-def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def eye(
+    n: int, m: int | None = None, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """`[n, m]` (square unless m is given) with ones on the diagonal."""
     made = zeros(n, n if m is None else m, dtype=dtype, device=device)
     a = made.array
@@ -187,15 +183,16 @@ def eye(n: int, m: int | None = None, *, dtype: Any = None, device: Any = None, 
 # --- Counted ----------------------------------------------------------------------------------------------------------
 
 
+@public(method=False)
 def arange(
     *bounds: Any,
     start: Any = None,
     end: Any = None,
     step: Any = None,
-    dtype: Any = None,
-    device: Any = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """arange(end), arange(start, end) or arange(start, end, step): end is not included.
 
     Integers give int64, any float float32, unless `dtype` says otherwise.
@@ -232,9 +229,16 @@ def _bounds(bounds: tuple[Any, ...], start: Any, end: Any, step: Any) -> tuple[A
     return start, end, step
 
 
+@public(method=False)
 def linspace(
-    start: float, end: float, steps: int, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
-) -> Any:
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """`steps` values from start to end, both included, evenly spaced."""
     chosen = float32 if dtype is None else as_dtype(dtype)
     array = ops.linspace(start=start, end=end, count=steps, dtype=chosen, device=as_device(device))
@@ -249,55 +253,80 @@ def _as(x: Any, name: str, dtype: Any, device: Any) -> tuple[DType, Device]:
     return a.dtype if dtype is None else as_dtype(dtype), a.device if device is None else as_device(device)
 
 
-def full_like(x: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def full_like(
+    x: Tensor, fill_value: float, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """`fill_value` in x's shape, dtype and device, unless given."""
     kind, place = _as(x, "full_like", dtype, device)
     return full(x.array.shape, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
 
 
-def zeros_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def zeros_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Zeros in x's shape, dtype and device, unless given."""
     return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def ones_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def ones_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Ones in x's shape, dtype and device, unless given."""
     return full_like(x, 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def empty_like(x: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(method=False)
+def empty_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Undefined contents in x's shape, dtype and device, unless given."""
     kind, place = _as(x, "empty_like", dtype, device)
     return empty(x.array.shape, dtype=kind, device=place, requires_grad=requires_grad)
 
 
-def new_zeros(x: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(function=False)
+def new_zeros(
+    x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """Zeros of another shape in x's dtype and on its device."""
     kind, place = _as(x, "new_zeros", dtype, device)
     return zeros(*size, dtype=kind, device=place, requires_grad=requires_grad)
 
 
-def new_ones(x: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(function=False)
+def new_ones(
+    x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """Ones of another shape in x's dtype and on its device."""
     kind, place = _as(x, "new_ones", dtype, device)
     return ones(*size, dtype=kind, device=place, requires_grad=requires_grad)
 
 
-def new_empty(x: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(function=False)
+def new_empty(
+    x: Tensor, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """Undefined contents of another shape in x's dtype and on its device."""
     kind, place = _as(x, "new_empty", dtype, device)
     return empty(*size, dtype=kind, device=place, requires_grad=requires_grad)
 
 
+@public(function=False)
 def new_full(
-    x: Any, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
-) -> Any:
+    x: Tensor,
+    size: Sizes,
+    fill_value: float,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """`fill_value` of another shape in x's dtype and on its device."""
     kind, place = _as(x, "new_full", dtype, device)
     return full(size, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
 
 
-def new_tensor(x: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+@public(function=False)
+def new_tensor(
+    x: Tensor, data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """A tensor of `data` in x's dtype and on its device."""
     kind, place = _as(x, "new_tensor", dtype, device)
     return tensor(data, dtype=kind, device=place, requires_grad=requires_grad)
@@ -360,7 +389,8 @@ def to(
     return apply(elementwise.copy, x) if copy and made is x else made
 
 
-def pin_memory(x: Any, device: Any = "cuda") -> Any:
+@public(function=False)
+def pin_memory(x: Tensor, device: DeviceLike = "cuda") -> Tensor:
     """A copy in pinned host memory; x itself where it is there. See `to(non_blocking=True)`.
 
     Raises:
@@ -374,6 +404,3 @@ def pin_memory(x: Any, device: Any = "cuda") -> Any:
     made = pinned_empty(a.shape, a.dtype, as_device(device))
     elementwise.copy(a, out=made)
     return _wrap(made)
-
-
-publish(globals(), (*__all__, *METHODS), from_numpy={"ndarray": "values"})

@@ -1,4 +1,7 @@
-"""Elementwise functions on tensors, named and behaving as torch's; each is a method, too. Names in _ work in place."""
+"""Elementwise functions that add something to their op: named and behaving as torch's; names in _ work in place.
+
+Those that add nothing are in `pointwise.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,54 +10,18 @@ from typing import Any
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, result_type
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions.arguments import fitting, publish
-from genesis.functions.make import as_operand, binary, check_operands, inplace, inplace_two, unary
+from genesis.functions.arguments import fitting
+from genesis.functions.make import as_operand, binary, check_operands, inplace_two
+from genesis.functions.surface import public, registered
 from genesis.functions.transfer import overwrite
+from genesis.functions.types import DTypeLike, Operand, Tensor
 from genesis.ops import elementwise as ops
 
-METHODS = (
-    "abs", "abs_", "add", "add_", "bitwise_and", "bitwise_and_", "bitwise_not", "bitwise_or", "bitwise_or_",
-    "bitwise_xor", "bitwise_xor_", "ceil", "ceil_", "clamp", "clamp_", "clamp_max", "clamp_min",
-    "clone", "copy_", "cos", "cos_", "div", "div_", "eq", "erf", "erf_", "exp", "exp2", "exp2_", "exp_", "expm1",
-    "expm1_", "fill_", "floor", "floor_", "floor_divide", "floor_divide_", "ge", "gt", "isfinite", "isinf", "isnan",
-    "le", "left_shift", "lerp", "lerp_", "log", "log10", "log10_", "log1p", "log1p_", "log2", "log2_", "log_",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "lt", "masked_fill", "masked_fill_", "maximum",
-    "minimum", "mul", "mul_", "ne", "neg", "neg_", "pow", "pow_", "reciprocal", "reciprocal_", "remainder",
-    "remainder_", "right_shift", "round", "round_", "rsqrt", "rsqrt_", "sigmoid", "sigmoid_", "sign", "sign_",
-    "sin", "sin_", "sqrt", "sqrt_", "square", "square_", "sub", "sub_", "tan", "tan_", "tanh", "tanh_", "trunc",
-    "trunc_", "zero_",
-)  # fmt: skip
+__all__ = ["pow", "pow_"]
 
-__all__ = [*METHODS, "rsub", "to_dtype", "where"]  # noqa: PLE0604  METHODS holds names
-
-neg, abs, sign, square, reciprocal = (unary(o) for o in (ops.neg, ops.abs, ops.sign, ops.square, ops.reciprocal))
-exp, exp2, expm1 = (unary(o) for o in (ops.exp, ops.exp2, ops.expm1))
-log, log2, log10, log1p = (unary(o) for o in (ops.log, ops.log2, ops.log10, ops.log1p))
-sqrt, rsqrt = unary(ops.sqrt), unary(ops.rsqrt)
-sin, cos, tan, tanh = (unary(o) for o in (ops.sin, ops.cos, ops.tan, ops.tanh))
-sigmoid, erf = unary(ops.sigmoid), unary(ops.erf)
-floor, ceil, trunc, round = (unary(o) for o in (ops.floor, ops.ceil, ops.trunc, ops.round))
-isnan, isinf, isfinite = unary(ops.isnan), unary(ops.isinf), unary(ops.isfinite)
-logical_not, bitwise_not = unary(ops.logical_not), unary(ops.bitwise_not)
-
-mul, pow, remainder = binary(ops.mul), binary(ops.pow), binary(ops.remainder)
-floor_divide = binary(ops.floor_divide)
-maximum, minimum = binary(ops.maximum), binary(ops.minimum)
-eq, ne, lt, le, gt, ge = (binary(o) for o in (ops.eq, ops.ne, ops.lt, ops.le, ops.gt, ops.ge))
-logical_and, logical_or, logical_xor = (binary(o) for o in (ops.logical_and, ops.logical_or, ops.logical_xor))
-bitwise_and, bitwise_or, bitwise_xor = (binary(o) for o in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor))
-left_shift, right_shift = binary(ops.left_shift), binary(ops.right_shift)
-
-neg_, abs_, sign_, square_, reciprocal_ = (inplace(o) for o in (ops.neg, ops.abs, ops.sign, ops.square, ops.reciprocal))
-exp_, exp2_, expm1_ = (inplace(o) for o in (ops.exp, ops.exp2, ops.expm1))
-log_, log2_, log10_, log1p_ = (inplace(o) for o in (ops.log, ops.log2, ops.log10, ops.log1p))
-sqrt_, rsqrt_ = inplace(ops.sqrt), inplace(ops.rsqrt)
-sin_, cos_, tan_, tanh_ = (inplace(o) for o in (ops.sin, ops.cos, ops.tan, ops.tanh))
-sigmoid_, erf_ = inplace(ops.sigmoid), inplace(ops.erf)
-floor_, ceil_, trunc_, round_ = (inplace(o) for o in (ops.floor, ops.ceil, ops.trunc, ops.round))
-mul_, pow_, remainder_ = inplace_two(ops.mul), inplace_two(ops.pow), inplace_two(ops.remainder)
-floor_divide_ = inplace_two(ops.floor_divide)
-bitwise_and_, bitwise_or_, bitwise_xor_ = (inplace_two(o) for o in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor))
+_EXPONENT = {"exponent": "y"}
+pow = registered(binary(ops.pow), "pow", _EXPONENT)
+pow_ = registered(inplace_two(ops.pow), "pow_", _EXPONENT)
 
 
 def _scaled(x: Any, y: Any, alpha: float) -> Any:
@@ -71,38 +38,38 @@ def _common_type(*operands: Any) -> DType:
     return result_type([v.array if isinstance(v, TensorBase) else v for v in operands])
 
 
-def add(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
+@public
+def add(x: Operand, y: Operand, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
     """x + alpha·y."""
     if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
         x, y = check_operands("add", x, y)
     return apply(ops.add, x, y if alpha == 1 else _scaled(x, y, alpha), out=out)
 
 
-def sub(x: Any, y: Any, *, alpha: float = 1, out: Any = None) -> Any:
+@public
+def sub(x: Operand, y: Operand, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
     """x - alpha·y."""
     if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
         x, y = check_operands("sub", x, y)
     return apply(ops.sub, x, y if alpha == 1 else _scaled(x, y, alpha), out=out)
 
 
-def add_(x: Any, y: Any, *, alpha: float = 1) -> Any:
+@public
+def add_(x: Tensor, y: Operand, *, alpha: float = 1) -> Tensor:
     """x += alpha·y, in place."""
     y = as_operand(y, "add_")
     return apply_(ops.add, x, x, y if alpha == 1 else _scaled(x, y, alpha))
 
 
-def sub_(x: Any, y: Any, *, alpha: float = 1) -> Any:
+@public
+def sub_(x: Tensor, y: Operand, *, alpha: float = 1) -> Tensor:
     """x -= alpha·y, in place."""
     y = as_operand(y, "sub_")
     return apply_(ops.sub, x, x, y if alpha == 1 else _scaled(x, y, alpha))
 
 
-def rsub(x: Any, y: Any) -> Any:
-    """y - x."""
-    return apply(ops.sub, *check_operands("sub", y, x))
-
-
-def div(x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None) -> Any:
+@public
+def div(x: Operand, y: Operand, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
     """x / y; `rounding_mode` "floor" or "trunc" keeps the operands' type."""
     x, y = check_operands("div", x, y)
     if rounding_mode == "floor":
@@ -114,7 +81,8 @@ def div(x: Any, y: Any, *, rounding_mode: str | None = None, out: Any = None) ->
     return apply(ops.div, x, y, out=out)
 
 
-def div_(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+@public
+def div_(x: Tensor, y: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """`div` in place; `rounding_mode` as there."""
     y = as_operand(y, "div_")
     if rounding_mode == "trunc" and x.array.dtype.is_floating_point:
@@ -126,7 +94,8 @@ def div_(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
     return apply_(ops.div if rounding_mode is None else ops.floor_divide, x, x, y)
 
 
-def clamp(x: Any, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
+@public(also=("clip",))
+def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None, *, out: Tensor | None = None) -> Tensor:
     """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open.
 
     The result has the common type of x and the bounds. Where min > max it is max.
@@ -134,7 +103,8 @@ def clamp(x: Any, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
     return apply(ops.clamp, *_bounded("clamp", x, min, max), out=out)
 
 
-def clamp_(x: Any, min: Any = None, max: Any = None) -> Any:
+@public
+def clamp_(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """`clamp` in place."""
     return apply_(ops.clamp, x, *_bounded("clamp_", x, min, max))
 
@@ -151,27 +121,32 @@ def _bounded(name: str, x: Any, *bounds: Any) -> tuple[Any, ...]:
     return (x, *given)
 
 
-def clamp_min(x: Any, min: Any, *, out: Any = None) -> Any:
+@public
+def clamp_min(x: Tensor, min: Operand, *, out: Tensor | None = None) -> Tensor:
     """x, or `min` where that is larger."""
     return clamp(x, min, out=out)
 
 
-def clamp_max(x: Any, max: Any, *, out: Any = None) -> Any:
+@public
+def clamp_max(x: Tensor, max: Operand, *, out: Tensor | None = None) -> Tensor:
     """x, or `max` where that is smaller."""
     return clamp(x, None, max, out=out)
 
 
-def lerp(x: Any, end: Any, weight: Any, *, out: Any = None) -> Any:
+@public
+def lerp(x: Operand, end: Operand, weight: Operand, *, out: Tensor | None = None) -> Tensor:
     """x + weight·(end - x)."""
     return apply(ops.lerp, *check_operands("lerp", x, end, weight), out=out)
 
 
-def lerp_(x: Any, end: Any, weight: Any) -> Any:
+@public
+def lerp_(x: Tensor, end: Operand, weight: Operand) -> Tensor:
     """`lerp` in place."""
     return apply_(ops.lerp, x, x, as_operand(end, "lerp_"), as_operand(weight, "lerp_"))
 
 
-def where(condition: Any, x: Any, y: Any) -> Any:
+@public(method=False)
+def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     """x where `condition` (bool) holds, else y."""
     condition, x, y = check_operands("where", condition, x, y)
     if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
@@ -181,12 +156,14 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     return apply(ops.where, condition, x, y)
 
 
-def masked_fill(x: Any, mask: Any, value: Any) -> Any:
+@public
+def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
     return apply(ops.where, mask, _filling("masked_fill", x, mask, value), x)
 
 
-def masked_fill_(x: Any, mask: Any, value: Any) -> Any:
+@public
+def masked_fill_(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     """`masked_fill` in place."""
     return apply_(ops.where, x, mask, _filling("masked_fill_", x, mask, value), x)
 
@@ -207,18 +184,20 @@ def _filling(name: str, x: Any, mask: Any, value: Any) -> Any:
     return bool(value) if kind.category == BOOL else int(value) if kind.category == INTEGER else value
 
 
-def to_dtype(x: Any, dtype: Any) -> Any:
+def to_dtype(x: Tensor, dtype: DTypeLike) -> Tensor:
     """x in another dtype; x itself where it has it already."""
     dtype = as_dtype(dtype)
     return x if x.array.dtype is dtype else apply(ops.cast, x, dtype=dtype)
 
 
-def clone(x: Any) -> Any:
+@public
+def clone(x: Tensor) -> Tensor:
     """A copy in fresh contiguous memory, on the tape."""
     return apply(ops.copy, x)
 
 
-def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
+@public(keywords={"other": "source", "src": "source"})
+def copy_(x: Tensor, source: Operand, non_blocking: bool = False) -> Tensor:
     """Overwrite x with `source` (broadcast, cast to x's dtype), which may be on another device.
 
     Args:
@@ -234,7 +213,8 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     return apply_(ops.overwrite, x, x, source)
 
 
-def fill_(x: Any, value: Any) -> Any:
+@public
+def fill_(x: Tensor, value: Operand) -> Tensor:
     """Every element becomes `value`, a number or a tensor without dimensions."""
     value = as_operand(value, "fill_")
     fitting(value, x.array.dtype, "fill_")
@@ -243,12 +223,7 @@ def fill_(x: Any, value: Any) -> Any:
     return apply_(ops.overwrite, x, x, value)
 
 
-def zero_(x: Any) -> Any:
+@public
+def zero_(x: Tensor) -> Tensor:
     """Every element becomes 0."""
     return fill_(x, 0)
-
-
-publish(
-    globals(), __all__,
-    pow={"exponent": "y"}, pow_={"exponent": "y"}, copy_={"other": "source", "src": "source"},
-)  # fmt: skip

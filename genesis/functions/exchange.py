@@ -31,15 +31,16 @@ from genesis.dtypes import (
     uint8,
 )
 from genesis.errors import DeviceError, DTypeError
-from genesis.functions.arguments import publish
+from genesis.functions.surface import public
 from genesis.functions.transfer import moved, record_stream
+from genesis.functions.types import Tensor
 from genesis.op import registry
 from genesis.shapes import contiguous_strides
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["cuda_array_interface", "dlpack_device", "from_cuda_array_interface", "from_dlpack", "to_dlpack"]
+__all__ = ["cuda_array_interface", "dlpack_device", "from_cuda_array_interface", "to_dlpack"]
 
 _SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6  # DLDataTypeCode
 _KINDS: dict[DType, tuple[int, int]] = {
@@ -117,7 +118,8 @@ def _follow(backend: CudaBackend, later: int, earlier: int) -> None:
     backend.driver.destroy_event(event)  # the driver keeps what waits
 
 
-def from_dlpack(source: Any) -> Any:
+@public(method=False, keywords={"ext_tensor": "source"})
+def from_dlpack(source: Any) -> Tensor:
     """A tensor over the memory of any object with `__dlpack__`, on the host or on CUDA; read-only memory is copied.
 
     Raises:
@@ -235,6 +237,3 @@ def from_cuda_array_interface(source: Any) -> Array:
             _follow(backend, backend.stream, theirs)
     array = _adopted(pointer if math.prod(shape) else 0, shape, strides, dtype, device, source)
     return registry["copy"](array) if read_only else array
-
-
-publish(globals(), __all__, from_dlpack={"ext_tensor": "source"})

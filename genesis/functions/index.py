@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,38 +15,19 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import INTEGER, bool_, int64
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions.arguments import publish
 from genesis.functions.elementwise import copy_, fill_, to_dtype
 from genesis.functions.shape import array_of, expand, flatten, reshape
+from genesis.functions.surface import public
+from genesis.functions.types import Operand, Tensor
 from genesis.indexing import Kind, plan_get, plan_set
+from genesis.keywords import check_calls
 from genesis.ops import elementwise
 from genesis.ops import index as ops
 from genesis.ops import shape as views
 from genesis.ops.create import arange
 from genesis.shapes import Shape, broadcast_shapes, contiguous_strides, normalize_axis, numel
 
-METHODS = (
-    "gather",
-    "index_add",
-    "index_add_",
-    "index_copy",
-    "index_copy_",
-    "index_fill",
-    "index_fill_",
-    "index_put",
-    "index_put_",
-    "index_select",
-    "masked_scatter",
-    "masked_scatter_",
-    "masked_select",
-    "scatter",
-    "scatter_",
-    "scatter_add",
-    "scatter_add_",
-    "take_along_dim",
-)
-
-__all__ = [*METHODS, "IndexPlan", "getitem", "index_plan", "setitem"]  # noqa: PLE0604  METHODS holds names
+__all__ = ["IndexPlan"]
 
 
 # --- x[index] ---------------------------------------------------------------------------------------------------------
@@ -60,7 +42,7 @@ def _arrays_in(index: Any) -> Any:
     return index.array if isinstance(index, TensorBase) else index
 
 
-def getitem(x: Any, index: Any) -> Any:
+def getitem(x: Tensor, index: Any) -> Tensor:
     """`x[index]`: a view for ints, slices, None and Ellipsis; a copy where integer arrays or masks take part.
 
     Raises:
@@ -105,7 +87,8 @@ class IndexPlan(NamedTuple):
 _READS: Any = object()
 
 
-def index_plan(x: Any, index: Any, value: Any = _READS) -> IndexPlan:
+@public(method=False)
+def index_plan(x: Tensor, index: Any, value: Any = _READS) -> IndexPlan:
     """What `x[index]` does, or `x[index] = value` where a value is given; x is left alone.
 
     Raises:
@@ -151,7 +134,7 @@ def _selected(x: Any, mask: Array) -> Any:
     return apply(ops.masked_select, x, mask, offsets, count=count)
 
 
-def setitem(x: Any, index: Any, value: Any) -> None:
+def setitem(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`: changes x's memory; the value broadcasts and is cast to x's dtype.
 
     Where integer arrays repeat an index, the last value stays.
@@ -255,19 +238,22 @@ def _slices(name: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, 
     return dim, index
 
 
-def index_select(x: Any, dim: int, index: Any) -> Any:
+@public
+def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices `index` (a vector) of dimension `dim`, copied."""
     dim = _vector("index_select", x, dim, index)
     return apply(ops.index_get, x, reshape(index, -1) if not index.array.shape else index, dims=(dim,))
 
 
-def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Any:
+@public
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """x with alpha·source added to the slices `index` of dimension `dim`; repeated indices add up."""
     dim, index = _slices("index_add", x, dim, index, source)
     return apply(ops.index_put, x, _times(source, alpha), index, dims=(dim,), accumulate=True)
 
 
-def index_add_(x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Any:
+@public
+def index_add_(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """`index_add` in place."""
     dim, index = _slices("index_add_", x, dim, index, source)
     return _write(x, _times(source, alpha), (index,), (dim,), accumulate=True)
@@ -277,25 +263,29 @@ def _times(source: Any, alpha: float) -> Any:
     return source if alpha == 1 else apply(elementwise.mul, source, alpha)
 
 
-def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
+@public
+def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """x with the slices `index` of dimension `dim` replaced by those of `source`; the last of repeated ones stays."""
     dim, index = _slices("index_copy", x, dim, index, source)
     return apply(ops.index_put, x, source, index, dims=(dim,))
 
 
-def index_copy_(x: Any, dim: int, index: Any, source: Any) -> Any:
+@public
+def index_copy_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """`index_copy` in place."""
     dim, index = _slices("index_copy_", x, dim, index, source)
     return _write(x, source, (index,), (dim,))
 
 
-def index_fill(x: Any, dim: int, index: Any, value: Any) -> Any:
+@public
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     """x with `value` (a number or a tensor of one element) in the slices `index` of dimension `dim`."""
     dim = _vector("index_fill", x, dim, index)
     return apply(ops.index_put, x, _as_value(value, x.array), index, dims=(dim,))
 
 
-def index_fill_(x: Any, dim: int, index: Any, value: Any) -> Any:
+@public
+def index_fill_(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     """`index_fill` in place."""
     dim = _vector("index_fill_", x, dim, index)
     return _write(x, _as_value(value, x.array), (index,), (dim,))
@@ -316,7 +306,8 @@ def _put_plan(name: str, x: Any, indices: Any, values: Any) -> tuple[Any, tuple[
     return _fitting(value, plan.shape) if isinstance(value, TensorBase) else value, plan.indices, plan.dims
 
 
-def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+@public
+def index_put(x: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
     """x with `values` written at the index tensors `indices` (a tuple, over the leading dimensions), or added there.
 
     Raises:
@@ -326,7 +317,8 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> An
     return apply(ops.index_put, x, value, *arrays, dims=dims, accumulate=accumulate)
 
 
-def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+@public
+def index_put_(x: Tensor, indices: Sequence[Tensor], values: Operand, accumulate: bool = False) -> Tensor:
     """`index_put` in place."""
     value, arrays, dims = _put_plan("index_put_", x, indices, values)
     return _write(x, value, arrays, dims, accumulate=accumulate)
@@ -365,14 +357,16 @@ def _along(name: str, x: Any, dim: int, index: Any) -> tuple[Any, tuple[Any, ...
     return x, places, tuple(range(x.array.ndim))
 
 
-def gather(x: Any, dim: int, index: Any) -> Any:
+@public
+def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; the result has the shape of `index`."""
     source, places, dims = _along("gather", x, dim, index)
     found = apply(ops.index_get, source, *places, dims=dims)
     return found if found.array.shape == index.array.shape else reshape(found, index.array.shape)
 
 
-def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Any:
+@public
+def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """`gather` whose index and tensor broadcast against each other outside `dim`; without dim over the flat tensor."""
     if dim is None:
         return gather(flatten(x), 0, flatten(indices))
@@ -415,22 +409,26 @@ def _scatter_(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: boo
     return x
 
 
-def scatter(x: Any, dim: int, index: Any, src: Any) -> Any:
+@public(keywords={"value": "src"})
+def scatter(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
     return _scatter("scatter", x, dim, index, src, False)
 
 
-def scatter_(x: Any, dim: int, index: Any, src: Any) -> Any:
+@public(keywords={"value": "src"})
+def scatter_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """`scatter` in place."""
     return _scatter_("scatter_", x, dim, index, src, False)
 
 
-def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
+@public
+def scatter_add(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes add up in order."""
     return _scatter("scatter_add", x, dim, index, src, True)
 
 
-def scatter_add_(x: Any, dim: int, index: Any, src: Any) -> Any:
+@public
+def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """`scatter_add` in place."""
     return _scatter_("scatter_add_", x, dim, index, src, True)
 
@@ -446,13 +444,15 @@ def _mask(name: str, mask: Any) -> Array:
     return array
 
 
-def masked_select(x: Any, mask: Any) -> Any:
+@public
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """The elements where `mask` holds (both broadcast), in row-major order, as a vector."""
     shape = broadcast_shapes(array_of(x, "masked_select").shape, _mask("masked_select", mask).shape)
     return getitem(expand(x, shape), expand(mask, shape))
 
 
-def masked_scatter_(x: Any, mask: Any, source: Any) -> Any:
+@public
+def masked_scatter_(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """The elements of x where `mask` (which broadcasts to x) holds become those of `source`, in order, in place.
 
     Raises:
@@ -470,10 +470,11 @@ def masked_scatter_(x: Any, mask: Any, source: Any) -> Any:
     return x
 
 
-def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+@public
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """`masked_scatter_` on a copy of x, broadcast to the mask's shape."""
     shape = broadcast_shapes(array_of(x, "masked_scatter").shape, array_of(mask, "masked_scatter").shape)
     return masked_scatter_(apply(elementwise.copy, expand(x, shape)), mask, source)
 
 
-publish(globals(), __all__, scatter={"value": "src"}, scatter_={"value": "src"})
+check_calls(globals(), ("IndexPlan",))

@@ -11,9 +11,11 @@ from genesis import dtypes
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import DType, as_dtype
 from genesis.errors import DTypeError
-from genesis.functions.arguments import plain, publish
+from genesis.functions.arguments import plain
+from genesis.functions.surface import public
+from genesis.keywords import check_calls
 
-__all__ = ["finfo", "iinfo", "result_type"]
+__all__ = ["finfo", "iinfo"]
 
 
 class finfo:  # noqa: N801  torch's name
@@ -70,6 +72,7 @@ class iinfo:  # noqa: N801  torch's name
         return f"iinfo(min={self.min}, max={self.max}, dtype={self.dtype})"
 
 
+@public(method=False)
 def result_type(*operands: Any) -> DType:
     """The type that arithmetic on tensors and numbers gives: `result_type(x, 2.5)`, or one sequence of them."""
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
@@ -79,4 +82,4 @@ def result_type(*operands: Any) -> DType:
     return dtypes.result_type([v if (v := plain(x)) is not None else x for x in arrays])
 
 
-publish(globals(), __all__)
+check_calls(globals(), ("finfo", "iinfo"))

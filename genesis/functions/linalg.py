@@ -7,17 +7,16 @@ from typing import Any
 
 from genesis.autograd.record import apply, in_low_precision
 from genesis.errors import DTypeError, ShapeError
-from genesis.functions import elementwise
-from genesis.functions.arguments import publish
+from genesis.functions import elementwise, pointwise
 from genesis.functions.shape import array_of, diagonal, expand, permute, reshape, unsqueeze
+from genesis.functions.surface import public
+from genesis.functions.types import Tensor
 from genesis.ops import linalg as ops
 from genesis.ops import linear as linear_ops
 from genesis.ops.reduce import sum_to_shape
 from genesis.shapes import Shape, broadcast_shapes, numel
 
-METHODS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "matmul", "mm", "mv", "outer")
-
-__all__ = [*METHODS, "einsum", "linear", "packed_linear"]  # noqa: PLE0604  METHODS holds names
+__all__: list[str] = []
 
 
 def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
@@ -29,24 +28,22 @@ def _need(name: str, ndims: tuple[int, ...], *tensors: Any) -> None:
         raise ShapeError(f"{name}: shapes {listed}, expected {wanted} dimensions", next="use matmul, which broadcasts")
 
 
-def matmul(x: Any, y: Any, *, out: Any = None) -> Any:
+@public
+def matmul(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x @ y: matrices in the last two dimensions, batches broadcast, a vector is a row (left) or a column (right)."""
     array_of(x, "matmul"), array_of(y, "matmul")
     return apply(ops.matmul, x, y, out=out)
 
 
-def rmatmul(x: Any, y: Any) -> Any:
-    """y @ x, for the reflected operator."""
-    return matmul(y, x)
-
-
-def mm(x: Any, y: Any, *, out: Any = None) -> Any:
+@public(keywords={"mat2": "y"})
+def mm(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`[n, k]` @ `[k, m]`."""
     _need("mm", (2, 2), x, y)
     return apply(ops.matmul, x, y, out=out)
 
 
-def bmm(x: Any, y: Any, *, out: Any = None) -> Any:
+@public(keywords={"mat2": "y"})
+def bmm(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`[b, n, k]` @ `[b, k, m]`, without broadcasting."""
     _need("bmm", (3, 3), x, y)
     if x.array.shape[0] != y.array.shape[0]:
@@ -54,49 +51,58 @@ def bmm(x: Any, y: Any, *, out: Any = None) -> Any:
     return apply(ops.matmul, x, y, out=out)
 
 
-def mv(x: Any, y: Any, *, out: Any = None) -> Any:
+@public(keywords={"vec": "y"})
+def mv(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`[n, k]` @ `[k]`."""
     _need("mv", (2, 1), x, y)
     return apply(ops.matmul, x, y, out=out)
 
 
-def dot(x: Any, y: Any, *, out: Any = None) -> Any:
+@public(keywords={"tensor": "y"})
+def dot(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The sum of products of two vectors."""
     _need("dot", (1, 1), x, y)
     return apply(ops.matmul, x, y, out=out)
 
 
-def outer(x: Any, y: Any, *, out: Any = None) -> Any:
+@public(keywords={"vec2": "y"})
+def outer(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`[n]` and `[m]` to the `[n, m]` products of their elements."""
     _need("outer", (1, 1), x, y)
-    return elementwise.mul(unsqueeze(x, 1), y, out=out)
+    return pointwise.mul(unsqueeze(x, 1), y, out=out)
 
 
 def _scaled_sum(x: Any, product: Any, beta: float, alpha: float) -> Any:
     """beta·x + alpha·product; with beta = 0, x is not read (it may hold NaN)."""
-    product = product if alpha == 1 else elementwise.mul(product, alpha)
+    product = product if alpha == 1 else pointwise.mul(product, alpha)
     if beta == 0:
         return product
     (x,) = in_low_precision(x)
-    return elementwise.add(product, x if beta == 1 else elementwise.mul(x, beta))
+    return elementwise.add(product, x if beta == 1 else pointwise.mul(x, beta))
 
 
-def addmm(x: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+@public
+def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta·x + alpha·(mat1 @ mat2); x broadcasts."""
     return _scaled_sum(x, mm(mat1, mat2), beta, alpha)
 
 
-def addmv(x: Any, mat: Any, vec: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+@public
+def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta·x + alpha·(mat @ vec); x broadcasts."""
     return _scaled_sum(x, mv(mat, vec), beta, alpha)
 
 
-def baddbmm(x: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+@public
+def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta·x + alpha·(batch1 @ batch2); x broadcasts."""
     return _scaled_sum(x, bmm(batch1, batch2), beta, alpha)
 
 
-def linear(x: Any, weight: Any, bias: Any = None, residual: Any = None, *, fp8: int = 0) -> Any:
+@public(method=False, nn=True)
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, fp8: int = 0
+) -> Tensor:
     """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded once.
 
     Args:
@@ -111,7 +117,8 @@ def linear(x: Any, weight: Any, bias: Any = None, residual: Any = None, *, fp8: 
     return apply(linear_ops.linear, x, weight) if bias is None else apply(linear_ops.linear, x, weight, bias)
 
 
-def packed_linear(x: Any, weights: Sequence[Any], biases: Sequence[Any] = (), *, fp8: int = 0) -> Any:
+@public(function=False, method=False, nn=True)
+def packed_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, fp8: int = 0) -> Tensor:
     """Several linear layers on one input, their results side by side in the last dimension.
 
     One product where the weights lie next to each other in memory, as in an optimizer's flat buffers.
@@ -215,7 +222,7 @@ def _contract(
         wide = sizes | dict.fromkeys((*left, *right), 1)
         x = _ordered(a, a_labels, order, wide | {label: sizes[label] for label in left})
         y = _ordered(b, b_labels, order, wide | {label: sizes[label] for label in right})
-        return elementwise.mul(x, y), order
+        return pointwise.mul(x, y), order
 
     def merged(*groups: Sequence[str]) -> tuple[int, ...]:
         return tuple(numel([sizes[label] for label in group]) for group in groups)
@@ -242,7 +249,8 @@ def _sizes(terms: list[tuple[str, ...]], shapes: list[Shape], equation: str) -> 
     return sizes
 
 
-def einsum(equation: str, *operands: Any) -> Any:
+@public(method=False)
+def einsum(equation: str, *operands: Tensor) -> Tensor:
     """Products of elements summed over labels, as `"bij,bjk->bik"` says.
 
     Without `->` the result has the labels that occur once, in alphabetical order, after the dimensions of `...`. A
@@ -270,8 +278,3 @@ def einsum(equation: str, *operands: Any) -> Any:
         x, labels = _contract(x, labels, y, more, needed, sizes)
     x, labels = _sum_out(x, labels, set(out))
     return permute(x, *(labels.index(label) for label in out)) if labels != out else x
-
-
-publish(
-    globals(), __all__, mm={"mat2": "y"}, bmm={"mat2": "y"}, mv={"vec": "y"}, dot={"tensor": "y"}, outer={"vec2": "y"}
-)

@@ -8,6 +8,7 @@ from typing import Any
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.errors import DTypeError
 from genesis.functions.arguments import plain
+from genesis.functions.types import Operand, Tensor
 from genesis.op import Op
 
 __all__ = ["as_operand", "binary", "check_operands", "inplace", "inplace_two", "unary"]
@@ -46,7 +47,7 @@ def check_operands(name: str, *values: Any) -> tuple[Any, ...]:
 
 
 def _named(function: Made, op: Op, suffix: str = "") -> Made:
-    function.__name__ = function.__qualname__ = op.name + suffix
+    function.__name__ = function.__qualname__ = (op.public or op.name) + suffix
     function.__doc__ = op.reference.__doc__ or f"{op.name}, elementwise; see `genesis.ops`."
     return function
 
@@ -54,7 +55,7 @@ def _named(function: Made, op: Op, suffix: str = "") -> Made:
 def unary(op: Op) -> Made:
     """`f(x, *, out=None)`."""
 
-    def function(x: Any, *, out: Any = None) -> Any:
+    def function(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         return apply(op, *check_operands(op.name, x), out=out)
 
     return _named(function, op)
@@ -63,7 +64,7 @@ def unary(op: Op) -> Made:
 def binary(op: Op) -> Made:
     """`f(x, y, *, out=None)`; one operand may be a number."""
 
-    def function(x: Any, y: Any, *, out: Any = None) -> Any:
+    def function(x: Operand, y: Operand, *, out: Tensor | None = None) -> Tensor:
         if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
             x, y = check_operands(op.name, x, y)
         return apply(op, x, y, out=out)
@@ -74,7 +75,7 @@ def binary(op: Op) -> Made:
 def inplace(op: Op) -> Made:
     """`x.f_()`: overwrites x with the result and returns x."""
 
-    def function(x: Any) -> Any:
+    def function(x: Tensor) -> Tensor:
         return apply_(op, _target(x, op), x)
 
     return _named(function, op, "_")
@@ -83,7 +84,7 @@ def inplace(op: Op) -> Made:
 def inplace_two(op: Op) -> Made:
     """`x.f_(y)`: overwrites x with the result and returns x."""
 
-    def function(x: Any, y: Any) -> Any:
+    def function(x: Tensor, y: Operand) -> Tensor:
         return apply_(op, _target(x, op), x, as_operand(y, op.name + "_"))
 
     return _named(function, op, "_")

@@ -12,29 +12,18 @@ from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
 from genesis.dtypes import DType, as_dtype, float32, float64, int64
 from genesis.errors import UsageError
-from genesis.functions.arguments import integer, number, publish
+from genesis.functions.arguments import integer, number
 from genesis.functions.elementwise import copy_
 from genesis.functions.shape import array_of, expand, sizes_of
+from genesis.functions.surface import public
+from genesis.functions.types import DeviceLike, DTypeLike, Operand, Sizes, Tensor
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import random as ops
 from genesis.random import Generator, default_generator
 from genesis.shapes import Shape, numel
 
-METHODS = ("bernoulli", "bernoulli_", "multinomial", "normal_", "random_", "uniform_")
-
-__all__ = [  # noqa: PLE0604  METHODS holds names
-    *METHODS,
-    "dropout",
-    "normal",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-]
+__all__: list[str] = []
 
 
 def _reserve(generator: Generator | None, words: int) -> dict[str, Any]:
@@ -71,52 +60,56 @@ def _overwrite(op: Op, x: Any, generator: Generator | None, **attrs: Any) -> Any
 # --- New tensors ------------------------------------------------------------------------------------------------------
 
 
+@public(method=False)
 def rand(
-    *size: Any,
+    *size: Sizes,
     generator: Generator | None = None,
-    dtype: Any = float32,
-    device: Any = None,
+    dtype: DTypeLike = float32,
+    device: DeviceLike = None,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """Uniform values in [0, 1), of shape `size`."""
     return _create(ops.uniform, sizes_of(size, "rand"), generator, dtype, device, requires_grad, low=0.0, high=1.0)
 
 
+@public(method=False)
 def randn(
-    *size: Any,
+    *size: Sizes,
     generator: Generator | None = None,
-    dtype: Any = float32,
-    device: Any = None,
+    dtype: DTypeLike = float32,
+    device: DeviceLike = None,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """Standard normal values, of shape `size`."""
     return _create(ops.normal, sizes_of(size, "randn"), generator, dtype, device, requires_grad, mean=0.0, std=1.0)
 
 
+@public(method=False)
 def normal(
     mean: float,
     std: float,
-    size: Any,
+    size: Sizes,
     *,
     generator: Generator | None = None,
-    dtype: Any = float32,
-    device: Any = None,
+    dtype: DTypeLike = float32,
+    device: DeviceLike = None,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """Normal values with this mean and standard deviation, of shape `size`."""
     return _create(ops.normal, sizes_of((size,), "normal"), generator, dtype, device, requires_grad, mean=mean, std=std)
 
 
+@public(method=False)
 def randint(
     low: Any,
     high: Any = None,
-    size: Any = None,
+    size: Sizes | None = None,
     *,
     generator: Generator | None = None,
-    dtype: Any = int64,
-    device: Any = None,
+    dtype: DTypeLike = int64,
+    device: DeviceLike = None,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """Integers from `low` to below `high`, of shape `size`; `randint(high, size)` starts at 0."""
     if size is None:
         low, high, size = 0, low, high
@@ -128,7 +121,10 @@ def randint(
     )
 
 
-def randperm(n: int, *, generator: Generator | None = None, dtype: Any = int64, device: Any = None) -> Any:
+@public(method=False)
+def randperm(
+    n: int, *, generator: Generator | None = None, dtype: DTypeLike = int64, device: DeviceLike = None
+) -> Tensor:
     """0 … n-1 in random order."""
     attrs: dict[str, Any] = {"n": n, "dtype": as_dtype(dtype)}
     ops.randperm.infer(seed=0, offset=0, **attrs)
@@ -140,31 +136,44 @@ def _like(x: Any, dtype: Any, device: Any, name: str) -> tuple[Any, Any]:
     return array.dtype if dtype is None else dtype, array.device if device is None else device
 
 
+@public(method=False)
 def rand_like(
-    x: Any, *, generator: Generator | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
-) -> Any:
+    x: Tensor,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """`rand` of x's shape, dtype and device."""
     dtype, device = _like(x, dtype, device, "rand_like")
     return rand(x.array.shape, generator=generator, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
+@public(method=False)
 def randn_like(
-    x: Any, *, generator: Generator | None = None, dtype: Any = None, device: Any = None, requires_grad: bool = False
-) -> Any:
+    x: Tensor,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """`randn` of x's shape, dtype and device."""
     dtype, device = _like(x, dtype, device, "randn_like")
     return randn(x.array.shape, generator=generator, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
+@public(method=False)
 def randint_like(
-    x: Any,
+    x: Tensor,
     low: int,
     high: int | None = None,
     *,
     generator: Generator | None = None,
-    dtype: Any = None,
-    device: Any = None,
-) -> Any:
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+) -> Tensor:
     """`randint` of x's shape, dtype and device."""
     dtype, device = _like(x, dtype, device, "randint_like")
     low, high = (0, low) if high is None else (low, high)
@@ -172,6 +181,8 @@ def randint_like(
 
 
 # --- In place ---------------------------------------------------------------------------------------------------------
+
+_ENDS = {"from": "low", "from_": "low", "to": "high"}
 
 # What random_ draws up to by default; for floats, up to where the type holds every integer.
 _LARGEST = {
@@ -188,17 +199,20 @@ _LARGEST = {
 }
 
 
-def uniform_(x: Any, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Any:
+@public(keywords=_ENDS)
+def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite x with uniform values in [low, high)."""
     return _overwrite(ops.uniform, x, generator, low=low, high=high)
 
 
-def normal_(x: Any, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Any:
+@public
+def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Overwrite x with normal values."""
     return _overwrite(ops.normal, x, generator, mean=mean, std=std)
 
 
-def random_(x: Any, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Any:
+@public(keywords=_ENDS)
+def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Tensor:
     """Overwrite x with integers from `low` to below `high`; `random_(high)` starts at 0.
 
     Without bounds they go up to the largest integer of x's type (for floats, as far as it holds every integer).
@@ -208,7 +222,8 @@ def random_(x: Any, low: int = 0, high: int | None = None, *, generator: Generat
     return _overwrite(ops.randint, x, generator, low=low, high=high)
 
 
-def bernoulli_(x: Any, p: Any = 0.5, *, generator: Generator | None = None) -> Any:
+@public
+def bernoulli_(x: Tensor, p: Operand = 0.5, *, generator: Generator | None = None) -> Tensor:
     """Overwrite x with 1 with probability `p` (a number or a tensor that broadcasts to x), else 0."""
     array = array_of(x, "bernoulli_")
     if not isinstance(p, TensorBase):
@@ -219,14 +234,18 @@ def bernoulli_(x: Any, p: Any = 0.5, *, generator: Generator | None = None) -> A
 # --- Chance applied to tensors ----------------------------------------------------------------------------------------
 
 
-def bernoulli(x: Any, *, generator: Generator | None = None) -> Any:
+@public
+def bernoulli(x: Tensor, *, generator: Generator | None = None) -> Tensor:
     """1 with the probabilities in x, else 0."""
     array = array_of(x, "bernoulli")
     ops.bernoulli.infer(array, seed=0, offset=0)
     return apply(ops.bernoulli, x, **_reserve(generator, array.size))
 
 
-def multinomial(x: Any, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Any:
+@public
+def multinomial(
+    x: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
+) -> Tensor:
     """`num_samples` categories for each row of weights x `[n]` or `[rows, n]`, as int64.
 
     Raises:
@@ -240,7 +259,8 @@ def multinomial(x: Any, num_samples: int, replacement: bool = False, *, generato
     return apply(ops.multinomial, x, **attrs, **_reserve(generator, words))
 
 
-def dropout(x: Any, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Any:
+@public(method=False, nn=True, keywords={"train": "training"})
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
     """Elements of x set to 0 with probability `p`, the others divided by 1 - p; x itself when not training.
 
     Nothing is kept for backward: the same numbers are drawn again.
@@ -250,7 +270,3 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, *, generator: Generat
         return x
     ops.dropout.infer(array, p=p, seed=0, offset=0)
     return apply(ops.dropout, x, p=p, **_reserve(generator, array.size))
-
-
-_ENDS = {"from": "low", "from_": "low", "to": "high"}
-publish(globals(), __all__, uniform_=_ENDS, random_=_ENDS, dropout={"train": "training"})

@@ -9,38 +9,18 @@ from typing import Any, NamedTuple
 from genesis.autograd.record import TensorBase, apply
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, UsageError
-from genesis.functions.arguments import integer, integers, number, publish
+from genesis.functions.arguments import integer, integers, number
 from genesis.functions.elementwise import to_dtype
 from genesis.functions.make import as_operand
 from genesis.functions.shape import array_of, sizes_of
+from genesis.functions.surface import public
+from genesis.functions.types import Dims, DTypeLike, Sizes, Tensor
+from genesis.keywords import check_calls
 from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import reduce as ops
 
-METHODS = (
-    "all",
-    "amax",
-    "amin",
-    "any",
-    "argmax",
-    "argmin",
-    "count_nonzero",
-    "cumsum",
-    "logsumexp",
-    "max",
-    "mean",
-    "min",
-    "norm",
-    "prod",
-    "std",
-    "sum",
-    "sum_to_size",
-    "var",
-)
-
-__all__ = [*METHODS, "ValuesAndIndices", "sum_to_shape"]  # noqa: PLE0604  METHODS holds names
-
-Dims = int | tuple[int, ...] | list[int] | None
+__all__ = ["ValuesAndIndices"]
 
 
 class ValuesAndIndices(NamedTuple):
@@ -91,9 +71,16 @@ def _result(found: Any, dtype: Any, out: Any) -> Any:
 # --- Sums, means, products --------------------------------------------------------------------------------------------
 
 
+@public(also=("reduce_sum",))
 def sum(
-    x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None, out: Any = None
-) -> Any:
+    x: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Σ x over `dim` (all dimensions unless given); integers and bools give int64.
 
     Args:
@@ -103,9 +90,16 @@ def sum(
     return _result(found, dtype, out)
 
 
+@public(also=("reduce_mean",))
 def mean(
-    x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None, out: Any = None
-) -> Any:
+    x: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Σ x / n over `dim` (all dimensions unless given).
 
     Raises:
@@ -114,9 +108,16 @@ def mean(
     return apply(ops.mean, _as(x, dtype, "mean"), out=out, axes=_dims("mean", dim, axis), keepdim=keepdim)
 
 
+@public(also=("reduce_prod",))
 def prod(
-    x: Any, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, axis: Dims = None, out: Any = None
-) -> Any:
+    x: Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
     found = apply(ops.prod, _as(x, dtype, "prod"), out=out, axes=_dims("prod", dim, axis), keepdim=keepdim)
     return _result(found, dtype, out)
@@ -133,16 +134,17 @@ def _spread(
     return apply(op, x, out=out, axes=_dims(op.name, dim, axis), keepdim=keepdim, correction=correction)
 
 
+@public(also=("reduce_var",))
 def var(
-    x: Any,
-    dim: Any = None,
+    x: Tensor,
+    dim: Dims | bool = None,
     unbiased: bool = True,
     keepdim: bool = False,
     *,
     correction: float | None = None,
     axis: Dims = None,
-    out: Any = None,
-) -> Any:
+    out: Tensor | None = None,
+) -> Tensor:
     """Σ (x - mean)² / (n - correction) over `dim`.
 
     Args:
@@ -151,39 +153,46 @@ def var(
     return _spread(ops.var, x, dim, unbiased, keepdim, correction, axis, out)
 
 
+@public(also=("reduce_std",))
 def std(
-    x: Any,
-    dim: Any = None,
+    x: Tensor,
+    dim: Dims | bool = None,
     unbiased: bool = True,
     keepdim: bool = False,
     *,
     correction: float | None = None,
     axis: Dims = None,
-    out: Any = None,
-) -> Any:
+    out: Tensor | None = None,
+) -> Tensor:
     """√`var`, with the same arguments; its gradient is 0 where it is 0."""
     return _spread(ops.std, x, dim, unbiased, keepdim, correction, axis, out)
 
 
-def count_nonzero(x: Any, dim: Dims = None, *, axis: Dims = None) -> Any:
+@public(also=("reduce_count_nonzero",))
+def count_nonzero(x: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
     """How many elements over `dim` are not 0, as int64."""
     array_of(x, "count_nonzero")
     return apply(ops.count_nonzero, x, axes=_dims("count_nonzero", dim, axis))
 
 
-def sum_to_size(x: Any, *size: Any) -> Any:
+@public(function=False)
+def sum_to_size(x: Tensor, *size: Sizes) -> Tensor:
     """x summed over the dimensions that broadcasting `size` to x's shape repeats."""
     array_of(x, "sum_to_size")
     return apply(ops.sum_to_shape, x, shape=sizes_of(size, "sum_to_size"))
 
 
-def sum_to_shape(x: Any, shape: Sequence[int]) -> Any:
+@public(method=False)
+def sum_to_shape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """x summed over the dimensions that broadcasting `shape` to x's shape repeats: the gradient of broadcasting."""
     array_of(x, "sum_to_shape")
     return apply(ops.sum_to_shape, x, shape=sizes_of((shape,), "sum_to_shape"))
 
 
-def cumsum(x: Any, dim: int | None = None, *, dtype: Any = None, axis: int | None = None, out: Any = None) -> Any:
+@public
+def cumsum(
+    x: Tensor, dim: int | None = None, *, dtype: DTypeLike = None, axis: int | None = None, out: Tensor | None = None
+) -> Tensor:
     """Running sums along `dim`; integers and bools give int64."""
     along = one_of("cumsum", dim, axis)
     if along is None:
@@ -195,13 +204,15 @@ def cumsum(x: Any, dim: int | None = None, *, dtype: Any = None, axis: int | Non
 # --- Extrema ----------------------------------------------------------------------------------------------------------
 
 
-def amax(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+@public(also=("reduce_amax", "reduce_max"))
+def amax(x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
     """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
     array_of(x, "amax")
     return apply(ops.amax, x, out=out, axes=_dims("amax", dim, axis), keepdim=keepdim)
 
 
-def amin(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+@public(also=("reduce_amin", "reduce_min"))
+def amin(x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
     """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
     array_of(x, "amin")
     return apply(ops.amin, x, out=out, axes=_dims("amin", dim, axis), keepdim=keepdim)
@@ -223,23 +234,41 @@ def _extremum(ops_: tuple[Op, Op, Op], x: Any, dim: Any, keepdim: bool, other: A
     return ValuesAndIndices(*apply(along, x, axis=integer(dim, pairwise.name[:3], "dim"), keepdim=keepdim))
 
 
-def max(x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None, axis: int | None = None) -> Any:
+@public
+def max(
+    x: Tensor,
+    dim: int | Tensor | None = None,
+    keepdim: bool = False,
+    *,
+    other: Tensor | None = None,
+    axis: int | None = None,
+) -> Any:
     """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
     return _extremum((ops.amax, ops.max_with_indices, elementwise.maximum), x, dim, keepdim, other, axis)
 
 
-def min(x: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None, axis: int | None = None) -> Any:
+@public
+def min(
+    x: Tensor,
+    dim: int | Tensor | None = None,
+    keepdim: bool = False,
+    *,
+    other: Tensor | None = None,
+    axis: int | None = None,
+) -> Any:
     """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of two."""
     return _extremum((ops.amin, ops.min_with_indices, elementwise.minimum), x, dim, keepdim, other, axis)
 
 
-def argmax(x: Any, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+@public
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
     """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
     array_of(x, "argmax")
     return apply(ops.argmax, x, axis=one_of("argmax", dim, axis), keepdim=keepdim)
 
 
-def argmin(x: Any, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Any:
+@public
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
     """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
     array_of(x, "argmin")
     return apply(ops.argmin, x, axis=one_of("argmin", dim, axis), keepdim=keepdim)
@@ -248,13 +277,15 @@ def argmin(x: Any, dim: int | None = None, keepdim: bool = False, *, axis: int |
 # --- Truth ------------------------------------------------------------------------------------------------------------
 
 
-def any(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+@public(also=("reduce_any",))
+def any(x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
     """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
     array_of(x, "any")
     return apply(ops.any, x, out=out, axes=_listed("any", dim, axis), keepdim=keepdim)
 
 
-def all(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+@public(also=("reduce_all",))
+def all(x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
     """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
     array_of(x, "all")
     return apply(ops.all, x, out=out, axes=_listed("all", dim, axis), keepdim=keepdim)
@@ -263,7 +294,10 @@ def all(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, o
 # --- Log of summed exponentials, norms --------------------------------------------------------------------------------
 
 
-def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Any = None) -> Any:
+@public(also=("reduce_logsumexp",))
+def logsumexp(
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
     """log Σ e^x over `dim` (all dimensions unless given)."""
     array_of(x, "logsumexp")
     return apply(ops.logsumexp, x, out=out, axes=_dims("logsumexp", dim, axis), keepdim=keepdim)
@@ -272,16 +306,17 @@ def logsumexp(x: Any, dim: Dims = None, keepdim: bool = False, *, axis: Dims = N
 _NORMS = {"fro": 2.0, "inf": math.inf, "-inf": -math.inf}
 
 
+@public(also=("reduce_norm",))
 def norm(
-    x: Any,
+    x: Tensor,
     p: float | str | None = 2.0,
     dim: Dims = None,
     keepdim: bool = False,
     *,
-    dtype: Any = None,
+    dtype: DTypeLike = None,
     axis: Dims = None,
-    out: Any = None,
-) -> Any:
+    out: Tensor | None = None,
+) -> Tensor:
     """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given).
 
     Args:
@@ -296,4 +331,4 @@ def norm(
     return _result(found, dtype, out)
 
 
-publish(globals(), __all__)
+check_calls(globals(), ("ValuesAndIndices",))

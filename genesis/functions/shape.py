@@ -11,49 +11,15 @@ import numpy as np
 from genesis.array import Array, from_numpy
 from genesis.autograd.record import TensorBase, apply
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.functions.arguments import integer, publish
+from genesis.functions.arguments import integer
+from genesis.functions.surface import public
 from genesis.functions.transfer import moved
+from genesis.functions.types import Sizes, Tensor
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
 from genesis.shapes import Shape, normalize_axes, normalize_axis, resolve_shape, view_strides
 
-# What becomes a method of Tensor; cat and stack take a sequence and are functions only.
-METHODS = (
-    "as_strided",
-    "broadcast_to",
-    "chunk",
-    "contiguous",
-    "diagonal",
-    "expand",
-    "expand_as",
-    "flatten",
-    "flip",
-    "movedim",
-    "narrow",
-    "permute",
-    "ravel",
-    "repeat",
-    "repeat_interleave",
-    "reshape",
-    "reshape_as",
-    "roll",
-    "select",
-    "split",
-    "squeeze",
-    "swapaxes",
-    "t",
-    "transpose",
-    "tril",
-    "triu",
-    "unbind",
-    "unflatten",
-    "unfold",
-    "unsqueeze",
-    "view",
-    "view_as",
-)
-
-__all__ = [*METHODS, "cat", "concat", "pad", "stack"]  # noqa: PLE0604  METHODS holds names
+__all__: list[str] = []
 
 
 # --- Arguments --------------------------------------------------------------------------------------------------------
@@ -87,7 +53,8 @@ def sizes_of(values: tuple[Any, ...], name: str = "") -> Shape:
 # --- Views: the same memory, other sizes ------------------------------------------------------------------------------
 
 
-def view(x: Any, *shape: Any) -> Any:
+@public(function=False, keywords={"size": "shape"})
+def view(x: Tensor, *shape: Sizes) -> Tensor:
     """x seen as `shape` (one size may be -1).
 
     Raises:
@@ -96,12 +63,14 @@ def view(x: Any, *shape: Any) -> Any:
     return apply(ops.reshape, x, shape=resolve_shape(sizes_of(shape, "view"), array_of(x, "view").size))
 
 
-def view_as(x: Any, other: Any) -> Any:
+@public(function=False)
+def view_as(x: Tensor, other: Tensor) -> Tensor:
     """x seen in the shape of `other`."""
     return view(x, array_of(other, "view_as").shape)
 
 
-def reshape(x: Any, *shape: Any) -> Any:
+@public
+def reshape(x: Tensor, *shape: Sizes) -> Tensor:
     """x as `shape` (one size may be -1): a view where strides allow, a copy otherwise."""
     a = array_of(x, "reshape")
     target = resolve_shape(sizes_of(shape, "reshape"), a.size)
@@ -110,12 +79,14 @@ def reshape(x: Any, *shape: Any) -> Any:
     return apply(ops.reshape, x, shape=target)
 
 
-def reshape_as(x: Any, other: Any) -> Any:
+@public(function=False)
+def reshape_as(x: Tensor, other: Tensor) -> Tensor:
     """x in the shape of `other`."""
     return reshape(x, array_of(other, "reshape_as").shape)
 
 
-def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+@public
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Dimensions `start_dim` to `end_dim` (inclusive) made one."""
     shape = array_of(x, "flatten").shape
     first, last = normalize_axis(start_dim, len(shape)), normalize_axis(end_dim, len(shape))
@@ -129,12 +100,14 @@ def flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return reshape(x, *shape[:first], size, *shape[last + 1 :])
 
 
-def ravel(x: Any) -> Any:
+@public
+def ravel(x: Tensor) -> Tensor:
     """All elements in one dimension, row-major."""
     return reshape(x, -1) if array_of(x, "ravel").size else reshape(x, 0)
 
 
-def unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Any:
+@public
+def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Dimension `dim` divided into `sizes` (one may be -1)."""
     shape = array_of(x, "unflatten").shape
     if not shape:
@@ -143,21 +116,24 @@ def unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Any:
     return view(x, *shape[:dim], *resolve_shape(sizes_of((sizes,), "unflatten"), shape[dim]), *shape[dim + 1 :])
 
 
-def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Any:
+@public
+def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Without the dimensions of size 1: all of them, or those in `dim`."""
     shape = array_of(x, "squeeze").shape
     chosen = normalize_axes(dim, len(shape))
     return apply(ops.reshape, x, shape=tuple(s for i, s in enumerate(shape) if s != 1 or i not in chosen))
 
 
-def unsqueeze(x: Any, dim: int) -> Any:
+@public
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """With a dimension of size 1 before `dim`."""
     shape = array_of(x, "unsqueeze").shape
     dim = normalize_axis(dim, len(shape) + 1)
     return apply(ops.reshape, x, shape=(*shape[:dim], 1, *shape[dim:]))
 
 
-def expand(x: Any, *sizes: Any) -> Any:
+@public(keywords={"size": "sizes"})
+def expand(x: Tensor, *sizes: Sizes) -> Tensor:
     """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
     shape, target = array_of(x, "expand").shape, sizes_of(sizes, "expand")
     pad = len(target) - len(shape)
@@ -166,17 +142,20 @@ def expand(x: Any, *sizes: Any) -> Any:
     return apply(ops.expand, x, shape=tuple(shape[i - pad] if s == -1 else s for i, s in enumerate(target)))
 
 
-def expand_as(x: Any, other: Any) -> Any:
+@public(function=False)
+def expand_as(x: Tensor, other: Tensor) -> Tensor:
     """x expanded to the shape of `other`."""
     return expand(x, array_of(other, "expand_as").shape)
 
 
-def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
+@public(keywords={"size": "shape"})
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
     """x expanded to `shape`."""
     return expand(x, shape)
 
 
-def contiguous(x: Any) -> Any:
+@public
+def contiguous(x: Tensor) -> Tensor:
     """x itself where its elements lie row-major without gaps, else a copy of it."""
     return x if array_of(x, "contiguous").is_contiguous else apply(elementwise.copy, x)
 
@@ -184,13 +163,15 @@ def contiguous(x: Any) -> Any:
 # --- Views: the order of dimensions -----------------------------------------------------------------------------------
 
 
-def permute(x: Any, *dims: Any) -> Any:
+@public
+def permute(x: Tensor, *dims: Sizes) -> Tensor:
     """Dimensions in the order `dims`."""
     ndim = array_of(x, "permute").ndim
     return apply(ops.permute, x, dims=tuple(normalize_axis(d, ndim) for d in sizes_of(dims, "permute")))
 
 
-def transpose(x: Any, dim0: int, dim1: int) -> Any:
+@public
+def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
     """Two dimensions swapped."""
     ndim = array_of(x, "transpose").ndim
     a, b = normalize_axis(dim0, ndim), normalize_axis(dim1, ndim)
@@ -200,12 +181,14 @@ def transpose(x: Any, dim0: int, dim1: int) -> Any:
     return apply(ops.permute, x, dims=tuple(order))
 
 
-def swapaxes(x: Any, axis0: int, axis1: int) -> Any:
+@public
+def swapaxes(x: Tensor, axis0: int, axis1: int) -> Tensor:
     """`transpose` under numpy's name."""
     return transpose(x, axis0, axis1)
 
 
-def t(x: Any) -> Any:
+@public(function=False)
+def t(x: Tensor) -> Tensor:
     """The transpose of a matrix; vectors and scalars as they are."""
     ndim = array_of(x, "t").ndim
     if ndim > 2:
@@ -213,7 +196,8 @@ def t(x: Any) -> Any:
     return permute(x, *reversed(range(ndim)))
 
 
-def movedim(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
+@public
+def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Dimensions `source` moved to the places `destination`; the others keep their order."""
     ndim = array_of(x, "movedim").ndim
     pairs = [(v,) if isinstance(v, int) else tuple(v) for v in (source, destination)]
@@ -234,7 +218,8 @@ def _part(x: Any, dim: int, item: ops.Item) -> Any:
     return apply(ops.slice, x, items=(*whole, item))
 
 
-def select(x: Any, dim: int, index: int) -> Any:
+@public
+def select(x: Tensor, dim: int, index: int) -> Tensor:
     """The part at `index` of dimension `dim`, which goes away.
 
     Raises:
@@ -249,7 +234,8 @@ def select(x: Any, dim: int, index: int) -> Any:
     return _part(x, dim, index % shape[dim])
 
 
-def narrow(x: Any, dim: int, start: int, length: int) -> Any:
+@public
+def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     """`length` elements of dimension `dim` from `start` on; a negative start counts from the end.
 
     Raises:
@@ -266,7 +252,8 @@ def narrow(x: Any, dim: int, start: int, length: int) -> Any:
     return _part(x, dim, (first, length, 1))
 
 
-def split(x: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+@public(keywords={"split_size": "split_size_or_sections", "tensor": "x"})
+def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Views along `dim`: of one size (the last may be smaller), or of the sizes listed.
 
     Raises:
@@ -288,7 +275,8 @@ def split(x: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> 
     return tuple(narrow(x, dim, a, n) for a, n in zip(starts, sections, strict=True))
 
 
-def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+@public
+def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` views along `dim` of equal size, the last maybe smaller."""
     shape = array_of(x, "chunk").shape
     if chunks < 1:
@@ -299,7 +287,8 @@ def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     return split(x, -(-size // chunks), dim)
 
 
-def unbind(x: Any, dim: int = 0) -> tuple[Any, ...]:
+@public
+def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """A view for each index of dimension `dim`, without it."""
     shape = array_of(x, "unbind").shape
     if not shape:
@@ -308,7 +297,8 @@ def unbind(x: Any, dim: int = 0) -> tuple[Any, ...]:
     return tuple(_part(x, dim, i) for i in range(shape[dim]))
 
 
-def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+@public
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The diagonal of the matrices in dimensions `dim1`, `dim2`, as the last dimension; `offset` counts above it."""
     ndim = array_of(x, "diagonal").ndim
     if ndim < 2:
@@ -316,7 +306,8 @@ def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     return apply(ops.diagonal, x, offset=offset, dim1=normalize_axis(dim1, ndim), dim2=normalize_axis(dim2, ndim))
 
 
-def unfold(x: Any, dimension: int, size: int, step: int) -> Any:
+@public
+def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """All windows of `size` along `dimension`, `step` apart, as a new last dimension; windows may overlap in memory."""
     ndim = array_of(x, "unfold").ndim
     if not ndim:
@@ -324,7 +315,8 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> Any:
     return apply(ops.unfold, x, dim=normalize_axis(dimension, ndim), size=size, step=step)
 
 
-def as_strided(x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
+@public
+def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Any window on x's storage; `storage_offset` counts from the storage's start (default: x's own).
 
     Raises:
@@ -347,7 +339,8 @@ def _several(name: str, tensors: Any) -> tuple[Any, ...]:
     return found
 
 
-def cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+@public(method=False, also=("concat",))
+def cat(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped.
 
     Raises:
@@ -366,7 +359,8 @@ def cat(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
 concat = cat
 
 
-def stack(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+@public(method=False)
+def stack(tensors: Sequence[Tensor] | Tensor, dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Tensors of one shape side by side along a new dimension.
 
     Raises:
@@ -380,7 +374,8 @@ def stack(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     return apply(ops.cat, *(unsqueeze(t, dim) for t in tensors), out=out, dim=dim)
 
 
-def repeat(x: Any, *sizes: Any) -> Any:
+@public(keywords={"repeats": "sizes"})
+def repeat(x: Tensor, *sizes: Sizes) -> Tensor:
     """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
     shape, counts = array_of(x, "repeat").shape, sizes_of(sizes, "repeat")
     if len(counts) < len(shape) or any(c < 0 for c in counts):
@@ -391,7 +386,8 @@ def repeat(x: Any, *sizes: Any) -> Any:
     return reshape(apply(elementwise.copy, wide), *(c * s for c, s in zip(counts, shape, strict=True)))
 
 
-def repeat_interleave(x: Any, repeats: Any, dim: int | None = None) -> Any:
+@public
+def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None) -> Tensor:
     """Each element (or slice along `dim`) `repeats` times in a row; `repeats` is a number or one number per slice.
 
     Raises:
@@ -422,7 +418,8 @@ def repeat_interleave(x: Any, repeats: Any, dim: int | None = None) -> Any:
 # --- Moving elements --------------------------------------------------------------------------------------------------
 
 
-def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Any:
+@public
+def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
     """Elements moved by `shifts` along `dims`, around the end; without dims over the flattened tensor."""
     shape = array_of(x, "roll").shape
     if dims is None:
@@ -432,7 +429,8 @@ def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None =
     return apply(ops.roll, x, shifts=moves, dims=axes)
 
 
-def flip(x: Any, *dims: Any) -> Any:
+@public
+def flip(x: Tensor, *dims: Sizes) -> Tensor:
     """A copy with the order of elements along `dims` reversed."""
     ndim = array_of(x, "flip").ndim
     if not dims:
@@ -441,19 +439,22 @@ def flip(x: Any, *dims: Any) -> Any:
     return apply(ops.flip, x, dims=axes if ndim else axes[1:])  # a scalar takes dimension 0, once
 
 
-def tril(x: Any, diagonal: int = 0) -> Any:
+@public
+def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangles of the matrices in the last two dimensions, up to the given diagonal; 0 elsewhere."""
     array_of(x, "tril")
     return apply(ops.tril, x, diagonal=diagonal)
 
 
-def triu(x: Any, diagonal: int = 0) -> Any:
+@public
+def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
     array_of(x, "triu")
     return apply(ops.triu, x, diagonal=diagonal)
 
 
-def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Any:
+@public(method=False)
+def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut off.
 
     Raises:
@@ -468,10 +469,3 @@ def pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float = 0.0) 
             x = narrow(x, dim, max(-before, 0), shape[dim] + min(before, 0) + min(after, 0))
     widths = tuple((max(a, 0), max(b, 0)) for a, b in pairs)
     return apply(ops.pad, x, widths=widths, value=value)
-
-
-publish(
-    globals(), __all__,
-    view={"size": "shape"}, expand={"size": "sizes"}, broadcast_to={"size": "shape"}, repeat={"repeats": "sizes"},
-    split={"split_size": "split_size_or_sections", "tensor": "x"},
-)  # fmt: skip

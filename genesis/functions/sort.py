@@ -7,15 +7,14 @@ from typing import Any
 from genesis.autograd.record import TensorBase, apply
 from genesis.dtypes import INTEGER
 from genesis.errors import UsageError
-from genesis.functions.arguments import publish
 from genesis.functions.reduce import ValuesAndIndices, one_of
 from genesis.functions.shape import array_of
+from genesis.functions.surface import public
+from genesis.functions.types import Tensor
 from genesis.ops import reduce as reduce_ops
 from genesis.ops import sort as ops
 
-METHODS = ("argsort", "bincount", "nonzero", "sort", "topk", "unique")
-
-__all__ = [*METHODS]  # noqa: PLE0604  METHODS holds names
+__all__: list[str] = []
 
 
 def _last(name: str, dim: int | None, axis: int | None) -> int:
@@ -24,8 +23,9 @@ def _last(name: str, dim: int | None, axis: int | None) -> int:
     return -1 if found is None else found
 
 
+@public
 def sort(
-    x: Any, dim: int | None = None, descending: bool = False, stable: bool = True, *, axis: int | None = None
+    x: Tensor, dim: int | None = None, descending: bool = False, stable: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
     """x in order along `dim` (the last one unless given), and where each element came from.
 
@@ -35,15 +35,17 @@ def sort(
     return ValuesAndIndices(*apply(ops.sort, x, axis=_last("sort", dim, axis), descending=descending))
 
 
+@public
 def argsort(
-    x: Any, dim: int | None = None, descending: bool = False, stable: bool = True, *, axis: int | None = None
-) -> Any:
+    x: Tensor, dim: int | None = None, descending: bool = False, stable: bool = True, *, axis: int | None = None
+) -> Tensor:
     """The indices of `sort`."""
     return sort(x, dim, descending, stable, axis=axis).indices
 
 
+@public
 def topk(
-    x: Any, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True, *, axis: int | None = None
+    x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
     """The k largest (or smallest) elements along `dim` (the last one unless given), and where they stand.
 
@@ -53,7 +55,8 @@ def topk(
     return ValuesAndIndices(*apply(ops.topk, x, k=k, axis=_last("topk", dim, axis), largest=largest))
 
 
-def nonzero(x: Any, as_tuple: bool = False) -> Any:
+@public
+def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """Indices `[n, ndim]` of the elements that are not 0, in row-major order; n is read from the device once.
 
     Args:
@@ -71,7 +74,8 @@ def _count(x: Any) -> int:
     return count
 
 
-def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
+@public
+def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each value stands in x `[n]` (integers from 0 on), or the sums of the `weights` that stand at each.
 
     Returns:
@@ -86,7 +90,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Any:
     return apply(ops.bincount, x, *(() if weights is None else (weights,)), size=size)
 
 
-def unique(x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+@public
+def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
     """The distinct values of the flattened x in order; their number is read from the device once.
 
     Args:
@@ -98,6 +103,3 @@ def unique(x: Any, sorted: bool = True, return_inverse: bool = False, return_cou
     values, inverse, counts = apply(ops.unique, x, size=size)
     extra = (*((inverse,) if return_inverse else ()), *((counts,) if return_counts else ()))
     return (values, *extra) if extra else values
-
-
-publish(globals(), __all__)

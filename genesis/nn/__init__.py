@@ -1,8 +1,10 @@
-"""Neural-network building blocks under torch's names: modules, layers, losses, initialization, gradient clipping."""
+"""Neural-network building blocks under torch's names: modules, layers, losses, initialization, gradient clipping.
+
+`__init__.pyi`, made by `make stubs`, names the activation modules that are made of records.
+"""
 
 from genesis.keywords import check_calls
-from genesis.nn import functional, init, utils
-from genesis.nn.activations import GELU, Dropout, Identity, ReLU, Sigmoid, SiLU, SwiGLU, Tanh
+from genesis.nn import activations, functional, init, utils
 from genesis.nn.attention import Attention, KVCache, RoPE
 from genesis.nn.containers import ModuleDict, ModuleList, Sequential
 from genesis.nn.layers import Embedding, LayerNorm, Linear, RMSNorm
@@ -10,15 +12,14 @@ from genesis.nn.losses import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, MSEL
 from genesis.nn.module import Module
 from genesis.nn.parameter import Parameter
 
-__all__ = [
-    "GELU",
+globals().update({name: getattr(activations, name) for name in activations.__all__})
+
+__all__ = [  # noqa: PLE0604  the activations are made of records
     "Attention",
     "BCELoss",
     "BCEWithLogitsLoss",
     "CrossEntropyLoss",
-    "Dropout",
     "Embedding",
-    "Identity",
     "KVCache",
     "LayerNorm",
     "Linear",
@@ -28,17 +29,14 @@ __all__ = [
     "ModuleList",
     "Parameter",
     "RMSNorm",
-    "ReLU",
     "RoPE",
     "Sequential",
-    "SiLU",
-    "Sigmoid",
-    "SwiGLU",
-    "Tanh",
     "functional",
     "init",
     "utils",
+    *activations.__all__,
 ]
+__all__.sort(key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 
 
 check_calls(globals(), ("KVCache", "Parameter"))  # modules see to it themselves

@@ -1,14 +1,19 @@
-"""Modules without parameters: activations and dropout."""
+"""Modules without parameters: activations and dropout.
+
+An activation that takes one tensor and no settings is made of its op's record, as `ReLU` is.
+"""
 
 from __future__ import annotations
 
 from genesis.errors import UsageError
+from genesis.functions.surface import functional
 from genesis.nn import functional as F
 from genesis.nn.module import Module
+from genesis.op import Op, registry
 from genesis.random import Generator
 from genesis.tensor import Tensor
 
-__all__ = ["GELU", "Dropout", "Identity", "ReLU", "SiLU", "Sigmoid", "SwiGLU", "Tanh"]
+__all__ = ["GELU", "Dropout", "Identity", "SwiGLU"]
 
 
 class Identity(Module):
@@ -16,34 +21,6 @@ class Identity(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
-
-
-class ReLU(Module):
-    """max(x, 0)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x)  # type: ignore[no-any-return]
-
-
-class SiLU(Module):
-    """x·sigmoid(x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(x)  # type: ignore[no-any-return]
-
-
-class Sigmoid(Module):
-    """1 / (1 + e^-x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.sigmoid(x)  # type: ignore[no-any-return]
-
-
-class Tanh(Module):
-    """The hyperbolic tangent."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.tanh(x)  # type: ignore[no-any-return]
 
 
 class GELU(Module):
@@ -86,7 +63,23 @@ class Dropout(Module):
         self.p, self.generator = p, generator
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training, generator=self.generator)  # type: ignore[no-any-return]
+        return F.dropout(x, self.p, self.training, generator=self.generator)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def _module_of(op: Op) -> type[Module]:
+    """The activation module that an op's record names."""
+    function = functional[op.public]
+
+    def forward(self: Module, x: Tensor) -> Tensor:
+        return function(x)  # type: ignore[no-any-return]
+
+    return type(op.module, (Module,), {"__doc__": op.reference.__doc__, "__module__": __name__, "forward": forward})
+
+
+for _op in registry.values():
+    if _op.module:
+        globals()[_op.module] = _module_of(_op)
+        __all__.append(_op.module)

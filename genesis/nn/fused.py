@@ -49,14 +49,14 @@ def packed_linear(
     if norm is not None:
         x = norm(x)
     if plain:
-        return F.packed_linear(x, weights, biases, fp8=fp8)  # type: ignore[no-any-return]
+        return F.packed_linear(x, weights, biases, fp8=fp8)
     return cat([layer(x) for layer in layers], -1)  # type: ignore[no-any-return]
 
 
 def linear_sum(x: Tensor, layer: Linear, residual: Tensor, fp8: int = 0) -> Tensor:
     """residual + layer(x); `fp8` as for `packed_linear`."""
     if _is_plain(layer, Linear):
-        return F.linear(x, layer.weight, layer.bias, residual, fp8=_allowed(fp8, layer))  # type: ignore[no-any-return]
+        return F.linear(x, layer.weight, layer.bias, residual, fp8=_allowed(fp8, layer))
     return residual + layer(x)  # type: ignore[no-any-return]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from genesis.autograd import no_grad
 from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
+from genesis.functions import pointwise as pw
 from genesis.functions.create import empty
 from genesis.keywords import check_calls
 from genesis.random import Generator
@@ -78,7 +79,7 @@ def constant_(tensor: Tensor, value: float) -> Tensor:
     if _skipping.get():
         return tensor
     with no_grad():
-        return tensor.fill_(value)  # type: ignore[no-any-return]
+        return tensor.fill_(value)
 
 
 def zeros_(tensor: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generato
     if _skipping.get():
         return tensor
     with no_grad():
-        return tensor.uniform_(a, b, generator=generator)  # type: ignore[no-any-return]
+        return tensor.uniform_(a, b, generator=generator)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
@@ -104,7 +105,7 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Gene
     if _skipping.get():
         return tensor
     with no_grad():
-        return tensor.normal_(mean, std, generator=generator)  # type: ignore[no-any-return]
+        return tensor.normal_(mean, std, generator=generator)
 
 
 def trunc_normal_(
@@ -127,7 +128,7 @@ def trunc_normal_(
     with no_grad():
         share = empty(tensor.shape, dtype="float64", device=tensor.device).uniform_(low, high, generator=generator)
         values = ew.clamp(_probit(share) * std + mean, min=a, max=b)
-        return tensor.copy_(values)  # type: ignore[no-any-return]
+        return tensor.copy_(values)
 
 
 def _cdf(x: float) -> float:
@@ -171,7 +172,7 @@ def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     value = x * 0 + coefficients[0]
     for c in coefficients[1:]:
         value = value * x + c
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _probit(p: Tensor) -> Tensor:
@@ -179,10 +180,10 @@ def _probit(p: Tensor) -> Tensor:
     centred = p - 0.5
     square = centred * centred
     middle = centred * _polynomial(square, _CENTRE[0]) / _polynomial(square, _CENTRE[1])
-    rest = ew.sqrt(ew.log(ew.clamp(ew.minimum(p, 1 - p), min=1e-300)) * -2)
+    rest = pw.sqrt(pw.log(ew.clamp(pw.minimum(p, 1 - p), min=1e-300)) * -2)
     tail = _polynomial(rest, _TAIL[0]) / _polynomial(rest, _TAIL[1])
     outside = ew.where(centred < 0, tail, -tail)
-    return ew.where(ew.abs(centred) <= 0.5 - _SPLIT, middle, outside)  # type: ignore[no-any-return]
+    return ew.where(pw.abs(centred) <= 0.5 - _SPLIT, middle, outside)  # type: ignore[no-any-return]
 
 
 def _fans(tensor: Tensor) -> tuple[int, int]:

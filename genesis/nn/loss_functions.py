@@ -14,21 +14,16 @@ from genesis.autograd.record import in_fp32
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
+from genesis.functions import pointwise as pw
 from genesis.functions.activation import log_softmax
 from genesis.functions.index import index_select
 from genesis.functions.shape import expand
+from genesis.functions.surface import layer_function
 from genesis.ops import loss as loss_ops
 from genesis.shapes import broadcast_shapes
 from genesis.tensor import Tensor
 
-__all__ = [
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cross_entropy",
-    "linear_cross_entropy",
-    "mse_loss",
-    "reduction_of",
-]
+__all__ = ["reduction_of"]
 
 OldReduction = bool | None  # a name of its own: `reduction_of` says more of a wrong one than a bool's reader does
 IGNORE = -100  # the label that counts for nothing, as everywhere in this field
@@ -65,10 +60,10 @@ def _reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
     if reduction == "none":
         return losses
     if reduction == "sum":
-        return losses.sum()  # type: ignore[no-any-return]
+        return losses.sum()
     if reduction != "mean":
         raise UsageError(f"reduction is {reduction!r}", next='use "mean", "sum" or "none"')
-    return losses.mean() if count is None else losses.sum() / count  # type: ignore[no-any-return]
+    return losses.mean() if count is None else losses.sum() / count
 
 
 def _check_weight(name: str, what: str, weight: Any) -> None:
@@ -84,6 +79,7 @@ def _check_weight(name: str, what: str, weight: Any) -> None:
 # --- Of classes -------------------------------------------------------------------------------------------------------
 
 
+@layer_function
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -156,6 +152,7 @@ def _weighted(
     return losses, shares
 
 
+@layer_function
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -210,9 +207,10 @@ def _times(name: str, losses: Tensor, weight: Tensor | None) -> Tensor:
     _check_weight(name, "weight", weight)
     if broadcast_shapes(losses.shape, weight.shape) != losses.shape:
         raise ShapeError(f"{name}: a weight of shape {weight.shape} for losses of shape {losses.shape}")
-    return losses * weight  # type: ignore[no-any-return]
+    return losses * weight
 
 
+@layer_function
 def mse_loss(
     input: Tensor,
     target: Tensor,
@@ -230,10 +228,11 @@ def mse_loss(
     reduction = reduction_of(size_average, reduce, reduction)
     _pair("mse_loss", input, target)
     input, target = in_fp32(input, target)
-    losses = _times("mse_loss", ew.square(input - target), weight)
+    losses = _times("mse_loss", pw.square(input - target), weight)
     return _reduced(losses, reduction, None if weight is None else expand(weight, losses.shape).sum())
 
 
+@layer_function
 def binary_cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -251,10 +250,11 @@ def binary_cross_entropy(
     reduction = reduction_of(size_average, reduce, reduction)
     _pair("binary_cross_entropy", input, target)
     input, target = in_fp32(input, target)
-    yes, no = ew.clamp(ew.log(input), min=-100.0), ew.clamp(ew.log1p(-input), min=-100.0)
+    yes, no = ew.clamp(pw.log(input), min=-100.0), ew.clamp(pw.log1p(-input), min=-100.0)
     return _reduced(_times("binary_cross_entropy", -(target * yes + (1 - target) * no), weight), reduction)
 
 
+@layer_function
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -275,7 +275,7 @@ def binary_cross_entropy_with_logits(
     reduction = reduction_of(size_average, reduce, reduction)
     _pair(name, input, target)
     input, target = in_fp32(input, target)
-    softplus = ew.log1p(ew.exp(-ew.abs(input))) + ew.clamp(-input, min=0.0)
+    softplus = pw.log1p(pw.exp(-pw.abs(input))) + ew.clamp(-input, min=0.0)
     if pos_weight is not None:
         _check_weight(name, "pos_weight", pos_weight)
         softplus = softplus * (1 + (pos_weight - 1) * target)

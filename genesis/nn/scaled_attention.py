@@ -15,19 +15,22 @@ from genesis.autograd.record import in_low_precision
 from genesis.dtypes import bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
+from genesis.functions import pointwise as pw
 from genesis.functions.activation import softmax
 from genesis.functions.create import arange
 from genesis.functions.random import dropout
 from genesis.functions.reduce import any as any_of
 from genesis.functions.shape import cat, expand
+from genesis.functions.surface import layer_function
 from genesis.ops.attention import attention
 from genesis.ops.linalg import mixed_matmul
 from genesis.shapes import Shape, broadcast_shapes
 from genesis.tensor import Tensor
 
-__all__ = ["scaled_dot_product_attention"]
+__all__: list[str] = []
 
 
+@layer_function
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -159,8 +162,8 @@ def _by_formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p:
 def _masked(scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Scores under the mask, and which queries see no key: those keep their scores, so that no NaN arises."""
     if mask.dtype is bool_:
-        blind = ew.logical_not(any_of(mask, -1, keepdim=True))
-        return ew.where(ew.logical_or(mask, blind), scores, -math.inf), blind
+        blind = pw.logical_not(any_of(mask, -1, keepdim=True))
+        return ew.where(pw.logical_or(mask, blind), scores, -math.inf), blind
     added = mask.to(scores.dtype)
-    blind = ew.logical_not(any_of(added != -math.inf, -1, keepdim=True))
+    blind = pw.logical_not(any_of(added != -math.inf, -1, keepdim=True))
     return scores + ew.where(blind, 0.0, added), blind

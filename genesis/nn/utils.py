@@ -8,6 +8,7 @@ from typing import Any
 from genesis.autograd import no_grad
 from genesis.errors import ConfigError, NumericError, ShapeError
 from genesis.functions import elementwise as ew
+from genesis.functions import pointwise as pw
 from genesis.functions.shape import cat
 from genesis.keywords import check_calls
 from genesis.op import registry
@@ -47,7 +48,7 @@ def get_total_norm(
         NumericError: if `error_if_nonfinite` and the norm is not finite; only this look waits for the device.
     """
     norm = Tensor(total_norm(*(t.array for t in _listed(tensors)), ord=float(norm_type)))
-    if error_if_nonfinite and not bool(ew.isfinite(norm).item()):
+    if error_if_nonfinite and not bool(pw.isfinite(norm).item()):
         raise NumericError(
             f"the total norm of order {norm_type:g} of the gradients is {norm.item()}",
             next="lower the learning rate, or look for the batch that does this",

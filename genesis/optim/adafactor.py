@@ -16,7 +16,7 @@ __all__ = ["Adafactor"]
 
 
 def _rms(x: Tensor) -> Tensor:
-    return (x * x).mean().sqrt()  # type: ignore[no-any-return]
+    return (x * x).mean().sqrt()
 
 
 class Adafactor(Optimizer):

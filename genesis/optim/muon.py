@@ -31,7 +31,7 @@ def orthogonalize(
     for _ in range(iterations):
         gram = y @ y.T
         y = (gram @ gram * c + gram * b) @ y + y * a
-    return y.T if tall else y  # type: ignore[no-any-return]
+    return y.T if tall else y
 
 
 def _lr_ratio(rule: str | None, shape: Shape) -> float:

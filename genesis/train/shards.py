@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 import genesis
 from genesis.autograd import grad
 from genesis.backend import Device
@@ -32,10 +34,13 @@ def _shares(batch: Batch, device: Device) -> list[tuple[Tensor, Tensor, Tensor]]
     rows = len(batch.input_ids)
     parts = max(1, min(threads(), rows, batch.input_ids.size // SHARE)) if device.type == "cpu" else 1
     bounds = [rows * i // parts for i in range(parts + 1)]
-    arrays = (batch.input_ids, batch.labels, batch.position_ids)
+
+    def on_device(values: np.ndarray) -> Tensor:
+        return genesis.from_numpy(values).to(device=device)
+
     return [
-        tuple(genesis.from_numpy(a[start:stop]).to(device=device) for a in arrays)
-        for start, stop in itertools.pairwise(bounds)
+        (on_device(batch.input_ids[a:b]), on_device(batch.labels[a:b]), on_device(batch.position_ids[a:b]))
+        for a, b in itertools.pairwise(bounds)
     ]
 
 

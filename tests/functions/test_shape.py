@@ -241,6 +241,8 @@ def test_errors_say_what_is_wrong(name: str) -> None:
 
 
 def test_every_method_is_a_function_of_the_same_name() -> None:
-    for name in shape.METHODS:
+    methods = [name for name in shape.__all__ if name not in ("cat", "pad", "stack")]
+    assert len(methods) == 32
+    for name in methods:
         assert getattr(genesis.Tensor, name) is getattr(shape, name)
         assert getattr(shape, name).__doc__

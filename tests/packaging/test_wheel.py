@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import genesis
+from tests.packaging.stubs import STUBS
 from tests.packaging.tree import PACKAGES, REPOSITORY, build_wheel, copy_project, difference, package_files
 
 # One worker builds the wheel for all of these.
@@ -78,6 +79,7 @@ def test_type_marks_and_recipes_travel_with_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {f"{name}/py.typed" for name in PACKAGES.values()} <= names
+    assert set(STUBS) <= names
     recipes = {f"genesis_configs/{path.name}" for path in (REPOSITORY / "configs").glob("*.yaml")}
     assert "genesis_configs/quickstart.yaml" in recipes <= names
 

@@ -1,0 +1,1229 @@
+"""Genesis: a deep-learning framework for training small language models, without PyTorch underneath.
+
+Made by `make stubs`: do not edit.
+"""
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis import autograd as autograd
+from genesis import cuda as cuda
+from genesis import custom as custom
+from genesis import errors as errors
+from genesis import nn as nn
+from genesis import optim as optim
+from genesis import random as random
+from genesis.autograd.autocast import autocast as autocast
+from genesis.autograd.autocast import get_autocast_dtype as get_autocast_dtype
+from genesis.autograd.autocast import is_autocast_enabled as is_autocast_enabled
+from genesis.autograd.modes import enable_grad as enable_grad
+from genesis.autograd.modes import inference_mode as inference_mode
+from genesis.autograd.modes import is_grad_enabled as is_grad_enabled
+from genesis.autograd.modes import no_grad as no_grad
+from genesis.autograd.modes import set_grad_enabled as set_grad_enabled
+from genesis.backend import Device as Device
+from genesis.backend import Device as device
+from genesis.custom.check import check_op as check_op
+from genesis.custom.from_cuda import cuda_op as cuda_op
+from genesis.custom.from_triton import triton_op as triton_op
+from genesis.dtypes import DType as DType
+from genesis.dtypes import promote_types as promote_types
+from genesis.functions.index import IndexPlan
+from genesis.functions.info import finfo as finfo
+from genesis.functions.info import iinfo as iinfo
+from genesis.functions.reduce import ValuesAndIndices as ValuesAndIndices
+from genesis.functions.types import DeviceLike, Dims, DTypeLike, Sizes
+from genesis.io.objects import load as load
+from genesis.io.objects import save as save
+from genesis.random import Generator as Generator
+from genesis.random import manual_seed as manual_seed
+from genesis.shapes import Size as Size
+from genesis.tensor import Tensor as Tensor
+
+__all__ = [
+    "DType",
+    "Device",
+    "Generator",
+    "Size",
+    "Tensor",
+    "ValuesAndIndices",
+    "abs",
+    "add",
+    "addmm",
+    "addmv",
+    "all",
+    "allclose",
+    "amax",
+    "amin",
+    "any",
+    "arange",
+    "argmax",
+    "argmin",
+    "argsort",
+    "as_strided",
+    "as_tensor",
+    "autocast",
+    "autograd",
+    "baddbmm",
+    "bernoulli",
+    "bfloat16",
+    "bincount",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "bmm",
+    "bool",
+    "broadcast_to",
+    "cat",
+    "ceil",
+    "check_op",
+    "chunk",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clip",
+    "clone",
+    "concat",
+    "contiguous",
+    "cos",
+    "count_nonzero",
+    "cuda",
+    "cuda_op",
+    "cumsum",
+    "custom",
+    "device",
+    "diagonal",
+    "div",
+    "dot",
+    "double",
+    "dropout",
+    "einsum",
+    "empty",
+    "empty_like",
+    "enable_grad",
+    "eq",
+    "equal",
+    "erf",
+    "errors",
+    "exp",
+    "exp2",
+    "expand",
+    "expm1",
+    "eye",
+    "finfo",
+    "flatten",
+    "flip",
+    "float",
+    "float16",
+    "float32",
+    "float64",
+    "floor",
+    "floor_divide",
+    "from_dlpack",
+    "from_numpy",
+    "full",
+    "full_like",
+    "gather",
+    "ge",
+    "gelu_tanh",
+    "get_autocast_dtype",
+    "gt",
+    "half",
+    "iinfo",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "index_plan",
+    "index_put",
+    "index_select",
+    "inference_mode",
+    "int",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "is_autocast_enabled",
+    "is_grad_enabled",
+    "isclose",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "le",
+    "left_shift",
+    "lerp",
+    "linear",
+    "linspace",
+    "load",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "log_softmax",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logsumexp",
+    "long",
+    "lt",
+    "manual_seed",
+    "masked_fill",
+    "masked_scatter",
+    "masked_select",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "mm",
+    "movedim",
+    "mul",
+    "multinomial",
+    "mv",
+    "narrow",
+    "ne",
+    "neg",
+    "nn",
+    "no_grad",
+    "nonzero",
+    "norm",
+    "normal",
+    "ones",
+    "ones_like",
+    "optim",
+    "outer",
+    "pad",
+    "permute",
+    "pow",
+    "prod",
+    "promote_types",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "random",
+    "randperm",
+    "ravel",
+    "reciprocal",
+    "reduce_all",
+    "reduce_amax",
+    "reduce_amin",
+    "reduce_any",
+    "reduce_count_nonzero",
+    "reduce_logsumexp",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_norm",
+    "reduce_prod",
+    "reduce_std",
+    "reduce_sum",
+    "reduce_var",
+    "relu",
+    "remainder",
+    "repeat",
+    "repeat_interleave",
+    "reshape",
+    "result_type",
+    "right_shift",
+    "roll",
+    "round",
+    "rsqrt",
+    "save",
+    "scatter",
+    "scatter_add",
+    "select",
+    "set_grad_enabled",
+    "short",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "softmax",
+    "sort",
+    "split",
+    "sqrt",
+    "square",
+    "squeeze",
+    "stack",
+    "std",
+    "sub",
+    "sum",
+    "sum_to_shape",
+    "swapaxes",
+    "take_along_dim",
+    "tan",
+    "tanh",
+    "tensor",
+    "topk",
+    "transpose",
+    "tril",
+    "triton_op",
+    "triu",
+    "trunc",
+    "uint8",
+    "unbind",
+    "unflatten",
+    "unfold",
+    "unique",
+    "unsqueeze",
+    "var",
+    "where",
+    "zeros",
+    "zeros_like",
+]
+bfloat16: DType
+bool: DType
+double: DType
+float: DType
+float16: DType
+float32: DType
+float64: DType
+half: DType
+int: DType
+int16: DType
+int32: DType
+int64: DType
+int8: DType
+long: DType
+short: DType
+uint8: DType
+__version__: str
+
+def abs(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """abs, elementwise; see `genesis.ops`."""
+
+def add(
+    input: Tensor | builtins.float,
+    other: Tensor | builtins.float,
+    *,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x + alpha·y."""
+
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
+    """beta·x + alpha·(mat1 @ mat2); x broadcasts."""
+
+def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
+    """beta·x + alpha·(mat @ vec); x broadcasts."""
+
+def all(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
+
+def allclose(
+    input: Tensor,
+    other: Tensor,
+    rtol: builtins.float = 1e-05,
+    atol: builtins.float = 1e-08,
+    equal_nan: builtins.bool = False,
+) -> builtins.bool:
+    """Whether `isclose` holds everywhere; waits for the device."""
+
+def amax(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+
+def amin(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+
+def any(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
+
+def arange(
+    *bounds: Any,
+    start: Any = None,
+    end: Any = None,
+    step: Any = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """arange(end), arange(start, end) or arange(start, end, step): end is not included."""
+
+def argmax(
+    input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False, *, axis: builtins.int | None = None
+) -> Tensor:
+    """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
+
+def argmin(
+    input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False, *, axis: builtins.int | None = None
+) -> Tensor:
+    """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
+
+def argsort(
+    input: Tensor,
+    dim: builtins.int | None = None,
+    descending: builtins.bool = False,
+    stable: builtins.bool = True,
+    *,
+    axis: builtins.int | None = None,
+) -> Tensor:
+    """The indices of `sort`."""
+
+def as_strided(
+    input: Tensor,
+    size: Sequence[builtins.int],
+    stride: Sequence[builtins.int],
+    storage_offset: builtins.int | None = None,
+) -> Tensor:
+    """Any window on x's storage; `storage_offset` counts from the storage's start (default: x's own)."""
+
+def as_tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None) -> Tensor:
+    """`data` as a tensor, without a copy where it has memory of that type and device: a tensor, a numpy array,
+    an object with `__cuda_array_interface__`."""
+
+def baddbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1
+) -> Tensor:
+    """beta·x + alpha·(batch1 @ batch2); x broadcasts."""
+
+def bernoulli(input: Tensor, *, generator: Generator | None = None) -> Tensor:
+    """1 with the probabilities in x, else 0."""
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: builtins.int = 0) -> Tensor:
+    """How often each value stands in x `[n]` (integers from 0 on), or the sums of the `weights` that stand at
+    each."""
+
+def bitwise_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """bitwise_and, elementwise; see `genesis.ops`."""
+
+def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """bitwise_not, elementwise; see `genesis.ops`."""
+
+def bitwise_or(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """bitwise_or, elementwise; see `genesis.ops`."""
+
+def bitwise_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """bitwise_xor, elementwise; see `genesis.ops`."""
+
+def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`[b, n, k]` @ `[b, k, m]`, without broadcasting."""
+
+def broadcast_to(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
+    """x expanded to `shape`."""
+
+def cat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
+
+def ceil(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """ceil, elementwise; see `genesis.ops`."""
+
+def chunk(input: Tensor, chunks: builtins.int, dim: builtins.int = 0) -> tuple[Tensor, ...]:
+    """At most `chunks` views along `dim` of equal size, the last maybe smaller."""
+
+def clamp(
+    input: Tensor,
+    min: Tensor | builtins.float | None = None,
+    max: Tensor | builtins.float | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open."""
+
+def clamp_max(input: Tensor, max: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """x, or `max` where that is smaller."""
+
+def clamp_min(input: Tensor, min: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """x, or `min` where that is larger."""
+
+def clip(
+    input: Tensor,
+    min: Tensor | builtins.float | None = None,
+    max: Tensor | builtins.float | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open."""
+
+def clone(input: Tensor) -> Tensor:
+    """A copy in fresh contiguous memory, on the tape."""
+
+def concat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
+
+def contiguous(input: Tensor) -> Tensor:
+    """x itself where its elements lie row-major without gaps, else a copy of it."""
+
+def cos(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """cos, elementwise; see `genesis.ops`."""
+
+def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
+    """How many elements over `dim` are not 0, as int64."""
+
+def cumsum(
+    input: Tensor,
+    dim: builtins.int | None = None,
+    *,
+    dtype: DTypeLike = None,
+    axis: builtins.int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Running sums along `dim`; integers and bools give int64."""
+
+def diagonal(input: Tensor, offset: builtins.int = 0, dim1: builtins.int = 0, dim2: builtins.int = 1) -> Tensor:
+    """The diagonal of the matrices in dimensions `dim1`, `dim2`, as the last dimension; `offset` counts above
+    it."""
+
+def div(
+    input: Tensor | builtins.float,
+    other: Tensor | builtins.float,
+    *,
+    rounding_mode: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x / y; `rounding_mode` "floor" or "trunc" keeps the operands' type."""
+
+def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The sum of products of two vectors."""
+
+def dropout(
+    input: Tensor, p: builtins.float = 0.5, training: builtins.bool = True, *, generator: Generator | None = None
+) -> Tensor:
+    """Elements of x set to 0 with probability `p`, the others divided by 1 - p; x itself when not training."""
+
+def einsum(equation: str, *operands: Tensor) -> Tensor:
+    """Products of elements summed over labels, as `"bij,bjk->bik"` says."""
+
+def empty(
+    *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+) -> Tensor:
+    """Undefined contents (float32 unless `dtype` says otherwise)."""
+
+def empty_like(
+    input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+) -> Tensor:
+    """Undefined contents in x's shape, dtype and device, unless given."""
+
+def eq(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """eq, elementwise; see `genesis.ops`."""
+
+def equal(input: Tensor, other: Tensor) -> builtins.bool:
+    """Whether two tensors have one shape and equal elements; waits for the device."""
+
+def erf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """erf, elementwise; see `genesis.ops`."""
+
+def exp(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """exp, elementwise; see `genesis.ops`."""
+
+def exp2(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """exp2, elementwise; see `genesis.ops`."""
+
+def expand(input: Tensor, *sizes: Sizes) -> Tensor:
+    """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
+
+def expm1(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """expm1, elementwise; see `genesis.ops`."""
+
+def eye(
+    n: builtins.int,
+    m: builtins.int | None = None,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """`[n, m]` (square unless m is given) with ones on the diagonal."""
+
+def flatten(input: Tensor, start_dim: builtins.int = 0, end_dim: builtins.int = -1) -> Tensor:
+    """Dimensions `start_dim` to `end_dim` (inclusive) made one."""
+
+def flip(input: Tensor, *dims: Sizes) -> Tensor:
+    """A copy with the order of elements along `dims` reversed."""
+
+def floor(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """floor, elementwise; see `genesis.ops`."""
+
+def floor_divide(
+    input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None
+) -> Tensor:
+    """floor_divide, elementwise; see `genesis.ops`."""
+
+def from_dlpack(source: Any) -> Tensor:
+    """A tensor over the memory of any object with `__dlpack__`, on the host or on CUDA; read-only memory is
+    copied."""
+
+def from_numpy(values: np.ndarray) -> Tensor:
+    """A tensor over numpy's memory; read-only arrays and negative strides are copied."""
+
+def full(
+    size: Sizes,
+    fill_value: builtins.float,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """`fill_value` everywhere; its own type gives the dtype: float32, int64 or bool."""
+
+def full_like(
+    input: Tensor,
+    fill_value: builtins.float,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """`fill_value` in x's shape, dtype and device, unless given."""
+
+def gather(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
+    """y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; the result has the shape of `index`."""
+
+def ge(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """ge, elementwise; see `genesis.ops`."""
+
+def gelu_tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
+
+def gt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """gt, elementwise; see `genesis.ops`."""
+
+def index_add(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor, *, alpha: builtins.float = 1) -> Tensor:
+    """x with alpha·source added to the slices `index` of dimension `dim`; repeated indices add up."""
+
+def index_copy(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor) -> Tensor:
+    """x with the slices `index` of dimension `dim` replaced by those of `source`; the last of repeated ones
+    stays."""
+
+def index_fill(input: Tensor, dim: builtins.int, index: Tensor, value: Tensor | builtins.float) -> Tensor:
+    """x with `value` (a number or a tensor of one element) in the slices `index` of dimension `dim`."""
+
+def index_plan(input: Tensor, index: Any, value: Any = ...) -> IndexPlan:
+    """What `x[index]` does, or `x[index] = value` where a value is given; x is left alone."""
+
+def index_put(
+    input: Tensor, indices: Sequence[Tensor], values: Tensor | builtins.float, accumulate: builtins.bool = False
+) -> Tensor:
+    """x with `values` written at the index tensors `indices` (a tuple, over the leading dimensions), or added
+    there."""
+
+def index_select(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
+    """The slices `index` (a vector) of dimension `dim`, copied."""
+
+def isclose(
+    input: Tensor,
+    other: Tensor,
+    rtol: builtins.float = 1e-05,
+    atol: builtins.float = 1e-08,
+    equal_nan: builtins.bool = False,
+) -> Tensor:
+    """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools."""
+
+def isfinite(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """isfinite, elementwise; see `genesis.ops`."""
+
+def isinf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """isinf, elementwise; see `genesis.ops`."""
+
+def isnan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """isnan, elementwise; see `genesis.ops`."""
+
+def le(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """le, elementwise; see `genesis.ops`."""
+
+def left_shift(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """left_shift, elementwise; see `genesis.ops`."""
+
+def lerp(
+    input: Tensor | builtins.float,
+    end: Tensor | builtins.float,
+    weight: Tensor | builtins.float,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x + weight·(end - x)."""
+
+def linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, fp8: builtins.int = 0
+) -> Tensor:
+    """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded
+    once."""
+
+def linspace(
+    start: builtins.float,
+    end: builtins.float,
+    steps: builtins.int,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """`steps` values from start to end, both included, evenly spaced."""
+
+def log(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """log, elementwise; see `genesis.ops`."""
+
+def log10(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """log10, elementwise; see `genesis.ops`."""
+
+def log1p(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """log1p, elementwise; see `genesis.ops`."""
+
+def log2(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """log2, elementwise; see `genesis.ops`."""
+
+def log_softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
+    """log softmax(x) along `dim`, without forming the softmax."""
+
+def logical_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """logical_and, elementwise; see `genesis.ops`."""
+
+def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """logical_not, elementwise; see `genesis.ops`."""
+
+def logical_or(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """logical_or, elementwise; see `genesis.ops`."""
+
+def logical_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """logical_xor, elementwise; see `genesis.ops`."""
+
+def logsumexp(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """log Σ e^x over `dim` (all dimensions unless given)."""
+
+def lt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """lt, elementwise; see `genesis.ops`."""
+
+def masked_fill(input: Tensor, mask: Tensor, value: Tensor | builtins.float) -> Tensor:
+    """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
+
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """`masked_scatter_` on a copy of x, broadcast to the mask's shape."""
+
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """The elements where `mask` holds (both broadcast), in row-major order, as a vector."""
+
+def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """x @ y: matrices in the last two dimensions, batches broadcast, a vector is a row (left) or a column
+    (right)."""
+
+def max(
+    input: Tensor,
+    dim: builtins.int | Tensor | None = None,
+    keepdim: builtins.bool = False,
+    *,
+    other: Tensor | None = None,
+    axis: builtins.int | None = None,
+) -> Any:
+    """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
+
+def maximum(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """maximum, elementwise; see `genesis.ops`."""
+
+def mean(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Σ x / n over `dim` (all dimensions unless given)."""
+
+def min(
+    input: Tensor,
+    dim: builtins.int | Tensor | None = None,
+    keepdim: builtins.bool = False,
+    *,
+    other: Tensor | None = None,
+    axis: builtins.int | None = None,
+) -> Any:
+    """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of
+    two."""
+
+def minimum(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """minimum, elementwise; see `genesis.ops`."""
+
+def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`[n, k]` @ `[k, m]`."""
+
+def movedim(
+    input: Tensor, source: builtins.int | Sequence[builtins.int], destination: builtins.int | Sequence[builtins.int]
+) -> Tensor:
+    """Dimensions `source` moved to the places `destination`; the others keep their order."""
+
+def mul(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """mul, elementwise; see `genesis.ops`."""
+
+def multinomial(
+    input: Tensor, num_samples: builtins.int, replacement: builtins.bool = False, *, generator: Generator | None = None
+) -> Tensor:
+    """`num_samples` categories for each row of weights x `[n]` or `[rows, n]`, as int64."""
+
+def mv(input: Tensor, vec: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`[n, k]` @ `[k]`."""
+
+def narrow(input: Tensor, dim: builtins.int, start: builtins.int, length: builtins.int) -> Tensor:
+    """`length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
+
+def ne(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """ne, elementwise; see `genesis.ops`."""
+
+def neg(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """neg, elementwise; see `genesis.ops`."""
+
+def nonzero(input: Tensor, as_tuple: builtins.bool = False) -> Any:
+    """Indices `[n, ndim]` of the elements that are not 0, in row-major order; n is read from the device once."""
+
+def norm(
+    input: Tensor,
+    p: builtins.float | str | None = 2.0,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given)."""
+
+def normal(
+    mean: builtins.float,
+    std: builtins.float,
+    size: Sizes,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = ...,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """Normal values with this mean and standard deviation, of shape `size`."""
+
+def ones(
+    *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+) -> Tensor:
+    """Ones (float32 unless `dtype` says otherwise)."""
+
+def ones_like(
+    input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+) -> Tensor:
+    """Ones in x's shape, dtype and device, unless given."""
+
+def outer(input: Tensor, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """`[n]` and `[m]` to the `[n, m]` products of their elements."""
+
+def pad(input: Tensor, pad: Sequence[builtins.int], mode: str = "constant", value: builtins.float = 0.0) -> Tensor:
+    """x inside a border of `value`; `pad` lists (before, after) from the last dimension on, negative widths cut
+    off."""
+
+def permute(input: Tensor, *dims: Sizes) -> Tensor:
+    """Dimensions in the order `dims`."""
+
+def pow(input: Tensor | builtins.float, exponent: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """pow, elementwise; see `genesis.ops`."""
+
+def prod(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
+
+def rand(
+    *size: Sizes,
+    generator: Generator | None = None,
+    dtype: DTypeLike = ...,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """Uniform values in [0, 1), of shape `size`."""
+
+def rand_like(
+    input: Tensor,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """`rand` of x's shape, dtype and device."""
+
+def randint(
+    low: Any,
+    high: Any = None,
+    size: Sizes | None = None,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = ...,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """Integers from `low` to below `high`, of shape `size`; `randint(high, size)` starts at 0."""
+
+def randint_like(
+    input: Tensor,
+    low: builtins.int,
+    high: builtins.int | None = None,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+) -> Tensor:
+    """`randint` of x's shape, dtype and device."""
+
+def randn(
+    *size: Sizes,
+    generator: Generator | None = None,
+    dtype: DTypeLike = ...,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """Standard normal values, of shape `size`."""
+
+def randn_like(
+    input: Tensor,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """`randn` of x's shape, dtype and device."""
+
+def randperm(
+    n: builtins.int, *, generator: Generator | None = None, dtype: DTypeLike = ..., device: DeviceLike = None
+) -> Tensor:
+    """0 … n-1 in random order."""
+
+def ravel(input: Tensor) -> Tensor:
+    """All elements in one dimension, row-major."""
+
+def reciprocal(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """reciprocal, elementwise; see `genesis.ops`."""
+
+def reduce_all(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
+
+def reduce_amax(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+
+def reduce_amin(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+
+def reduce_any(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
+
+def reduce_count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
+    """How many elements over `dim` are not 0, as int64."""
+
+def reduce_logsumexp(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """log Σ e^x over `dim` (all dimensions unless given)."""
+
+def reduce_max(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+
+def reduce_mean(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Σ x / n over `dim` (all dimensions unless given)."""
+
+def reduce_min(
+    input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
+) -> Tensor:
+    """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+
+def reduce_norm(
+    input: Tensor,
+    p: builtins.float | str | None = 2.0,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given)."""
+
+def reduce_prod(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
+
+def reduce_std(
+    input: Tensor,
+    dim: Dims | builtins.bool = None,
+    unbiased: builtins.bool = True,
+    keepdim: builtins.bool = False,
+    *,
+    correction: builtins.float | None = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """√`var`, with the same arguments; its gradient is 0 where it is 0."""
+
+def reduce_sum(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
+
+def reduce_var(
+    input: Tensor,
+    dim: Dims | builtins.bool = None,
+    unbiased: builtins.bool = True,
+    keepdim: builtins.bool = False,
+    *,
+    correction: builtins.float | None = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Σ (x - mean)² / (n - correction) over `dim`."""
+
+def relu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """max(x, 0)."""
+
+def remainder(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """remainder, elementwise; see `genesis.ops`."""
+
+def repeat(input: Tensor, *sizes: Sizes) -> Tensor:
+    """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
+
+def repeat_interleave(input: Tensor, repeats: Sizes | Tensor, dim: builtins.int | None = None) -> Tensor:
+    """Each element (or slice along `dim`) `repeats` times in a row; `repeats` is a number or one number per
+    slice."""
+
+def reshape(input: Tensor, *shape: Sizes) -> Tensor:
+    """x as `shape` (one size may be -1): a view where strides allow, a copy otherwise."""
+
+def result_type(*operands: Any) -> DType:
+    """The type that arithmetic on tensors and numbers gives: `result_type(x, 2.5)`, or one sequence of them."""
+
+def right_shift(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """right_shift, elementwise; see `genesis.ops`."""
+
+def roll(
+    input: Tensor,
+    shifts: builtins.int | Sequence[builtins.int],
+    dims: builtins.int | Sequence[builtins.int] | None = None,
+) -> Tensor:
+    """Elements moved by `shifts` along `dims`, around the end; without dims over the flattened tensor."""
+
+def round(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """round, elementwise; see `genesis.ops`."""
+
+def rsqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """rsqrt, elementwise; see `genesis.ops`."""
+
+def scatter(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
+    """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
+
+def scatter_add(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
+    """x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes add up in order."""
+
+def select(input: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
+    """The part at `index` of dimension `dim`, which goes away."""
+
+def sigmoid(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """1 / (1 + e^-x)."""
+
+def sign(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """sign, elementwise; see `genesis.ops`."""
+
+def silu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """x·sigmoid(x)."""
+
+def sin(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """sin, elementwise; see `genesis.ops`."""
+
+def softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
+    """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
+
+def sort(
+    input: Tensor,
+    dim: builtins.int | None = None,
+    descending: builtins.bool = False,
+    stable: builtins.bool = True,
+    *,
+    axis: builtins.int | None = None,
+) -> ValuesAndIndices:
+    """x in order along `dim` (the last one unless given), and where each element came from."""
+
+def split(
+    tensor: Tensor, split_size_or_sections: builtins.int | Sequence[builtins.int], dim: builtins.int = 0
+) -> tuple[Tensor, ...]:
+    """Views along `dim`: of one size (the last may be smaller), or of the sizes listed."""
+
+def sqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """sqrt, elementwise; see `genesis.ops`."""
+
+def square(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """square, elementwise; see `genesis.ops`."""
+
+def squeeze(input: Tensor, dim: builtins.int | Sequence[builtins.int] | None = None) -> Tensor:
+    """Without the dimensions of size 1: all of them, or those in `dim`."""
+
+def stack(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Tensors of one shape side by side along a new dimension."""
+
+def std(
+    input: Tensor,
+    dim: Dims | builtins.bool = None,
+    unbiased: builtins.bool = True,
+    keepdim: builtins.bool = False,
+    *,
+    correction: builtins.float | None = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """√`var`, with the same arguments; its gradient is 0 where it is 0."""
+
+def sub(
+    input: Tensor | builtins.float,
+    other: Tensor | builtins.float,
+    *,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """x - alpha·y."""
+
+def sum(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
+
+def sum_to_shape(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
+    """x summed over the dimensions that broadcasting `shape` to x's shape repeats: the gradient of
+    broadcasting."""
+
+def swapaxes(input: Tensor, axis0: builtins.int, axis1: builtins.int) -> Tensor:
+    """`transpose` under numpy's name."""
+
+def take_along_dim(input: Tensor, indices: Tensor, dim: builtins.int | None = None) -> Tensor:
+    """`gather` whose index and tensor broadcast against each other outside `dim`; without dim over the flat
+    tensor."""
+
+def tan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """tan, elementwise; see `genesis.ops`."""
+
+def tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic tangent."""
+
+def tensor(
+    data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+) -> Tensor:
+    """A tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array."""
+
+def topk(
+    input: Tensor,
+    k: builtins.int,
+    dim: builtins.int | None = None,
+    largest: builtins.bool = True,
+    sorted: builtins.bool = True,
+    *,
+    axis: builtins.int | None = None,
+) -> ValuesAndIndices:
+    """The k largest (or smallest) elements along `dim` (the last one unless given), and where they stand."""
+
+def transpose(input: Tensor, dim0: builtins.int, dim1: builtins.int) -> Tensor:
+    """Two dimensions swapped."""
+
+def tril(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
+    """The lower triangles of the matrices in the last two dimensions, up to the given diagonal; 0 elsewhere."""
+
+def triu(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
+    """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
+
+def trunc(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """trunc, elementwise; see `genesis.ops`."""
+
+def unbind(input: Tensor, dim: builtins.int = 0) -> tuple[Tensor, ...]:
+    """A view for each index of dimension `dim`, without it."""
+
+def unflatten(input: Tensor, dim: builtins.int, sizes: Sequence[builtins.int]) -> Tensor:
+    """Dimension `dim` divided into `sizes` (one may be -1)."""
+
+def unfold(input: Tensor, dimension: builtins.int, size: builtins.int, step: builtins.int) -> Tensor:
+    """All windows of `size` along `dimension`, `step` apart, as a new last dimension; windows may overlap in
+    memory."""
+
+def unique(
+    input: Tensor,
+    sorted: builtins.bool = True,
+    return_inverse: builtins.bool = False,
+    return_counts: builtins.bool = False,
+) -> Any:
+    """The distinct values of the flattened x in order; their number is read from the device once."""
+
+def unsqueeze(input: Tensor, dim: builtins.int) -> Tensor:
+    """With a dimension of size 1 before `dim`."""
+
+def var(
+    input: Tensor,
+    dim: Dims | builtins.bool = None,
+    unbiased: builtins.bool = True,
+    keepdim: builtins.bool = False,
+    *,
+    correction: builtins.float | None = None,
+    axis: Dims = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Σ (x - mean)² / (n - correction) over `dim`."""
+
+def where(condition: Tensor, input: Tensor | builtins.float, other: Tensor | builtins.float) -> Tensor:
+    """x where `condition` (bool) holds, else y."""
+
+def zeros(
+    *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+) -> Tensor:
+    """Zeros (float32 unless `dtype` says otherwise)."""
+
+def zeros_like(
+    input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+) -> Tensor:
+    """Zeros in x's shape, dtype and device, unless given."""

@@ -1,0 +1,582 @@
+"""The methods of Tensor that are functions, too, one and the same object; and its operators.
+
+Made by `make stubs`: do not edit.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from genesis.functions.reduce import ValuesAndIndices
+from genesis.functions.types import DeviceLike, Dims, DTypeLike, Sizes
+from genesis.random import Generator
+from genesis.tensor import Tensor
+
+__all__ = [
+    "Methods",
+]
+
+class Methods:
+    """Base of Tensor."""
+    def abs(self, *, out: Tensor | None = None) -> Tensor:
+        """abs, elementwise; see `genesis.ops`."""
+    def abs_(self) -> Self:
+        """abs, elementwise; see `genesis.ops`."""
+    def absolute(self, *, out: Tensor | None = None) -> Tensor:
+        """abs, elementwise; see `genesis.ops`."""
+    def add(self, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+        """x + alpha·y."""
+    def add_(self, other: Tensor | float, *, alpha: float = 1) -> Self:
+        """x += alpha·y, in place."""
+    def addmm(self, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta·x + alpha·(mat1 @ mat2); x broadcasts."""
+    def addmv(self, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta·x + alpha·(mat @ vec); x broadcasts."""
+    def all(self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+        """Whether no element over `dim` is 0; an empty `dim` means none here, as in torch."""
+    def allclose(self, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+        """Whether `isclose` holds everywhere; waits for the device."""
+    def amax(self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+        """The largest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    def amin(self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+        """The smallest element over `dim` (all dimensions unless given); equal ones share the gradient evenly."""
+    def any(self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None) -> Tensor:
+        """Whether an element over `dim` is not 0; an empty `dim` means none here, as in torch."""
+    def argmax(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+        """Position of the largest element (the first of equals) along `dim`, or in the flattened tensor."""
+    def argmin(self, dim: int | None = None, keepdim: bool = False, *, axis: int | None = None) -> Tensor:
+        """Position of the smallest element (the first of equals) along `dim`, or in the flattened tensor."""
+    def argsort(
+        self, dim: int | None = None, descending: bool = False, stable: bool = True, *, axis: int | None = None
+    ) -> Tensor:
+        """The indices of `sort`."""
+    def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+        """Any window on x's storage; `storage_offset` counts from the storage's start (default: x's own)."""
+    def baddbmm(self, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        """beta·x + alpha·(batch1 @ batch2); x broadcasts."""
+    def bernoulli(self, *, generator: Generator | None = None) -> Tensor:
+        """1 with the probabilities in x, else 0."""
+    def bernoulli_(self, p: Tensor | float = 0.5, *, generator: Generator | None = None) -> Self:
+        """Overwrite x with 1 with probability `p` (a number or a tensor that broadcasts to x), else 0."""
+    def bincount(self, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+        """How often each value stands in x `[n]` (integers from 0 on), or the sums of the `weights` that stand at
+        each."""
+    def bitwise_and(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """bitwise_and, elementwise; see `genesis.ops`."""
+    def bitwise_and_(self, other: Tensor | float) -> Self:
+        """bitwise_and, elementwise; see `genesis.ops`."""
+    def bitwise_not(self, *, out: Tensor | None = None) -> Tensor:
+        """bitwise_not, elementwise; see `genesis.ops`."""
+    def bitwise_or(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """bitwise_or, elementwise; see `genesis.ops`."""
+    def bitwise_or_(self, other: Tensor | float) -> Self:
+        """bitwise_or, elementwise; see `genesis.ops`."""
+    def bitwise_xor(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """bitwise_xor, elementwise; see `genesis.ops`."""
+    def bitwise_xor_(self, other: Tensor | float) -> Self:
+        """bitwise_xor, elementwise; see `genesis.ops`."""
+    def bmm(self, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """`[b, n, k]` @ `[b, k, m]`, without broadcasting."""
+    def broadcast_to(self, shape: Sequence[int]) -> Tensor:
+        """x expanded to `shape`."""
+    def ceil(self, *, out: Tensor | None = None) -> Tensor:
+        """ceil, elementwise; see `genesis.ops`."""
+    def ceil_(self) -> Self:
+        """ceil, elementwise; see `genesis.ops`."""
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        """At most `chunks` views along `dim` of equal size, the last maybe smaller."""
+    def clamp(
+        self, min: Tensor | float | None = None, max: Tensor | float | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open."""
+    def clamp_(self, min: Tensor | float | None = None, max: Tensor | float | None = None) -> Self:
+        """`clamp` in place."""
+    def clamp_max(self, max: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """x, or `max` where that is smaller."""
+    def clamp_min(self, min: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """x, or `min` where that is larger."""
+    def clip(
+        self, min: Tensor | float | None = None, max: Tensor | float | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """x limited to [min, max]: numbers or tensors, which broadcast and have gradients; None leaves a side open."""
+    def clip_(self, min: Tensor | float | None = None, max: Tensor | float | None = None) -> Self:
+        """`clamp` in place."""
+    def clone(self) -> Tensor:
+        """A copy in fresh contiguous memory, on the tape."""
+    def contiguous(self) -> Tensor:
+        """x itself where its elements lie row-major without gaps, else a copy of it."""
+    def copy_(self, source: Tensor | float, non_blocking: bool = False) -> Self:
+        """Overwrite x with `source` (broadcast, cast to x's dtype), which may be on another device."""
+    def cos(self, *, out: Tensor | None = None) -> Tensor:
+        """cos, elementwise; see `genesis.ops`."""
+    def cos_(self) -> Self:
+        """cos, elementwise; see `genesis.ops`."""
+    def count_nonzero(self, dim: Dims = None, *, axis: Dims = None) -> Tensor:
+        """How many elements over `dim` are not 0, as int64."""
+    def cumsum(
+        self, dim: int | None = None, *, dtype: DTypeLike = None, axis: int | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Running sums along `dim`; integers and bools give int64."""
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+        """The diagonal of the matrices in dimensions `dim1`, `dim2`, as the last dimension; `offset` counts above
+        it."""
+    def div(self, other: Tensor | float, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
+        """x / y; `rounding_mode` "floor" or "trunc" keeps the operands' type."""
+    def div_(self, other: Tensor | float, *, rounding_mode: str | None = None) -> Self:
+        """`div` in place; `rounding_mode` as there."""
+    def divide(self, other: Tensor | float, *, rounding_mode: str | None = None, out: Tensor | None = None) -> Tensor:
+        """x / y; `rounding_mode` "floor" or "trunc" keeps the operands' type."""
+    def dot(self, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """The sum of products of two vectors."""
+    def eq(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """eq, elementwise; see `genesis.ops`."""
+    def equal(self, other: Tensor) -> bool:
+        """Whether two tensors have one shape and equal elements; waits for the device."""
+    def erf(self, *, out: Tensor | None = None) -> Tensor:
+        """erf, elementwise; see `genesis.ops`."""
+    def erf_(self) -> Self:
+        """erf, elementwise; see `genesis.ops`."""
+    def exp(self, *, out: Tensor | None = None) -> Tensor:
+        """exp, elementwise; see `genesis.ops`."""
+    def exp2(self, *, out: Tensor | None = None) -> Tensor:
+        """exp2, elementwise; see `genesis.ops`."""
+    def exp2_(self) -> Self:
+        """exp2, elementwise; see `genesis.ops`."""
+    def exp_(self) -> Self:
+        """exp, elementwise; see `genesis.ops`."""
+    def expand(self, *sizes: Sizes) -> Tensor:
+        """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
+    def expand_as(self, other: Tensor) -> Tensor:
+        """x expanded to the shape of `other`."""
+    def expm1(self, *, out: Tensor | None = None) -> Tensor:
+        """expm1, elementwise; see `genesis.ops`."""
+    def expm1_(self) -> Self:
+        """expm1, elementwise; see `genesis.ops`."""
+    def fill_(self, value: Tensor | float) -> Self:
+        """Every element becomes `value`, a number or a tensor without dimensions."""
+    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+        """Dimensions `start_dim` to `end_dim` (inclusive) made one."""
+    def flip(self, *dims: Sizes) -> Tensor:
+        """A copy with the order of elements along `dims` reversed."""
+    def floor(self, *, out: Tensor | None = None) -> Tensor:
+        """floor, elementwise; see `genesis.ops`."""
+    def floor_(self) -> Self:
+        """floor, elementwise; see `genesis.ops`."""
+    def floor_divide(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """floor_divide, elementwise; see `genesis.ops`."""
+    def floor_divide_(self, other: Tensor | float) -> Self:
+        """floor_divide, elementwise; see `genesis.ops`."""
+    def gather(self, dim: int, index: Tensor) -> Tensor:
+        """y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; the result has the shape of `index`."""
+    def ge(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """ge, elementwise; see `genesis.ops`."""
+    def gt(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """gt, elementwise; see `genesis.ops`."""
+    def index_add(self, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+        """x with alpha·source added to the slices `index` of dimension `dim`; repeated indices add up."""
+    def index_add_(self, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Self:
+        """`index_add` in place."""
+    def index_copy(self, dim: int, index: Tensor, source: Tensor) -> Tensor:
+        """x with the slices `index` of dimension `dim` replaced by those of `source`; the last of repeated ones
+        stays."""
+    def index_copy_(self, dim: int, index: Tensor, source: Tensor) -> Self:
+        """`index_copy` in place."""
+    def index_fill(self, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+        """x with `value` (a number or a tensor of one element) in the slices `index` of dimension `dim`."""
+    def index_fill_(self, dim: int, index: Tensor, value: Tensor | float) -> Self:
+        """`index_fill` in place."""
+    def index_put(self, indices: Sequence[Tensor], values: Tensor | float, accumulate: bool = False) -> Tensor:
+        """x with `values` written at the index tensors `indices` (a tuple, over the leading dimensions), or added
+        there."""
+    def index_put_(self, indices: Sequence[Tensor], values: Tensor | float, accumulate: bool = False) -> Self:
+        """`index_put` in place."""
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        """The slices `index` (a vector) of dimension `dim`, copied."""
+    def isclose(self, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+        """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools."""
+    def isfinite(self, *, out: Tensor | None = None) -> Tensor:
+        """isfinite, elementwise; see `genesis.ops`."""
+    def isinf(self, *, out: Tensor | None = None) -> Tensor:
+        """isinf, elementwise; see `genesis.ops`."""
+    def isnan(self, *, out: Tensor | None = None) -> Tensor:
+        """isnan, elementwise; see `genesis.ops`."""
+    def le(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """le, elementwise; see `genesis.ops`."""
+    def left_shift(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """left_shift, elementwise; see `genesis.ops`."""
+    def lerp(self, end: Tensor | float, weight: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """x + weight·(end - x)."""
+    def lerp_(self, end: Tensor | float, weight: Tensor | float) -> Self:
+        """`lerp` in place."""
+    def log(self, *, out: Tensor | None = None) -> Tensor:
+        """log, elementwise; see `genesis.ops`."""
+    def log10(self, *, out: Tensor | None = None) -> Tensor:
+        """log10, elementwise; see `genesis.ops`."""
+    def log10_(self) -> Self:
+        """log10, elementwise; see `genesis.ops`."""
+    def log1p(self, *, out: Tensor | None = None) -> Tensor:
+        """log1p, elementwise; see `genesis.ops`."""
+    def log1p_(self) -> Self:
+        """log1p, elementwise; see `genesis.ops`."""
+    def log2(self, *, out: Tensor | None = None) -> Tensor:
+        """log2, elementwise; see `genesis.ops`."""
+    def log2_(self) -> Self:
+        """log2, elementwise; see `genesis.ops`."""
+    def log_(self) -> Self:
+        """log, elementwise; see `genesis.ops`."""
+    def log_softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
+        """log softmax(x) along `dim`, without forming the softmax."""
+    def logical_and(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """logical_and, elementwise; see `genesis.ops`."""
+    def logical_not(self, *, out: Tensor | None = None) -> Tensor:
+        """logical_not, elementwise; see `genesis.ops`."""
+    def logical_or(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """logical_or, elementwise; see `genesis.ops`."""
+    def logical_xor(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """logical_xor, elementwise; see `genesis.ops`."""
+    def logsumexp(
+        self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None
+    ) -> Tensor:
+        """log Σ e^x over `dim` (all dimensions unless given)."""
+    def lt(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """lt, elementwise; see `genesis.ops`."""
+    def masked_fill(self, mask: Tensor, value: Tensor | float) -> Tensor:
+        """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
+    def masked_fill_(self, mask: Tensor, value: Tensor | float) -> Self:
+        """`masked_fill` in place."""
+    def masked_scatter(self, mask: Tensor, source: Tensor) -> Tensor:
+        """`masked_scatter_` on a copy of x, broadcast to the mask's shape."""
+    def masked_scatter_(self, mask: Tensor, source: Tensor) -> Self:
+        """The elements of x where `mask` (which broadcasts to x) holds become those of `source`, in order, in
+        place."""
+    def masked_select(self, mask: Tensor) -> Tensor:
+        """The elements where `mask` holds (both broadcast), in row-major order, as a vector."""
+    def matmul(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """x @ y: matrices in the last two dimensions, batches broadcast, a vector is a row (left) or a column
+        (right)."""
+    def max(
+        self,
+        dim: int | Tensor | None = None,
+        keepdim: bool = False,
+        *,
+        other: Tensor | None = None,
+        axis: int | None = None,
+    ) -> Any:
+        """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
+    def maximum(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """maximum, elementwise; see `genesis.ops`."""
+    def mean(
+        self,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: DTypeLike = None,
+        axis: Dims = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Σ x / n over `dim` (all dimensions unless given)."""
+    def min(
+        self,
+        dim: int | Tensor | None = None,
+        keepdim: bool = False,
+        *,
+        other: Tensor | None = None,
+        axis: int | None = None,
+    ) -> Any:
+        """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of
+        two."""
+    def minimum(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """minimum, elementwise; see `genesis.ops`."""
+    def mm(self, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """`[n, k]` @ `[k, m]`."""
+    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+        """Dimensions `source` moved to the places `destination`; the others keep their order."""
+    def mul(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """mul, elementwise; see `genesis.ops`."""
+    def mul_(self, other: Tensor | float) -> Self:
+        """mul, elementwise; see `genesis.ops`."""
+    def multinomial(self, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Tensor:
+        """`num_samples` categories for each row of weights x `[n]` or `[rows, n]`, as int64."""
+    def multiply(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """mul, elementwise; see `genesis.ops`."""
+    def mv(self, vec: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """`[n, k]` @ `[k]`."""
+    def narrow(self, dim: int, start: int, length: int) -> Tensor:
+        """`length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
+    def ne(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """ne, elementwise; see `genesis.ops`."""
+    def neg(self, *, out: Tensor | None = None) -> Tensor:
+        """neg, elementwise; see `genesis.ops`."""
+    def neg_(self) -> Self:
+        """neg, elementwise; see `genesis.ops`."""
+    def negative(self, *, out: Tensor | None = None) -> Tensor:
+        """neg, elementwise; see `genesis.ops`."""
+    def new_empty(
+        self, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+    ) -> Tensor:
+        """Undefined contents of another shape in x's dtype and on its device."""
+    def new_full(
+        self,
+        size: Sizes,
+        fill_value: float,
+        *,
+        dtype: DTypeLike = None,
+        device: DeviceLike = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        """`fill_value` of another shape in x's dtype and on its device."""
+    def new_ones(
+        self, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+    ) -> Tensor:
+        """Ones of another shape in x's dtype and on its device."""
+    def new_tensor(
+        self, data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+    ) -> Tensor:
+        """A tensor of `data` in x's dtype and on its device."""
+    def new_zeros(
+        self, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+    ) -> Tensor:
+        """Zeros of another shape in x's dtype and on its device."""
+    def nonzero(self, as_tuple: bool = False) -> Any:
+        """Indices `[n, ndim]` of the elements that are not 0, in row-major order; n is read from the device once."""
+    def norm(
+        self,
+        p: float | str | None = 2.0,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: DTypeLike = None,
+        axis: Dims = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The vector p-norm (Σ |x|^p)^(1/p) over `dim` (all dimensions unless given)."""
+    def normal_(self, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Self:
+        """Overwrite x with normal values."""
+    def outer(self, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """`[n]` and `[m]` to the `[n, m]` products of their elements."""
+    def permute(self, *dims: Sizes) -> Tensor:
+        """Dimensions in the order `dims`."""
+    def pin_memory(self, device: DeviceLike = "cuda") -> Tensor:
+        """A copy in pinned host memory; x itself where it is there. See `to(non_blocking=True)`."""
+    def pow(self, exponent: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """pow, elementwise; see `genesis.ops`."""
+    def pow_(self, exponent: Tensor | float) -> Self:
+        """pow, elementwise; see `genesis.ops`."""
+    def prod(
+        self,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: DTypeLike = None,
+        axis: Dims = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Π x over `dim` (all dimensions unless given; several are allowed); integers and bools give int64."""
+    def random_(self, low: int = 0, high: int | None = None, *, generator: Generator | None = None) -> Self:
+        """Overwrite x with integers from `low` to below `high`; `random_(high)` starts at 0."""
+    def ravel(self) -> Tensor:
+        """All elements in one dimension, row-major."""
+    def reciprocal(self, *, out: Tensor | None = None) -> Tensor:
+        """reciprocal, elementwise; see `genesis.ops`."""
+    def reciprocal_(self) -> Self:
+        """reciprocal, elementwise; see `genesis.ops`."""
+    def relu(self, *, out: Tensor | None = None) -> Tensor:
+        """max(x, 0)."""
+    def remainder(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """remainder, elementwise; see `genesis.ops`."""
+    def remainder_(self, other: Tensor | float) -> Self:
+        """remainder, elementwise; see `genesis.ops`."""
+    def repeat(self, *sizes: Sizes) -> Tensor:
+        """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
+    def repeat_interleave(self, repeats: Sizes | Tensor, dim: int | None = None) -> Tensor:
+        """Each element (or slice along `dim`) `repeats` times in a row; `repeats` is a number or one number per
+        slice."""
+    def reshape(self, *shape: Sizes) -> Tensor:
+        """x as `shape` (one size may be -1): a view where strides allow, a copy otherwise."""
+    def reshape_as(self, other: Tensor) -> Tensor:
+        """x in the shape of `other`."""
+    def right_shift(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """right_shift, elementwise; see `genesis.ops`."""
+    def roll(self, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
+        """Elements moved by `shifts` along `dims`, around the end; without dims over the flattened tensor."""
+    def round(self, *, out: Tensor | None = None) -> Tensor:
+        """round, elementwise; see `genesis.ops`."""
+    def round_(self) -> Self:
+        """round, elementwise; see `genesis.ops`."""
+    def rsqrt(self, *, out: Tensor | None = None) -> Tensor:
+        """rsqrt, elementwise; see `genesis.ops`."""
+    def rsqrt_(self) -> Self:
+        """rsqrt, elementwise; see `genesis.ops`."""
+    def scatter(self, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
+        """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
+    def scatter_(self, dim: int, index: Tensor, src: Tensor | float) -> Self:
+        """`scatter` in place."""
+    def scatter_add(self, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
+        """x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes add up in order."""
+    def scatter_add_(self, dim: int, index: Tensor, src: Tensor | float) -> Self:
+        """`scatter_add` in place."""
+    def select(self, dim: int, index: int) -> Tensor:
+        """The part at `index` of dimension `dim`, which goes away."""
+    def sigmoid(self, *, out: Tensor | None = None) -> Tensor:
+        """1 / (1 + e^-x)."""
+    def sigmoid_(self) -> Self:
+        """1 / (1 + e^-x)."""
+    def sign(self, *, out: Tensor | None = None) -> Tensor:
+        """sign, elementwise; see `genesis.ops`."""
+    def sign_(self) -> Self:
+        """sign, elementwise; see `genesis.ops`."""
+    def silu(self, *, out: Tensor | None = None) -> Tensor:
+        """x·sigmoid(x)."""
+    def sin(self, *, out: Tensor | None = None) -> Tensor:
+        """sin, elementwise; see `genesis.ops`."""
+    def sin_(self) -> Self:
+        """sin, elementwise; see `genesis.ops`."""
+    def softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
+        """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
+    def sort(
+        self, dim: int | None = None, descending: bool = False, stable: bool = True, *, axis: int | None = None
+    ) -> ValuesAndIndices:
+        """x in order along `dim` (the last one unless given), and where each element came from."""
+    def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+        """Views along `dim`: of one size (the last may be smaller), or of the sizes listed."""
+    def sqrt(self, *, out: Tensor | None = None) -> Tensor:
+        """sqrt, elementwise; see `genesis.ops`."""
+    def sqrt_(self) -> Self:
+        """sqrt, elementwise; see `genesis.ops`."""
+    def square(self, *, out: Tensor | None = None) -> Tensor:
+        """square, elementwise; see `genesis.ops`."""
+    def square_(self) -> Self:
+        """square, elementwise; see `genesis.ops`."""
+    def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
+        """Without the dimensions of size 1: all of them, or those in `dim`."""
+    def std(
+        self,
+        dim: Dims | bool = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+        axis: Dims = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """√`var`, with the same arguments; its gradient is 0 where it is 0."""
+    def sub(self, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+        """x - alpha·y."""
+    def sub_(self, other: Tensor | float, *, alpha: float = 1) -> Self:
+        """x -= alpha·y, in place."""
+    def subtract(self, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+        """x - alpha·y."""
+    def sum(
+        self,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *,
+        dtype: DTypeLike = None,
+        axis: Dims = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Σ x over `dim` (all dimensions unless given); integers and bools give int64."""
+    def sum_to_size(self, *size: Sizes) -> Tensor:
+        """x summed over the dimensions that broadcasting `size` to x's shape repeats."""
+    def swapaxes(self, axis0: int, axis1: int) -> Tensor:
+        """`transpose` under numpy's name."""
+    def t(self) -> Tensor:
+        """The transpose of a matrix; vectors and scalars as they are."""
+    def take_along_dim(self, indices: Tensor, dim: int | None = None) -> Tensor:
+        """`gather` whose index and tensor broadcast against each other outside `dim`; without dim over the flat
+        tensor."""
+    def tan(self, *, out: Tensor | None = None) -> Tensor:
+        """tan, elementwise; see `genesis.ops`."""
+    def tan_(self) -> Self:
+        """tan, elementwise; see `genesis.ops`."""
+    def tanh(self, *, out: Tensor | None = None) -> Tensor:
+        """The hyperbolic tangent."""
+    def tanh_(self) -> Self:
+        """The hyperbolic tangent."""
+    def topk(
+        self, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True, *, axis: int | None = None
+    ) -> ValuesAndIndices:
+        """The k largest (or smallest) elements along `dim` (the last one unless given), and where they stand."""
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        """Two dimensions swapped."""
+    def tril(self, diagonal: int = 0) -> Tensor:
+        """The lower triangles of the matrices in the last two dimensions, up to the given diagonal; 0 elsewhere."""
+    def triu(self, diagonal: int = 0) -> Tensor:
+        """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
+    def trunc(self, *, out: Tensor | None = None) -> Tensor:
+        """trunc, elementwise; see `genesis.ops`."""
+    def trunc_(self) -> Self:
+        """trunc, elementwise; see `genesis.ops`."""
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+        """A view for each index of dimension `dim`, without it."""
+    def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
+        """Dimension `dim` divided into `sizes` (one may be -1)."""
+    def unfold(self, dimension: int, size: int, step: int) -> Tensor:
+        """All windows of `size` along `dimension`, `step` apart, as a new last dimension; windows may overlap in
+        memory."""
+    def uniform_(self, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Self:
+        """Overwrite x with uniform values in [low, high)."""
+    def unique(self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+        """The distinct values of the flattened x in order; their number is read from the device once."""
+    def unsqueeze(self, dim: int) -> Tensor:
+        """With a dimension of size 1 before `dim`."""
+    def var(
+        self,
+        dim: Dims | bool = None,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+        axis: Dims = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Σ (x - mean)² / (n - correction) over `dim`."""
+    def view(self, *shape: Sizes) -> Tensor:
+        """x seen as `shape` (one size may be -1)."""
+    def view_as(self, other: Tensor) -> Tensor:
+        """x seen in the shape of `other`."""
+    def zero_(self) -> Self:
+        """Every element becomes 0."""
+    def __abs__(self) -> Tensor: ...
+    def __add__(self, other: Tensor | float) -> Tensor: ...
+    def __and__(self, other: Tensor | float) -> Tensor: ...
+    def __eq__(self, other: object) -> Tensor: ...  # type: ignore[override]
+    def __floordiv__(self, other: Tensor | float) -> Tensor: ...
+    def __ge__(self, other: Tensor | float) -> Tensor: ...
+    def __getitem__(self, index: Any) -> Tensor: ...
+    def __gt__(self, other: Tensor | float) -> Tensor: ...
+    def __iadd__(self, other: Tensor | float) -> Self: ...
+    def __iand__(self, other: Tensor | float) -> Self: ...
+    def __ifloordiv__(self, other: Tensor | float) -> Self: ...
+    def __imod__(self, other: Tensor | float) -> Self: ...
+    def __imul__(self, other: Tensor | float) -> Self: ...
+    def __invert__(self) -> Tensor: ...
+    def __ior__(self, other: Tensor | float) -> Self: ...
+    def __ipow__(self, other: Tensor | float) -> Self: ...
+    def __isub__(self, other: Tensor | float) -> Self: ...
+    def __itruediv__(self, other: Tensor | float) -> Self: ...
+    def __ixor__(self, other: Tensor | float) -> Self: ...
+    def __le__(self, other: Tensor | float) -> Tensor: ...
+    def __lshift__(self, other: Tensor | float) -> Tensor: ...
+    def __lt__(self, other: Tensor | float) -> Tensor: ...
+    def __matmul__(self, other: Tensor) -> Tensor: ...
+    def __mod__(self, other: Tensor | float) -> Tensor: ...
+    def __mul__(self, other: Tensor | float) -> Tensor: ...
+    def __ne__(self, other: object) -> Tensor: ...  # type: ignore[override]
+    def __neg__(self) -> Tensor: ...
+    def __or__(self, other: Tensor | float) -> Tensor: ...
+    def __pow__(self, other: Tensor | float) -> Tensor: ...
+    def __radd__(self, other: Tensor | float) -> Tensor: ...
+    def __rand__(self, other: Tensor | float) -> Tensor: ...
+    def __rfloordiv__(self, other: Tensor | float) -> Tensor: ...
+    def __rmod__(self, other: Tensor | float) -> Tensor: ...
+    def __rmul__(self, other: Tensor | float) -> Tensor: ...
+    def __ror__(self, other: Tensor | float) -> Tensor: ...
+    def __rpow__(self, other: Tensor | float) -> Tensor: ...
+    def __rshift__(self, other: Tensor | float) -> Tensor: ...
+    def __rsub__(self, other: Tensor | float) -> Tensor: ...
+    def __rtruediv__(self, other: Tensor | float) -> Tensor: ...
+    def __rxor__(self, other: Tensor | float) -> Tensor: ...
+    def __setitem__(self, index: Any, value: Any) -> None: ...
+    def __sub__(self, other: Tensor | float) -> Tensor: ...
+    def __truediv__(self, other: Tensor | float) -> Tensor: ...
+    def __xor__(self, other: Tensor | float) -> Tensor: ...

@@ -1,0 +1,76 @@
+"""Neural-network building blocks under torch's names: modules, layers, losses, initialization, gradient
+clipping.
+
+Made by `make stubs`: do not edit.
+"""
+
+from genesis.nn import functional as functional
+from genesis.nn import init as init
+from genesis.nn import utils as utils
+from genesis.nn.activations import GELU as GELU
+from genesis.nn.activations import Dropout as Dropout
+from genesis.nn.activations import Identity as Identity
+from genesis.nn.activations import SwiGLU as SwiGLU
+from genesis.nn.attention import Attention as Attention
+from genesis.nn.attention import KVCache as KVCache
+from genesis.nn.attention import RoPE as RoPE
+from genesis.nn.containers import ModuleDict as ModuleDict
+from genesis.nn.containers import ModuleList as ModuleList
+from genesis.nn.containers import Sequential as Sequential
+from genesis.nn.layers import Embedding as Embedding
+from genesis.nn.layers import LayerNorm as LayerNorm
+from genesis.nn.layers import Linear as Linear
+from genesis.nn.layers import RMSNorm as RMSNorm
+from genesis.nn.losses import BCELoss as BCELoss
+from genesis.nn.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
+from genesis.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from genesis.nn.losses import MSELoss as MSELoss
+from genesis.nn.module import Module as Module
+from genesis.nn.parameter import Parameter as Parameter
+from genesis.tensor import Tensor
+
+__all__ = [
+    "GELU",
+    "Attention",
+    "BCELoss",
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
+    "Identity",
+    "KVCache",
+    "LayerNorm",
+    "Linear",
+    "MSELoss",
+    "Module",
+    "ModuleDict",
+    "ModuleList",
+    "Parameter",
+    "RMSNorm",
+    "ReLU",
+    "RoPE",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "SwiGLU",
+    "Tanh",
+    "functional",
+    "init",
+    "utils",
+]
+
+class ReLU(Module):
+    """max(x, 0)."""
+    def forward(self, x: Tensor) -> Tensor: ...
+
+class SiLU(Module):
+    """x·sigmoid(x)."""
+    def forward(self, x: Tensor) -> Tensor: ...
+
+class Sigmoid(Module):
+    """1 / (1 + e^-x)."""
+    def forward(self, x: Tensor) -> Tensor: ...
+
+class Tanh(Module):
+    """The hyperbolic tangent."""
+    def forward(self, x: Tensor) -> Tensor: ...

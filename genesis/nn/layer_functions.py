@@ -1,0 +1,291 @@
+"""Functions of layers under the names of torch.nn.functional, and the fused ones that language models need.
+
+Users find them in `genesis.nn.functional`, beside the losses and the activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from genesis.autograd import apply
+from genesis.autograd.record import in_fp32
+from genesis.errors import ShapeError, UsageError
+from genesis.functions import elementwise as ew
+from genesis.functions import pointwise as pw
+from genesis.functions.create import arange, zeros
+from genesis.functions.surface import layer_function
+from genesis.ops import activation as activation_ops
+from genesis.ops import attention as attention_ops
+from genesis.ops import embedding as embedding_ops
+from genesis.ops import norm as norm_ops
+from genesis.ops import norm_linear as norm_linear_ops
+from genesis.ops import norm_mlp as norm_mlp_ops
+from genesis.ops import norm_rope as norm_rope_ops
+from genesis.ops import rope as rope_ops
+from genesis.ops import swiglu as swiglu_ops
+from genesis.tensor import Tensor
+
+__all__: list[str] = []
+
+# --- Activations ------------------------------------------------------------------------------------------------------
+
+
+@layer_function
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """x·Φ(x), Φ the normal distribution function; "tanh" approximates it."""
+    if approximate == "tanh":
+        return pw.gelu_tanh(input)  # type: ignore[no-any-return]
+    if approximate != "none":
+        raise UsageError(f"approximate is {approximate!r}", next='use "none" or "tanh"')
+    return apply(activation_ops.gelu, input)  # type: ignore[no-any-return]
+
+
+@layer_function
+def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """silu(gate)·up, fused; without `up`, gate and up stand side by side in the last dimension of the one tensor."""
+    if up is None:
+        return apply(swiglu_ops.swiglu_packed, gate)  # type: ignore[no-any-return]
+    return apply(activation_ops.swiglu, gate, up)  # type: ignore[no-any-return]
+
+
+# --- Normalization ----------------------------------------------------------------------------------------------------
+
+
+def _as_rows(
+    name: str, x: Tensor, normalized_shape: int | Sequence[int], *given: Tensor | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """x, and a norm's weight and bias, with the dimensions to normalize over as one, the last."""
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    count = len(shape)
+    if not count or x.shape[-count:] != shape:
+        raise ShapeError(
+            f"{name} over {shape} for an input of shape {x.shape}", next="give the sizes of its last dimensions"
+        )
+    for each in given:
+        if each is not None and each.shape != shape:
+            raise ShapeError(f"{name} over {shape} with a weight or bias of shape {each.shape}")
+    if count == 1:
+        return x, list(given)
+    return x.flatten(-count), [None if each is None else each.flatten() for each in given]
+
+
+def _filled(like: Tensor, value: float) -> Tensor:
+    """What stands for a weight or bias that there is not."""
+    return zeros(like.shape[-1], dtype=like.dtype, device=like.device).fill_(value)  # type: ignore[no-any-return]
+
+
+@layer_function
+def rms_norm(
+    input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """x / √(mean(x²) + eps)·weight over the last dimensions of x = `input`, with statistics in float32 or wider.
+
+    Args:
+        normalized_shape: the sizes of the last dimensions, usually of the last one alone.
+        weight: of that shape.
+        eps: None means the step of the dtype at 1, as in torch.
+    """
+    rows, (weight,) = _as_rows("rms_norm", input, normalized_shape, weight)
+    (rows,) = in_fp32(rows)
+    if eps is None:
+        eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[rows.dtype.name]
+    y = apply(norm_ops.rms_norm, rows, _filled(rows, 1) if weight is None else weight, eps=eps)[0]
+    return y if y.shape == input.shape else y.reshape(input.shape)  # type: ignore[no-any-return]
+
+
+@layer_function
+def norm_linear(
+    x: Tensor, scale: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, eps: float, fp8: int = 0
+) -> Tensor:
+    """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept.
+
+    Args:
+        scale: the norm's weight.
+        weights: each `[out, in]`.
+        biases: one `[out]` for each weight, or none.
+        fp8: as for `packed_linear`.
+    """
+    attrs: dict[str, Any] = {"eps": eps, "fp8": fp8} if fp8 else {"eps": eps}
+    return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, **attrs)[0]  # type: ignore[no-any-return]
+
+
+@layer_function
+def norm_mlp(
+    x: Tensor,
+    scale: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    down: Tensor,
+    down_bias: Tensor | None = None,
+    *,
+    eps: float,
+    keep: bool = True,
+    fp8: int = 0,
+) -> Tensor:
+    """`x + linear(silu(gate)·up, down, down_bias)`, gate and up being linear in `rms_norm(x)`.
+
+    Args:
+        scale: the norm's weight.
+        weights: of gate and up, both `[F, in]`.
+        biases: of gate and up, both `[F]`, or none.
+        down: `[in, F]`.
+        keep: keep the results of the norm and of SwiGLU for backward, which else makes them again.
+        fp8: as for `packed_linear`.
+    """
+    inputs = (x, scale, down, down_bias, *weights, *biases)
+    attrs: dict[str, Any] = {"eps": eps, "keep": keep, **({"fp8": fp8} if fp8 else {})}
+    return apply(norm_mlp_ops.norm_mlp, *inputs, **attrs)[0]  # type: ignore[no-any-return]
+
+
+@layer_function
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """(x - mean) / √(var + eps)·weight + bias over the last dimensions of x = `input`; float32 statistics or wider.
+
+    Args:
+        normalized_shape: the sizes of the last dimensions, usually of the last one alone.
+        weight, bias: of that shape.
+    """
+    rows, (weight, bias) = _as_rows("layer_norm", input, normalized_shape, weight, bias)
+    weight = _filled(rows, 1) if weight is None else weight
+    y = apply(norm_ops.layer_norm, rows, weight, _filled(rows, 0) if bias is None else bias, eps=eps)[0]
+    return y if y.shape == input.shape else y.reshape(input.shape)  # type: ignore[no-any-return]
+
+
+# --- Embedding, positions ---------------------------------------------------------------------------------------------
+
+
+@layer_function
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Rows of `weight` `[rows, width]` by integer ids, `input`, of any shape; row `padding_idx` gets no gradient."""
+    if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
+        raise ShapeError(f"padding_idx {padding_idx} is no row of {weight.shape[0]}")
+    found = apply(embedding_ops.embedding, input, weight)
+    if padding_idx is None or not found.requires_grad:
+        return found  # type: ignore[no-any-return]
+    padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
+    return ew.where(padding, found.detach(), found)  # type: ignore[no-any-return]
+
+
+@layer_function
+def rope_table(
+    positions: Tensor, size: int, theta: float = 10_000.0, *, inverse_frequencies: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles that `rope` turns by: position·theta^(-2i/size).
+
+    Args:
+        positions: integers `[T]` or `[B, T]`.
+        size: of a head, even.
+        theta: base of the wavelengths.
+        inverse_frequencies: `[size/2]` angles per position in place of those of `theta`, for scaled variants.
+
+    Returns:
+        Two float32 tensors, positions' shape with `size/2` appended.
+    """
+    if size % 2:
+        raise ShapeError(f"rope_table: a head of size {size} has no pairs", next="use an even head size")
+    if inverse_frequencies is None:
+        exponents = arange(0, size, 2, dtype="float64", device=positions.device) / size
+        inverse_frequencies = pw.exp(exponents * -math.log(theta))
+    angles = positions.to("float64").unsqueeze(-1) * inverse_frequencies.to("float64")
+    return pw.cos(angles).to("float32"), pw.sin(angles).to("float32")
+
+
+@layer_function
+def rope(x: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> Tensor:
+    """Turn the pairs (x[i], x[i + D/2]) of each head by their position's angles (Su et al., 2021; half-split layout).
+
+    Args:
+        x: `[B, T, heads, D]`.
+        cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
+        heads: how many heads are turned, the others stay; all unless given.
+    """
+    attrs: dict[str, Any] = {} if heads is None else {"heads": heads}
+    return apply(rope_ops.rope, x, cos, sin, **attrs)  # type: ignore[no-any-return]
+
+
+@layer_function
+def norm_rope(
+    x: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, *, heads: int, key_heads: int,
+    eps: float,
+) -> Tensor:  # fmt: skip
+    """`rope(rms_norm(x))` of queries and keys that stand side by side with the values, each with the norm's weight.
+
+    Args:
+        x: `[B, T, heads + key_heads + others, D]`; the others stay as they are.
+        query_weight, key_weight: `[D]`.
+        cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
+    """
+    attrs: dict[str, Any] = {"heads": heads, "key_heads": key_heads, "eps": eps}
+    return apply(norm_rope_ops.norm_rope, x, query_weight, key_weight, cos, sin, **attrs)[0]  # type: ignore[no-any-return]
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+
+@layer_function
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor | None = None,
+    *,
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale·q·kᵀ)·v in the layout of language models, without the whole score matrix.
+
+    Args:
+        q: `[B, T, Hq, D]`; query i stands at key position i + S - T (a KV cache holds the first S - T keys).
+        k, v: `[B, S, Hkv, D]`; Hq is a multiple of Hkv, and query heads share key heads in groups.
+        starts: int `[B, T]`, the first key position that each query may see: where its document begins.
+        causal: hide keys after the query.
+        window: with a positive value, only the last `window` keys up to the query are seen.
+        scale: None means 1/√D.
+    """
+    inputs = (q, k, v) if starts is None else (q, k, v, starts)
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    return apply(attention_ops.attention, *inputs, scale=factor, causal=causal, window=window)[0]  # type: ignore[no-any-return]
+
+
+@layer_function
+def attention_packed(
+    qkv: Tensor,
+    heads: int,
+    key_heads: int,
+    starts: Tensor | None = None,
+    *,
+    tables: tuple[Tensor, Tensor] | None = None,
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """`attention` of queries, keys and values that lie side by side: qkv `[B, T, Hq + 2·Hkv, D]` gives `[B, T, Hq, D]`.
+
+    First come the `heads` of the queries, then the `key_heads` of the keys, then those of the values; the gradient has
+    the same form. See `attention` for the rest.
+
+    Args:
+        tables: cos and sin, `[T, D/2]` or `[B, T, D/2]`, from `rope_table`: queries and keys are turned first, as by
+            `rope(qkv, cos, sin, heads + key_heads)`, and their gradients back without a pass over them.
+    """
+    inputs: tuple[Tensor | None, ...] = (qkv,) if starts is None else (qkv, starts)
+    if tables is not None:
+        inputs = (qkv, starts, *tables)
+    factor = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
+    attrs: dict[str, Any] = {
+        "heads": heads,
+        "key_heads": key_heads,
+        "scale": factor,
+        "causal": causal,
+        "window": window,
+    }
+    return apply(attention_ops.attention_packed, *inputs, **attrs)[0]  # type: ignore[no-any-return]
