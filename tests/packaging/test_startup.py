@@ -6,6 +6,7 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ HELP = "import sys; sys.argv = ['genesis', '--help']; from genesis_cli.main impo
 
 # One at a time: two of these side by side would slow each other down.
 pytestmark = pytest.mark.xdist_group("startup")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Children find bytecode, as after an installation, whatever this environment says of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
+        yield
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
