@@ -201,11 +201,11 @@ def float32_power(x, p):
 
     lifted = exponent + ROUND_MAGIC
     large = tl.abs(p) >= 16777216.0  # then it is an even integer
-    whole = (lifted - ROUND_MAGIC == exponent) | large
-    odd = whole & ((lifted.to(tl.int64, bitcast=True) & 1) != 0) & (large == 0)
+    integral = (lifted - ROUND_MAGIC == exponent) | large
+    odd = integral & ((lifted.to(tl.int64, bitcast=True) & 1) != 0) & (large == 0)
     negative = x.to(tl.int32, bitcast=True) < 0
     y = tl.where(negative & odd, copysign(y, x), y)  # Triton 3.6 has 0 - y for -y, which gives 0 for 0
-    y = tl.where((x < 0) & (whole == 0) & (infinite == 0), float("nan"), y)
+    y = tl.where((x < 0) & (integral == 0) & (infinite == 0), float("nan"), y)
     y = tl.where((x != x) | (p != p), float("nan"), y)
     return tl.where((p == 0) | (x == 1), 1.0, y)
 
@@ -278,11 +278,11 @@ def modulo(x, y):
 @triton.jit
 def exact_floor_divide(x, y):
     """floor(x / y)."""
-    rest = fmod(x, y)
-    quotient = divide(x - rest, y) - ((rest != 0) & ((rest < 0) != (y < 0))).to(x.dtype)
-    whole = floor(quotient)
-    whole = tl.where(quotient - whole > 0.5, whole + 1, whole)  # the quotient was rounded down
-    return tl.where(y == 0, divide(x, y), whole)
+    remainder = fmod(x, y)
+    quotient = divide(x - remainder, y) - ((remainder != 0) & ((remainder < 0) != (y < 0))).to(x.dtype)
+    floored = floor(quotient)
+    floored = tl.where(quotient - floored > 0.5, floored + 1, floored)  # the quotient was rounded down
+    return tl.where(y == 0, divide(x, y), floored)
 
 
 @triton.jit
@@ -291,9 +291,9 @@ def floor_divide(x, y):
     if x.dtype == tl.float64:
         return exact_floor_divide(x, y)
     else:
-        whole, rest, exact = quotient_remainder(x, y)
+        floored, remainder, exact = quotient_remainder(x, y)
         opposite = (x.to(tl.int32, bitcast=True) ^ y.to(tl.int32, bitcast=True)) < 0
-        found = tl.where(opposite, -(whole + (rest != 0).to(tl.float32)), whole)
+        found = tl.where(opposite, -(floored + (remainder != 0).to(tl.float32)), floored)
         if tl.min(exact.to(tl.int32)) == 0:
             found = tl.where(exact, found, exact_floor_divide(x, y))
         return found
@@ -331,5 +331,5 @@ if is_interpreted():
     sin, cos, tan, tanh = _in_numpy(np.sin), _in_numpy(np.cos), _in_numpy(np.tan), _in_numpy(np.tanh)
     rint, trunc, power, erf = _in_numpy(np.rint), _in_numpy(np.trunc), _in_numpy(np.power), _in_numpy(erf_values)
     approx_reciprocal = _in_numpy(np.reciprocal)
-    fma = _in_numpy(lambda x, y, z: x.astype(np.float64) * y + z)  # exact where the product is about -z
+    fma = _in_numpy(lambda x, y, z: x.astype(np.float64) * y + z)  # exact if x·y is about -z
     fmod, divide, root = _in_numpy(np.fmod), _in_numpy(np.divide), _in_numpy(np.sqrt)

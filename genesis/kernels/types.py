@@ -8,10 +8,11 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.dtypes import ALL, DType, float8_e4m3fn, float32
+from genesis.dtypes import ALL, DType, float8_e4m3fn, float32, float64
 
-__all__ = ["TRITON", "converted", "work_type"]
+__all__ = ["TRITON", "converted", "float_argument", "work_type"]
 
 TRITON = {
     "float64": tl.float64,
@@ -31,6 +32,11 @@ TRITON = {
 def work_type(dtype: DType) -> DType:
     """The type in which a dtype is computed: float32 for floats of at most 2 bytes."""
     return float32 if dtype.is_floating_point and dtype.itemsize <= 2 else dtype
+
+
+def float_argument(value: float, work: DType) -> float:
+    """A Python number as a kernel's argument: float64 if the kernel computes in float64, else float32."""
+    return Double(value) if work is float64 else float(value)
 
 
 @triton.jit

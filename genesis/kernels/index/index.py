@@ -31,7 +31,7 @@ from genesis.kernels.index.segment import (
     scatter_rows,
 )
 from genesis.kernels.index.select import block_offsets, count_true, scatter_true, select_true, true_indices
-from genesis.kernels.pointwise.elementwise import number
+from genesis.kernels.pointwise.elementwise import scalar_argument
 from genesis.kernels.strides import is_wide, offsets
 from genesis.kernels.types import work_type
 from genesis.ops.index import placed
@@ -174,8 +174,8 @@ def index_arrays(
             span,
             first > 0,
         )
-    whole = _index_arrays(op, (keys,), shape, (span,), (1,), (0,), False)
-    return whole._replace(sites=(0,) * MAX_ARRAYS)  # reported above
+    single = _index_arrays(op, (keys,), shape, (span,), (1,), (0,), False)
+    return single._replace(sites=(0,) * MAX_ARRAYS)  # reported above
 
 
 def _span(extents: Shape, steps: Shape) -> int:
@@ -277,20 +277,20 @@ def _scatter(
 ) -> None:  # fmt: skip
     """Write or add `values` at the indices of `target`, in order of position."""
     if accumulate and not isinstance(values, Array):
-        whole = empty((), target.dtype, target.device)
-        cuda_impl_named("fill", "elementwise")(whole, value=values, shape=(), dtype=target.dtype)
-        values = whole
+        converted_values = empty((), target.dtype, target.device)
+        cuda_impl_named("fill", "elementwise")(converted_values, value=values, shape=(), dtype=target.dtype)
+        values = converted_values
     if accumulate and target.dtype is bool_ and values.dtype is not bool_:  # anything but 0 is True
-        whole = empty(values.shape, bool_, target.device)
-        cuda_impl_named("cast", "elementwise")(whole, values)
-        values = whole
+        converted_values = empty(values.shape, bool_, target.device)
+        cuda_impl_named("cast", "elementwise")(converted_values, values)
+        values = converted_values
     index, span, unit, rows = _scatter_rows(op, target, values, indices, dims, named)
     if index.count == 0 or rows.width == 0:
         return
     if accumulate:
         scatter_add_rows(target, values, sorted_index_keys(index, span, unit), rows, add)
         return
-    given = values if isinstance(values, Array) else number(values, work_type(target.dtype))
+    given = values if isinstance(values, Array) else scalar_argument(values, work_type(target.dtype))
     if index.count == 1 or not any(st for n, st in zip(rows.sizes, rows.strides, strict=True) if n > 1):
         scatter_rows(target, given, SortedKeys(index_keys(index, span), None, span, unit), rows)
     else:

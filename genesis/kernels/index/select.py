@@ -18,7 +18,7 @@ from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of, faults
 from genesis.backend.cuda.dispatch import Plan, layout_of, record
-from genesis.backend.cuda.launch import clear, launch, recording
+from genesis.backend.cuda.launch import clear, forget_plan, launch, recording
 from genesis.dtypes import int32, int64
 from genesis.kernels.index.segment import report_fault
 from genesis.kernels.reduce.prefix_sum import exclusive_sums
@@ -135,13 +135,6 @@ def block_offsets(out: Array, x: Array) -> None:
     exclusive_sums(counts, total, out.view((blocks,), (1,)))
 
 
-def _forget_plan() -> None:
-    """Keep no plan of a call whose shapes depend on a count: it would rarely be replayed, and evict others."""
-    recorder = recording()
-    if recorder is not None:
-        recorder.cacheable = False
-
-
 def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
     """The elements of x where the mask is true, in row-major order.
 
@@ -150,7 +143,7 @@ def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
     Args:
         before: from `block_offsets`; its last element is the size of `out`.
     """
-    _forget_plan()
+    forget_plan()
     if out.size == 0:
         return
     operands, backend = (out, before, x, mask), backend_of(x.device)
@@ -176,7 +169,7 @@ def _launch_values(out: Array, before: Array, x: Array, mask: Array) -> None:
 
 def scatter_true(out: Array, g: Array, mask: Array, before: Array) -> None:
     """g, in order, where the mask is true, and 0 elsewhere."""
-    _forget_plan()
+    forget_plan()
     sizes, sm = collapse(mask.shape, mask.strides)
     launch(
         masked_scatter_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
@@ -208,9 +201,7 @@ def _cached_offsets(x: Array) -> Array | None:
     storage, layout, found = _last_counts.pop(x.device, (None, None, None))
     if storage is None or storage() is not x.storage or layout != _layout(x):
         return None
-    recorder = recording()
-    if recorder is not None:
-        recorder.cacheable = False
+    forget_plan()
     return found
 
 

@@ -19,13 +19,13 @@ from genesis.array import Array, empty
 from genesis.backend.cuda import faults
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import Double, clear, launch
-from genesis.dtypes import DType, float32, float64
+from genesis.dtypes import DType, float32
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.index.segment import report_fault
 from genesis.kernels.loss.chunks import WORKSPACE, chunk_rows
 from genesis.kernels.loss.lm_head import Head, Labels, is_supported, load_shifted_label, row_slice
-from genesis.kernels.pointwise.elementwise import elementwise
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.pointwise.elementwise import elementwise, identity
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
 
 __all__: list[str] = []
 
@@ -129,10 +129,6 @@ def _warps(block: int) -> int:
     return max(1, min(8, block // 1024))
 
 
-def _number(value: float, work: DType) -> float:
-    return Double(value) if work is float64 else float(value)
-
-
 @cuda_impl("cross_entropy")
 def cross_entropy(
     out: tuple[Array, Array], logits: Array, labels: Array, ignore_index: int, label_smoothing: float, z_loss: float
@@ -145,7 +141,7 @@ def cross_entropy(
     block = _block(classes, work, ROW_BLOCK if few else 1024)
     launch(
         cross_entropy_kernel, rows, losses, lse, logits, labels, faults.flag(out[0].device), classes, ignore_index,
-        faults.site("cross_entropy", 1, classes), _number(label_smoothing, work), _number(z_loss, work),
+        faults.site("cross_entropy", 1, classes), float_argument(label_smoothing, work), float_argument(z_loss, work),
         *logits.strides, labels.strides[0], SMOOTH=bool(label_smoothing), WORK=TRITON[work.name], BLOCK=block,
         PREFETCH=few, num_warps=_warps(block),
     )  # fmt: skip
@@ -163,9 +159,9 @@ def cross_entropy_backward(
     tiles = triton.cdiv(classes, block)
     launch(
         cross_entropy_backward_kernel, rows * tiles, out, g, logits, labels, lse, faults.flag(out.device), classes,
-        tiles, ignore_index, faults.site("cross_entropy_backward", 1, classes), _number(label_smoothing, work),
-        _number(z_loss, work), g.strides[0], *logits.strides, labels.strides[0], lse.strides[0], WORK=TRITON[work.name],
-        BLOCK=block, num_warps=_warps(block),
+        tiles, ignore_index, faults.site("cross_entropy_backward", 1, classes), float_argument(label_smoothing, work),
+        float_argument(z_loss, work), g.strides[0], *logits.strides, labels.strides[0], lse.strides[0],
+        WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
 
 
@@ -233,11 +229,6 @@ def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row,
         divisor = converted(tl.full((), number, tl.float64), p_o.dtype.element_ty)
     tl.store(p_o, divisor)
     tl.store(p_o + 1, tl.where(divisor == 0, 0.0, 1 / tl.where(divisor == 0, 1.0, divisor)))
-
-
-@triton.jit
-def _same(x):
-    return x
 
 
 def _transposed(x: Array) -> Array:
@@ -331,5 +322,5 @@ def _with_logits(
             matmul_into(row_slice(dx, first, count), grads, weight, alpha=scale)
             matmul_into(sum_dw, _transposed(grads), xc, accumulate=first > 0, alpha=scale)
     if dw is not None and narrow and sum_dw is not None:
-        elementwise(_same, dw, sum_dw, work=float32)
+        elementwise(identity, dw, sum_dw, work=float32)
     return losses

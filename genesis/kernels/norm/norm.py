@@ -17,9 +17,8 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.reduce.plan import NormTiles, norm_tiles
-from genesis.kernels.reduce.reduction import number
 from genesis.kernels.strides import collapse, is_wide, offsets
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.shapes import contiguous_strides, numel
 
 __all__: list[str] = []
@@ -261,9 +260,9 @@ def _forward(
     cut = cut or norm_tiles(n, h, x.dtype.itemsize)
     sizes, sx = collapse(x.shape[:-1], x.strides[:-1])
     launch(
-        norm_forward_kernel, triton.cdiv(n, cut.rows), y, mean, rstd, x, weight, bias, n, h, number(eps, work), sizes,
-        sx, x.strides[-1], weight.strides[0], bias.strides[0] if bias is not None else 1, CENTRED=bias is not None,
-        WORK=TRITON[work.name], DIMS=len(sizes),
+        norm_forward_kernel, triton.cdiv(n, cut.rows), y, mean, rstd, x, weight, bias, n, h, float_argument(eps, work),
+        sizes, sx, x.strides[-1], weight.strides[0], bias.strides[0] if bias is not None else 1,
+        CENTRED=bias is not None, WORK=TRITON[work.name], DIMS=len(sizes),
         INT64=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), ONE_PASS=cut.one_pass,
         BN=cut.rows, BH=cut.columns, num_warps=cut.warps,
     )  # fmt: skip

@@ -18,9 +18,8 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.norm.norm import rsqrt, sum_partials
-from genesis.kernels.reduce.reduction import number
 from genesis.kernels.strides import is_wide
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.shape import contiguous
 from genesis.shapes import broadcast_strides
 
@@ -205,7 +204,7 @@ def norm_rope(
     if x.size:
         launch(
             norm_rope_kernel, grid, y, rstd, x, query_weight, key_weight, cos, sin, batch * tokens, tokens,
-            (all_heads, heads, heads + key_heads), size // 2, number(eps, work), y.strides, x.strides,
+            (all_heads, heads, heads + key_heads), size // 2, float_argument(eps, work), y.strides, x.strides,
             *tables, query_weight.strides[0], key_weight.strides[0], WORK=TRITON[work.name], **constants,
         )  # fmt: skip
 

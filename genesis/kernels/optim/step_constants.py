@@ -16,10 +16,9 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.launch import Double, launch
+from genesis.backend.cuda.launch import Double, forget_plan, launch
 from genesis.dtypes import DType, int64
 from genesis.kernels.pointwise.elementwise import elementwise
-from genesis.kernels.pointwise.random import forget_plan
 from genesis.kernels.types import converted
 from genesis.ops.rounding import STREAMS, Noise
 

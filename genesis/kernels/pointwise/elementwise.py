@@ -17,16 +17,16 @@ import triton.language as tl
 
 from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.backend.cuda.launch import Double, clear, launch
-from genesis.dtypes import DType, bool_, float64, result_type
+from genesis.backend.cuda.launch import clear, launch
+from genesis.dtypes import DType, bool_, result_type
 from genesis.kernels import maths
 from genesis.kernels.gemm.transpose import transposed_copy
 from genesis.kernels.strides import collapse, is_wide, offsets
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.sweep import as_type
 from genesis.shapes import broadcast_strides
 
-__all__ = ["elementwise", "number"]
+__all__ = ["elementwise", "identity", "scalar_argument"]
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
@@ -87,12 +87,12 @@ def ternary_kernel(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
-def number(value: Any, work: DType) -> Any:
+def scalar_argument(value: Any, work: DType) -> Any:
     """A Python number as a kernel's argument: cast to an integer as in the reference, or a float."""
     if not work.is_floating_point:
         with np.errstate(invalid="ignore"):  # NaN is no integer
             return int(as_type(value, work.numpy))
-    return Double(value) if work is float64 else float(value)
+    return float_argument(value, work)
 
 
 def elementwise(
@@ -112,7 +112,7 @@ def elementwise(
     sizes, so, *merged = collapse(out.shape, out.strides, *broadcast)
     rest = iter(merged)
     strides = [next(rest) if isinstance(x, Array) else (0,) * len(sizes) for x in operands]
-    values = [x if isinstance(x, Array) else number(x, work) for x in operands]
+    values = [x if isinstance(x, Array) else scalar_argument(x, work) for x in operands]
     scalars = sum(1 << i for i, x in enumerate(operands) if not isinstance(x, Array))
     kernel = (unary_kernel, binary_kernel, ternary_kernel)[len(operands) - 1]
     extra = {"CONDITION": TRITON[(condition_type or work).name]} if len(operands) == 3 else {}

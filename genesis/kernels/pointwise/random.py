@@ -22,16 +22,16 @@ from triton.language.extra import libdevice
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.backend.cuda.launch import Double, launch, recording
+from genesis.backend.cuda.launch import Double, forget_plan, launch
 from genesis.dtypes import DType, float64, int64
 from genesis.kernels import maths
 from genesis.kernels.index.radix_sort import argsort_keys
-from genesis.kernels.pointwise.elementwise import elementwise
+from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.kernels.strides import collapse, offsets
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.shapes import Shape, contiguous_strides, numel
 
-__all__ = ["forget_plan", "number_words", "philox", "quads", "to_uint64", "words_of"]
+__all__ = ["number_words", "philox", "quads", "to_uint64", "words_of"]
 
 COUNTERS = 256  # per program: two per thread
 _TURN = tl.constexpr(2 * math.pi)
@@ -282,13 +282,6 @@ def take_samples_kernel(p_o, p_order, p_total, rows, samples, n, BLOCK: tl.const
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
 
 
-def forget_plan() -> None:
-    """Keep no launch plan of the running op: its arguments change with every call."""
-    recorder = recording()
-    if recorder is not None:
-        recorder.cacheable = False
-
-
 def number_words(value: int) -> tuple[int, int]:
     """The low and high words of a 64-bit integer, as int32."""
     low, high = value & 0xFFFFFFFF, (value >> 32) & 0xFFFFFFFF
@@ -299,10 +292,6 @@ def counters(seed: int, offset: int) -> tuple[int, int, int, int]:
     """Seed and first counter as kernels take them."""
     forget_plan()
     return (*number_words(seed), *number_words(offset))
-
-
-def _number(value: float, dtype: DType) -> float:
-    return Double(value) if dtype is float64 else float(value)
 
 
 def _programs(n: int, each: int) -> int:
@@ -318,8 +307,8 @@ def uniform(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low:
     below = np.nextafter(end, dtype.numpy.type(low))
     launch(
         uniform_kernel, _programs(out.size, 2 if bits == 53 else 4), out, out.size, *counters(seed, offset),
-        _number(2.0**-bits, work), _number(high - low, work), _number(low, work), _number(end, work),
-        _number(below, work), STANDARD=(low, high) == (0, 1), BITS=bits, WORK=TRITON[work.name], COUNT=COUNTERS,
+        *(float_argument(v, work) for v in (2.0**-bits, high - low, low, end, below)), STANDARD=(low, high) == (0, 1),
+        BITS=bits, WORK=TRITON[work.name], COUNT=COUNTERS,
     )  # fmt: skip
 
 
@@ -354,12 +343,7 @@ def randperm(out: Array, seed: int, offset: int, n: int, dtype: DType) -> None:
     keys = empty((1, n), int64, out.device)
     _integers(keys, seed, offset, 0, 1 << 64, flip=True)
     _, order = argsort_keys(keys, 64, True, keep_keys=False)
-    elementwise(_same, out, order.view((n,), (1,)), work=order.dtype)
-
-
-@triton.jit
-def _same(x):
-    return x
+    elementwise(identity, out, order.view((n,), (1,)), work=order.dtype)
 
 
 @cuda_impl("bernoulli")
@@ -377,7 +361,7 @@ def dropout(out: Array, x: Array, p: float, seed: int, offset: int) -> None:
     """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0."""
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
     work = work_type(x.dtype)
-    scale = _number(1 / (1 - p) if p < 1 else 0, work)  # p = 1 drops all
+    scale = float_argument(1 / (1 - p) if p < 1 else 0, work)  # p = 1 drops all
     limit, _ = number_words(min(int(p * 2.0**32), 0xFFFFFFFF))
     launch(
         dropout_kernel, _programs(out.size, 4), out, x, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,

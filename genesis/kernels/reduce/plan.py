@@ -150,17 +150,17 @@ def reduction_tiles(layout: Layout, itemsize: int, states: int = 1) -> Tiles:
 def _inner(layout: Layout, itemsize: int, area: int, longest: int) -> Tiles:
     """Contiguous rows: a program holds one or several in registers and loops over longer ones."""
     results, elements = max(layout.results, 1), max(layout.elements, 1)
-    whole = triton.next_power_of_2(elements)
-    if whole * itemsize <= ROW_BYTES and whole <= longest:
-        block_r = whole
+    padded = triton.next_power_of_2(elements)
+    if padded * itemsize <= ROW_BYTES and padded <= longest:
+        block_r = padded
         run = max(1, triton.next_power_of_2(layout.reduced[-1]))
         short = max(1, 32 // run) if layout.reduced_in[-1] and len(layout.reduced) > 1 else 1
         wanted = max(1, area // block_r, short)
         # several short rows share a program, unless SMs would then idle
         block_k = min(wanted, max(1, triton.next_power_of_2(results // PROGRAMS + 1) if block_r >= 128 else wanted))
         block_k = min(block_k, triton.next_power_of_2(results))
-        return Tiles(block_k, block_r, 1, whole, _warps(block_k * block_r, area))
-    block_r = min(2 * area, 4096, whole)
+        return Tiles(block_k, block_r, 1, padded, _warps(block_k * block_r, area))
+    block_r = min(2 * area, 4096, padded)
     return _split(1, block_r, results, elements, 8 if block_r * itemsize >= 8192 else 4)
 
 
@@ -269,22 +269,22 @@ def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int 
     """The tiles of `lines` × `length` elements, where a line is read completely before any of it is written.
 
     Args:
-        arrays: inputs held in registers at a time.
+        arrays: inputs in registers at a time.
     """
     registers = 2 if itemsize == 8 else 1  # per element
-    whole = triton.next_power_of_2(length)
+    padded = triton.next_power_of_2(length)
     limit = 16384 // (arrays * registers)  # 32 elements for each thread of 16 warps
-    if inner and whole <= limit:
-        block_k = min(max(1, 2048 // (arrays * registers) // whole), triton.next_power_of_2(lines))
-        count = block_k * whole * arrays * registers
+    if inner and padded <= limit:
+        block_k = min(max(1, 2048 // (arrays * registers) // padded), triton.next_power_of_2(lines))
+        count = block_k * padded * arrays * registers
         warps = 16 if count > 8192 else _warps(count, 4096)
-        return LineTiles(block_k, whole, 1, True, True, warps)
+        return LineTiles(block_k, padded, 1, True, True, warps)
     if inner:
         return LineTiles(1, 8192 // (4 * arrays * registers), 4, False, True, 8)
     block_k = min(max(8, 128 // itemsize), triton.next_power_of_2(lines))
-    if block_k * whole <= limit // 2:
-        count = block_k * whole * arrays * registers
-        return LineTiles(block_k, whole, 1, True, False, _warps(count, 4096))
+    if block_k * padded <= limit // 2:
+        count = block_k * padded * arrays * registers
+        return LineTiles(block_k, padded, 1, True, False, _warps(count, 4096))
     block_r = max(1, 1024 // (block_k * arrays * registers))
     return LineTiles(block_k, block_r, 4, False, False, 8 if arrays * registers == 1 else 4)
 
@@ -294,7 +294,7 @@ class NormTiles(NamedTuple):
 
     Attributes:
         rows, columns: a tile's extents.
-        one_pass: whether a tile holds whole rows.
+        one_pass: whether a tile holds padded rows.
         programs: programs of the backward pass, each with its own partial sums.
         warps: warps a program.
         stages: pipeline stages of the backward pass.
@@ -311,14 +311,14 @@ class NormTiles(NamedTuple):
 def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False) -> NormTiles:
     """The tiles of a norm of `rows` × `columns` elements."""
     registers = 2 if itemsize == 8 else 1
-    whole = triton.next_power_of_2(max(columns, 1))
+    padded = triton.next_power_of_2(max(columns, 1))
     limit = (8192 if backward else 16384) // registers
-    one_pass = whole <= limit
-    if one_pass and backward and whole * registers <= 4096:
-        return _short_rows(rows, whole, itemsize)
-    most = max(1, (1024 if backward else 2048) // registers // whole)
+    one_pass = padded <= limit
+    if one_pass and backward and padded * registers <= 4096:
+        return _short_rows(rows, padded, itemsize)
+    most = max(1, (1024 if backward else 2048) // registers // padded)
     tile = min(most, triton.next_power_of_2(rows)) if one_pass else 1
-    span = whole if one_pass else 4096 // registers
+    span = padded if one_pass else 4096 // registers
     count = tile * span * registers * (2 if backward else 1)  # registers
     warps = 16 if count > 8192 else 8 if count > 4096 else 4 if count > 1024 else 2 if count > 512 else 1
     tiles = -(-rows // tile)
@@ -327,15 +327,15 @@ def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False
     return NormTiles(tile, span, one_pass, programs, warps)
 
 
-def _short_rows(rows: int, whole: int, itemsize: int) -> NormTiles:
+def _short_rows(rows: int, padded: int, itemsize: int) -> NormTiles:
     """The backward pass of rows that fit in registers; many rows are pipelined."""
     registers = 2 if itemsize == 8 else 1
-    few = rows * whole * registers <= L2_ELEMENTS
-    area = 4096 if few and whole * registers > 1024 else 2048
-    tile = max(1, min(area // registers // whole, triton.next_power_of_2(max(rows, 1))))
-    count, tiles = tile * whole * registers, max(1, -(-rows // tile))
+    few = rows * padded * registers <= L2_ELEMENTS
+    area = 4096 if few and padded * registers > 1024 else 2048
+    tile = max(1, min(area // registers // padded, triton.next_power_of_2(max(rows, 1))))
+    count, tiles = tile * padded * registers, max(1, -(-rows // tile))
     if few:  # about 16 warps an SM
         warps = 8 if count > 2048 else 4 if count >= 1024 else 1
-        return NormTiles(tile, whole, True, min(tiles, 2048 // max(warps, 4)), warps)
-    warps = 8 if whole * registers > 2048 else 4 if count >= 1024 else 1
-    return NormTiles(tile, whole, True, min(tiles, 396 if warps < 8 else 264), warps, 3)
+        return NormTiles(tile, padded, True, min(tiles, 2048 // max(warps, 4)), warps)
+    warps = 8 if padded * registers > 2048 else 4 if count >= 1024 else 1
+    return NormTiles(tile, padded, True, min(tiles, 396 if warps < 8 else 264), warps, 3)

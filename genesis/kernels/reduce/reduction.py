@@ -1,6 +1,6 @@
 """The two kernels of every reduction: one accumulates elements into a state, one merges partial states.
 
-Reference: the reductions of `genesis/ops/reduce.py`; `reduce.py` beside this file says what each of them accumulates.
+Reference: the reductions of `genesis/ops/reduce.py`; `reduce.py` defines what each of them accumulates.
 
 A `ReduceSpec` defines a reduction. Its state is a tuple of tiles: one tile for sums, minima and maxima; value and index
 for argmax; count, mean and squared deviations for a variance; maximum and scaled sum for logsumexp. The same kernel
@@ -20,13 +20,13 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.backend.cuda.launch import Double, launch
-from genesis.dtypes import DType, float64, int32, int64
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import DType, int32, int64
 from genesis.kernels.reduce.plan import Layout, Tiles, merge_tiles, reduction_tiles
 from genesis.kernels.strides import is_wide, offsets
-from genesis.kernels.types import TRITON, converted, work_type
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
 
-__all__ = ["ReduceSpec", "finish_first", "load_type", "number", "partial_states", "reduce_into", "reduce_tile"]
+__all__ = ["ReduceSpec", "finish_first", "load_type", "partial_states", "reduce_into", "reduce_tile"]
 
 
 class ReduceSpec(NamedTuple):
@@ -225,11 +225,6 @@ def load_type(dtype: DType) -> DType:
     return int64 if dtype is int64 else int32
 
 
-def number(value: float, work: DType) -> float:
-    """A Python number as a kernel's argument, in float64 where the work is."""
-    return Double(value) if work is float64 else float(value)
-
-
 def reduce_into(
     spec: ReduceSpec,
     out: Array | None,
@@ -260,7 +255,7 @@ def reduce_into(
     again = merge_tiles(layout.results, cut.splits)
     launch(
         merge_kernel, triton.cdiv(layout.results, again.block_k), out, indices, *parts, layout.results, cut.splits,
-        number(argument, work), layout.kept, layout.kept_out, INIT=spec.init, MERGE=spec.merge,
+        float_argument(argument, work), layout.kept, layout.kept_out, INIT=spec.init, MERGE=spec.merge,
         REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity,
         WORK=TRITON[work.name], INDEX=TRITON[_index(layout).name],
         LOOP=again.block_r < cut.splits, INT64_K=is_wide(layout.kept, layout.kept_out), BK=again.block_k,
@@ -300,7 +295,7 @@ def _launch_reduce(
 ) -> None:
     launch(
         reduce_kernel, (triton.cdiv(layout.results, cut.block_k), cut.splits), *outs, x, layout.results,
-        layout.elements, cut.span, number(argument, work), (layout.kept, layout.kept_in, layout.kept_out),
+        layout.elements, cut.span, float_argument(argument, work), (layout.kept, layout.kept_in, layout.kept_out),
         (layout.reduced, layout.reduced_in), INIT=spec.init, STEP=spec.step, MERGE=spec.merge,
         REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity, READ=TRITON[load_type(x.dtype).name],
         WORK=TRITON[work.name], AXIS=int(layout.inner), LOOP=layout.elements >= cut.block_r,

@@ -47,7 +47,7 @@ def scan_tile(x, AXIS, MERGE, REVERSE, _semantic=None, _generator=None):  # type
 if is_interpreted():  # where tl.associative_scan would call MERGE for every element
 
     def scan_tile(x: Any, AXIS: Any, MERGE: Any, REVERSE: Any) -> Any:
-        """The same on whole tiles: each element takes in the one 1, 2, 4, … prefix it (Hillis and Steele, 1986)."""
+        """The same on whole tiles: each element takes in the one 1, 2, 4, … before it (Hillis and Steele, 1986)."""
         axis, reverse = getattr(AXIS, "value", AXIS), getattr(REVERSE, "value", REVERSE)
         values = np.moveaxis(x.handle.data, axis, 0)
         values = values[::-1] if reverse else values

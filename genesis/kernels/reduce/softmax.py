@@ -102,13 +102,13 @@ def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.con
     COLUMNS: tl.constexpr = BR if AXIS == 1 else BK
     top = tl.full((ROWS, COLUMNS), float("-inf"), WORK)  # [ROWS, COLUMNS]
     total = tl.zeros((ROWS, COLUMNS), WORK)
-    whole = nr // (U * BR) * (U * BR)
+    full = nr // (U * BR) * (U * BR)
     low = float("-inf")
-    for first in range(0, whole, U * BR):
+    for first in range(0, full, U * BR):
         x = load_chunk(p_k, first, nr, dx, m_k, low, WORK, AXIS, U, BR, False)
         top, total = online_update(top, total, x)
-    if whole < nr:
-        x = load_chunk(p_k, whole, nr, dx, m_k, low, WORK, AXIS, U, BR, True)
+    if full < nr:
+        x = load_chunk(p_k, full, nr, dx, m_k, low, WORK, AXIS, U, BR, True)
         top, total = online_update(top, total, x)
     best = tl.max(top, AXIS)  # [BK]
     # NaN stays in the sum, whatever the maximum is
@@ -119,12 +119,12 @@ def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.con
         term = tl.expand_dims(tl.expand_dims(maths.log(total), AXIS), 0)
     else:
         term = tl.expand_dims(tl.expand_dims(maths.divide(tl.full((BK,), 1, WORK), total), AXIS), 0)
-    for first in range(0, whole, U * BR):
+    for first in range(0, full, U * BR):
         x = load_chunk(p_k, first, nr, dx, m_k, low, WORK, AXIS, U, BR, False)
         store_chunk(q_k, softmax_values(x, best, term, LOG, OUT), first, nr, do, m_k, AXIS, U, BR, False)
-    if whole < nr:
-        x = load_chunk(p_k, whole, nr, dx, m_k, low, WORK, AXIS, U, BR, True)
-        store_chunk(q_k, softmax_values(x, best, term, LOG, OUT), whole, nr, do, m_k, AXIS, U, BR, True)
+    if full < nr:
+        x = load_chunk(p_k, full, nr, dx, m_k, low, WORK, AXIS, U, BR, True)
+        store_chunk(q_k, softmax_values(x, best, term, LOG, OUT), full, nr, do, m_k, AXIS, U, BR, True)
 
 
 @triton.jit
@@ -164,7 +164,7 @@ def softmax_gradient(g, y, total, LOG: tl.constexpr):
 def softmax_backward_kernel(p_o, p_g, p_y, nk, nr, sizes, sg, sy, so, dg, dy, do, LOG: tl.constexpr, WORK: tl.constexpr,
                             AXIS: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr,
                             BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
-    """Gradients of whole lines in registers (ONCE), or of long lines in two passes."""
+    """Gradients: of lines that fit in registers (ONE_PASS), or in two passes."""
     program = tl.program_id(0)
     if INT64:
         program = program.to(tl.int64)
