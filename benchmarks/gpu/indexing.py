@@ -26,7 +26,7 @@ from genesis.kernels.index import radix_sort as radix
 from genesis.kernels.index import segment
 from genesis.op import registry
 
-ROWS, TAKEN, WIDTH = 151936, 8192, 896
+ROWS, IDS, WIDTH = 151936, 8192, 896
 Tile = tuple[int, ...]
 
 
@@ -39,7 +39,7 @@ class Sweep(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One comparison; `nbytes` is what has to be moved at least."""
+    """One comparison; `nbytes` is the least memory traffic."""
 
     name: str
     ours: Callable[[], Any]
@@ -60,21 +60,21 @@ def tiles(rows: Tile, columns: Tile, warps: Tile, least: int, most: int) -> list
 MOVES = Sweep(segment, "tile_of", tiles((1, 2, 4, 8, 16, 32), (128, 256, 512, 1024), (1, 2, 4, 8), 8, 64))
 ADDS = Sweep(segment, "window_of", tiles((4, 8, 16, 32), (64, 128, 256, 512), (1, 2, 4), 8, 128))
 RANKS = Sweep(radix, "rank_tile", tiles((16, 32, 64), (64, 128, 256, 512), (2, 4, 8), 16, 128))
-TURNS = Sweep(transpose, "tile", tiles((32, 64, 128), (32, 64, 128), (2, 4, 8), 4, 64))
+TRANSPOSES = Sweep(transpose, "tile", tiles((32, 64, 128), (32, 64, 128), (2, 4, 8), 4, 64))
 
 
 def ids_of(repeated: bool) -> torch.Tensor:
-    """8,192 rows: all alike likely, or a few very often, as in text."""
+    """8,192 rows: uniform, or a few very frequent ones, as in text."""
     if not repeated:
-        return torch.randint(0, ROWS, (TAKEN,), device="cuda")
-    return (ROWS * torch.rand(TAKEN, device="cuda") ** 8).long().clamp_(max=ROWS - 1)
+        return torch.randint(0, ROWS, (IDS,), device="cuda")
+    return (ROWS * torch.rand(IDS, device="cuda") ** 8).long().clamp_(max=ROWS - 1)
 
 
 def moving(dtype: torch.dtype, repeated: bool) -> Iterator[Row]:
     """Gathers and scatters of rows."""
-    # whole numbers, whose sums are exact in float32 in every order
+    # integers, whose sums are exact in float32 in every order
     weight = torch.randint(-8, 8, (ROWS, WIDTH), device="cuda").to(dtype)
-    g = torch.randint(-8, 8, (TAKEN, WIDTH), device="cuda").to(dtype)
+    g = torch.randint(-8, 8, (IDS, WIDTH), device="cuda").to(dtype)
     ids = ids_of(repeated)
     w, v, i = shared(weight), shared(g), shared(ids)
     kind = f"{str(dtype).removeprefix('torch.')} {'repeated' if repeated else 'uniform'}"
@@ -115,7 +115,7 @@ def moving(dtype: torch.dtype, repeated: bool) -> Iterator[Row]:
 
 
 def selecting(share: float) -> Row:
-    """Boolean selection, with its wait for the count."""
+    """Boolean selection, with its synchronisation for the count."""
     x, mask = torch.randn(1 << 26, device="cuda"), torch.rand(1 << 26, device="cuda") < share
     a, m = shared(x), shared(mask)
     least = x.numel() + 8 * int(mask.sum())
@@ -125,7 +125,7 @@ def selecting(share: float) -> Row:
 
 
 def sorting(x: torch.Tensor) -> Row:
-    """A stable sort along the last dimension: positions, which are the same in both."""
+    """A stable sort along the last dimension: indices, which are the same in both."""
     a = shared(x)
     return Row(
         f"sort {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}",
@@ -147,7 +147,7 @@ def best(x: torch.Tensor, k: int) -> Row:
     )
 
 
-def turning(dtype: torch.dtype) -> Row:
+def transposing(dtype: torch.dtype) -> Row:
     """A transposed copy."""
     x = torch.randn((16384, 4096), device="cuda").to(dtype)
     a = shared(x.t())
@@ -158,7 +158,7 @@ def turning(dtype: torch.dtype) -> Row:
         return out
 
     name = f"transpose 16384x4096 {str(dtype).removeprefix('torch.')}"
-    return Row(name, ours, lambda: x.t().contiguous(), 2 * x.nbytes, (TURNS,))
+    return Row(name, ours, lambda: x.t().contiguous(), 2 * x.nbytes, (TRANSPOSES,))
 
 
 def rows() -> Iterator[Row]:
@@ -168,16 +168,16 @@ def rows() -> Iterator[Row]:
             yield from moving(dtype, repeated)
     for share in (0.01, 0.5, 0.99):
         yield selecting(share)
-    yield sorting(torch.randint(0, ROWS, (TAKEN,), device="cuda"))
+    yield sorting(torch.randint(0, ROWS, (IDS,), device="cuda"))
     for shape in ((4096, 512), (512, 2048), (1 << 22,)):
         yield sorting(torch.randn(shape, device="cuda"))
     yield best(torch.randn((8, ROWS), device="cuda"), 50)
     for dtype in (torch.bfloat16, torch.float32):
-        yield turning(dtype)
+        yield transposing(dtype)
 
 
 def forget() -> None:
-    """Let launches be chosen anew."""
+    """Forget plans and cached launches."""
     backend._calls.clear()
     backend._into.clear()
 
@@ -200,7 +200,7 @@ def measure(row: Row) -> tuple[float, float]:
 
 
 def sweep(row: Row) -> None:
-    """The best tiles, one function after the other with the best of the earlier ones in place."""
+    """The best tiles, one function after the other, keeping the best of the earlier ones."""
     for each in row.sweeps:
         plain, times = getattr(each.module, each.name), {}
         for tile in each.candidates:
@@ -208,7 +208,7 @@ def sweep(row: Row) -> None:
             forget()
             try:
                 times[tile] = gpu_us(row.ours, row.calls)
-            except Exception as error:  # too much shared memory or registers for a tile is an answer, too
+            except Exception as error:  # a tile may need too much shared memory or too many registers
                 print(f"  {each.name} {tile}: {type(error).__name__}")
         setattr(each.module, each.name, plain)
         forget()

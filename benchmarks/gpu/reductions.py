@@ -60,8 +60,8 @@ class Row(NamedTuple):
     calls: int
 
 
-def reduction_cuts(default: Tiles, elements: int, programs: int) -> list[Tiles]:
-    """Cuts around the default: other tiles, splits and warps."""
+def reduction_candidates(default: Tiles, elements: int, programs: int) -> list[Tiles]:
+    """Tile sizes around the default: other blocks, splits and warps."""
     found = []
     for block_k in {max(1, default.block_k // 4), max(1, default.block_k // 2), default.block_k, default.block_k * 2}:
         for block_r in {
@@ -133,7 +133,7 @@ def _reduction_row(kind: str, p: torch.Tensor, axes: Any) -> Row:
         else:
             reduce_into(spec, out, x, layout, work, indices=indices, cut=cut)
 
-    candidates = reduction_cuts(default, layout.elements, -(-layout.results // default.block_k))
+    candidates = reduction_candidates(default, layout.elements, -(-layout.results // default.block_k))
     if columns is not None:
         candidates = [c for c in candidates if c.splits == 1]
     return Row(
@@ -209,7 +209,7 @@ def norm_rows() -> Iterator[Row]:
 
 
 def timed(row: Row, cut: Any, expected: list[torch.Tensor] | None) -> float:
-    """Microseconds of a cut.
+    """Microseconds with these tiles.
 
     Raises:
         RuntimeError: if its results are not those of the default.
@@ -234,7 +234,7 @@ def measure(row: Row, sweep: bool) -> str:
     best, best_cut = ours, row.default
     if sweep:
         found = []
-        for cut in row.candidates:  # kernels compile side by side while the first ones run
+        for cut in row.candidates:  # kernels compile in parallel while the first ones run
             row.run(cut)
         backend.driver.synchronize()
         for cut in row.candidates:

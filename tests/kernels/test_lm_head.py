@@ -1,6 +1,6 @@
-"""The head with cross entropy where small odd samples do not reach: many tiles, chunks, labels that are nearly certain
-or far below the largest logit, infinite logits, what it launches; and the order in which the embedding's gradient is
-added up.
+"""The language model head with cross-entropy beyond the small samples: many tiles, several chunks, labels that are
+nearly certain or far below the largest logit, infinite logits, and its launches; also the order in which gradients of
+the embedding are accumulated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.ops.samples.fused import linear_cross_entropy_oracle
 
 CUDA = Device("cuda", 0)
 HALF_UNIT = {bfloat16: 2.0**-9, float16: 2.0**-12}  # relative
-ROUNDING = 2.0**-8  # the most by which rounding to bfloat16 changes a number, relative
+ROUNDING = 2.0**-8  # the largest relative error of rounding to bfloat16
 
 
 def on_device(values: np.ndarray, dtype: DType | None = None) -> Array:
@@ -44,7 +44,7 @@ def on_device(values: np.ndarray, dtype: DType | None = None) -> Array:
 def forget_calls() -> Iterator[None]:
     """Launches that were recorded with other sizes must not be replayed."""
     yield
-    backend: Any = backend_for(CUDA)  # not another one beside it: captures and memory must stay those of one backend
+    backend: Any = backend_for(CUDA)  # the one backend: it owns the captures and the memory
     backend._calls.clear()
     backend._into.clear()
 
@@ -64,7 +64,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...]
 
 
 def distance(found: Array, expected: np.ndarray) -> float:
-    """The error's norm, relative to that of what is expected."""
+    """The norm of the error, relative to the norm of the expected values."""
     return float(np.linalg.norm(found.numpy().astype(np.float64) - expected) / np.linalg.norm(expected))
 
 
@@ -85,14 +85,14 @@ def errors(rows: int, classes: int, dtype: DType, size: float = 3.0, width: int 
 @pytest.mark.parametrize("dtype", HALF_UNIT)
 @pytest.mark.parametrize("classes", (256, 301))
 def test_gradients_are_rounded_three_times(classes: int, dtype: DType) -> None:
-    """The exponential, a row of x by its sum and the result, by half a unit each; the loss only in float32."""
+    """The exponential, a row of x by its sum and the result, by half an ulp each; the loss only in float32."""
     found = errors(100, classes, dtype)
     assert found[0] < 1e-6
     assert max(found[1:]) < 3 * HALF_UNIT[dtype]
 
 
-def test_large_logits_lose_nothing() -> None:
-    """A logit of 300 in bfloat16 is off by up to 0.5, and its exponential by half of itself. Most rows are lost."""
+def test_large_logits_keep_their_precision() -> None:
+    """A logit of 300 in bfloat16 is off by up to 0.5, and its exponential by half of itself. Most rows overflow."""
     found = errors(100, 301, bfloat16, size=100.0)
     assert found[0] < 1e-6
     assert max(found[1:]) < 3 * HALF_UNIT[bfloat16]
@@ -126,7 +126,7 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
     assert registry["linear_cross_entropy"](x, weight, labels, with_grads=True, **attrs)[0].item() == alone.item()
 
 
-def test_a_label_out_of_range_is_reported_and_left_out() -> None:
+def test_a_label_out_of_range_is_reported_and_ignored() -> None:
     x, weight = on_device(np.ones((3, 16)), bfloat16), on_device(np.ones((5, 16)), bfloat16)
     labels = on_device(np.array([0, 5, 1]))
     found = registry["linear_cross_entropy"](x, weight, labels, ignore_index=-100, with_grads=True)
@@ -136,8 +136,8 @@ def test_a_label_out_of_range_is_reported_and_left_out() -> None:
     assert not found[1].numpy()[1].any()
 
 
-def test_a_tied_weight_gets_one_gradient_in_its_place(launched: list[tuple[str, tuple[Any, ...]]]) -> None:
-    """The head's gradient is written where it stays, unscaled in backward, and the embedding's rows are added there."""
+def test_a_tied_weight_gets_one_gradient_in_its_slot(launched: list[tuple[str, tuple[Any, ...]]]) -> None:
+    """The head writes its gradient to the slot, backward does not rescale it, and the embedding adds its rows to it."""
     rng = np.random.default_rng(2)
     values, ids = rng.standard_normal((40, 16)), rng.integers(0, 40, (2, 9))
     weight = Parameter(genesis.tensor(values, dtype="bfloat16", device="cuda"))
@@ -174,11 +174,11 @@ def of_logits(
     x, weight = (on_device(a, bfloat16) for a in (x, weight))
     found = registry["linear_cross_entropy"](x, weight, on_device(labels), ignore_index=-100, with_grads=True)
     wide = x.numpy().astype(np.float64)
-    with np.errstate(all="ignore"):  # a row that does not count may hold anything
+    with np.errstate(all="ignore"):  # an ignored row may hold anything
         p = np.exp(wide[:, :classes] - wide[:, :classes].max(axis=1, keepdims=True))
         d = p / p.sum(axis=1, keepdims=True)
     rest = d.copy()
-    for i, label in enumerate(labels):  # p - 1 would lose what is expected
+    for i, label in enumerate(labels):  # p - 1 would cancel
         rest[i, label] = 0
         d[i, label] = -rest[i].sum()
         if label == -100:
@@ -216,7 +216,7 @@ def test_a_label_that_is_nearly_certain(classes: int, common: float) -> None:
     check(logits, labels, common)
 
 
-LOSSES = (30, 54, 57, 80, 88, 90, 200, 1000, 3e4)  # a row is lost from 80·ln 2 = 55.5 on; e^88.7 overflows
+LOSSES = (30, 54, 57, 80, 88, 90, 200, 1000, 3e4)  # a row overflows from 80·ln 2 = 55.5 on; e^88.7 is ∞ in float32
 
 
 @pytest.mark.parametrize(("classes", "common"), [(200, 0.0), (256, 90.0)])
@@ -230,7 +230,7 @@ def test_a_label_far_below_the_largest_logit(classes: int, common: float) -> Non
     check(logits, labels, common)
 
 
-def test_lost_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
+def test_overflowed_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
     monkeypatch.setattr(loss, "WORKSPACE", 1)
     monkeypatch.setattr(chunks, "MIN_ROWS", 256)
     rng = np.random.default_rng(7)
@@ -241,7 +241,7 @@ def test_lost_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, launched: 
     assert [name for name, _ in launched].count("finish_rows_kernel") == 4
 
 
-def test_all_rows_lost() -> None:
+def test_all_rows_overflow() -> None:
     rng = np.random.default_rng(8)
     logits, labels = rng.standard_normal((130, 136)), rng.integers(0, 136, 130)
     logits[np.arange(130), labels] = -rng.uniform(70, 300, 130)
@@ -267,18 +267,18 @@ def test_any_reference_serves() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's maximum
-def test_a_row_that_does_not_count_may_hold_anything() -> None:
+def test_an_ignored_row_may_hold_anything() -> None:
     rng = np.random.default_rng(10)
     logits, labels = rng.standard_normal((140, 136)), rng.integers(0, 136, 140)
     for i, value in (3, np.inf), (4, -np.inf), (5, np.nan), (135, np.inf):
         logits[i, 7], labels[i] = value, -100
-    logits[6, labels[6]] = -200  # its block is computed again
+    logits[6, labels[6]] = -200  # its block is recomputed
     logits[8], labels[8] = 500, -100
     check(logits, labels)
 
 
 def far_apart() -> tuple[np.ndarray, np.ndarray]:
-    """x and a weight whose first column makes products of 1e60 with x: word 3's logit is -∞, word 4's ∞."""
+    """x and a weight whose first column makes products of 1e60 with x: class 3's logit is -∞, class 4's ∞."""
     rng = np.random.default_rng(11)
     x, weight = rng.standard_normal((140, 16)), rng.standard_normal((150, 16))
     x[:, 0] = weight[:, 0] = 0
@@ -286,8 +286,8 @@ def far_apart() -> tuple[np.ndarray, np.ndarray]:
     return x, weight
 
 
-def test_words_of_no_probability() -> None:
-    """Logits of -∞ count for nothing, and a label that has one costs ∞ and is pulled up all the same."""
+def test_classes_of_probability_0() -> None:
+    """A logit of -∞ adds nothing; as the label's it makes the loss ∞, with a finite gradient."""
     x, weight = far_apart()
     weight[4, 0] = 0
     x[5:7, 0] = 1e30
@@ -309,7 +309,7 @@ def test_words_of_no_probability() -> None:
 
 @pytest.mark.parametrize("label", (4, 9))
 def test_infinite_logits_give_nan(label: int) -> None:
-    """As in the reference: ∞ - ∞, whether it is the label's or another's; in dweight it comes to every word."""
+    """As in the reference: ∞ - ∞, whether it is the label's or another's; in dweight every class gets it."""
     x, weight = far_apart()
     x[5, 0] = 1e30
     x, weight, labels = on_device(x, bfloat16), on_device(weight, bfloat16), on_device(np.full(140, label))
@@ -319,7 +319,7 @@ def test_infinite_logits_give_nan(label: int) -> None:
     assert is_nan[5].all() and not np.delete(is_nan, 5, 0).any()
 
 
-# --- Factors of a product's rows --------------------------------------------------------------------------------------
+# --- Row factors of a GEMM --------------------------------------------------------------------------------------------
 
 TILES = (
     None,
@@ -331,8 +331,8 @@ TILES = (
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("k", (136, 135))  # TMA takes no rows of 135
-def test_rows_of_a_product_are_scaled_before_it_is_rounded(k: int, tile: Tile | None) -> None:
+@pytest.mark.parametrize("k", (136, 135))  # TMA needs a row stride that 16 bytes divide
+def test_rows_of_a_gemm_are_scaled_before_rounding(k: int, tile: Tile | None) -> None:
     rng = np.random.default_rng(12)
     a, b = (rng.integers(-2, 3, shape).astype(np.float64) for shape in ((150, k), (k, 72)))
     factors, alpha = rng.uniform(1, 2, 300), np.float32(0.3)
@@ -353,7 +353,7 @@ def test_ids_are_sorted_in_order_of_position(ranked: bool, shape: tuple[int, ...
     monkeypatch.setattr(embedding, "RANK_SORT_MAX", 1 << 20 if ranked else 0)
     ids = np.random.default_rng(3).integers(0, 50, shape)
     ids[ids > 40] = 151_935
-    stored = on_device(np.asfortranarray(ids).T)  # ids lie the other way round in memory
+    stored = on_device(np.asfortranarray(ids).T)  # in memory the ids are transposed
     found = embedding._sorted_ids("embedding", stored.view(shape, stored.strides[::-1]), 151_936, 8)
     order = np.argsort(ids.reshape(-1), kind="stable")
     np.testing.assert_array_equal(found.keys.numpy().reshape(-1), ids.reshape(-1)[order])
@@ -361,7 +361,7 @@ def test_ids_are_sorted_in_order_of_position(ranked: bool, shape: tuple[int, ...
     np.testing.assert_array_equal(found.order.numpy().reshape(-1), order)
 
 
-def test_only_rows_that_occur_are_touched() -> None:
+def test_only_rows_that_occur_are_written() -> None:
     total = np.full((50, 40), np.nan, np.float32)
     ids = np.array([7, 3, 7, 49, 7])
     total[ids] = 1

@@ -46,7 +46,7 @@ def power(x: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def units(found: np.ndarray, x: np.ndarray, p: np.ndarray) -> float:
-    """The largest error in units of the last place, of results that float32 can hold."""
+    """The largest error in ulps, of results in float32's range."""
     with np.errstate(all="ignore"):
         want = np.power(x.astype(np.longdouble), p.astype(np.longdouble))
         kept = np.abs(want) <= np.finfo(np.float32).max

@@ -86,7 +86,7 @@ def test_the_check_of_layouts_sees_a_wrong_stride() -> None:
         ((4, 5, 6), (30, 6, 1), (0, 1), False, (1, 1)),  # first two: one run of rows
         ((4, 5, 6), (30, 6, 1), (1,), False, (2, 1)),  # middle
         ((4, 5, 6), (30, 6, 1), (0, 1, 2), True, (1, 1)),  # all
-        ((4, 5), (1, 4), (0,), True, (1, 1)),  # a transposed matrix: the first dimension is the near one
+        ((4, 5), (1, 4), (0,), True, (1, 1)),  # a transposed matrix: the first dimension is contiguous
         ((4, 5), (0, 1), (0,), False, (1, 1)),  # repeated rows
     ],
 )
@@ -97,18 +97,18 @@ def test_orientation(
     assert (layout.inner, (len(layout.kept), len(layout.reduced))) == (inner, dims)
 
 
-def test_positions_keep_row_major_order() -> None:
-    turned = reduction_layout((3, 4), (1, 3), (0, 1), ordered=True)
-    assert addresses(turned.reduced, turned.reduced_in).tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
+def test_indices_keep_row_major_order() -> None:
+    transposed = reduction_layout((3, 4), (1, 3), (0, 1), ordered=True)
+    assert addresses(transposed.reduced, transposed.reduced_in).tolist() == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
     free = reduction_layout((3, 4), (1, 3), (0, 1))
     assert free.reduced == (12,) and free.reduced_in == (1,)
 
 
 def covered(cut: Tiles, elements: int) -> bool:
-    """Whether the splits of a result take every element once, and none is left without work."""
+    """Whether the splits of a result take every element once, and none is idle."""
     starts = [s * cut.span for s in range(cut.splits)]
-    taken = sum(min(start + cut.span, elements) - start for start in starts)
-    return cut.span % cut.block_r == 0 and taken == elements and all(start < max(elements, 1) for start in starts)
+    total = sum(min(start + cut.span, elements) - start for start in starts)
+    return cut.span % cut.block_r == 0 and total == elements and all(start < max(elements, 1) for start in starts)
 
 
 SIZES = [1, 2, 7, 128, 896, 1000, 4864, 32768, 151_936, 1_835_008, (1 << 31) + 5]
@@ -148,7 +148,7 @@ def on_device(values: np.ndarray, dtype: DType = float32) -> Array:
     return array
 
 
-def test_positions_are_found_in_groups_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indices_are_found_in_groups_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ties and NaN in several groups, in the last one, which is not full, and rows of nothing but infinities."""
     monkeypatch.setattr(reduce_plan, "GROUP_PER_BYTE", 64)  # 256 elements
     x = np.random.default_rng(5).integers(-3, 4, (9, 1900)).astype(np.float32)
@@ -159,14 +159,14 @@ def test_positions_are_found_in_groups_of_a_row(monkeypatch: pytest.MonkeyPatch)
     cut = row_tiles(reduction_layout(x.shape, contiguous_strides(x.shape), (1,), ordered=True), 4)
     assert cut is not None and cut.block_r // group_size(cut, 4) == 8
     for name, oracle in (("max_with_indices", np.argmax), ("min_with_indices", np.argmin)):
-        values, positions = registry[name](on_device(x), axis=1)
+        values, indices = registry[name](on_device(x), axis=1)
         expected = oracle(x, axis=1)
-        assert np.array_equal(positions.numpy(), expected)
+        assert np.array_equal(indices.numpy(), expected)
         assert np.array_equal(values.numpy(), x[np.arange(9), expected], equal_nan=True)
 
 
 def columns(length: int) -> np.ndarray:
-    """Three blocks of columns with ties, NaN, infinities and an extreme at the last place."""
+    """Three blocks of columns with ties, NaN, infinities and an extreme in the last row."""
     x = np.random.default_rng(5).integers(-3, 4, (3, length, 20)).astype(np.float32)
     x[0, [length - 1, 17, 70], 0] = 9
     x[1, [length - 2, 33], 1] = np.nan
@@ -177,22 +177,22 @@ def columns(length: int) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("length", [96, 101])  # whole groups, and some that are not full
-def test_positions_are_found_in_groups_of_a_column(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+@pytest.mark.parametrize("length", [96, 101])  # full groups, and a partial one
+def test_indices_are_found_in_groups_of_a_column(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setattr(reduce, "column_tiles", lambda layout, itemsize: Tiles(8, 8, 1, 0, 4))
     x = columns(length)
     for dtype in (bfloat16, float32, int16):
         y = x if dtype.is_floating_point else np.nan_to_num(x, posinf=30000, neginf=-(1 << 15)).astype(np.int16)
         for name, oracle in (("max_with_indices", np.argmax), ("min_with_indices", np.argmin)):
-            values, positions = registry[name](on_device(y, dtype), axis=1)
+            values, indices = registry[name](on_device(y, dtype), axis=1)
             expected = oracle(y, axis=1)
-            assert np.array_equal(positions.numpy(), expected), (dtype, name)
+            assert np.array_equal(indices.numpy(), expected), (dtype, name)
             found = np.take_along_axis(y, expected[:, None], 1)[:, 0]
             assert np.array_equal(values.numpy().astype(y.dtype), found, equal_nan=True)
         assert np.array_equal(registry["argmax"](on_device(y, dtype), axis=1).numpy(), y.argmax(axis=1))
 
 
-def test_only_long_columns_of_narrow_elements_are_walked_in_groups() -> None:
+def test_only_long_columns_of_narrow_elements_are_searched_in_groups() -> None:
     def cut(shape: tuple[int, ...], axis: int, itemsize: int) -> Tiles | None:
         return column_tiles(reduction_layout(shape, contiguous_strides(shape), (axis,), ordered=True), itemsize)
 
@@ -210,7 +210,7 @@ def test_scans_and_merges_cover_their_lines(inner: bool) -> None:
         assert again.block_k * again.block_r <= 1024 and again.span >= min(length, PROGRAMS)
 
 
-def test_lines_are_held_whole_only_where_registers_last() -> None:
+def test_a_tile_holds_a_whole_line_only_if_it_fits_in_registers() -> None:
     for length, itemsize, inner, arrays in itertools.product(SIZES, (2, 4, 8), (False, True), (1, 2)):
         cut = line_tiles(1000, length, itemsize, inner, arrays)
         assert not cut.one_pass or cut.block_r >= length

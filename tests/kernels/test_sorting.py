@@ -1,6 +1,6 @@
-"""The long paths of sorting, indexing and masks, which the samples of the registry are too small to reach.
+"""Sorting, indexing and masks of many tiles, which the samples of the registry are too small for.
 
-Sizes of tiles are lowered here, so that many programs work together on arrays that the interpreter can take.
+Tile sizes are reduced here, so that arrays small enough for the interpreter take many programs.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_ranks_of_wide_types(dtype: str, length: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 @pytest.mark.parametrize("largest", [False, True])
-def test_topk_by_a_tournament(monkeypatch: pytest.MonkeyPatch, dtype: str, largest: bool) -> None:
+def test_topk_of_a_long_line_by_tiles(monkeypatch: pytest.MonkeyPatch, dtype: str, largest: bool) -> None:
     monkeypatch.setattr(sorting, "ONE_TILE", 64)
     monkeypatch.setattr(sorting, "CHUNK", 32)
     x = specials(dtype, np.random.default_rng(3), 2, 500)
@@ -120,7 +120,7 @@ def test_topk_by_a_tournament(monkeypatch: pytest.MonkeyPatch, dtype: str, large
 @pytest.mark.parametrize("width", [1, 3, 130])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_runs_that_cross_windows(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few targets for many positions: most runs are longer than a window, some than all that are read at once."""
+    """Few targets for many positions: most runs are longer than a window, some longer than all parts of one load."""
     monkeypatch.setattr(segment, "PARTS", 2)
     monkeypatch.setattr(segment, "window_of", lambda count, width: (16, segment.columns(width, 128), 4))
     rng = np.random.default_rng(rows)
@@ -135,7 +135,7 @@ def test_runs_that_cross_windows(width: int, rows: int, monkeypatch: pytest.Monk
     np.testing.assert_allclose(target.numpy(), start + expected, rtol=0, atol=1e-12)
 
 
-def test_the_sum_of_a_row_repeats_and_does_not_depend_on_other_rows() -> None:
+def test_the_sum_of_a_row_is_reproducible_and_independent_of_other_rows() -> None:
     rng = np.random.default_rng(5)
     g = rng.standard_normal((64, 96)).astype(np.float32)
     ids = rng.integers(0, 4, 64)
@@ -187,7 +187,7 @@ def test_unique_and_bincount_by_radix_order(radix_only: None) -> None:
 
 
 def test_a_selection_shares_the_counts_of_its_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One pass over a large mask counts for both ops; a mask that was written to in between is counted again."""
+    """One pass over a large mask counts for both ops; a mask that is written to in between is counted again."""
     monkeypatch.setattr(select, "COUNT_ONCE", 1)
     monkeypatch.setattr(select, "TILE", 64)
     passes: list[int] = []
@@ -200,7 +200,7 @@ def test_a_selection_shares_the_counts_of_its_mask(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(select, "_tile_offsets", counted)
     mask = np.random.default_rng(9).random((20, 31)) < 0.3
     array = on_device(mask)
-    for expected_passes in (1, 2):  # recorded calls would pass by the CUDA implementations
+    for expected_passes in (1, 2):  # replayed calls would bypass the CUDA implementations
         plan = plan_get(on_device(np.zeros(mask.shape)), array)
         assert np.array_equal(plan.indices[0].numpy(), np.nonzero(mask)[0])
         assert np.array_equal(plan.indices[1].numpy(), np.nonzero(mask)[1])
@@ -257,14 +257,14 @@ def calls() -> dict[str, tuple[Any, str]]:
 
 
 def wait() -> None:
-    """What kernels have found is raised here: on a GPU they may still be running before."""
+    """Wait for the kernels, which raises what they reported."""
     on_device(np.zeros(1)).numpy()
 
 
 @pytest.mark.parametrize(
     "name", ["get", "negative", "put", "add", "backward", "embedding", "embedding_backward", "bincount"]
 )
-def test_index_errors_come_with_the_next_wait(name: str) -> None:
+def test_index_errors_are_raised_at_the_next_synchronisation(name: str) -> None:
     call, message = calls()[name]
     call()
     with pytest.raises(IndexRangeError, match=message):

@@ -1,6 +1,4 @@
-"""Variances and logarithms of sums of exponentials, in one tile and in several: right far from 0, and as IEEE says
-where elements are infinite.
-"""
+"""var, std and logsumexp over one tile and several: accurate far from 0, and IEEE results for infinite elements."""
 
 from __future__ import annotations
 
@@ -36,14 +34,14 @@ def on_gpu(x: np.ndarray) -> Array:
 def test_variance_far_from_zero(shape: tuple[int, ...], axis: int, offset: float) -> None:
     x = (offset + np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
     want = x.astype(np.float64).var(axis, ddof=1)
-    # Each distance is from a mean that was rounded, before and after the last element; their product is off by both.
+    # The mean is rounded before and after each element, and the product of both deviations has both errors.
     bound = 1e-6 * want + 4 * np.sqrt(want) * offset * 2.0**-24
     assert (np.abs(var(on_gpu(x), axis, correction=1.0).numpy() - want) <= bound).all()
     assert (np.abs(std(on_gpu(x), axis, correction=1.0).numpy() - np.sqrt(want)) <= bound / np.sqrt(want)).all()
 
 
 @pytest.mark.parametrize(("shape", "axis"), CASES)
-def test_constants_have_no_spread(shape: tuple[int, ...], axis: int) -> None:
+def test_constants_have_no_variance(shape: tuple[int, ...], axis: int) -> None:
     assert not std(on_gpu(np.full(shape, 0.1)), axis, correction=0.0).numpy().any()
 
 
