@@ -176,12 +176,12 @@ def _report(
     from genesis_cli.session.bench.schema import ModelFacts, Report, SettingsRow
     from genesis_models.registry import parameter_count
 
-    machine = facts()
+    machine, dtype, device = facts(), settings.dtype, limits.device
     return Report(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=escape(command),
-        device=str(limits.device),
-        device_name=device_name(limits.device, machine),
+        device=str(device),
+        device_name=device_name(device, machine),
         machine=machine,
         limits=limits_row(limits),
         model=ModelFacts(
@@ -191,13 +191,13 @@ def _report(
             dtype=settings.dtype,
             optimizer=measuring.OPTIMIZER,
             checkpointing=settings.checkpointing,
-            threads=threads() if limits.device == CPU else None,
+            threads=threads() if device == CPU else None,
             is_fast=settings.plan is measuring.FAST,
         ),
         formula=FORMULA,
         rows=measured.rows,
         scaling=measuring.scaling_of(measured.rows),
-        doublings=doublings(config, measured.rows, settings.checkpointing, settings.dtype, room_of(limits.device)),
+        doublings=doublings(config, measured.rows, settings.checkpointing, dtype, device, room_of(device)),
         peers=measured.peers,
         failures=measured.failures,
     )

@@ -10,9 +10,10 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
+from genesis_cli.session.memory_plan import MemoryPlan, memory_plan
+from genesis_cli.session.weights import usable_precision
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
-from genesis_models.memory import MemoryPlan, memory_plan
 from genesis_models.registry import parameter_count
 
 __all__ = ["advised", "planned_memory", "run_plan"]
@@ -42,17 +43,18 @@ def advised() -> Iterator[None]:
         raise
 
 
-def run_plan(config: Config, shape: ModelConfig, **changed: Any) -> MemoryPlan:
+def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any) -> MemoryPlan:
     """The plan of a run's steps, with some settings of `memory_plan` changed."""
     settings: dict[str, Any] = {
         "batch": config.train.batch_size,
         "length": config.data.seq_len,
         "accumulation_steps": config.train.accumulation_steps,
         "activation_checkpointing": config.train.activation_checkpointing,
+        "precision": usable_precision(config, shape, device)[0],
         "dtype": config.model.dtype,
         "optim": config.optim,
     }
-    return memory_plan(shape, **(settings | changed))
+    return memory_plan(shape, device, **(settings | changed))
 
 
 def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | None:
@@ -64,7 +66,7 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | 
     if device == CPU:
         check_fits(parameter_count(shape), config.model.dtype, device, where="model")
         return None
-    plan, (free, total) = run_plan(config, shape), cuda.mem_get_info(device)
+    plan, (free, total) = run_plan(config, shape, device), cuda.mem_get_info(device)
     room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # what the pool holds is free, too
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in plan.parts.items() if name != "batch")
     if plan.total * (1 - TOLERANCE) > room:
@@ -72,17 +74,17 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | 
             f"a step of this run needs {_gib(plan.total)} GiB on {device}, of whose {_gib(total)} GiB {_gib(room)} are"
             f" free: {parts}",
             where=f"train.batch_size {config.train.batch_size}, data.seq_len {config.data.seq_len}",
-            next=_advice(config, shape, plan, room),
+            next=_advice(config, shape, device, plan, room),
         )
     return f"memory: {_gib(plan.total)} of {_gib(total)} GiB: {parts}"
 
 
-def _advice(config: Config, shape: ModelConfig, plan: MemoryPlan, room: int) -> str:
+def _advice(config: Config, shape: ModelConfig, device: Device, plan: MemoryPlan, room: int) -> str:
     """What the largest part is and what lowers it: first the least checkpointing with which the run would fit."""
     name = max(plan.parts, key=plan.parts.__getitem__)
     found = [f"the largest part is {name}: {REMEDIES[name]}"]
     for how in SAVING[SAVING.index(config.train.activation_checkpointing) + 1 :]:
-        less = run_plan(config, shape, activation_checkpointing=how).total
+        less = run_plan(config, shape, device, activation_checkpointing=how).total
         if less <= room:
             found.append(f"set train.activation_checkpointing to {how}, which needs {_gib(less)} GiB")
             break

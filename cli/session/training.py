@@ -10,7 +10,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from genesis import cuda, random
+from genesis import random
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
 from genesis.data.loader import PackedLoader
@@ -19,7 +19,6 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, InterruptedRun, escape
 from genesis.io.files import FolderUpdate, FolderWriter, sweep
 from genesis.io.owner import check_owner
-from genesis.ops import fp8 as fp8_ops
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, check_reads_back
@@ -34,15 +33,15 @@ from genesis_cli.session.inference import continue_text, stop_ids
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device, said_of_files
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
-from genesis_cli.session.weights import settled
-from genesis_models.blocks import CausalLM, widest_product
+from genesis_cli.session.weights import settled, usable_precision
+from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load, write_model
 from genesis_models.generate import Sampling
 from genesis_models.precision import WeightType
 from genesis_models.registry import build
 
-__all__ = ["announce", "assemble", "cpu_threads", "make_model", "train", "usable_precision"]
+__all__ = ["announce", "assemble", "cpu_threads", "make_model", "train"]
 
 
 @advised()
@@ -110,19 +109,6 @@ def make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device:
     model.activation_checkpointing = config.train.activation_checkpointing
     model.precision, _ = usable_precision(config, model.config, device)
     return model
-
-
-def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:
-    """What `train.precision` comes to, and a line about it where that is not all it may promise."""
-    if config.train.precision is None:
-        return None, None
-    stays, widest = f"precision: {config.model.dtype}: fp8", widest_product(shape)
-    if widest < fp8_ops.WIDE:
-        return None, f"{stays} is for products of at least {fp8_ops.WIDE} columns, and the model's widest has {widest}"
-    if device == CPU:
-        return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
-    lack = fp8_ops.lacking(cuda.get_device_capability(device), device)
-    return (config.train.precision, None) if lack is None else (None, f"{stays} {lack}")
 
 
 def announce(

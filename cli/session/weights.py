@@ -1,19 +1,23 @@
-"""The type of a run's weights: what `model.dtype` comes to before anything is built, recorded or planned."""
+"""What `model.dtype` and `train.precision` mean for a run, before anything is built, recorded or planned."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from genesis.backend import Device
+from genesis import cuda
+from genesis.backend import CPU, Device
 from genesis.io.strict_json import read_limited
+from genesis.ops import fp8 as fp8_ops
 from genesis.train.config import Config
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import MAX_BYTES
+from genesis_models.blocks import widest_product
+from genesis_models.config import ModelConfig
 from genesis_models.folder import stored_dtype
 from genesis_models.precision import AUTO, WeightType, weight_type
 
-__all__ = ["settled"]
+__all__ = ["settled", "usable_precision"]
 
 
 def settled(config: Config, device: Device, record: Path | None = None) -> tuple[Config, WeightType]:
@@ -35,3 +39,16 @@ def settled(config: Config, device: Device, record: Path | None = None) -> tuple
         found = weight_type(config.model.dtype, device, stored, trains=True)
     model = config.model.model_copy(update={"dtype": found.name})
     return config.model_copy(update={"model": model}), found
+
+
+def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:
+    """What `train.precision` comes to, and a line about it where that is not all it may promise."""
+    if config.train.precision is None:
+        return None, None
+    stays, widest = f"precision: {config.model.dtype}: fp8", widest_product(shape)
+    if widest < fp8_ops.WIDE:
+        return None, f"{stays} is for products of at least {fp8_ops.WIDE} columns, and the model's widest has {widest}"
+    if device == CPU:
+        return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
+    lack = fp8_ops.lacking(cuda.get_device_capability(device), device)
+    return (config.train.precision, None) if lack is None else (None, f"{stays} {lack}")

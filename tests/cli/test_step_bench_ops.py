@@ -31,6 +31,8 @@ from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 from tests.cli.test_step_bench import CONFIG, ONCE, RAW, limits, made_report, made_row
 
+GPU = Device("cuda", 0)
+
 # --- By op ------------------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +132,7 @@ def test_a_step_that_cannot_be_told_by_op_is_noted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("genesis_cli.session.bench.breakdown._on_gpu", refuses)
     notes: list[str] = []
     state: Any = None
-    assert breakdown_of(state, limits(Device("cuda", 0)), notes) is None
+    assert breakdown_of(state, limits(GPU), notes) is None
     assert notes == ["no times of ops: no events in a graph"]
 
 
@@ -150,7 +152,7 @@ def row_of(batch: int, length: int, seconds: float, planned: dict[str, int] | No
 
 def test_time_grows_along_the_line_of_the_last_two() -> None:
     rows = [row_of(1, 8, 3.0), row_of(2, 8, 4.0), row_of(1, 16, 9.0), row_of(2, 16, 10.0)]
-    batch, length = doublings(CONFIG, rows, "none", "float32", 1 << 40)
+    batch, length = doublings(CONFIG, rows, "none", "float32", CPU, 1 << 40)
     assert (batch.axis, batch.batch, batch.length, batch.seconds) == ("batch", 4, 16, pytest.approx(12.0))
     slope = (10.0 - 4.0) / (step_flops(CONFIG, 2, 16) - step_flops(CONFIG, 2, 8))
     grown = 10.0 + slope * (step_flops(CONFIG, 2, 32) - step_flops(CONFIG, 2, 16))
@@ -160,29 +162,29 @@ def test_time_grows_along_the_line_of_the_last_two() -> None:
 
 def test_time_of_one_case_or_of_noise_is_proportional() -> None:
     for rows in ([row_of(2, 8, 4.0)], [row_of(1, 8, 5.0), row_of(2, 8, 4.0)]):
-        assert doublings(CONFIG, rows, "none", "float32", 1)[0].seconds == pytest.approx(8.0)
-    assert doublings(CONFIG, [], "none", "float32", 1) == []
+        assert doublings(CONFIG, rows, "none", "float32", CPU, 1)[0].seconds == pytest.approx(8.0)
+    assert doublings(CONFIG, [], "none", "float32", CPU, 1) == []
 
 
 def test_no_longer_than_the_models_positions() -> None:
-    assert [found.axis for found in doublings(CONFIG, [row_of(1, 64, 1.0)], "none", "float32", 1)] == ["batch"]
+    assert [found.axis for found in doublings(CONFIG, [row_of(1, 64, 1.0)], "none", "float32", CPU, 1)] == ["batch"]
 
 
 def test_memory_grows_as_the_plan_or_with_the_tokens() -> None:
-    from genesis_models.memory import memory_plan
+    from genesis_cli.session.memory_plan import memory_plan
 
     # 3 of the 7 MiB are activations, and double.
-    (found, _) = doublings(CONFIG, [row_of(1, 8, 1.0)], "none", "float32", 10 << 20)
+    (found, _) = doublings(CONFIG, [row_of(1, 8, 1.0)], "none", "float32", CPU, 10 << 20)
     assert (found.memory, found.room, found.fits) == (10 << 20, 10 << 20, True)
-    plans = [memory_plan(CONFIG, batch=batch, length=8, dtype="float32") for batch in (1, 2)]
-    (found, _) = doublings(CONFIG, [row_of(1, 8, 1.0, plans[0].parts)], "none", "float32", 7 << 20)
+    plans = [memory_plan(CONFIG, GPU, batch=batch, length=8, dtype="float32") for batch in (1, 2)]
+    (found, _) = doublings(CONFIG, [row_of(1, 8, 1.0, plans[0].parts)], "none", "float32", GPU, 7 << 20)
     assert found.memory == (7 << 20) + plans[1].total - plans[0].total > 7 << 20
     assert not found.fits
 
 
 def test_there_is_room() -> None:
     assert room_of(CPU) > 1 << 28
-    assert room_of(Device("cuda", 0)) > 1 << 28
+    assert room_of(GPU) > 1 << 28
 
 
 # --- Against a peer ---------------------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ def test_the_text_tells_ops_doublings_and_peers() -> None:
         PeerStep(recipe="lean", version="9.9", batch=2, length=16, ratio=ratio.model_copy(update={"spread": 0.5})),
         PeerStep(recipe="eager", version="9.9", batch=2, length=16, note="no \x1b " + "room " * 40),
     ]
-    found = doublings(CONFIG, [row], "none", "float32", 1 << 20)
+    found = doublings(CONFIG, [row], "none", "float32", CPU, 1 << 20)
     report = made_report([row]).model_copy(update={"peers": peers, "doublings": found})
     lines = list(render_lines(report))
     text = " ".join(" ".join(lines).split())
@@ -282,4 +284,4 @@ def test_the_text_tells_ops_doublings_and_peers() -> None:
 
 def test_a_config_of_another_kind_has_its_doublings() -> None:
     wide = ModelConfig.from_dict(RAW | {"model_type": "qwen3", "head_dim": 64})
-    assert len(doublings(wide, [row_of(1, 8, 1.0)], "none", "float32", 1)) == 2
+    assert len(doublings(wide, [row_of(1, 8, 1.0)], "none", "float32", CPU, 1)) == 2

@@ -36,7 +36,7 @@ def leave(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
 
 def test_a_line_says_what_a_run_takes(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = model_config(config)
-    plan = run_plan(config, shape)
+    plan = run_plan(config, shape, CUDA)
     leave(monkeypatch, 6 << 30)
     line = planned_memory(config, shape, CUDA)
     assert line is not None
@@ -53,7 +53,7 @@ def test_a_run_that_cannot_fit_is_refused_with_what_lowers_its_memory(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = model_config(config)
-    plan = run_plan(config, shape)
+    plan = run_plan(config, shape, CUDA)
     assert max(plan.parts, key=plan.parts.__getitem__) == "activations"
     leave(monkeypatch, plan.total * 0.95)
     with pytest.raises(
@@ -63,7 +63,7 @@ def test_a_run_that_cannot_fit_is_refused_with_what_lowers_its_memory(
     assert "train.batch_size 64" in caught.value.where
     assert "activations: lower train.batch_size" in caught.value.next
     assert "set train.activation_checkpointing to selective, which needs" in caught.value.next
-    full = run_plan(config, shape, activation_checkpointing="full").total
+    full = run_plan(config, shape, CUDA, activation_checkpointing="full").total
     leave(monkeypatch, full)
     with pytest.raises(OutOfMemoryError, match="activation_checkpointing to full, which needs"):
         planned_memory(config, shape, CUDA)

@@ -11,8 +11,8 @@ from genesis.train.config import OptimConfig
 from genesis_cli.session.bench.cases import step_flops
 from genesis_cli.session.bench.schema import Doubling, Memory, Row
 from genesis_cli.session.bench.steps import OPTIMIZER
+from genesis_cli.session.memory_plan import memory_plan
 from genesis_models.config import ModelConfig
-from genesis_models.memory import memory_plan
 
 __all__ = ["doublings", "room_of"]
 
@@ -24,7 +24,9 @@ def room_of(device: Device) -> int:
     return cuda.mem_get_info(device)[0] + cuda.memory_reserved(device)
 
 
-def doublings(config: ModelConfig, rows: Sequence[Row], checkpointing: str, dtype: str, room: int) -> list[Doubling]:
+def doublings(
+    config: ModelConfig, rows: Sequence[Row], checkpointing: str, dtype: str, device: Device, room: int
+) -> list[Doubling]:
     """Twice the batch and twice the length of the largest row, as far as the model's positions go.
 
     Args:
@@ -41,7 +43,7 @@ def doublings(config: ModelConfig, rows: Sequence[Row], checkpointing: str, dtyp
         if length > config.packed_length:
             continue
         seconds = _seconds(config, rows, largest, axis, batch, length)
-        memory = _memory(config, largest, batch, length, checkpointing, dtype)
+        memory = _memory(config, largest, batch, length, checkpointing, dtype, device)
         found.append(
             Doubling(
                 axis="batch" if axis == "batch" else "length",
@@ -71,7 +73,9 @@ def _seconds(config: ModelConfig, rows: Sequence[Row], largest: Row, axis: str, 
     return largest.step.seconds + per_flop * more
 
 
-def _memory(config: ModelConfig, largest: Row, batch: int, length: int, checkpointing: str, dtype: str) -> int:
+def _memory(
+    config: ModelConfig, largest: Row, batch: int, length: int, checkpointing: str, dtype: str, device: Device
+) -> int:
     """The plan's growth upon what was measured; on the CPU, which has no plan, activations grow with the tokens."""
     memory: Memory = largest.memory
     if memory.planned is None:
@@ -80,6 +84,7 @@ def _memory(config: ModelConfig, largest: Row, batch: int, length: int, checkpoi
         )
     plan = memory_plan(
         config,
+        device,
         batch=batch,
         length=length,
         activation_checkpointing=checkpointing,

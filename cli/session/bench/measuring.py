@@ -24,9 +24,9 @@ from genesis_cli.session.bench.cases import step_flops
 from genesis_cli.session.bench.phases import host_phases, marking_phases
 from genesis_cli.session.bench.schema import Memory, Phases, Row, Scaling
 from genesis_cli.session.bench.steps import LR, MAX_NORM, OPTIMIZER, UNTIL_CAPTURED, GraphSteps, new_state
+from genesis_cli.session.memory_plan import memory_plan
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
-from genesis_models.memory import memory_plan
 from genesis_models.registry import build
 
 __all__ = ["FAST", "OPTIMIZER", "Settings", "bench_model", "forget", "measured_row", "scaling_of"]
@@ -111,6 +111,7 @@ def measured_row(
         step = Time.of(captured)
         plan = memory_plan(
             config,
+            device,
             batch=batch,
             length=length,
             activation_checkpointing=settings.checkpointing,

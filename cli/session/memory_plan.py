@@ -1,0 +1,144 @@
+"""The memory of a training step on a GPU before any of it is taken: steps on a fake GPU of the same kind are counted.
+
+The steps are those of `genesis train`, of the model in full size, with its optimizer. The fake GPU runs no kernel and
+its addresses lead nowhere; but each op asks the same allocator for the same bytes in the same order, so a change to an
+op, a block or an optimizer is in the plan as soon as it is in the code.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from genesis import cuda
+from genesis.backend import Device
+from genesis.backend.cuda.driver import Grid, Properties, stand_in
+from genesis.backend.cuda.launch import KernelLaunch
+from genesis.backend.cuda.simulated.fake import FakeDriver, noted_launch
+from genesis.data.loader import Batch
+from genesis.train.config import OptimConfig
+from genesis.train.device_steps import DeviceSteps
+from genesis.train.optimizer import build_optimizer
+from genesis.train.state import TrainState
+from genesis_models.config import ModelConfig
+from genesis_models.registry import empty_model
+
+__all__ = ["MemoryPlan", "memory_plan"]
+
+STEPS = 2  # the second one has what the first made once
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of a training step by what they are for.
+
+    Attributes:
+        weights, gradients: of all parameters.
+        optimizer: its running averages, and masters of 2-byte weights.
+        batch: tokens, labels and positions on their way, the tables of rotary angles, the figures of steps.
+        activations: what is kept when the decoder's forward pass ends.
+        workspace: the most that is allocated beyond all that at one time, in the loss, backward or the update.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    batch: int
+    activations: int
+    workspace: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The bytes at the peak, which add up to it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @property
+    def total(self) -> int:
+        """The peak: what `genesis.cuda.max_memory_allocated` will say."""
+        return sum(self.parts.values())
+
+
+def memory_plan(
+    config: ModelConfig,
+    device: Device,
+    *,
+    batch: int,
+    length: int,
+    accumulation_steps: int = 1,
+    activation_checkpointing: str = "none",
+    precision: str | None = None,
+    dtype: str = "bfloat16",
+    optim: OptimConfig | None = None,
+) -> MemoryPlan:
+    """The plan of steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`."""
+    fake = _fake(cuda.get_device_properties(device))
+    try:
+        with cuda.device(fake):
+            model = empty_model(config, device=str(fake), dtype=dtype)
+            model.activation_checkpointing, model.precision = activation_checkpointing, precision
+            optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps)
+            loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
+            state = TrainState(model, optimizer, loader)
+            return _counted(state, fake, [_zeros(batch, length)] * accumulation_steps)
+    finally:
+        gc.collect()  # graphs, which refer to themselves
+        cuda.empty_cache(fake)
+
+
+def _counted(state: TrainState, device: Device, batches: list[Batch]) -> MemoryPlan:
+    """Takes steps and counts."""
+    model: Any = state.model
+    model.train()
+    after_forward: list[int] = []
+    model.model.register_forward_hook(lambda *call: after_forward.append(cuda.memory_allocated(device)))
+    steps = DeviceSteps(state, device, 1.0, STEPS)
+    cuda.reset_peak_memory_stats(device)
+    for _ in range(STEPS):
+        after_forward.clear()
+        steps.take(batches, 1e-5)
+    lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.lasting().items()}
+    at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
+    activations = max(after_forward) - at_rest
+    rest = at_rest - sum(lasting.values())
+    return MemoryPlan(**lasting, batch=rest, activations=activations, workspace=peak - at_rest - activations)
+
+
+def _zeros(batch: int, length: int) -> Batch:
+    """One document a row."""
+    ids = np.zeros((batch, length), np.int64)
+    return Batch(0, 0, ids, ids, ids + np.arange(length), batch * (length - 1), batch * length, np.zeros((0, 4), int))
+
+
+class _CountingDriver(FakeDriver):
+    """A fake GPU with as much memory as is asked for, which notes no launches."""
+
+    def __init__(self, index: int, properties: Properties) -> None:
+        super().__init__(index, properties)
+        self.memory = 1 << 60
+
+    def prepare(
+        self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> KernelLaunch:
+        """A launch that does nothing."""
+        return noted_launch(kernel.__name__, grid, args, lambda: None)
+
+    def noted(self, kernel: Any, signature: Any, grid: Grid, args: tuple[Any, ...]) -> KernelLaunch:
+        """The same of a kernel in CUDA C++."""
+        return noted_launch(kernel.__name__, grid, args, lambda: None)
+
+
+_indices = itertools.count(1 << 17)  # of devices that are not there: beyond those of `fake_device`
+
+
+@functools.cache
+def _fake(properties: Properties) -> Device:
+    """A fake GPU with the properties of a real one."""
+    driver = _CountingDriver(next(_indices), properties)
+    stand_in(driver)
+    return Device("cuda", driver.index)
