@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from genesis.profile.peers.torch_steps import lean_model
+from genesis_cli.session.bench.versus import lean_config
 from genesis_models.config import ModelConfig
 from genesis_models.presets import preset
 
@@ -28,7 +29,7 @@ def made(recipe: str, size: str, length: int) -> nn.Module:
     """The recipe's model on the GPU."""
     raw = preset(size)
     if recipe.startswith("lean"):
-        model: nn.Module = lean_model(torch, raw, length)
+        model: nn.Module = lean_model(torch, lean_config(ModelConfig.from_dict(raw)), length)
     else:
         import transformers
 

@@ -26,7 +26,7 @@ from genesis_cli.session.bench.measuring import Settings, bench_model
 from genesis_cli.session.bench.report import WIDTH, render_lines
 from genesis_cli.session.bench.schema import Breakdown, OpShare, PeerStep, Row
 from genesis_cli.session.bench.steps import new_state
-from genesis_cli.session.bench.versus import check_recipes, versus_torch
+from genesis_cli.session.bench.versus import check_recipes, lean_config, versus_torch
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 from tests.cli.test_step_bench import CONFIG, ONCE, RAW, limits, made_report, made_row
@@ -241,7 +241,17 @@ def test_each_recipe_is_compared_or_says_why_not(child: FakeChild) -> None:
     assert (compared.ratio.peer_seconds, compared.peer_peak, compared.warm_up) == (0.25, 1 << 20, 0.5)
     assert compared.ratio.ratio == pytest.approx(0.25 / compared.ratio.seconds, rel=0.9)
     opened = [request for what, request in child.asked if what == "open"]
-    assert opened[1] == {"recipe": "lean", "config": RAW, "batch": 1, "length": 8, "dtype": "float32"}
+    config = lean_config(CONFIG)
+    assert opened[1] == {"recipe": "lean", "config": config, "batch": 1, "length": 8, "dtype": "float32"}
+    assert (config["hidden_size"], config["qkv_bias"], config["head_norms"]) == (RAW["hidden_size"], True, False)
+
+
+def test_the_lean_recipe_has_layers_of_its_own() -> None:
+    raw = RAW | {"model_type": "qwen3", "head_dim": 64}
+    found = lean_config(ModelConfig.from_dict(raw))
+    assert (found["head_dim"], found["qkv_bias"], found["head_norms"]) == (64, False, True)
+    with pytest.raises(PeerLacks, match=r"the lean recipe's layers have no mlp\.down_proj\.bias"):
+        lean_config(ModelConfig.from_dict(raw | {"mlp_bias": True}))
 
 
 def test_recipes_are_known() -> None:

@@ -137,7 +137,7 @@ def test_a_layer_with_a_forward_of_its_own_stays_plain_and_its_blocks_fuse() -> 
 
 def test_only_the_registry_asks_for_the_model_type() -> None:
     root, found = Path(__file__).parents[2], []
-    for folder in ("models", "cli"):
+    for folder in ("models", "cli", "genesis"):
         for path in sorted((root / folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             if re.search(r"model_type\W*\s(==|!=|in|not in)\s|case \"(llama|qwen)", text):

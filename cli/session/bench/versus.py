@@ -16,10 +16,15 @@ from genesis_cli.session.bench.schema import PeerStep
 from genesis_cli.session.bench.steps import new_state, taking
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
-from genesis_models.registry import build
+from genesis_models.registry import build, parameter_shapes
 
-__all__ = ["check_recipes", "versus_torch"]
+__all__ = ["check_recipes", "lean_config", "versus_torch"]
 
+# Parameters of a layer that the lean recipe's layers have, or may have.
+LEAN = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+LEAN |= {"input_layernorm", "post_attention_layernorm"}
+QKV_BIAS = {f"self_attn.{name}_proj.bias" for name in "qkv"}
+HEAD_NORMS = {"self_attn.q_norm", "self_attn.k_norm"}
 SHARE = 1 / 6  # of the plan's time for each round of each side
 
 
@@ -34,6 +39,26 @@ def check_recipes(text: str) -> tuple[str, ...]:
         if name not in RECIPES:
             raise UsageError(f"{name!r} is no recipe", where="--recipes", next=f"use some of {', '.join(RECIPES)}")
     return chosen
+
+
+def lean_config(config: ModelConfig) -> dict[str, object]:
+    """The sizes of the lean recipe's model.
+
+    Raises:
+        PeerLacks: layers have parameters that the recipe's have not.
+    """
+    names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name in parameter_shapes(config)} - {""}
+    unknown = names - LEAN - QKV_BIAS - HEAD_NORMS
+    if unknown:
+        raise PeerLacks(f"the lean recipe's layers have no {min(unknown)}")
+    sizes = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
+    others = "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings"
+    return {
+        **{name: getattr(config, name) for name in (*sizes, *others)},
+        "rope_theta": config.rope.theta,
+        "qkv_bias": names >= QKV_BIAS,
+        "head_norms": names >= HEAD_NORMS,
+    }
 
 
 def versus_torch(
@@ -74,9 +99,8 @@ def _row(
 ) -> PeerStep:
     row = PeerStep(recipe=recipe, version=child.version, batch=batch, length=length)
     try:
-        facts = child.ask(
-            "open", recipe=recipe, config=dict(model.config.raw), batch=batch, length=length, dtype=settings.dtype
-        )
+        config = lean_config(model.config) if recipe == "lean" else dict(model.config.raw)
+        facts = child.ask("open", recipe=recipe, config=config, batch=batch, length=length, dtype=settings.dtype)
         found = _measured(model, child, batch, length, limits, settings)
         child.ask("close")
         return row.model_copy(update={"warm_up": facts["warm_up"], **found})

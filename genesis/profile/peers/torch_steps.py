@@ -32,12 +32,15 @@ def _hugging_face(raw: dict[str, Any]) -> tuple[Any, Callable[..., Any]]:
 
 
 def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
-    """What a strong engineer would give torch.compile: one product for q, k and v, one for gate and up, no cache."""
+    """What a strong engineer would give torch.compile: one matmul for q, k and v, one for gate and up, no cache.
+
+    Args:
+        raw: sizes under Hugging Face's names, and whether queries, keys and values have a bias (`qkv_bias`) and query
+            and key heads a norm (`head_norms`).
+    """
     nn, functional = torch.nn, torch.nn.functional
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
-    keys = raw.get("num_key_value_heads") or heads
-    size = raw.get("head_dim") or (128 if raw["model_type"] == "qwen3" else hidden // heads)
-    eps, kind = raw.get("rms_norm_eps", 1e-6), raw["model_type"]
+    keys, size, eps = raw["num_key_value_heads"], raw["head_dim"], raw["rms_norm_eps"]
     wide = 2 * raw["intermediate_size"]
 
     def normed(x: Any, weight: Any) -> Any:
@@ -50,19 +53,18 @@ def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
     class Layer(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
-            bias = kind == "qwen2" or bool(raw.get("attention_bias"))
-            self.qkv = nn.Linear(hidden, (heads + 2 * keys) * size, bias=bias)
+            self.qkv = nn.Linear(hidden, (heads + 2 * keys) * size, bias=raw["qkv_bias"])
             self.out = nn.Linear(heads * size, hidden, bias=False)
             self.gate_up = nn.Linear(hidden, wide, bias=False)
             self.down = nn.Linear(wide // 2, hidden, bias=False)
-            ones = [hidden, hidden, *([size, size] if kind == "qwen3" else [])]
+            ones = [hidden, hidden, *([size, size] if raw["head_norms"] else [])]
             self.norms = nn.ParameterList(torch.ones(n) for n in ones)
 
         def forward(self, x: Any, cos: Any, sin: Any) -> Any:
             rows, tokens, _ = x.shape
             parts = self.qkv(normed(x, self.norms[0])).view(rows, tokens, -1, size).transpose(1, 2)
             q, k, v = parts.split((heads, keys, keys), 1)
-            if kind == "qwen3":
+            if raw["head_norms"]:
                 q, k = normed(q, self.norms[2]), normed(k, self.norms[3])
             q, k = turned(q, cos, sin), turned(k, cos, sin)
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -76,8 +78,8 @@ def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
             self.embed = nn.Embedding(raw["vocab_size"], hidden)
             self.layers = nn.ModuleList(Layer() for _ in range(raw["num_hidden_layers"]))
             self.norm = nn.Parameter(torch.ones(hidden))
-            self.head = None if raw.get("tie_word_embeddings") else nn.Linear(hidden, raw["vocab_size"], bias=False)
-            inverse = float(raw.get("rope_theta") or 1e6) ** -(torch.arange(0, size, 2).float() / size)
+            self.head = None if raw["tie_word_embeddings"] else nn.Linear(hidden, raw["vocab_size"], bias=False)
+            inverse = raw["rope_theta"] ** -(torch.arange(0, size, 2).float() / size)
             angles = torch.outer(torch.arange(length).float(), inverse)
             self.register_buffer("cos", angles.cos())
             self.register_buffer("sin", angles.sin())
