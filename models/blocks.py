@@ -150,6 +150,7 @@ class CausalLM(nn.Module):
     """A decoder with a language-model head. A family names its kind of layer.
 
     Attributes:
+        presets: configs of published sizes, by name.
         config: the checked configuration.
         activation_checkpointing: what training does not keep for backward, which computes it again: "none";
             "selective", the results of norms and of SwiGLU, a third of a layer's memory for a hundredth of its time; or
@@ -161,6 +162,7 @@ class CausalLM(nn.Module):
             `save` writes these.
     """
 
+    presets: ClassVar[Mapping[str, dict[str, Any]]] = {}
     make_layer: ClassVar[Any]  # a layer's class: it is given the config and the layer's index
 
     def __init__(self, config: ModelConfig) -> None:

@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D he
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, ClassVar, Self
 
 from genesis import Tensor, nn
 from genesis_models.blocks import MLP, Attention, CausalLM, Context
@@ -47,7 +47,34 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+def _size(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, tied: bool) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768 if hidden < 3584 else 131072,
+        "initializer_range": 0.02,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": tied,
+        "use_sliding_window": False,
+        "attention_dropout": 0.0,
+    }
+
+
 class Qwen2ForCausalLM(CausalLM):
     """Embedding, layers, norm and head."""
 
     make_layer = DecoderLayer
+    presets: ClassVar = {
+        "0.5B": _size(896, 4864, 24, 14, 2, 151936, True),
+        "1.5B": _size(1536, 8960, 28, 12, 2, 151936, True),
+        "3B": _size(2048, 11008, 36, 16, 2, 151936, True),
+        "7B": _size(3584, 18944, 28, 28, 4, 152064, False),
+    }
