@@ -7,9 +7,9 @@ not implement are refused. Every dimension has a bound, so that nothing is made 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError, ModelError, escape
@@ -80,6 +80,7 @@ class ModelConfig:
     """The shape of a decoder-only transformer, under Hugging Face's key names.
 
     Attributes:
+        DEFAULTS: of a family, the values of keys that a config leaves out, where they are not those of most families.
         layer_windows: per layer, how many keys up to the query it sees; 0 means all.
         raw: the whole config as it was read, for writing back.
     """
@@ -102,6 +103,8 @@ class ModelConfig:
     layer_windows: tuple[int, ...]
     raw: Mapping[str, Any]
 
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+
     @staticmethod
     def from_dict(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Read and check a config, the family first.
@@ -109,8 +112,8 @@ class ModelConfig:
         Raises:
             ModelError: naming the key, what was found and what was expected.
         """
-        reader = Reader(raw, where)
-        return reader.family().config.read(reader)
+        kind = Reader(raw, where).family().config
+        return replace(kind.read(Reader({**kind.DEFAULTS, **raw}, where)), raw=dict(raw))
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
@@ -211,6 +214,14 @@ class Reader:
             raise self.fail(f"{key} is {_shown(value)}, expected a number above 0 and at most {most:g}")
         return float(value)
 
+    def require(self, **expected: Any) -> None:
+        """Refuse a key that asks for what models of this family do not have; absent and null ask for nothing."""
+        for key, value in expected.items():
+            found = self.raw.get(key)
+            if found is not None and (type(found) is not type(value) or found != value):
+                has = "none" if value is None else _shown(value)
+                raise self.fail(f"{key} is {_shown(found)}, and Genesis has {has} for {self.raw['model_type']}")
+
     def family(self) -> Family:
         """That of `model_type`, before any key that only some families have."""
         kind = self.raw.get("model_type")
@@ -269,6 +280,7 @@ class Reader:
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
+            "max_position_embeddings": self.count("max_position_embeddings", 2048),
             "rms_norm_eps": self.fraction("rms_norm_eps", 1e-6, 1.0),
             "initializer_range": self.fraction("initializer_range", 0.02, 1e3),
             "tie_word_embeddings": self.get("tie_word_embeddings", bool, False),
@@ -332,26 +344,42 @@ class Reader:
             low, high = _shown(self.raw["low_freq_factor"]), _shown(self.raw["high_freq_factor"])
             raise self.fail(f"high_freq_factor {high} is not above low_freq_factor {low}")
 
-    def windows(self) -> tuple[int, ...]:
-        """Sliding windows by layer, as Qwen configs state them."""
-        layers = self.count("num_hidden_layers")
+    def same_windows(self) -> tuple[int, ...]:
+        """`sliding_window` for every layer; 0 where it is null or absent."""
+        self.require(layer_types=None)
+        size = 0 if self.raw.get("sliding_window") is None else self.count("sliding_window")
+        return (size,) * self.count("num_hidden_layers")
+
+    def windows(self, types: Sequence[str] | None = None) -> tuple[int, ...]:
+        """`sliding_window` for the layers that `layer_types` names, 0 for the others.
+
+        Args:
+            types: those where the config has none; unless given, as Qwen configs state them.
+        """
         has_window = self.get("use_sliding_window", bool, False) and self.get("sliding_window", int, 0) != 0
-        types = self.raw.get("layer_types")
-        if types is None:
+        if types is None and self.raw.get("layer_types") is None:
             first = self.count("max_window_layers", 28, least=0)
-            types = ["sliding_attention" if has_window and i >= first else "full_attention" for i in range(layers)]
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(types, list):
-            raise self.fail(f"layer_types is {_shown(types)}, expected a list")
-        if len(types) != layers:
-            raise self.fail(f"layer_types lists {len(types):,} layers, num_hidden_layers is {layers:,}")
-        wrong = [kind for kind in types if kind not in known]
-        if wrong:
-            raise self.fail(f"layer_types has {_shown(wrong[0])}, Genesis has {' and '.join(known)}")
+            layers = range(self.count("num_hidden_layers"))
+            types = ["sliding_attention" if has_window and i >= first else "full_attention" for i in layers]
+        types = self.by_layer("layer_types", ("full_attention", "sliding_attention"), types or ())
         if "sliding_attention" not in types:
-            return (0,) * layers
+            return (0,) * len(types)
         size = self.count("sliding_window")
         return tuple(size if t == "sliding_attention" else 0 for t in types)
+
+    def by_layer(self, key: str, known: tuple[Any, ...], default: Sequence[Any]) -> Sequence[Any]:
+        """A list with one of the `known` values for each layer."""
+        found, layers = self.raw.get(key), self.count("num_hidden_layers")
+        if found is None:
+            return default
+        if not isinstance(found, list):
+            raise self.fail(f"{key} is {_shown(found)}, expected a list")
+        if len(found) != layers:
+            raise self.fail(f"{key} lists {len(found):,} layers, num_hidden_layers is {layers:,}")
+        wrong = [each for each in found if type(each) is not type(known[0]) or each not in known]
+        if wrong:
+            raise self.fail(f"{key} has {_shown(wrong[0])}, Genesis has {' and '.join(map(str, known))}")
+        return found
 
 
 def _shown(value: Any) -> str:

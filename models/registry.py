@@ -15,6 +15,7 @@ from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.fuse import fuse
 from genesis_models.llama import LlamaForCausalLM
+from genesis_models.mistral import MistralForCausalLM
 from genesis_models.qwen2 import Qwen2ForCausalLM
 from genesis_models.qwen3 import Qwen3ForCausalLM
 
@@ -22,6 +23,7 @@ __all__ = ["ARCHITECTURES", "build", "empty_model", "parameter_count", "paramete
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     "llama": LlamaForCausalLM,
+    "mistral": MistralForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
 }

@@ -1,4 +1,4 @@
-"""Every key of the three families' configs given every kind of bad value, loaded and built under a memory limit.
+"""Every key of the families' configs given every kind of bad value, loaded and built under a memory limit.
 
 `python -m tests.models.config_mutations` runs all of them in children of 256 MiB each and prints what was no refusal;
 the suite runs a sample.
@@ -20,7 +20,7 @@ from genesis.errors import GenesisError, ModelError, OutOfMemoryError
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load
 from genesis_models.rope import tables
-from tests.models.golden import FIXTURES
+from tests.models.golden import FAMILIES, FIXTURES
 
 __all__ = ["BAD", "MEMORY", "bases", "limited", "mutations", "outcome", "refusal"]
 
@@ -55,7 +55,7 @@ def bases() -> dict[str, dict[str, Any]]:
         raw |= {"hidden_dropout": 0.0, "partial_rotary_factor": 1.0, "torch_dtype": "float32", "mlp_bias": False}
         raw |= {"quantization_config": None, "max_window_layers": 1, "sliding_window": 16, "use_sliding_window": False}
         found[kind] = raw
-    return found
+    return found | {name: json.loads((FIXTURES / name / "config.json").read_text()) for name in FAMILIES}
 
 
 def mutations() -> Iterator[tuple[str, str, Any, dict[str, Any]]]:

@@ -11,10 +11,12 @@ import numpy as np
 
 from genesis.io.safetensors import load_file
 
-__all__ = ["EXTRA", "FIXTURES", "NAMES", "Golden", "extra", "golden", "relative_error"]
+__all__ = ["EXTRA", "FAMILIES", "FIXTURES", "NAMES", "QWEN", "Golden", "extra", "golden", "relative_error"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
-NAMES = ("qwen2-tied", "qwen2-untied-sharded", "qwen3-tied")
+QWEN = ("qwen2-tied", "qwen2-untied-sharded", "qwen3-tied")
+FAMILIES = ("mistral",)
+NAMES = (*QWEN, *FAMILIES)
 EXTRA = ("llama3", "llama-head-dim", "qwen2-window", "qwen3-yarn-bias")
 
 

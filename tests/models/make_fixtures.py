@@ -141,6 +141,11 @@ TRAINER = {
     "schedule": "constant",
     "bias_correction": True,
 }
+DEFAULTS = (
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "initializer_range"),
+    *("tie_word_embeddings", "attention_bias", "mlp_bias", "rope_parameters", "sliding_window", "layer_types"),
+    *("no_rope_layers", "query_pre_attn_scalar"),
+)
 MARGIN = 1e-3  # by which each greedy token beats the next one, so that rounding cannot change it
 
 ROPES = {
@@ -245,9 +250,22 @@ def make_rope_tables() -> None:
     (HERE / "rope.json").write_text(json.dumps(found))
 
 
+def make_defaults() -> None:
+    """What transformers takes each family's config to say where it leaves keys out."""
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    required = {key: SMALL[key] for key in sizes} | {"num_hidden_layers": 8, "num_attention_heads": 16}
+    found = {}
+    for _, config in FAMILIES.values():
+        known = type(config)(**required).to_dict()
+        kept = [key for key in known if key in DEFAULTS or key.endswith(("_multiplier", "_scaling"))]
+        found[config.model_type] = {"given": required, "read": {key: known[key] for key in sorted(kept)}}
+    (HERE / "defaults.json").write_text(json.dumps(found, indent=1))
+
+
 if __name__ == "__main__":
     makers = dict.fromkeys(EXTRA, make_extra) | dict.fromkeys(FAMILIES, make_family)
     for model_name in sys.argv[1:] or makers:
         makers[model_name](model_name)
+    make_defaults()
     if not sys.argv[1:]:
         make_rope_tables()

@@ -32,10 +32,13 @@ SIZES: dict[str, Any] = {
 CASES: list[dict[str, Any]] = [
     {"model_type": "llama"},
     {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    {"model_type": "mistral", "sliding_window": 5},
     {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     {"model_type": "qwen3", "tie_word_embeddings": True},
     {"model_type": "qwen3", "attention_bias": True},
 ]
+# Those whose layers stay plain; the MLP alone fuses.
+PLAIN: list[dict[str, Any]] = []
 
 
 def name_of(case: dict[str, Any]) -> str:
@@ -54,7 +57,7 @@ def step(model: CausalLM) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
 
 
 def test_every_family_is_here() -> None:
-    assert {case["model_type"] for case in CASES} == set(ARCHITECTURES) == set(FAMILIES)
+    assert {case["model_type"] for case in CASES + PLAIN} == set(ARCHITECTURES) == set(FAMILIES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -68,8 +71,15 @@ def test_build_fuses_every_layer_and_unfuse_gives_the_plain_ones_back(case: dict
     assert [name for name, _ in model.named_parameters()] == names
 
 
+@pytest.mark.parametrize("case", PLAIN, ids=name_of)
+def test_a_layer_that_no_rule_knows_stays_plain(case: dict[str, Any]) -> None:
+    for layer in genesis_models.build(SIZES | case).model.layers:
+        assert not isinstance(layer, Fused)
+        assert isinstance(layer.mlp, Fused)
+
+
 @pytest.mark.parametrize("how", ["none", "full"])
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES + PLAIN, ids=name_of)
 def test_forward_has_the_same_bits_and_gradients_differ_by_the_order_of_sums(case: dict[str, Any], how: str) -> None:
     """A joined matmul sums the input's gradient over the columns of all its weights at once: n terms reordered."""
     config = ModelConfig.from_dict(SIZES | case)
@@ -84,7 +94,7 @@ def test_forward_has_the_same_bits_and_gradients_differ_by_the_order_of_sums(cas
             assert np.linalg.norm(found[2][name] - gradient) <= bound * np.linalg.norm(gradient), name
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES + PLAIN, ids=name_of)
 def test_in_bfloat16_plain_layers_round_more_often(case: dict[str, Any]) -> None:
     """Fused ops keep some results in float32 that a plain layer rounds: some 16 a layer, forward and backward."""
     config = ModelConfig.from_dict(SIZES | case)

@@ -1,4 +1,4 @@
-"""The golden models against transformers: logits, loss, gradients, and six steps of AdamW."""
+"""The golden models against transformers: logits, loss, gradients, greedy text, and a few steps of AdamW."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import genesis
 import genesis_models
 from genesis.nn.utils import clip_grad_norm_
 from genesis.optim import AdamW, decay_groups
-from tests.models.golden import NAMES, golden, relative_error
+from genesis_models.generate import Sampling, generate
+from tests.models.golden import FAMILIES, NAMES, QWEN, golden, relative_error
 
 LOGITS, LOSS, GRADIENT, TRAJECTORY, WEIGHTS = 1e-4, 1e-5, 1e-4, 1e-4, 1e-3  # the bounds of the acceptance test
 
@@ -47,7 +48,7 @@ class TestGolden:
         assert max(errors.values()) < GRADIENT, errors
 
     @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-    def test_six_steps(self, name: str, device: str, checkpointing: str) -> None:
+    def test_steps(self, name: str, device: str, checkpointing: str) -> None:
         reference = golden(name)
         hyper = reference.trainer
         model = genesis_models.load(reference.folder, device=device)
@@ -68,6 +69,15 @@ class TestGolden:
         assert max(errors.values()) < WEIGHTS, errors
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_text(name: str, device: str) -> None:
+    reference = golden(name)
+    model = genesis_models.load(reference.folder, device=device)
+    expected = reference.arrays["greedy"].tolist()
+    assert list(generate(model, expected[:9], Sampling(0.0), len(expected) - 9)) == expected[9:]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_and_loaded_again(name: str, tmp_path: object) -> None:
     reference = golden(name)
@@ -80,7 +90,7 @@ def test_saved_and_loaded_again(name: str, tmp_path: object) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", QWEN)
 def test_bfloat16_on_a_gpu(name: str) -> None:
     reference = golden(name)
     model = genesis_models.load(reference.folder, device="cuda", dtype="bfloat16")

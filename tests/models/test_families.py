@@ -1,0 +1,53 @@
+"""Configs of the families: what they leave out, what is refused, and that a family says which of its settings work."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from genesis.errors import ModelError
+from genesis_models.config import FAMILIES, ModelConfig
+from tests.models.golden import FIXTURES
+
+DEFAULTS = json.loads((FIXTURES / "defaults.json").read_text())
+HERE = [kind for kind in DEFAULTS if kind in FAMILIES]
+
+
+def minimal(kind: str, **changes: Any) -> dict[str, Any]:
+    """The config of a family with the keys that it needs."""
+    return {"model_type": kind, **DEFAULTS[kind]["given"], **changes}
+
+
+@pytest.mark.parametrize("kind", HERE)
+def test_keys_that_are_left_out_are_read_as_transformers_does(kind: str) -> None:
+    config, expected = ModelConfig.from_dict(minimal(kind)), dict(DEFAULTS[kind]["read"])
+    assert config.rope.theta == expected.pop("rope_parameters")["rope_theta"]
+    size, layers = expected.pop("sliding_window", None), range(config.num_hidden_layers)
+    types = expected.pop("layer_types", ["sliding_attention" if size else "full_attention" for _ in layers])
+    assert config.layer_windows == tuple(size if each == "sliding_attention" else 0 for each in types)
+    if "no_rope_layers" in expected:
+        assert config.layer_ropes == tuple(map(bool, expected.pop("no_rope_layers")))  # type: ignore[attr-defined]
+    assert {key: getattr(config, key) for key in expected} == expected
+    assert config.raw == minimal(kind)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("mistral", {"sliding_window": 0}, "sliding_window is 0, expected 1 to"),
+    ("mistral", {"layer_types": ["full_attention"] * 8}, "layer_types is a list of 8, and Genesis has none"),
+    ("mistral", {"attention_bias": True}, "attention_bias is true, and Genesis has false for mistral"),
+    ("mistral", {"hidden_act": "gelu"}, "hidden_act is gelu, and Genesis has silu"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "what"), REFUSED, ids=[f"{kind}-{what}" for kind, _, what in REFUSED])
+def test_what_a_family_does_not_have_is_refused_by_key(kind: str, changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        ModelConfig.from_dict(minimal(kind, **changes))
+    assert caught.value.what.replace('"', "").startswith(what)
+    assert caught.value.where and caught.value.next
+
+
+def test_null_is_not_the_default_of_a_sliding_window() -> None:
+    assert set(ModelConfig.from_dict(minimal("mistral", sliding_window=None)).layer_windows) == {0}
