@@ -65,6 +65,13 @@ class FusedAttention(Fused):
         return context.attention(q, k, v, self.layer, self.window, self.scale)
 
 
+class FusedNoPEAttention(FusedAttention):
+    """Attention without positions."""
+
+    def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
+        return self.packed(qkv, context, None) if context.cache is None else self.cached(qkv, context)
+
+
 class FusedHeadNormAttention(FusedAttention):
     """Attention whose query and key heads are normalised, in one op with the rotation."""
 
@@ -121,6 +128,12 @@ def _attention(self: Any, x: Any, context: Any) -> Any:
     return self.o_proj(o.flatten(-2))
 
 
+def _nope_attention(self: Any, x: Any, context: Any) -> Any:
+    q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+    o = context.attention(q, k, v, self.layer, self.window, self.scale)
+    return self.o_proj(o.flatten(-2))
+
+
 def _head_norm_attention(self: Any, x: Any, context: Any) -> Any:
     q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
     q, k = context.rope(self.q_norm(q)), context.rope(self.k_norm(k))
@@ -148,6 +161,7 @@ class Rule(NamedTuple):
 
 RULES = (
     Rule(_attention, FusedAttention),
+    Rule(_nope_attention, FusedNoPEAttention),
     Rule(_head_norm_attention, FusedHeadNormAttention),
     Rule(_swiglu, FusedMLP),
     Rule(_pre_norm_layer, FusedPreNormLayer),

@@ -18,6 +18,7 @@ from genesis_models.llama import LlamaForCausalLM
 from genesis_models.mistral import MistralForCausalLM
 from genesis_models.qwen2 import Qwen2ForCausalLM
 from genesis_models.qwen3 import Qwen3ForCausalLM
+from genesis_models.smollm3 import SmolLM3ForCausalLM
 
 __all__ = ["ARCHITECTURES", "build", "empty_model", "parameter_count", "parameter_shapes"]
 
@@ -26,6 +27,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "mistral": MistralForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
+    "smollm3": SmolLM3ForCausalLM,
 }
 
 

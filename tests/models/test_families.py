@@ -38,6 +38,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"layer_types": ["full_attention"] * 8}, "layer_types is a list of 8, and Genesis has none"),
     ("mistral", {"attention_bias": True}, "attention_bias is true, and Genesis has false for mistral"),
     ("mistral", {"hidden_act": "gelu"}, "hidden_act is gelu, and Genesis has silu"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers lists 2 layers, num_hidden_layers is 8"),
+    ("smollm3", {"no_rope_layers": [2] * 8}, "no_rope_layers has 2, Genesis has 0 and 1"),
+    ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0, expected at least 1"),
+    ("smollm3", {"layer_types": ["chunked_attention"] * 8}, "layer_types has chunked_attention, Genesis has"),
 ]
 
 
@@ -47,6 +51,11 @@ def test_what_a_family_does_not_have_is_refused_by_key(kind: str, changes: dict[
         ModelConfig.from_dict(minimal(kind, **changes))
     assert caught.value.what.replace('"', "").startswith(what)
     assert caught.value.where and caught.value.next
+
+
+def test_layers_without_rope_slide_where_smollm3_has_a_window() -> None:
+    config = ModelConfig.from_dict(minimal("smollm3", use_sliding_window=True, sliding_window=5))
+    assert config.layer_windows == (0, 0, 0, 5, 0, 0, 0, 5)
 
 
 def test_null_is_not_the_default_of_a_sliding_window() -> None:

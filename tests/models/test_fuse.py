@@ -36,6 +36,7 @@ CASES: list[dict[str, Any]] = [
     {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     {"model_type": "qwen3", "tie_word_embeddings": True},
     {"model_type": "qwen3", "attention_bias": True},
+    {"model_type": "smollm3", "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 5},
 ]
 # Those whose layers stay plain; the MLP alone fuses.
 PLAIN: list[dict[str, Any]] = []

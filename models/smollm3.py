@@ -1,0 +1,92 @@
+"""SmolLM3 (Bakouch et al., "SmolLM3", 2025): every fourth layer has no rotary positions (NoPE).
+
+Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from genesis import Tensor, nn
+from genesis_models import blocks
+from genesis_models.blocks import MLP, CausalLM, Context
+from genesis_models.config import ModelConfig, Reader, family
+
+__all__ = ["Attention", "DecoderLayer", "SmolLM3Config", "SmolLM3ForCausalLM"]
+
+
+@family("smollm3", "SmolLM3")
+@dataclass(frozen=True, slots=True)
+class SmolLM3Config(ModelConfig):
+    """`config.json` of `model_type: smollm3`.
+
+    Attributes:
+        layer_ropes: which layers rotate queries and keys: `no_rope_layers`, whose 1 means that one does, or all but
+            every `no_rope_layer_interval`-th.
+    """
+
+    layer_ropes: tuple[bool, ...]
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "rope_theta": 2e6,
+        "tie_word_embeddings": True,
+    }
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        interval = reader.get("no_rope_layer_interval", int, 4)
+        if interval < 1:
+            raise reader.fail(f"no_rope_layer_interval is {interval}, expected at least 1")
+        layers = range(1, reader.count("num_hidden_layers") + 1)
+        ropes = reader.by_layer("no_rope_layers", (0, 1), [int(i % interval != 0) for i in layers])
+        has_window = reader.get("use_sliding_window", bool, False) and reader.raw.get("sliding_window") is not None
+        windows = ["full_attention" if rope or not has_window else "sliding_attention" for rope in ropes]
+        return reader.config(
+            cls,
+            head_dim=reader.head_dim(),
+            attention_bias=reader.get("attention_bias", bool, False),
+            mlp_bias=reader.get("mlp_bias", bool, False),
+            layer_windows=reader.windows(windows),
+            layer_ropes=tuple(map(bool, ropes)),
+        )
+
+
+class Attention(blocks.Attention):
+    """Grouped-query attention, with rotary positions or without."""
+
+    def __init__(self, config: SmolLM3Config, layer: int) -> None:
+        super().__init__(config, layer, bias=config.attention_bias, out_bias=config.attention_bias)
+        self.use_rope = config.layer_ropes[layer]
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q, D]
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+        if self.use_rope:
+            q, k = context.rope(q), context.rope(k)
+        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
+        return self.o_proj(o.flatten(-2))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each on the normalised stream and added to it."""
+
+    def __init__(self, config: SmolLM3Config, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        x = x + self.self_attn(self.input_layernorm(x), context)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class SmolLM3ForCausalLM(CausalLM):
+    """Embedding, layers, norm and head."""
+
+    make_layer = DecoderLayer
