@@ -90,6 +90,7 @@ def bench_model(
     batches = _sizes(batch_size, "--batch-size")
     asked, how = weight_dtype(dtype, trains=True), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
     config = shape_named(size, "--size")
+    _check_checkpointing(config, how)
     lengths = _lengths(seq_len, config.packed_length)
     check_lengths(config, lengths)
     where = resolve_device(device)
@@ -107,6 +108,14 @@ def bench_model(
     if measured.interrupted:
         raise KeyboardInterrupt
     raise_first(measured.failures, len(measured.rows))
+
+
+def _check_checkpointing(config: ModelConfig, how: str | None) -> None:
+    from genesis_models.registry import fuses
+
+    if how == "selective" and not fuses(config):
+        what = f"selective is for fused layers, and those of {config.model_type} are plain"
+        raise UsageError(what, where="--checkpointing", next="use none or full")
 
 
 def _lengths(asked: str | None, most: int) -> tuple[int, ...]:

@@ -153,9 +153,9 @@ class CausalLM(nn.Module):
         presets: configs of published sizes, by name.
         config: the checked configuration.
         activation_checkpointing: what training does not keep for backward, which computes it again: "none";
-            "selective", the results of norms and of SwiGLU, a third of a layer's memory for a hundredth of its time; or
-            "full", all but each layer's input, for the time of another forward pass.
-        precision: "fp8": in training the layers' matmuls with wide results are computed in 8-bit floats, but for
+            "selective", in fused layers the results of norms and of SwiGLU, a third of a layer's memory for a hundredth
+            of its time; or "full", all but each layer's input, for the time of another forward pass.
+        precision: "fp8": in training the fused layers' matmuls with wide results are computed in 8-bit floats, but for
             gradients of weights; None: in the type of the weights, as those of embedding and head are, and all when the
             model is used.
         stored_types: parameter -> the type of its tensor in the folder, where loading chose the model's type by itself;

@@ -20,7 +20,7 @@ from genesis.nn import functional as F
 from genesis.nn import fused
 from genesis_models.blocks import Context
 
-__all__ = ["fuse", "unfuse"]
+__all__ = ["fuse", "is_fused", "unfuse"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -171,6 +171,11 @@ RULES = (
 def fuse(model: M) -> M:
     """Give `model` and the blocks in it the fused forms that rules know; returns it."""
     return model.apply(_fuse)
+
+
+def is_fused(model: Any) -> bool:
+    """Whether all layers run in fused ops: only these recompute selectively and compute in 8-bit floats."""
+    return all(isinstance(layer, FusedPreNormLayer) for layer in model.model.layers)
 
 
 def unfuse(block: M) -> M:

@@ -13,18 +13,20 @@ from genesis.random import Generator
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
-from genesis_models.fuse import fuse
+from genesis_models.fuse import fuse, is_fused
 from genesis_models.llama import LlamaForCausalLM
 from genesis_models.mistral import MistralForCausalLM
+from genesis_models.olmo2 import Olmo2ForCausalLM
 from genesis_models.qwen2 import Qwen2ForCausalLM
 from genesis_models.qwen3 import Qwen3ForCausalLM
 from genesis_models.smollm3 import SmolLM3ForCausalLM
 
-__all__ = ["ARCHITECTURES", "build", "empty_model", "parameter_count", "parameter_shapes"]
+__all__ = ["ARCHITECTURES", "build", "empty_model", "fuses", "parameter_count", "parameter_shapes"]
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
+    "olmo2": Olmo2ForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
     "smollm3": SmolLM3ForCausalLM,
@@ -35,6 +37,12 @@ def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float
     """The model of a config in fused form, its weights undefined."""
     with nn.init.skip_init(device, dtype):
         return fuse(ARCHITECTURES[config.model_type](config))
+
+
+def fuses(config: ModelConfig) -> bool:
+    """Whether all layers of the model of a config run in fused ops; no memory is taken."""
+    with nn.init.shapes_only():
+        return is_fused(fuse(ARCHITECTURES[config.model_type](config)))
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -19,6 +19,7 @@ from genesis.train.progress import tokenizing
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.presets import preset
+from genesis_models.registry import fuses
 
 __all__ = [
     "Stages",
@@ -76,6 +77,12 @@ def model_config(config: Config) -> ModelConfig:
             f"data.seq_len {config.data.seq_len} is beyond the model's {found.packed_length} positions",
             where="data.seq_len",
             next="lower it",
+        )
+    if config.train.activation_checkpointing == "selective" and not fuses(found):
+        raise ConfigError(
+            f"activation_checkpointing selective is for fused layers, and those of {found.model_type} are plain",
+            where="train.activation_checkpointing",
+            next="set it to none or full",
         )
     return found
 

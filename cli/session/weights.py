@@ -16,6 +16,7 @@ from genesis_models.blocks import widest_product
 from genesis_models.config import ModelConfig
 from genesis_models.folder import stored_dtype
 from genesis_models.precision import AUTO, WeightType, weight_type
+from genesis_models.registry import fuses
 
 __all__ = ["settled", "usable_precision"]
 
@@ -46,6 +47,8 @@ def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tupl
     if config.train.precision is None:
         return None, None
     stays, widest = f"precision: {config.model.dtype}: fp8", widest_product(shape)
+    if not fuses(shape):
+        return None, f"{stays} is for fused layers, and those of {shape.model_type} are plain"
     if widest < fp8_ops.WIDE:
         return None, f"{stays} is for products of at least {fp8_ops.WIDE} columns, and the model's widest has {widest}"
     if device == CPU:

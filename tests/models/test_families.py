@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genesis.errors import ModelError
+from genesis.backend import CPU
+from genesis.errors import ConfigError, ModelError
+from genesis_cli.session.preparation import model_config
+from genesis_cli.session.weights import usable_precision
 from genesis_models.config import FAMILIES, ModelConfig
+from genesis_models.registry import fuses
 from tests.models.golden import FIXTURES
+from tests.train.runs import load, make
 
 DEFAULTS = json.loads((FIXTURES / "defaults.json").read_text())
 HERE = [kind for kind in DEFAULTS if kind in FAMILIES]
@@ -42,6 +48,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [2] * 8}, "no_rope_layers has 2, Genesis has 0 and 1"),
     ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0, expected at least 1"),
     ("smollm3", {"layer_types": ["chunked_attention"] * 8}, "layer_types has chunked_attention, Genesis has"),
+    ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8, and Genesis has none for olmo2"),
+    ("olmo2", {"sliding_window": 8}, "sliding_window is 8, and Genesis has none for olmo2"),
 ]
 
 
@@ -60,3 +68,19 @@ def test_layers_without_rope_slide_where_smollm3_has_a_window() -> None:
 
 def test_null_is_not_the_default_of_a_sliding_window() -> None:
     assert set(ModelConfig.from_dict(minimal("mistral", sliding_window=None)).layer_windows) == {0}
+
+
+PLAIN = [kind for kind in HERE if not fuses(ModelConfig.from_dict(minimal(kind)))]
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_layers_take_no_setting_of_fused_ones(kind: str, tmp_path: Path) -> None:
+    config = load(make(tmp_path), "run", f"model.config.model_type={kind}", "train.precision=fp8")
+    line = f"precision: auto: fp8 is for fused layers, and those of {kind} are plain"
+    assert usable_precision(config, model_config(config), CPU) == (None, line)
+    selective = load(
+        tmp_path / "config.yaml", "run", f"model.config.model_type={kind}", "train.activation_checkpointing=selective"
+    )
+    with pytest.raises(ConfigError, match="selective is for fused layers") as caught:
+        model_config(selective)
+    assert caught.value.where == "train.activation_checkpointing"

@@ -39,7 +39,9 @@ CASES: list[dict[str, Any]] = [
     {"model_type": "smollm3", "no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 5},
 ]
 # Those whose layers stay plain; the MLP alone fuses.
-PLAIN: list[dict[str, Any]] = []
+PLAIN: list[dict[str, Any]] = [
+    {"model_type": "olmo2"},
+]
 
 
 def name_of(case: dict[str, Any]) -> str:
