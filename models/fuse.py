@@ -12,7 +12,7 @@ or is watched by a hook (`genesis.nn.fused`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from genesis import Tensor, nn
@@ -40,13 +40,17 @@ class FusedAttention(Fused):
 
     def forward(self: Any, x: Tensor, context: Context) -> Tensor:
         b, t, _ = x.shape
-        layers = (self.q_proj, self.k_proj, self.v_proj)
+        layers = self.projections()
         qkv = fused.packed_linear(x, layers, self.norm, context.recompute, context.fp8)  # [B, T, (Q + 2·K)·D]
         o = self.attended(qkv.view(b, t, -1, self.head_dim), context)  # [B, T, Q, D]
         del qkv  # what it holds is no longer needed, unless backward keeps it
         if self.norm is None:
             return fused.packed_linear(o.view(b, t, -1), (self.o_proj,), fp8=context.fp8)
         return fused.linear_sum(o.view(b, t, -1), self.o_proj, x, context.fp8)
+
+    def projections(self: Any) -> tuple[nn.Module, ...]:
+        """Of queries, keys and values."""
+        return self.q_proj, self.k_proj, self.v_proj
 
     def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
         """Attention of `[B, T, Q + 2·K, D]`, and over the cache."""
@@ -63,6 +67,13 @@ class FusedAttention(Fused):
         """With a cache; queries and keys are rotated already."""
         q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
         return context.attention(q, k, v, self.layer, self.window, self.scale)
+
+
+class FusedPackedAttention(FusedAttention):
+    """Attention with one weight for queries, keys and values."""
+
+    def projections(self: Any) -> tuple[nn.Module, ...]:
+        return (self.qkv_proj,)
 
 
 class FusedNoPEAttention(FusedAttention):
@@ -92,10 +103,20 @@ class FusedMLP(Fused):
 
     def forward(self: Any, x: Tensor, context: Context | None = None) -> Tensor:
         recompute, fp8 = (False, 0) if context is None else (context.recompute, context.fp8)
-        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         if self.norm is None:
-            return down(F.swiglu(fused.packed_linear(x, (gate, up), fp8=fp8)))
-        return fused.gated_mlp(x, self.norm, gate, up, down, recompute, fp8)
+            return self.down_proj(F.swiglu(fused.packed_linear(x, self.projections(), fp8=fp8)))
+        return fused.gated_mlp(x, self.norm, self.projections(), self.down_proj, recompute, fp8)
+
+    def projections(self: Any) -> tuple[nn.Module, ...]:
+        """Of gate and up."""
+        return self.gate_proj, self.up_proj
+
+
+class FusedPackedMLP(FusedMLP):
+    """SwiGLU with one weight for gate and up."""
+
+    def projections(self: Any) -> tuple[nn.Module, ...]:
+        return (self.gate_up_proj,)
 
 
 class FusedPreNormLayer(Fused):
@@ -128,6 +149,13 @@ def _attention(self: Any, x: Any, context: Any) -> Any:
     return self.o_proj(o.flatten(-2))
 
 
+def _packed_attention(self: Any, x: Any, context: Any) -> Any:
+    qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))
+    q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
+    o = context.attention(context.rope(q), context.rope(k), v, self.layer, self.window, self.scale)
+    return self.o_proj(o.flatten(-2))
+
+
 def _nope_attention(self: Any, x: Any, context: Any) -> Any:
     q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
     o = context.attention(q, k, v, self.layer, self.window, self.scale)
@@ -142,9 +170,19 @@ def _head_norm_attention(self: Any, x: Any, context: Any) -> Any:
 
 
 def _swiglu(self: Any, x: Any) -> Any:
-    if not isinstance(self.act_fn.module, nn.SiLU):
-        raise TypeError("another activation")
+    _check_silu(self)
     return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _packed_swiglu(self: Any, x: Any) -> Any:
+    _check_silu(self)
+    gate, up = self.gate_up_proj(x).chunk(2, -1)
+    return self.down_proj(self.act_fn(gate) * up)
+
+
+def _check_silu(block: Any) -> None:
+    if not isinstance(block.act_fn.module, nn.SiLU):
+        raise TypeError("another activation")
 
 
 def _pre_norm_layer(self: Any, x: Any, context: Any) -> Any:
@@ -161,9 +199,11 @@ class Rule(NamedTuple):
 
 RULES = (
     Rule(_attention, FusedAttention),
+    Rule(_packed_attention, FusedPackedAttention),
     Rule(_nope_attention, FusedNoPEAttention),
     Rule(_head_norm_attention, FusedHeadNormAttention),
     Rule(_swiglu, FusedMLP),
+    Rule(_packed_swiglu, FusedPackedMLP),
     Rule(_pre_norm_layer, FusedPreNormLayer),
 )
 
@@ -224,6 +264,12 @@ class _Value:
 
     def __getattr__(self, name: str) -> Callable[..., _Value]:
         return lambda *args, **settings: _Value(f"{self.text}.{name}{_arguments(args, settings)}")
+
+    def split(self, sizes: Sequence[int], dim: int) -> tuple[_Value, ...]:
+        return tuple(_Value(f"{self.text}.split({sizes}, {dim})[{i}]") for i in range(len(sizes)))
+
+    def chunk(self, chunks: int, dim: int) -> tuple[_Value, ...]:
+        return tuple(_Value(f"{self.text}.chunk({chunks}, {dim})[{i}]") for i in range(chunks))
 
     def __add__(self, other: object) -> _Value:
         return _Value(f"({self.text} + {_text(other)})")

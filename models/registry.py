@@ -17,6 +17,7 @@ from genesis_models.fuse import fuse, is_fused
 from genesis_models.llama import LlamaForCausalLM
 from genesis_models.mistral import MistralForCausalLM
 from genesis_models.olmo2 import Olmo2ForCausalLM
+from genesis_models.phi3 import Phi3ForCausalLM
 from genesis_models.qwen2 import Qwen2ForCausalLM
 from genesis_models.qwen3 import Qwen3ForCausalLM
 from genesis_models.smollm3 import SmolLM3ForCausalLM
@@ -27,6 +28,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
     "olmo2": Olmo2ForCausalLM,
+    "phi3": Phi3ForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
     "smollm3": SmolLM3ForCausalLM,

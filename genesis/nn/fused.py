@@ -61,20 +61,21 @@ def linear_sum(x: Tensor, layer: Linear, residual: Tensor, fp8: int = 0) -> Tens
 
 
 def gated_mlp(
-    x: Tensor, norm: RMSNorm, gate: Linear, up: Linear, down: Linear, recompute: bool = False, fp8: int = 0
+    x: Tensor, norm: RMSNorm, gate_up: Sequence[Linear], down: Linear, recompute: bool = False, fp8: int = 0
 ) -> Tensor:
     """x + down(silu(gate(n))·up(n)) with n = norm(x).
 
     Args:
+        gate_up: gate and up, or one layer whose results are theirs side by side.
         recompute: do not keep n and down's input for backward, which makes them again.
         fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
-    plain = all(_is_plain(layer, Linear) for layer in (gate, up, down)) and _is_plain(norm, RMSNorm)
-    biases = [layer.bias for layer in (gate, up) if layer.bias is not None] if plain else []
-    if plain and len(biases) != 1 and norm.weight is not None and norm.eps is not None:
-        weights, rest, fp8 = [gate.weight, up.weight], (down.weight, down.bias), _allowed(fp8, gate, up, down)
+    plain = all(_is_plain(layer, Linear) for layer in (*gate_up, down)) and _is_plain(norm, RMSNorm)
+    biases = [layer.bias for layer in gate_up if layer.bias is not None] if plain else []
+    if plain and len(biases) in (0, len(gate_up)) and norm.weight is not None and norm.eps is not None:
+        weights, rest, fp8 = [each.weight for each in gate_up], (down.weight, down.bias), _allowed(fp8, *gate_up, down)
         return F.norm_mlp(x, norm.weight, weights, biases, *rest, eps=norm.eps, keep=not recompute, fp8=fp8)
-    return linear_sum(F.swiglu(packed_linear(x, (gate, up), norm, recompute, fp8)), down, x, fp8)
+    return linear_sum(F.swiglu(packed_linear(x, gate_up, norm, recompute, fp8)), down, x, fp8)
 
 
 def norm_rope(

@@ -33,6 +33,7 @@ CASES: list[dict[str, Any]] = [
     {"model_type": "llama"},
     {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     {"model_type": "mistral", "sliding_window": 5},
+    {"model_type": "phi3"},
     {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     {"model_type": "qwen3", "tie_word_embeddings": True},
     {"model_type": "qwen3", "attention_bias": True},

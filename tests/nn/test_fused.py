@@ -28,8 +28,7 @@ def parts(bias: bool = True) -> tuple[list[nn.Linear], nn.RMSNorm, nn.Linear]:
 
 
 def together(layers: list[nn.Linear], norm: nn.RMSNorm, down: nn.Linear, x: Any, recompute: bool) -> Any:
-    gate, up = layers
-    return fused.gated_mlp(x, norm, gate, up, down, recompute)
+    return fused.gated_mlp(x, norm, layers, down, recompute)
 
 
 def apart(layers: list[nn.Linear], norm: nn.RMSNorm, down: nn.Linear, x: Any) -> Any:

@@ -1,0 +1,88 @@
+"""Phi-3 and Phi-4 (Abdin et al., "Phi-3 Technical Report", 2024): one matrix for queries, keys and values, one for gate
+and up.
+
+Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from genesis import Tensor, nn
+from genesis_models.blocks import CausalLM, Context
+from genesis_models.config import ModelConfig, Reader, family
+
+__all__ = ["MLP", "Attention", "DecoderLayer", "Phi3Config", "Phi3ForCausalLM"]
+
+
+@family("phi3", "Phi-3 mini 4k and medium 4k, Phi-4")
+@dataclass(frozen=True, slots=True)
+class Phi3Config(ModelConfig):
+    """`config.json` of `model_type: phi3`; the long versions' `longrope` is refused."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        reader.require(attention_bias=False, mlp_bias=False)
+        found = reader.config(cls, head_dim=reader.head_dim(), layer_windows=reader.same_windows())
+        if found.rope.kind != "default":  # "yarn", too, means longrope here
+            raise reader.fail(f"rope_type is {found.rope.kind}, and Genesis has default for phi3")
+        return found
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.window = layer, config.layer_windows[layer]
+        self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim, self.scale = config.head_dim, 1 / math.sqrt(config.head_dim)
+        width = (self.heads + 2 * self.key_heads) * self.head_dim
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        self.qkv_proj = nn.Linear(config.hidden_size, width, bias=False)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q + 2·K, D]
+        q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
+        q, k = context.rope(q), context.rope(k)
+        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
+        return self.o_proj(o.flatten(-2))
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer, 2020)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, H]
+        gate, up = self.gate_up_proj(x).chunk(2, -1)  # [B, T, F] each
+        return self.down_proj(self.act_fn(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each on the normalised stream and added to it."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        x = x + self.self_attn(self.input_layernorm(x), context)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Phi3ForCausalLM(CausalLM):
+    """Embedding, layers, norm and head."""
+
+    make_layer = DecoderLayer
