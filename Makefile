@@ -18,7 +18,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit faults gpu gpu-sanitize gpu-bench performance kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit faults gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers stubs clean
 
 help: ## list these commands
@@ -76,6 +76,9 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, aga
 
 performance: install-dev ## make docs/performance.md again from the results that git knows; measures nothing
 	$(BIN)/python -m benchmarks.performance
+
+docs: install-dev ## write docs/configuration.md from the schema and the API reference, build/api.md, from the docstrings
+	$(BIN)/python -m docs.generate
 
 # For sm_80, sm_90 and sm_100, signatures that show every feature of every kernel: in bfloat16 with both Tritons, in float32
 # with the lowest; and attention's products must not wait for each other. `make kernels` has all types.

@@ -27,7 +27,7 @@ from genesis.profile.format import format_bytes, format_rate, format_seconds
 from genesis.profile.roofline import band_of
 from genesis.report.markdown import markdown_table
 
-__all__ = ["PAGE", "page_of"]
+__all__ = ["PAGE", "page_of", "training_steps"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "performance.md"
@@ -95,7 +95,7 @@ class Step(NamedTuple):
     peer: Row
 
 
-def _all_steps(results: Iterable[Result]) -> list[Step]:
+def training_steps(results: Iterable[Result]) -> list[Step]:
     """Each size, shape and way from the newest file that has it: beside each peer, and alone where that came last."""
     newest: dict[tuple[str, ...], dict[str, Step]] = {}
     for result in results:
@@ -148,7 +148,7 @@ STEP_COLUMNS = [
 
 
 def _steps(results: Sequence[Result]) -> Iterator[str]:
-    steps = _all_steps(results)
+    steps = training_steps(results)
     if not steps:
         return
     yield from ("## Training steps on a GPU", "")

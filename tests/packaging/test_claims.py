@@ -19,7 +19,9 @@ from genesis_cli.environment import packages
 from tests.packaging.tree import REPOSITORY, repository_files
 
 # docs/log.md and the decisions tell what was, not what is.
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/user-kernels.md", "docs/performance.md"]
+HISTORY = {"docs/log.md"}
+GUIDES = sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(name for name in GUIDES if name not in HISTORY)]
 TEXTS = {name: (REPOSITORY / name).read_text() for name in DOCUMENTS}
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 # Extras whose distribution brings modules of another name.
@@ -103,7 +105,11 @@ def is_known(key: str) -> bool:
 
 
 # Python in the documents whose names look like settings.
-NO_SETTINGS = {("model", "loss"), ("model", "model"), ("model", "safetensors"), ("train", "py"), ("data", "py")}
+NO_SETTINGS = {
+    *(("model", name) for name in ("layers", "loss", "model", "parameters", "safetensors")),
+    *((section, "py") for section in ("train", "data")),
+}
+TO_BE_WRITTEN = {"models/parallel.py"}  # by the reader of a guide
 
 
 def test_settings_exist() -> None:
@@ -133,7 +139,7 @@ def test_folders_and_scripts_that_are_named_exist() -> None:
     paths = {path for _, path in said(pattern) if "x.py" not in path and "<" not in path}
     modules = {path.replace(".", "/") for _, path in said(r"\S*python -m ((?:tests|benchmarks)\.[\w.]+)")}
     assert len(paths) > 15 and modules
-    assert not {path for path in paths if not (REPOSITORY / path).exists()}
+    assert not {path for path in paths - TO_BE_WRITTEN if not (REPOSITORY / path).exists()}
     assert not {path for path in modules if not (REPOSITORY / f"{path}.py").exists()}
 
 
@@ -163,7 +169,7 @@ def test_nobody_is_sent_to_a_registry_for_genesis() -> None:
 
 
 def test_readme_names_the_extras() -> None:
-    (line,) = re.findall(r"^Optional parts.*$", TEXTS["README.md"], re.MULTILINE)
+    (line,) = re.findall(r"^Optional parts are extras.*$", TEXTS["README.md"], re.MULTILINE)
     command, rest = re.fullmatch(r"(.*?pip install '\.\[[a-z,]+\]'`)(.*)", line).groups()  # type: ignore[union-attr]
     assert set(re.findall(r"`([a-z]+)`", rest)) == set(PROJECT["optional-dependencies"])
     assert set(re.findall(r"\[([a-z,]+)\]", command)[0].split(",")) <= set(PROJECT["optional-dependencies"])
@@ -173,7 +179,7 @@ def test_readme_names_the_extras() -> None:
 def test_the_schema_tells_from_which_width_fp8_multiplies() -> None:
     description = json_schema()["$defs"]["TrainConfig"]["properties"]["precision"]["description"]
     assert f"{WIDE} columns or more" in description
-    assert f"{WIDE} columns or more" in TEXTS["README.md"]
+    assert f"{WIDE} columns or more" in TEXTS["docs/training.md"]
 
 
 def test_requirements_for_a_cpu_are_those_of_the_project_without_the_gpus() -> None:

@@ -1,0 +1,162 @@
+"""The generated pages: docs/configuration.md from the schema, build/api.md from docstrings. `make docs` writes them.
+
+python -m docs.generate [--check]
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from genesis.report.markdown import markdown_table
+from genesis.train.config import json_schema
+
+__all__ = ["PAGES", "api_page", "configuration_page", "is_current"]
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODULES = (
+    "genesis", "genesis.nn", "genesis.nn.functional", "genesis.optim", "genesis.optim.lr_scheduler", "genesis.autograd",
+    "genesis.cuda", "genesis.custom", "genesis_models",
+)  # fmt: skip
+
+
+# --- The configuration ------------------------------------------------------------------------------------------------
+
+CONFIGURATION = """\
+# Configuration
+
+`make docs` writes this page from the schema in `genesis/train/config.py`. `genesis schema` prints the same as JSON,
+with which editors complete and check a configuration.
+
+A configuration is a YAML file with the sections below. Any setting can be changed on the command line, as in
+`genesis train quickstart optim.lr=1e-3`. An unknown key is an error that names the nearest one. A run writes its
+configuration, with every default filled in, to `config.resolved.yaml` in its folder. With `--resume` only the settings
+marked *may change* may differ from it.
+"""
+
+
+def configuration_page() -> str:
+    """docs/configuration.md."""
+    schema = json_schema()
+    lines = [CONFIGURATION]
+    for name, reference in schema["properties"].items():
+        section = schema["$defs"][_reference(reference)]
+        lines += [f"## {name}", "", _sentence(section["description"]), ""]
+        required = section.get("required", ())
+        rows = [_setting(name, key, field, key in required) for key, field in section["properties"].items()]
+        lines += [
+            *markdown_table(("setting", "value", "default", "meaning"), rows, ("setting", "value", "meaning")),
+            "",
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _reference(field: dict[str, Any]) -> str:
+    return str(field.get("$ref") or field["allOf"][0]["$ref"]).rsplit("/", 1)[-1]
+
+
+def _setting(section: str, key: str, field: dict[str, Any], is_required: bool) -> list[str]:
+    default = "required" if is_required else f"`{json.dumps(field['default'])}`" if "default" in field else "–"
+    meaning = _sentence(field["description"])
+    if field.get("x-resume"):
+        meaning += " *May change.*"
+    return [f"`{section}.{key}`", _kind(field), default, meaning]
+
+
+def _kind(field: dict[str, Any]) -> str:
+    """What a setting takes, in a few words."""
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "anyOf" in field:
+        kinds = [_kind(each) for each in field["anyOf"] if each.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    kind = {"array": "list", "object": "mapping", "string": "text", "boolean": "`true` or `false`"}.get(
+        field["type"], field["type"]
+    )
+    least, above = field.get("minimum"), field.get("exclusiveMinimum")
+    bounds = [f"≥ {least:g}" if least is not None else "", f"> {above:g}" if above is not None else ""]
+    return " ".join((kind, *filter(None, bounds)))
+
+
+# --- The API ----------------------------------------------------------------------------------------------------------
+
+API = """\
+# API reference
+
+`make docs` writes this page from the docstrings. Names, arguments and semantics are PyTorch's where PyTorch has them.
+`help(name)` shows the whole docstring.
+"""
+
+
+def api_page() -> str:
+    """build/api.md. It is not committed: every new op would change it."""
+    lines = [API]
+    for name in MODULES:
+        module = importlib.import_module(name)
+        lines += [f"## {name}", "", _first_sentence(module.__doc__), ""]
+        lines += [*_members(module), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _members(module: Any) -> Iterator[str]:
+    names = sorted(getattr(module, "__all__", ()), key=str.lower)
+    constants = [name for name in names if not callable(getattr(module, name))]
+    for name in names:
+        if name not in constants:
+            value = getattr(module, name)
+            yield f"- `{name}{_signature(value)}`: {_first_sentence(inspect.getdoc(value))}"
+    if constants:
+        yield f"- Modules and values: {', '.join(f'`{name}`' for name in constants)}."
+
+
+def _signature(value: Callable[..., Any]) -> str:
+    """Names and defaults without types, which the docstrings and editors have."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return ""
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    return re.sub(r"<object object at \w+>", "…", text)
+
+
+def _first_sentence(doc: str | None) -> str:
+    paragraph = " ".join((doc or "").strip().split("\n\n")[0].split())
+    found = re.match(r".+?[.:](?=\s[A-Z`(]|$)", paragraph)
+    return _sentence(found[0] if found else paragraph)
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text if text.endswith((".", "?", "!")) or not text else text.rstrip(":") + "."
+
+
+# --- The pages --------------------------------------------------------------------------------------------------------
+
+PAGES: dict[str, Callable[[], str]] = {"docs/configuration.md": configuration_page, "build/api.md": api_page}
+
+
+def is_current(name: str) -> bool:
+    """Whether a page is what `make docs` would write now."""
+    path = REPOSITORY / name
+    return path.is_file() and path.read_text() == PAGES[name]()
+
+
+def main() -> int:
+    """Write the pages."""
+    for name, make in PAGES.items():
+        path = REPOSITORY / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(make())
+        print(f"written: {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The guides for contributors do what they say: each is applied to a copy of the repository and tried there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.tree import PACKAGES, REPOSITORY
+
+STEP = re.compile(r"^(At the end of|Write) `([\w./]+)`:\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def copy_of_repository(folder: Path) -> Path:
+    """The packages under the names by which they are imported, and the tests."""
+    ignored = shutil.ignore_patterns("__pycache__", "fixtures")
+    for source, name in PACKAGES.items():
+        shutil.copytree(REPOSITORY / source, folder / name, ignore=ignored)
+    for part in ("ops", "kernels", "optim"):
+        shutil.copytree(REPOSITORY / "tests" / part, folder / "tests" / part, ignore=ignored)
+    for name in ("tests/__init__.py", "tests/conftest.py", "tests/interpreter.py", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, folder / name)
+    return folder
+
+
+def applied(page: str, folder: Path) -> list[str]:
+    """The steps of a guide done in `folder`; the files that it adds to or writes."""
+    steps = STEP.findall((REPOSITORY / "docs" / page).read_text())
+    for how, name, code in steps:
+        top, rest = name.split("/", 1)
+        path = folder / PACKAGES.get(top, top) / rest
+        assert path.exists() == (how == "At the end of"), name
+        path.write_text((path.read_text() + "\n\n" if path.exists() else "") + code)
+    return [name for _, name, _ in steps]
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """Python in a copy, whose packages come before the installed ones."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+USER_OF_THE_OP = """
+import genesis
+x = genesis.tensor([-4.0, 0.0, 1.5, 4.0], requires_grad=True)
+y = genesis.hardswish(x)
+assert y.tolist() == [0.0, 0.0, 1.125, 4.0] == x.hardswish().tolist()
+assert genesis.nn.Hardswish()(x).tolist() == genesis.nn.functional.hardswish(x).tolist() == y.tolist()
+y.sum().backward()
+assert x.grad.tolist() == [0.0, 0.5, 1.0, 1.0], x.grad
+print(genesis.__file__)
+"""
+
+
+@pytest.mark.slow
+def test_adding_an_op(tmp_path: Path) -> None:
+    folder = copy_of_repository(tmp_path / "copy")
+    assert len(applied("adding-an-op.md", folder)) == 3
+    assert run(folder, "-c", USER_OF_THE_OP).startswith(str(folder))
+    pytest_of = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "hardswish")
+    assert "passed" in run(folder, *pytest_of, "tests/ops/test_registry.py")
+    assert "passed" in run(folder, *pytest_of, "tests/kernels/test_registry_on_cuda.py")
+
+
+def patched(page: str, folder: Path) -> None:
+    """The diffs of a guide done: each added line comes after the line that is shown before it."""
+    diffs = re.findall(r"^In `([\w./]+)`:\n\n```diff\n(.*?)^```", (REPOSITORY / "docs" / page).read_text(), re.S | re.M)
+    assert diffs
+    for name, diff in diffs:
+        top, rest = name.split("/", 1)
+        path = folder / PACKAGES.get(top, top) / rest
+        text, before = path.read_text(), ""
+        for line in diff.splitlines():
+            if line.startswith("+"):
+                assert text.count(f"{before}\n") == 1, before
+                text = text.replace(f"{before}\n", f"{before}\n{line[1:]}\n")
+            before = line[1:]
+        path.write_text(text)
+
+
+def checks(page: str) -> str:
+    """The Python that a guide gives to check its result."""
+    text = (REPOSITORY / "docs" / page).read_text().split("## Check it")[1]
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.slow
+def test_adding_a_model(tmp_path: Path) -> None:
+    folder = copy_of_repository(tmp_path / "copy")
+    assert applied("adding-a-model.md", folder) == ["models/parallel.py"]
+    patched("adding-a-model.md", folder)
+    printed = run(folder, "-c", checks("adding-a-model.md") + "\nprint(genesis_models.__file__)")
+    assert printed.startswith(str(folder))
