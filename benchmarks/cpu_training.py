@@ -5,7 +5,7 @@
 Each side runs in processes of its own, interleaved, on the same tokens, with the same number of threads. Reported are
 the median step over all rounds, tokens a second, the peak resident memory of the process, and torch / Genesis.
 
-Each library picks its matrix products' kernels by the processor, and most of a step is in them: the result names what
+Each library picks its matmul kernels by the CPU, and most of a step is in them: the result names what
 Genesis' BLAS picked, and what the environment made it pick (OPENBLAS_CORETYPE).
 """
 
@@ -165,7 +165,7 @@ def main() -> None:
             f" peak {side['peak_mib']:6.0f} MiB  ({side['version']})"
         )
     print(f"torch / genesis: time {found['speed_ratio']:.2f}, memory {found['memory_ratio']:.2f}")
-    print(f"Genesis' matrix products: {found['genesis']['blas']}")
+    print(f"Genesis' matmuls: {found['genesis']['blas']}")
     if found["pinned"]:
         print(f"OPENBLAS_CORETYPE={found['pinned']} pins their kernels: unset it to measure what a user gets")
     if arguments.out is not None:

@@ -1,7 +1,7 @@
 """The lower bound of an op's time, given its kernels: its launches, and its bytes or FLOPs at the limit.
 
-Counted from what a run recorded of the op's kernels, never measured here. In a product the SM with most tiles
-counts: each computes whole tiles, and none faster than its share of the best product.
+Counted from what a run recorded of the op's kernels, never measured here. In a matmul the SM with most tiles
+counts: each computes whole tiles, and none faster than its share of the best matmul.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = ["EXPLAINED", "SMALLEST", "LowerBound", "describe", "lower_bound_of"]
 # measurements of a small op in one run differ by up to a tenth.
 EXPLAINED = 0.8
 SMALLEST = "microseconds on next to no data"  # the field of a result that has them by kernel
-LOST = 0.2  # a share of the places for programs that is worth a word
-EVEN = 1.01  # shares of a product that count as one
+LOST = 0.2  # the share of empty slots for programs that is worth a note
+EVEN = 1.01  # shares of a matmul that count as one
 Row = dict[str, Any]
 
 
@@ -56,11 +56,11 @@ class LowerBound(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """A product in tiles.
+    """A matmul in tiles.
 
     Attributes:
         tiles: how many.
-        work: what the SM with most of them computes, over an even share of the product.
+        work: what the SM with most of them computes, over an even share of the matmul.
     """
 
     tiles: int
@@ -73,7 +73,7 @@ def lower_bound_of(row: Row, share: float, launch: float, smallest: Mapping[str,
     Args:
         share: of the limit, as the row reaches it.
         launch: seconds of a small launch inside a graph.
-        smallest: seconds of kernels on next to no data, by name, which count in the place of `launch`.
+        smallest: seconds of kernels on next to no data, by name, which count instead of `launch`.
     """
     seconds, product, kernels = row["genesis_us"] * 1e-6, row.get("product"), row.get("kernels") or ()
     launches = tuple((kernel["name"], smallest.get(kernel["name"], launch)) for kernel in kernels)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.performance [--check]
 
-In a git checkout only files that git knows are read, so that a page that is committed can be made again from what is
+In a git checkout only files that git knows are read, so that a committed page can be reproduced from what is
 committed with it. Measures nothing; the same results give the same page.
 """
 
@@ -40,18 +40,18 @@ Row = dict[str, Any]
 INTRODUCTION = """\
 # Performance
 
-This page says how fast Genesis was when it was last measured, beside PyTorch where the two were measured in one run,
-and beside what the machine can do. It is made by `make performance` from the newest files in
+This page says how fast Genesis was when it was last measured, next to PyTorch where the two were measured in one run,
+and next to what the machine can do. It is made by `make performance` from the newest files in
 [benchmarks/results](../benchmarks/results): change those, not the page.
 
 How to read it:
 
 - A **ratio** is the other side's time over that of Genesis, from one run on one machine: above 1 Genesis is faster.
-- A **share** is of a limit that was measured, too: the rate at which the GPU copies memory, or its best large matrix
-  product of the same type. 90 % and more is excellent, 70 good, 50 fair, 20 poor, less critical.
+- A **share** is of a limit that was measured, too: the rate at which the GPU copies memory, or its best large matmul
+  of the same type. 90 % and more is excellent, 70 good, 50 fair, 20 poor, less critical.
 - **Time on the GPU** leaves out what the host does: the work is replayed as a CUDA graph, as in a training step.
 - What is below 1, or below "good", is listed with the reason as far as it is known. "Not known" means what it says;
-  what was tried in vain stands in [the log](log.md).
+  what was tried in vain is in [the log](log.md).
 """
 
 
@@ -96,7 +96,7 @@ class Step(NamedTuple):
 
 
 def training_steps(results: Iterable[Result]) -> list[Step]:
-    """Each size, shape and way from the newest file that has it: beside each peer, and alone where that came last."""
+    """Each size, shape and way from the newest file that has it: with each peer, and alone where that came last."""
     newest: dict[tuple[str, ...], dict[str, Step]] = {}
     for result in results:
         own: dict[tuple[str, ...], dict[str, Step]] = {}
@@ -116,7 +116,7 @@ def training_steps(results: Iterable[Result]) -> list[Step]:
 
 
 def _is_peer(peer: Row, row: Row, command: str) -> bool:
-    """Whether a row is beside another one: a peer's, or that of Genesis in the weights' type beside 8-bit floats."""
+    """Whether a row is compared with another: a peer's, or that of Genesis in the weights' type for 8-bit floats."""
     same_run = peer.get("command", command) == command
     if not same_run or (peer["size"], peer["shape"]) != (row["size"], row["shape"]):
         return False
@@ -142,7 +142,7 @@ RECIPES = {
     OURS: "Genesis in bf16",
 }
 STEP_COLUMNS = [
-    "model", "tokens a step", "checkpointing", "Genesis", "tokens/s", "model TFLOP/s", "memory", "beside", "its time",
+    "model", "tokens a step", "checkpointing", "Genesis", "tokens/s", "model TFLOP/s", "memory", "peer", "its time",
     "its memory", "ratio",
 ]  # fmt: skip
 
@@ -154,12 +154,12 @@ def _steps(results: Sequence[Result]) -> Iterator[str]:
     yield from ("## Training steps on a GPU", "")
     yield from (
         "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters. Genesis takes each",
-        "step as one CUDA graph; a third number of tokens is that of micro-steps, and the time that of one. Beside it,",
-        "in a process of its own in the same run: a lean model of the same shape, written for torch.compile, or that",
-        "of Hugging Face.",
+        "step as one CUDA graph; a third number of tokens is that of micro-steps, and the time that of one. Its peer,",
+        "in a process of its own in the same run, is a minimal model of the same shape, written for torch.compile, or",
+        "that of Hugging Face.",
         "",
     )
-    yield from markdown_table(STEP_COLUMNS, [_step_cells(step) for step in steps], (*STEP_COLUMNS[:3], "beside"))
+    yield from markdown_table(STEP_COLUMNS, [_step_cells(step) for step in steps], (*STEP_COLUMNS[:3], "peer"))
     yield ""
     yield from _memory_notes(steps)
     compared = [step for step in steps if step.peer]
@@ -199,10 +199,10 @@ def _gib(row: Row, field: str) -> str:
 
 def _memory_notes(steps: Sequence[Step]) -> Iterator[str]:
     """How memory is compared with a peer under CUDA graphs, where there is one."""
-    beside = [(step.row, step.peer) for step in steps if "graphs" in step.peer.get("side", "")]
-    fields = [memory_field(row, peer) for row, peer in beside]
+    with_graphs = [(step.row, step.peer) for step in steps if "graphs" in step.peer.get("side", "")]
+    fields = [memory_field(row, peer) for row, peer in with_graphs]
     if "reserved_gib" in fields:
-        yield "What torch's CUDA graphs hold is in no count of its allocations: beside them memory is what was reserved"
+        yield "What torch's CUDA graphs hold is in no count of its allocations: with them memory is what was reserved"
         yield "from the driver, on both sides."
         yield ""
     if "peak_gib" in fields:
@@ -238,8 +238,8 @@ OP_COLUMNS = ["op", "Genesis", "torch", "ratio", "rate", "share", "band"]
 GROUPS = (
     ("Elementwise", r"add\b"),
     ("Reductions", r"(sum|max)\b"),
-    ("Matrix products", r"matmul\b"),
-    ("Products of a training step of the 0.5B model", r"(forward|dgrad|wgrad)\b"),
+    ("Matmuls", r"matmul\b"),
+    ("Matmuls of a training step of the 0.5B model", r"(forward|dgrad|wgrad)\b"),
     ("Softmax", r"softmax\b"),
     ("Moving and selecting", r""),
 )
@@ -262,7 +262,7 @@ def _all_ops(results: Sequence[Result]) -> list[OpRow]:
 
 
 def _newest_copy(results: Sequence[Result]) -> float | None:
-    """TB/s of the last copy that was measured beside ops."""
+    """TB/s of the last copy that was measured with ops."""
     copies = [result.data["copy TB/s"] for result in results if result.data.get("copy TB/s")]
     return copies[-1] if copies else None
 
@@ -285,7 +285,7 @@ def _ops(results: Sequence[Result]) -> Iterator[str]:
     yield from ("## Ops on a GPU", "")
     at_least = sum(ratio >= 1 for ratio in ratios)
     yield (
-        f"{len(rows)} ops and shapes beside torch: the median ratio is {median(ratios):.2f}, {at_least} are at least 1,"
+        f"{len(rows)} ops and shapes, with torch: the median ratio is {median(ratios):.2f}, {at_least} are at least 1,"
         f" the lowest is {min(ratios):.2f}. Each result was checked against torch's before it was timed."
     )
     left = rows
@@ -356,11 +356,11 @@ def _least_kernel(results: Sequence[Result]) -> float | None:
 
 
 COUNTED = """\
-The least that an op takes as it is cut into kernels is counted: its launches, each at what the kernel took on next to
-no data, or at {launch} inside a graph where that was not measured; and its bytes or FLOPs at the limit, a product's at
-the SM with most of its tiles. This explains a row where it makes {share:.0%} of the time or more: beside that
+The lower bound of an op's time, given its kernels, is counted: its launches, each at what the kernel took on almost
+no data, or at {launch} inside a graph where that was not measured; and its bytes or FLOPs at the limit, a matmul's at
+the SM with most of its tiles. This explains a row where it makes {share:.0%} of the time or more: against that
 bound the op is good, and short times are uncertain by the rest. Elsewhere the rest is unexplained, unless a reason
-stands beside it.
+is next to it.
 """
 
 

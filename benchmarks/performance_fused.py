@@ -1,4 +1,4 @@
-"""What docs/performance.md tells of the fused ops of a language model, measured by `benchmarks.gpu.fused`."""
+"""What docs/performance.md says of the fused ops of a language model, measured by `benchmarks.gpu.fused`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def fused_ops(result: Result, copy: float | None) -> Iterator[str]:
     yield from ("## Fused ops of a language model", "")
     yield from (
         "In bfloat16, mostly at the sizes of Qwen2.5-0.5B. Attention is causal; its sizes are batch, tokens, heads of",
-        "queries and of keys, and head size; it stands beside cuDNN's, torch's faster kind, which gets the key heads",
-        'repeated, and with "starts" it is told where documents begin, as in training. The others stand beside what',
+        "queries and of keys, and head size; its peer is cuDNN's, torch's faster kind, which gets the key heads",
+        'repeated, and with "starts" it knows where documents begin, as in training. The others are compared with what',
         "torch makes of the same composition, uncompiled.",
     )
     rows: list[Row] = [row for row in result.data[FUSED_KEY] if " flash" not in row["op"]]

@@ -1,4 +1,4 @@
-"""What docs/performance.md tells of the reports of `genesis bench-ops`, `bench all` and `bench-model`."""
+"""What docs/performance.md says of the reports of `genesis bench-ops`, `bench all` and `bench-model`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def _all_ops(result: Result) -> Iterator[str]:
     yield (
         f"{summary['measured']} of {summary['cases'] + left} cases were measured"
         + (" before the run was ended" if left else "")
-        + " beside a copy of"
+        + " next to a copy of"
         f" {format_rate(limits['bytes_per_second'], 'B/s')}"
-        + (f" and a matrix product of {format_rate(product, 'FLOP/s')}" if product else "")
+        + (f" and a matmul of {format_rate(product, 'FLOP/s')}" if product else "")
         + f". {summary['launch_bound']} are bound by the call itself; the median share of the others is"
         + (" unknown." if summary["median_share"] is None else f" {summary['median_share']:.0%}.")
     )
     page = result.name.removesuffix(".json")
-    yield from (f"The whole report: [Markdown](../benchmarks/results/{page}.md), the page beside it has charts.", "")
+    yield from (f"The whole report: [Markdown](../benchmarks/results/{page}.md), the page next to it has charts.", "")
     bands = list(summary["bands"])
     rows = [
         [each["category"], each["cases"], "–" if each["median_share"] is None else f"{each['median_share']:.0%}"]
@@ -86,12 +86,12 @@ WORDS = ("op", "cases", "band of the lowest", "reason")
 
 
 def _beside_peer(rows: Sequence[Row]) -> Iterator[str]:
-    """How the ops do beside torch, and where it is faster."""
+    """How the ops compare with torch, and where it is faster."""
     if not rows:
         return
     ratios = [row["peer"]["forward"]["ratio"] for row in rows]
     peer = f"{rows[0]['peer']['name']} {rows[0]['peer']['version']}"
-    yield from ("", f"Beside {peer}: {len(rows)} cases, the median ratio is {median(ratios):.2f}.")
+    yield from ("", f"Next to {peer}: {len(rows)} cases, the median ratio is {median(ratios):.2f}.")
     below = sorted((row for row in rows if row["peer"]["forward"]["ratio"] < 1), key=_ratio)
     if below:
         yield from ("", "### Below 1, and why", "")
@@ -154,7 +154,7 @@ def model_steps(results: Sequence[Result]) -> Iterator[str]:
 def _model(result: Result) -> Iterator[str]:
     data = result.data
     product = format_rate(data["limits"]["flops_per_second"], "FLOP/s")
-    yield f"FLOPs are {data['formula']}; MFU is their rate as a share of the measured product's, {product}."
+    yield f"FLOPs are {data['formula']}; MFU is their rate as a share of the measured matmul's, {product}."
     yield ""
     yield from markdown_table(STEP_COLUMNS, [_step_cells(row) for row in data["rows"]], STEP_COLUMNS[:1])
     if data.get("peers"):

@@ -1,6 +1,6 @@
-"""Why a measured figure is not better, as far as that is known: what `benchmarks.performance` says beside it.
+"""Why a measured figure is not better, as far as that is known: what `benchmarks.performance` says next to it.
 
-Only what was measured or what a kernel's own description says; docs/log.md has the attempts in full. What stands in no
+Only what was measured or what a kernel's own description says; docs/log.md has the attempts in full. What is in no
 row here is "not known".
 """
 
@@ -25,11 +25,11 @@ REASONS: tuple[tuple[str, str], ...] = (
     (
         r"forward 8192x896 -> 1152",
         "other tiles, more programs an SM, a split along k and leftover tiles in halves were all slower; what"
-        " cuBLAS does better is not known (log: matrix products on an H200)",
+        " cuBLAS does better is not known (log: matmuls on an H200)",
     ),
     (
         r"softmax .*151936",
-        "a line of 151,936 does not fit into a program's registers and is read twice, so three passes over memory stand"
+        "a line of 151,936 does not fit into a program's registers and is read twice, so memory is passed three times"
         " where two are counted (kernels/reduce/softmax.py)",
     ),
     (
@@ -45,18 +45,18 @@ REASONS: tuple[tuple[str, str], ...] = (
     # Of fused ops.
     (
         r"^fused attention \(.*,128\) cudnn starts",
-        "the kernel whose warps divide the work is faster where there are no borders of documents; with them it was"
+        "the warp-specialized kernel is faster where there are no document boundaries; with them it was"
         " slower than this one, whose programs go wherever there is room (log)",
     ),
     (
         r"^fused attention backward .*,128\)",
-        "the gradient of the scores goes through memory: with it the gradient of the queries is one product in place of"
-        " three, for which the kernel of the keys takes 1.16 times as long (log)",
+        "the gradient of the scores goes through memory: with it dQ is one matmul instead of"
+        " three, for which the dK/dV kernel takes 1.16 times as long (log)",
     ),
     (r"^fused attention \(.*,64\) cudnn starts", "cuDNN is not told where documents begin"),
     (
         r"^fused attention backward .*,64\)",
-        "two kernels make the scores and their exponentials anew, seven products in all; one would make five, but"
+        "two kernels recompute the scores and their exponentials, seven matmuls in all; one would make five, but"
         " several of its programs would add to the same gradients, in no fixed order",
     ),
     (
@@ -72,12 +72,12 @@ REASONS: tuple[tuple[str, str], ...] = (
     (r"^fused norm_rope", "the rotation alone is no nearer than 86 % at this size; what the norm adds is not known"),
     (
         r"^fused quantized_matmul 896 to 896",
-        "three kernels quantise and turn the factors first; training leaves products of fewer than 2048 columns as they"
-        " are (0006)",
+        "three kernels quantize and transpose the operands first; training leaves matmuls of fewer than 2048"
+        " columns as they are (0006)",
     ),
     (
         r"^fused dropout",
-        "the generator's ten rounds: 24 instructions an element are 32 µs of issue slots beside 38 of memory (counted"
+        "the generator's ten rounds: 24 instructions an element are 32 µs of issue slots against 38 of memory (counted"
         " from the machine code)",
     ),
     (r"^fused rms_norm backward", "the weight's gradient takes a second kernel, which adds up 396 programs' parts"),
@@ -89,7 +89,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^cumsum\b.* float32",
-        "running sums are float64: 97 additions and 32 conversions for 16 elements are 23 µs of instructions beside 32"
+        "running sums are float64: 97 additions and 32 conversions for 16 elements are 23 µs of instructions against 32"
         " of memory, and a line's load, scan and store come one after the other (counted from the machine code)",
     ),
     (
@@ -100,14 +100,14 @@ REASONS: tuple[tuple[str, str], ...] = (
     (
         r"^(std|var)\b",
         "the lanes' counts, means and squared distances are merged by pairs, with a division each, and a row lies in a"
-        " tile of the next power of 2: for 16x2048x4864 over -1 in bfloat16 297 µs of instructions beside 76 of memory"
+        " tile of the next power of 2: for 16x2048x4864 over -1 in bfloat16 297 µs of instructions against 76 of memory"
         " (counted from the machine code)",
     ),
     (
         r"^logsumexp .*over (-1|0,1)",
         "an exponential right to float32's last place and what chooses the maximum are 25 to 45 instructions an"
         " element, also of 2-byte types, and a row lies in a tile of the next power of 2: for 16x2048x4864 over -1"
-        " 217 µs of instructions beside 76 of memory in bfloat16, 226 beside 152 in float32 (counted from the machine"
+        " 217 µs of instructions against 76 of memory in bfloat16, 226 against 152 in float32 (counted from the machine"
         " code)",
     ),
     (
@@ -124,35 +124,35 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"^pow\b.* (bfloat16|float16)",
-        "as exact as float32's: 88 issue slots an element, 26 of them float64, are 50 µs for 4096x4096 beside 24 of"
+        "as exact as float32's: 88 issue slots an element, 26 of them float64, are 50 µs for 4096x4096 against 24 of"
         " memory (counted from the machine code)",
     ),
     (
         r"^(gelu|erf|gelu_backward|cos|sin)\b.* (bfloat16|float16)",
         "as exact as float32's: an element of gelu, erf and gelu_backward takes 39, 35 and 55 issue slots, 22, 20 and"
-        " 31 µs for 4096x4096 beside 16, 16 and 24 of memory (counted from the machine code); cos and sin reduce their"
+        " 31 µs for 4096x4096 against 16, 16 and 24 of memory (counted from the machine code); cos and sin reduce their"
         " argument first",
     ),
     (r"^matmul 256\b.* float32", "16 tiles of 64 x 64 for 132 SMs"),
     (
         r"^(packed_)?linear\b.* float32",
-        "exact float32 is bound by shared memory: in a tile of 64 x 64 x 16 the factors are read in 768 cycles beside"
+        "exact float32 is bound by shared memory: in a tile of 64 x 64 x 16 the operands are read in 768 cycles beside"
         " 512 of multiply-adds",
     ),
     (
         r"^attention(_packed)?\b.* float32",
-        "exact float32 is bound by shared memory: tiles of 32 x 32 take 2612 cycles of reading beside 1560 of"
-        " instructions, at most 61 % of the measured product",
+        "exact float32 is bound by shared memory: tiles of 32 x 32 take 2612 cycles of reading against 1560 of"
+        " instructions, at most 61 % of the measured matmul",
     ),
     (
         r"^linear_cross_entropy\b.* float32",
-        "three products in exact float32, one of them with only 112 tiles for 132 SMs, and the logits go through"
+        "three matmuls in exact float32, one of them with only 112 tiles for 132 SMs, and the logits go through"
         " memory twice",
     ),
     (
         r"^pow\b.* float32",
         "126 issue slots an element, half of them float64 for a result right to the rounding: 63 µs at the GPU's clock"
-        " beside 48 of memory",
+        " against 48 of memory",
     ),
     (
         r"^cross_entropy 256x",

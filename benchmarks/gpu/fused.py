@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated mlp finished quantized …]
     python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
 
-The first form times each op beside torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
+The first form times each op and torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
 flash. The second tries tiles of one attention kernel (`genesis.kernels.attention.tiles.TILES`), fastest first.
 """
 
@@ -157,7 +157,7 @@ def mlp_rows() -> Iterator[Row]:
 
 
 def finished_rows() -> Iterator[Row]:
-    """Products with what follows them in one kernel, beside torch's product and pass."""
+    """Matmuls with what follows them in one kernel, and torch's matmul and pass."""
     n = BATCH * TOKENS
     for inner, outer in ((HIDDEN, HIDDEN), (FFN, HIDDEN)):
         (x, p), (w, v), (r, q) = (random(*s, dtype=BF16) for s in ((n, inner), (outer, inner), (n, outer)))
@@ -180,7 +180,7 @@ def finished_rows() -> Iterator[Row]:
 
 
 def quantized_rows() -> Iterator[Row]:
-    """The pass that quantises, and products in 8-bit floats with it, beside torch's in bf16."""
+    """The pass that quantizes, and matmuls in 8-bit floats with it, next to torch's in bf16."""
     n = BATCH * TOKENS
     for width in (HIDDEN, FFN, 2 * FFN):
         x, p = random(n, width, dtype=BF16)
@@ -223,7 +223,7 @@ def norm_rows() -> Iterator[Row]:
 
 
 def rope_rows() -> Iterator[Row]:
-    """Rotation of queries and keys beside values, and with the norms by head."""
+    """RoPE of queries and keys packed with values, and with the norms by head."""
     heads, turned = 18, 16
     for batch, tokens, size in ((BATCH, TOKENS, 64), (1, 128, 64), (BATCH, TOKENS, 128)):
         angles = torch.rand(tokens, size // 2, device="cuda") * 6
@@ -288,7 +288,7 @@ def loss_rows() -> Iterator[Row]:
 
 
 def head_rows() -> Iterator[Row]:
-    """The head's product with cross entropy: the mean with all gradients, and the loss alone."""
+    """The head's matmul with cross entropy: the mean with all gradients, and the loss alone."""
     (h, a), (w, b) = random(BATCH * TOKENS, HIDDEN, dtype=BF16), random(VOCABULARY, HIDDEN, dtype=BF16)
     b.mul_(0.05)
     for rows in (BATCH * TOKENS, 512, 128):
@@ -329,18 +329,18 @@ def embedding_rows() -> Iterator[Row]:
 
 
 def adamw_row(name: str, theirs: torch.dtype, nbytes: int, *ours: torch.Tensor, **attrs: Any) -> Row:
-    """An AdamW step over all parameters as one buffer, its numbers on the device, beside torch's fused one.
+    """An AdamW step over all parameters as one buffer, its scalars on the device, next to torch's fused one.
 
     Args:
         theirs: the type of torch's parameters, gradients and averages.
         nbytes: a parameter.
-        ours: what the op takes before the numbers; a bfloat16 weight comes first, and the gradient last but two.
+        ours: what the op takes before the scalars; a bfloat16 weight comes first, and the gradient last but two.
     """
     op = "adamw_split_step" if ours[1].dtype is torch.int16 else "adamw_step"
     leaf = ours[0].to(theirs).clone().requires_grad_()
     leaf.grad = ours[-3].to(theirs)
     optimizer = torch.optim.AdamW([leaf], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=True)
-    numbers = [torch.tensor(x, device="cuda", dtype=torch.float64) for x in (1e-4, 1.0, 1.0)]
+    scalars = [torch.tensor(x, device="cuda", dtype=torch.float64) for x in (1e-4, 1.0, 1.0)]
     settings = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True, **attrs}
 
     def peer_step() -> torch.Tensor:
@@ -349,7 +349,7 @@ def adamw_row(name: str, theirs: torch.dtype, nbytes: int, *ours: torch.Tensor, 
 
     tolerance = 1e-4 if ours[0].dtype is torch.float32 else 1e-2
     return Row(
-        name, ran_in_place(op, *ours, *numbers, **settings), peer_step, nbytes * PARAMETERS, 0, tolerance, calls=3
+        name, ran_in_place(op, *ours, *scalars, **settings), peer_step, nbytes * PARAMETERS, 0, tolerance, calls=3
     )
 
 
@@ -398,7 +398,7 @@ def ran_in_place(name: str, *inputs: torch.Tensor, **attrs: Any) -> Callable[[],
 
 
 def random_rows() -> Iterator[Row]:
-    """Dropout by bytes; its numbers are Genesis's own, so only p = 0 can be compared."""
+    """Dropout by bytes; its random values are Genesis's own, so only p = 0 can be compared."""
     x, p = random(8192, 4864, dtype=BF16)
     yield Row(
         "dropout p=0", ran("dropout", x, p=0.0, seed=1, offset=2), lambda: F.dropout(p, 1e-30), 4 * p.numel(),

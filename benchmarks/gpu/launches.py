@@ -1,4 +1,4 @@
-"""What one call launches, as it is stored beside its time: kernels, their grids, and the tiles of products."""
+"""What one call launches, as it is stored with its time: kernels, their grids, and the tiles of matmuls."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", default="0.5B")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rate", type=float, default=3e-5, help="the learning rate behind the warm-up")
+    parser.add_argument("--rate", type=float, default=3e-5, help="the learning rate after the warm-up")
     parser.add_argument("--text", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
     parser.add_argument("--precision", choices=["fp8"])
     parser.add_argument("--out", type=Path)

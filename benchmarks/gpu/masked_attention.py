@@ -1,4 +1,4 @@
-"""Attention with a mask, or dropout, beside torch's, in bf16: time, peak memory, and the error of the result.
+"""Attention with a mask, or dropout, next to torch's, in bf16: time, peak memory, and the error of the result.
 
     python -m benchmarks.gpu.masked_attention [--out JSON]
 
@@ -101,7 +101,7 @@ def measure(shape: tuple[int, ...], form: str) -> dict[str, Any]:
     return row
 
 
-def told(row: dict[str, Any]) -> str:
+def described(row: dict[str, Any]) -> str:
     """A row as a line: Genesis, torch, and how many times torch's figure ours is."""
     pairs = [(name, pair) for name, pair in row.items() if isinstance(pair, list)]
     parts = [f"{name} {ours:.4g}, {theirs:.4g} ({ours / theirs:.2f})" for name, (ours, theirs) in pairs]
@@ -120,7 +120,7 @@ def main() -> None:
                 rows.append(measure(shape, form))
             except Exception as failure:  # one broken row must not end the run
                 rows.append({"shape": shape, "form": form, "failed": f"{type(failure).__name__}: {failure}"[:300]})
-            print(told(rows[-1]))
+            print(described(rows[-1]))
     if out is not None:
         about = {"date": datetime.date.today().isoformat(), "command": "python -m benchmarks.gpu.masked_attention"}
         out.write_text(json.dumps({**about, **environment(), "Genesis, torch": rows}, indent=1) + "\n")

@@ -1,11 +1,11 @@
-"""Tiles for matrix products: measures candidates, prints the best as rows for the table, and compares with torch.
+"""Tiles for matmuls: measures candidates, prints the best as rows for the table, and compares with torch.
 
     python -m benchmarks.gpu.matmul [--shapes forward dgrad wgrad …] [--table] [--candidates 128,256,64,8,3 …]
 
 A shape is a group's name, a shape's name, or KIND:LAYOUT:M:N:K (KIND half, tf32 or float32; LAYOUT as in
 genesis/kernels/gemm/tiles.py, so "nt" is x·wᵀ). All candidates are compiled side by side before anything is timed.
 Times are medians over replays of a graph of calls that take turns on several sets of random inputs, more than the L2
-holds. Every candidate's result is checked against a float32 product first. --table measures only what the shipped table
+holds. Every candidate's result is checked against a float32 matmul first. --table measures only what the shipped table
 chooses. The ratio is torch / Genesis: above 1, Genesis is faster.
 """
 
@@ -36,7 +36,7 @@ LIMITS = {"half": 6e-3, "tf32": 2e-3, "float32": 2e-6}  # of the relative error
 
 
 class Shape(NamedTuple):
-    """One product: kind "half" is bfloat16."""
+    """One matmul: kind "half" is bfloat16."""
 
     kind: str
     layout: str

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.ops --out benchmarks/results/DATE-gpu-ops.json [--only matmul]
 
 The ratio is torch / Genesis: above 1, Genesis is faster. Inputs are random and shared between the two without a copy.
-Boolean selection waits for the GPU (its result's size is data), so there wall time stands for GPU time, for both.
-What a call of Genesis launches is noted beside its time, from one more call.
+Boolean selection waits for the GPU (its result's size is data), so there wall time counts as GPU time, for both.
+What a call of Genesis launches is noted with its time, from one more call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Row(NamedTuple):
         tolerance: of the relative error in norm.
         calls: how often a graph repeats the call.
         wall: compare wall times.
-        product: m, n and k where a matrix product is all there is.
+        product: m, n and k where a matmul is all there is.
     """
 
     name: str
@@ -116,12 +116,12 @@ def reduction_rows() -> Iterator[Row]:
 def product_row(
     name: str, ours: Callable[[], Any], theirs: Callable[[], Any], product: tuple[int, int, int], calls: int
 ) -> Row:
-    """A product of [m, k] x [k, n]."""
+    """A matmul of [m, k] x [k, n]."""
     return Row(name, ours, theirs, flops=2 * math.prod(product), tolerance=4e-3, calls=calls, product=product)
 
 
 def matmul_rows() -> Iterator[Row]:
-    """Square products in bf16 and tf32, and the matmuls of a training step of Qwen2.5-0.5B."""
+    """Square matmuls in bf16 and tf32, and the matmuls of a training step of Qwen2.5-0.5B."""
     allow_tf32.set(True)
     torch.backends.cuda.matmul.allow_tf32 = True
     for dtype in (torch.bfloat16, torch.float32):

@@ -108,7 +108,7 @@ def batch(rng: np.random.Generator, b: int, t: int, vocabulary: int) -> Batch:
 def profile(steps: DeviceSteps, batches: list[Batch]) -> list[dict[str, Any]]:
     """Microseconds of each kernel in a captured step, by phase, op, kernel and shapes, longest first.
 
-    An event behind every launch costs about a microsecond and keeps kernels from overlapping.
+    An event after every launch costs about a microsecond and keeps kernels from overlapping.
     """
     again = DeviceSteps(steps.state, DEVICE, 1.0, 4, note=lambda line: print(line, file=sys.stderr))
     subject = subject_of(steps.state, DEVICE, again, lambda: batches, lambda given: again.take(given, 1e-5))

@@ -96,6 +96,6 @@ def measured(job: dict[str, Any], shape: str) -> dict[str, Any]:
         "side": recipe, "size": job["size"], "shape": shape, "ms": seconds * 1e3, "min_ms": min(times) / micro * 1e3,
         "tokens_per_second": b * t / seconds, "model_tflops": flops / seconds / 1e12,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-        "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,  # with what CUDA graphs hold, and what lies idle
+        "reserved_gib": torch.cuda.max_memory_reserved() / 2**30,  # with what CUDA graphs hold, and what is idle
         "warm_s": warm, "loss": first, "last_loss": float(loss.detach()), "parameters": n,
     }  # fmt: skip

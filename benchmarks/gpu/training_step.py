@@ -1,4 +1,4 @@
-"""A training step of Genesis on one GPU, beside torch's recipes in the same run: milliseconds, memory, warm-up.
+"""A training step of Genesis on one GPU, next to torch's recipes in the same run: milliseconds, memory, warm-up.
 
     python -m benchmarks.gpu.training_step [--size 0.5B] [--shapes 1x128,8x1024] [--recipes lean-compile,hf]
         [--steps 12] [--precision fp8] [--profile] [--out JSON]
@@ -71,7 +71,7 @@ def line(row: dict[str, Any]) -> str:
 def memory_field(ours: dict[str, Any], peer: dict[str, Any]) -> str:
     """The figure of memory that both rows are compared by.
 
-    What a CUDA graph of torch's holds is in no count of allocations, so beside one it is what is reserved from the
+    What a CUDA graph of torch's holds is in no count of allocations, so next to one it is what is reserved from the
     driver, on both sides, where both rows have it.
     """
     has_both = all(row.get("reserved_gib") for row in (ours, peer))
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--eager", action="store_true", help="no graphs")
     parser.add_argument("--checkpointing", default="")
-    parser.add_argument("--precision", choices=["fp8"], help="of the layers' products; else the type of the weights")
+    parser.add_argument("--precision", choices=["fp8"], help="of the layers' matmuls; else the type of the weights")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

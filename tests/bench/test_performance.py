@@ -207,7 +207,7 @@ def test_reports_of_bench_ops_are_listed_with_their_reasons(tmp_path: Path) -> N
     assert lines_with(text, "| exp | 4x4 | 50% | fair | not known |")
     assert lines_with(text, "| neg | 4x4 | 10% | critical | launch bound")
     assert "[Markdown](../benchmarks/results/0.md)" in text  # not the run of one op
-    assert "5 of 5 cases were measured beside" in text
+    assert "5 of 5 cases were measured next to" in text
     ended = made.model_copy(update={"left": 3})
     assert "5 of 8 cases were measured before the run was ended beside" in page(json.loads(ended.model_dump_json()))
 
@@ -221,7 +221,7 @@ def test_reports_beside_torch_name_what_is_below_1(tmp_path: Path) -> None:
         tmp_path, entry("add", peer=peer(1.2)), entry("exp", peer=peer(0.8)), entry("log", peer=peer(0.97, 0.05))
     )
     text = page(json.loads(made.model_dump_json()))
-    assert "Beside torch 2: 3 cases, the median ratio is 0.97." in text
+    assert "Next to torch 2: 3 cases, the median ratio is 0.97." in text
     assert lines_with(text, "| exp 4x4 | 0.800 | not known |")
     assert lines_with(text, "| log 4x4 | 0.970 | within the spread of the rounds, 5.0% |")
 

@@ -387,7 +387,7 @@ class TestSideFiles:
 
 
 class TestChatTemplate:
-    """The template's two homes."""
+    """The two files of a template."""
 
     TEXT = "{% for m in messages %}{{ m.content }}é\n{% endfor %}"
 

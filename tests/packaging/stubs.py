@@ -1,6 +1,6 @@
 """The stubs of modules whose names are made at import; `make stubs` runs `python -m tests.packaging.stubs`.
 
-They are generated from `genesis.functions.surface` and the op records. Editors and mypy read them in place of the
+They are generated from `genesis.functions.surface` and the op records. Editors and mypy read them instead of the
 modules; nothing reads them when a program runs.
 """
 

@@ -44,7 +44,7 @@ def kill_at(number: int) -> None:
 
 
 def fail_at(number: int, code: int, forever: bool) -> None:
-    """An error in place of file-system call `number`."""
+    """An error instead of file-system call `number`."""
     observe(FailAt(number, code, forever=forever))
 
 
