@@ -1,7 +1,7 @@
 """The fused ops of a language model against torch, at the shapes of Qwen2.5-0.5B (8 sequences of 1024), bf16.
 
     python -m benchmarks.gpu.fused [--out JSON] [--only attention swiglu gated mlp finished quantized …]
-    python -m benchmarks.gpu.fused --sweep forward|queries|keys [--head 64] [--tokens 1024] [--batch 8]
+    python -m benchmarks.gpu.fused --sweep forward|dq|dkdv [--head 64] [--tokens 1024] [--batch 8]
 
 The first form times each op and torch's, on the GPU by graph replay; torch's attention is the faster of cuDNN and
 flash. The second tries tiles of one attention kernel (`genesis.kernels.attention.tiles.TILES`), fastest first.
@@ -28,7 +28,7 @@ from benchmarks.gpu.timing import backend, environment, gpu_us, shared
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import bfloat16
 from genesis.kernels.attention.attention import backward_into, forward_into
-from genesis.kernels.attention.tiles import Tile, tiles_of
+from genesis.kernels.attention.tiles import AttentionTile, tiles_of
 from genesis.op import registry
 from genesis.ops.rounding import Noise
 
@@ -426,16 +426,16 @@ GROUPS = {
 # --- Tiles of attention -----------------------------------------------------------------------------------------------
 
 
-def candidates(kernel: str) -> Iterator[Tile]:
+def candidates(kernel: str) -> Iterator[AttentionTile]:
     """Tiles to try."""
-    queries = (32, 64, 128) if kernel == "keys" else (64, 128)
+    queries = (32, 64, 128) if kernel == "dkdv" else (64, 128)
     for m, n, warps, stages, registers in itertools.product(queries, (32, 64, 128), (4, 8), (2, 3), (0, 128, 168)):
         if 64 * warps <= 4 * max(m, n) and (registers == 0) != (registers == {4: 168, 8: 128}[warps]):
-            yield Tile(m, n, warps, stages, registers)
+            yield AttentionTile(m, n, warps, stages, registers)
 
 
 def sweep(kernel: str, batch: int, tokens: int, heads: int, key_heads: int, head: int) -> None:
-    """Print the microseconds of forward or backward with each candidate, fastest first."""
+    """Print the microseconds of forward or backward with group_part candidate, fastest first."""
     counts = (heads, key_heads, key_heads, heads)
     q, k, v, g = (random(batch, tokens, n, head, dtype=BF16)[0].array for n in counts)
     scale = head**-0.5
@@ -443,27 +443,27 @@ def sweep(kernel: str, batch: int, tokens: int, heads: int, key_heads: int, head
     grads = registry["attention_backward"](g, q, k, v, o, lse, scale=scale)
     properties = backend.driver.properties
     tiles = tiles_of(bfloat16, head, tokens, tokens, properties.shared_memory, properties.capability[0] == 9)
-    best = {"queries": tiles[1], "keys": tiles[2]}
+    best = {"dq": tiles[1], "dkdv": tiles[2]}
     found = []
     for tile in candidates(kernel):
-        for each in (1, 2, 4, heads // key_heads) if kernel == "keys" else (0,):
+        for group_part in (1, 2, 4, heads // key_heads) if kernel == "dkdv" else (0,):
 
-            def call(tile: Tile = tile, each: int = each) -> None:
+            def call(tile: AttentionTile = tile, group_part: int = group_part) -> None:
                 if kernel == "forward":
                     forward_into(o, lse, q, k, v, None, scale, True, 0, tile)
                 else:
                     chosen = {**best, kernel: tile}
-                    rows = max(chosen["queries"].queries, chosen["keys"].queries)  # the keys' divide the queries'
-                    pair = chosen["queries"]._replace(queries=rows), chosen["keys"]
-                    backward_into(grads, g, q, k, v, o, lse, None, scale, True, 0, pair, each or None)
+                    rows = max(chosen["dq"].queries, chosen["dkdv"].queries)  # dkdv blocks divide dq blocks
+                    pair = chosen["dq"]._replace(queries=rows), chosen["dkdv"]
+                    backward_into(grads, g, q, k, v, o, lse, None, scale, True, 0, pair, group_part or None)
 
             try:
-                found.append((gpu_us(call, 5, 5), tile, each))
+                found.append((gpu_us(call, 5, 5), tile, group_part))
             except Exception as failure:  # too much shared memory, say
                 print(f"{tuple(tile)}: {type(failure).__name__}", file=sys.stderr, flush=True)
     work = (2 if kernel == "forward" else 5) * batch * heads * tokens * tokens * head
-    for us, tile, each in sorted(found)[:12]:
-        print(f"{us:9.1f} us {work / us / 1e6:7.1f} TFLOP/s  {tuple(tile)} heads a program {each or '-'}")
+    for us, tile, group_part in sorted(found)[:12]:
+        print(f"{us:9.1f} us {work / us / 1e6:7.1f} TFLOP/s  {tuple(tile)} heads a program {group_part or '-'}")
 
 
 def main() -> None:
@@ -471,7 +471,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", nargs="*", default=list(GROUPS), choices=list(GROUPS))
-    parser.add_argument("--sweep", choices=["forward", "queries", "keys"])
+    parser.add_argument("--sweep", choices=["forward", "dq", "dkdv"])
     parser.add_argument("--head", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--batch", type=int, default=BATCH)
@@ -491,7 +491,7 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         backend.pool.empty_cache()
-        if options.out:  # of each group as soon as it is there
+        if options.out:  # of group_part group as soon as it is there
             options.out.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
     for r in found:
         rest = r.get("failed") or f"{r['genesis_us']:9.1f} {r['torch_us']:9.1f} {r['ratio']:6.2f}"

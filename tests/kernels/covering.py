@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from genesis.backend.cuda.compile import Signature
@@ -14,12 +15,24 @@ Kernels = list[tuple[Any, Signature]]
 
 def _kinds(signature: Signature) -> tuple[Any, ...]:
     """What of a signature is not mere layout: pointer and number types, functions and types among the constants, and
-    flags.
+    flags. Tuples count by their elements.
     """
     types = tuple(t.partition(":")[0] for t in signature.types if isinstance(t, str) and t[0] in "*ft")
-    functions = tuple((k, repr(c)) for k, c in signature.constants if not isinstance(c, (bool, int)))
-    flags = tuple((k, c) for k, c in signature.constants if isinstance(c, bool))
-    return types, functions, flags
+    constants = list(_elements(signature.constants))
+    functions = tuple((k, repr(c)) for k, c in constants if not isinstance(c, (bool, int)))
+    flags = tuple((k, c) for k, c in constants if isinstance(c, bool))
+    groups = ((at, group) for at, group in enumerate(signature.types) if isinstance(group, tuple))
+    absent = ((at, i, t == ("constexpr", None)) for at, group in groups for i, t in enumerate(group))
+    return types, functions, (*flags, *absent)
+
+
+def _elements(constants: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    """Each constant; in place of a tuple, its elements."""
+    for name, value in constants:
+        if isinstance(value, tuple) and not all(type(each) is int for each in value):
+            yield from (((name, i), each) for i, each in enumerate(value))
+        elif not isinstance(value, tuple) or not name.startswith("TILE"):
+            yield name, value
 
 
 def features(signature: Signature) -> list[Any]:

@@ -1,5 +1,5 @@
-"""The paths of attention that small odd samples do not reach: tiles through TMA, several blocks of queries
-and keys with document borders between and inside them, heads that are divided for the cache's sake, large heads.
+"""The paths of attention that small odd samples do not reach: tiles through TMA, several blocks of queries and keys
+with document boundaries between and inside them, heads in sections for L2, large heads.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
 from genesis.kernels.attention import attention as kernels
-from genesis.kernels.attention.common import place
-from genesis.kernels.attention.tiles import Tile, sections, tiles_of
+from genesis.kernels.attention.common import scheduled_tile
+from genesis.kernels.attention.tiles import AttentionTile, l2_sections, tiles_of
 from genesis.kernels.gemm import transpose
 from genesis.ops.attention import attention, attention_backward, attention_packed, attention_packed_backward, parts_of
 from genesis.ops.rope import rope
@@ -32,17 +32,17 @@ HEADS, KEY_HEADS = 2, 1
 
 
 @pytest.fixture
-def boxes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def uses_tma(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the kernels that attention launches from here on go through TMA."""
-    seen: list[bool] = []
+    through_tma: list[bool] = []
 
     def spy(kernel: Any, *args: Any, **keywords: Any) -> None:
-        if "BOXES" in keywords:
-            seen.append(keywords["BOXES"])
+        if "TMA" in keywords:
+            through_tma.append(keywords["TMA"])
         launch(kernel, *args, **keywords)
 
     monkeypatch.setattr(kernels, "launch", spy)
-    return seen
+    return through_tma
 
 
 def on_gpu(values: np.ndarray, dtype: DType) -> Array:
@@ -51,15 +51,15 @@ def on_gpu(values: np.ndarray, dtype: DType) -> Array:
     return array
 
 
-def expected(qkv: np.ndarray, g: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Result and packed gradient in float64, from the whole matrix of scores; `seen` is `[B, T, T]`."""
+def expected(qkv: np.ndarray, g: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Result and packed gradient in float64, from the whole matrix of scores; `mask` is `[B, T, T]`."""
     by_head = [np.moveaxis(x, 2, 0) for x in np.split(qkv, [HEADS, HEADS + KEY_HEADS], axis=2)]
     scale = qkv.shape[3] ** -0.5
     o, dq, dk, dv = np.empty_like(g), np.empty_like(g), *(np.zeros_like(x) for x in by_head[1:])
     for h, q in enumerate(by_head[0]):
         of = h * KEY_HEADS // HEADS
         k, v, gh = by_head[1][of], by_head[2][of], g[:, :, h]
-        s = np.where(seen, scale * (q @ k.mT), -np.inf)
+        s = np.where(mask, scale * (q @ k.mT), -np.inf)
         p = np.exp(s - s.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         o[:, :, h] = p @ v
@@ -71,16 +71,16 @@ def expected(qkv: np.ndarray, g: np.ndarray, seen: np.ndarray) -> tuple[np.ndarr
 
 
 def documents(tokens: int) -> np.ndarray:
-    """Starts of documents of uneven length, in two rows; some borders fall on those of blocks."""
+    """`doc_starts` of documents of uneven length, in two sequences; some boundaries are those of blocks."""
     borders = (0, 3, 64, 65, 130), (0, 128)
     return np.stack([np.asarray(b)[np.searchsorted(b, np.arange(tokens), side="right") - 1] for b in borders])
 
 
 def visible(tokens: int, starts: np.ndarray | None, causal: bool, window: int) -> np.ndarray:
     i, j = np.arange(tokens)[:, None], np.arange(tokens)
-    seen = np.broadcast_to((j <= i) if causal else (i == i), (2, tokens, tokens))
-    seen = seen & (j > i - window) if window else seen
-    return seen & (j >= starts[:, :, None]) if starts is not None else seen
+    mask = np.broadcast_to((j <= i) if causal else (i == i), (2, tokens, tokens))
+    mask = mask & (j > i - window) if window else mask
+    return mask & (j >= starts[:, :, None]) if starts is not None else mask
 
 
 def off(found: Array, wanted: np.ndarray) -> float:
@@ -89,42 +89,42 @@ def off(found: Array, wanted: np.ndarray) -> float:
 
 
 class Case(NamedTuple):
-    """Inputs of both passes, which keys are seen, and the angles by which queries and keys are turned, if they are."""
+    """Inputs of both passes, the mask of visible keys, and RoPE's angles, if there are any."""
 
     x: Array
     g: Array
     rest: tuple[Array | None, ...]
     attrs: dict[str, Any]
-    seen: np.ndarray
+    mask: np.ndarray
     angles: np.ndarray | None
 
 
-def turned(x: np.ndarray, angles: np.ndarray, sign: int = 1) -> np.ndarray:
-    """Queries and keys of a packed array turned in float64: pairs as complex numbers."""
+def rotated(x: np.ndarray, angles: np.ndarray, sign: int = 1) -> np.ndarray:
+    """RoPE of queries and keys of a packed array in float64: pairs as complex numbers."""
     half, heads = x.shape[3] // 2, HEADS + KEY_HEADS
     z = (x[..., :half] + 1j * x[..., half:]) * np.exp(sign * 1j * angles)[..., None, :]
     return np.concatenate((np.concatenate((z.real, z.imag), 3)[:, :, :heads], x[:, :, heads:]), 2)
 
 
 def case(
-    size: int, dtype: DType, packed: bool, causal: bool, window: int, tokens: int = 150, turn: str | None = None
+    size: int, dtype: DType, packed: bool, causal: bool, window: int, tokens: int = 150, rotation: str | None = None
 ) -> Case:
-    """`turn` is "position" or "token": the angles are each position's or each token's."""
+    """`rotation` is "position" or "token": the angles are each position's or each token's."""
     rng = np.random.default_rng(size)
     x = on_gpu(rng.standard_normal((2, tokens, HEADS + 2 * KEY_HEADS, size)).astype(dtype.numpy), dtype)
     g = on_gpu(rng.standard_normal((2, tokens, HEADS, size)).astype(dtype.numpy), dtype)
     starts = documents(tokens) if packed else None
     rest: tuple[Array | None, ...] = () if starts is None else (on_gpu(starts, int64),)
     angles = None
-    if turn is not None:
-        angles = rng.uniform(-3, 3, ((2,) if turn == "token" else ()) + (tokens, size // 2)).astype(np.float32)
+    if rotation is not None:
+        angles = rng.uniform(-3, 3, ((2,) if rotation == "token" else ()) + (tokens, size // 2)).astype(np.float32)
         rest = (*(rest or (None,)), *(on_gpu(f(angles), float32) for f in (np.cos, np.sin)))
     attrs = {"heads": HEADS, "key_heads": KEY_HEADS, "scale": size**-0.5, "causal": causal, "window": window}
     return Case(x, g, rest, attrs, visible(tokens, starts, causal, window), angles)
 
 
 def run(c: Case) -> tuple[Array, Array, Array]:
-    """o, lse and the packed gradient; nothing is waited for."""
+    """o, lse and the packed gradient; does not wait for the GPU."""
     o, lse, *kept = attention_packed(c.x, *c.rest, **c.attrs)
     return o, lse, attention_packed_backward(c.g, (kept or [c.x])[0], o, lse, *c.rest, **c.attrs)
 
@@ -132,8 +132,8 @@ def run(c: Case) -> tuple[Array, Array, Array]:
 def compare(c: Case, o: Array, dx: Array) -> None:
     """With `expected`, and with another run."""
     x, g = c.x.numpy().astype(np.float64), c.g.numpy().astype(np.float64)
-    result, gradient = expected(x if c.angles is None else turned(x, c.angles), g, c.seen)
-    gradient = gradient if c.angles is None else turned(gradient, c.angles, -1)
+    result, gradient = expected(x if c.angles is None else rotated(x, c.angles), g, c.mask)
+    gradient = gradient if c.angles is None else rotated(gradient, c.angles, -1)
     for found, wanted in zip((o, dx), (result, gradient), strict=True):
         assert off(found, wanted) < TOLERANCE[c.x.dtype]
     assert run(c)[2].numpy().tobytes() == dx.numpy().tobytes()
@@ -148,24 +148,24 @@ def check(*what: Any) -> tuple[Array, Array, tuple[Array, Array, Array]]:
 
 
 @pytest.mark.parametrize(("packed", "causal", "window"), [(False, True, 0), (True, True, 0), (True, True, 70)])
-def test_tiles_through_the_copy_engine(boxes: list[bool], packed: bool, causal: bool, window: int) -> None:
+def test_tiles_through_tma(uses_tma: list[bool], packed: bool, causal: bool, window: int) -> None:
     check(64, bfloat16, packed, causal, window)
-    assert boxes
-    assert all(boxes) or not is_interpreted()  # a GPU before Hopper has none
+    assert uses_tma
+    assert all(uses_tma) or not is_interpreted()  # a GPU before Hopper has none
 
 
-def test_all_keys_seen() -> None:
+def test_all_keys_visible() -> None:
     check(16, bfloat16, False, False, 0)
     check(16, float32, False, False, 0, 70)
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "turn", "packed"),
+    ("size", "dtype", "rotation", "packed"),
     [(64, bfloat16, "token", True), (16, float16, "position", False), (32, float32, "token", False)],
 )
-def test_rotation_inside(size: int, dtype: DType, turn: str, packed: bool) -> None:
+def test_fused_rope(size: int, dtype: DType, rotation: str, packed: bool) -> None:
     """Forward gives the bits of `rope` and attention, one after the other."""
-    c = case(size, dtype, packed, True, 0, 70, turn)
+    c = case(size, dtype, packed, True, 0, 70, rotation)
     starts, cos, sin = c.rest
     o, lse, x = attention_packed(c.x, *c.rest, **c.attrs)
     compare(c, o, attention_packed_backward(c.g, x, o, lse, *c.rest, **c.attrs))
@@ -177,10 +177,10 @@ def test_rotation_inside(size: int, dtype: DType, turn: str, packed: bool) -> No
 
 @pytest.mark.parametrize("programs", [1, 1024])
 @pytest.mark.parametrize(("size", "passes"), [(32, 0), (24, 1)])
-def test_whole_heads_are_turned_back_without_a_pass(
+def test_inverse_rope_of_whole_heads_is_fused(
     size: int, passes: int, programs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the kernel of the keys, or by that which adds up its parts; a padded head is turned by `rope`."""
+    """Into the dK/dV kernel, or the one that adds up its splits; a padded head goes through `rope`."""
     calls: list[Any] = []
 
     def spy(*args: Any, **keywords: Any) -> None:
@@ -207,15 +207,15 @@ def test_parts_of_one_array_give_the_bits_of_three_arrays() -> None:
     assert sums.numpy().tobytes() == lse.numpy().tobytes()
 
 
-def test_heads_divided_for_the_cache_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_in_sections_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     before = check(16, bfloat16, True, True, 0)[2]
     calls = []
 
-    def few(rows: float, heads: int, bytes_per_row: int, blocks: int, section: int = 0) -> tuple[int, int]:
+    def few(rows: float, heads: int, bytes_per_row: int, blocks: int, section_bytes: int = 0) -> tuple[int, int]:
         calls.append(heads)
         return 1, heads - 1
 
-    monkeypatch.setattr(kernels, "sections", few)
+    monkeypatch.setattr(kernels, "l2_sections", few)
     monkeypatch.setattr(kernels, "PROGRAMS", 1)
     x, g = (on_gpu(np.zeros(shape, bfloat16.numpy), bfloat16) for shape in ((2, 150, 4, 16), (2, 150, 2, 16)))
     rng = np.random.default_rng(16)
@@ -233,8 +233,8 @@ def test_heads_divided_for_the_cache_give_the_same_bits(monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def turned_over(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """The shapes of keys that attention turns over in memory from here on, as small as they are."""
+def copied_keys(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """The shapes of keys that attention copies to another layout from here on, however small."""
     shapes: list[Shape] = []
 
     def spy(out: Array, x: Array) -> bool:
@@ -253,14 +253,14 @@ def check_forward(*what: Any) -> None:
     # tf32 has as many bits as float16; the interpreter does not round to it
     rounds = c.x.dtype is float32 and allow_tf32 and not is_interpreted()
     tolerance = TOLERANCE[float16 if rounds else c.x.dtype]
-    assert off(attention_packed(c.x, *c.rest, **c.attrs)[0], expected(x, g, c.seen)[0]) < tolerance
+    assert off(attention_packed(c.x, *c.rest, **c.attrs)[0], expected(x, g, c.mask)[0]) < tolerance
 
 
 @pytest.mark.parametrize(
     ("size", "packed", "causal", "window"), [(24, False, True, 0), (16, True, True, 30), (40, False, False, 0)]
 )
-def test_keys_of_exact_float32_lie_side_by_side(
-    size: int, packed: bool, causal: bool, window: int, turned_over: list[Shape], monkeypatch: pytest.MonkeyPatch
+def test_keys_of_exact_float32_are_copied_to_be_contiguous_along_n(
+    size: int, packed: bool, causal: bool, window: int, copied_keys: list[Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
 
@@ -270,7 +270,7 @@ def test_keys_of_exact_float32_lie_side_by_side(
 
     monkeypatch.setattr(kernels, "launch", spy)
     check_forward(size, float32, packed, causal, window, 75)
-    assert turned_over == [(2, 75, KEY_HEADS, size)]
+    assert copied_keys == [(2, 75, KEY_HEADS, size)]
     assert read == [(HEADS + 2 * KEY_HEADS) * size, 1]
 
 
@@ -279,8 +279,8 @@ def test_keys_of_exact_float32_lie_side_by_side(
     [(24, bfloat16, 35, False, 1), (24, float32, 35, True, 1), (24, float32, 35, False, transpose.LARGE),
      (24, float32, 15, False, 1), (12, float32, 35, False, 1)],
 )  # fmt: skip
-def test_other_keys_stay_as_they_lie(
-    size: int, dtype: DType, tokens: int, tf32: bool, large: int, turned_over: list[Shape],
+def test_other_keys_keep_their_layout(
+    size: int, dtype: DType, tokens: int, tf32: bool, large: int, copied_keys: list[Shape],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(transpose, "LARGE", large)
@@ -289,16 +289,16 @@ def test_other_keys_stay_as_they_lie(
         check_forward(size, dtype, False, True, 0, tokens)
     finally:
         allow_tf32.set(before)
-    assert turned_over == []
+    assert copied_keys == []
 
 
-def test_one_query_turns_no_keys_over(turned_over: list[Shape]) -> None:
+def test_one_query_copies_no_keys(copied_keys: list[Shape]) -> None:
     rng = np.random.default_rng(3)
     q, k, v = (on_gpu(rng.standard_normal((1, t, 1, 32)).astype(np.float32), float32) for t in (1, 40, 40))
     o, _ = attention(q, k, v, scale=0.2)
     s = np.exp(0.2 * (k.numpy()[0, :, 0] @ q.numpy()[0, 0, 0]))
     assert off(o, ((s / s.sum()) @ v.numpy()[0, :, 0])[None, None, None]) < TOLERANCE[float32]
-    assert turned_over == []
+    assert copied_keys == []
 
 
 @pytest.mark.gpu
@@ -308,7 +308,9 @@ def test_head_sizes(size: int, dtype: DType) -> None:
     kinds = ((False, True, 0), (True, True, 0), (False, True, 100), (False, False, 0))
     cases = [case(size, dtype, *kind) for kind in kinds]
     cases.append(case(size, dtype, False, True, 0, 2100))  # the tiles of long sequences
-    cases += [case(size, dtype, *kind, 150, turn) for kind, turn in zip(kinds, ("token", "position") * 2, strict=True)]
+    cases += [
+        case(size, dtype, *kind, 150, rotation) for kind, rotation in zip(kinds, ("token", "position") * 2, strict=True)
+    ]
     results = [run(c) for c in cases]  # before any is read: their kernels are compiled side by side
     for c, (o, _, dx) in zip(cases, results, strict=True):
         compare(c, o, dx)
@@ -325,17 +327,17 @@ def test_tiles_fit_shared_memory() -> None:
             assert queries.queries % keys.queries == 0
     for size in (64, 128, 256):
         for tile in tiles_of(bfloat16, size, 4096, 4096, 227 << 10, True):
-            assert isinstance(tile, Tile)
+            assert isinstance(tile, AttentionTile)
             assert (min(tile[:2]) + tile.stages * min(tile[:2])) * 4 * size <= 227 << 10
 
 
 def test_only_large_heads_of_many_are_divided() -> None:
     row = 2 * 128 * 2
-    assert sections(8192, 32, row, 128) == (2, 24)  # the last 800 programs are those of 7 heads, so 8 go together
-    assert sections(8192, 32, row, 16) == (2, 0)  # 50 heads' programs
-    assert sections(8192, 8, row, 128) == (8, 0)  # all of them fit
-    assert sections(1024, 1000, row, 16) == (1000, 0)  # short ones: the order by length matters more
-    assert sections(1 << 20, 32, row, 1 << 14) == (1, 31)
+    assert l2_sections(8192, 32, row, 128) == (2, 24)  # the last 800 programs are those of 7 heads, so 8 go together
+    assert l2_sections(8192, 32, row, 16) == (2, 0)  # 50 heads' programs
+    assert l2_sections(8192, 8, row, 128) == (8, 0)  # all of them fit
+    assert l2_sections(1024, 1000, row, 16) == (1000, 0)  # short ones: the order by length matters more
+    assert l2_sections(1 << 20, 32, row, 1 << 14) == (1, 31)
 
 
 @pytest.mark.parametrize(
@@ -354,6 +356,6 @@ def test_every_block_of_every_head_has_a_program(blocks: int, heads: int, togeth
 
 @triton.jit
 def places(p_o, blocks, heads, together, divided):
-    i_block, i_head = place(blocks, heads, together, divided)
+    i_block, i_head = scheduled_tile(blocks, heads, together, divided)
     tl.store(p_o + tl.program_id(0) * 2, i_block)
     tl.store(p_o + tl.program_id(0) * 2 + 1, i_head)

@@ -1,10 +1,10 @@
-"""Attention's kernels for Hopper, compiled without a GPU to see whether products wait for each other:
+"""Attention's kernels for Hopper, compiled without a GPU to see whether wgmmas are serialized:
 
     python -m tests.kernels.waits
 
-Tensor cores work on products while a warp goes on. Where the assembler finds that registers of a result are touched on
-the way, it lets every product of the kernel wait for the one before, and says so in a note alone. A few lines around a
-loop can bring that about; the kernel is right and slow. The exit code is 1 where one has it.
+wgmmas run asynchronously to their warp. Where the assembler finds that registers of an accumulator are touched in
+flight, it serializes all wgmmas of the kernel, and says so only in a note. A few lines around a loop can cause that;
+the kernel is then correct and slow. The exit code is 1 if a kernel has the note.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["launched", "notes", "waiting"]
 
 NOTE = "wgmma.mma_async instructions are serialized"
 CUDA = Device("cuda", 0)
-# Sequences and tokens at which the kernel of the keys adds up its heads alone, and at which several share them.
+# Sequences and tokens at which one program of dK/dV sums over a group, and at which several share it.
 SIZES = ((16, 2048), (4, 4096))
 
 
@@ -43,17 +43,17 @@ def launched(size: int) -> None:
     def made(*shape: int, dtype: Any = bfloat16) -> Array:
         return empty(shape, dtype, CUDA)
 
-    for (batches, tokens), has_starts, is_turned in itertools.product(SIZES, (False, True), (False, True)):
+    for (batches, tokens), has_documents, has_rope in itertools.product(SIZES, (False, True), (False, True)):
         q, k = made(batches, tokens, 14, size), made(batches, tokens, 2, size)
         lse = made(batches, 14, tokens, dtype=float32)
-        starts = made(batches, tokens, dtype=int64) if has_starts else None
-        tables = tuple(made(tokens, size // 2, dtype=float32) for _ in range(2)) if is_turned else ()
+        starts = made(batches, tokens, dtype=int64) if has_documents else None
+        tables = tuple(made(tokens, size // 2, dtype=float32) for _ in range(2)) if has_rope else ()
         attention.forward_into(q, lse, q, k, k, starts, 0.1, True, 0)
         attention.backward_into((q, k, k), q, q, k, k, q, lse, starts, 0.1, True, 0, tables=tables)
 
 
 def waiting(size: int) -> Iterator[tuple[str, bool]]:
-    """Each kernel of heads of `size` with products, and whether these wait for each other."""
+    """Each kernel with wgmmas for heads of `size`, and whether they are serialized."""
     with collecting(Hopper) as found:
         launched(size)
     for kernel, signature in found.values():
@@ -78,8 +78,8 @@ def notes(ptx: str) -> str:
 def main() -> int:
     """Look at heads of 64 and 128."""
     found = [(size, name, waits) for size in (64, 128) for name, waits in waiting(size)]
-    late = [f"{name}, heads of {size}: every product waits for the one before" for size, name, waits in found if waits]
-    print(*late, f"{len(found)} kernels of attention, of {len(late)} of which products wait for each other", sep="\n")
+    late = [f"{name}, heads of {size}: its wgmmas are serialized" for size, name, waits in found if waits]
+    print(*late, f"{len(found)} kernels of attention, {len(late)} of them with serialized wgmmas", sep="\n")
     return int(not found or bool(late))
 
 

@@ -1,22 +1,26 @@
-"""CUDA implementations of attention: forward with a running softmax, backward by two kernels that make the scores anew.
+"""CUDA implementations of attention: launches of a forward kernel with online softmax, and of two backward kernels that
+recompute the scores.
 
-Forward and the gradient of the queries go query block by query block over the keys that the block may see; gradients
-of keys and values go key block by key block over the queries that may see it. So each result has one writer, nothing
-is added atomically, and the same inputs give the same bits. Blocks that nobody sees are skipped; those that all see
-whole need no mask, the others (the diagonal, document borders, the window's end) do. With heads of 65 to 128 on
-Hopper, the kernel of the keys comes first and leaves what the queries' gradient is one product with; see
-`attention_gathered`.
+Plain reference: genesis/ops/attention.py: `attention`, `attention_backward`, `attention_packed`,
+`attention_packed_backward`.
 
-Query heads of a group share a key head. Its gradients are sums over the group: one program adds them, or, where
-programs would be too few to fill the GPU, several add some heads each and `add_splits` their parts, in order.
+Forward and dQ go over blocks of queries and, for each, the blocks of keys in its visible range; dK/dV goes over blocks
+of keys and, for each, the blocks of queries that see it. So every result has one writer, there are no atomics, and the
+same inputs give the same bits. Blocks outside of the visible range are skipped; those fully visible need no mask, the
+others (the diagonal, document boundaries, the window's end) do. With heads of 65 to 128 on Hopper, the dK/dV kernel
+runs first and spills ds, with which dQ is a single GEMM; see spilled_ds.py.
 
-Rotary positions: forward, `rope` turns queries and keys before, and backward reads what it wrote, because the kernel of
-the keys loads each tile of queries once for every block of keys, by TMA, which only copies. Gradients are
-turned back in registers by the kernel that stores them, before they are rounded.
+Grouped-query attention: the query heads of a group share a key head, whose gradients are sums over the group. One
+program sums over all of it; where programs would be too few to fill the GPU, several sum over some heads each, and
+`attention_bwd_reduce_splits` adds up their parts in order.
 
-Scores and weights are in units of log2: e^x = 2^(x·log2 e), and the factor joins the scale. Products take tiles of the
-inputs' type (weights and their gradients are rounded to it, as tensor cores need) and accumulate in float32; float32
-inputs are multiplied exactly, or in tf32 where that is allowed; float64 stays float64.
+RoPE: forward, `rope` rotates queries and keys first, and backward reads what it wrote, because the dK/dV kernel loads
+each tile of queries once for every block of keys, by TMA, which only copies. The inverse RoPE of gradients happens in
+registers of the kernel that stores them, before they are rounded.
+
+Scores are in units of log2: e^x = 2^(x·log2 e), and that factor joins the scale. Operands of dots have the inputs' type
+(weights and ds are rounded to it, as tensor cores require), accumulators are float32. float32 inputs are multiplied
+exactly, or in tf32 where that is allowed; float64 stays float64.
 """
 
 from __future__ import annotations
@@ -29,17 +33,22 @@ import triton
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.backend.cuda.launch import Double, clear, launch
+from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.tma import Descriptor
-from genesis.dtypes import float32, float64, int32
-from genesis.kernels.attention.backward import add_splits, key_kernel, query_kernel, row_kernel
-from genesis.kernels.attention.ds_chunks import HEADS, SIDE, held_shape, portions
-from genesis.kernels.attention.forward import forward_kernel
-from genesis.kernels.attention.problem import Call, call_of
+from genesis.dtypes import float32, int32
+from genesis.kernels.attention.backward import (
+    attention_bwd_delta,
+    attention_bwd_dkdv,
+    attention_bwd_dq,
+    attention_bwd_reduce_splits,
+)
+from genesis.kernels.attention.ds_chunks import DS_TILE, HEAD_DIMS, ds_buffer_shape, ds_chunks_of
+from genesis.kernels.attention.forward import attention_fwd
+from genesis.kernels.attention.problem import Problem, problem_of
 from genesis.kernels.attention.rope import rope
-from genesis.kernels.attention.spilled_ds import gather_kernel
-from genesis.kernels.attention.tiles import Tile, padded, sections, tiles_of
-from genesis.kernels.attention.warp_specialized import forward_specialized_into
+from genesis.kernels.attention.spilled_ds import attention_bwd_dq_from_ds
+from genesis.kernels.attention.tiles import AttentionTile, l2_sections, padded_head_dim, tiles_of
+from genesis.kernels.attention.warp_specialized import forward_ws_into
 from genesis.kernels.gemm.transpose import LEAST, gains, transposed_copy
 from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.types import work_type
@@ -48,7 +57,7 @@ from genesis.ops.shape import contiguous
 
 __all__ = ["backward_into", "forward_into"]
 
-PROGRAMS = 1024  # of the kernel for keys' gradients: that many even out triangles of work over the SMs
+PROGRAMS = 1024  # of the dK/dV kernel: that many balance a triangle of work over the SMs
 
 
 @triton.jit
@@ -56,192 +65,190 @@ def _same(x):
     return x
 
 
-def _tiles(q: Array, c: Call) -> tuple[Tile, Tile, Tile]:
+def _tiles(q: Array, p: Problem) -> tuple[AttentionTile, AttentionTile, AttentionTile]:
     shared = backend_of(q.device).driver.properties.shared_memory
-    return tiles_of(q.dtype, c.size, c.tokens, c.keys, shared, c.boxes and c.hopper)
+    return tiles_of(q.dtype, p.head_dim, p.tokens, p.keys, shared, p.uses_tma and p.is_hopper)
 
 
-def _options(t: Tile) -> dict[str, int]:
-    """Constants and options of a launch."""
-    options = {"BM": t.queries, "BN": t.keys, "num_warps": t.warps, "num_stages": t.stages}
+def _options(t: AttentionTile) -> dict[str, int]:
+    """Options of a launch."""
+    options = {"num_warps": t.warps, "num_stages": t.stages}
     return {**options, "maxnreg": t.registers} if t.registers else options
 
 
-def _side_by_side(k: Array, c: Call) -> Array:
-    """The keys, turned over in memory so that they lie side by side in it, where `q·kᵀ` gains more from it than that
-    costs; see `gains`.
-    """
+def _keys_along_n(k: Array, p: Problem) -> Array:
+    """The keys, copied so that neighbouring keys are contiguous, where `q·kᵀ` in exact float32 profits; see `gains`."""
     batches, keys, heads, size = k.shape
-    straight = min(k.strides) >= 0 and k.strides[3] == 1 != k.strides[1] and min(keys, size) >= LEAST
-    exact = k.dtype is float32 and c.constants["PRECISION"] == "ieee"
-    if not (exact and straight and gains(k.size, k.size * c.tokens * c.group)):
+    along_k = min(k.strides) >= 0 and k.strides[3] == 1 != k.strides[1] and min(keys, size) >= LEAST
+    exact = k.dtype is float32 and p.constants["DOT"][2] == "ieee"
+    if not (exact and along_k and gains(k.size, k.size * p.tokens * p.group)):
         return k
     memory = empty((batches, heads, size, keys), k.dtype, k.device)
     by_batch, by_head, by_column, by_key = memory.strides
-    turned = memory.view(k.shape, (by_batch, by_key, by_head, by_column))
-    done = transposed_copy(turned, k)
+    transposed = memory.view(k.shape, (by_batch, by_key, by_head, by_column))
+    done = transposed_copy(transposed, k)
     assert done, k
-    return turned
+    return transposed
 
 
 def forward_into(
-    o: Array, lse: Array, q: Array, k: Array, v: Array, starts: Array | None, scale: float, causal: bool, window: int,
-    tile: Tile | None = None,
+    o: Array, lse: Array, q: Array, k: Array, v: Array, doc_starts: Array | None, scale: float, causal: bool,
+    window: int, tile: AttentionTile | None = None,
 ) -> None:  # fmt: skip
-    """Launch the forward kernel, with a tile of one's own if given."""
-    c = call_of(scale, causal, window, starts, q, k, v)
-    if tile is None and starts is None and forward_specialized_into(o, lse, q, k, v, causal, c):
+    """Launch the forward kernel, with a given tile or the table's."""
+    p = problem_of(scale, causal, window, doc_starts, q, k, v)
+    if tile is None and doc_starts is None and forward_ws_into(o, lse, q, k, v, causal, p):
         return
-    t, k = tile or _tiles(q, c)[0], _side_by_side(k, c)
-    blocks = triton.cdiv(c.tokens, t.queries)
+    t, k = tile or _tiles(q, p)[0], _keys_along_n(k, p)
+    blocks = triton.cdiv(p.tokens, t.queries)
     launch(
-        forward_kernel, blocks * c.batches * c.heads, o, lse, c.tile(q, t.queries),
-        c.tile(k, t.keys), c.tile(v, t.keys), starts, c.tokens, c.keys, c.batches, c.heads, c.group,
-        *sections(c.keys / c.group, c.batches * c.heads, c.row, blocks), c.size, c.window, c.factor, c.sign, o.strides,
-        q.strides, k.strides, v.strides, c.ss, **c.constants, **_options(t),
+        attention_fwd, blocks * p.batches * p.heads, o, lse, p.tiled(q, t.queries), p.tiled(k, t.keys),
+        p.tiled(v, t.keys), doc_starts, p.sizes,
+        l2_sections(p.keys / p.group, p.batches * p.heads, p.kv_row_bytes, blocks), p.head_dim, p.scales[:2],
+        (o.strides, q.strides, k.strides, v.strides, p.doc_starts_strides), TILE=(t.queries, t.keys, p.padded),
+        **p.constants, **_options(t),
     )  # fmt: skip
 
 
 @cuda_impl("attention")
 def attention(
-    out: tuple[Array, Array], q: Array, k: Array, v: Array, starts: Array | None = None, *, scale: float,
+    out: tuple[Array, Array], q: Array, k: Array, v: Array, doc_starts: Array | None = None, *, scale: float,
     causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """o = softmax(scale·q·kᵀ)·v over the visible keys, and the log of each softmax sum."""
+    """o = softmax(scale·q·kᵀ)·v over the visible keys, and the LSE of the scores."""
     o, lse = out
     if q.size and k.size:
-        forward_into(o, lse, q, k, v, starts, scale, causal, window)
+        forward_into(o, lse, q, k, v, doc_starts, scale, causal, window)
     else:
         clear(o)
         elementwise(_same, lse, -math.inf)
 
 
-def splits_of(programs: int, group: int) -> int:
-    """How many query heads of a group one program adds up."""
+def heads_per_program(programs: int, group: int) -> int:
+    """How many query heads of a group one program of the dK/dV kernel sums over."""
     return -(-group // max(1, min(group, PROGRAMS // max(programs, 1))))
 
 
-class _Turn(NamedTuple):
-    """What rotates gradients back: contiguous tables, and the elements from one sequence's to the next one's."""
+class _Rope(NamedTuple):
+    """Contiguous cos and sin for the inverse RoPE of gradients, and elements between those of two sequences."""
 
     cos: Array | None = None
     sin: Array | None = None
-    spread: int = 0
+    stride: int = 0
 
 
-def _turn(tables: tuple[Array, ...]) -> _Turn:
-    """The same of cos and sin, or of none."""
+def _rope_of(tables: tuple[Array, ...]) -> _Rope:
+    """From cos and sin, or from none."""
     if not tables:
-        return _Turn()
+        return _Rope()
     cos, sin = (contiguous(t) for t in tables)
-    return _Turn(cos, sin, cos.shape[1] * cos.shape[2] if cos.ndim == 3 and cos.shape[0] > 1 else 0)
+    return _Rope(cos, sin, cos.shape[1] * cos.shape[2] if cos.ndim == 3 and cos.shape[0] > 1 else 0)
 
 
 def backward_into(
     grads: tuple[Array, Array, Array], g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
-    starts: Array | None, scale: float, causal: bool, window: int, tiles: tuple[Tile, Tile] | None = None,
-    each: int | None = None, tables: tuple[Array, ...] = (),
+    doc_starts: Array | None, scale: float, causal: bool, window: int,
+    tiles: tuple[AttentionTile, AttentionTile] | None = None, group_part: int | None = None,
+    tables: tuple[Array, ...] = (),
 ) -> None:  # fmt: skip
-    """Launch the backward kernels, with tiles for queries and keys, and heads a program, of one's own if given.
+    """Launch the backward kernels.
 
     Args:
         grads: dq, dk and dv, contiguous, or the parts of a packed array.
-        tables: cos and sin; dq and dk are then gradients before that rotation, which q and k are behind. Only for heads
-            that fill their tiles: in padded ones, the columns of a pair lie in several threads.
+        tiles: of the dQ and the dK/dV kernel, in place of the table's.
+        group_part: query heads of a group that a program of dK/dV sums over, in place of `heads_per_program`.
+        tables: cos and sin, for dq and dk of q and k before RoPE. Only for heads that fill their tiles: in padded ones
+            several threads hold the columns of a pair.
     """
-    c = call_of(scale, causal, window, starts, q, k, v, g)
-    t, s = tiles or _tiles(q, c)[1:]
+    p = problem_of(scale, causal, window, doc_starts, q, k, v, g)
+    t, s = tiles or _tiles(q, p)[1:]
     assert t.queries % s.queries == 0, (t, s)
-    assert not tables or c.size == padded(c.size)
-    if tiles is None and each is None and _is_gathered(c):
-        _gathered_into(grads, g, q, k, v, o, lse, starts, scale, window, tables)
+    assert not tables or p.head_dim == padded_head_dim(p.head_dim)
+    if tiles is None and group_part is None and _spills_ds(p):
+        _spilled_backward_into(grads, g, q, k, v, o, lse, doc_starts, scale, window, tables)
         return
-    turn, left = _turn(tables), _left(c, t.queries, starts, q)
-    _query_gradient(grads[0], c, t, turn, left, g, q, k, v, o, lse, starts, scale)
-    _key_gradients(grads[1], grads[2], c, t.queries, s, turn, left, g, q, k, v, scale, each)
+    rope_tables, stats = _rope_of(tables), _stats(p, t.queries, doc_starts, q)
+    _launch_dq(grads[0], p, t, rope_tables, stats, g, q, k, v, o, lse, doc_starts)
+    _launch_dkdv(grads[1], grads[2], p, t.queries, s, rope_tables, stats, g, q, k, v, group_part)
 
 
-class _Left(NamedTuple):
-    """What is left for the kernel of the keys; see `row_numbers`."""
+class _Stats(NamedTuple):
+    """What is stored for the dK/dV kernel; see `store_lse_and_delta`."""
 
-    rows: Array
+    lse_and_delta: Array
     low: Array | None
     high: Array | None
     first: Array | None
 
 
-def _left(c: Call, queries: int, starts: Array | None, q: Array) -> _Left:
-    """Memory for it, where a block has so many queries."""
-    blocks = triton.cdiv(c.tokens, queries)
-    rows = empty((2, c.batches * c.heads * blocks * queries), work_type(q.dtype), q.device)
-    if starts is None and c.window is None:
-        return _Left(rows, None, None, None)
-    sizes = (c.batches * blocks, c.batches * blocks, c.batches * blocks * queries)
-    return _Left(rows, *(empty((1, n), int32, q.device) for n in sizes))
+def _stats(p: Problem, queries: int, doc_starts: Array | None, q: Array) -> _Stats:
+    """Memory for it, with blocks of so many queries."""
+    blocks = triton.cdiv(p.tokens, queries)
+    lse_and_delta = empty((2, p.batches * p.heads * blocks * queries), work_type(q.dtype), q.device)
+    if doc_starts is None and p.window is None:
+        return _Stats(lse_and_delta, None, None, None)
+    sizes = (p.batches * blocks, p.batches * blocks, p.batches * blocks * queries)
+    return _Stats(lse_and_delta, *(empty((1, n), int32, q.device) for n in sizes))
 
 
-def _number(x: float, like: Array) -> float:
-    return Double(x) if like.dtype is float64 else float(x)
-
-
-def _query_gradient(
-    dq: Array, c: Call, t: Tile, turn: _Turn, left: _Left, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
-    starts: Array | None, scale: float,
+def _launch_dq(
+    dq: Array, p: Problem, t: AttentionTile, rope_tables: _Rope, stats: _Stats, g: Array, q: Array, k: Array, v: Array,
+    o: Array, lse: Array, doc_starts: Array | None,
 ) -> None:  # fmt: skip
-    """Launch `query_kernel`."""
-    blocks = triton.cdiv(c.tokens, t.queries)
+    """Launch `attention_bwd_dq`."""
+    blocks = triton.cdiv(p.tokens, t.queries)
     launch(
-        query_kernel, blocks * c.batches * c.heads, dq, *left, c.tile(q, t.queries), c.tile(g, t.queries),
-        c.tile(k, t.keys), c.tile(v, t.keys), g, o, lse, starts, *turn, c.tokens, c.keys, c.batches, c.heads, c.group,
-        *sections(c.keys / c.group, c.batches * c.heads, c.row, blocks, 32 << 20), c.size, c.window, c.factor, c.sign,
-        _number(scale, q), dq.strides, g.strides, q.strides, k.strides, v.strides, o.strides, lse.strides, c.ss,
-        **c.constants, **_options(t),
+        attention_bwd_dq, blocks * p.batches * p.heads, dq, *stats, p.tiled(q, t.queries), p.tiled(g, t.queries),
+        p.tiled(k, t.keys), p.tiled(v, t.keys), g, o, lse, doc_starts, *rope_tables, p.sizes,
+        l2_sections(p.keys / p.group, p.batches * p.heads, p.kv_row_bytes, blocks, 32 << 20), p.head_dim, p.scales,
+        (*(x.strides for x in (dq, g, q, k, v, o, lse)), p.doc_starts_strides), TILE=(t.queries, t.keys, p.padded),
+        **p.constants, **_options(t),
     )  # fmt: skip
 
 
-def _key_gradients(
-    dk: Array, dv: Array, c: Call, queries: int, s: Tile, turn: _Turn, left: _Left, g: Array, q: Array, k: Array,
-    v: Array, scale: float, each: int | None = None, ds: Array | None = None,
+def _launch_dkdv(
+    dk: Array, dv: Array, p: Problem, stats_queries: int, s: AttentionTile, rope_tables: _Rope, stats: _Stats, g: Array,
+    q: Array, k: Array, v: Array, group_part: int | None = None, ds: Array | None = None,
 ) -> None:  # fmt: skip
-    """Launch `key_kernel`, and `add_splits` where the heads of a group are divided; the last one turns dk.
+    """Launch `attention_bwd_dkdv`, and `attention_bwd_reduce_splits` where several programs share a group; the last one
+    applies the inverse RoPE.
 
     Args:
-        queries: of a block of what is left.
-        each: query heads of a group that one program adds up.
-        ds: where it is left, too.
+        stats_queries: of a block of `stats`.
+        ds: where to spill it.
     """
-    blocks = triton.cdiv(c.keys, s.keys)
-    programs = blocks * c.batches * c.key_heads
-    each = each or splits_of(programs, c.group)
-    splits = triton.cdiv(c.group, each)
+    blocks = triton.cdiv(p.keys, s.keys)
+    programs = blocks * p.batches * p.key_heads
+    group_part = group_part or heads_per_program(programs, p.group)
+    splits = triton.cdiv(p.group, group_part)
     parts = [empty((splits, *x.shape), work_type(q.dtype), q.device) if splits > 1 else x for x in (dk, dv)]
-    first = None if left.first is None else c.numbers(left.first, s.queries)[0]
+    first = None if stats.first is None else p.vectors(stats.first, s.queries)[0]
     launch(
-        key_kernel, programs * splits, *parts, c.tile(q, s.queries), c.tile(g, s.queries), c.tile(k, s.keys),
-        c.tile(v, s.keys), ds, *c.numbers(left.rows, s.queries), first, left.low, left.high,
-        *(turn if splits == 1 else _Turn()), c.tokens, c.keys, c.batches, c.key_heads, c.group, each,
-        *sections(each * c.tokens, c.batches * c.key_heads * splits, c.row, blocks), c.size, c.factor, c.sign,
-        _number(scale, q), parts[0].strides[-4:], g.strides, q.strides, k.strides, v.strides, **c.constants,
-        **_options(s), RATIO=queries // s.queries,
+        attention_bwd_dkdv, programs * splits, *parts, p.tiled(q, s.queries), p.tiled(g, s.queries), p.tiled(k, s.keys),
+        p.tiled(v, s.keys), ds, *p.vectors(stats.lse_and_delta, s.queries), first, stats.low, stats.high,
+        *(rope_tables if splits == 1 else _Rope()), (p.tokens, p.keys, p.batches, p.key_heads, p.group, group_part),
+        l2_sections(group_part * p.tokens, p.batches * p.key_heads * splits, p.kv_row_bytes, blocks), p.head_dim,
+        p.scales, (parts[0].strides[-4:], *(x.strides for x in (g, q, k, v))), TILE=(s.queries, s.keys, p.padded),
+        RATIO=stats_queries // s.queries, **p.constants, **_options(s),
     )  # fmt: skip
     if splits > 1:
-        rows, columns = c.batches * c.keys * c.key_heads, triton.next_power_of_2(triton.cdiv(c.size, 2))
+        rows, columns = p.batches * p.keys * p.key_heads, triton.next_power_of_2(triton.cdiv(p.head_dim, 2))
         height = max(1, 512 // columns)
-        launch(  # the heads of a token lie side by side
-            add_splits, triton.cdiv(rows, height), dk, dv, *parts, *turn, rows, c.keys, c.key_heads, dk.strides[1],
-            SIZE=c.size, SPLITS=splits, ROWS=height, PADDED=columns,
+        launch(  # the heads of a token are contiguous
+            attention_bwd_reduce_splits, triton.cdiv(rows, height), dk, dv, *parts, *rope_tables, rows, p.keys,
+            p.key_heads, dk.strides[1], SIZE=p.head_dim, SPLITS=splits, ROWS=height, PADDED=columns,
         )  # fmt: skip
 
 
-# --- Backward with the gradient of the scores in memory ---------------------------------------------------------------
+# --- Backward with spilled ds -----------------------------------------------------------------------------------------
 
-LEAVING = Tile(SIDE, SIDE, 4, 2)  # of `key_kernel` that leaves ds
-GATHERING = Tile(2 * SIDE, SIDE, 4, 3)  # of `gather_kernel`
+SPILL_TILE = AttentionTile(DS_TILE, DS_TILE, 4, 2)  # of the dK/dV kernel that stores ds
+DQ_TILE = AttentionTile(2 * DS_TILE, DS_TILE, 4, 3)  # of `attention_bwd_dq_from_ds`
 
 
-def _is_gathered(c: Call) -> bool:
-    """Whether that pays, and the kernels can do it."""
-    return c.hopper and c.boxes and c.size in HEADS and c.constants["CAUSAL"] and c.tokens == c.keys
+def _spills_ds(p: Problem) -> bool:
+    """Whether that is profitable, and supported by the kernels."""
+    return p.is_hopper and p.uses_tma and p.head_dim in HEAD_DIMS and p.constants["CAUSAL"] and p.tokens == p.keys
 
 
 def _part(x: Array, rows: slice, heads: slice | None = None, dim: int = 2) -> Array:
@@ -254,56 +261,57 @@ def _part(x: Array, rows: slice, heads: slice | None = None, dim: int = 2) -> Ar
     return x.view(tuple(shape), x.strides, offset)
 
 
-def _gathered_into(
+def _spilled_backward_into(
     grads: tuple[Array, Array, Array], g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
-    starts: Array | None, scale: float, window: int, tables: tuple[Array, ...],
+    doc_starts: Array | None, scale: float, window: int, tables: tuple[Array, ...],
 ) -> None:  # fmt: skip
-    """Portion by portion: the numbers of rows, `key_kernel`, which leaves ds, and `gather_kernel`."""
+    """Chunk by chunk: LSE and delta, dK/dV with ds spilled, dQ from it."""
     sizes = (*q.shape[:3], k.shape[2], q.dtype.itemsize)
-    group, held = sizes[2] // sizes[3], empty(held_shape(*sizes), q.dtype, q.device)
-    for rows, mine in portions(*sizes):
-        theirs = slice(mine.start * group, mine.stop * group)
-        dq, g_part, q_part, o_part = (_part(x, rows, theirs) for x in (grads[0], g, q, o))
-        dk, dv, k_part, v_part = (_part(x, rows, mine) for x in (*grads[1:], k, v))
-        lse_part, starts_part = _part(lse, rows, theirs, 1), None if starts is None else _part(starts, rows)
-        turned = [_part(x, rows) if x.ndim == 3 and x.shape[0] > 1 else x for x in tables]
-        heads = slice(0, (rows.stop - rows.start) * (theirs.stop - theirs.start))
-        _gathered_part(
-            (dq, dk, dv), _part(held, heads), g_part, q_part, k_part, v_part, o_part, lse_part, starts_part, scale,
-            window, _turn(tuple(turned)),
+    group, ds = sizes[2] // sizes[3], empty(ds_buffer_shape(*sizes), q.dtype, q.device)
+    for rows, key_heads in ds_chunks_of(*sizes):
+        heads = slice(key_heads.start * group, key_heads.stop * group)
+        dq, g_part, q_part, o_part = (_part(x, rows, heads) for x in (grads[0], g, q, o))
+        dk, dv, k_part, v_part = (_part(x, rows, key_heads) for x in (*grads[1:], k, v))
+        lse_part, starts_part = _part(lse, rows, heads, 1), None if doc_starts is None else _part(doc_starts, rows)
+        tables_part = [_part(x, rows) if x.ndim == 3 and x.shape[0] > 1 else x for x in tables]
+        ds_part = _part(ds, slice(0, (rows.stop - rows.start) * (heads.stop - heads.start)))
+        _spilled_chunk_into(
+            (dq, dk, dv), ds_part, g_part, q_part, k_part, v_part, o_part, lse_part, starts_part, scale, window,
+            _rope_of(tuple(tables_part)),
         )  # fmt: skip
 
 
-def _gathered_part(
+def _spilled_chunk_into(
     grads: tuple[Array, Array, Array], ds: Array, g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
-    starts: Array | None, scale: float, window: int, turn: _Turn,
+    doc_starts: Array | None, scale: float, window: int, rope_tables: _Rope,
 ) -> None:  # fmt: skip
-    """One portion, whose ds goes to memory that all take in turn."""
-    c, t = call_of(scale, True, window, starts, q, k, v, g), GATHERING
-    blocks, left = triton.cdiv(c.tokens, t.queries), _left(c, t.queries, starts, q)
+    """One chunk; all chunks use the memory of ds in turn."""
+    p, t = problem_of(scale, True, window, doc_starts, q, k, v, g), DQ_TILE
+    blocks, stats = triton.cdiv(p.tokens, t.queries), _stats(p, t.queries, doc_starts, q)
     launch(
-        row_kernel, blocks * c.batches * c.heads, *left, g, o, lse, starts, c.tokens, c.keys, c.batches, c.heads,
-        c.size, c.window, g.strides, o.strides, lse.strides, c.ss, WORK=c.constants["WORK"], BM=t.queries,
-        HEAD=c.constants["HEAD"], num_warps=8,
+        attention_bwd_delta, blocks * p.batches * p.heads, *stats, g, o, lse, doc_starts,
+        (p.tokens, p.keys, p.batches, p.heads, p.window), p.head_dim,
+        (g.strides, o.strides, lse.strides, p.doc_starts_strides), WORK=p.constants["DOT"][1], BM=t.queries,
+        BD=p.padded, num_warps=8,
     )  # fmt: skip
-    _key_gradients(*grads[1:], c, t.queries, LEAVING, turn, left, g, q, k, v, scale, ds=ds)
-    boxes = Descriptor(ds, ds.shape, ds.strides, (1, t.keys, t.queries)) if c.boxes else ds
-    names = ("BOXES", "TYPE", "WORK", "PRECISION", "HEAD")
+    _launch_dkdv(*grads[1:], p, t.queries, SPILL_TILE, rope_tables, stats, g, q, k, v, ds=ds)
+    ds_tiles = Descriptor(ds, ds.shape, ds.strides, (1, t.keys, t.queries)) if p.uses_tma else ds
     launch(
-        gather_kernel, blocks * c.batches * c.heads, grads[0], ds, boxes, c.tile(k, t.keys), starts, *turn, c.tokens,
-        c.batches, c.heads, c.group, c.batches * c.heads, 0, c.size, c.window, _number(scale, q), grads[0].strides,
-        k.strides, c.ss, **{n: c.constants[n] for n in names}, BM=t.queries, num_warps=t.warps, num_stages=t.stages,
+        attention_bwd_dq_from_ds, blocks * p.batches * p.heads, grads[0], ds, ds_tiles, p.tiled(k, t.keys), doc_starts,
+        *rope_tables, (p.tokens, p.batches, p.heads, p.group, p.window), (p.batches * p.heads, 0), p.head_dim,
+        p.scales[2], (grads[0].strides, k.strides, p.doc_starts_strides), TMA=p.uses_tma, DOT=p.constants["DOT"],
+        BM=t.queries, BD=p.padded, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
 
 
 @cuda_impl("attention_backward")
 def attention_backward(
     out: tuple[Array, Array, Array], g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
-    starts: Array | None = None, *, scale: float, causal: bool = True, window: int = 0,
+    doc_starts: Array | None = None, *, scale: float, causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """With p = e^(s - lse) and c = Σ g·o: dv = pᵀ·g, ds = p·(g·vᵀ - c), dq = scale·ds·k, dk = scale·dsᵀ·q."""
+    """With p = e^(s - lse) and delta = Σ g·o: dv = pᵀ·g, ds = p·(g·vᵀ - delta), dq = scale·ds·k, dk = scale·dsᵀ·q."""
     if q.size and k.size:
-        backward_into(out, g, q, k, v, o, lse, starts, scale, causal, window)
+        backward_into(out, g, q, k, v, o, lse, doc_starts, scale, causal, window)
     else:
         for x in out:
             clear(x)
@@ -311,26 +319,26 @@ def attention_backward(
 
 @cuda_impl("attention_packed")
 def attention_packed(
-    out: tuple[Array, ...], qkv: Array, starts: Array | None = None, *tables: Array, heads: int, key_heads: int,
+    out: tuple[Array, ...], qkv: Array, doc_starts: Array | None = None, *tables: Array, heads: int, key_heads: int,
     scale: float, causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """The same of views of one array, in which queries and keys are rotated first where there are tables."""
+    """The same of views of one array; queries and keys go through RoPE first where there are cos and sin."""
     if tables:
         rope(out[2], qkv, *tables, heads=heads + key_heads)
         qkv = out[2]
-    attention(out[:2], *parts_of(qkv, heads, key_heads), starts, scale=scale, causal=causal, window=window)
+    attention(out[:2], *parts_of(qkv, heads, key_heads), doc_starts, scale=scale, causal=causal, window=window)
 
 
 @cuda_impl("attention_packed_backward")
 def attention_packed_backward(
-    out: Array, g: Array, qkv: Array, o: Array, lse: Array, starts: Array | None = None, *tables: Array, heads: int,
+    out: Array, g: Array, qkv: Array, o: Array, lse: Array, doc_starts: Array | None = None, *tables: Array, heads: int,
     key_heads: int, scale: float, causal: bool = True, window: int = 0,
 ) -> None:  # fmt: skip
-    """The same into views of one array, dq and dk turned back where there are tables."""
+    """The same into views of one array; dq and dk go through the inverse RoPE where there are cos and sin."""
     grads, parts = parts_of(out, heads, key_heads), parts_of(qkv, heads, key_heads)
-    inside = tables if qkv.shape[3] == padded(qkv.shape[3]) else ()
+    fused = tables if qkv.shape[3] == padded_head_dim(qkv.shape[3]) else ()
     if qkv.size:
-        backward_into(grads, g, *parts, o, lse, starts, scale, causal, window, tables=inside)
-    if tables and not inside:
-        turned = parts_of(out, heads + key_heads, key_heads)[0]
-        rope(turned, turned, *tables, inverse=True)
+        backward_into(grads, g, *parts, o, lse, doc_starts, scale, causal, window, tables=fused)
+    if tables and not fused:
+        rotated = parts_of(out, heads + key_heads, key_heads)[0]
+        rope(rotated, rotated, *tables, inverse=True)

@@ -1,8 +1,12 @@
-"""The backward kernels of attention: one for the gradient of the queries, one for those of keys and values.
+"""The backward kernels of attention: one for dQ, one for dK and dV.
 
-Both compute the scores anew, so each result has one writer. The numbers of rows that the second one reads come from the
-first, or from `row_kernel` where the first is not launched. The kernel of the keys holds its scores turned, a row for
-each key, so that weights go from registers into the products that sum over queries.
+Plain reference: genesis/ops/attention.py: `attention_backward`. With p = 2^(scaled scores - lse), delta = rowsum(dO·O)
+and ds = p·(dO·vᵀ - delta): dV = pᵀ·dO, dQ = scale·ds·k, dK = scale·dsᵀ·q. Both kernels recompute the scores, so every
+result has one writer. LSE and delta, which the dK/dV kernel reads, are stored by the dQ kernel, or by
+`attention_bwd_delta` where that is not launched. The dK/dV kernel holds scores transposed, a row a key, so that weights
+go from registers into the dots that sum over queries.
+
+Tiles: BM queries, BN keys, BD the padded head dimension; `g` is dO. Other arguments are described in common.py.
 """
 
 from __future__ import annotations
@@ -12,291 +16,320 @@ import triton.language as tl
 
 from genesis.kernels.attention.common import (
     LOG2E,
-    bounds_of,
-    end_key,
-    first_key,
-    key_blocks,
-    numbers_of,
+    fast_exp2,
+    first_key_bounds,
+    first_visible_key,
+    inverse_rope,
+    load_rows,
+    load_vector,
+    merge_ranges,
+    opaque,
     operand,
-    pairs_turned_back,
-    place,
-    power_of_2,
-    rows_of,
-    stored,
-    stored_back,
-    unfolded,
-    uniform,
-    wider,
+    scheduled_tile,
+    store_rows,
+    store_rows_inverse_rope,
+    visible_end,
+    visible_key_blocks,
+    warp_uniform,
 )
-from genesis.kernels.attention.spilled_ds import left_behind
+from genesis.kernels.attention.spilled_ds import store_ds
 from genesis.kernels.maths import rounded_product
 from genesis.kernels.types import converted
 
-__all__ = ["add_splits", "key_kernel", "query_kernel", "row_kernel"]
+__all__ = ["attention_bwd_delta", "attention_bwd_dkdv", "attention_bwd_dq", "attention_bwd_reduce_splits"]
 
 
-# --- Numbers of rows --------------------------------------------------------------------------------------------------
+# --- LSE and delta ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def row_numbers(p_row, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, i_batch, i_head, i_block, tokens, keys,
-                batches, heads, size, sg, so, sl, LEFT: tl.constexpr, WORK: tl.constexpr, BM: tl.constexpr,
-                HEAD: tl.constexpr):  # fmt: skip
-    """(log2 of its softmax sum, c = Σ g·o) of each query, left for the kernel of the keys, padded to whole blocks; of
-    the first head also each query's first visible key, and of the block the bounds of these.
+def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, tile, sizes, head_dim, strides,
+                        LEFT_BOUND: tl.constexpr, WORK: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """(LSE in units of log2, delta = rowsum(dO · O)) of a block of queries [BM], also stored for the dK/dV kernel.
+
+    The first head also stores each query's first visible key, and their bounds over the block.
+
+    Args:
+        p_stats: [2, batches·heads·blocks·BM]: LSE, then delta, padded to whole blocks.
+        p_low, p_high, p_first: [batches·blocks] twice, and [batches·blocks·BM].
+        tile: (i_batch, i_head, i_block).
+        sizes: (tokens, keys, batches, heads).
+        strides: of g, o and lse.
     """
+    i_batch, i_head, i_block = tile
+    tokens, keys, batches, heads = sizes
+    sg, so, sl = strides
     blocks = tl.cdiv(tokens, BM)
-    first = i_block * BM
-    i_query, i_d = first + tl.arange(0, BM), tl.arange(0, HEAD)
-    m_query = i_query < tokens
-    wide_batch, wide_head, o_row = i_batch.to(tl.int64), i_head.to(tl.int64), tl.arange(0, BM)
-    wide_rows = tl.zeros((), tl.int64) + batches * heads
-    p_g += wide_batch * sg[0] + wide_head * sg[2] + first.to(tl.int64) * sg[1]
-    p_o += wide_batch * so[0] + wide_head * so[2] + first.to(tl.int64) * so[1]
-    m = m_query[:, None] & (i_d < size)[None, :]
-    b_x = tl.load(p_g + o_row[:, None] * sg[1] + i_d[None, :] * sg[3], mask=m, other=0)
-    b_o = tl.load(p_o + o_row[:, None] * so[1] + i_d[None, :] * so[3], mask=m, other=0)
-    # Two lanes add each other's products. Fused with the addition, each would round the other's only, and what the
-    # lanes of a row lay down as its sum would differ in the last bit.
-    b_delta = tl.sum(rounded_product(converted(b_x, WORK), converted(b_o, WORK)), 1)
+    start = i_block * BM
+    o_query, o_d = start + tl.arange(0, BM), tl.arange(0, BD)
+    m_query = o_query < tokens  # [BM]
+    batch64, head64, o_row = i_batch.to(tl.int64), i_head.to(tl.int64), tl.arange(0, BM)
+    rows64 = tl.zeros((), tl.int64) + batches * heads
+    p_g += batch64 * sg[0] + head64 * sg[2] + start.to(tl.int64) * sg[1]
+    p_o += batch64 * so[0] + head64 * so[2] + start.to(tl.int64) * so[1]
+    m = m_query[:, None] & (o_d < head_dim)[None, :]
+    b_g = tl.load(p_g + o_row[:, None] * sg[1] + o_d[None, :] * sg[3], mask=m, other=0)  # [BM, BD]
+    b_o = tl.load(p_o + o_row[:, None] * so[1] + o_d[None, :] * so[3], mask=m, other=0)  # [BM, BD]
+    # Two lanes add each other's products. Fused with the addition, each would round only the other's, and the lanes of
+    # a row would store sums that differ in the last bit.
+    b_delta = tl.sum(rounded_product(converted(b_g, WORK), converted(b_o, WORK)), 1)  # [BM]
     b_lse = tl.load(
-        p_lse + wide_batch * sl[0] + wide_head * sl[1] + i_query.to(tl.int64) * sl[2], mask=m_query, other=-float("inf")
+        p_lse + batch64 * sl[0] + head64 * sl[1] + o_query.to(tl.int64) * sl[2], mask=m_query, other=-float("inf")
     )
-    b_lse = tl.where(b_lse == -float("inf"), float("inf"), b_lse) * LOG2E  # weights of 0 for who saw nothing
-    p_row += (wide_batch * heads + i_head) * (blocks * BM) + i_query
-    tl.store(p_row, b_lse)
-    tl.store(p_row + wide_rows * (blocks * BM), b_delta)
-    if LEFT and i_head == 0:
-        least, most = bounds_of(b_first, m_query, keys)
+    b_lse = tl.where(b_lse == -float("inf"), float("inf"), b_lse) * LOG2E  # no visible key: weights of 0
+    p_stats += (batch64 * heads + i_head) * (blocks * BM) + o_query
+    tl.store(p_stats, b_lse)
+    tl.store(p_stats + rows64 * (blocks * BM), b_delta)
+    if LEFT_BOUND and i_head == 0:
+        least, most = first_key_bounds(b_first, m_query, keys)
         tl.store(p_low + i_batch * blocks + i_block, least)
         tl.store(p_high + i_batch * blocks + i_block, most)
-        tl.store(p_first + i_batch * (blocks * BM) + i_query, b_first)
+        tl.store(p_first + i_batch * (blocks * BM) + o_query, b_first)
     return b_lse, b_delta
 
 
-@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "window"])
-def row_kernel(p_row, p_low, p_high, p_first, p_g, p_o, p_lse, p_starts, tokens, keys, batches, heads, size, window, sg,
-               so, sl, ss, WORK: tl.constexpr, BM: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
-    """`row_numbers` alone."""
-    LEFT: tl.constexpr = (p_starts is not None) or (window is not None)
+@triton.jit(do_not_specialize=["sizes"])
+def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_starts, sizes, head_dim, strides,
+                        WORK: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """`store_lse_and_delta` alone.
+
+    Args:
+        sizes: (tokens, keys, batches, heads, window).
+        strides: of g, o, lse and doc_starts.
+    """
+    tokens, keys, batches, heads, window = sizes
+    sg, so, sl, ss = strides
+    LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
     blocks = tl.cdiv(tokens, BM)
-    i_block, i_place = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    i_batch, i_head = i_place // heads, i_place % heads
-    i_query = i_block * BM + tl.arange(0, BM)
-    b_first = first_key(p_starts, i_batch, i_query, i_query < tokens, keys - tokens, keys, window, ss)
-    row_numbers(
-        p_row, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, i_batch, i_head, i_block, tokens, keys, batches, heads,
-        size, sg, so, sl, LEFT, WORK, BM, HEAD,
+    i_block, i_batch_head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    i_batch, i_head = i_batch_head // heads, i_batch_head % heads
+    o_query = i_block * BM + tl.arange(0, BM)
+    b_first = first_visible_key(p_doc_starts, i_batch, o_query, o_query < tokens, keys - tokens, keys, window, ss)
+    store_lse_and_delta(
+        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, (i_batch, i_head, i_block),
+        (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, WORK, BM, BD,
     )  # fmt: skip
 
 
-# --- Queries ----------------------------------------------------------------------------------------------------------
+# --- dQ ---------------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
-def query_step(b_dq, b_q, b_g, b_lse, b_delta, k, v, i_batch, i_head, i_block, whole, to, b_first, b_end, keys,
-               size, factor, sign, sk, sv, LEFT: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr,
-               TYPE: tl.constexpr, PRECISION: tl.constexpr, BN: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
-    """Add what one block of keys gives to the gradient of the queries."""
-    first = i_block * BN
-    b_k = rows_of(k, i_batch, i_head, first, keys, size, sk, BOXES, TYPE, BN, HEAD)
-    b_v = rows_of(v, i_batch, i_head, first, keys, size, sv, BOXES, TYPE, BN, HEAD)
-    b_s = tl.dot(b_q, b_k.T, input_precision=PRECISION, out_dtype=b_dq.dtype)
-    if SIGNED:
-        b_s = b_s * sign
-    b_dp = tl.dot(b_g, b_v.T, input_precision=PRECISION, out_dtype=b_dq.dtype)
-    b_p = power_of_2(b_s * factor - b_lse[:, None])
-    if (i_block >= to) | (i_block < whole):
-        i_key = first + tl.arange(0, BN)
-        seen = i_key[None, :] < b_end[:, None]
-        if LEFT:
-            seen = seen & (i_key[None, :] >= b_first[:, None])
-        b_p = tl.where(seen, b_p, 0.0)
-    b_ds = operand(b_p * (b_dp - b_delta[:, None]), TYPE)
-    return tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
-
-
-@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "together", "divided", "window"])
-def query_kernel(p_dq, p_row, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_starts, p_cos, p_sin, spread,
-                 tokens, keys, batches, heads, group, together, divided, size, window, factor, sign, scale, sd, sg, sq,
-                 sk, sv, so, sl, ss, CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr,
-                 TYPE: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                 HEAD: tl.constexpr):  # fmt: skip
-    """dq = scale·ds·k, turned back where there are cos and sin; leaves `row_numbers`."""
-    LEFT: tl.constexpr = (p_starts is not None) or (window is not None)
+@triton.jit(do_not_specialize=["sizes", "schedule"])
+def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos, p_sin,
+                     rope_stride, sizes, schedule, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr,
+                     DOT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """dQ = scale·ds·k, behind the inverse RoPE where there are cos and sin; stores LSE and delta for dK/dV."""
+    tokens, keys, batches, heads, group, window = sizes
+    section, sectioned = schedule
+    scale_log2, sign, scale = scales
+    sd, sg, sq, sk, sv, so, sl, ss = strides
+    TYPE: tl.constexpr = DOT[0]
+    WORK: tl.constexpr = DOT[1]
+    PRECISION: tl.constexpr = DOT[2]
+    BM: tl.constexpr = TILE[0]
+    BN: tl.constexpr = TILE[1]
+    BD: tl.constexpr = TILE[2]
+    LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
+    # the last queries, which see the most keys, go first
     blocks = tl.cdiv(tokens, BM)
-    i_after, i_place = place(blocks, batches * heads, together, divided)
-    i_block, i_batch, i_head = blocks - 1 - i_after, i_place // heads, i_place % heads
-    first, shift = i_block * BM, keys - tokens
-    i_query = first + tl.arange(0, BM)
-    m_query = i_query < tokens
-    b_first = first_key(p_starts, i_batch, i_query, m_query, shift, keys, window, ss)
-    b_lse, b_delta = row_numbers(
-        p_row, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, i_batch, i_head, i_block, tokens, keys, batches, heads,
-        size, sg, so, sl, LEFT, WORK, BM, HEAD,
+    i_reversed, i_batch_head = scheduled_tile(blocks, batches * heads, section, sectioned)
+    i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
+    start, diagonal = i_block * BM, keys - tokens
+    o_query = start + tl.arange(0, BM)  # [BM]
+    m_query = o_query < tokens  # [BM]
+    b_first = first_visible_key(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss)  # [BM]
+    b_lse, b_delta = store_lse_and_delta(  # [BM] each
+        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, (i_batch, i_head, i_block),
+        (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, WORK, BM, BD,
     )  # fmt: skip
-    b_q = rows_of(q, i_batch, i_head, first, tokens, size, sq, BOXES, TYPE, BM, HEAD)
-    b_g = rows_of(g, i_batch, i_head, first, tokens, size, sg, BOXES, TYPE, BM, HEAD)
-    b_end = end_key(i_query, shift, keys, CAUSAL)
-    low, whole, to, high = key_blocks(
-        b_first, m_query, first, tl.minimum(first + BM, tokens), shift, keys, CAUSAL, LEFT, BN
+    b_q = load_rows(q, i_batch, i_head, start, tokens, head_dim, sq, TMA, TYPE, BM, BD)  # [BM, BD]
+    b_g = load_rows(g, i_batch, i_head, start, tokens, head_dim, sg, TMA, TYPE, BM, BD)  # [BM, BD]
+    b_end = visible_end(o_query, diagonal, keys, CAUSAL)  # [BM]
+    begin, full_begin, full_end, end = visible_key_blocks(
+        b_first, m_query, start, tl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, BN
     )
-    b_dq = tl.zeros((BM, HEAD), WORK)
-    for i in range(low, high):
-        b_dq = query_step(
-            b_dq, b_q, b_g, b_lse, b_delta, k, v, i_batch, i_head // group, i, whole, to, b_first, b_end, keys, size,
-            factor, sign, sk, sv, LEFT, SIGNED, BOXES, TYPE, PRECISION, BN, HEAD,
-        )  # fmt: skip
+    b_dq = tl.zeros((BM, BD), WORK)  # [BM, BD]
+    for i in range(begin, end):
+        i_key_head = i_head // group
+        start_n = i * BN
+        b_k = load_rows(k, i_batch, i_key_head, start_n, keys, head_dim, sk, TMA, TYPE, BN, BD)  # [BN, BD]
+        b_v = load_rows(v, i_batch, i_key_head, start_n, keys, head_dim, sv, TMA, TYPE, BN, BD)  # [BN, BD]
+        b_s = tl.dot(b_q, b_k.T, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BN]
+        if sign is not None:
+            b_s = b_s * sign
+        b_dp = tl.dot(b_g, b_v.T, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BN]
+        b_p = fast_exp2(b_s * scale_log2 - b_lse[:, None])  # [BM, BN]
+        if (i >= full_end) | (i < full_begin):
+            o_key = start_n + tl.arange(0, BN)  # [BN]
+            m_visible = o_key[None, :] < b_end[:, None]  # [BM, BN]
+            if LEFT_BOUND:
+                m_visible = m_visible & (o_key[None, :] >= b_first[:, None])
+            b_p = tl.where(m_visible, b_p, 0.0)
+        b_ds = operand(b_p * (b_dp - b_delta[:, None]), TYPE)  # [BM, BN]
+        b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
     if p_cos is None:
-        stored(p_dq, b_dq * scale, i_batch, i_head, first, tokens, size, sd, BM, HEAD)
+        store_rows(p_dq, b_dq * scale, i_batch, i_head, start, tokens, head_dim, sd, BM, BD)
     else:
-        stored_back(p_dq, b_dq * scale, p_cos, p_sin, i_batch, i_head, first, tokens, spread, sd, BM, HEAD)
+        store_rows_inverse_rope(
+            p_dq, b_dq * scale, p_cos, p_sin, i_batch, i_head, start, tokens, rope_stride, sd, BM, BD
+        )  # fmt: skip
 
 
-# --- Keys and values --------------------------------------------------------------------------------------------------
+# --- dK and dV --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def query_blocks(p_low, p_high, i_batch, n_first, tokens, keys, shift, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr, RATIO: tl.constexpr):  # fmt: skip
-    """(low, from, cut, high): query blocks [low, high) see keys of [n_first, n_first + BN). Those before `from` stand
-    before some of the keys; of those from `cut` on, some may have their first visible key behind n_first.
+def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal, CAUSAL: tl.constexpr,
+                         LEFT_BOUND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                         RATIO: tl.constexpr):  # fmt: skip
+    """(begin, causal_end, left_begin, end): query blocks [begin, end) see keys of [start_n, start_n + BN). Those before
+    `causal_end` need the causal mask; those from `left_begin` on, the mask of first visible keys.
 
-    Bounds of first visible keys are of RATIO query blocks together.
+    The bounds of first visible keys at `p_low` and `p_high` are over RATIO query blocks each.
     """
     blocks = tl.cdiv(tokens, BM)
-    last = tl.minimum(n_first + BN, keys) - 1
-    low = tl.maximum(n_first - shift, 0) // BM if CAUSAL else 0
-    whole = tl.cdiv(tl.maximum(last - shift, 0), BM) if CAUSAL else 0
-    high = blocks
-    cut = blocks
-    if LEFT:
-        high = 0
-        bounds = tl.cdiv(tokens, BM * RATIO)
-        for t in range(0, bounds, 32):  # a warp's: no warp waits for another
-            i = t + tl.arange(0, 32)
-            m = i < bounds
-            least = tl.load(p_low + i_batch.to(tl.int64) * bounds + i, mask=m, other=0)
-            most = tl.load(p_high + i_batch.to(tl.int64) * bounds + i, mask=m, other=0)
-            after = tl.where(m & (least <= last), (i + 1) * RATIO, 0)
-            before = tl.where(m & ((i + 1) * RATIO > low) & (most > n_first), i * RATIO, blocks)
-            before, after = tl.reduce((before, after), 0, wider)
-            high, cut = tl.maximum(high, after), tl.minimum(cut, before)
-        high, cut = tl.minimum(uniform(high), blocks), uniform(cut)
-    high = tl.maximum(high, low)
-    whole = tl.maximum(tl.minimum(whole, high), low)
-    return low, whole, tl.minimum(tl.maximum(cut, low), high), high
+    last = tl.minimum(start_n + BN, keys) - 1
+    begin = tl.maximum(start_n - diagonal, 0) // BM if CAUSAL else 0
+    causal_end = tl.cdiv(tl.maximum(last - diagonal, 0), BM) if CAUSAL else 0
+    end = blocks
+    left_begin = blocks
+    if LEFT_BOUND:
+        end = 0
+        count = tl.cdiv(tokens, BM * RATIO)
+        for t in range(0, count, 32):  # as many as a warp has lanes: no warp waits for another
+            o = t + tl.arange(0, 32)  # [32]
+            m = o < count
+            least = tl.load(p_low + i_batch.to(tl.int64) * count + o, mask=m, other=0)
+            most = tl.load(p_high + i_batch.to(tl.int64) * count + o, mask=m, other=0)
+            after = tl.where(m & (least <= last), (o + 1) * RATIO, 0)
+            before = tl.where(m & ((o + 1) * RATIO > begin) & (most > start_n), o * RATIO, blocks)
+            before, after = tl.reduce((before, after), 0, merge_ranges)
+            end, left_begin = tl.maximum(end, after), tl.minimum(left_begin, before)
+        end, left_begin = tl.minimum(warp_uniform(end), blocks), warp_uniform(left_begin)
+    end = tl.maximum(end, begin)
+    causal_end = tl.maximum(tl.minimum(causal_end, end), begin)
+    return begin, causal_end, tl.minimum(tl.maximum(left_begin, begin), end), end
 
 
-@triton.jit
-def key_step(b_dk, b_dv, b_k, b_v, q, g, p_ds, lse, delta, firsts, i_batch, i_head, i_keys, i_block, whole, cut, i_key,
-             tokens, padded, heads, shift, size, factor, sign, sq, sg, CAUSAL: tl.constexpr,
-             LEFT: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr,
-             PRECISION: tl.constexpr, BM: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
-    """Add what one block of queries gives to the gradients of the keys and values."""
-    first = i_block * BM
-    b_q = rows_of(q, i_batch, i_head, first, tokens, size, sq, BOXES, TYPE, BM, HEAD)
-    b_g = rows_of(g, i_batch, i_head, first, tokens, size, sg, BOXES, TYPE, BM, HEAD)
-    i_row = (i_batch * heads + i_head) * padded + first
-    b_lse = numbers_of(lse, i_row, BOXES, BM)
-    b_delta = numbers_of(delta, i_row, BOXES, BM)
-    b_s = tl.dot(b_k, b_q.T, input_precision=PRECISION, out_dtype=b_dk.dtype)
-    if SIGNED:
-        b_s = b_s * sign
-    if CAUSAL and i_block < whole:
-        b_s = tl.where(i_key[:, None] <= (first + shift + tl.arange(0, BM))[None, :], b_s, -float("inf"))
-    b_p = power_of_2(b_s * factor - b_lse[None, :])
-    if LEFT and i_block >= cut:
-        b_first = numbers_of(firsts, i_batch * padded + first, BOXES, BM)
-        b_p = tl.where(i_key[:, None] >= b_first[None, :], b_p, 0.0)
-    b_dv = tl.dot(operand(b_p, TYPE), b_g, b_dv, input_precision=PRECISION, out_dtype=b_dk.dtype)
-    b_dp = tl.dot(b_v, b_g.T, input_precision=PRECISION, out_dtype=b_dk.dtype)
-    b_ds = operand(b_p * (b_dp - b_delta[None, :]), TYPE)
-    b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION, out_dtype=b_dk.dtype)
-    if p_ds is not None:
-        left_behind(p_ds, b_ds, i_batch * heads + i_head, i_keys, i_block, tokens)
-    return b_dk, b_dv
+@triton.jit(do_not_specialize=["sizes", "schedule"])
+def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p_high, p_cos, p_sin, rope_stride, sizes,
+                       schedule, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr,
+                       TILE: tl.constexpr, RATIO: tl.constexpr):  # fmt: skip
+    """dV = pᵀ·dO and dK = scale·dsᵀ·q, summed over `group_part` query heads of a key head; the first keys, which the
+    most queries see, go first.
 
+    dK goes through the inverse RoPE where there are cos and sin. With `p_ds`, ds is stored too; see spilled_ds.py.
 
-@triton.jit(do_not_specialize=["tokens", "keys", "batches", "heads", "group", "each", "together", "divided"])
-def key_kernel(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, firsts, p_low, p_high, p_cos, p_sin, spread, tokens, keys,
-               batches, heads, group, each, together, divided, size, factor, sign, scale, sd, sg, sq, sk, sv,
-               CAUSAL: tl.constexpr, SIGNED: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr,
-               PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HEAD: tl.constexpr,
-               RATIO: tl.constexpr):  # fmt: skip
-    """dv = pᵀ·g and dk = scale·dsᵀ·q over `each` query heads of a key head; the first keys, seen by most, go first.
-
-    dk is turned back where there are cos and sin. ds is left where `p_ds` is, in tiles; see `attention_gathered`.
+    Args:
+        lse, delta, first: what `store_lse_and_delta` stored, with TMA as descriptors.
+        sizes: (tokens, keys, batches, key heads, group, group_part).
+        RATIO: blocks of BM queries to a block of the kernel that stored them.
     """
-    LEFT: tl.constexpr = p_low is not None
-    splits = tl.cdiv(group, each)
-    i_block, i_rest = place(tl.cdiv(keys, BN), batches * heads * splits, together, divided)
-    first, shift = i_block * BN, keys - tokens
+    tokens, keys, batches, heads, group, group_part = sizes
+    section, sectioned = schedule
+    scale_log2, sign, scale = scales
+    sd, sg, sq, sk, sv = strides
+    TYPE: tl.constexpr = DOT[0]
+    WORK: tl.constexpr = DOT[1]
+    PRECISION: tl.constexpr = DOT[2]
+    BM: tl.constexpr = TILE[0]
+    BN: tl.constexpr = TILE[1]
+    BD: tl.constexpr = TILE[2]
+    LEFT_BOUND: tl.constexpr = p_low is not None
+    splits = tl.cdiv(group, group_part)
+    i_block, i_rest = scheduled_tile(tl.cdiv(keys, BN), batches * heads * splits, section, sectioned)
+    start_n, diagonal = i_block * BN, keys - tokens
     i_split = i_rest % splits
     i_batch, i_head = i_rest // splits // heads, i_rest // splits % heads
-    i_key = first + tl.arange(0, BN)
-    low, whole, cut, high = query_blocks(
-        p_low, p_high, i_batch, first, tokens, keys, shift, CAUSAL, LEFT, BM, BN, RATIO
+    o_key = start_n + tl.arange(0, BN)  # [BN]
+    begin, causal_end, left_begin, end = visible_query_blocks(
+        p_low, p_high, i_batch, start_n, tokens, keys, diagonal, CAUSAL, LEFT_BOUND, BM, BN, RATIO
     )
-    b_k = rows_of(k, i_batch, i_head, first, keys, size, sk, BOXES, TYPE, BN, HEAD)
-    b_v = rows_of(v, i_batch, i_head, first, keys, size, sv, BOXES, TYPE, BN, HEAD)
-    b_dk, b_dv = tl.zeros((BN, HEAD), WORK), tl.zeros((BN, HEAD), WORK)
+    b_k = load_rows(k, i_batch, i_head, start_n, keys, head_dim, sk, TMA, TYPE, BN, BD)  # [BN, BD]
+    b_v = load_rows(v, i_batch, i_head, start_n, keys, head_dim, sv, TMA, TYPE, BN, BD)  # [BN, BD]
+    b_dk, b_dv = tl.zeros((BN, BD), WORK), tl.zeros((BN, BD), WORK)  # [BN, BD] each
     if p_cos is not None:
-        # A zero that is known would be turned back ahead of the loop, for keys that nobody sees. Where that result and
-        # the loop's meet, registers are moved while products are on their way, and every product has to wait.
-        b_dk = unfolded(b_dk)
+        # The inverse RoPE of a known zero, for keys that no query sees, would be hoisted above the loop. Where that
+        # result and the loop's meet, registers are moved while wgmmas are in flight, and each of them has to wait.
+        b_dk = opaque(b_dk)
     padded = tl.cdiv(tokens, BM * RATIO) * (BM * RATIO)
-    member = i_head * group + i_split * each
-    members = tl.minimum(each, group - i_split * each)
-    count = high - low
-    for n in range(0, members * count):  # one loop over heads and blocks: the pipeline does not run dry between heads
-        b_dk, b_dv = key_step(
-            b_dk, b_dv, b_k, b_v, q, g, p_ds, lse, delta, firsts, i_batch, member + n // count, i_block,
-            low + n % count, whole, cut, i_key, tokens, padded, heads * group, shift, size, factor, sign, sq, sg,
-            CAUSAL, LEFT, SIGNED, BOXES, TYPE, PRECISION, BM, HEAD,
-        )  # fmt: skip
+    first_head = i_head * group + i_split * group_part
+    head_count = tl.minimum(group_part, group - i_split * group_part)
+    count = end - begin
+    for n in range(0, head_count * count):  # one loop over heads and blocks: the pipeline stays full between heads
+        i_query_head = first_head + n // count
+        i_query_block = begin + n % count
+        query_heads = heads * group
+        start_m = i_query_block * BM
+        b_q = load_rows(q, i_batch, i_query_head, start_m, tokens, head_dim, sq, TMA, TYPE, BM, BD)  # [BM, BD]
+        b_g = load_rows(g, i_batch, i_query_head, start_m, tokens, head_dim, sg, TMA, TYPE, BM, BD)  # [BM, BD]
+        i_row = (i_batch * query_heads + i_query_head) * padded + start_m
+        b_lse = load_vector(lse, i_row, TMA, BM)  # [BM]
+        b_delta = load_vector(delta, i_row, TMA, BM)  # [BM]
+        b_s = tl.dot(b_k, b_q.T, input_precision=PRECISION, out_dtype=b_dk.dtype)  # [BN, BM]
+        if sign is not None:
+            b_s = b_s * sign
+        if CAUSAL and i_query_block < causal_end:
+            m_causal = o_key[:, None] <= (start_m + diagonal + tl.arange(0, BM))[None, :]  # [BN, BM]
+            b_s = tl.where(m_causal, b_s, -float("inf"))
+        b_p = fast_exp2(b_s * scale_log2 - b_lse[None, :])  # [BN, BM]
+        if LEFT_BOUND and i_query_block >= left_begin:
+            b_first = load_vector(first, i_batch * padded + start_m, TMA, BM)  # [BM]
+            b_p = tl.where(o_key[:, None] >= b_first[None, :], b_p, 0.0)
+        b_dv = tl.dot(operand(b_p, TYPE), b_g, b_dv, input_precision=PRECISION, out_dtype=b_dk.dtype)
+        b_dp = tl.dot(b_v, b_g.T, input_precision=PRECISION, out_dtype=b_dk.dtype)  # [BN, BM]
+        b_ds = operand(b_p * (b_dp - b_delta[None, :]), TYPE)  # [BN, BM]
+        b_dk = tl.dot(b_ds, b_q, b_dk, input_precision=PRECISION, out_dtype=b_dk.dtype)
+        if p_ds is not None:
+            store_ds(p_ds, b_ds, i_batch * query_heads + i_query_head, i_block, i_query_block, tokens)
     i_part = i_split * batches + i_batch
-    stored(p_dv, b_dv, i_part, i_head, first, keys, size, sd, BN, HEAD)
+    store_rows(p_dv, b_dv, i_part, i_head, start_n, keys, head_dim, sd, BN, BD)
     if p_cos is None:
-        stored(p_dk, b_dk * scale, i_part, i_head, first, keys, size, sd, BN, HEAD)
+        store_rows(p_dk, b_dk * scale, i_part, i_head, start_n, keys, head_dim, sd, BN, BD)
     else:
-        stored_back(p_dk, b_dk * scale, p_cos, p_sin, i_part, i_head, first, keys, spread, sd, BN, HEAD)
+        store_rows_inverse_rope(
+            p_dk, b_dk * scale, p_cos, p_sin, i_part, i_head, start_n, keys, rope_stride, sd, BN, BD
+        )  # fmt: skip
 
 
 @triton.jit
-def added(p_x, n, m, SPLITS: tl.constexpr):
-    """The sum over splits, which are `n` elements apart, in order."""
+def sum_splits(p_x, step, m, SPLITS: tl.constexpr):
+    """The sum over splits, which are `step` elements apart, in order."""
     b_x = tl.load(p_x, mask=m)
     for _ in tl.static_range(1, SPLITS):
-        p_x += n
+        p_x += step
         b_x += tl.load(p_x, mask=m)
     return b_x
 
 
 @triton.jit(do_not_specialize=["rows", "tokens", "heads"])
-def add_splits(p_dk, p_dv, p_dks, p_dvs, p_cos, p_sin, spread, rows, tokens, heads, step, SIZE: tl.constexpr,
-               SPLITS: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):  # fmt: skip
-    """Sums over the splits of rows (sequence, token, head); dk is turned back where there are cos and sin.
+def attention_bwd_reduce_splits(p_dk, p_dv, p_dks, p_dvs, p_cos, p_sin, rope_stride, rows, tokens, heads, token_stride,
+                                SIZE: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+                                PADDED: tl.constexpr):  # fmt: skip
+    """dK and dV as sums over SPLITS, for ROWS rows (sequence, token, head) of SIZE columns; dK goes through the inverse
+    RoPE where there are cos and sin.
 
-    The halves of a head are tiles of their own, so that both columns of a pair are in one thread.
+    The halves of a head are separate tiles [ROWS, PADDED], so that one thread holds both columns of a pair.
 
     Args:
-        step: elements from one token's heads to the next one's in dk and dv.
+        token_stride: elements between the heads of neighbouring tokens in dk and dv.
     """
     HALF: tl.constexpr = (SIZE + 1) // 2
-    i_row, i_pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
-    i_token = i_row // heads
-    o = (i_row.to(tl.int64) * SIZE)[:, None] + i_pair[None, :]
-    o_x = (i_token.to(tl.int64) * step + i_row % heads * SIZE)[:, None] + i_pair[None, :]
-    m = (i_row < rows)[:, None] & (i_pair < HALF)[None, :]
-    m_right = m & (i_pair < SIZE - HALF)[None, :]
-    n = (tl.zeros((), tl.int64) + rows) * SIZE
-    b_dv, b_dv_right = added(p_dvs + o, n, m, SPLITS), added(p_dvs + o + HALF, n, m_right, SPLITS)
-    b_dk, b_dk_right = added(p_dks + o, n, m, SPLITS), added(p_dks + o + HALF, n, m_right, SPLITS)
+    o_row, o_pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    i_token = o_row // heads
+    o_split = (o_row.to(tl.int64) * SIZE)[:, None] + o_pair[None, :]  # [ROWS, PADDED]
+    o_out = (i_token.to(tl.int64) * token_stride + o_row % heads * SIZE)[:, None] + o_pair[None, :]  # [ROWS, PADDED]
+    m = (o_row < rows)[:, None] & (o_pair < HALF)[None, :]
+    m_right = m & (o_pair < SIZE - HALF)[None, :]
+    step = (tl.zeros((), tl.int64) + rows) * SIZE
+    b_dv = sum_splits(p_dvs + o_split, step, m, SPLITS)  # [ROWS, PADDED], like all here
+    b_dv_right = sum_splits(p_dvs + o_split + HALF, step, m_right, SPLITS)
+    b_dk = sum_splits(p_dks + o_split, step, m, SPLITS)
+    b_dk_right = sum_splits(p_dks + o_split + HALF, step, m_right, SPLITS)
     if p_cos is not None:
-        o_turn = (i_token // tokens).to(tl.int64) * spread + i_token % tokens * HALF
-        b_dk, b_dk_right = pairs_turned_back(b_dk, b_dk_right, p_cos, p_sin, o_turn[:, None] + i_pair[None, :], m)
-    tl.store(p_dk + o_x, converted(b_dk, p_dk.dtype.element_ty), mask=m)
-    tl.store(p_dk + o_x + HALF, converted(b_dk_right, p_dk.dtype.element_ty), mask=m_right)
-    tl.store(p_dv + o_x, converted(b_dv, p_dv.dtype.element_ty), mask=m)
-    tl.store(p_dv + o_x + HALF, converted(b_dv_right, p_dv.dtype.element_ty), mask=m_right)
+        o_rope = (i_token // tokens).to(tl.int64) * rope_stride + i_token % tokens * HALF
+        b_dk, b_dk_right = inverse_rope(b_dk, b_dk_right, p_cos, p_sin, o_rope[:, None] + o_pair[None, :], m)
+    tl.store(p_dk + o_out, converted(b_dk, p_dk.dtype.element_ty), mask=m)
+    tl.store(p_dk + o_out + HALF, converted(b_dk_right, p_dk.dtype.element_ty), mask=m_right)
+    tl.store(p_dv + o_out, converted(b_dv, p_dv.dtype.element_ty), mask=m)
+    tl.store(p_dv + o_out + HALF, converted(b_dv_right, p_dv.dtype.element_ty), mask=m_right)

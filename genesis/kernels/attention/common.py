@@ -1,7 +1,22 @@
-"""What the kernels of attention share: tiles of rows, exponents, and which blocks of keys and queries see each other.
+"""Device functions that attention's kernels share: loads and stores of rows, exponents, scheduling, visible ranges.
 
-A tile comes through TMA (TMA) or, with BOXES unset, through pointers; what lies beyond
-its rows and columns is 0 either way.
+Plain reference: genesis/ops/attention.py. A tile of rows comes through TMA (with TMA set) or through pointers; rows and
+columns out of bounds read as 0 either way.
+
+Arguments that several kernels take, as tuples so that a call reads on one screen:
+
+    sizes      (tokens, keys, batches, heads, group[, window]): queries and keys of a sequence, query heads, query heads
+               of a key head; window is None where there is none. Never specialized on, so one kernel serves all lengths
+    schedule   (section, sectioned): see `scheduled_tile`
+    scales     (scale_log2, sign[, scale]): scale_log2·sign is the softmax scale in units of log2. scale_log2 is
+               positive, so that it commutes with max; sign is None for 1
+    strides    one tuple an array [B, T, H, D], in the order of the kernel's arguments; `sx` is that of x
+    head_dim   columns of a head; tiles have BD, the next power of 2
+    DOT        (TYPE, WORK, PRECISION): operands' type, accumulators' type, input_precision of tl.dot
+    TILE       (BM, BN, BD): queries, keys, columns of a tile
+
+A query's visible range of keys is [first visible key, visible end): documents and windows bound it on the left, which
+LEFT_BOUND says, and causality on the right. `diagonal` is keys - tokens: query i sees keys up to i + diagonal.
 """
 
 from __future__ import annotations
@@ -19,21 +34,21 @@ from genesis.kernels.types import converted
 __all__ = [
     "LN2",
     "LOG2E",
-    "bounds_of",
-    "end_key",
-    "first_key",
-    "key_blocks",
-    "numbers_of",
+    "fast_exp2",
+    "first_key_bounds",
+    "first_visible_key",
+    "inverse_rope",
+    "load_rows",
+    "load_vector",
+    "merge_ranges",
+    "opaque",
     "operand",
-    "pairs_turned_back",
-    "place",
-    "power_of_2",
-    "rows_of",
-    "stored",
-    "stored_back",
-    "unfolded",
-    "uniform",
-    "wider",
+    "scheduled_tile",
+    "store_rows",
+    "store_rows_inverse_rope",
+    "visible_end",
+    "visible_key_blocks",
+    "warp_uniform",
 ]
 
 LN2 = tl.constexpr(math.log(2))
@@ -42,11 +57,11 @@ LOG2E = tl.constexpr(1 / math.log(2))
 
 @triton.jit
 def operand(x, TYPE: tl.constexpr):
-    """A factor of a product, in the type that products take."""
+    """An operand of tl.dot, in the type that the tensor cores take."""
     return x.to(TYPE)
 
 
-if is_interpreted():  # where bfloat16 is held as bits: rounded as on a GPU, and multiplied in float32
+if is_interpreted():  # holds bfloat16 as bits: round as a GPU does, multiply in float32
 
     def operand(x: Any, TYPE: Any) -> Any:
         """The same, for the interpreter."""
@@ -55,21 +70,21 @@ if is_interpreted():  # where bfloat16 is held as bits: rounded as on a GPU, and
 
 
 @triton.jit
-def uniform(x):
-    """The same number; the assembler then knows that a warp's threads agree on it, and spares registers."""
+def warp_uniform(x):
+    """x, which the assembler then knows to be uniform across a warp: that saves registers."""
     return tl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], tl.int32, False, 1)
 
 
 if is_interpreted():
 
-    def uniform(x: Any) -> Any:
+    def warp_uniform(x: Any) -> Any:
         """The same, for the interpreter."""
         return x
 
 
 @triton.jit
-def unfolded(x):
-    """x, of which the compiler knows nothing else."""
+def opaque(x):
+    """x, with its value hidden from the compiler, so that it folds nothing."""
     if x.dtype == tl.float32:
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, False, 1)
     else:
@@ -78,157 +93,166 @@ def unfolded(x):
 
 if is_interpreted():
 
-    def unfolded(x: Any) -> Any:
+    def opaque(x: Any) -> Any:
         """The same, for the interpreter."""
         return x
 
 
 @triton.jit
-def power_of_2(x):
-    """The fast one for float32: right to 2 units, which the rounding of its argument exceeds; 0 below 2^-126."""
+def fast_exp2(x):
+    """2^x; in float32 by ex2.approx: within 2 ULP, less than the rounding of x costs, and 0 below 2^-126."""
     return maths.exp2(x) if x.dtype == tl.float64 else tl.exp2(x)
 
 
+# --- Loads and stores -------------------------------------------------------------------------------------------------
+
+
 @triton.jit
-def rows_of(x, i_batch, i_head, first, rows, size, sx, BOXES: tl.constexpr, TYPE: tl.constexpr, COUNT: tl.constexpr,
-            HEAD: tl.constexpr):  # fmt: skip
-    """Rows [first, first + COUNT) of a head as a factor.
+def load_rows(x, i_batch, i_head, start, rows, head_dim, sx, TMA: tl.constexpr, TYPE: tl.constexpr, ROWS: tl.constexpr,
+              BD: tl.constexpr):  # fmt: skip
+    """Rows [start, start + ROWS) of a head as an operand [ROWS, BD].
 
     Args:
-        x: a descriptor of [batch, head, row, column], or a pointer.
-        rows, size: how many rows and columns there are.
+        x: with TMA a descriptor of [batch, head, row, column], otherwise a pointer.
+        rows: of the sequence; those beyond it read as 0.
     """
-    if BOXES:
-        b_x = x.load([i_batch, i_head, first, 0]).reshape(COUNT, HEAD)
+    if TMA:
+        b_x = x.load([i_batch, i_head, start, 0]).reshape(ROWS, BD)  # [ROWS, BD]
     else:
-        o_row, i_d = tl.arange(0, COUNT), tl.arange(0, HEAD)
-        p_x = x + i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + first.to(tl.int64) * sx[1]
-        m = (o_row < rows - first)[:, None] & (i_d < size)[None, :]
-        b_x = tl.load(p_x + o_row[:, None] * sx[1] + i_d[None, :] * sx[3], mask=m, other=0)
+        o_row, o_d = tl.arange(0, ROWS), tl.arange(0, BD)
+        p_x = x + i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + start.to(tl.int64) * sx[1]
+        m_x = (o_row < rows - start)[:, None] & (o_d < head_dim)[None, :]
+        b_x = tl.load(p_x + o_row[:, None] * sx[1] + o_d[None, :] * sx[3], mask=m_x, other=0)  # [ROWS, BD]
     return operand(b_x, TYPE)
 
 
 @triton.jit
-def _in_order(i):
+def _identity(i):
     return i
 
 
 @triton.jit
-def stored(p_x, b_x, i_batch, i_head, first, rows, size, sx, COUNT: tl.constexpr, HEAD: tl.constexpr,
-           order: tl.constexpr = _in_order):  # fmt: skip
-    """Store rows [first, first + COUNT) of a head, in the type of `p_x`; `order` gives which one each row is."""
-    o_row, i_d = order(tl.arange(0, COUNT)), tl.arange(0, HEAD)
-    p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + first.to(tl.int64) * sx[1]
-    m = (o_row < rows - first)[:, None] & (i_d < size)[None, :]
-    tl.store(p_x + o_row[:, None] * sx[1] + i_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m)
+def store_rows(p_x, b_x, i_batch, i_head, start, rows, head_dim, sx, ROWS: tl.constexpr, BD: tl.constexpr,
+               row_of: tl.constexpr = _identity):  # fmt: skip
+    """Store b_x [ROWS, BD] as rows [start, start + ROWS) of a head, cast to the type of `p_x`.
+
+    Args:
+        row_of: maps a row of the tile to the row of the block that it is.
+    """
+    o_row, o_d = row_of(tl.arange(0, ROWS)), tl.arange(0, BD)
+    p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + start.to(tl.int64) * sx[1]
+    m_x = (o_row < rows - start)[:, None] & (o_d < head_dim)[None, :]
+    tl.store(p_x + o_row[:, None] * sx[1] + o_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m_x)
 
 
 @triton.jit
-def pairs_turned_back(b_left, b_right, p_cos, p_sin, o, m):
-    """The gradient of the pairs behind a rotation as that of those before it; `o` and `m` for the tables."""
+def inverse_rope(b_left, b_right, p_cos, p_sin, o, m):
+    """RoPE backward of gradient pairs (left, right), by the inverse rotation; `o` and `m` index cos and sin."""
     b_c = converted(tl.load(p_cos + o, mask=m, other=0), b_left.dtype)
     b_s = converted(tl.load(p_sin + o, mask=m, other=0), b_left.dtype)
     return b_left * b_c + b_right * b_s, b_right * b_c - b_left * b_s
 
 
 @triton.jit
-def stored_back(p_x, b_x, p_cos, p_sin, i_batch, i_head, first, rows, spread, sx, COUNT: tl.constexpr,
-                HEAD: tl.constexpr, order: tl.constexpr = _in_order):  # fmt: skip
-    """Store rows [first, first + COUNT) of a head, whose size is HEAD, turned back, in the type of `p_x`.
+def store_rows_inverse_rope(p_x, b_x, p_cos, p_sin, i_batch, i_head, start, rows, rope_stride, sx, ROWS: tl.constexpr,
+                            BD: tl.constexpr, row_of: tl.constexpr = _identity):  # fmt: skip
+    """`store_rows` behind the inverse RoPE, for heads of exactly BD columns.
 
-    Both columns of a pair are in one thread wherever they lie in what a product gives, and halves are stored apart: the
-    tile goes to another layout once, as for any store.
+    In the layout of a dot's result one thread holds both columns of a pair, and the halves are stored separately: the
+    tile changes its layout once, as for any store.
 
     Args:
-        spread: elements from one sequence's table to the next one's.
-        order: as for `stored`.
+        rope_stride: elements between the cos (and sin) of two sequences; 0 where they share them.
     """
-    HALF: tl.constexpr = HEAD // 2
-    o_row, i_pair = order(tl.arange(0, COUNT)), tl.arange(0, HALF)
-    m = (o_row < rows - first)[:, None]
-    o = i_batch.to(tl.int64) * spread + first.to(tl.int64) * HALF + (o_row[:, None] * HALF + i_pair[None, :])
-    b_left, b_right = tl.split(b_x.reshape(COUNT, 2, HALF).permute(0, 2, 1))
-    b_left, b_right = pairs_turned_back(b_left, b_right, p_cos, p_sin, o, m)
-    p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + first.to(tl.int64) * sx[1]
-    p_left = p_x + o_row[:, None] * sx[1] + i_pair[None, :]
-    tl.store(p_left, converted(b_left, p_x.dtype.element_ty), mask=m)
-    tl.store(p_left + HALF, converted(b_right, p_x.dtype.element_ty), mask=m)
+    HALF: tl.constexpr = BD // 2
+    o_row, o_pair = row_of(tl.arange(0, ROWS)), tl.arange(0, HALF)
+    m_row = (o_row < rows - start)[:, None]
+    o_rope = i_batch.to(tl.int64) * rope_stride + start.to(tl.int64) * HALF + (o_row[:, None] * HALF + o_pair[None, :])
+    b_left, b_right = tl.split(b_x.reshape(ROWS, 2, HALF).permute(0, 2, 1))  # [ROWS, HALF] each
+    b_left, b_right = inverse_rope(b_left, b_right, p_cos, p_sin, o_rope, m_row)
+    p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + start.to(tl.int64) * sx[1]
+    p_left = p_x + o_row[:, None] * sx[1] + o_pair[None, :]
+    tl.store(p_left, converted(b_left, p_x.dtype.element_ty), mask=m_row)
+    tl.store(p_left + HALF, converted(b_right, p_x.dtype.element_ty), mask=m_row)
 
 
 @triton.jit
-def numbers_of(x, first, BOXES: tl.constexpr, COUNT: tl.constexpr):
-    """Numbers [first, first + COUNT) of a vector: a descriptor or a pointer."""
-    if BOXES:
-        return x.load([first])
+def load_vector(x, start, TMA: tl.constexpr, COUNT: tl.constexpr):
+    """Elements [start, start + COUNT) of a vector: with TMA a descriptor, otherwise a pointer."""
+    if TMA:
+        return x.load([start])
     else:
-        return tl.load(x + first + tl.arange(0, COUNT))
+        return tl.load(x + start + tl.arange(0, COUNT))
+
+
+# --- Scheduling -------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def place(blocks, heads, together, divided):
-    """(block, head) of this program: all blocks of `together` heads, whose rows stay in the L2 cache, then the next;
-    behind the first `divided` heads, all that are left.
+def scheduled_tile(blocks, heads, section, sectioned):
+    """(block, head) of this program. Heads go in sections whose rows stay in L2: all blocks of `section` heads come
+    before the next section, up to `sectioned` heads; the remaining heads are one section.
     """
-    start = tl.minimum(tl.program_id(0) // (blocks * together) * together, divided)
-    count = tl.where(start < divided, together, heads - divided)
+    start = tl.minimum(tl.program_id(0) // (blocks * section) * section, sectioned)
+    count = tl.where(start < sectioned, section, heads - sectioned)
     i = tl.program_id(0) - start * blocks
     return i // count, start + i % count
 
 
-# --- Who sees whom ----------------------------------------------------------------------------------------------------
+# --- Visible ranges ---------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def first_key(p_starts, i_batch, i_query, m_query, shift, keys, window, ss):
-    """The first key that each query may see, at most `keys`."""
-    if p_starts is None:
-        first = i_query * 0
+def first_visible_key(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss):
+    """The first visible key of each query [BM], at most `keys`."""
+    if p_doc_starts is None:
+        b_first = o_query * 0
     else:
-        p_first = p_starts + i_batch.to(tl.int64) * ss[0] + i_query.to(tl.int64) * ss[1]
-        first = tl.load(p_first, mask=m_query, other=0)
-        first = tl.minimum(tl.maximum(first.to(tl.int64), 0), keys).to(tl.int32)
+        p_first = p_doc_starts + i_batch.to(tl.int64) * ss[0] + o_query.to(tl.int64) * ss[1]
+        b_first = tl.load(p_first, mask=m_query, other=0)
+        b_first = tl.minimum(tl.maximum(b_first.to(tl.int64), 0), keys).to(tl.int32)
     if window is not None:
-        first = tl.minimum(tl.maximum(first, i_query + shift - window + 1), keys)
-    return first
+        b_first = tl.minimum(tl.maximum(b_first, o_query + diagonal - window + 1), keys)
+    return b_first
 
 
 @triton.jit
-def end_key(i_query, shift, keys, CAUSAL: tl.constexpr):
-    """One beyond the last key that each query may see."""
+def visible_end(o_query, diagonal, keys, CAUSAL: tl.constexpr):
+    """One past the last visible key of each query [BM]."""
     if CAUSAL:
-        return tl.minimum(i_query + shift + 1, keys)
+        return tl.minimum(o_query + diagonal + 1, keys)
     else:
-        return i_query * 0 + keys
+        return o_query * 0 + keys
 
 
 @triton.jit
-def wider(low, high, other_low, other_high):
-    """The bounds of two ranges together."""
+def merge_ranges(low, high, other_low, other_high):
+    """The smallest range that holds both."""
     return tl.minimum(low, other_low), tl.maximum(high, other_high)
 
 
 @triton.jit
-def bounds_of(b_first, m_query, keys):
-    """The smallest and the largest first visible key of queries, in one reduction."""
-    return tl.reduce((tl.where(m_query, b_first, keys), tl.where(m_query, b_first, 0)), 0, wider)
+def first_key_bounds(b_first, m_query, keys):
+    """The smallest and the largest first visible key of a block of queries, in one reduction."""
+    return tl.reduce((tl.where(m_query, b_first, keys), tl.where(m_query, b_first, 0)), 0, merge_ranges)
 
 
 @triton.jit
-def key_blocks(b_first, m_query, first, last, shift, keys, CAUSAL: tl.constexpr, LEFT: tl.constexpr,
-               BN: tl.constexpr):  # fmt: skip
-    """(low, from, to, high): blocks [low, high) hold keys that the queries [first, last) see; in those before `from`,
-    some may stand before a query's first visible key, in those from `to` on, some stand behind a query's last one.
+def visible_key_blocks(b_first, m_query, start, stop, diagonal, keys, CAUSAL: tl.constexpr, LEFT_BOUND: tl.constexpr,
+                       BN: tl.constexpr):  # fmt: skip
+    """(begin, full_begin, full_end, end): blocks [begin, end) hold keys visible to the queries [start, stop). Those in
+    [full_begin, full_end) are visible to all of them; the others need a mask.
     """
     if CAUSAL:
-        high = tl.cdiv(tl.minimum(last + shift, keys), BN)
-        to = tl.minimum(first + shift + 1, keys) // BN
+        end = tl.cdiv(tl.minimum(stop + diagonal, keys), BN)
+        full_end = tl.minimum(start + diagonal + 1, keys) // BN
     else:
-        high = tl.cdiv(keys, BN)
-        to = keys // BN
-    low = 0
-    whole = 0
-    if LEFT:
-        least, most = bounds_of(b_first, m_query, keys)
-        low = uniform(least) // BN
-        whole = tl.cdiv(uniform(most), BN)
-    return low, whole, to, high
+        end = tl.cdiv(keys, BN)
+        full_end = keys // BN
+    begin = 0
+    full_begin = 0
+    if LEFT_BOUND:
+        least, most = first_key_bounds(b_first, m_query, keys)
+        begin = warp_uniform(least) // BN
+        full_begin = tl.cdiv(warp_uniform(most), BN)
+    return begin, full_begin, full_end, end

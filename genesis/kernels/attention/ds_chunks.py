@@ -1,49 +1,49 @@
-"""How much of attention's backward goes together where the gradient of the scores, ds, stays in memory: the rule alone,
-for its kernels and memory plans.
+"""How ds, the gradient of attention's scores, is spilled to memory in backward: the layout and the chunks alone, for
+the kernels and for memory plans.
 
-ds of a head is made of tiles of 64 keys and 64 queries. Queries see keys from the first one on: the first block of keys
-has tiles with all blocks of queries, the last one with one. Block j of n and block n - 1 - j share a row of n + 1
-tiles, so that the triangle fills a rectangle of half its square.
+ds of a head consists of tiles of 64 keys by 64 queries. With causal attention the first block of keys has a tile for
+every block of queries, and the last one has a single tile. Blocks j and n - 1 - j of n share a row of n + 1 tiles, so
+that the triangle fills a rectangle half as large as the square.
 """
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["HEADS", "HELD", "SIDE", "held_shape", "portions", "sides"]
+__all__ = ["DS_TILE", "HEAD_DIMS", "MAX_CHUNK_BYTES", "ds_buffer_shape", "ds_chunks_of", "ds_extent"]
 
-HEADS = range(65, 129)  # sizes with which that pays
-SIDE = 64  # of a tile
-HELD = 1 << 30  # bytes of ds at a time; each portion ends with SMs that wait for the last ones
+HEAD_DIMS = range(65, 129)  # with which spilling is profitable
+DS_TILE = 64  # rows and columns of a tile
+MAX_CHUNK_BYTES = 1 << 30  # of ds at a time; at the end of each chunk SMs idle until the last ones are done
 
 
-def sides(tokens: int) -> tuple[int, int]:
+def ds_extent(tokens: int) -> tuple[int, int]:
     """Rows and columns of ds of a head."""
-    blocks = -(-tokens // SIDE)
-    return -(-blocks // 2) * SIDE, (blocks + 1) * SIDE
+    blocks = -(-tokens // DS_TILE)
+    return -(-blocks // 2) * DS_TILE, (blocks + 1) * DS_TILE
 
 
-def portions(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> list[tuple[slice, slice]]:
-    """Sequences and key heads that go together, in like parts, the first one the largest: as many as HELD bytes of ds
-    are for, or one key head.
+def ds_chunks_of(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> list[tuple[slice, slice]]:
+    """Chunks of (sequences, key heads) of nearly equal size, the first one the largest: as many as fit MAX_CHUNK_BYTES
+    of ds, and at least one key head.
     """
-    each = heads // key_heads * math.prod(sides(tokens)) * itemsize
-    height = _like_parts(batches, HELD // (each * key_heads))
-    width = _like_parts(key_heads, HELD // each)
+    head_bytes = heads // key_heads * math.prod(ds_extent(tokens)) * itemsize
+    sequences = _even_part(batches, MAX_CHUNK_BYTES // (head_bytes * key_heads))
+    width = _even_part(key_heads, MAX_CHUNK_BYTES // head_bytes)
     return [
-        (slice(row, min(batches, row + height)), slice(head, min(key_heads, head + width)))
-        for row in range(0, batches, height)
+        (slice(first, min(batches, first + sequences)), slice(head, min(key_heads, head + width)))
+        for first in range(0, batches, sequences)
         for head in range(0, key_heads, width)
     ]
 
 
-def _like_parts(count: int, most: int) -> int:
-    """The size of nearly equal parts of `most` at the most, but of one at least."""
+def _even_part(count: int, most: int) -> int:
+    """The size of nearly equal parts of at most `most`, and of at least 1."""
     parts = -(-count // max(1, most))
     return -(-count // parts)
 
 
-def held_shape(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> tuple[int, int, int]:
-    """ds of the largest portion."""
-    rows, mine = portions(batches, tokens, heads, key_heads, itemsize)[0]
-    return rows.stop * mine.stop * (heads // key_heads), *sides(tokens)
+def ds_buffer_shape(batches: int, tokens: int, heads: int, key_heads: int, itemsize: int) -> tuple[int, int, int]:
+    """The shape of ds of the largest chunk: query heads, rows, columns."""
+    sequences, part = ds_chunks_of(batches, tokens, heads, key_heads, itemsize)[0]
+    return sequences.stop * part.stop * (heads // key_heads), *ds_extent(tokens)

@@ -1,11 +1,11 @@
-"""The gradient of attention's queries as one product with what the kernel of the keys leaves in memory.
+"""dQ as a single GEMM with spilled ds: the dK/dV kernel stores ds, the gradient of the scores, and dQ = scale·ds·k.
 
-That kernel makes ds, the gradient of the scores, and dq is scale·ds·k: where ds lies in memory, one product gives it,
-in place of three with the scores made anew. Writing and reading 4 bytes for each pair of a query and a key costs less
-than the other two with heads of 128, and more with heads of 64. It is for causal attention of a sequence to itself, on
-GPUs of Hopper's kind, whose layout of products decides how ds goes to memory.
+Plain reference: genesis/ops/attention.py: `attention_backward`. One dot a tile replaces the three of a dQ kernel that
+recomputes the scores. Writing and reading 4 bytes for each pair of a query and a key costs less than the other two dots
+with heads of 128, and more with heads of 64. It is for causal self-attention on Hopper, whose wgmma layout determines
+how ds is stored.
 
-How the tiles of ds fill memory is told in attention_portions.py. Within a tile, queries stand as `column_of` says.
+ds_chunks.py describes how tiles fill memory. Within a tile, columns (queries) are permuted by `permuted_column`.
 """
 
 from __future__ import annotations
@@ -14,38 +14,46 @@ import triton
 import triton.language as tl
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.kernels.attention.common import first_key, key_blocks, operand, place, rows_of, stored, stored_back
-from genesis.kernels.attention.ds_chunks import SIDE
+from genesis.kernels.attention.common import (
+    first_visible_key,
+    load_rows,
+    operand,
+    scheduled_tile,
+    store_rows,
+    store_rows_inverse_rope,
+    visible_key_blocks,
+)
+from genesis.kernels.attention.ds_chunks import DS_TILE
 from genesis.kernels.types import converted
 
-__all__ = ["column_of", "gather_kernel", "left_behind"]
+__all__ = ["attention_bwd_dq_from_ds", "permuted_column", "store_ds"]
 
-WIDE: tl.constexpr = tl.constexpr(SIDE)
+BT: tl.constexpr = tl.constexpr(DS_TILE)
 
 
 @triton.jit
-def column_of(i):
-    """Where a tile's query stands in memory, and which query stands there.
+def permuted_column(i):
+    """Where a query of a tile is stored, and which query is stored there: the permutation is its own inverse.
 
-    A thread of a product's result has two neighbours of each 8 columns; those of 32 columns are side by side in memory,
-    16 bytes that go there at once.
+    In the layout of a wgmma result a thread has two neighbours of every 8 columns; those of 32 columns are contiguous
+    in memory, 16 bytes that are stored at once.
     """
     return (i & -32) + ((i >> 1) & 3) * 8 + ((i >> 3) & 3) * 2 + (i & 1)
 
 
 @triton.jit
-def corner(i_key, i_query, blocks):
-    """(row, column) where the tile of a block of keys and a block of queries begins."""
-    is_first = 2 * i_key < blocks
-    row = tl.where(is_first, i_key, blocks - 1 - i_key)
-    return row * WIDE, tl.where(is_first, i_query + 1, i_query - i_key) * WIDE
+def tile_origin(i_key, i_query, blocks):
+    """(row, column) of the first element of the tile of a block of keys and a block of queries."""
+    in_first_half = 2 * i_key < blocks
+    row = tl.where(in_first_half, i_key, blocks - 1 - i_key)
+    return row * BT, tl.where(in_first_half, i_query + 1, i_query - i_key) * BT
 
 
-# --- What the kernel of the keys leaves -------------------------------------------------------------------------------
+# --- Stored by the dK/dV kernel ---------------------------------------------------------------------------------------
 
-# Of 16 numbers of a thread: base address $4, offsets $20 to $35, numbers in $36 to $43. With the layout of the first
-# line (the compiler's is compared with it), pairs of neighbours 8 columns apart take turns with those 8 rows below.
-STORE = tl.constexpr(
+# For 16 values of a thread: base address $4, offsets $20 to $35, values $36 to $43. In the layout that the first line
+# names (the compiler's is compared with it), pairs of neighbours alternate between 8 columns and 8 rows further on.
+STORE_FRAGMENT = tl.constexpr(
     """{ // for #ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 64, 16]}>
     .reg .b64 a, b;
     mad.wide.s32 a, $20, 2, $4;
@@ -58,110 +66,115 @@ STORE = tl.constexpr(
     mov.b32 $3, 0;
     }"""
 )
-REGISTERS = tl.constexpr(",".join(["=r"] * 4 + ["l"] * 16 + ["r"] * 24))
+CONSTRAINTS = tl.constexpr(",".join(["=r"] * 4 + ["l"] * 16 + ["r"] * 24))
 
 
 @triton.jit
-def stored_pieces(p_x, o, b_x):
-    """Store a product's result of 2-byte numbers at offsets, from the registers in which it lies.
+def store_fragments(p_x, o, b_x):
+    """Store a wgmma result of a 2-byte type at offsets, straight from the registers that hold it.
 
-    `tl.store` would take it to another layout first, through shared memory; with that in its loop, the assembler no
-    longer lets products run beside other work.
+    `tl.store` would first change its layout through shared memory; with that in the loop, the assembler no longer
+    overlaps wgmmas with other work.
     """
     p_all = tl.broadcast_to(p_x.to(tl.int64), o.shape)
-    tl.inline_asm_elementwise(STORE, REGISTERS, [p_all, o, b_x], dtype=tl.int8, is_pure=False, pack=16)
+    tl.inline_asm_elementwise(STORE_FRAGMENT, CONSTRAINTS, [p_all, o, b_x], dtype=tl.int8, is_pure=False, pack=16)
 
 
 if is_interpreted():
 
     @triton.jit
-    def stored_pieces(p_x, o, b_x):
+    def store_fragments(p_x, o, b_x):
         """The same, for the interpreter."""
         tl.store(p_x + o, converted(b_x, p_x.dtype.element_ty))
 
 
 @triton.jit
-def left_behind(p_ds, b_ds, i_head, i_key, i_query, tokens):
-    """Store a tile of ds, keys by queries.
+def store_ds(p_ds, b_ds, i_head, i_key, i_query, tokens):
+    """Store a tile of ds, b_ds [BT keys, BT queries].
 
     Args:
-        i_head: among the heads of all sequences.
+        i_head: among the query heads of all sequences.
+        i_key, i_query: blocks.
     """
-    blocks = tl.cdiv(tokens, WIDE)
-    width = (blocks + 1) * WIDE
-    row, column = corner(i_key, i_query, blocks)
-    p_ds += (i_head.to(tl.int64) * (tl.cdiv(blocks, 2) * WIDE) + row) * width + column
-    i = tl.arange(0, WIDE)
-    stored_pieces(p_ds, i[:, None] * width + column_of(i)[None, :], b_ds)
+    blocks = tl.cdiv(tokens, BT)
+    width = (blocks + 1) * BT
+    row, column = tile_origin(i_key, i_query, blocks)
+    p_ds += (i_head.to(tl.int64) * (tl.cdiv(blocks, 2) * BT) + row) * width + column
+    o = tl.arange(0, BT)
+    store_fragments(p_ds, o[:, None] * width + permuted_column(o)[None, :], b_ds)
 
 
-# --- Queries ----------------------------------------------------------------------------------------------------------
+# --- dQ ---------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def gathered(p_ds, ds, i_head, i_key, i_query, tokens, BEYOND: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr,
-             BM: tl.constexpr):  # fmt: skip
-    """ds of a block of keys and of the BM queries from a block of them on.
+def load_ds(p_ds, ds, i_head, i_key, i_query, tokens, BEYOND: tl.constexpr, TMA: tl.constexpr, TYPE: tl.constexpr,
+            BM: tl.constexpr):  # fmt: skip
+    """ds [BT, BM] of a block of keys and of the BM queries from block `i_query` on.
 
     Args:
-        p_ds, ds: the same memory; the second is a descriptor with BOXES.
-        BEYOND: the keys stand beyond the first block of queries, for which there is no tile; it is 0.
+        p_ds, ds: the same memory; the second is a descriptor with TMA.
+        BEYOND: the keys come after the first block of queries, which has no tile with them: its part is 0.
     """
-    blocks = tl.cdiv(tokens, WIDE)
-    rows, width = tl.cdiv(blocks, 2) * WIDE, (blocks + 1) * WIDE
-    row, column = corner(i_key, i_query, blocks)
-    if BOXES and not BEYOND:
-        b_ds = ds.load([i_head, row, column]).reshape(WIDE, BM)
+    blocks = tl.cdiv(tokens, BT)
+    rows, width = tl.cdiv(blocks, 2) * BT, (blocks + 1) * BT
+    row, column = tile_origin(i_key, i_query, blocks)
+    if TMA and not BEYOND:
+        b_ds = ds.load([i_head, row, column]).reshape(BT, BM)  # [BT, BM]
     else:
-        i, i_m = tl.arange(0, WIDE), tl.arange(0, BM)
-        m = (i_m < (blocks - i_query) * WIDE) & (i_m >= (WIDE if BEYOND else 0))
+        o_n, o_m = tl.arange(0, BT), tl.arange(0, BM)
+        m = (o_m < (blocks - i_query) * BT) & (o_m >= (BT if BEYOND else 0))
         p_ds += (i_head.to(tl.int64) * rows + row) * width + column
-        b_ds = tl.load(p_ds + (i[:, None] * width + i_m[None, :]), mask=m[None, :], other=0)
+        b_ds = tl.load(p_ds + (o_n[:, None] * width + o_m[None, :]), mask=m[None, :], other=0)  # [BT, BM]
     return operand(b_ds, TYPE)
 
 
-@triton.jit
-def gather_step(b_dq, p_ds, ds, k, i_batch, i_head, heads, group, i_key, i_query, tokens, size, sk,
-                BEYOND: tl.constexpr, BOXES: tl.constexpr, TYPE: tl.constexpr, PRECISION: tl.constexpr,
-                BM: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
-    """Add what one block of keys gives to the gradient of the queries."""
-    first = i_key * WIDE
-    b_ds = gathered(p_ds, ds, i_batch * heads + i_head, i_key, i_query, tokens, BEYOND, BOXES, TYPE, BM)
-    b_k = rows_of(k, i_batch, i_head // group, first, tokens, size, sk, BOXES, TYPE, WIDE, HEAD)
-    return tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
+@triton.jit(do_not_specialize=["sizes", "schedule"])
+def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope_stride, sizes, schedule, head_dim,
+                             scale, strides, TMA: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
+                             BD: tl.constexpr):  # fmt: skip
+    """dQ = scale·ds·k, behind the inverse RoPE where there are cos and sin. The last queries, which see the most keys,
+    go first.
 
-
-@triton.jit(do_not_specialize=["tokens", "batches", "heads", "group", "together", "divided", "window"])
-def gather_kernel(p_dq, p_ds, ds, k, p_starts, p_cos, p_sin, spread, tokens, batches, heads, group, together, divided,
-                  size, window, scale, sd, sk, ss, BOXES: tl.constexpr, TYPE: tl.constexpr, WORK: tl.constexpr,
-                  PRECISION: tl.constexpr, BM: tl.constexpr, HEAD: tl.constexpr):  # fmt: skip
-    """dq = scale·ds·k, turned back where there are cos and sin; the last queries, which see most keys, go first.
-
-    BM is a tile's side or twice that.
+    Args:
+        sizes: (tokens, batches, heads, group, window).
+        BM: BT or twice that.
     """
-    LEFT: tl.constexpr = (p_starts is not None) or (window is not None)
+    tokens, batches, heads, group, window = sizes
+    section, sectioned = schedule
+    sd, sk, ss = strides
+    TYPE: tl.constexpr = DOT[0]
+    WORK: tl.constexpr = DOT[1]
+    PRECISION: tl.constexpr = DOT[2]
+    LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
     blocks = tl.cdiv(tokens, BM)
-    i_after, i_place = place(blocks, batches * heads, together, divided)
-    i_block, i_batch, i_head = blocks - 1 - i_after, i_place // heads, i_place % heads
-    first = i_block * BM
-    i_query = first + tl.arange(0, BM)
-    m_query = i_query < tokens
-    b_first = first_key(p_starts, i_batch, i_query, m_query, 0, tokens, window, ss)
-    low, _, _, high = key_blocks(b_first, m_query, first, tl.minimum(first + BM, tokens), 0, tokens, True, LEFT, WIDE)
-    b_dq = tl.zeros((BM, HEAD), WORK)
-    beyond = tl.minimum(first // WIDE + 1, high)
-    for i in range(low, beyond):
-        b_dq = gather_step(
-            b_dq, p_ds, ds, k, i_batch, i_head, heads, group, i, first // WIDE, tokens, size, sk, False, BOXES, TYPE,
-            PRECISION, BM, HEAD,
-        )  # fmt: skip
-    if BM > WIDE:
-        for i in range(tl.maximum(beyond, low), high):  # one or none
-            b_dq = gather_step(
-                b_dq, p_ds, ds, k, i_batch, i_head, heads, group, i, first // WIDE, tokens, size, sk, True, BOXES, TYPE,
-                PRECISION, BM, HEAD,
-            )  # fmt: skip
+    i_reversed, i_batch_head = scheduled_tile(blocks, batches * heads, section, sectioned)
+    i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
+    start = i_block * BM
+    o_query = start + tl.arange(0, BM)  # [BM]
+    m_query = o_query < tokens
+    b_first = first_visible_key(p_doc_starts, i_batch, o_query, m_query, 0, tokens, window, ss)  # [BM]
+    begin, _, _, end = visible_key_blocks(
+        b_first, m_query, start, tl.minimum(start + BM, tokens), 0, tokens, True, LEFT_BOUND, BT
+    )
+    b_dq = tl.zeros((BM, BD), WORK)  # [BM, BD]
+    beyond = tl.minimum(start // BT + 1, end)
+    for i in range(begin, beyond):
+        i_query_block = start // BT
+        start_n = i * BT
+        b_ds = load_ds(p_ds, ds, i_batch * heads + i_head, i, i_query_block, tokens, False, TMA, TYPE, BM)  # [BT, BM]
+        b_k = load_rows(k, i_batch, i_head // group, start_n, tokens, head_dim, sk, TMA, TYPE, BT, BD)  # [BT, BD]
+        b_dq = tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
+    if BM > BT:
+        for i in range(tl.maximum(beyond, begin), end):  # one block or none
+            i_query_block = start // BT
+            start_n = i * BT
+            b_ds = load_ds(p_ds, ds, i_batch * heads + i_head, i, i_query_block, tokens, True, TMA, TYPE, BM)
+            b_k = load_rows(k, i_batch, i_head // group, start_n, tokens, head_dim, sk, TMA, TYPE, BT, BD)
+            b_dq = tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)
     if p_cos is None:
-        stored(p_dq, b_dq * scale, i_batch, i_head, first, tokens, size, sd, BM, HEAD, column_of)
+        store_rows(p_dq, b_dq * scale, i_batch, i_head, start, tokens, head_dim, sd, BM, BD, permuted_column)
     else:
-        stored_back(p_dq, b_dq * scale, p_cos, p_sin, i_batch, i_head, first, tokens, spread, sd, BM, HEAD, column_of)
+        store_rows_inverse_rope(
+            p_dq, b_dq * scale, p_cos, p_sin, i_batch, i_head, start, tokens, rope_stride, sd, BM, BD, permuted_column
+        )

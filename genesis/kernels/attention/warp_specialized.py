@@ -1,14 +1,17 @@
-"""The forward kernel of attention on Hopper whose warps divide the work: heads of 128, no borders of documents.
+"""Warp-specialized forward kernel of attention on Hopper: heads of 65 to 128 without documents or a window.
 
-Four warps load, by TMA; two groups of four attend 64 queries each, with barriers in shared memory between
-them. A group multiplies queries by the next block of keys while it makes the weights of this one, and values by weights
-meanwhile; with two groups that are not in step, the tensor cores have work while exponentials are taken. Programs stay,
-one an SM, and take tile after tile: the last queries, which see the most keys, go first, and each row of tiles is
-taken from the other end than the one before, so that all programs end together. What documents or a window would leave
-of that balance is not known beforehand; with them `forward_kernel` is faster, whose programs go wherever there is room.
+Plain reference: genesis/ops/attention.py: `attention`; `attention_fwd` is the same in Triton, for all other cases.
 
-The kernel is written in Gluon, Triton's lower dialect, which has no interpreter: what is right of it is checked on a
-GPU. `forward_kernel` says the same in Triton and stands in for it elsewhere.
+Four producer warps load by TMA; two groups of four consumer warps attend 64 queries each, with mbarriers in shared
+memory between them. A consumer issues q·kᵀ of the next block of keys and p·v of this one while it computes weights; the
+two groups are out of step, so the tensor cores have work while exponentials are computed. Programs are persistent, one
+an SM: the last queries, which see the most keys, go first, and every other round of tiles is assigned in reverse, so
+that all programs finish together. With documents or a window that balance is not known in advance; `attention_fwd`,
+whose programs go wherever there is room, is then faster.
+
+The kernel is in Gluon, Triton's lower-level dialect, which has no interpreter: its results are checked on a GPU.
+
+Tiles: BM queries (ROWS = BM / 2 a consumer), BN keys, BD the padded head dimension.
 """
 
 from __future__ import annotations
@@ -30,115 +33,121 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor
 from genesis.kernels.attention.common import LN2
-from genesis.kernels.attention.problem import Call, region
-from genesis.kernels.attention.tiles import padded
+from genesis.kernels.attention.problem import Problem, tma_region
+from genesis.kernels.attention.tiles import padded_head_dim
 from genesis.kernels.gemm.warp_specialized import load, seen_as
 
-__all__ = ["forward_specialized_into"]
+__all__ = ["forward_ws_into"]
 
 
-# --- Which tiles, and what their queries see --------------------------------------------------------------------------
-
-
-@gluon.jit
-def position(i_row):
-    """Where this program's tile stands in a row of as many tiles as there are programs; rows are walked to and fro."""
-    return gl.where(i_row % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
+# --- Scheduling -------------------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def share(tiles):
-    """How many of the tiles are this program's: one of each whole row, and perhaps one of the last."""
-    rows = tiles // gl.num_programs(0)
-    return rows + gl.where(position(rows) < tiles - rows * gl.num_programs(0), 1, 0)
+def column_in_round(i_round):
+    """Which tile of a round, a tile for each program, is this program's; rounds alternate in direction."""
+    return gl.where(i_round % 2 == 0, gl.program_id(0), gl.num_programs(0) - 1 - gl.program_id(0))
 
 
 @gluon.jit
-def place(i_row, blocks, heads, together):
-    """(block, head) of this program's tile of a row: all blocks of `together` heads go before the next heads."""
-    i = position(i_row) + i_row * gl.num_programs(0)
-    start = i // (blocks * together) * together
-    count = gl.minimum(together, heads - start)
+def tile_count(tiles):
+    """How many of all tiles are this program's: one of each full round, and perhaps one of the last."""
+    rounds = tiles // gl.num_programs(0)
+    return rounds + gl.where(column_in_round(rounds) < tiles - rounds * gl.num_programs(0), 1, 0)
+
+
+@gluon.jit
+def persistent_tile(i_round, blocks, heads, section):
+    """(block, head) of this program's tile of a round: all blocks of `section` heads go before the next heads."""
+    i = column_in_round(i_round) + i_round * gl.num_programs(0)
+    start = i // (blocks * section) * section
+    count = gl.minimum(section, heads - start)
     i -= start * blocks
     return blocks - 1 - i // count, start + i % count
 
 
 @gluon.jit
-def key_blocks(i_block, tokens, keys, CAUSAL: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
-    """How many blocks of keys the queries of a tile see; at least one."""
+def visible_key_blocks(i_block, tokens, keys, CAUSAL: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):
+    """How many blocks of keys are visible to the queries of a tile; at least one."""
     end = gl.minimum(gl.minimum(i_block * BM + BM, tokens) + keys - tokens, keys) if CAUSAL else keys
     return gl.maximum(gl.cdiv(end, BN), 1)
 
 
-# --- The loading warps ------------------------------------------------------------------------------------------------
+@gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """The next stage, and the phase of its barriers."""
+    stage += 1
+    if stage == STAGES:
+        stage, phase = 0, phase ^ 1
+    return stage, phase
+
+
+# --- The producer warps -----------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def stepped(slot, phase, STAGES: gl.constexpr):
-    """The next slot, and the phase of its barriers."""
-    slot += 1
-    if slot == STAGES:
-        slot, phase = 0, phase ^ 1
-    return slot, phase
-
-
-@gluon.jit
-def fetch(d_q, d_k, d_v, s_q, s_k, s_v, q_full, q_free, k_full, k_free, v_full, v_free, tokens, keys, heads, group,
-          total, blocks, together, CAUSAL: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, HEAD: gl.constexpr,
-          STAGES: gl.constexpr):  # fmt: skip
-    """Load each tile's queries, and then its keys and values, block by block, as slots become free."""
-    slot, phase, q_phase = 0, 1, 1
-    for i in range(0, share(blocks * total)):
-        i_block, i_place = place(i, blocks, total, together)
-        i_batch, i_head = i_place // heads, i_place % heads
-        mbarrier.wait(q_free, q_phase)
-        mbarrier.expect(q_full, BM * HEAD * 2)
+def producer(descriptors, smem, barriers, sizes, CAUSAL: gl.constexpr, TILE: gl.constexpr,
+             STAGES: gl.constexpr):  # fmt: skip
+    """Load each tile's queries, then its keys and values block by block, as stages become empty."""
+    d_q, d_k, d_v = descriptors
+    s_q, s_k, s_v = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    tokens, keys, heads, group, all_heads, blocks, section = sizes
+    BM: gl.constexpr = TILE[0]
+    BN: gl.constexpr = TILE[1]
+    BD: gl.constexpr = TILE[2]
+    stage, phase, q_phase = 0, 1, 1
+    for i in range(0, tile_count(blocks * all_heads)):
+        i_block, i_batch_head = persistent_tile(i, blocks, all_heads, section)
+        i_batch, i_head = i_batch_head // heads, i_batch_head % heads
+        mbarrier.wait(q_empty, q_phase)
+        mbarrier.expect(q_full, BM * BD * 2)
         for half in gl.static_range(2):
-            b_q = seen_as(s_q.index(half), [1, 1, BM // 2, HEAD], d_q)
-            load(d_q, [i_batch, i_head, i_block * BM + half * (BM // 2), 0], q_full, b_q)
+            s_half = seen_as(s_q.index(half), [1, 1, BM // 2, BD], d_q)
+            load(d_q, [i_batch, i_head, i_block * BM + half * (BM // 2), 0], q_full, s_half)
         q_phase ^= 1
-        for j in range(0, key_blocks(i_block, tokens, keys, CAUSAL, BM, BN)):
-            k_here, v_here = k_full.index(slot), v_full.index(slot)
-            mbarrier.wait(k_free.index(slot), phase)
-            mbarrier.expect(k_here, BN * HEAD * 2)
-            b_k = seen_as(s_k.index(slot), [1, 1, BN, HEAD], d_k)
-            load(d_k, [i_batch, i_head // group, j * BN, 0], k_here, b_k)
-            mbarrier.wait(v_free.index(slot), phase)
-            mbarrier.expect(v_here, BN * HEAD * 2)
-            b_v = seen_as(s_v.index(slot), [1, 1, BN, HEAD], d_v)
-            load(d_v, [i_batch, i_head // group, j * BN, 0], v_here, b_v)
-            slot, phase = stepped(slot, phase, STAGES)
+        for j in range(0, visible_key_blocks(i_block, tokens, keys, CAUSAL, BM, BN)):
+            k_loaded, v_loaded = k_full.index(stage), v_full.index(stage)
+            mbarrier.wait(k_empty.index(stage), phase)
+            mbarrier.expect(k_loaded, BN * BD * 2)
+            s_block = seen_as(s_k.index(stage), [1, 1, BN, BD], d_k)
+            load(d_k, [i_batch, i_head // group, j * BN, 0], k_loaded, s_block)
+            mbarrier.wait(v_empty.index(stage), phase)
+            mbarrier.expect(v_loaded, BN * BD * 2)
+            s_block = seen_as(s_v.index(stage), [1, 1, BN, BD], d_v)
+            load(d_v, [i_batch, i_head // group, j * BN, 0], v_loaded, s_block)
+            stage, phase = next_stage(stage, phase, STAGES)
 
 
-# --- The attending warps ----------------------------------------------------------------------------------------------
-
-
-@gluon.jit
-def scores(s_q, s_k, k_full, slot, phase, S: gl.constexpr, ROWS: gl.constexpr, BN: gl.constexpr):
-    """Begin to multiply queries by a block of keys."""
-    mbarrier.wait(k_full.index(slot), phase)
-    zero = gl.zeros((ROWS, BN), gl.float32, S)
-    return warpgroup_mma(s_q, s_k.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
+# --- The consumer warps -----------------------------------------------------------------------------------------------
 
 
 @gluon.jit
-def weights(b_s, b_top, b_end, first_key, factor, sign, is_part, SIGNED: gl.constexpr, S: gl.constexpr,
-            BN: gl.constexpr):  # fmt: skip
-    """(weights, new maximum, what is left of what was summed before)."""
-    if SIGNED:
+def issue_scores(s_q, s_k, k_full, stage, phase, LAYOUT: gl.constexpr, ROWS: gl.constexpr, BN: gl.constexpr):
+    """Issue q·kᵀ [ROWS, BN] of a block of keys."""
+    mbarrier.wait(k_full.index(stage), phase)
+    zero = gl.zeros((ROWS, BN), gl.float32, LAYOUT)
+    return warpgroup_mma(s_q, s_k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def softmax_weights(b_s, b_max, b_end, start_n, scale_log2, sign, is_partial, LAYOUT: gl.constexpr,
+                    BN: gl.constexpr):  # fmt: skip
+    """(weights [ROWS, BN], new maximum [ROWS], factor of all previous sums [ROWS]) of scores b_s [ROWS, BN]."""
+    if sign is not None:
         b_s = b_s * sign
-    if is_part:
-        i_key = first_key + gl.arange(0, BN, gl.SliceLayout(0, S))
-        b_s = gl.where(i_key[None, :] < b_end[:, None], b_s, -float("inf"))
-    b_new = gl.maximum(b_top, gl.max(b_s, 1) * factor)
-    b_base = gl.where(b_new == -float("inf"), 0.0, b_new)  # a query that has seen nothing yet: weights of 0, not NaN
-    return gl.exp2(b_s * factor - b_base[:, None]), b_new, gl.exp2(b_top - b_base)
+    if is_partial:
+        o_key = start_n + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT))
+        b_s = gl.where(o_key[None, :] < b_end[:, None], b_s, -float("inf"))
+    b_new_max = gl.maximum(b_max, gl.max(b_s, 1) * scale_log2)
+    b_base = gl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # no visible key so far: weights of 0, not NaN
+    return gl.exp2(b_s * scale_log2 - b_base[:, None]), b_new_max, gl.exp2(b_max - b_base)
 
 
 @gluon.jit
-def settled(x):
-    """x >= 0, in such a way that what makes x is done before whatever acts after it: the assembler keeps the order of
-    what acts, as a nap does that no thread takes, and would otherwise wait for the tensor cores before all that.
+def ordered(x):
+    """x >= 0, so that what computes x is done before whatever has a side effect after it: the assembler keeps the order
+    of side effects, such as a nanosleep that no thread executes, and would otherwise wait for the tensor cores first.
     """
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.lt.f32 p, $1, 0f00000000; @p nanosleep.u32 1; mov.f32 $0, $1; }", "=f,f", [x],
@@ -147,170 +156,173 @@ def settled(x):
 
 
 @gluon.jit
-def attend(p_o, p_lse, s_q, s_k, s_v, q_full, q_free, k_full, k_free, v_full, v_free, tokens, keys, heads, total,
-           blocks, together, size, factor, sign, so0, so1, so2, HALF: gl.constexpr, CAUSAL: gl.constexpr,
-           SIGNED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, HEAD: gl.constexpr,
-           STAGES: gl.constexpr):  # fmt: skip
-    """One half of each tile's queries over the keys that the tile sees."""
+def consumer(p_o, p_lse, smem, barriers, sizes, head_dim, scales, so, HALF: gl.constexpr, CAUSAL: gl.constexpr,
+             TILE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """One half of each tile's queries over the keys visible to the tile."""
+    s_q, s_k, s_v = smem
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
+    tokens, keys, heads, _group, all_heads, blocks, section = sizes
+    scale_log2, sign = scales
+    BM: gl.constexpr = TILE[0]
+    BN: gl.constexpr = TILE[1]
+    BD: gl.constexpr = TILE[2]
     ROWS: gl.constexpr = BM // 2
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    SUM: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD, 16])
-    FACTOR: gl.constexpr = gl.DotOperandLayout(0, SUM, 2)
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])  # of scores
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     TYPE: gl.constexpr = s_q.dtype
-    slot, phase, q_phase = 0, 0, 0
-    b_q = s_q.index(HALF)
-    for i in range(0, share(blocks * total)):
-        i_block, i_place = place(i, blocks, total, together)
-        first = i_block * BM + HALF * ROWS
-        i_query = first + gl.arange(0, ROWS, gl.SliceLayout(1, S))
-        # blocks of keys from `to` on are seen in part
+    stage, phase, q_phase = 0, 0, 0
+    s_half = s_q.index(HALF)
+    for i in range(0, tile_count(blocks * all_heads)):
+        i_block, i_batch_head = persistent_tile(i, blocks, all_heads, section)
+        start = i_block * BM + HALF * ROWS
+        o_query = start + gl.arange(0, ROWS, gl.SliceLayout(1, S))  # [ROWS]
+        # blocks of keys from `full_end` on are partially visible
         if CAUSAL:
-            b_end = gl.minimum(i_query + keys - tokens + 1, keys)
-            to = gl.minimum(first + keys - tokens + 1, keys) // BN
+            b_end = gl.minimum(o_query + keys - tokens + 1, keys)
+            full_end = gl.minimum(start + keys - tokens + 1, keys) // BN
         else:
-            b_end = i_query * 0 + keys
-            to = keys // BN
+            b_end = o_query * 0 + keys
+            full_end = keys // BN
         mbarrier.wait(q_full, q_phase)
         q_phase ^= 1
-        b_s = scores(b_q, s_k, k_full, slot, phase, S, ROWS, BN)
+        b_s = issue_scores(s_half, s_k, k_full, stage, phase, S, ROWS, BN)  # [ROWS, BN]
         b_s = warpgroup_mma_wait(0, deps=(b_s,))
-        mbarrier.arrive(k_free.index(slot), count=1)
-        b_top = gl.full((ROWS,), -float("inf"), gl.float32, gl.SliceLayout(1, S))
-        b_p, b_top, _ = weights(b_s, b_top, b_end, 0, factor, sign, to <= 0, SIGNED, S, BN)
-        b_sum = gl.sum(b_p, 1)
-        b_w = gl.convert_layout(b_p.to(TYPE), FACTOR)
-        acc = gl.zeros((ROWS, HEAD), gl.float32, SUM)
-        for j in range(1, key_blocks(i_block, tokens, keys, CAUSAL, BM, BN)):
-            slot_v, phase_v = slot, phase
-            slot, phase = stepped(slot, phase, STAGES)
-            b_s = scores(b_q, s_k, k_full, slot, phase, S, ROWS, BN)
-            mbarrier.wait(v_full.index(slot_v), phase_v)
-            acc = warpgroup_mma(b_w, s_v.index(slot_v), acc, is_async=True)
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        b_max = gl.full((ROWS,), -float("inf"), gl.float32, gl.SliceLayout(1, S))  # [ROWS]
+        b_p, b_max, _ = softmax_weights(b_s, b_max, b_end, 0, scale_log2, sign, full_end <= 0, S, BN)
+        b_sum = gl.sum(b_p, 1)  # [ROWS]
+        b_w = gl.convert_layout(b_p.to(TYPE), WEIGHTS)  # [ROWS, BN]
+        acc = gl.zeros((ROWS, BD), gl.float32, ACC)  # [ROWS, BD]
+        for j in range(1, visible_key_blocks(i_block, tokens, keys, CAUSAL, BM, BN)):
+            stage_v, phase_v = stage, phase
+            stage, phase = next_stage(stage, phase, STAGES)
+            b_s = issue_scores(s_half, s_k, k_full, stage, phase, S, ROWS, BN)
+            mbarrier.wait(v_full.index(stage_v), phase_v)
+            acc = warpgroup_mma(b_w, s_v.index(stage_v), acc, is_async=True)
             b_s = warpgroup_mma_wait(1, deps=(b_s,))
-            mbarrier.arrive(k_free.index(slot), count=1)
-            b_p, b_top, b_less = weights(b_s, b_top, b_end, j * BN, factor, sign, j >= to, SIGNED, S, BN)
-            b_sum = settled(b_sum * b_less + gl.sum(b_p, 1))
+            mbarrier.arrive(k_empty.index(stage), count=1)
+            b_p, b_max, b_rescale = softmax_weights(
+                b_s, b_max, b_end, j * BN, scale_log2, sign, j >= full_end, S, BN
+            )  # fmt: skip
+            b_sum = ordered(b_sum * b_rescale + gl.sum(b_p, 1))
             acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(v_free.index(slot_v), count=1)
-            acc = acc * gl.convert_layout(b_less, gl.SliceLayout(1, SUM))[:, None]
-            b_w = gl.convert_layout(b_p.to(TYPE), FACTOR)
-        mbarrier.arrive(q_free, count=1)
-        mbarrier.wait(v_full.index(slot), phase)
-        acc = warpgroup_mma(b_w, s_v.index(slot), acc, is_async=True)
+            mbarrier.arrive(v_empty.index(stage_v), count=1)
+            acc = acc * gl.convert_layout(b_rescale, gl.SliceLayout(1, ACC))[:, None]
+            b_w = gl.convert_layout(b_p.to(TYPE), WEIGHTS)
+        mbarrier.arrive(q_empty, count=1)
+        mbarrier.wait(v_full.index(stage), phase)
+        acc = warpgroup_mma(b_w, s_v.index(stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(v_free.index(slot), count=1)
-        slot, phase = stepped(slot, phase, STAGES)
-        keep(acc, b_sum, b_top, p_o, p_lse, i_place, first, i_query, tokens, heads, size, so0, so1, so2, SUM, HEAD)
-
-
-@gluon.jit
-def keep(acc, b_sum, b_top, p_o, p_lse, i_place, first, i_query, tokens, heads, size, so0, so1, so2,
-         SUM: gl.constexpr, HEAD: gl.constexpr):  # fmt: skip
-    """Store the rows of a half and the logarithms of their sums."""
-    empty = b_sum == 0  # a query that sees no key: 0, and -inf for the logarithm
-    b_sum = gl.where(empty, 1.0, b_sum)
-    b_lse = gl.where(empty, -float("inf"), (b_top + gl.log2(b_sum)) * LN2)
-    gl.store(p_lse + i_place.to(gl.int64) * tokens + i_query, b_lse, mask=i_query < tokens)
-    acc = acc * gl.convert_layout(1.0 / b_sum, gl.SliceLayout(1, SUM))[:, None]
-    o_row = first + gl.arange(0, acc.shape[0], gl.SliceLayout(1, SUM))
-    o_d = gl.arange(0, HEAD, gl.SliceLayout(0, SUM))
-    p = p_o + (i_place // heads).to(gl.int64) * so0 + (i_place % heads).to(gl.int64) * so2
-    m = (o_row < tokens)[:, None] & (o_d < size)[None, :]
-    gl.store(p + (o_row.to(gl.int64) * so1)[:, None] + o_d[None, :], acc.to(p_o.dtype.element_ty), mask=m)
+        mbarrier.arrive(v_empty.index(stage), count=1)
+        stage, phase = next_stage(stage, phase, STAGES)
+        # store o and LSE
+        empty = b_sum == 0  # a query without visible keys: o is 0 and its LSE is -inf
+        b_sum = gl.where(empty, 1.0, b_sum)
+        b_lse = gl.where(empty, -float("inf"), (b_max + gl.log2(b_sum)) * LN2)
+        gl.store(p_lse + i_batch_head.to(gl.int64) * tokens + o_query, b_lse, mask=o_query < tokens)
+        acc = acc * gl.convert_layout(1.0 / b_sum, gl.SliceLayout(1, ACC))[:, None]
+        o_row = start + gl.arange(0, ROWS, gl.SliceLayout(1, ACC))
+        o_d = gl.arange(0, BD, gl.SliceLayout(0, ACC))
+        p_head = p_o + (i_batch_head // heads).to(gl.int64) * so[0] + (i_batch_head % heads).to(gl.int64) * so[2]
+        m = (o_row < tokens)[:, None] & (o_d < head_dim)[None, :]
+        gl.store(p_head + (o_row.to(gl.int64) * so[1])[:, None] + o_d[None, :], acc.to(p_o.dtype.element_ty), mask=m)
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["tokens", "keys", "heads", "group", "total", "blocks", "together"])
-def forward_specialized(d_q, d_k, d_v, p_o, p_lse, tokens, keys, heads, group, total, blocks, together, size, factor,
-                        sign, so0, so1, so2, CAUSAL: gl.constexpr, SIGNED: gl.constexpr, BM: gl.constexpr,
-                        BN: gl.constexpr, HEAD: gl.constexpr, STAGES: gl.constexpr, ATTENDING: gl.constexpr,
-                        LOADING: gl.constexpr):  # fmt: skip
-    """o and the logarithm of the softmax sums; see `forward_kernel`.
+@gluon.jit(do_not_specialize=["sizes"])
+def attention_fwd_ws(d_q, d_k, d_v, p_o, p_lse, sizes, head_dim, scales, so, CAUSAL: gl.constexpr, TILE: gl.constexpr,
+                     STAGES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
+                     PRODUCER_REGISTERS: gl.constexpr):  # fmt: skip
+    """o [B, T, H, D] and lse [B, H, T]; the arguments are described in common.py.
 
     Args:
-        total: heads of all batches.
-        ATTENDING, LOADING: registers of a thread.
+        sizes: (tokens, keys, heads, group, heads of all batches, blocks of queries, section).
+        so: strides of o by batch, token and head.
+        CONSUMER_REGISTERS, PRODUCER_REGISTERS: of a thread.
     """
-    ROWS: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    s_q = gl.allocate_shared_memory(d_q.dtype, [2, BM // 2, HEAD], ROWS)
-    s_k = gl.allocate_shared_memory(d_k.dtype, [STAGES, BN, HEAD], ROWS)
-    s_v = gl.allocate_shared_memory(d_v.dtype, [STAGES, BN, HEAD], ROWS)
+    BM: gl.constexpr = TILE[0]
+    BN: gl.constexpr = TILE[1]
+    BD: gl.constexpr = TILE[2]
+    SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    s_q = gl.allocate_shared_memory(d_q.dtype, [2, BM // 2, BD], SWIZZLED)
+    s_k = gl.allocate_shared_memory(d_k.dtype, [STAGES, BN, BD], SWIZZLED)
+    s_v = gl.allocate_shared_memory(d_v.dtype, [STAGES, BN, BD], SWIZZLED)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    q_free = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    q_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     mbarrier.init(q_full, count=1)
-    mbarrier.init(q_free, count=2)
+    mbarrier.init(q_empty, count=2)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=2)
+        mbarrier.init(k_empty.index(i), count=2)
         mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(v_free.index(i), count=2)
+        mbarrier.init(v_empty.index(i), count=2)
     fence_async_shared()
+    smem, barriers = (s_q, s_k, s_v), (q_full, q_empty, k_full, k_empty, v_full, v_empty)
     gl.warp_specialize([
-        (attend, (p_o, p_lse, s_q, s_k, s_v, q_full, q_free, k_full, k_free, v_full, v_free, tokens, keys, heads, total,
-                  blocks, together, size, factor, sign, so0, so1, so2, 0, CAUSAL, SIGNED, BM, BN, HEAD, STAGES)),
-        (attend, (p_o, p_lse, s_q, s_k, s_v, q_full, q_free, k_full, k_free, v_full, v_free, tokens, keys, heads, total,
-                  blocks, together, size, factor, sign, so0, so1, so2, 1, CAUSAL, SIGNED, BM, BN, HEAD, STAGES)),
-        (fetch, (d_q, d_k, d_v, s_q, s_k, s_v, q_full, q_free, k_full, k_free, v_full, v_free, tokens, keys, heads,
-                 group, total, blocks, together, CAUSAL, BM, BN, HEAD, STAGES)),
-    ], [4, 4], [ATTENDING, LOADING])  # fmt: skip
+        (consumer, (p_o, p_lse, smem, barriers, sizes, head_dim, scales, so, 0, CAUSAL, TILE, STAGES)),
+        (consumer, (p_o, p_lse, smem, barriers, sizes, head_dim, scales, so, 1, CAUSAL, TILE, STAGES)),
+        (producer, ((d_q, d_k, d_v), smem, barriers, sizes, CAUSAL, TILE, STAGES)),
+    ], [4, 4], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 
 # --- Launching it -----------------------------------------------------------------------------------------------------
 
-HEAD = 128  # padded size of a head: of 64 gains nothing (docs/log.md), larger ones were not tried
-QUERIES, KEYS, STAGES = 128, 128, 2  # of a tile, of a block, and how many blocks lie in shared memory
-WARPS, ATTENDING, LOADING = 4, 240, 24  # of a group, and registers of its threads
-NEARLY = 1.05  # as long as the longest program with all heads together: less than what keys side by side gain
+BD = 128  # padded head dimension: 64 gains nothing (docs/log.md), larger ones were not tried
+BM, BN, STAGES = 128, 128, 2  # STAGES: blocks of keys and values in shared memory
+WARPS, CONSUMER_REGISTERS, PRODUCER_REGISTERS = 4, 240, 24  # warps of a group, registers of their threads
+IMBALANCE = 1.05  # of the longest program, that heads one by one may cost: less than their locality in L2 gains
 
 
-def together_of(blocks: int, heads: int, causal: bool, sm_count: int) -> int:
-    """How many heads go before the next ones: one, whose keys are then read side by side, or all of them, where the
-    programs would otherwise end too far apart.
+def heads_per_section(blocks: int, heads: int, causal: bool, sm_count: int) -> int:
+    """How many heads go before the next ones: one, whose keys stay in L2, or all of them, where programs would
+    otherwise finish too far apart.
     """
 
-    def longest(together: int) -> int:
+    def longest(section: int) -> int:
         i = np.arange(blocks * heads)
-        start = i // (blocks * together) * together
-        cost = blocks - (i - start * blocks) // np.minimum(together, heads - start) if causal else np.ones_like(i)
-        rows = np.zeros(-(-i.size // sm_count) * sm_count, np.int64)
-        rows[: i.size] = cost + 1
-        rows = rows.reshape(-1, sm_count)
-        rows[1::2] = rows[1::2, ::-1]
-        return int(rows.sum(0).max())
+        start = i // (blocks * section) * section
+        cost = blocks - (i - start * blocks) // np.minimum(section, heads - start) if causal else np.ones_like(i)
+        rounds = np.zeros(-(-i.size // sm_count) * sm_count, np.int64)
+        rounds[: i.size] = cost + 1
+        rounds = rounds.reshape(-1, sm_count)
+        rounds[1::2] = rounds[1::2, ::-1]
+        return int(rounds.sum(0).max())
 
-    return 1 if longest(1) <= NEARLY * longest(heads) else heads
+    return 1 if longest(1) <= IMBALANCE * longest(heads) else heads
 
 
-def _box(x: Array, rows: int) -> Descriptor:
+def _tma_tiles(x: Array, rows: int) -> Descriptor:
     """Tiles of rows of a head, with their layout in shared memory."""
     kind = {"bfloat16": gl.bfloat16, "float16": gl.float16}[x.dtype.name]
-    shape, strides = region(x)
-    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, HEAD], kind)
-    return Descriptor(x, shape, strides, (1, 1, rows, HEAD), layout=repr(layout))
+    shape, strides = tma_region(x)
+    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, BD], kind)
+    return Descriptor(x, shape, strides, (1, 1, rows, BD), layout=repr(layout))
 
 
-def forward_specialized_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: bool, c: Call) -> bool:
-    """Launch the kernel, of a call without borders; False, and nothing is done, where it is not the faster way.
+def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: bool, p: Problem) -> bool:
+    """Launch the kernel for a call without documents; False, with nothing done, where it is not the faster one.
 
     Args:
-        c: of the same arrays.
+        p: of the same arrays.
     """
-    heads, blocks = c.batches * c.heads, triton.cdiv(c.tokens, QUERIES)
+    heads, blocks = p.batches * p.heads, triton.cdiv(p.tokens, BM)
     sm_count = backend_of(q.device).driver.properties.sm_count
-    fits = c.boxes and c.hopper and c.window is None and padded(c.size) == HEAD
+    fits = p.uses_tma and p.is_hopper and p.window is None and padded_head_dim(p.head_dim) == BD
     if not fits or blocks * heads < sm_count or is_interpreted():
         return False
+    section = heads_per_section(blocks, heads, causal, sm_count)
     launch(
-        forward_specialized, sm_count, _box(q, QUERIES // 2), _box(k, KEYS), _box(v, KEYS), o, lse, c.tokens, c.keys,
-        c.heads, c.group, heads, blocks, together_of(blocks, heads, causal, sm_count), c.size, c.factor, c.sign,
-        *o.strides[:3], CAUSAL=causal, SIGNED=c.sign != 1, BM=QUERIES, BN=KEYS, HEAD=HEAD, STAGES=STAGES,
-        ATTENDING=ATTENDING, LOADING=LOADING, num_warps=WARPS,
+        attention_fwd_ws, sm_count, _tma_tiles(q, BM // 2), _tma_tiles(k, BN), _tma_tiles(v, BN), o, lse,
+        (p.tokens, p.keys, p.heads, p.group, heads, blocks, section), p.head_dim, p.scales[:2], o.strides[:3],
+        CAUSAL=causal, TILE=(BM, BN, BD), STAGES=STAGES, CONSUMER_REGISTERS=CONSUMER_REGISTERS,
+        PRODUCER_REGISTERS=PRODUCER_REGISTERS, num_warps=WARPS,
     )  # fmt: skip
     return True

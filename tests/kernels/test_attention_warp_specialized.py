@@ -1,4 +1,4 @@
-"""The forward kernel of attention whose warps divide the work: compiled everywhere, right on GPUs of Hopper's kind."""
+"""The warp-specialized forward kernel of attention: compiled everywhere, correct on Hopper."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
 from genesis.kernels.attention import attention as kernels
-from genesis.kernels.attention.problem import call_of
-from genesis.kernels.attention.warp_specialized import forward_specialized_into, place, position, share, together_of
+from genesis.kernels.attention import warp_specialized
+from genesis.kernels.attention.problem import problem_of
+from genesis.kernels.attention.warp_specialized import (
+    column_in_round,
+    forward_ws_into,
+    heads_per_section,
+    persistent_tile,
+    tile_count,
+)
 from genesis.ops.attention import parts_of
 from tests.kernels.dry import collecting
 from tests.kernels.test_specialized import H200, Hopper
@@ -29,9 +36,9 @@ CUDA = Device("cuda", 0)
 
 def launched(q: Array, k: Array, window: int = 0) -> bool:
     """Whether the kernel is taken for these sizes."""
-    call = call_of(0.1, True, window, None, q, k, k)
+    problem = problem_of(0.1, True, window, None, q, k, k)
     o, lse = empty(q.shape, q.dtype, q.device), empty((q.shape[0], q.shape[2], q.shape[1]), float32, q.device)
-    return forward_specialized_into(o, lse, q, k, k, True, call)
+    return forward_ws_into(o, lse, q, k, k, True, problem)
 
 
 def compiled() -> list[dict[str, Any]]:
@@ -62,41 +69,41 @@ def compiled() -> list[dict[str, Any]]:
     return [*rows, {"taken": [kernel.fn.__name__ for kernel, _ in found.values()]}]
 
 
-def test_it_compiles_and_is_taken_where_it_pays() -> None:
+def test_it_compiles_and_is_chosen_where_profitable() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     program = (
-        "import json; from tests.kernels.test_attention_specialized import compiled; print(json.dumps(compiled()))"
+        "import json; from tests.kernels.test_attention_warp_specialized import compiled; print(json.dumps(compiled()))"
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     chosen, *made, last = json.loads(done.stdout)
     assert chosen == {"few": False, "small": False, "wide": False, "window": False, "many": [True] * 2}
-    assert last == {"taken": ["forward_specialized", "forward_kernel"]}
-    assert [(row["name"], row["warps"]) for row in made] == [("forward_specialized", 12)] * 2
+    assert last == {"taken": ["attention_fwd_ws", "attention_fwd"]}
+    assert [(row["name"], row["warps"]) for row in made] == [("attention_fwd_ws", 12)] * 2
     assert max(row["shared"] for row in made) <= H200.shared_memory
 
 
 @pytest.mark.parametrize(
-    ("blocks", "heads", "causal", "together"),
+    ("blocks", "heads", "causal", "section"),
     [(64, 32, True, 1), (8, 96, True, 1), (32, 16, True, 16), (32, 56, True, 56), (32, 16, False, 1)],
 )
-def test_heads_go_one_by_one_unless_programs_would_end_far_apart(
-    blocks: int, heads: int, causal: bool, together: int
+def test_heads_go_one_by_one_unless_programs_would_finish_far_apart(
+    blocks: int, heads: int, causal: bool, section: int
 ) -> None:
-    assert together_of(blocks, heads, causal, 132) == together
+    assert heads_per_section(blocks, heads, causal, 132) == section
 
 
 @pytest.mark.parametrize(("blocks", "heads", "programs"), [(64, 32, 132), (8, 96, 132), (3, 50, 132), (7, 19, 20)])
-def test_every_tile_is_taken_once(blocks: int, heads: int, programs: int) -> None:
-    for together in (1, 4, heads):
+def test_every_tile_is_computed_once(blocks: int, heads: int, programs: int) -> None:
+    for section in (1, 4, heads):
         taken = []
         for i_program in range(programs):
             with mock.patch.multiple(
                 "triton.experimental.gluon.language",
                 program_id=lambda axis, i=i_program: i, num_programs=lambda axis: programs,
                 where=lambda c, a, b: a if c else b, minimum=min,
-            ), mock.patch("genesis.kernels.attention.warp_specialized.position", position.fn):  # fmt: skip
-                taken += [place.fn(i, blocks, heads, together) for i in range(share.fn(blocks * heads))]
+            ), mock.patch.object(warp_specialized, "column_in_round", column_in_round.fn):  # fmt: skip
+                taken += [persistent_tile.fn(i, blocks, heads, section) for i in range(tile_count.fn(blocks * heads))]
         assert sorted(taken) == [(i, j) for i in range(blocks) for j in range(heads)]
 
 
@@ -143,8 +150,8 @@ def on_gpu(values: np.ndarray, dtype: DType) -> Array:
     return array
 
 
-def seen_by(s: Sizes) -> np.ndarray:
-    """Which keys each query sees, `[T, S]`."""
+def visible(s: Sizes) -> np.ndarray:
+    """Which keys are visible to each query, `[T, S]`."""
     i_query, i_key = np.arange(s.tokens)[:, None] + s.keys - s.tokens, np.arange(s.keys)
     return (i_key <= i_query) | (not s.causal)
 
@@ -173,18 +180,18 @@ def test_forward(s: Sizes, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     q = rng.standard_normal((s.batches, s.tokens, s.heads, s.size)).astype(dtype.numpy)
     k, v = (rng.standard_normal((s.batches, s.keys, s.key_heads, s.size)).astype(dtype.numpy) for _ in range(2))
-    wanted, wanted_lse = expected(q, k, v, seen_by(s), s.scale)
+    wanted, wanted_lse = expected(q, k, v, visible(s), s.scale)
     arrays = [on_gpu(x, dtype) for x in (q, k, v)]
     o = on_gpu(np.full(q.shape, np.nan).astype(dtype.numpy), dtype)
     lse = on_gpu(np.full(wanted_lse.shape, np.nan, np.float32), float32)
-    call = call_of(s.scale, s.causal, 0, None, *arrays)
-    assert forward_specialized_into(o, lse, *arrays, s.causal, call)
+    problem = problem_of(s.scale, s.causal, 0, None, *arrays)
+    assert forward_ws_into(o, lse, *arrays, s.causal, problem)
     found, found_lse = o.numpy().astype(np.float64), lse.numpy()
     assert np.linalg.norm(found - wanted) < TOLERANCE[dtype] * np.linalg.norm(wanted)
     np.testing.assert_array_equal(np.isfinite(found_lse), np.isfinite(wanted_lse))
     seen = np.isfinite(wanted_lse)
     assert (found_lse[~seen] == -np.inf).all()
-    # a score is a sum of at most 128 products in float32, of numbers of 8 together: 128 · 2^-24 · 8 is 6e-5
+    # a score is a sum of at most 128 products in float32, of numbers of 8 section: 128 · 2^-24 · 8 is 6e-5
     np.testing.assert_allclose(found_lse[seen], wanted_lse[seen], rtol=1e-5, atol=2e-5)
 
 
@@ -198,16 +205,16 @@ def test_parts_of_a_packed_array_and_the_same_bits_again() -> None:
     for _ in range(3):
         o = on_gpu(np.full(q.shape, np.nan).astype(bfloat16.numpy), bfloat16)
         lse = empty((4, 12, 500), float32, CUDA)
-        assert forward_specialized_into(o, lse, q, k, v, True, call_of(0.1, True, 0, None, q, k, v))
+        assert forward_ws_into(o, lse, q, k, v, True, problem_of(0.1, True, 0, None, q, k, v))
         results.append((o.numpy().tobytes(), lse.numpy().tobytes()))
     assert results[0] == results[1] == results[2]
-    wanted, _ = expected(*(x.numpy() for x in (q, k, v)), seen_by(Sizes(4, 500, 12, 4, 500)), 0.1)
+    wanted, _ = expected(*(x.numpy() for x in (q, k, v)), visible(Sizes(4, 500, 12, 4, 500)), 0.1)
     assert np.linalg.norm(o.numpy().astype(np.float64) - wanted) < TOLERANCE[bfloat16] * np.linalg.norm(wanted)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-def test_values_that_are_not_finite_stay_visible() -> None:
+def test_nan_propagates() -> None:
     values = np.ones((2, 512, 40, 128), np.float32)
     q, v = on_gpu(values, bfloat16), on_gpu(values, bfloat16)
     values[0, 100, 3, 7] = np.nan

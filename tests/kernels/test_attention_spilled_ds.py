@@ -19,9 +19,9 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels.attention import attention as kernels
-from genesis.kernels.attention import ds_chunks as attention_portions
-from genesis.kernels.attention.ds_chunks import HELD, SIDE, held_shape, portions, sides
-from genesis.kernels.attention.spilled_ds import STORE, column_of, corner
+from genesis.kernels.attention import ds_chunks
+from genesis.kernels.attention.ds_chunks import DS_TILE, MAX_CHUNK_BYTES, ds_buffer_shape, ds_chunks_of, ds_extent
+from genesis.kernels.attention.spilled_ds import STORE_FRAGMENT, permuted_column, tile_origin
 from tests.kernels.dry import collecting
 from tests.kernels.test_attention import CUDA, case, compare, on_gpu, run
 from tests.kernels.test_specialized import Hopper
@@ -41,28 +41,29 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "packed", "window", "tokens", "turn", "held"),
+    ("size", "dtype", "packed", "window", "tokens", "rotation", "chunk_bytes"),
     [
-        (16, float32, False, 0, 257, None, HELD),  # five blocks, of which the middle one has a row to itself
-        (16, bfloat16, True, 0, 191, "position", HELD),
-        (32, float16, True, 70, 254, "token", HELD),
-        (16, float32, False, 0, 40, None, HELD),  # one block
+        (16, float32, False, 0, 257, None, MAX_CHUNK_BYTES),  # five blocks: the middle one has a row to itself
+        (16, bfloat16, True, 0, 191, "position", MAX_CHUNK_BYTES),
+        (32, float16, True, 70, 254, "token", MAX_CHUNK_BYTES),
+        (16, float32, False, 0, 40, None, MAX_CHUNK_BYTES),  # one block
         (16, float32, True, 0, 193, "token", 1),  # sequence by sequence
     ],
 )
 def test_gradients(
-    size: int, dtype: DType, packed: bool, window: int, tokens: int, turn: str | None, held: int, launched: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    size: int, dtype: DType, packed: bool, window: int, tokens: int, rotation: str | None, chunk_bytes: int,
+    launched: list[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Small heads, for the interpreter's sake; shapes are no other test's, whose launches would be replayed."""
     if dtype is float32 and not is_interpreted():
-        pytest.skip("a GPU leaves 2-byte numbers")
-    monkeypatch.setattr(kernels, "_is_gathered", lambda c: True)
-    monkeypatch.setattr(attention_portions, "HELD", held)
-    c = case(size, dtype, packed, True, window, tokens, turn)
+        pytest.skip("a GPU spills 2-byte types")
+    monkeypatch.setattr(kernels, "_spills_ds", lambda c: True)
+    monkeypatch.setattr(ds_chunks, "MAX_CHUNK_BYTES", chunk_bytes)
+    c = case(size, dtype, packed, True, window, tokens, rotation)
     o, _, dx = run(c)
-    backward = ["row_kernel", "key_kernel", "add_splits", "gather_kernel"]
-    assert [n for n in launched if n in {*backward, "query_kernel"}] == backward * (1 if held == HELD else 2)
+    backward = ["attention_bwd_delta", "attention_bwd_dkdv", "attention_bwd_reduce_splits", "attention_bwd_dq_from_ds"]
+    chunks = 1 if chunk_bytes == MAX_CHUNK_BYTES else 2
+    assert [n for n in launched if n in {*backward, "attention_bwd_dq"}] == backward * chunks
     compare(c, o, dx)
 
 
@@ -75,52 +76,53 @@ def backward(shape: tuple[int, ...], dtype: DType = bfloat16, keys: int | None =
 
 def collected() -> None:
     """Which kernels some calls take, and that their code is what it is written for; for a process of its own."""
-    with_it, without = ["row_kernel", "key_kernel", "gather_kernel"], ["query_kernel", "key_kernel"]
+    spilled = ["attention_bwd_delta", "attention_bwd_dkdv", "attention_bwd_dq_from_ds"]
+    recomputed = ["attention_bwd_dq", "attention_bwd_dkdv"]
     for names, call in (
-        (with_it, {"shape": (1, 1024, 4, 128)}),
-        (with_it, {"shape": (1, 1024, 4, 96), "dtype": float16}),
-        (without, {"shape": (1, 1024, 4, 64)}),
-        (without, {"shape": (1, 1024, 4, 128), "dtype": float32}),
-        (without, {"shape": (1, 1024, 4, 128), "keys": 2048}),
-        (without, {"shape": (1, 1024, 4, 128), "causal": False}),
+        (spilled, {"shape": (1, 1024, 4, 128)}),
+        (spilled, {"shape": (1, 1024, 4, 96), "dtype": float16}),
+        (recomputed, {"shape": (1, 1024, 4, 64)}),
+        (recomputed, {"shape": (1, 1024, 4, 128), "dtype": float32}),
+        (recomputed, {"shape": (1, 1024, 4, 128), "keys": 2048}),
+        (recomputed, {"shape": (1, 1024, 4, 128), "causal": False}),
     ):
         with collecting(Hopper) as found:
             backward(**call)
         assert [kernel.fn.__name__ for kernel, _ in found.values()] == names, (call, found)
-        if names is with_it:
+        if names is spilled:
             for kernel, signature in found.values():
                 compile.compile_kernel(kernel, signature, (9, 0))
 
 
-def test_it_is_taken_where_it_pays_and_compiles() -> None:
+def test_it_is_chosen_where_profitable_and_compiles() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    program = "from tests.kernels.test_attention_gathered import collected; collected()"
+    program = "from tests.kernels.test_attention_spilled_ds import collected; collected()"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_another_layout_is_an_error() -> None:
     """As the compiler writes it: the first line of the assembly, and the operands with their layout."""
-    first = STORE.value.split("\n")[0]
+    first = STORE_FRAGMENT.value.split("\n")[0]
     layout = first.partition(" for ")[2]
     line = f'%1 = tt.elementwise_inline_asm "{first}\\0A st;\\0A}}" %2, %3 : tensor<64x64xi64, #mma>, tensor<8xi8, #a>'
-    compile._check_layouts(f"#mma = {layout}\n{line}\n", "key_kernel")
+    compile._check_layouts(f"#mma = {layout}\n{line}\n", "attention_bwd_dkdv")
     with pytest.raises(DeviceError, match=r"key_kernel: Triton .* in another layout"):
-        compile._check_layouts(f"#mma = {layout.replace('[4, 1]', '[2, 2]')}\n{line}\n", "key_kernel")
+        compile._check_layouts(f"#mma = {layout.replace('[4, 1]', '[2, 2]')}\n{line}\n", "attention_bwd_dkdv")
 
 
-def test_a_threads_numbers_lie_side_by_side() -> None:
-    """As the layout of products has it: thread t of a row has columns 2t and 2t + 1 of each 8."""
-    by_query = np.array([column_of.fn(i) for i in range(128)])
+def test_values_of_a_thread_are_contiguous() -> None:
+    """In the layout of a wgmma result, thread t of a row has columns 2t and 2t + 1 of each 8."""
+    by_query = np.array([permuted_column.fn(i) for i in range(128)])
     np.testing.assert_array_equal(by_query[by_query], np.arange(128))
     columns = by_query.reshape(4, 4, 4, 2).transpose(0, 2, 1, 3).reshape(4, 4, 8)  # of each 32, by thread
     np.testing.assert_array_equal(columns, np.arange(128).reshape(4, 4, 8))
 
 
 @triton.jit
-def _corners(p_out, blocks, COUNT: tl.constexpr):
+def _origins(p_out, blocks, COUNT: tl.constexpr):
     i_key, i_query = tl.program_id(0) // COUNT, tl.program_id(0) % COUNT
-    row, column = corner(i_key, i_query, blocks)
+    row, column = tile_origin(i_key, i_query, blocks)
     tl.store(p_out + 2 * tl.program_id(0), row)
     tl.store(p_out + 2 * tl.program_id(0) + 1, column)
 
@@ -128,11 +130,11 @@ def _corners(p_out, blocks, COUNT: tl.constexpr):
 @pytest.mark.parametrize("blocks", [1, 2, 5, 8])
 def test_tiles_fill_a_rectangle(blocks: int) -> None:
     out = empty((blocks, blocks, 2), int32, CUDA)
-    launch(_corners, blocks * blocks, out, blocks, COUNT=blocks)
+    launch(_origins, blocks * blocks, out, blocks, COUNT=blocks)
     found = {tuple(out.numpy()[j, i]) for j in range(blocks) for i in range(j, blocks)}
-    rows, columns = sides(blocks * SIDE - 1)
-    places = {(row, column) for row in range(0, rows, SIDE) for column in range(0, columns, SIDE)}
-    assert len(found) == blocks * (blocks + 1) // 2 == len(found & places)
+    rows, columns = ds_extent(blocks * DS_TILE - 1)
+    origins = {(row, column) for row in range(0, rows, DS_TILE) for column in range(0, columns, DS_TILE)}
+    assert len(found) == blocks * (blocks + 1) // 2 == len(found & origins)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +147,17 @@ def test_tiles_fill_a_rectangle(blocks: int) -> None:
         ((40, 8192, 2, 1), 6),
     ],
 )
-def test_portions(sizes: tuple[int, int, int, int], count: int) -> None:
+def test_chunks(sizes: tuple[int, int, int, int], count: int) -> None:
     batches, _, heads, key_heads = sizes
-    found = portions(*sizes, 2)
+    found = ds_chunks_of(*sizes, 2)
     assert len(found) == count
     taken = np.zeros((batches, key_heads), np.int64)
     for part in found:
         taken[part] += 1
     assert (taken == 1).all()
-    shape = held_shape(*sizes, 2)
+    shape = ds_buffer_shape(*sizes, 2)
     assert shape[0] == max(taken[part].size for part in found) * heads // key_heads
-    assert shape[0] == heads // key_heads or np.prod(shape) * 2 <= HELD
+    assert shape[0] == heads // key_heads or np.prod(shape) * 2 <= MAX_CHUNK_BYTES
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------
@@ -178,11 +180,11 @@ def gradients(inputs: tuple[Array, ...], lse: Array) -> list[np.ndarray]:
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
 @pytest.mark.parametrize("sizes", [(2, 1500, 6, 2, 128), (3, 1024, 4, 4, 96), (1, 65, 2, 1, 128)], ids=str)
-def test_the_gradients_of_the_kernels_without_it(
+def test_gradients_match_the_kernels_that_recompute_scores(
     sizes: tuple[int, ...], dtype: DType, launched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches, tokens, heads, key_heads, size = sizes
-    monkeypatch.setattr(kernels, "forward_specialized_into", lambda *args: False)  # racecheck reports it: docs/log.md
+    monkeypatch.setattr(kernels, "forward_ws_into", lambda *args: False)  # racecheck reports it: docs/log.md
     rng = np.random.default_rng(5)
     g, q, k, v = (
         on_gpu(rng.standard_normal((batches, tokens, n, size)).astype(dtype.numpy), dtype)
@@ -192,18 +194,18 @@ def test_the_gradients_of_the_kernels_without_it(
     kernels.forward_into(o, lse, q, k, v, None, 0.09, True, 0)
     inputs = (g, q, k, v, o)
     found = gradients(inputs, lse)
-    assert "gather_kernel" in launched
-    monkeypatch.setattr(attention_portions, "HELD", 1)
-    for whole, portion in zip(found, gradients(inputs, lse), strict=True):  # sums over heads may be divided otherwise
-        assert np.linalg.norm(whole - portion) <= 1e-3 * np.linalg.norm(whole)
-    monkeypatch.setattr(kernels, "_is_gathered", lambda c: False)
+    assert "attention_bwd_dq_from_ds" in launched
+    monkeypatch.setattr(ds_chunks, "MAX_CHUNK_BYTES", 1)
+    for whole, chunked in zip(found, gradients(inputs, lse), strict=True):  # sums over heads may be split differently
+        assert np.linalg.norm(whole - chunked) <= 1e-3 * np.linalg.norm(whole)
+    monkeypatch.setattr(kernels, "_spills_ds", lambda c: False)
     for one, other in zip(found, gradients(inputs, lse), strict=True):
         assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-def test_what_is_not_a_number_stays_visible() -> None:
+def test_nan_propagates() -> None:
     rng = np.random.default_rng(6)
     values = rng.standard_normal((4, 1, 300, 2, 128)).astype(bfloat16.numpy)
     values[0, 0, 200, 1, 7] = np.nan  # of g: the gradients of that query, and of all keys that it sees
