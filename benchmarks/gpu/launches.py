@@ -39,9 +39,11 @@ def _kernel(launched: KernelLaunch, driver: Driver) -> dict[str, Any]:
     taken, constants = resources_of(launched, driver), launched.constants
     if taken is not None:
         found["resident"] = taken.resident
-    if {"BM", "BN", "BK"} <= constants.keys():
-        rows, columns = constants["BM"], constants["BN"]
-        if constants.get("STORE") == "columns":  # the transposed product
+    tile = constants.get("TILE") if "EPILOGUE" in constants else tuple(map(constants.get, ("BM", "BN", "BK")))
+    if tile and None not in tile:
+        rows, columns, depth = tile
+        if constants.get("OUT_LAYOUT", ("",))[0] == "columns":  # the transposed GEMM
             rows, columns = columns, rows
-        found |= {"tile": [rows, columns, constants["BK"]], "split": bool(constants.get("SPLIT"))}
+        is_split = constants.get("SCHEDULE") == "split_k" or bool(constants.get("SPLIT"))
+        found |= {"tile": [rows, columns, depth], "split": is_split}
     return found

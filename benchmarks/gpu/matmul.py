@@ -28,7 +28,7 @@ from genesis.backend.cuda.compile import compiling
 from genesis.backend.cuda.launch import signature_of
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.kernels.gemm import linalg
-from genesis.kernels.gemm.tiles import Tile, choose, cut, fitted
+from genesis.kernels.gemm.tiles import GemmTile, choose, fitted, persistent_schedule
 
 L2 = 50 << 20
 ROUNDS = 9
@@ -94,42 +94,44 @@ EMULATED = [(128, 128, 32, 8, 3), (128, 64, 32, 4, 3), (64, 64, 32, 4, 4), (128,
 NARROW = [(64, 16, 128, 4, 4), (64, 16, 256, 4, 3), (128, 16, 128, 4, 4), (64, 32, 128, 4, 4), (64, 64, 128, 4, 3)]
 
 
-def tiles_of(shape: Shape) -> list[Tile]:
+def tiles_of(shape: Shape) -> list[GemmTile]:
     """The candidates for a shape: tiles, each with the splits and, in tf32, the sides that can matter."""
     if shape.kind == "float32":
-        return [Tile(*t) for t in (FLOAT32 if linalg.FLOAT32 == "ieee" else EMULATED)]
+        return [GemmTile(*t) for t in (FLOAT32 if linalg.FLOAT32 == "ieee" else EMULATED)]
     narrow = min(shape.m, shape.n) <= 64
-    base = [Tile(*t) for t in (NARROW if narrow else HALF if shape.kind == "half" else TF32)]
+    base = [GemmTile(*t) for t in (NARROW if narrow else HALF if shape.kind == "half" else TF32)]
     if narrow:
         base = [t._replace(swapped=shape.m < shape.n) for t in base]
     elif shape.kind == "tf32" and shape.layout != "nt":
-        base = [t._replace(**{name: kind(1)}) for t in base for name, kind in (("swapped", bool), ("copied", int))]
-    base += [t._replace(resident=2) for t in base if t.warps == 4]
+        base = [t._replace(**way) for t in base for way in ({"swapped": True}, {"transposed_copies": 1})]
+    base += [t._replace(ctas_per_sm=2) for t in base if t.warps == 4]
     limits = backend.driver.properties
     base = [t for t in base if fitted(t, shape.dtype.itemsize, limits.shared_memory) == t]
     found = []
     for t in base:
         rows, columns = (shape.n, shape.m) if t.swapped else (shape.m, shape.n)
         count, steps = -(-rows // t.bm) * -(-columns // t.bn), -(-shape.k // t.bk)
-        programs = limits.sm_count * t.resident
+        programs = limits.sm_count * t.ctas_per_sm
         if count > 40 * limits.sm_count:  # the last round does not matter
             splits = {1}
         else:
-            splits = {1, cut(count, steps, programs).split, *((2, 3, 4, 6, 8, 16) if steps >= 16 else (2,))}
-        cuts = {cut(count, steps, programs, s): s for s in sorted(splits, reverse=True)}
-        found += [t._replace(split=s) for s in sorted(cuts.values())]
+            more = (2, 3, 4, 6, 8, 16) if steps >= 16 else (2,)
+            splits = {1, persistent_schedule(count, steps, programs).split, *more}
+        schedules = {persistent_schedule(count, steps, programs, s): s for s in sorted(splits, reverse=True)}
+        found += [t._replace(split=s) for s in sorted(schedules.values())]
     return pruned(shape, found)
 
 
-def pruned(shape: Shape, tiles: list[Tile], most: int = 40) -> list[Tile]:
+def pruned(shape: Shape, tiles: list[GemmTile], most: int = 40) -> list[GemmTile]:
     """Without those whose rounds over the SMs waste so much that they cannot win, the least wasteful first."""
     programs = backend.driver.properties.sm_count
 
-    def rounds(t: Tile) -> float:  # time in units of useful work
+    def rounds(t: GemmTile) -> float:  # time in units of useful work
         rows, columns = (shape.n, shape.m) if t.swapped else (shape.m, shape.n)
         count, steps = -(-rows // t.bm) * -(-columns // t.bn), -(-shape.k // t.bk)
-        c = cut(count, steps, programs * t.resident, t.split)
-        spent = -(-c.whole // programs) * steps + -(-c.rest * c.split // programs) * (c.share + 4)  # residents share
+        s = persistent_schedule(count, steps, programs * t.ctas_per_sm, t.split)
+        # programs on one SM share it
+        spent = -(-s.full // programs) * steps + -(-s.leftover * s.split // programs) * (s.steps_per_split + 4)
         rate = 1.0 if t.bm * t.bn >= 1 << 15 else 0.85 if t.bm * t.bn >= 1 << 14 else 0.6  # of the tensor cores, about
         return spent * t.bm * t.bn * t.bk / rate
 
@@ -143,7 +145,7 @@ class Inputs(NamedTuple):
     b: torch.Tensor
     out: torch.Tensor
 
-    def ours(self, tile: Tile | None) -> None:
+    def ours(self, tile: GemmTile | None) -> None:
         linalg.matmul_into(shared_array(self.out), shared_array(self.a), shared_array(self.b), tile=tile)
 
     def theirs(self) -> None:
@@ -151,9 +153,9 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(shape: Shape) -> Inputs:
-    def made(rows: int, columns: int, turned: bool) -> torch.Tensor:
-        x = torch.randn((columns, rows) if turned else (rows, columns), device="cuda", dtype=shape.dtype)
-        return x.t() if turned else x
+    def made(rows: int, columns: int, transposed: bool) -> torch.Tensor:
+        x = torch.randn((columns, rows) if transposed else (rows, columns), device="cuda", dtype=shape.dtype)
+        return x.t() if transposed else x
 
     a = made(shape.m, shape.k, shape.layout[0] == "t")
     b = made(shape.k, shape.n, shape.layout[1] == "t")
@@ -173,9 +175,9 @@ class Check:
         return float((found - self.want).norm() / self.want.norm())
 
 
-def compile_all(work: Iterable[tuple[Shape, Tile | None]]) -> dict[tuple[Shape, Tile | None], str]:
+def compile_all(work: Iterable[tuple[Shape, GemmTile | None]]) -> dict[tuple[Shape, GemmTile | None], str]:
     """Compile every kernel of these candidates side by side; those that fail, with the reason."""
-    asked: dict[tuple[Shape, Tile | None], list[Any]] = {}
+    asked: dict[tuple[Shape, GemmTile | None], list[Any]] = {}
     capability = backend.driver.properties.capability
     for shape, group in itertools.groupby(work, key=lambda item: item[0]):
         x = inputs_of(shape)
@@ -220,12 +222,14 @@ def calls_for(shape: Shape, budget_us: float) -> int:
     return int(min(max(budget_us / guess, 3), 40))
 
 
-def measure(shape: Shape, tiles: list[Tile | None], budget_us: float) -> tuple[list[tuple[float, Tile | None]], float]:
+def measure(
+    shape: Shape, tiles: list[GemmTile | None], budget_us: float
+) -> tuple[list[tuple[float, GemmTile | None]], float]:
     """Microseconds of each candidate that is right, best first, and of torch. All take turns: the clock wanders."""
     sets = [inputs_of(shape) for _ in range(min(8, 1 + 2 * L2 // shape.nbytes))]
     n, check = calls_for(shape, budget_us), Check(shape, sets[0])
     with Switched(shape), contextlib.ExitStack() as stack:
-        graphs: list[tuple[Tile | None, Callable[[], float]]] = []
+        graphs: list[tuple[GemmTile | None, Callable[[], float]]] = []
         for tile in tiles:
             try:
                 error = error_of(tile, sets[0], check)
@@ -245,7 +249,7 @@ def measure(shape: Shape, tiles: list[Tile | None], budget_us: float) -> tuple[l
     return ours, medians[-1]
 
 
-def error_of(tile: Tile | None, x: Inputs, check: Check) -> float:
+def error_of(tile: GemmTile | None, x: Inputs, check: Check) -> float:
     """The relative error of one call."""
     x.out.fill_(float("nan"))
     torch.cuda.synchronize()
@@ -254,7 +258,7 @@ def error_of(tile: Tile | None, x: Inputs, check: Check) -> float:
     return check.error(x)
 
 
-def turn(x: Inputs, tile: Tile | None) -> Callable[[], None]:
+def turn(x: Inputs, tile: GemmTile | None) -> Callable[[], None]:
     return lambda: x.ours(tile)
 
 
@@ -269,25 +273,24 @@ def shapes_of(names: list[str]) -> list[Shape]:
     return list(dict.fromkeys(found))
 
 
-def chosen(shape: Shape) -> Tile:
+def chosen(shape: Shape) -> GemmTile:
     """What the shipped table says."""
     shared_memory = backend.driver.properties.shared_memory
     return choose(shape.kind, shape.layout, shape.m, shape.n, shape.k, shape.dtype.itemsize, shared_memory)
 
 
-def tile_of(text: str) -> Tile:
+def tile_of(text: str) -> GemmTile:
     """A tile from its numbers, separated by commas."""
-    values = dict(zip(Tile._fields, map(int, text.split(",")), strict=False))
-    return Tile(**{**values, "swapped": bool(values.get("swapped", 0))})  # type: ignore[arg-type]
+    values = dict(zip(GemmTile._fields, map(int, text.split(",")), strict=False))
+    return GemmTile(**{**values, "swapped": bool(values.get("swapped", 0))})  # type: ignore[arg-type]
 
 
-def row(shape: Shape, tile: Tile) -> str:
+def row(shape: Shape, tile: GemmTile) -> str:
     """A line of the table's source."""
-    rest = "".join(
-        f", {name}={value}" for name, value in tile._asdict().items() if value != Tile._field_defaults.get(name, value)
-    )
+    defaults = GemmTile._field_defaults
+    rest = "".join(f", {name}={value}" for name, value in tile._asdict().items() if value != defaults.get(name, value))
     body = ", ".join(map(str, tile[:5]))
-    return f'        Row("{shape.layout}", {shape.m}, {shape.n}, {shape.k}, Tile({body}{rest})),'
+    return f'        TunedShape("{shape.layout}", {shape.m}, {shape.n}, {shape.k}, GemmTile({body}{rest})),'
 
 
 def main() -> None:
@@ -296,7 +299,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(ESSENTIAL))
     parser.add_argument("--table", action="store_true", help="only what the shipped table chooses")
     parser.add_argument(
-        "--candidates", nargs="+", help="BM,BN,BK,WARPS,STAGES[,GROUP,SPLIT,SWAPPED,RESIDENT,COPIED] instead"
+        "--candidates",
+        nargs="+",
+        help="BM,BN,BK,WARPS,STAGES[,GROUP,SPLIT,SWAPPED,CTAS_PER_SM,TRANSPOSED_COPIES] instead",
     )
     parser.add_argument("--budget", type=float, default=2500.0, help="microseconds of GPU time a graph")
     parser.add_argument("--keep", type=int, default=3, help="candidates that are printed and timed again")

@@ -69,9 +69,15 @@ class FakeDriver:
     ("constants", "noted"),
     [
         ({"BLOCK": 1024}, {}),
-        ({"BM": 128, "BN": 64}, {}),  # the sum of parts multiplies nothing
-        ({"BM": 128, "BN": 64, "BK": 32, "SPLIT": True}, {"tile": [128, 64, 32], "split": True}),
-        ({"BM": 128, "BN": 64, "BK": 32, "STORE": "columns"}, {"tile": [64, 128, 32], "split": False}),
+        ({"BM": 128, "BN": 64, "EPILOGUE": 0}, {}),  # the reduction of splits multiplies nothing
+        ({"TILE": (128, 64, 128)}, {}),  # attention
+        ({"BM": 128, "BN": 64, "BK": 32}, {"tile": [128, 64, 32], "split": False}),
+        ({"TILE": (128, 64, 32), "EPILOGUE": 0, "SPLIT": True}, {"tile": [128, 64, 32], "split": True}),
+        ({"TILE": (128, 64, 32), "EPILOGUE": 0, "SCHEDULE": "split_k"}, {"tile": [128, 64, 32], "split": True}),
+        (
+            {"TILE": (128, 64, 32), "EPILOGUE": 0, "OUT_LAYOUT": ("columns", False)},
+            {"tile": [64, 128, 32], "split": False},
+        ),
     ],
 )
 def test_what_a_gpu_tells_is_noted(constants: dict[str, Any], noted: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ ops, arches = ["matmul", "attention", "softmax", "masked_select"], (80, 90, 100)
 together = needed(ops, ["bfloat16"], [], arches)
 for arch in arches:
     alone = names(needed(ops, ["bfloat16"], [], (arch,))[arch])
-    launched = {name for name, _ in alone} & {"by_descriptors", "masked_select_kernel"}
+    launched = {name for name, _ in alone} & {"gemm_tma", "masked_select_kernel"}
     print(names(together[arch]) == alone, *sorted(launched))
 """
 
@@ -60,7 +60,7 @@ def test_architectures_differ_where_somebody_asked_which_it_is(tmp_path: Path) -
     """Samples are launched once for all architectures, and again where a tile or TMA hang on it."""
     on_80, *newer = lines_of(COLLECTED, tmp_path)
     assert on_80 == "True masked_select_kernel"
-    assert newer == ["True by_descriptors masked_select_kernel"] * 2
+    assert newer == ["True gemm_tma masked_select_kernel"] * 2
 
 
 READ = """
@@ -172,17 +172,17 @@ for kind, dtype in ("half", bfloat16), ("tf32", float32):
     allow_tf32.set(kind == "tf32")
     for swapped in False, True:
         for out in {dtype, float32}:
-            rows = {row.tile._replace(group=8, split=1, copied=0, swapped=swapped) for row in TABLE[kind]}
+            rows = {row.tile._replace(group=8, split=1, transposed_copies=0, swapped=swapped) for row in TABLE[kind]}
             for tile in {fitted(tile, dtype.itemsize, SHARED, True, out.itemsize) for tile in rows}:
-                room = (SHARED + RESERVED) // tile.resident - RESERVED
+                room = (SHARED + RESERVED) // tile.ctas_per_sm - RESERVED
                 guess = shared_bytes(tile, dtype.itemsize, True, out.itemsize)
                 if guess < 0.96 * room:  # far from the limit nothing hangs on it
                     continue
                 with collecting() as found:
                     a, b, o = (empty((8192, 8192), d, CUDA) for d in (dtype, dtype, out))
-                    matmul_into(o, a, b, turned=True, accumulate=True, tile=tile)
+                    matmul_into(o, a, b, transpose_b=True, accumulate=True, tile=tile)
                 for kernel, signature in found.values():
-                    if kernel.fn.__name__ == "by_descriptors":
+                    if kernel.fn.__name__ == "gemm_tma":
                         with collected():
                             made = compile_kernel(kernel, signature, (9, 0))
                         print(guess - made.shared, room - made.shared, kind, out.name, *tile)
@@ -190,7 +190,7 @@ for kind, dtype in ("half", bfloat16), ("tf32", float32):
 
 
 @pytest.mark.slow
-def test_products_take_the_shared_memory_that_is_counted_for_them(tmp_path: Path) -> None:
+def test_gemms_use_the_shared_memory_that_is_counted_for_them(tmp_path: Path) -> None:
     """Also where the result is added to what is there, which is then read through shared memory."""
     found = [line.split(maxsplit=2) for line in lines_of(TILES, tmp_path)]
     assert len(found) > 10

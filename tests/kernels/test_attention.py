@@ -241,7 +241,7 @@ def copied_keys(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         shapes.append(out.shape)
         return transpose.transposed_copy(out, x)
 
-    monkeypatch.setattr(transpose, "LARGE", 1)
+    monkeypatch.setattr(transpose, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(kernels, "transposed_copy", spy)
     return shapes
 
@@ -276,14 +276,14 @@ def test_keys_of_exact_float32_are_copied_to_be_contiguous_along_n(
 
 @pytest.mark.parametrize(
     ("size", "dtype", "tokens", "tf32", "large"),
-    [(24, bfloat16, 35, False, 1), (24, float32, 35, True, 1), (24, float32, 35, False, transpose.LARGE),
+    [(24, bfloat16, 35, False, 1), (24, float32, 35, True, 1), (24, float32, 35, False, transpose.MIN_MULTIPLY_ADDS),
      (24, float32, 15, False, 1), (12, float32, 35, False, 1)],
 )  # fmt: skip
 def test_other_keys_keep_their_layout(
     size: int, dtype: DType, tokens: int, tf32: bool, large: int, copied_keys: list[Shape],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(transpose, "LARGE", large)
+    monkeypatch.setattr(transpose, "MIN_MULTIPLY_ADDS", large)
     before = allow_tf32.set(tf32)
     try:
         check_forward(size, dtype, False, True, 0, tokens)

@@ -24,7 +24,7 @@ from genesis.kernels.attention.ds_chunks import DS_TILE, MAX_CHUNK_BYTES, ds_buf
 from genesis.kernels.attention.spilled_ds import STORE_FRAGMENT, permuted_column, tile_origin
 from tests.kernels.dry import collecting
 from tests.kernels.test_attention import CUDA, case, compare, on_gpu, run
-from tests.kernels.test_specialized import Hopper
+from tests.kernels.test_gemm_warp_specialized import Hopper
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from genesis.kernels.attention.warp_specialized import (
 )
 from genesis.ops.attention import parts_of
 from tests.kernels.dry import collecting
-from tests.kernels.test_specialized import H200, Hopper
+from tests.kernels.test_gemm_warp_specialized import H200, Hopper
 
 CUDA = Device("cuda", 0)
 

@@ -1,4 +1,4 @@
-"""The paths of matrix products that small odd samples do not reach: tensor descriptors, split tiles, epilogues."""
+"""The paths of GEMMs that small odd samples do not reach: tensor descriptors, split tiles, epilogues."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels.gemm import linalg, transpose
 from genesis.kernels.gemm.gemm import quotient
-from genesis.kernels.gemm.tiles import LEAST_STEPS, Tile
+from genesis.kernels.gemm.tiles import MIN_STEPS, GemmTile
 from genesis.kernels.gemm.transpose import transposed_copy
 from genesis.ops.linalg import matmul
 from genesis.shapes import Shape
 
 CUDA = Device("cuda", 0)
-TILE = Tile(32, 32, 16, 4, 3, split=1)
-BY_DESCRIPTORS, ADD_PARTS, BY_POINTERS = linalg.by_descriptors, linalg.add_parts, linalg.by_pointers
+TILE = GemmTile(32, 32, 16, 4, 3, split=1)
+GEMM_TMA, REDUCE_SPLITS, GEMM_POINTERS = linalg.gemm_tma, linalg.gemm_reduce_splits, linalg.gemm_pointers
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The kernels that products launch from here on."""
+    """The kernels that GEMMs launch from here on."""
     kernels: list[object] = []
 
     def spy(kernel: object, *args: object, **keywords: object) -> None:
@@ -49,30 +49,30 @@ def tf32() -> Iterator[None]:
     allow_tf32.set(before)
 
 
-def on_gpu(values: np.ndarray, dtype: DType, turned: bool = False) -> Array:
-    """A device array; turned: its last two dimensions lie the other way round in memory."""
-    stored = np.ascontiguousarray(np.swapaxes(values, -1, -2)) if turned else values
+def on_gpu(values: np.ndarray, dtype: DType, transposed: bool = False) -> Array:
+    """A device array; transposed: its last two dimensions are swapped in memory."""
+    stored = np.ascontiguousarray(np.swapaxes(values, -1, -2)) if transposed else values
     array = empty(stored.shape, dtype, CUDA)
     backend_for(CUDA).from_numpy(stored, array)
-    if not turned:
+    if not transposed:
         return array
     return array.view(values.shape, (*array.strides[:-2], array.strides[-1], array.strides[-2]))
 
 
 def normal(rng: np.random.Generator, shape: Shape, dtype: DType) -> np.ndarray:
-    """Normal values; in tf32 multiples of 2^-9 of 11 significant bits, which it holds as they are.
+    """Normal values; in tf32 multiples of 2^-9 of 11 significant bits, which it holds exactly.
 
-    Sums of a few dozen of their products are then exact in float32, in any order: one tolerance is right with tf32 and
-    without, and so is the interpreter, which does not round to tf32.
+    Sums of a few dozen of their products are then exact in float32, in any order: one tolerance fits with tf32 and
+    without, and fits the interpreter, which does not round to tf32.
     """
     values = rng.normal(size=shape)
     return np.clip(np.round(values * 512), -2047, 2047) / 512 if dtype is float32 and allow_tf32 else values
 
 
 def difference(
-    layout: str, x_shape: Shape, y_shape: Shape, dtype: DType, tile: Tile | None, finish: tuple[str, ...] = ()
+    layout: str, x_shape: Shape, y_shape: Shape, dtype: DType, tile: GemmTile | None, epilogue: tuple[str, ...] = ()
 ) -> float:
-    """The largest error of a product, relative to the largest element, against float64."""
+    """The largest error of a GEMM, relative to the largest element, against float64."""
     rng = np.random.default_rng(7)
     x = on_gpu(normal(rng, x_shape, dtype), dtype, layout[0] == "t")
     y = on_gpu(normal(rng, y_shape, dtype), dtype, layout[1] == "t")
@@ -80,21 +80,21 @@ def difference(
     out = on_gpu(rng.normal(size=want.shape), dtype)
     bias, residual = on_gpu(rng.normal(size=want.shape[-1:]), dtype), on_gpu(rng.normal(size=want.shape), dtype)
     before = out.numpy().astype(np.float64)
-    want = 0.5 * want if "alpha" in finish else want
-    want = want + bias.numpy().astype(np.float64) if "bias" in finish else want
-    if "relu" in finish:
+    want = 0.5 * want if "alpha" in epilogue else want
+    want = want + bias.numpy().astype(np.float64) if "bias" in epilogue else want
+    if "relu" in epilogue:
         want = np.maximum(want, 0)
-    if "silu" in finish:
+    if "silu" in epilogue:
         want = want / (1 + np.exp(-want))
-    if "gelu_tanh" in finish:
+    if "gelu_tanh" in epilogue:
         want = 0.5 * want * (1 + np.tanh(np.sqrt(2 / np.pi) * (want + 0.044715 * want**3)))
-    want = want + residual.numpy().astype(np.float64) if "residual" in finish else want
-    want = want + before if "accumulate" in finish else want
+    want = want + residual.numpy().astype(np.float64) if "residual" in epilogue else want
+    want = want + before if "accumulate" in epilogue else want
     linalg.matmul_into(
-        out, x, y, tile=tile, alpha=0.5 if "alpha" in finish else 1.0,
-        bias=bias if "bias" in finish else None, residual=residual if "residual" in finish else None,
-        activation=next((a for a in ("relu", "silu", "gelu_tanh") if a in finish), None),
-        accumulate="accumulate" in finish,
+        out, x, y, tile=tile, alpha=0.5 if "alpha" in epilogue else 1.0,
+        bias=bias if "bias" in epilogue else None, residual=residual if "residual" in epilogue else None,
+        activation=next((a for a in ("relu", "silu", "gelu_tanh") if a in epilogue), None),
+        accumulate="accumulate" in epilogue,
     )  # fmt: skip
     return float(np.abs(out.numpy().astype(np.float64) - want).max() / np.abs(want).max())
 
@@ -105,16 +105,16 @@ ROUNDING = {bfloat16: 2.0**-8, float16: 2.0**-10, float32: 2e-6}  # of the store
 @pytest.mark.parametrize("swapped", (False, True))
 @pytest.mark.parametrize("dtype", (bfloat16, float32))
 @pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
-def test_every_layout_goes_through_descriptors(
+def test_every_layout_goes_through_tma(
     layout: str, dtype: DType, swapped: bool, launched: list[object], tf32: None
 ) -> None:
     error = difference(layout, (72, 40), (40, 88), dtype, TILE._replace(swapped=swapped))
-    assert launched == [BY_DESCRIPTORS]
+    assert launched == [GEMM_TMA]
     assert error < ROUNDING[dtype]
 
 
 @pytest.mark.parametrize("swapped", (False, True))
-@pytest.mark.parametrize("copied", (1, 2))
+@pytest.mark.parametrize("transposed_copies", (1, 2))
 @pytest.mark.parametrize(
     "layout, x, y, copies",  # of copied 1 and 2, then of both where swapped
     [("nn", (72, 40), (40, 88), (1, 1, 0, 1)), ("nt", (72, 40), (40, 88), (0, 0, 0, 0)),
@@ -122,8 +122,8 @@ def test_every_layout_goes_through_descriptors(
      ("tn", (3, 24, 32), (3, 32, 40), (1, 2, 1, 2)), ("nn", (2, 1, 24, 32), (1, 3, 32, 40), (1, 1, 0, 1)),
      ("nn", (24, 34), (34, 40), (0, 0, 0, 0)), ("nn", (24, 12), (12, 40), (0, 0, 0, 0))],
 )  # fmt: skip
-def test_float32_is_copied_to_have_k_innermost(
-    layout: str, x: Shape, y: Shape, copies: tuple[int, ...], copied: int, swapped: bool, tf32: None,
+def test_float32_is_copied_to_be_k_major(
+    layout: str, x: Shape, y: Shape, copies: tuple[int, ...], transposed_copies: int, swapped: bool, tf32: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     made: list[Array] = []
@@ -133,35 +133,35 @@ def test_float32_is_copied_to_have_k_innermost(
         return transposed_copy(out, x)
 
     monkeypatch.setattr(linalg, "transposed_copy", spy)
-    error = difference(layout, x, y, float32, TILE._replace(copied=copied, swapped=swapped))
+    error = difference(layout, x, y, float32, TILE._replace(transposed_copies=transposed_copies, swapped=swapped))
     assert error < ROUNDING[float32]
-    assert len(made) == copies[2 * swapped + copied - 1]
+    assert len(made) == copies[2 * swapped + transposed_copies - 1]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ("nt", "tn"))
-def test_tf32_reads_factors_rounded_to_the_nearest(layout: str, launched: list[object], tf32: None) -> None:
-    """Each is 2^-11 at most from one of 11 significant bits, and only that one counts: the product is exact."""
+def test_tf32_operands_are_rounded_to_nearest(layout: str, launched: list[object], tf32: None) -> None:
+    """Each is at most 2^-11 from one of 11 significant bits, and only that one matters: the result is exact."""
     rng = np.random.default_rng(11)
 
-    def factor(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    def operand(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
         near = rng.choice((-1.0, 1.0), shape) * (1 + rng.integers(1, 64, shape) / 1024)  # below 1 there are more
         return near + rng.uniform(-0.9, 0.9, shape) * 2.0**-11, near
 
-    (x, near_x), (y, near_y) = factor((72, 16)), factor((16, 88))
+    (x, near_x), (y, near_y) = operand((72, 16)), operand((16, 88))
     want, out = near_x @ near_y, empty((72, 88), float32, CUDA)
     linalg.matmul_into(out, on_gpu(x, float32, layout[0] == "t"), on_gpu(y, float32, layout[1] == "t"), tile=TILE)
-    assert launched == [BY_DESCRIPTORS]
+    assert launched == [GEMM_TMA]
     assert np.abs(out.numpy() - want).max() < ROUNDING[float32] * np.abs(want).max()
     assert np.abs(x @ y - want).max() > 100 * ROUNDING[float32] * np.abs(want).max()
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (40, 48), "more tiles than programs"])
-@pytest.mark.parametrize("resident", (1, 2))
-def test_a_program_takes_one_tile_or_many(shape: Shape | str, resident: int, launched: list[object]) -> None:
+@pytest.mark.parametrize("ctas_per_sm", (1, 2))
+def test_a_program_computes_one_tile_or_many(shape: Shape | str, ctas_per_sm: int, launched: list[object]) -> None:
     m, n = (32 * backend_of(CUDA).driver.properties.sm_count + 8, 136) if isinstance(shape, str) else shape
-    assert difference("nn", (m, 40), (40, n), bfloat16, TILE._replace(resident=resident)) < ROUNDING[bfloat16]
-    assert launched == [BY_DESCRIPTORS]
+    assert difference("nn", (m, 40), (40, n), bfloat16, TILE._replace(ctas_per_sm=ctas_per_sm)) < ROUNDING[bfloat16]
+    assert launched == [GEMM_TMA]
 
 
 @triton.jit
@@ -171,7 +171,7 @@ def quotients(p_x, y, p_o, n, B: tl.constexpr):
 
 
 @pytest.mark.parametrize("divisor", (1, 2, 3, 7, 8, 9, 56, 304, 1187, 4752, 65537, (1 << 20) + 1, (1 << 21) - 1))
-def test_quotients_are_whole_division(divisor: int) -> None:
+def test_quotients_are_integer_division(divisor: int) -> None:
     edges = np.arange(0, 1 << 21, divisor)[-3000:]
     x = np.unique(np.concatenate([edges, edges[1:] - 1, edges + 1, np.arange(3000), (1 << 21) - np.arange(1, 3000)]))
     x = x[x < 1 << 21].astype(np.int32)
@@ -191,27 +191,27 @@ def test_many_tiles_are_placed_as_few(matrices: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("layout", ("nn", "tt"))
 def test_tiles_that_rounds_leave_over_are_split(layout: str, launched: list[object]) -> None:
     error = difference(layout, (72, 200), (200, 88), float16, TILE._replace(split=3), ("bias", "residual"))
-    assert launched == [BY_DESCRIPTORS, ADD_PARTS]
+    assert launched == [GEMM_TMA, REDUCE_SPLITS]
     assert error < ROUNDING[float16]
 
 
 @pytest.mark.parametrize("split", (1, 2))
 @pytest.mark.parametrize("swapped", (False, True))
 @pytest.mark.parametrize(
-    "finish",
+    "epilogue",
     [("bias",), ("relu",), ("silu",), ("bias", "gelu_tanh"), ("residual",), ("accumulate", "alpha"),
      ("alpha", "bias", "silu", "residual", "accumulate")],
 )  # fmt: skip
-def test_epilogues(finish: tuple[str, ...], swapped: bool, split: int, launched: list[object]) -> None:
+def test_epilogues(epilogue: tuple[str, ...], swapped: bool, split: int, launched: list[object]) -> None:
     tile = TILE._replace(swapped=swapped, split=split)
-    assert difference("nt", (40, 48), (48, 72), float16, tile, finish) < ROUNDING[float16]
-    assert (ADD_PARTS in launched) == (split == 2)
+    assert difference("nt", (40, 48), (48, 72), float16, tile, epilogue) < ROUNDING[float16]
+    assert (REDUCE_SPLITS in launched) == (split == 2)
 
 
 def test_epilogues_through_pointers(launched: list[object]) -> None:
-    finish = ("alpha", "bias", "gelu_tanh", "residual", "accumulate")
-    assert difference("nn", (19, 21), (21, 23), float16, None, finish) < ROUNDING[float16]
-    assert launched == [BY_POINTERS]
+    epilogue = ("alpha", "bias", "gelu_tanh", "residual", "accumulate")
+    assert difference("nn", (19, 21), (21, 23), float16, None, epilogue) < ROUNDING[float16]
+    assert launched == [GEMM_POINTERS]
 
 
 @pytest.mark.parametrize(
@@ -220,12 +220,12 @@ def test_epilogues_through_pointers(launched: list[object]) -> None:
 )  # fmt: skip
 def test_batches_and_their_broadcasts(x: Shape, y: Shape, launched: list[object]) -> None:
     assert difference("nn", x, y, bfloat16, TILE._replace(split=0)) < ROUNDING[bfloat16]
-    assert launched == [BY_DESCRIPTORS]
+    assert launched == [GEMM_TMA]
 
 
-def test_a_wide_tile_is_stored_in_pieces(launched: list[object], tf32: None) -> None:
-    assert difference("nn", (136, 24), (24, 264), float32, Tile(128, 256, 16, 8, 3)) < ROUNDING[float32]
-    assert launched == [BY_DESCRIPTORS]
+def test_a_wide_tile_is_stored_in_slices(launched: list[object], tf32: None) -> None:
+    assert difference("nn", (136, 24), (24, 264), float32, GemmTile(128, 256, 16, 8, 3)) < ROUNDING[float32]
+    assert launched == [GEMM_TMA]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_wide_tile_is_stored_in_pieces(launched: list[object], tf32: None) -> 
 )
 def test_strides_of_no_16_bytes_go_through_pointers(layout: str, x: Shape, y: Shape, launched: list[object]) -> None:
     assert difference(layout, x, y, bfloat16, None) < ROUNDING[bfloat16]
-    assert launched == [BY_POINTERS]
+    assert launched == [GEMM_POINTERS]
 
 
 def test_an_unaligned_base_goes_through_pointers(launched: list[object]) -> None:
@@ -242,127 +242,129 @@ def test_an_unaligned_base_goes_through_pointers(launched: list[object]) -> None
     x = whole.view((16, 32), whole.strides, 1)
     out = empty((16, 16), bfloat16, CUDA)
     linalg.matmul_into(out, x, x.view((32, 16), (1, 40), 1))
-    assert launched == [BY_POINTERS]
+    assert launched == [GEMM_POINTERS]
     found = x.numpy().astype(np.float64)
     assert np.abs(out.numpy().astype(np.float64) - found @ found.T).max() < ROUNDING[bfloat16] * 60
 
 
 def test_an_out_of_odd_columns_is_stored_through_pointers(launched: list[object]) -> None:
     assert difference("nt", (40, 32), (32, 45), bfloat16, TILE) < ROUNDING[bfloat16]
-    assert launched == [BY_DESCRIPTORS]
+    assert launched == [GEMM_TMA]
 
 
 def test_float32_is_exact_until_tf32_is_allowed(launched: list[object]) -> None:
     assert difference("nn", (32, 32), (32, 32), float32, None) < ROUNDING[float32]
-    assert launched == [BY_POINTERS]
+    assert launched == [GEMM_POINTERS]
 
 
 @pytest.fixture
-def turned_over(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """The shapes, without ones, of factors that products turn over in memory from here on, as small as they are."""
+def copied_operands(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """The shapes, without ones, of operands that GEMMs copy to another layout from here on, however small."""
     shapes: list[Shape] = []
 
     def spy(out: Array, x: Array) -> bool:
         shapes.append(tuple(size for size in out.shape if size > 1))
         return transposed_copy(out, x)
 
-    monkeypatch.setattr(transpose, "LARGE", 1)
+    monkeypatch.setattr(transpose, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(linalg, "transposed_copy", spy)
     return shapes
 
 
 @pytest.mark.parametrize(
-    "layout, x, y, turned",
+    "layout, x, y, copied",
     [("nn", (37, 41), (41, 35), []), ("tn", (37, 41), (41, 35), []), ("tt", (37, 41), (41, 35), []),
      ("nt", (37, 41), (41, 35), [(41, 35)]), ("nt", (33, 41), (41, 67), [(41, 33)]),
      ("nt", (3, 37, 21), (3, 21, 35), [(3, 21, 35)]), ("nt", (3, 37, 21), (1, 21, 99), [(21, 99)]),
      ("nt", (2, 1, 17, 21), (1, 3, 21, 18), [(2, 21, 17)]), ("tt", (2, 1, 17, 21), (1, 3, 21, 18), [])],
 )  # fmt: skip
-def test_exact_float32_reads_its_right_factor_along_n(
-    layout: str, x: Shape, y: Shape, turned: list[Shape], turned_over: list[Shape], launched: list[object]
+def test_exact_float32_reads_operand_b_mn_major(
+    layout: str, x: Shape, y: Shape, copied: list[Shape], copied_operands: list[Shape], launched: list[object]
 ) -> None:
     assert difference(layout, x, y, float32, None) < ROUNDING[float32]
-    assert turned_over == turned
-    assert launched == [BY_POINTERS]
+    assert copied_operands == copied
+    assert launched == [GEMM_POINTERS]
 
 
 @pytest.mark.parametrize("layout, swapped", [("nn", False), ("tn", False), ("nt", True), ("tt", True)])
-def test_which_factor_is_the_right_one(layout: str, swapped: bool, turned_over: list[Shape]) -> None:
+def test_which_operand_becomes_b(layout: str, swapped: bool, copied_operands: list[Shape]) -> None:
     x = on_gpu(np.ones((33, 41)), float32, layout[0] == "t")
     y = on_gpu(np.ones((41, 67)), float32, layout[1] == "t")
-    p = linalg._product(empty((33, 67), float32, CUDA), x, y, False)
-    p, finish = linalg._lying_along_n(p, linalg.Finish(None, None, None, False, 1.0))
+    p = linalg._gemm_of(empty((33, 67), float32, CUDA), x, y, False)
+    p, epilogue = linalg._with_b_along_n(p, linalg.Epilogue(None, None, None, False, 1.0))
     assert p.b.column == 1
     assert (p.m, p.n) == ((67, 33) if swapped else (33, 67))
-    assert finish.along == ("m" if swapped else "n")
+    assert epilogue.along == ("m" if swapped else "n")
 
 
 @pytest.mark.parametrize(
     "layout, x, y", [("nt", (37, 41), (41, 35)), ("nt", (35, 41), (41, 67)), ("tt", (35, 41), (41, 67))]
 )
-@pytest.mark.parametrize("finish", [("alpha", "bias", "silu", "residual", "accumulate"), ("bias", "gelu_tanh")])
-def test_what_follows_a_product_follows_the_turned_one(
-    layout: str, x: Shape, y: Shape, finish: tuple[str, ...], turned_over: list[Shape]
+@pytest.mark.parametrize("epilogue", [("alpha", "bias", "silu", "residual", "accumulate"), ("bias", "gelu_tanh")])
+def test_the_epilogue_follows_a_swapped_gemm(
+    layout: str, x: Shape, y: Shape, epilogue: tuple[str, ...], copied_operands: list[Shape]
 ) -> None:
-    assert difference(layout, x, y, float32, None, finish) < ROUNDING[float32]
-    assert len(turned_over) == (layout == "nt")
+    assert difference(layout, x, y, float32, None, epilogue) < ROUNDING[float32]
+    assert len(copied_operands) == (layout == "nt")
 
 
-def test_factors_of_rows_follow_a_swapped_product(turned_over: list[Shape]) -> None:
+def test_scales_of_rows_follow_a_swapped_gemm(copied_operands: list[Shape]) -> None:
     rng = np.random.default_rng(5)
-    x, y, factors = rng.normal(size=(33, 41)), rng.normal(size=(67, 41)), rng.normal(size=33)
+    x, y, row_scale = rng.normal(size=(33, 41)), rng.normal(size=(67, 41)), rng.normal(size=33)
     out = empty((33, 67), float32, CUDA)
-    linalg.matmul_into(out, on_gpu(x, float32), on_gpu(y, float32), turned=True, factors=on_gpu(factors, float32))
-    want = factors[:, None] * (x @ y.T)
+    linalg.matmul_into(
+        out, on_gpu(x, float32), on_gpu(y, float32), transpose_b=True, row_scale=on_gpu(row_scale, float32)
+    )
+    want = row_scale[:, None] * (x @ y.T)
     assert np.abs(out.numpy() - want).max() < ROUNDING[float32] * np.abs(want).max()
-    assert turned_over == [(41, 33)]
+    assert copied_operands == [(41, 33)]
 
 
 @pytest.mark.parametrize(
-    "x, y, large", [((37, 41), (41, 35), transpose.LARGE), ((8, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
+    "x, y, large", [((37, 41), (41, 35), transpose.MIN_MULTIPLY_ADDS), ((8, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
                     ((37, 12), (12, 35), 1), ((4, 18, 40), (4, 40, 17), 1)],
 )  # fmt: skip
-def test_nothing_is_turned_over_for_few_uses(
-    x: Shape, y: Shape, large: int, turned_over: list[Shape], monkeypatch: pytest.MonkeyPatch
+def test_no_operand_is_copied_for_few_uses(
+    x: Shape, y: Shape, large: int, copied_operands: list[Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transpose, "LARGE", large)
+    monkeypatch.setattr(transpose, "MIN_MULTIPLY_ADDS", large)
     assert difference("nt", x, y, float32, None) < ROUNDING[float32]
-    assert turned_over == []
+    assert copied_operands == []
 
 
-def test_a_factor_that_is_read_backwards_stays_as_it_lies(turned_over: list[Shape]) -> None:
+def test_an_operand_with_negative_strides_is_not_copied(copied_operands: list[Shape]) -> None:
     x, y = (on_gpu(np.random.default_rng(i).normal(size=(40, 33)), float32) for i in range(2))
     back = y.view(y.shape, (-33, 1), 39 * 33)
     out = empty((40, 40), float32, CUDA)
-    linalg.matmul_into(out, x.view(x.shape, (-33, 1), 39 * 33), back, turned=True)
+    linalg.matmul_into(out, x.view(x.shape, (-33, 1), 39 * 33), back, transpose_b=True)
     want = x.numpy().astype(np.float64)[::-1] @ y.numpy().astype(np.float64)[::-1].T
     assert np.abs(out.numpy() - want).max() < ROUNDING[float32] * np.abs(want).max()
-    assert turned_over == []
+    assert copied_operands == []
 
 
-def test_tf32_turns_no_factor_over_that_only_pointers_reach(turned_over: list[Shape], tf32: None) -> None:
+def test_tf32_copies_no_operand_that_only_pointers_reach(copied_operands: list[Shape], tf32: None) -> None:
     assert difference("nt", (37, 41), (41, 35), float32, None) < ROUNDING[float32]
-    assert turned_over == []
+    assert copied_operands == []
 
 
 @pytest.mark.parametrize(
     "layout, x, y", [("nn", (40, 150), (150, 35)), ("nt", (40, 160), (160, 35)), ("tn", (3, 20, 97), (1, 97, 33)),
                      ("tt", (33, 129), (129, 40))],
 )  # fmt: skip
-@pytest.mark.parametrize("finish", [(), ("alpha", "bias", "silu", "residual", "accumulate")])
+@pytest.mark.parametrize("epilogue", [(), ("alpha", "bias", "silu", "residual", "accumulate")])
 def test_few_tiles_of_exact_float32_are_split(
-    layout: str, x: Shape, y: Shape, finish: tuple[str, ...], launched: list[object]
+    layout: str, x: Shape, y: Shape, epilogue: tuple[str, ...], launched: list[object]
 ) -> None:
-    assert difference(layout, x, y, float32, TILE._replace(split=3), finish) < ROUNDING[float32]
-    assert launched == [BY_POINTERS, ADD_PARTS]
+    assert difference(layout, x, y, float32, TILE._replace(split=3), epilogue) < ROUNDING[float32]
+    assert launched == [GEMM_POINTERS, REDUCE_SPLITS]
 
 
 def test_sums_of_few_tiles_are_long_before_they_are_split(launched: list[object]) -> None:
-    least = 16 * LEAST_STEPS
+    least = 16 * MIN_STEPS
     assert difference("nn", (20, 2 * least), (2 * least, 24), float32, None) < ROUNDING[float32]
-    assert launched == [BY_POINTERS, ADD_PARTS]
+    assert launched == [GEMM_POINTERS, REDUCE_SPLITS]
     assert difference("nn", (20, least + 3), (least + 3, 24), float32, None) < ROUNDING[float32]
-    assert launched[2:] == [BY_POINTERS]
+    assert launched[2:] == [GEMM_POINTERS]
 
 
 def test_plans_follow_the_tf32_switch(launched: list[object]) -> None:
@@ -374,7 +376,7 @@ def test_plans_follow_the_tf32_switch(launched: list[object]) -> None:
     finally:
         allow_tf32.set(before)
     matmul(x, x)  # replayed
-    assert launched == [BY_POINTERS, BY_DESCRIPTORS]
+    assert launched == [GEMM_POINTERS, GEMM_TMA]
 
 
 def test_a_replayed_plan_follows_its_operands() -> None:

@@ -22,7 +22,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, as_dtype, bfloat16, float16
 from genesis.errors import IndexRangeError
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.gemm.tiles import Tile
+from genesis.kernels.gemm.tiles import GemmTile
 from genesis.nn import Parameter
 from genesis.nn import functional as F
 from genesis.op import registry
@@ -323,24 +323,24 @@ def test_infinite_logits_give_nan(label: int) -> None:
 
 TILES = (
     None,
-    Tile(64, 64, 64, 4, 2),
-    Tile(64, 64, 64, 4, 2, swapped=True),
-    Tile(64, 64, 64, 4, 2, split=2),
-    Tile(64, 64, 64, 4, 2, split=2, swapped=True),
+    GemmTile(64, 64, 64, 4, 2),
+    GemmTile(64, 64, 64, 4, 2, swapped=True),
+    GemmTile(64, 64, 64, 4, 2, split=2),
+    GemmTile(64, 64, 64, 4, 2, split=2, swapped=True),
 )
 
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("k", (136, 135))  # TMA needs a row stride that 16 bytes divide
-def test_rows_of_a_gemm_are_scaled_before_rounding(k: int, tile: Tile | None) -> None:
+def test_rows_of_a_gemm_are_scaled_before_rounding(k: int, tile: GemmTile | None) -> None:
     rng = np.random.default_rng(12)
     a, b = (rng.integers(-2, 3, shape).astype(np.float64) for shape in ((150, k), (k, 72)))
-    factors, alpha = rng.uniform(1, 2, 300), np.float32(0.3)
-    strided = on_device(factors.astype(np.float32)).view((150,), (2,))
+    row_scale, alpha = rng.uniform(1, 2, 300), np.float32(0.3)
+    strided = on_device(row_scale.astype(np.float32)).view((150,), (2,))
     out = empty((150, 72), bfloat16, CUDA)
     x, y, scale = on_device(a, bfloat16), on_device(b, bfloat16), on_device(np.array([alpha]))
-    matmul_into(out, x, y, alpha=scale, factors=strided, tile=tile)
-    expected = a @ b * alpha * factors[::2, None]
+    matmul_into(out, x, y, alpha=scale, row_scale=strided, tile=tile)
+    expected = a @ b * alpha * row_scale[::2, None]
     np.testing.assert_allclose(out.numpy().astype(np.float64), expected, rtol=ROUNDING + 2.0**-21)
 
 

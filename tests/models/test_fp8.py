@@ -139,10 +139,10 @@ IN_8_BITS = {
     "genesis.ops.linear.multiply_quantized": ("forward", 1, -1),
     "genesis.ops.swiglu.multiply_scaled": ("backward", 1, 1),
     "genesis.ops.fp8.multiply_scaled": ("backward", 1, 1),
-    "genesis.kernels.gemm.linear.quantized_product_into": ("forward", 2, 1),
-    "genesis.kernels.gemm.norm_mlp.quantized_gated_into": ("forward", 3, 1),
-    "genesis.kernels.pointwise.swiglu.scaled_factors": ("backward", 1, 1),
-    "genesis.kernels.gemm.fp8.scaled_factors": ("backward", 1, 1),
+    "genesis.kernels.gemm.linear.quantized_gemm_into": ("forward", 2, 1),
+    "genesis.kernels.gemm.norm_mlp.quantized_gemm_swiglu_into": ("forward", 3, 1),
+    "genesis.kernels.pointwise.swiglu.quantize_scaled_operands": ("backward", 1, 1),
+    "genesis.kernels.gemm.fp8.quantize_scaled_operands": ("backward", 1, 1),
 }
 
 

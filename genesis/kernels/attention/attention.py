@@ -49,7 +49,7 @@ from genesis.kernels.attention.rope import rope
 from genesis.kernels.attention.spilled_ds import attention_bwd_dq_from_ds
 from genesis.kernels.attention.tiles import AttentionTile, l2_sections, padded_head_dim, tiles_of
 from genesis.kernels.attention.warp_specialized import forward_ws_into
-from genesis.kernels.gemm.transpose import LEAST, gains, transposed_copy
+from genesis.kernels.gemm.transpose import MIN_EXTENT, copy_is_profitable, transposed_copy
 from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.types import work_type
 from genesis.ops.attention import parts_of
@@ -79,9 +79,9 @@ def _options(t: AttentionTile) -> dict[str, int]:
 def _keys_along_n(k: Array, p: Problem) -> Array:
     """The keys, copied so that neighbouring keys are contiguous, where `q·kᵀ` in exact float32 profits; see `gains`."""
     batches, keys, heads, size = k.shape
-    along_k = min(k.strides) >= 0 and k.strides[3] == 1 != k.strides[1] and min(keys, size) >= LEAST
+    along_k = min(k.strides) >= 0 and k.strides[3] == 1 != k.strides[1] and min(keys, size) >= MIN_EXTENT
     exact = k.dtype is float32 and p.constants["DOT"][2] == "ieee"
-    if not (exact and along_k and gains(k.size, k.size * p.tokens * p.group)):
+    if not (exact and along_k and copy_is_profitable(k.size, k.size * p.tokens * p.group)):
         return k
     memory = empty((batches, heads, size, keys), k.dtype, k.device)
     by_batch, by_head, by_column, by_key = memory.strides

@@ -35,7 +35,7 @@ from genesis.backend.cuda.tma import Descriptor
 from genesis.kernels.attention.common import LN2
 from genesis.kernels.attention.problem import Problem, tma_region
 from genesis.kernels.attention.tiles import padded_head_dim
-from genesis.kernels.gemm.warp_specialized import load, seen_as
+from genesis.kernels.gemm.warp_specialized import reinterpret, tma_load
 
 __all__ = ["forward_ws_into"]
 
@@ -103,19 +103,19 @@ def producer(descriptors, smem, barriers, sizes, CAUSAL: gl.constexpr, TILE: gl.
         mbarrier.wait(q_empty, q_phase)
         mbarrier.expect(q_full, BM * BD * 2)
         for half in gl.static_range(2):
-            s_half = seen_as(s_q.index(half), [1, 1, BM // 2, BD], d_q)
-            load(d_q, [i_batch, i_head, i_block * BM + half * (BM // 2), 0], q_full, s_half)
+            s_half = reinterpret(s_q.index(half), [1, 1, BM // 2, BD], d_q)
+            tma_load(d_q, [i_batch, i_head, i_block * BM + half * (BM // 2), 0], q_full, s_half)
         q_phase ^= 1
         for j in range(0, visible_key_blocks(i_block, tokens, keys, CAUSAL, BM, BN)):
             k_loaded, v_loaded = k_full.index(stage), v_full.index(stage)
             mbarrier.wait(k_empty.index(stage), phase)
             mbarrier.expect(k_loaded, BN * BD * 2)
-            s_block = seen_as(s_k.index(stage), [1, 1, BN, BD], d_k)
-            load(d_k, [i_batch, i_head // group, j * BN, 0], k_loaded, s_block)
+            s_block = reinterpret(s_k.index(stage), [1, 1, BN, BD], d_k)
+            tma_load(d_k, [i_batch, i_head // group, j * BN, 0], k_loaded, s_block)
             mbarrier.wait(v_empty.index(stage), phase)
             mbarrier.expect(v_loaded, BN * BD * 2)
-            s_block = seen_as(s_v.index(stage), [1, 1, BN, BD], d_v)
-            load(d_v, [i_batch, i_head // group, j * BN, 0], v_loaded, s_block)
+            s_block = reinterpret(s_v.index(stage), [1, 1, BN, BD], d_v)
+            tma_load(d_v, [i_batch, i_head // group, j * BN, 0], v_loaded, s_block)
             stage, phase = next_stage(stage, phase, STAGES)
 
 

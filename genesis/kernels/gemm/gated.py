@@ -1,7 +1,9 @@
-"""Gate and up projections with SwiGLU in the epilogue of their product: h = silu(x·Wgᵀ)·(x·Wuᵀ) in one kernel.
+"""Gate and up projections with SwiGLU in the GEMM's epilogue: h = silu(x·Wgᵀ)·(x·Wuᵀ) in one kernel.
 
-A program computes the same columns of gate and up, so h is ready when both sums are: what the activation would read
-again, two thirds of its bytes, never leaves the registers. Gate and up are stored for backward.
+Plain reference: genesis/ops/linear.py: `packed_linear`, and genesis/ops/swiglu.py: `swiglu_packed`.
+
+A program computes the same columns of gate and up, so h is ready when both accumulators are: what the activation would
+read again, two thirds of its bytes, never leaves the registers. Gate and up are stored for backward.
 """
 
 from __future__ import annotations
@@ -17,20 +19,26 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
-from genesis.kernels.gemm.fp8 import quantized_factors
-from genesis.kernels.gemm.gemm import place
+from genesis.kernels.gemm.fp8 import quantize_operands
+from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.gemm.warp_specialized import gated_into
+from genesis.kernels.gemm.warp_specialized import ws_swiglu_into
 from genesis.kernels.pointwise.activation import sigmoid
 from genesis.kernels.pointwise.swiglu import swiglu_packed
 from genesis.kernels.types import TRITON, converted
 
-__all__ = ["GatedTile", "gated_product_into", "quantized_gated_into"]
+__all__ = ["SwigluTile", "gemm_swiglu_into", "quantized_gemm_swiglu_into"]
 
 
-class GatedTile(NamedTuple):
-    """Rows, columns of gate and of up, steps along k, warps, stages, rows of tiles walked together, programs a
-    SM, pieces of the store.
+class SwigluTile(NamedTuple):
+    """How the GEMM is tiled.
+
+    Attributes:
+        bm, bn, bk: rows, columns of gate and of up, elements along k.
+        warps, stages: of the compiled kernel.
+        group: rows of tiles in a group of `grouped_tile`.
+        ctas_per_sm: programs on an SM at a time.
+        slices: in which the epilogue stores a tile.
     """
 
     bm: int
@@ -39,74 +47,74 @@ class GatedTile(NamedTuple):
     warps: int
     stages: int
     group: int = 8
-    resident: int = 1
-    pieces: int = 2
+    ctas_per_sm: int = 1
+    slices: int = 2
 
 
-# Measured on an H200: two programs an SM, so that one's epilogue runs beside the other's products.
-_LARGE = GatedTile(128, 64, 64, 8, 3, resident=2)
-_MEDIUM = GatedTile(64, 64, 64, 4, 4, resident=2, pieces=1)
+# Measured on an H200: two programs an SM, so that one's epilogue overlaps the other's main loop.
+_LARGE = SwigluTile(128, 64, 64, 8, 3, ctas_per_sm=2)
+_MEDIUM = SwigluTile(64, 64, 64, 4, 4, ctas_per_sm=2, slices=1)
 
 
 @triton.jit
-def gated(b_gate, b_up):
-    """silu(gate)·up in float32, in the steps in which backward makes it again."""
+def swiglu(b_gate, b_up):
+    """silu(gate)·up in float32, by the same operations with which backward recomputes it."""
     g, u = converted(b_gate, tl.float32), converted(b_up, tl.float32)
     return sigmoid(g, True) * g * u
 
 
 @triton.jit
-def stored(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr):
-    """Store a tile of gate, up and h, which comes from gate and up as they are stored."""
+def store_tile(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr):
+    """Store a tile [BM, BN] of gate, up and h, which is computed from gate and up as they are stored."""
     b_g, b_u = converted(b_gate, TYPE), converted(b_up, TYPE)
     d_gate.store([o_m, o_n], b_g)
     d_up.store([o_m, o_n], b_u)
-    d_h.store([o_m, o_n], converted(gated(b_g, b_u), TYPE))
+    d_h.store([o_m, o_n], converted(swiglu(b_g, b_u), TYPE))
 
 
 @triton.jit
 def halves(x, BM: tl.constexpr, BN: tl.constexpr):
-    """The left and the right half of a tile's columns."""
+    """The left and the right half [BM, BN // 2] of a tile's columns."""
     return tl.split(tl.permute(tl.reshape(x, (BM, 2, BN // 2)), (0, 2, 1)))
 
 
 @triton.jit
-def stored_in_pieces(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr, BM: tl.constexpr,
-                     BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
-    """Store columns in PIECES parts, one after the other: less shared memory, which the stages can have."""
-    if PIECES == 1:
-        stored(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE)
+def store_slices(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                 SLICES: tl.constexpr):  # fmt: skip
+    """`store_tile` in SLICES slices of columns, one after the other: that leaves more shared memory for stages."""
+    if SLICES == 1:
+        store_tile(b_gate, b_up, d_gate, d_up, d_h, o_m, o_n, TYPE)
     else:
         g_left, g_right = halves(b_gate, BM, BN)
         u_left, u_right = halves(b_up, BM, BN)
-        stored_in_pieces(g_left, u_left, d_gate, d_up, d_h, o_m, o_n, TYPE, BM, BN // 2, PIECES // 2)
-        stored_in_pieces(g_right, u_right, d_gate, d_up, d_h, o_m, o_n + BN // 2, TYPE, BM, BN // 2, PIECES // 2)
+        store_slices(g_left, u_left, d_gate, d_up, d_h, o_m, o_n, TYPE, BM, BN // 2, SLICES // 2)
+        store_slices(g_right, u_right, d_gate, d_up, d_h, o_m, o_n + BN // 2, TYPE, BM, BN // 2, SLICES // 2)
 
 
 @triton.jit(do_not_specialize=["m", "n", "k"])
-def gated_kernel(d_x, d_w, d_gate, d_up, d_h, m, n, k, TYPE: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
-                 BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
-    """Tiles of [BM, BN] of gate, up and h, taken in turn by programs that stay. A tile of the weights holds BN rows of
-    gate and, below them, the same rows of up, so that both come from one product.
+def gemm_swiglu(d_x, d_w, d_gate, d_up, d_h, m, n, k, TYPE: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
+                BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
+    """Tiles [BM, BN] of gate, up and h, in persistent programs. A tile of the weights holds BN rows of gate and, below
+    them, the same rows of up, so that one dot computes both.
     """
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
-    # The store counts tiles itself: one number for both would tie the loads of the next tile to this one's store.
+    # The store counts tiles itself: one counter for both would tie the loads of the next tile to this one's store.
     i_stored = start - programs
     for i_tile in tl.range(start, tiles_m * tiles_n, programs, flatten=True):
-        _, i_m, i_n = place(i_tile, tiles_m, tiles_n, GROUP, "one")
-        b_acc = tl.zeros((BM, 2 * BN), tl.float32)
+        _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
+        b_acc = tl.zeros((BM, 2 * BN), tl.float32)  # [BM, 2 * BN]
         for i_k in range(steps):
-            b_x = converted(d_x.load([i_m * BM, i_k * BK]), DOT)
-            b_w = converted(d_w.load([0, i_n * BN, i_k * BK]).reshape(2 * BN, BK), DOT)
+            b_x = converted(d_x.load([i_m * BM, i_k * BK]), DOT)  # [BM, BK]
+            b_w = converted(d_w.load([0, i_n * BN, i_k * BK]).reshape(2 * BN, BK), DOT)  # [2 * BN, BK]
             b_acc = tl.dot(b_x, b_w.T, b_acc)
         i_stored += programs
-        _, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP, "one")
-        b_gate, b_up = halves(b_acc, BM, 2 * BN)
-        stored_in_pieces(b_gate, b_up, d_gate, d_up, d_h, i_m * BM, i_n * BN, TYPE, BM, BN, PIECES)
+        _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, "one")
+        b_gate, b_up = halves(b_acc, BM, 2 * BN)  # [BM, BN] each
+        store_slices(b_gate, b_up, d_gate, d_up, d_h, i_m * BM, i_n * BN, TYPE, BM, BN, SLICES)
 
 
-def gated_product_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: GatedTile | None = None) -> bool:
+def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: SwigluTile | None = None) -> bool:
     """gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up.
 
     Args:
@@ -116,9 +124,9 @@ def gated_product_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: 
         weight: `[2·f, k]`: the rows of gate, then those of up.
 
     Returns:
-        False where the device has no TMA or it cannot address the operands; nothing is done then.
+        False, with nothing done, where the device has no TMA or it cannot address the operands.
     """
-    if tile is None and gated_into(h, gate_up, x, weight):
+    if tile is None and ws_swiglu_into(h, gate_up, x, weight):
         return True
     (m, k), n = x.shape, h.shape[1]
     properties = backend_of(x.device).driver.properties
@@ -130,27 +138,27 @@ def gated_product_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: 
         return False
     t = tile or (_LARGE if m * n >= 1 << 22 else _MEDIUM)
 
-    def region(a: Array, *block: int) -> Descriptor:
+    def tma_tiles(a: Array, *block: int) -> Descriptor:
         return Descriptor(a, a.shape, a.strides, block)
 
     tiles = triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn)
     launch(
-        gated_kernel, min(tiles, properties.sm_count * t.resident), region(x, t.bm, t.bk), region(w, 2, t.bn, t.bk),
-        *(region(a, t.bm, t.bn // t.pieces) for a in (*parts, h)), m, n, k,
+        gemm_swiglu, min(tiles, properties.sm_count * t.ctas_per_sm), tma_tiles(x, t.bm, t.bk),
+        tma_tiles(w, 2, t.bn, t.bk), *(tma_tiles(a, t.bm, t.bn // t.slices) for a in (*parts, h)), m, n, k,
         TYPE=TRITON[x.dtype.name], DOT=TRITON[(float32 if is_interpreted() and x.dtype is bfloat16 else x.dtype).name],
-        BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, PIECES=t.pieces, num_warps=t.warps, num_stages=t.stages,
+        BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SLICES=t.slices, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return True
 
 
-def quantized_gated_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
-    """The same in 8-bit floats, on any device: `fp8.quantized_product_into`, with silu(gate)·up behind it.
+def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
+    """The same in 8-bit floats, on any device: `fp8.quantized_gemm_into`, and then silu(gate)·up.
 
-    Where tiles are few, h is made in a pass of its own.
+    Where tiles are few, a kernel of its own computes h.
     """
     if not h.size:
         return
-    codes, rows, scales = quantized_factors(x, weight)
-    if not gated_into(h, gate_up, codes, rows, scales):
-        matmul_into(gate_up, codes, rows, turned=True, scales=Scales(scales, True))
+    codes, rows, scales = quantize_operands(x, weight)
+    if not ws_swiglu_into(h, gate_up, codes, rows, scales):
+        matmul_into(gate_up, codes, rows, transpose_b=True, scales=Scales(scales, True))
         swiglu_packed(h, gate_up)

@@ -1,10 +1,13 @@
-"""Kernels of linear layers: products with weights as they lie, bias and residual added before the one rounding."""
+"""CUDA implementations of linear layers: GEMMs with K-major weights; bias and residual join before the single rounding.
+
+Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`.
+"""
 
 from __future__ import annotations
 
 from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.kernels.gemm.fp8 import quantized_product_into
+from genesis.kernels.gemm.fp8 import quantized_gemm_into
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.strides import as_matrix
 from genesis.ops.fp8 import is_wide_enough
@@ -23,14 +26,14 @@ def linear(
     if is_wide_enough(fp8, out.shape[-1]):
         residual = None if residual is None else as_matrix(residual)
         rows = as_matrix(contiguous(x))
-        quantized_product_into(as_matrix(out), rows, contiguous(weight), bias=bias, residual=residual)
+        quantized_gemm_into(as_matrix(out), rows, contiguous(weight), bias=bias, residual=residual)
         return
-    matmul_into(out, x, weight, turned=True, bias=bias, residual=residual)
+    matmul_into(out, x, weight, transpose_b=True, bias=bias, residual=residual)
 
 
 @cuda_impl("packed_linear")
 def packed_linear(out: Array, x: Array, *parameters: Array, fp8: int = 0) -> None:
-    """[x·W1ᵀ + b1, …, x·Wnᵀ + bn], a product for each weight: neighbours in memory were joined before."""
+    """[x·W1ᵀ + b1, …, x·Wnᵀ + bn], a GEMM for each weight: those contiguous in memory were joined before."""
     weights, biases = split_parameters(parameters)
     is_quantized = is_wide_enough(fp8, out.shape[-1])
     if is_quantized:
@@ -39,6 +42,6 @@ def packed_linear(out: Array, x: Array, *parameters: Array, fp8: int = 0) -> Non
     for i, (part, weight) in enumerate(zip(parts, weights, strict=True)):
         bias = biases[i] if biases else None
         if is_quantized:
-            quantized_product_into(part, x, contiguous(weight), bias=bias)
+            quantized_gemm_into(part, x, contiguous(weight), bias=bias)
         else:
-            matmul_into(part, x, weight, turned=True, bias=bias)
+            matmul_into(part, x, weight, transpose_b=True, bias=bias)

@@ -1,4 +1,7 @@
-"""Kernels of RMSNorm with linear layers behind it: the norm into memory of its own, then the product."""
+"""The CUDA implementation of RMSNorm followed by linear layers: the norm to a buffer of its own, then the GEMM.
+
+Plain reference: genesis/ops/norm_linear.py: `norm_linear`.
+"""
 
 from __future__ import annotations
 

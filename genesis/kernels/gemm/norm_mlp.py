@@ -1,10 +1,13 @@
-"""Kernels of a gated MLP with norm and residual: norm, gate and up with SwiGLU behind their product, down."""
+"""The CUDA implementation of a gated MLP with norm and residual: norm, gate and up with SwiGLU in their epilogue, down.
+
+Plain reference: genesis/ops/norm_mlp.py: `norm_mlp`.
+"""
 
 from __future__ import annotations
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.kernels.gemm.gated import gated_product_into, quantized_gated_into
+from genesis.kernels.gemm.gated import gemm_swiglu_into, quantized_gemm_swiglu_into
 from genesis.kernels.gemm.linear import linear, packed_linear
 from genesis.kernels.norm.norm import rms_norm
 from genesis.kernels.pointwise.swiglu import swiglu_packed
@@ -20,15 +23,15 @@ def norm_mlp(
     out: tuple[Array, ...], x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array,
     eps: float, keep: bool = False, fp8: int = 0,
 ) -> None:  # fmt: skip
-    """x + h·Wdᵀ + bd. One weight without bias holds gate and up: they and h then come from one kernel."""
+    """x + h·Wdᵀ + bd. Where one weight without bias holds gate and up, one kernel computes them and h."""
     y, rstd, gate_up = out[:3]
     normed, h = out[3:] if keep else (_empty_like(x, x.shape[-1]), _empty_like(x, gate_up.shape[-1] // 2))
     rms_norm((normed, rstd), x, scale, eps)
     parts = tuple(map(as_matrix, (h, gate_up, normed)))
     is_quantized = is_wide_enough(fp8, gate_up.shape[-1])
     if is_quantized and len(parameters) == 1:
-        quantized_gated_into(*parts, contiguous(parameters[0]))
-    elif is_quantized or len(parameters) != 1 or not gated_product_into(*parts, parameters[0]):
+        quantized_gemm_swiglu_into(*parts, contiguous(parameters[0]))
+    elif is_quantized or len(parameters) != 1 or not gemm_swiglu_into(*parts, parameters[0]):
         packed_linear(gate_up, normed, *parameters, fp8=fp8)
         swiglu_packed(h, gate_up)
     del normed, parts

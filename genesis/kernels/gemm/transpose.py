@@ -1,5 +1,7 @@
-"""Copies between arrays that lie differently in memory: tiles that are read along one's contiguous axis and written
-along the other's, turned around in shared memory in between.
+"""Copies between arrays whose contiguous axes differ: tiles are read along one's axis and stored along the other's, and
+transposed in shared memory in between.
+
+Plain reference: genesis/ops/elementwise.py: `copy`, `cast`.
 """
 
 from __future__ import annotations
@@ -12,41 +14,41 @@ from genesis.backend.cuda.launch import launch
 from genesis.kernels.strides import collapse, is_wide, offsets
 from genesis.kernels.types import converted
 
-__all__ = ["LEAST", "gains", "transposed_copy"]
+__all__ = ["MIN_EXTENT", "copy_is_profitable", "transposed_copy"]
 
-LEAST = 16  # elements along either axis, for tiles to be worth it
-LARGE = 1 << 25  # multiply-adds from which on a factor of them may be turned over first
-USES = 32  # of each element, which spare as much as it costs to read and write it once more
+MIN_EXTENT = 16  # elements along either axis, for tiles to be profitable
+MIN_MULTIPLY_ADDS = 1 << 25  # from which on an operand may be copied first
+MIN_USES = 32  # of each element, which save as much as reading and writing it once more costs
 
 
 @triton.jit
 def transpose_kernel(p_o, p_x, rows, columns, blocks_r, blocks_c, so_r, sx_c, batch, so, sx, DIMS: tl.constexpr,
-                     WIDE: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+                     INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """out[batch, r, c] = x[batch, r, c], where x's elements are contiguous along r and out's along c."""
     program = tl.program_id(0)
     b = program // (blocks_r * blocks_c)
     r = program // blocks_c % blocks_r
     c = program % blocks_c
-    if WIDE:
+    if INT64:
         b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
     r = (r * R + tl.arange(0, R))[:, None]
     c = (c * C + tl.arange(0, C))[None, :]
     m = (r < rows) & (c < columns)
-    x = tl.load(p_x + offsets(b, batch, sx, DIMS) + r + c * sx_c, mask=m)
+    x = tl.load(p_x + offsets(b, batch, sx, DIMS) + r + c * sx_c, mask=m)  # [R, C]
     tl.store(p_o + offsets(b, batch, so, DIMS) + r * so_r + c, converted(x, p_o.dtype.element_ty), mask=m)
 
 
-def gains(elements: int, products: int) -> bool:
-    """Whether a right factor of a product in exact float32 that lies with k innermost is worth turning over.
+def copy_is_profitable(elements: int, multiply_adds: int) -> bool:
+    """Whether copying a K-major operand B of a GEMM in exact float32, to be MN-major, saves more than it costs.
 
-    Such products are multiply-adds whose factors come from shared memory, 16 bytes a thread: for neighbouring threads
-    neighbouring columns. With k innermost these lie in the same banks, and a load takes 32 cycles for 4.
+    Such GEMMs are multiply-adds whose operands come from shared memory, 16 bytes a thread: neighbouring columns for
+    neighbouring threads. K-major, these are in the same banks, and a load takes 32 cycles in place of 4.
 
     Args:
-        elements: of the factor.
-        products: multiply-adds that it takes part in.
+        elements: of the operand.
+        multiply_adds: with all of its elements.
     """
-    return products >= max(LARGE, USES * elements)
+    return multiply_adds >= max(MIN_MULTIPLY_ADDS, MIN_USES * elements)
 
 
 def tile(itemsize: int) -> tuple[int, int, int]:
@@ -62,7 +64,7 @@ def transposed_copy(out: Array, x: Array) -> bool:
         False, with nothing done, unless x is contiguous along one axis and `out` along another.
     """
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
-    wide_enough = [d for d, n in enumerate(sizes) if n >= LEAST]
+    wide_enough = [d for d, n in enumerate(sizes) if n >= MIN_EXTENT]
     c = next((d for d in wide_enough if so[d] == 1), None)
     r = next((d for d in wide_enough if sx[d] == 1 and d != c), None)
     if c is None or r is None or sx[c] == 1 or min(*so, *sx) < 0:
@@ -76,6 +78,6 @@ def transposed_copy(out: Array, x: Array) -> bool:
         count *= n
     launch(
         transpose_kernel, count * blocks_r * blocks_c, out, x, sizes[r], sizes[c], blocks_r, blocks_c, so[r], sx[c],
-        batch, batch_so, batch_sx, DIMS=len(batch), WIDE=is_wide(sizes, so, sx), R=rows, C=columns, num_warps=warps,
+        batch, batch_so, batch_sx, DIMS=len(batch), INT64=is_wide(sizes, so, sx), R=rows, C=columns, num_warps=warps,
     )  # fmt: skip
     return True

@@ -31,8 +31,8 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32, int32
-from genesis.kernels.gemm.gemm import place
-from genesis.kernels.gemm.tiles import Tile, fitted, pieces
+from genesis.kernels.gemm.gemm import grouped_tile
+from genesis.kernels.gemm.tiles import GemmTile, epilogue_slices, fitted
 from genesis.kernels.index.segment import report_fault
 from genesis.kernels.loss.chunks import COLUMNS, GRAIN
 from genesis.kernels.types import TRITON, converted
@@ -151,7 +151,7 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
         if flagged == 0:
             return
         for i_tile in tl.range(start, tiles_m * tiles_n, programs):
-            _, i_m, i_n = place(i_tile, tiles_m, tiles_n, GROUP, "one")
+            _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
             if tl.load(p_overflow + 1 + i_m) != 0:
                 b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)
                 exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, EVEN, BM, BN, PIECES)
@@ -159,10 +159,10 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
         # The epilogue has its own tile counter: a shared one would tie the loads of the next tile to this one's store
         i_stored = start - programs
         for i_tile in tl.range(start, tiles_m * tiles_n, programs, flatten=True):
-            _, i_m, i_n = place(i_tile, tiles_m, tiles_n, GROUP, "one")
+            _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
             b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)
             i_stored += programs
-            _, i_m, i_n = place(i_stored, tiles_m, tiles_n, GROUP, "one")
+            _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, "one")
             exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, EVEN, BM, BN, PIECES)
 
 
@@ -282,9 +282,9 @@ def is_supported(x: Array, weight: Array) -> bool:
     )
 
 
-def tile_of(rows: int) -> Tile:
+def tile_of(rows: int) -> GemmTile:
     """Two programs per SM: the epilogue of one overlaps the GEMM of the other."""
-    return Tile(64 if rows <= 64 else 128, COLUMNS, 64, 4, 3, resident=2)
+    return GemmTile(64 if rows <= 64 else 128, COLUMNS, 64, 4, 3, ctas_per_sm=2)
 
 
 def row_slice(x: Array, first: int, count: int) -> Array:
@@ -339,11 +339,11 @@ class Head:
     def _multiply(self, first: int, count: int, recompute: bool) -> None:
         x, w, t, memory = row_slice(self.x, first, count), self.weight, self.tile, self.memory
         width, classes = w.shape[1], w.shape[0]
-        columns = t.bn // pieces(t, x.dtype.itemsize)
+        columns = t.bn // epilogue_slices(t, x.dtype.itemsize)
         target = memory and Descriptor(memory, (count, classes), memory.strides, (t.bm, columns))
         dot = float32 if is_interpreted() else bfloat16  # which the interpreter cannot multiply
         launch(
-            lm_head_exp_kernel, min(self.properties.sm_count * t.resident, triton.cdiv(count, t.bm) * self.tiles),
+            lm_head_exp_kernel, min(self.properties.sm_count * t.ctas_per_sm, triton.cdiv(count, t.bm) * self.tiles),
             Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)), target,
             self.maxima, self.sums, row_slice(self.references, first, count),
             row_slice(self.overflow, first // self.rows, 1), count, classes, width, DOT=TRITON[dot.name],

@@ -293,7 +293,7 @@ def _with_head(
         head.forward(first, count, dxc)
         grads = head.gradients(count)
         matmul_into(dw, _transposed(grads), dxc, accumulate=first > 0, alpha=scale)
-        matmul_into(dxc, grads, weight, alpha=scale, factors=row_slice(head.factors, first, count))
+        matmul_into(dxc, grads, weight, alpha=scale, row_scale=row_slice(head.factors, first, count))
     return head.losses
 
 

@@ -13,9 +13,9 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
-from genesis.kernels.gemm.fp8 import scaled_factors
+from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.gemm.warp_specialized import gated_backward_into
+from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
 from genesis.kernels.pointwise.activation import sigmoid
 from genesis.kernels.strides import as_matrix, collapse, is_wide, offsets
 from genesis.kernels.types import TRITON, converted, work_type
@@ -122,14 +122,14 @@ def swiglu_linear_backward(
         return
     left, right, scales = g, weight, None
     if is_wide_enough(fp8, weight.shape[1]):
-        left, right, scales = scaled_factors(as_matrix(contiguous(g)), contiguous(weight))
+        left, right, scales = quantize_scaled_operands(as_matrix(contiguous(g)), contiguous(weight))
     if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous:
         result = None if h is None else as_matrix(h)
-        if gated_backward_into(as_matrix(d), result, as_matrix(left), right, as_matrix(gate_up), scales):
+        if ws_swiglu_backward_into(as_matrix(d), result, as_matrix(left), right, as_matrix(gate_up), scales):
             return
     dh = empty((*d.shape[:-1], weight.shape[1]), d.dtype, g.device)
     if scales is None:
         matmul_into(dh, g, weight)
     else:
-        matmul_into(as_matrix(dh), left, right, turned=True, scales=Scales(scales, False))
+        matmul_into(as_matrix(dh), left, right, transpose_b=True, scales=Scales(scales, False))
     swiglu_packed_backward(out, dh, gate_up, with_result=with_result)

@@ -1,6 +1,4 @@
-"""Products whose warps divide the work: compiled everywhere, and on a GPU of Hopper's kind right to the last bit that
-the kernels give which stand in for them elsewhere.
-"""
+"""Warp-specialized GEMMs: compiled everywhere, and on Hopper compared with the kernels used elsewhere."""
 
 from __future__ import annotations
 
@@ -19,9 +17,8 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import Properties
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32
-from genesis.kernels.gemm import fp8, gated, linalg, linear
-from genesis.kernels.gemm import warp_specialized as specialized
-from genesis.kernels.gemm.tiles import IMPRECISE
+from genesis.kernels.gemm import fp8, gated, linalg, linear, warp_specialized
+from genesis.kernels.gemm.tiles import MAX_IMPRECISE
 from genesis.kernels.pointwise import swiglu
 from genesis.kernels.strides import as_matrix
 from tests.kernels.dry import EmptyDriver, collecting
@@ -38,27 +35,27 @@ class Hopper(EmptyDriver):
         self.properties = H200
 
 
-CUTS = {
-    **dict.fromkeys((str(bfloat16), str(float16)), [specialized.WIDE] * 4),
-    "fp8 64": [specialized.WIDE, specialized.BUSY],
-    f"fp8 {2 * IMPRECISE}": [specialized.NARROW] * 2,
+TILES = {
+    **dict.fromkeys((str(bfloat16), str(float16)), [warp_specialized.WIDE_TILE] * 4),
+    "fp8 64": [warp_specialized.WIDE_TILE, warp_specialized.SHORT_TILE],
+    f"fp8 {2 * MAX_IMPRECISE}": [warp_specialized.NARROW_TILE] * 2,
 }
-FORMS = ["add", "gate", "gate_backward", "gate_backward and h"]
-LONG = 2 * IMPRECISE  # terms of sums that leave the tensor cores in between
+FORMS = ["residual", "swiglu", "swiglu_backward", "swiglu_backward and h"]
+LONG = 2 * MAX_IMPRECISE  # terms of sums that are promoted
 
 
 def launch_all(dtype: DType, m: int) -> dict[str, bool]:
-    """Each form once, on memory of any content."""
+    """Each form once, on uninitialized memory."""
 
     def made(*shape: int) -> Array:
         return empty(shape, dtype, CUDA)
 
     x, gate_up, h = made(m, 64), made(m, 2048), made(m, 1024)
     found = [
-        specialized.product_and_residual_into(made(m, 1024), x, made(1024, 64), made(m, 1024)),
-        specialized.gated_into(h, gate_up, x, made(2048, 64)),
-        specialized.gated_backward_into(made(m, 2048), None, x, made(64, 1024), gate_up),
-        specialized.gated_backward_into(made(m, 2048), h, x, made(64, 1024), gate_up),
+        warp_specialized.ws_residual_into(made(m, 1024), x, made(1024, 64), made(m, 1024)),
+        warp_specialized.ws_swiglu_into(h, gate_up, x, made(2048, 64)),
+        warp_specialized.ws_swiglu_backward_into(made(m, 2048), None, x, made(64, 1024), gate_up),
+        warp_specialized.ws_swiglu_backward_into(made(m, 2048), h, x, made(64, 1024), gate_up),
     ]
     return dict(zip(FORMS, found, strict=True))
 
@@ -74,12 +71,12 @@ def launch_quantized(m: int, k: int) -> dict[str, bool]:
 
     x, gate_up, h, rows = codes(m, k), made(m, 2048), made(m, 1024), empty((m,), float32, CUDA)
     scales = [empty((m + n,), float32, CUDA) for n in (1024, 2048)]
-    long = specialized.scaled_product_into(made(m, 1024), x, codes(1024, k), rows, False)
+    long = warp_specialized.ws_scaled_into(made(m, 1024), x, codes(1024, k), rows, False)
     found = [
-        specialized.product_and_residual_into(made(m, 1024), x, codes(1024, k), made(m, 1024), scales[0]),
-        specialized.gated_into(h, gate_up, x, codes(2048, k), scales[1]),
-        specialized.gated_backward_into(made(m, 2048), None, x, codes(1024, k), gate_up, rows),
-        specialized.gated_backward_into(made(m, 2048), h, x, codes(1024, k), gate_up, rows),
+        warp_specialized.ws_residual_into(made(m, 1024), x, codes(1024, k), made(m, 1024), scales[0]),
+        warp_specialized.ws_swiglu_into(h, gate_up, x, codes(2048, k), scales[1]),
+        warp_specialized.ws_swiglu_backward_into(made(m, 2048), None, x, codes(1024, k), gate_up, rows),
+        warp_specialized.ws_swiglu_backward_into(made(m, 2048), h, x, codes(1024, k), gate_up, rows),
     ]
     assert long == (found[0] and k == LONG)
     return dict(zip(FORMS, found, strict=True))
@@ -106,11 +103,11 @@ def compiled() -> list[dict[str, Any]]:
             made = compile.compile_kernel(kernel, signature, (9, 0))
             rows.append({"dtype": f"fp8 {k}", "warps": made.warps, "shared": made.shared})
         rows.append({"few": few, "many": many})
-    quantized = [*map(taken_in_8_bits, (1024, 1025, 2049)), gate_and_up_in_8_bits()]
+    quantized = [*map(chosen_in_8_bits, (1024, 1025, 2049)), gate_and_up_in_8_bits()]
     return [*rows, {"quantized": quantized}]
 
 
-def taken_in_8_bits(fewest: int) -> list[str]:
+def chosen_in_8_bits(fewest: int) -> list[str]:
     """The kernels of a linear layer of 2048 columns with residual and of SwiGLU's gradients of 1024."""
     with collecting(Hopper) as found:
         x, gate_up, down = (empty(s, bfloat16, CUDA) for s in ((8, 1024, 64), (8, 1024, 2048), (64, 1024)))
@@ -124,13 +121,15 @@ def gate_and_up_in_8_bits() -> list[str]:
     """The kernels of gate and up."""
     with collecting(Hopper) as found:
         x, gate_up, h = (empty((8, 1024, n), bfloat16, CUDA) for n in (64, 2048, 1024))
-        gated.quantized_gated_into(*map(as_matrix, (h, gate_up, x)), empty((2048, 64), bfloat16, CUDA))
+        gated.quantized_gemm_swiglu_into(*map(as_matrix, (h, gate_up, x)), empty((2048, 64), bfloat16, CUDA))
     return [kernel.fn.__name__ for kernel, _ in found.values()]
 
 
 def test_each_form_compiles() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    program = "import json; from tests.kernels.test_specialized import compiled; print(json.dumps(compiled()))"
+    program = (
+        "import json; from tests.kernels.test_gemm_warp_specialized import compiled; print(json.dumps(compiled()))"
+    )
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout)
@@ -139,28 +138,28 @@ def test_each_form_compiles() -> None:
     made = [row for row in rows if "dtype" in row]
     dtypes = [str(bfloat16), str(float16)] * 4 + ["fp8 64", f"fp8 {LONG}"] * 2
     assert sorted(row["dtype"] for row in made) == sorted(dtypes)
-    forward, plain = ["quantize_both_kernel", "specialized"], ["specialized"]
-    backward = ["quantize_kernel", "turn_kernel", "quantize_kernel", "specialized"]
+    forward, plain = ["quantize_operands_kernel", "gemm_ws"], ["gemm_ws"]
+    backward = ["quantize_rows_kernel", "quantize_transposed_kernel", "quantize_rows_kernel", "gemm_ws"]
     assert rows[-1] == {"quantized": [forward + backward, forward + plain, plain * 2, forward]}
-    for dtype, cuts in CUTS.items():
-        finishers = [row["warps"] - specialized.WARPS for row in made if row["dtype"] == dtype]
-        assert finishers == [cut.finishers for cut in cuts]
+    for dtype, tiles in TILES.items():
+        epilogue_warps = [row["warps"] - warp_specialized.WARPS for row in made if row["dtype"] == dtype]
+        assert epilogue_warps == [tile.epilogue_warps for tile in tiles]
     assert max(row["shared"] for row in made) <= H200.shared_memory
 
 
 @pytest.mark.parametrize("lead", [(8192,), (8, 1024)])
-def test_a_linear_layer_with_residual_takes_it(lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_layer_with_residual_uses_it(lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with collecting(Hopper) as found, mock.patch.object(specialized, "is_interpreted", return_value=False):
+    with collecting(Hopper) as found, mock.patch.object(warp_specialized, "is_interpreted", return_value=False):
         x, weight = (empty(s, bfloat16, CUDA) for s in ((*lead, 64), (1024, 64)))
         out, residual = (empty((*lead, 1024), bfloat16, CUDA) for _ in range(2))
         linear.linear(out, x, weight, None, residual)
-    assert [kernel.fn.__name__ for kernel, _ in found.values()] == ["specialized"]
+    assert [kernel.fn.__name__ for kernel, _ in found.values()] == ["gemm_ws"]
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------
 
-SHAPES = [(8192, 896, 896), (5000, 1032, 904), (32769, 264, 72)]  # m, n, k: also with edges in every direction
+SHAPES = [(8192, 896, 896), (5000, 1032, 904), (32769, 264, 72)]  # m, n, k: also with partial tiles in every direction
 
 
 @pytest.fixture
@@ -197,8 +196,8 @@ def test_a_residual_is_added(m: int, n: int, k: int, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     x, weight, residual = random(rng, dtype, m, k), random(rng, dtype, n, k), random(rng, dtype, m, n)
     product, out = empty((m, n), dtype, CUDA), poisoned(dtype, m, n)
-    linalg.matmul_into(product, x, weight, turned=True)
-    assert specialized.product_and_residual_into(out, x, weight, residual)
+    linalg.matmul_into(product, x, weight, transpose_b=True)
+    assert warp_specialized.ws_residual_into(out, x, weight, residual)
     wanted = (product.numpy().astype(np.float32) + residual.numpy().astype(np.float32)).astype(dtype.numpy)
     np.testing.assert_array_equal(out.numpy(), wanted)
 
@@ -211,10 +210,10 @@ def test_gate_and_up(m: int, n: int, k: int, dtype: DType) -> None:
     rng = np.random.default_rng(1)
     x, weight = random(rng, dtype, m, k), random(rng, dtype, 2 * n, k)
     wanted, wanted_h = empty((m, 2 * n), dtype, CUDA), empty((m, n), dtype, CUDA)
-    linalg.matmul_into(wanted, x, weight, turned=True)
+    linalg.matmul_into(wanted, x, weight, transpose_b=True)
     swiglu.swiglu_packed(wanted_h, wanted)
     gate_up, h = poisoned(dtype, m, 2 * n), poisoned(dtype, m, n)
-    assert gated.gated_product_into(h, gate_up, x, weight)
+    assert gated.gemm_swiglu_into(h, gate_up, x, weight)
     np.testing.assert_array_equal(gate_up.numpy(), wanted.numpy())
     close(h, wanted_h)
 
@@ -230,23 +229,23 @@ def test_gradients_of_gate_and_up(m: int, n: int, k: int, dtype: DType) -> None:
     linalg.matmul_into(dh, g, weight)
     swiglu.swiglu_packed_backward((wanted, wanted_h), dh, gate_up, with_result=True)
     d, h = poisoned(dtype, m, 2 * n), poisoned(dtype, m, n)
-    assert specialized.gated_backward_into(d, h, g, weight, gate_up)
+    assert warp_specialized.ws_swiglu_backward_into(d, h, g, weight, gate_up)
     close(d, wanted)
     close(h, wanted_h)
     again = poisoned(dtype, m, 2 * n)
-    assert specialized.gated_backward_into(again, None, g, weight, gate_up)
+    assert warp_specialized.ws_swiglu_backward_into(again, None, g, weight, gate_up)
     np.testing.assert_array_equal(again.numpy(), d.numpy())
 
 
-# m, n, k with k on both sides of where sums leave the tensor cores in between
+# m, n, k with k on both sides of where sums are promoted
 QUANTIZED = [(8192, 896, 896), (5000, 1040, 912), (3001, 896, 4864), (8192, 272, 2064)]
 
 
 def plain(out: Array, x: Array, y: Array, *, columns: bool, **more: Array) -> Array:
-    """The product of the same codes by the kernel that stands in elsewhere, in float32."""
-    left, right, scales = (fp8.quantized_factors if columns else fp8.scaled_factors)(x, y)
-    with mock.patch.object(linalg, "_launch_specialized", return_value=False):
-        linalg.matmul_into(out, left, right, turned=True, scales=linalg.Scales(scales, columns), **more)
+    """The GEMM of the same codes by the kernel used elsewhere, in float32."""
+    left, right, scales = (fp8.quantize_operands if columns else fp8.quantize_scaled_operands)(x, y)
+    with mock.patch.object(linalg, "_launch_warp_specialized", return_value=False):
+        linalg.matmul_into(out, left, right, transpose_b=True, scales=linalg.Scales(scales, columns), **more)
     return out
 
 
@@ -261,7 +260,7 @@ def near(found: Array, wanted: Array) -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("m", "n", "k"), QUANTIZED)
-def test_a_residual_is_added_to_a_product_of_8_bit_floats(m: int, n: int, k: int) -> None:
+def test_a_residual_is_added_to_a_gemm_of_8_bit_floats(m: int, n: int, k: int) -> None:
     rng = np.random.default_rng(0)
     x, weight, residual = random(rng, bfloat16, m, k), random(rng, bfloat16, n, k), random(rng, bfloat16, m, n)
     out, wanted = poisoned(bfloat16, m, n), empty((m, n), bfloat16, CUDA)
@@ -272,14 +271,14 @@ def test_a_residual_is_added_to_a_product_of_8_bit_floats(m: int, n: int, k: int
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("m", "n", "k"), QUANTIZED)
-def test_products_of_8_bit_floats_are_scaled(m: int, n: int, k: int) -> None:
+def test_gemms_of_8_bit_floats_are_scaled(m: int, n: int, k: int) -> None:
     rng = np.random.default_rng(2)
     x, weight, wanted = random(rng, bfloat16, m, k), random(rng, bfloat16, n, k), empty((m, n), bfloat16, CUDA)
     out = poisoned(bfloat16, m, n)
     linear.linear(out, x, weight, fp8=1)
     near(out, plain(wanted, x, weight, columns=True))
-    fp8.quantized_matmul(out, x, turned := random(rng, bfloat16, k, n))
-    near(out, plain(wanted, x, turned, columns=False))
+    fp8.quantized_matmul(out, x, transposed := random(rng, bfloat16, k, n))
+    near(out, plain(wanted, x, transposed, columns=False))
 
 
 @pytest.mark.gpu
@@ -290,7 +289,7 @@ def test_gate_and_up_and_their_gradients_in_8_bit_floats(m: int, n: int, k: int)
     x, weight, down = random(rng, bfloat16, m, k), random(rng, bfloat16, 2 * n, k), random(rng, bfloat16, k, n)
     wanted, wanted_h = empty((m, 2 * n), bfloat16, CUDA), empty((m, n), bfloat16, CUDA)
     gate_up, h = poisoned(bfloat16, m, 2 * n), poisoned(bfloat16, m, n)
-    gated.quantized_gated_into(h, gate_up, x, weight)
+    gated.quantized_gemm_swiglu_into(h, gate_up, x, weight)
     near(gate_up, plain(wanted, x, weight, columns=True))
     swiglu.swiglu_packed(wanted_h, gate_up)
     close(h, wanted_h)

@@ -1,4 +1,4 @@
-"""tf32 products that read their second factor as it lies: when they are taken, and on a Hopper, what they give."""
+"""tf32 GEMMs with an MN-major operand B: when they are chosen and, on Hopper, their results."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import float32
-from genesis.kernels.gemm import linalg
-from genesis.kernels.gemm import tf32_rs as crosswise
+from genesis.kernels.gemm import linalg, tf32_rs
 from tests.kernels.dry import collecting
-from tests.kernels.test_specialized import H200, Hopper
+from tests.kernels.test_gemm_warp_specialized import H200, Hopper
 
 CUDA = Device("cuda", 0)
 
@@ -46,32 +45,32 @@ def compiled() -> list[Any]:
 
 def test_it_compiles() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    program = "import json; from tests.kernels.test_crosswise import compiled; print(json.dumps(compiled()))"
+    program = "import json; from tests.kernels.test_gemm_tf32_rs import compiled; print(json.dumps(compiled()))"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     name, warps, shared = json.loads(done.stdout)
-    assert (name, warps) == ("crosswise", crosswise.WARPS)
+    assert (name, warps) == ("gemm_tf32_rs", tf32_rs.WARPS)
     assert shared <= H200.shared_memory
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "wanted"),
+    ("m", "n", "k", "chosen"),
     [
         (2048, 2048, 2048, True),
         (4096, 4096, 4096, True),
-        (2048, 2048, 2052, False),  # ends far from where the loop does
-        (1024, 1024, 2048, False),  # leaves SMs without work
+        (2048, 2048, 2052, False),  # many steps beyond k
+        (1024, 1024, 2048, False),  # leaves SMs idle
         (2048, 2432, 2048, False),  # its second round does
-        (8192, 8192, 2048, False),  # so many rounds that a copy pays
+        (8192, 8192, 2048, False),  # so many rounds that a copy is profitable
         (2048, 2048, 2046, False),  # rows of no 16 bytes
     ],
 )
-def test_it_is_taken_where_it_is_faster(m: int, n: int, k: int, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_chosen_where_faster(m: int, n: int, k: int, chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with collecting(Hopper) as found, mock.patch.object(crosswise, "is_interpreted", return_value=False):
+    with collecting(Hopper) as found, mock.patch.object(tf32_rs, "is_interpreted", return_value=False):
         x, y, out = (empty(shape, float32, CUDA) for shape in ((m, k), (k, n), (m, n)))
-        assert crosswise.crosswise_into(out, x, y) == wanted
-    assert len(found) == wanted
+        assert tf32_rs.gemm_tf32_rs_into(out, x, y) == chosen
+    assert len(found) == chosen
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------
@@ -86,8 +85,8 @@ def filled(values: np.ndarray) -> Array:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize(("m", "n", "k"), [(2048, 2048, 256), (2000, 2036, 508), (4000, 4100, 256)])
-def test_it_multiplies_factors_rounded_to_the_nearest(m: int, n: int, k: int) -> None:
-    """Factors lie less than 2^-11 from numbers that tf32 holds, which alone count."""
+def test_operands_are_rounded_to_nearest(m: int, n: int, k: int) -> None:
+    """Operands are within 2^-11 of numbers that tf32 holds, which alone matter."""
     if backend_of(CUDA).driver.properties.capability[0] != 9:
         pytest.skip("for GPUs of compute capability 9")
     rng = np.random.default_rng(3)
@@ -98,13 +97,13 @@ def test_it_multiplies_factors_rounded_to_the_nearest(m: int, n: int, k: int) ->
 
     def spy(kernel: Any, *args: Any, **constants: Any) -> None:
         launched.append(kernel.fn.__name__)
-        crosswise_launch(kernel, *args, **constants)
+        tf32_rs_launch(kernel, *args, **constants)
 
-    crosswise_launch = crosswise.launch
-    with mock.patch.object(crosswise, "launch", spy):
+    tf32_rs_launch = tf32_rs.launch
+    with mock.patch.object(tf32_rs, "launch", spy):
         linalg.matmul(out, filled(x), filled(y))
-    assert launched == ["crosswise"]
-    # In each step of 8 products the tensor cores align 9 terms to the largest and cut what is below 2^-23 of it; sums
+    assert launched == ["gemm_tf32_rs"]
+    # In each step of 8 products the tensor cores align 9 terms to the largest and truncate below 2^-23 of it; sums
     # of products of mean 0 and mean square (7/3)^2 stay within 6 of their standard deviations.
     bound = k / 8 * 9 * 2.0**-23 * 6 * 7 / 3 * k**0.5
     want = near_x @ near_y
