@@ -54,10 +54,11 @@ def as_matrix(x: Array) -> Array:
 
 
 @triton.jit
-def offsets(i, sizes, strides, DIMS: tl.constexpr):
-    """Offsets of the elements with linear (row-major) indices i."""
+def offsets(i, sizes, strides, DIMS: tl.constexpr = None):
+    """Offsets of the elements with linear (row-major) indices i; DIMS, which some callers pass, is len(sizes)."""
+    LAST: tl.constexpr = len(sizes) - 1
     o = i * 0
-    for back in tl.static_range(DIMS - 1):
-        o += (i % sizes[DIMS - 1 - back]) * strides[DIMS - 1 - back]
-        i = i // sizes[DIMS - 1 - back]
+    for back in tl.static_range(LAST):
+        o += (i % sizes[LAST - back]) * strides[LAST - back]
+        i = i // sizes[LAST - back]
     return o + i * strides[0]

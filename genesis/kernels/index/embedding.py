@@ -28,10 +28,10 @@ BI, BJ = 32, 256  # ids that a program ranks, and ids it compares them with at a
 
 
 @triton.jit
-def key_of(p_ids, p_fault, i, count, rows, site, sizes, strides, DIMS: tl.constexpr):
+def key_of(p_ids, p_fault, i, count, rows, site, sizes, strides):
     """ids[i]; `rows` for one out of range, which is reported if `p_fault` is given; 2^24 beyond the last."""
     m = i < count
-    key = tl.load(p_ids + offsets(i, sizes, strides, DIMS), mask=m, other=0)
+    key = tl.load(p_ids + offsets(i, sizes, strides), mask=m, other=0)
     good = (key >= 0) & (key < rows)
     if p_fault is not None:
         report_fault(p_fault, site, key, m & (good == 0))
@@ -39,20 +39,20 @@ def key_of(p_ids, p_fault, i, count, rows, site, sizes, strides, DIMS: tl.conste
 
 
 @triton.jit(do_not_specialize=["rows", "site"])
-def rank_ids_kernel(p_keys, p_order, p_ids, p_fault, count, rows, site, sizes, strides, DIMS: tl.constexpr,
-                    BI: tl.constexpr, BJ: tl.constexpr):  # fmt: skip
+def rank_ids_kernel(p_keys, p_order, p_ids, p_fault, count, rows, site, sizes, strides, BI: tl.constexpr,
+                    BJ: tl.constexpr):  # fmt: skip
     """Sort ids and their positions: a stable sort by rank. BI divides BJ."""
     start = tl.program_id(0) * BI
     i = start + tl.arange(0, BI)
-    key = key_of(p_ids, p_fault, i, count, rows, site, sizes, strides, DIMS)
+    key = key_of(p_ids, p_fault, i, count, rows, site, sizes, strides)
     own_key = key.to(tl.float32)[:, None]
     own_tile = start // BJ * BJ  # start of the tile that holds these ids
     before = tl.zeros([BI, BJ], tl.float32)  # [BI, BJ]
     for j in range(0, count, BJ):  # smaller ids, and equal ids in earlier tiles
-        other = key_of(p_ids, None, j + tl.arange(0, BJ), count, rows, 0, sizes, strides, DIMS)
+        other = key_of(p_ids, None, j + tl.arange(0, BJ), count, rows, 0, sizes, strides)
         before += are_less(other.to(tl.float32)[None, :], own_key + tl.where(j < own_tile, 1.0, 0.0), True)
     at = own_tile + tl.arange(0, BJ)
-    other = key_of(p_ids, None, at, count, rows, 0, sizes, strides, DIMS)
+    other = key_of(p_ids, None, at, count, rows, 0, sizes, strides)
     before += ((other[None, :] == key[:, None]) & (at[None, :] < i[:, None])).to(tl.float32)
     rank = tl.sum(before, 1).to(tl.int32)  # [BI]
     tl.store(p_keys + rank, key, mask=i < count)
@@ -66,7 +66,7 @@ def _sorted_ids(op: str, ids: Array, rows: int, width: int) -> SortedKeys:
     sizes, strides = collapse(ids.shape, ids.strides)
     launch(
         rank_ids_kernel, triton.cdiv(ids.size, BI), keys, order, ids, faults.flag(ids.device), ids.size, rows,
-        faults.site(op, 0, rows), sizes, strides, DIMS=len(sizes), BI=BI, BJ=BJ, num_warps=4,
+        faults.site(op, 0, rows), sizes, strides, BI=BI, BJ=BJ, num_warps=4,
     )  # fmt: skip
     return SortedKeys(keys, order, rows, width)
 

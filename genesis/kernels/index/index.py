@@ -48,7 +48,7 @@ MAX_ARRAYS = 4  # index arrays that one kernel reads
 @triton.jit
 def index_offset(p_i, p_fault, n, m, sizes, strides, extent, step, site, NEGATIVE: tl.constexpr):
     """The offsets that an index array gives at positions n, and which of them are in range."""
-    i = tl.load(p_i + offsets(n, sizes, strides, len(sizes)), mask=m, other=0).to(tl.int64)
+    i = tl.load(p_i + offsets(n, sizes, strides), mask=m, other=0).to(tl.int64)
     j = tl.where(i < 0, i + extent, i) if NEGATIVE else i
     good = (j >= 0) & (j < extent)
     report_fault(p_fault, site, i, m & (good == 0))
@@ -98,9 +98,9 @@ def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, blo
     n = r % count if OUTER else r
     o, good = index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m_r, sizes, strides, extents, steps, sites, NEGATIVE)
     if OUTER:
-        o += offsets(r // count, outer, s_outer, len(outer))
+        o += offsets(r // count, outer, s_outer)
     m = m_r[:, None] & (c < width)[None, :]  # [R, C]
-    x = tl.load(p_x + o[:, None] + offsets(c, inner, s_inner, len(inner))[None, :], mask=m & good[:, None], other=0)
+    x = tl.load(p_x + o[:, None] + offsets(c, inner, s_inner)[None, :], mask=m & good[:, None], other=0)
     tl.store(p_o + r.to(tl.int64)[:, None] * width + c[None, :], x, mask=m)
 
 
@@ -186,8 +186,8 @@ def _span(extents: Shape, steps: Shape) -> int:
 def _write_keys(keys: Array, index: IndexArrays, span: int, more: bool = False) -> None:
     launch(
         index_keys_kernel, triton.cdiv(index.count, 256), keys, *index.arrays, faults.flag(keys.device), index.count,
-        span, index.sizes, index.strides, index.extents, index.steps, index.sites, MORE=more,
-        NEGATIVE=index.negative, T=256, num_warps=4,
+        span, index.sizes, index.strides, index.extents, index.steps, index.sites, MORE=more, NEGATIVE=index.negative,
+        T=256, num_warps=4,
     )  # fmt: skip
 
 
@@ -227,10 +227,9 @@ def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape],
     blocks = triton.cdiv(width, c)
     wide = is_wide((rows + r, width)) or is_wide(before.rest, before.target) or is_wide(after.rest, after.target)
     launch(
-        gather_kernel, triton.cdiv(rows, r) * blocks, out, x, *index.arrays, faults.flag(x.device), rows, count,
-        width, blocks, index.sizes, index.strides, index.extents, index.steps, index.sites, before.rest,
-        before.target, after.rest, after.target, NEGATIVE=index.negative, OUTER=rows != count,
-        INT64=wide, R=r, C=c, num_warps=warps,
+        gather_kernel, triton.cdiv(rows, r) * blocks, out, x, *index.arrays, faults.flag(x.device), rows, count, width,
+        blocks, index.sizes, index.strides, index.extents, index.steps, index.sites, before.rest, before.target,
+        after.rest, after.target, NEGATIVE=index.negative, OUTER=rows != count, INT64=wide, R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 

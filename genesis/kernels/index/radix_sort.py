@@ -62,10 +62,10 @@ def rank_sort_kernel(
     """Store keys and their positions at their ranks. FLOATS: keys are below 2^24 and compared as float32."""
     line = (tl.program_id(0) // blocks).to(tl.int64) * length
     start = (tl.program_id(0) % blocks) * BI
-    i = start + tl.arange(0, BI)
+    i = start + tl.arange(0, BI)  # [BI]
     key = tl.load(p_keys + line + i, mask=i < length, other=0)
     own_key = (key.to(tl.float32) if FLOATS else key)[:, None]
-    o_j = tl.arange(0, BJ)
+    o_j = tl.arange(0, BJ)  # [BJ]
     before = tl.zeros([BI, BJ], tl.float32 if FLOATS else tl.int32)  # [BI, BJ]: keys that come first in the result
     below = start // BJ * BJ
     above = tl.minimum(tl.cdiv(start + BI, BJ) * BJ, length)

@@ -87,8 +87,8 @@ if is_interpreted():  # which would call Python for each element of a sort or a 
 
 @triton.jit
 def scatter_rows_kernel(p_x, p_v, p_keys, p_order, count, span, unit, width, blocks, v_sizes, v_strides, rest, sx_rest,
-                        sv_rest, SCALAR: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
-                        INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+                        sv_rest, SCALAR: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
+                        C: tl.constexpr):  # fmt: skip
     """x[key · unit + …] = v[order + …], from the last of equal keys. R slots and C columns."""
     s = (tl.program_id(0) // blocks).to(tl.int64) * R + tl.arange(0, R)  # [R]
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)  # [C]
@@ -102,19 +102,19 @@ def scatter_rows_kernel(p_x, p_v, p_keys, p_order, count, span, unit, width, blo
     else:
         n = s
     m = (m & (key < span))[:, None] & (c < width)[None, :]
-    o_x = (key * unit)[:, None] + offsets(c, rest, sx_rest, REST)[None, :]
+    o_x = (key * unit)[:, None] + offsets(c, rest, sx_rest)[None, :]
     if SCALAR:
         v = converted(tl.full([R, C], p_v, WORK), p_x.dtype.element_ty)
     else:
-        o_v = offsets(n.to(tl.int64), v_sizes, v_strides, DIMS)[:, None] + offsets(c, rest, sv_rest, REST)[None, :]
+        o_v = offsets(n.to(tl.int64), v_sizes, v_strides)[:, None] + offsets(c, rest, sv_rest)[None, :]
         v = converted(tl.load(p_v + o_v, mask=m), p_x.dtype.element_ty)
     tl.store(p_x + o_x, v, mask=m)
 
 
 @triton.jit
 def segment_sum_kernel(p_x, p_parts, p_v, p_keys, p_order, count, span, unit, width, blocks, v_sizes, v_strides, rest,
-                       sx_rest, sv_rest, ADD: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, REST: tl.constexpr,
-                       INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+                       sx_rest, sv_rest, ADD: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
+                       C: tl.constexpr):  # fmt: skip
     """Sum a window of R slots: runs inside it are written; others store parts[window, 0 (head) or 1 (tail)]."""
     window = (tl.program_id(0) // blocks).to(tl.int64)
     i = tl.arange(0, R)
@@ -129,11 +129,11 @@ def segment_sum_kernel(p_x, p_parts, p_v, p_keys, p_order, count, span, unit, wi
     n = tl.load(p_order + s, mask=m, other=0).to(tl.int64)
     m = m & (key < span)
     m_c = (c < width)[None, :]
-    o_v = offsets(n, v_sizes, v_strides, DIMS)[:, None] + offsets(c, rest, sv_rest, REST)[None, :]
+    o_v = offsets(n, v_sizes, v_strides)[:, None] + offsets(c, rest, sv_rest)[None, :]
     v = converted(tl.load(p_v + o_v, mask=m[:, None] & m_c, other=0), WORK)  # [R, C]
     total = segmented_sum(tl.zeros([R, C], tl.int32) + starts[:, None], v)  # [R, C]
     began = tl.cumsum(starts, 0) > 0
-    p_row = p_x + (key * unit)[:, None] + offsets(c, rest, sx_rest, REST)[None, :]
+    p_row = p_x + (key * unit)[:, None] + offsets(c, rest, sx_rest)[None, :]
     m_done = (m & ends & began)[:, None] & m_c
     done = total
     if ADD:
@@ -146,8 +146,8 @@ def segment_sum_kernel(p_x, p_parts, p_v, p_keys, p_order, count, span, unit, wi
 
 @triton.jit
 def segment_carry_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks, rest, sx_rest, ADD: tl.constexpr,
-                         WORK: tl.constexpr, REST: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
-                         PARTS: tl.constexpr, C: tl.constexpr):  # fmt: skip
+                         WORK: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr, PARTS: tl.constexpr,
+                         C: tl.constexpr):  # fmt: skip
     """Add the parts, in order, of the run that begins in this window and goes on in the next."""
     window = (tl.program_id(0) // blocks).to(tl.int64)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)  # [C]
@@ -171,7 +171,7 @@ def segment_carry_kernel(p_x, p_parts, p_keys, count, span, unit, width, blocks,
             total += tl.sum(parts, 0).to(WORK)
             at += PARTS
             more = tl.min(same.to(tl.int32), 0)
-        p_row = p_x + key * unit + offsets(c, rest, sx_rest, REST)
+        p_row = p_x + key * unit + offsets(c, rest, sx_rest)
         if ADD:
             total += converted(tl.load(p_row, mask=m_c, other=0), WORK)
         tl.store(p_row, converted(total, p_x.dtype.element_ty), mask=m_c)
@@ -254,8 +254,8 @@ def scatter_rows(target: Array, values: Any, found: SortedKeys, rows: Rows) -> N
     launch(
         scatter_rows_kernel, triton.cdiv(count, r) * blocks, target, values, found.keys, found.order, count, found.span,
         found.unit, width, blocks, rows.sizes, rows.strides, rows.rest, rows.target, rows.values,
-        SCALAR=not isinstance(values, Array), WORK=TRITON[work_type(target.dtype).name], DIMS=len(rows.sizes),
-        REST=len(rows.rest), INT64=rows.needs_int64, R=r, C=c, num_warps=warps,
+        SCALAR=not isinstance(values, Array), WORK=TRITON[work_type(target.dtype).name], INT64=rows.needs_int64, R=r,
+        C=c, num_warps=warps,
     )  # fmt: skip
 
 
@@ -288,11 +288,11 @@ def scatter_add_rows(
     launch(
         segment_sum_kernel, windows * blocks, target, parts, values, found.keys, found.order, count, found.span,
         found.unit, width, blocks, rows.sizes, rows.strides, rows.rest, rows.target, rows.values, ADD=add, WORK=kind,
-        DIMS=len(rows.sizes), REST=len(rows.rest), INT64=rows.needs_int64, R=r, C=c, num_warps=warps,
+        INT64=rows.needs_int64, R=r, C=c, num_warps=warps,
     )  # fmt: skip
     if windows > 1:
         launch(
             segment_carry_kernel, windows * blocks, target, parts, found.keys, count, found.span, found.unit, width,
-            blocks, rows.rest, rows.target, ADD=add, WORK=kind, REST=len(rows.rest), INT64=rows.needs_int64, R=r,
+            blocks, rows.rest, rows.target, ADD=add, WORK=kind, INT64=rows.needs_int64, R=r,
             PARTS=max(1, min(PARTS, 4096 // c)), C=c, num_warps=warps,
         )  # fmt: skip

@@ -39,53 +39,54 @@ _last_counts: dict[Device, tuple[Any, Any, Array]] = {}
 
 
 @triton.jit
-def load_mask(p_x, i, n, sizes, strides, DIMS: tl.constexpr):
+def load_mask(p_x, i, n, sizes, strides):
     """Whether the elements at linear indices i are not 0, as int32."""
-    x = tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=i < n, other=0)
+    x = tl.load(p_x + offsets(i, sizes, strides), mask=i < n, other=0)
     if x.dtype == tl.bfloat16:  # which the interpreter loads as integers: only -0 needs care
         x = x.to(tl.int16, bitcast=True) & 0x7FFF
     return ((x != 0) & (i < n)).to(tl.int32)
 
 
 @triton.jit
-def mask_count_kernel(p_counts, p_x, n, sizes, strides, DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):
+def mask_count_kernel(p_counts, p_x, n, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
     """counts[tile]."""
     tile = tl.program_id(0)
     i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
-    tl.store(p_counts + tile, tl.sum(load_mask(p_x, i, n, sizes, strides, DIMS), 0))
+    tl.store(p_counts + tile, tl.sum(load_mask(p_x, i, n, sizes, strides), 0))
 
 
 @triton.jit(do_not_specialize=["count", "by_count", "by_dim", "site"])
 def nonzero_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count, by_dim, shape, site,
-                   DIMS: tl.constexpr, NDIM: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
+                   INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
     """The coordinates of true elements: out[rank · by_count + dimension · by_dim], rank among all true elements."""
     tile = tl.program_id(0)
     i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
-    true = load_mask(p_x, i, n, sizes, strides, DIMS)  # [T]
+    true = load_mask(p_x, i, n, sizes, strides)  # [T]
     base = tl.load(p_base + tile)
     rank = tl.cumsum(true, 0) - 1  # within the tile: int32, while the tile's offset is int64
     m = (true != 0) & (rank < tl.minimum(count - base, T).to(tl.int32))
     p_o += base * by_count
     rest = i
-    for back in tl.static_range(NDIM):
-        at = rest if back == NDIM - 1 else rest % shape[NDIM - 1 - back]
-        rest = rest // shape[NDIM - 1 - back]
-        tl.store(p_o + (NDIM - 1 - back) * by_dim + rank * by_count, at.to(tl.int64), mask=m)
+    LAST: tl.constexpr = len(shape) - 1
+    for back in tl.static_range(LAST + 1):
+        at = rest if back == LAST else rest % shape[LAST - back]
+        rest = rest // shape[LAST - back]
+        tl.store(p_o + (LAST - back) * by_dim + rank * by_count, at.to(tl.int64), mask=m)
     if tile == tl.num_programs(0) - 1:
         total = base + tl.sum(true, 0)
         report_fault(p_fault, site, total, total != count)
 
 
 @triton.jit
-def masked_select_kernel(p_o, p_base, p_x, p_m, n, sizes, sx, sm, DIMS: tl.constexpr, INT64: tl.constexpr,
-                         T: tl.constexpr, C: tl.constexpr):  # fmt: skip
+def masked_select_kernel(p_o, p_base, p_x, p_m, n, sizes, sx, sm, INT64: tl.constexpr, T: tl.constexpr,
+                         C: tl.constexpr):  # fmt: skip
     """out[rank] = x where the mask is true. All of x is loaded, so the loads do not wait for the mask."""
     tile = tl.program_id(0)
     begin = (tile.to(tl.int64) if INT64 else tile) * T
     # in another shape than the mask, whose long vectors would otherwise set the layout of x
     i = begin + tl.arange(0, T // C)[:, None] * C + tl.arange(0, C)[None, :]  # [T / C, C]
-    x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=i < n)
-    true = load_mask(p_m, begin + tl.arange(0, T), n, sizes, sm, DIMS)
+    x = tl.load(p_x + offsets(i, sizes, sx), mask=i < n)
+    true = load_mask(p_m, begin + tl.arange(0, T), n, sizes, sm)
     base, end = tl.load(p_base + tile), tl.load(p_base + tile + 1)
     rank = tl.cumsum(true, 0) - 1
     m = (true != 0) & (rank < (end - base).to(tl.int32))  # also if the mask has changed since it was counted
@@ -94,12 +95,11 @@ def masked_select_kernel(p_o, p_base, p_x, p_m, n, sizes, sx, sm, DIMS: tl.const
 
 
 @triton.jit(do_not_specialize=["count"])
-def masked_scatter_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, DIMS: tl.constexpr, INT64: tl.constexpr,
-                          T: tl.constexpr):  # fmt: skip
+def masked_scatter_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, INT64: tl.constexpr, T: tl.constexpr):
     """out = g[rank · step] where the mask is true, and 0 elsewhere."""
     tile = tl.program_id(0)
     i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
-    true = load_mask(p_m, i, n, sizes, sm, DIMS)
+    true = load_mask(p_m, i, n, sizes, sm)
     base = tl.load(p_base + tile)
     rank = tl.cumsum(true, 0) - 1
     m = (true != 0) & (rank < tl.minimum(count - base, T).to(tl.int32))
@@ -113,8 +113,7 @@ def _tile_offsets(x: Array, total: Array | None) -> Array:
     tiles = triton.cdiv(x.size, TILE)
     counts = empty((tiles,), int32, x.device)
     launch(
-        mask_count_kernel, tiles, counts, x, x.size, sizes, strides, DIMS=len(sizes),
-        INT64=is_wide(sizes, strides), T=TILE, num_warps=2,
+        mask_count_kernel, tiles, counts, x, x.size, sizes, strides, INT64=is_wide(sizes, strides), T=TILE, num_warps=2,
     )  # fmt: skip
     return exclusive_sums(counts, total)
 
@@ -129,8 +128,8 @@ def block_offsets(out: Array, x: Array) -> None:
     sizes, strides = collapse(x.shape, x.strides)
     counts = empty((blocks,), int32, x.device)
     launch(
-        mask_count_kernel, blocks, counts, x, x.size, sizes, strides, DIMS=len(sizes),
-        INT64=is_wide(sizes, strides), T=MASK_BLOCK, num_warps=2,
+        mask_count_kernel, blocks, counts, x, x.size, sizes, strides, INT64=is_wide(sizes, strides), T=MASK_BLOCK,
+        num_warps=2,
     )  # fmt: skip
     exclusive_sums(counts, total, out.view((blocks,), (1,)))
 
@@ -162,7 +161,7 @@ def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
 def _launch_values(out: Array, before: Array, x: Array, mask: Array) -> None:
     sizes, sx, sm = collapse(x.shape, x.strides, mask.strides)
     launch(
-        masked_select_kernel, before.size - 1, out, before, x, mask, x.size, sizes, sx, sm, DIMS=len(sizes),
+        masked_select_kernel, before.size - 1, out, before, x, mask, x.size, sizes, sx, sm,
         INT64=is_wide(sizes, sx, sm), T=MASK_BLOCK, C=COLUMNS, num_warps=4,
     )  # fmt: skip
 
@@ -173,7 +172,7 @@ def scatter_true(out: Array, g: Array, mask: Array, before: Array) -> None:
     sizes, sm = collapse(mask.shape, mask.strides)
     launch(
         masked_scatter_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
-        DIMS=len(sizes), INT64=is_wide(sizes, sm), T=MASK_BLOCK, num_warps=8,
+        INT64=is_wide(sizes, sm), T=MASK_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
@@ -219,6 +218,5 @@ def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_di
     shape = x.shape or (1,)
     launch(
         nonzero_kernel, found.size, out, found, x, faults.flag(x.device), x.size, sizes, strides, count, by_count,
-        by_dim, shape, faults.site(op, None, count), DIMS=len(sizes), NDIM=len(shape),
-        INT64=is_wide(sizes, strides), T=TILE, num_warps=16,
+        by_dim, shape, faults.site(op, None, count), INT64=is_wide(sizes, strides), T=TILE, num_warps=16,
     )  # fmt: skip

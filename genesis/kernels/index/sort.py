@@ -66,10 +66,10 @@ def ordered_keys(x, DESCENDING: tl.constexpr):
 
 
 @triton.jit
-def sort_keys_kernel(p_keys, p_x, n, sizes, strides, DESCENDING: tl.constexpr, DIMS: tl.constexpr, T: tl.constexpr):
+def sort_keys_kernel(p_keys, p_x, n, sizes, strides, DESCENDING: tl.constexpr, T: tl.constexpr):
     """keys[i] of the element with linear index i."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    x = tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=i < n, other=0)
+    x = tl.load(p_x + offsets(i, sizes, strides), mask=i < n, other=0)
     tl.store(p_keys + i, ordered_keys(x, DESCENDING), mask=i < n)
 
 
@@ -83,8 +83,7 @@ def _keys(x: Array, shape: Shape, strides: Shape, lines: int, descending: bool) 
     n = numel(shape)
     keys = empty((lines, n // lines), int64 if x.dtype.itemsize == 8 else int32, x.device)
     launch(
-        sort_keys_kernel, triton.cdiv(n, TILE), keys, x, n, sizes, steps, DESCENDING=descending, DIMS=len(sizes),
-        T=TILE, num_warps=4,
+        sort_keys_kernel, triton.cdiv(n, TILE), keys, x, n, sizes, steps, DESCENDING=descending, T=TILE, num_warps=4,
     )  # fmt: skip
     return keys
 
@@ -94,17 +93,16 @@ def _keys(x: Array, shape: Shape, strides: Shape, lines: int, descending: bool) 
 
 @triton.jit
 def bitonic_sort_kernel(p_values, p_indices, p_candidates, p_x, p_packed, lines, length, tiles, count, step, sizes,
-                        strides, inner, DESCENDING: tl.constexpr, DIMS: tl.constexpr, LINES: tl.constexpr,
-                        T: tl.constexpr):  # fmt: skip
+                        strides, inner, DESCENDING: tl.constexpr, LINES: tl.constexpr, T: tl.constexpr):  # fmt: skip
     """Sort tiles of lines and store the first `count` elements of each.
 
     Elements come from x, or from `p_packed` [lines, length] if given; results go to `p_candidates`
     [lines, tiles, count] if given, else to values and indices.
     """
-    line = (tl.program_id(0) // tiles).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]
-    i = tl.program_id(0) % tiles * T + tl.arange(0, T)[None, :]
+    line = (tl.program_id(0) // tiles).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]  # [LINES, 1]
+    i = tl.program_id(0) % tiles * T + tl.arange(0, T)[None, :]  # [1, T]
     m = (line < lines) & (i < length)
-    o_line = offsets(line, sizes, strides, DIMS)
+    o_line = offsets(line, sizes, strides)
     if p_packed is not None:
         packed = tl.load(p_packed + line * length + i, mask=m, other=0x7FFFFFFFFFFFFFFF)
     else:
@@ -126,13 +124,13 @@ def bitonic_sort_kernel(p_values, p_indices, p_candidates, p_x, p_packed, lines,
 
 @triton.jit
 def take_sorted_kernel(p_values, p_indices, p_x, p_order, n, length, count, step, sizes, strides, inner,
-                       DIMS: tl.constexpr, T: tl.constexpr):  # fmt: skip
+                       T: tl.constexpr):  # fmt: skip
     """Values and indices of the first `count` elements of each line's order."""
     e = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     m = e < n
     line, rank = e // count, e % count
     index = tl.load(p_order + line * length + rank, mask=m, other=0).to(tl.int64)
-    x = tl.load(p_x + offsets(line, sizes, strides, DIMS) + index * step, mask=m)
+    x = tl.load(p_x + offsets(line, sizes, strides) + index * step, mask=m)
     o = (line // inner * count + rank) * inner + line % inner
     tl.store(p_values + o, x, mask=m)
     tl.store(p_indices + o, index, mask=m)
@@ -156,8 +154,8 @@ def _sort_into(out: tuple[Array, Array], x: Array, axis: int, count: int, descen
     _, order = argsort_keys(keys, _bits(x.dtype), signed=True, keep_keys=False)
     n = lines * count
     launch(
-        take_sorted_kernel, triton.cdiv(n, TILE), *out, x, order, n, length, count, step, sizes, steps, inner,
-        DIMS=len(sizes), T=TILE, num_warps=4,
+        take_sorted_kernel, triton.cdiv(n, TILE), *out, x, order, n, length, count, step, sizes, steps, inner, T=TILE,
+        num_warps=4,
     )  # fmt: skip
 
 
@@ -184,7 +182,7 @@ def _launch_bitonic_sort(
     lines_per_tile = 1 if tiles > 1 else max(1, min(CHUNK // tile, triton.next_power_of_2(lines)))
     launch(
         bitonic_sort_kernel, triton.cdiv(lines, lines_per_tile) * tiles, values, indices, candidates, x, packed, lines,
-        length, tiles, count, *layout, DESCENDING=descending, DIMS=len(layout[1]), LINES=lines_per_tile, T=tile,
+        length, tiles, count, *layout, DESCENDING=descending, LINES=lines_per_tile, T=tile,
         num_warps=8 if tile > CHUNK else 4,
     )  # fmt: skip
 
@@ -259,7 +257,7 @@ def count_unique_kernel(p_counts, p_keys, n, NAN: tl.constexpr, T: tl.constexpr)
 
 @triton.jit(do_not_specialize=["size", "site"])
 def unique_kernel(p_values, p_inverse, p_starts, p_fault, p_base, p_keys, p_order, p_x, n, size, site, sizes, strides,
-                  NAN: tl.constexpr, DIMS: tl.constexpr, T: tl.constexpr):  # fmt: skip
+                  NAN: tl.constexpr, T: tl.constexpr):  # fmt: skip
     """The group of each sorted element; the first of a group stores its value and start."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     new = load_is_first(p_keys, i, n, NAN)
@@ -267,7 +265,7 @@ def unique_kernel(p_values, p_inverse, p_starts, p_fault, p_base, p_keys, p_orde
     index = tl.load(p_order + i, mask=i < n, other=0).to(tl.int64)
     tl.store(p_inverse + index, group, mask=i < n)
     m = (new != 0) & (group < size)
-    tl.store(p_values + group, tl.load(p_x + offsets(index, sizes, strides, DIMS), mask=m), mask=m)
+    tl.store(p_values + group, tl.load(p_x + offsets(index, sizes, strides), mask=m), mask=m)
     tl.store(p_starts + group, i, mask=m)
     report_fault(p_fault, site, group + 1, (i == n - 1) & (group + 1 != size))
 
@@ -310,6 +308,6 @@ def unique(out: tuple[Array, Array, Array], x: Array, size: int) -> None:
     sizes, strides = collapse(x.shape, x.strides)
     launch(
         unique_kernel, bases.size, values, inverse, starts, faults.flag(x.device), bases, keys, order, x, x.size, size,
-        faults.site("unique", None, size), sizes, strides, NAN=nan, DIMS=len(sizes), T=TILE, num_warps=4,
+        faults.site("unique", None, size), sizes, strides, NAN=nan, T=TILE, num_warps=4,
     )  # fmt: skip
     launch(unique_counts_kernel, triton.cdiv(size, TILE), counts, starts, x.size, size, T=TILE, num_warps=4)

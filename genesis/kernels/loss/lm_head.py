@@ -68,7 +68,7 @@ def load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, 
 @triton.jit
 def row_dot(p_x, p_w, width, BLOCK: tl.constexpr):
     """The dot product of two rows in float32."""
-    acc = tl.zeros((BLOCK,), tl.float32)
+    acc = tl.zeros((BLOCK,), tl.float32)  # [BLOCK]
     for start in range(0, width, BLOCK):
         i = start + tl.arange(0, BLOCK)
         x, w = tl.load(p_x + i, mask=i < width, other=0), tl.load(p_w + i, mask=i < width, other=0)
@@ -101,9 +101,9 @@ def references_kernel(p_row_labels, p_logits, p_references, p_overflow, p_x, p_w
 @triton.jit
 def logits(d_x, d_w, o_m, o_n, steps, DOT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """The tile [BM, BN] of x·weightᵀ at (o_m, o_n)."""
-    b_x = tl.zeros((BM, BN), tl.float32)
+    b_x = tl.zeros((BM, BN), tl.float32)  # [BM, BN]
     for i_k in range(steps):
-        b_a, b_b = d_x.load([o_m, i_k * BK]), d_w.load([o_n, i_k * BK])
+        b_a, b_b = d_x.load([o_m, i_k * BK]), d_w.load([o_n, i_k * BK])  # [BM, BK], [BN, BK]
         b_x = tl.dot(converted(b_a, DOT), converted(b_b.T, DOT), b_x, input_precision="ieee")
     return b_x
 
@@ -115,7 +115,7 @@ def store_pieces(b_e, d_e, o_m, o_n, BM: tl.constexpr, BN: tl.constexpr, PIECES:
         d_e.store([o_m, o_n], converted(b_e, tl.bfloat16))
     else:
         HALF: tl.constexpr = BN // 2
-        b_left, b_right = tl.split(tl.permute(tl.reshape(b_e, (BM, 2, HALF)), (0, 2, 1)))
+        b_left, b_right = tl.split(tl.permute(tl.reshape(b_e, (BM, 2, HALF)), (0, 2, 1)))  # [BM, HALF]
         store_pieces(b_left, d_e, o_m, o_n, BM, HALF, PIECES // 2)
         store_pieces(b_right, d_e, o_m, o_n + HALF, BM, HALF, PIECES // 2)
 
@@ -124,11 +124,11 @@ def store_pieces(b_e, d_e, o_m, o_n, BM: tl.constexpr, BN: tl.constexpr, PIECES:
 def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, EVEN: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Store the statistics of a tile of logits b_x [BM, BN], and its exponentials if `d_e` is given."""
-    o_m = i_m * BM + tl.arange(0, BM)
+    o_m = i_m * BM + tl.arange(0, BM)  # [BM]
     reference = tl.load(p_references + o_m, mask=o_m < m, other=0)
     if not EVEN:
         b_x = tl.where((i_n * BN + tl.arange(0, BN) < n)[None, :], b_x, -float("inf"))
-    b_e = tl.exp2(b_x * LOG2_E - reference[:, None])
+    b_e = tl.exp2(b_x * LOG2_E - reference[:, None])  # [BM, BN]
     o_s = o_m.to(tl.int64) * tiles_n + i_n
     tl.store(p_maxima + o_s, tl.max(b_x, 1), mask=o_m < m)
     tl.store(p_sums + o_s, tl.sum(b_e, 1), mask=o_m < m)
@@ -188,7 +188,7 @@ def store_label_gradient(p_e, others, label, i_own, classes, BN: tl.constexpr):
     `row_dot`. In the label's tile the stored bfloat16 values are summed, for these enter the gradients.
     """
     i = i_own * BN + tl.arange(0, BN)
-    b_e = converted(tl.load(p_e + i, mask=(i < classes) & (i != label), other=0), tl.float32)
+    b_e = converted(tl.load(p_e + i, mask=(i < classes) & (i != label), other=0), tl.float32)  # [BN]
     tl.store(p_e + label, converted(-(others + tl.sum(b_e, 0)), tl.bfloat16))
 
 

@@ -200,7 +200,7 @@ def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, lengt
 @triton.jit
 def sum_losses_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
     """Σ x / divisor in float64."""
-    acc = tl.zeros((BLOCK,), tl.float64)
+    acc = tl.zeros((BLOCK,), tl.float64)  # [BLOCK]
     for first in range(0, n, BLOCK):
         i = first + tl.arange(0, BLOCK)
         acc += tl.load(p_x + i, mask=i < n, other=0).to(tl.float64)
@@ -217,7 +217,7 @@ def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row,
     if p_divisor is not None:
         divisor = converted(tl.load(p_divisor), p_o.dtype.element_ty)
     elif COUNT:
-        acc = tl.zeros((BLOCK,), tl.int32)
+        acc = tl.zeros((BLOCK,), tl.int32)  # [BLOCK]
         for first in range(0, n, BLOCK):
             i = first + tl.arange(0, BLOCK)
             at = i % length + shift

@@ -51,8 +51,8 @@ def apply_norm(x, m, r, p_w, p_b, i_h, m_h, dw, db, CENTRED: tl.constexpr):
 
 @triton.jit
 def norm_forward_kernel(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, dw, db, CENTRED: tl.constexpr,
-                        WORK: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr,
-                        BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+                        WORK: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr, BN: tl.constexpr,
+                        BH: tl.constexpr):  # fmt: skip
     program = tl.program_id(0)
     if INT64:
         program = program.to(tl.int64)
@@ -60,7 +60,7 @@ def norm_forward_kernel(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, 
     i_h = tl.arange(0, BH)
     m_n, m_h = i_n < n, i_h < h
     count = tl.full((BN,), 1, WORK) * h
-    p_n = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None]
+    p_n = (p_x + offsets(i_n, sizes, sx))[:, None]
     q_n = (p_y + i_n * h)[:, None]
     m = m_n[:, None] & m_h[None, :]
     x = converted(tl.load(p_n + (i_h * dx)[None, :], mask=m, other=0), WORK)  # [BN, BH]
@@ -134,13 +134,13 @@ def norm_backward_kernel(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, 
         i_n = tile * BN + i_tile_row
         m_n = i_n < n
         m = m_n[:, None] & m_h[None, :]
-        r = tl.load(p_r + offsets(i_n, sizes, sr, len(sizes)), mask=m_n, other=0)  # [BN]
+        r = tl.load(p_r + offsets(i_n, sizes, sr), mask=m_n, other=0)  # [BN]
         mean = None
         if p_m is not None:
-            mean = tl.load(p_m + offsets(i_n, sizes, sm, len(sizes)), mask=m_n, other=0)
-        g_n = (p_g + offsets(i_n, sizes, sg, len(sizes)))[:, None]
-        x_n = (p_x + offsets(i_n, sizes, sx, len(sizes)))[:, None]
-        before = load_plus(p_plus, offsets(i_n, sizes, sp, len(sizes)), i_h, m, dp, WORK)
+            mean = tl.load(p_m + offsets(i_n, sizes, sm), mask=m_n, other=0)
+        g_n = (p_g + offsets(i_n, sizes, sg))[:, None]
+        x_n = (p_x + offsets(i_n, sizes, sx))[:, None]
+        before = load_plus(p_plus, offsets(i_n, sizes, sp), i_h, m, dp, WORK)
         g, z, gw = load_normalized(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK)  # [BN, BH]
         acc_w += g * z
         d = gw - z * maths.divide(tl.sum(gw * z, 1), count)[:, None]
@@ -163,12 +163,12 @@ def norm_backward_rows_kernel(p_d, p_g, p_x, p_plus, p_w, p_m, p_r, shape, sizes
     """dx of one row that is longer than a program's registers."""
     _, h = shape
     i_n = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    r = tl.load(p_r + offsets(i_n, sizes, sr, len(sizes)))
+    r = tl.load(p_r + offsets(i_n, sizes, sr))
     mean = None
     if p_m is not None:
-        mean = tl.load(p_m + offsets(i_n, sizes, sm, len(sizes)))
-    g_n = (p_g + offsets(i_n, sizes, sg, len(sizes)))[:, None]
-    x_n = (p_x + offsets(i_n, sizes, sx, len(sizes)))[:, None]
+        mean = tl.load(p_m + offsets(i_n, sizes, sm))
+    g_n = (p_g + offsets(i_n, sizes, sg))[:, None]
+    x_n = (p_x + offsets(i_n, sizes, sx))[:, None]
     acc_gw, acc_gwz = tl.zeros((1, BH), WORK), tl.zeros((1, BH), WORK)
     for first in range(0, h, BH):
         i_h = first + tl.arange(0, BH)
@@ -188,7 +188,7 @@ def norm_backward_rows_kernel(p_d, p_g, p_x, p_plus, p_w, p_m, p_r, shape, sizes
         d = gw - z * mean_gwz
         if p_m is not None:
             d -= mean_gw
-        d = d * r[:, None] + load_plus(p_plus, offsets(i_n, sizes, sp, len(sizes)), i_h, m, dp, WORK)
+        d = d * r[:, None] + load_plus(p_plus, offsets(i_n, sizes, sp), i_h, m, dp, WORK)
         tl.store(p_d + (i_n * h)[:, None] + i_h[None, :], converted(d, p_d.dtype.element_ty), mask=m)
 
 
@@ -203,12 +203,12 @@ def norm_backward_columns_kernel(p_dw, p_db, p_g, p_x, p_m, p_r, shape, sizes, s
     acc_w, acc_b = tl.zeros((1, BH), WORK), tl.zeros((1, BH), WORK)
     for row in range(tl.program_id(1), n, tl.num_programs(1)):
         i_n = row + tl.arange(0, 1).to(tl.int64)
-        r = tl.load(p_r + offsets(i_n, sizes, sr, len(sizes)))
+        r = tl.load(p_r + offsets(i_n, sizes, sr))
         m = m_h[None, :]
-        g = converted(tl.load((p_g + offsets(i_n, sizes, sg, len(sizes)))[:, None] + (i_h * dg)[None, :], mask=m), WORK)
-        x = converted(tl.load((p_x + offsets(i_n, sizes, sx, len(sizes)))[:, None] + (i_h * dx)[None, :], mask=m), WORK)
+        g = converted(tl.load((p_g + offsets(i_n, sizes, sg))[:, None] + (i_h * dg)[None, :], mask=m), WORK)
+        x = converted(tl.load((p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :], mask=m), WORK)
         if p_m is not None:
-            x -= tl.load(p_m + offsets(i_n, sizes, sm, len(sizes)))[:, None]
+            x -= tl.load(p_m + offsets(i_n, sizes, sm))[:, None]
             acc_b += g
         acc_w += g * (x * r[:, None])
     o = tl.program_id(1).to(tl.int64) * h + i_h
@@ -231,8 +231,8 @@ def sum_rows_kernel(p_o, p_x, n, h, step, BN: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
-def rms_norm_scale_kernel(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK: tl.constexpr, DIMS: tl.constexpr,
-                          INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+def rms_norm_scale_kernel(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK: tl.constexpr, INT64: tl.constexpr,
+                          BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     """x·r·w of a tile."""
     i_n = tl.program_id(0) * BN + tl.arange(0, BN)
     if INT64:
@@ -240,8 +240,8 @@ def rms_norm_scale_kernel(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK:
     i_h = tl.program_id(1) * BH + tl.arange(0, BH)
     m_n, m_h = i_n < n, i_h < h
     m = m_n[:, None] & m_h[None, :]
-    r = tl.load(p_r + offsets(i_n, sizes, sr, DIMS), mask=m_n, other=0)
-    x = converted(tl.load((p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :], mask=m, other=0), WORK)
+    r = tl.load(p_r + offsets(i_n, sizes, sr), mask=m_n, other=0)
+    x = converted(tl.load((p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :], mask=m, other=0), WORK)
     y = x * r[:, None] * load_parameter(p_w, i_h, m_h, dw, WORK)  # [BN, BH]
     tl.store((p_y + i_n * h)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
 
@@ -262,7 +262,7 @@ def _forward(
     launch(
         norm_forward_kernel, triton.cdiv(n, cut.rows), y, mean, rstd, x, weight, bias, n, h, float_argument(eps, work),
         sizes, sx, x.strides[-1], weight.strides[0], bias.strides[0] if bias is not None else 1,
-        CENTRED=bias is not None, WORK=TRITON[work.name], DIMS=len(sizes),
+        CENTRED=bias is not None, WORK=TRITON[work.name],
         INT64=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), ONE_PASS=cut.one_pass,
         BN=cut.rows, BH=cut.columns, num_warps=cut.warps,
     )  # fmt: skip
@@ -335,8 +335,8 @@ def rms_norm_scale(out: Array, x: Array, weight: Array, rstd: Array) -> None:
     rows = min(2048 // columns, triton.next_power_of_2(n))
     launch(
         rms_norm_scale_kernel, (triton.cdiv(n, rows), triton.cdiv(h, columns)), out, x, weight, rstd, n, h, sizes, sx,
-        sr, x.strides[-1], weight.strides[0], WORK=TRITON[work_type(x.dtype).name], DIMS=len(sizes), BN=rows,
-        BH=columns, INT64=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), num_warps=4,
+        sr, x.strides[-1], weight.strides[0], WORK=TRITON[work_type(x.dtype).name], BN=rows, BH=columns,
+        INT64=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), num_warps=4,
     )  # fmt: skip
 
 

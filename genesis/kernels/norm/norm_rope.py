@@ -204,8 +204,8 @@ def norm_rope(
     if x.size:
         launch(
             norm_rope_kernel, grid, y, rstd, x, query_weight, key_weight, cos, sin, batch * tokens, tokens,
-            (all_heads, heads, heads + key_heads), size // 2, float_argument(eps, work), y.strides, x.strides,
-            *tables, query_weight.strides[0], key_weight.strides[0], WORK=TRITON[work.name], **constants,
+            (all_heads, heads, heads + key_heads), size // 2, float_argument(eps, work), y.strides, x.strides, *tables,
+            query_weight.strides[0], key_weight.strides[0], WORK=TRITON[work.name], **constants,
         )  # fmt: skip
 
 

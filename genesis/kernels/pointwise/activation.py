@@ -125,15 +125,14 @@ def swiglu_fast(gate, up):
 
 @triton.jit
 def swiglu_backward_kernel(p_dgate, p_dup, p_g, p_gate, p_up, n, sizes, so, sg, sa, sb, FAST: tl.constexpr,
-                           WORK: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr,
-                           BLOCK: tl.constexpr):  # fmt: skip
+                           WORK: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i, m = positions(n, BLOCK, INT64)
-    g = load_operand(p_g, i, sizes, sg, m, DIMS, False, WORK)
-    x = load_operand(p_gate, i, sizes, sa, m, DIMS, False, WORK)
-    up = load_operand(p_up, i, sizes, sb, m, DIMS, False, WORK)
+    g = load_operand(p_g, i, sizes, sg, m, False, WORK)
+    x = load_operand(p_gate, i, sizes, sa, m, False, WORK)
+    up = load_operand(p_up, i, sizes, sb, m, False, WORK)
     s = sigmoid(x, FAST)
-    store_result(p_dup, i, g * (s * x), sizes, so, m, DIMS)
-    store_result(p_dgate, i, g * (s + s * x * (1 - s)) * up, sizes, so, m, DIMS)
+    store_result(p_dup, i, g * (s * x), sizes, so, m)
+    store_result(p_dgate, i, g * (s + s * x * (1 - s)) * up, sizes, so, m)
 
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
@@ -169,6 +168,6 @@ def swiglu_backward(out: tuple[Array, Array], g: Array, gate: Array, up: Array) 
     block, n = 1024, dgate.size
     launch(
         swiglu_backward_kernel, triton.cdiv(n, block), dgate, dup, g, gate, up, n, sizes, so, *strides,
-        FAST=dgate.dtype.itemsize == 2 and dup.dtype.itemsize == 2, WORK=TRITON[work.name], DIMS=len(sizes),
+        FAST=dgate.dtype.itemsize == 2 and dup.dtype.itemsize == 2, WORK=TRITON[work.name],
         INT64=is_wide(sizes, so, *strides), BLOCK=block, num_warps=4,
     )  # fmt: skip

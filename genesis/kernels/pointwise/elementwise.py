@@ -33,17 +33,17 @@ __all__ = ["elementwise", "identity", "scalar_argument"]
 
 
 @triton.jit
-def load_operand(p_x, i, sizes, strides, m, DIMS: tl.constexpr, SCALAR: tl.constexpr, WORK: tl.constexpr):
+def load_operand(p_x, i, sizes, strides, m, SCALAR: tl.constexpr, WORK: tl.constexpr):
     """A tile [BLOCK] of an operand in the type WORK; a scalar fills the tile."""
     if SCALAR:
         return tl.full(i.shape, p_x, WORK)
     else:
-        return converted(tl.load(p_x + offsets(i, sizes, strides, DIMS), mask=m), WORK)
+        return converted(tl.load(p_x + offsets(i, sizes, strides), mask=m), WORK)
 
 
 @triton.jit
-def store_result(p_o, i, y, sizes, strides, m, DIMS: tl.constexpr):
-    tl.store(p_o + offsets(i, sizes, strides, DIMS), converted(y, p_o.dtype.element_ty), mask=m)
+def store_result(p_o, i, y, sizes, strides, m):
+    tl.store(p_o + offsets(i, sizes, strides), converted(y, p_o.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -58,30 +58,29 @@ def positions(n, BLOCK: tl.constexpr, INT64: tl.constexpr):
 
 @triton.jit
 def unary_kernel(p_o, p_x, n, sizes, so, sx, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
-                 DIMS: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                 INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i, m = positions(n, BLOCK, INT64)
-    x = load_operand(p_x, i, sizes, sx, m, DIMS, SCALARS & 1, WORK)
-    store_result(p_o, i, F(x), sizes, so, m, DIMS)
+    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, WORK)
+    store_result(p_o, i, F(x), sizes, so, m)
 
 
 @triton.jit
 def binary_kernel(p_o, p_x, p_y, n, sizes, so, sx, sy, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
-                  DIMS: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                  INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i, m = positions(n, BLOCK, INT64)
-    x = load_operand(p_x, i, sizes, sx, m, DIMS, SCALARS & 1, WORK)
-    y = load_operand(p_y, i, sizes, sy, m, DIMS, SCALARS & 2, WORK)
-    store_result(p_o, i, F(x, y), sizes, so, m, DIMS)
+    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, WORK)
+    y = load_operand(p_y, i, sizes, sy, m, SCALARS & 2, WORK)
+    store_result(p_o, i, F(x, y), sizes, so, m)
 
 
 @triton.jit
 def ternary_kernel(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr, SCALARS: tl.constexpr,
-                   WORK: tl.constexpr, CONDITION: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr,
-                   BLOCK: tl.constexpr):  # fmt: skip
+                   WORK: tl.constexpr, CONDITION: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     i, m = positions(n, BLOCK, INT64)
-    x = load_operand(p_x, i, sizes, sx, m, DIMS, SCALARS & 1, CONDITION)
-    y = load_operand(p_y, i, sizes, sy, m, DIMS, SCALARS & 2, WORK)
-    z = load_operand(p_z, i, sizes, sz, m, DIMS, SCALARS & 4, WORK)
-    store_result(p_o, i, F(x, y, z), sizes, so, m, DIMS)
+    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, CONDITION)
+    y = load_operand(p_y, i, sizes, sy, m, SCALARS & 2, WORK)
+    z = load_operand(p_z, i, sizes, sz, m, SCALARS & 4, WORK)
+    store_result(p_o, i, F(x, y, z), sizes, so, m)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
@@ -119,9 +118,8 @@ def elementwise(
     n = out.size
     block = 1024
     launch(
-        kernel, triton.cdiv(n, block), out, *values, n, sizes, so, *strides,
-        F=function, SCALARS=scalars, WORK=TRITON[work.name], DIMS=len(sizes),
-        INT64=is_wide(sizes, so, *merged), BLOCK=block, num_warps=4, **extra,
+        kernel, triton.cdiv(n, block), out, *values, n, sizes, so, *strides, F=function, SCALARS=scalars,
+        WORK=TRITON[work.name], INT64=is_wide(sizes, so, *merged), BLOCK=block, num_warps=4, **extra,
     )  # fmt: skip
 
 

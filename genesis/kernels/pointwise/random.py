@@ -114,7 +114,7 @@ def uniform_kernel(p_o, n, s0, s1, f0, f1, step, width, low, end, below, STANDAR
                    WORK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
     if BITS == 53:
-        draws = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))
+        draws = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))  # [2 · COUNT]
         u = converted((draws >> 11).to(tl.int64), WORK)
         i = start * 2 + tl.arange(0, 2 * COUNT)
     else:
@@ -143,14 +143,14 @@ def normal_kernel(p_o, n, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT
         a = (to_float64(to_uint64(w0, w1) >> 11) + 0.5) * 1.1102230246251565e-16  # 2^-53
         b = (to_float64(to_uint64(w2, w3) >> 11) + 0.5) * 1.1102230246251565e-16
         even, odd = box_muller(a, b, std, mean)
-        y = tl.interleave(even, odd)
+        y = tl.interleave(even, odd)  # [2 · COUNT]
         i = start * 2 + tl.arange(0, 2 * COUNT)
     else:
         a, b = (to_float64(w0) + 0.5) * 2.3283064365386963e-10, (to_float64(w1) + 0.5) * 2.3283064365386963e-10  # 2^-32
         c, d = (to_float64(w2) + 0.5) * 2.3283064365386963e-10, (to_float64(w3) + 0.5) * 2.3283064365386963e-10
         z0, z1 = box_muller(a, b, std, mean)
         z2, z3 = box_muller(c, d, std, mean)
-        y = quads(z0, z1, z2, z3)
+        y = quads(z0, z1, z2, z3)  # [4 · COUNT]
         i = start * 4 + tl.arange(0, 4 * COUNT)
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < n)
 
@@ -160,7 +160,7 @@ def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.c
                    COUNT: tl.constexpr):  # fmt: skip
     """low + draw mod span; WHOLE: the span is 2^64. FLIP inverts the top bit: signed order becomes unsigned order."""
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
-    draw = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))
+    draw = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))  # [2 · COUNT]
     if not WHOLE:
         draw = draw % int32_to_uint64(span0, span1)
     draw = draw + int32_to_uint64(low0, low1)
@@ -177,26 +177,25 @@ def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.c
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def bernoulli_kernel(p_o, p_p, n, s0, s1, f0, f1, sizes, sp, DIMS: tl.constexpr, COUNT: tl.constexpr):
+def bernoulli_kernel(p_o, p_p, n, s0, s1, f0, f1, sizes, sp, COUNT: tl.constexpr):
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
     i = start * 4 + tl.arange(0, 4 * COUNT)
     m = i < n
-    chance = converted(tl.load(p_p + offsets(i, sizes, sp, DIMS), mask=m), tl.float64)
+    chance = converted(tl.load(p_p + offsets(i, sizes, sp), mask=m), tl.float64)
     hit = (to_float64(quads(w0, w1, w2, w3)) < chance * 4294967296.0).to(tl.float32)
     y = tl.where((chance >= 0) & (chance <= 1), hit, float("nan"))
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=m)
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "limit"])
-def dropout_kernel(p_o, p_x, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr, DIMS: tl.constexpr,
-                   COUNT: tl.constexpr):  # fmt: skip
+def dropout_kernel(p_o, p_x, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr, COUNT: tl.constexpr):
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
     i = start * 4 + tl.arange(0, 4 * COUNT)
     m = i < n
-    x = converted(tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=m), WORK)
+    x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)
     kept = quads(w0, w1, w2, w3) >= limit.to(tl.uint32, bitcast=True)
     y = tl.where(kept, tl.full(x.shape, scale, WORK), 0.0) * x
-    tl.store(p_o + offsets(i, sizes, so, DIMS), converted(y, p_o.dtype.element_ty), mask=m)
+    tl.store(p_o + offsets(i, sizes, so), converted(y, p_o.dtype.element_ty), mask=m)
 
 
 # --- Multinomial ------------------------------------------------------------------------------------------------------
@@ -317,8 +316,8 @@ def normal(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, mean:
     """y = mean + std·z."""
     double = dtype is float64
     launch(
-        normal_kernel, _programs(out.size, 2 if double else 4), out, out.size, *counters(seed, offset),
-        Double(mean), Double(std), DOUBLE=double, COUNT=COUNTERS,
+        normal_kernel, _programs(out.size, 2 if double else 4), out, out.size, *counters(seed, offset), Double(mean),
+        Double(std), DOUBLE=double, COUNT=COUNTERS,
     )  # fmt: skip
 
 
@@ -351,8 +350,7 @@ def bernoulli(out: Array, p: Array, seed: int, offset: int) -> None:
     """y = 1 where a 32-bit draw is below p·2^32, else 0; NaN where p is no probability."""
     sizes, sp = collapse(out.shape, p.strides)
     launch(
-        bernoulli_kernel, _programs(out.size, 4), out, p, out.size, *counters(seed, offset), sizes, sp,
-        DIMS=len(sizes), COUNT=COUNTERS,
+        bernoulli_kernel, _programs(out.size, 4), out, p, out.size, *counters(seed, offset), sizes, sp, COUNT=COUNTERS,
     )  # fmt: skip
 
 
@@ -365,7 +363,7 @@ def dropout(out: Array, x: Array, p: float, seed: int, offset: int) -> None:
     limit, _ = number_words(min(int(p * 2.0**32), 0xFFFFFFFF))
     launch(
         dropout_kernel, _programs(out.size, 4), out, x, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
-        WORK=TRITON[work.name], DIMS=len(sizes), COUNT=COUNTERS,
+        WORK=TRITON[work.name], COUNT=COUNTERS,
     )  # fmt: skip
 
 

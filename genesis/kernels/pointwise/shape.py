@@ -48,19 +48,20 @@ def cat(out: Array, *arrays: Array, dim: int) -> None:
 
 @triton.jit
 def roll_pad_kernel(p_o, p_x, value, n, sizes, strides, ends, shifts, PAD: tl.constexpr, WORK: tl.constexpr,
-                    DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
+                    INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
     """out[c] = x[c + shifts], wrapped around at `ends`; with PAD, `value` outside of 0 … ends."""
     i, m = positions(n, T, INT64)
     rest, o = i, i * 0
     inside = m
-    for back in tl.static_range(DIMS):
-        c = (rest if back == DIMS - 1 else rest % sizes[DIMS - 1 - back]) + shifts[DIMS - 1 - back]
-        rest = rest // sizes[DIMS - 1 - back]
+    LAST: tl.constexpr = len(sizes) - 1
+    for back in tl.static_range(LAST + 1):
+        c = (rest if back == LAST else rest % sizes[LAST - back]) + shifts[LAST - back]
+        rest = rest // sizes[LAST - back]
         if PAD:
-            inside = inside & (c >= 0) & (c < ends[DIMS - 1 - back])
+            inside = inside & (c >= 0) & (c < ends[LAST - back])
         else:
-            c = tl.where(c >= ends[DIMS - 1 - back], c - ends[DIMS - 1 - back], c)
-        o += c * strides[DIMS - 1 - back]
+            c = tl.where(c >= ends[LAST - back], c - ends[LAST - back], c)
+        o += c * strides[LAST - back]
     x = tl.load(p_x + o, mask=inside)
     if PAD:
         x = tl.where(inside, x, converted(tl.full([T], value, WORK), p_o.dtype.element_ty))
@@ -87,7 +88,7 @@ def _roll_or_pad(out: Array, x: Array, value: Any, sizes: list[int], strides: li
     work = work_type(out.dtype)
     launch(
         roll_pad_kernel, triton.cdiv(out.size, TILE), out, x, value, out.size, *fields, tuple(shifts) or (0,), PAD=pads,
-        WORK=TRITON[work.name], DIMS=len(fields[0]), INT64=is_wide(fields[0], fields[1]), T=TILE, num_warps=4,
+        WORK=TRITON[work.name], INT64=is_wide(fields[0], fields[1]), T=TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -134,14 +135,14 @@ def pad(out: Array, x: Array, widths: tuple[tuple[int, int], ...], value: float)
 
 
 @triton.jit
-def triangle_kernel(p_o, p_x, n, rows, columns, diagonal, sizes, so, sx, LOWER: tl.constexpr, DIMS: tl.constexpr,
-                    INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
+def triangle_kernel(p_o, p_x, n, rows, columns, diagonal, sizes, so, sx, LOWER: tl.constexpr, INT64: tl.constexpr,
+                    T: tl.constexpr):  # fmt: skip
     """x if column - row is at most (LOWER) or at least `diagonal`, else 0; elements that become 0 are not read."""
     i, m = positions(n, T, INT64)
     distance = i % columns - i // columns % rows
     keep = distance <= diagonal if LOWER else distance >= diagonal
-    x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=m & keep, other=0)
-    tl.store(p_o + offsets(i, sizes, so, DIMS), x, mask=m)
+    x = tl.load(p_x + offsets(i, sizes, sx), mask=m & keep, other=0)
+    tl.store(p_o + offsets(i, sizes, so), x, mask=m)
 
 
 def _triangle(out: Array, x: Array, diagonal: int, lower: bool) -> None:
@@ -151,7 +152,7 @@ def _triangle(out: Array, x: Array, diagonal: int, lower: bool) -> None:
     rows, columns = x.shape[-2:]
     launch(
         triangle_kernel, triton.cdiv(out.size, TILE), out, x, out.size, rows, columns, diagonal, sizes, so, sx,
-        LOWER=lower, DIMS=len(sizes), INT64=is_wide(sizes, so, sx), T=TILE, num_warps=4,
+        LOWER=lower, INT64=is_wide(sizes, so, sx), T=TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -171,26 +172,24 @@ def triu(out: Array, x: Array, diagonal: int) -> None:
 
 
 @triton.jit
-def window_keys_kernel(p_keys, n, start, sizes, strides, DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):
+def window_keys_kernel(p_keys, n, start, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
     """keys[i] = the offset of index i of a strided window."""
     i, m = positions(n, T, INT64)
-    tl.store(p_keys + i, (start + offsets(i, sizes, strides, DIMS)).to(p_keys.dtype.element_ty), mask=m)
+    tl.store(p_keys + i, (start + offsets(i, sizes, strides)).to(p_keys.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def window_counts_kernel(p_counts, n, start, sizes, strides, DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr):
+def window_counts_kernel(p_counts, n, start, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
     """counts[offset] += 1 for each index of a strided window."""
     i, m = positions(n, T, INT64)
-    tl.atomic_add(p_counts + start + offsets(i, sizes, strides, DIMS), 1, mask=m)
+    tl.atomic_add(p_counts + start + offsets(i, sizes, strides), 1, mask=m)
 
 
 @triton.jit
-def window_mean_kernel(
-    p_o, p_x, p_counts, n, start, sizes, strides, DIMS: tl.constexpr, INT64: tl.constexpr, T: tl.constexpr
-):
+def window_mean_kernel(p_o, p_x, p_counts, n, start, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
     """out[i] = x[offset of i] / counts[offset of i]."""
     i, m = positions(n, T, INT64)
-    o = start + offsets(i, sizes, strides, DIMS)
+    o = start + offsets(i, sizes, strides)
     x = converted(tl.load(p_x + o, mask=m), tl.float64)
     y = x / tl.load(p_counts + o, mask=m, other=1).to(tl.float64)
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=m)
@@ -201,7 +200,7 @@ def _launch_window(kernel: Any, shape: Shape, strides: Shape, start: int, *array
     n = numel(shape)
     sizes, steps = collapse(shape, strides)
     launch(
-        kernel, triton.cdiv(n, TILE), *arrays, n, start, sizes, steps, DIMS=len(sizes),
+        kernel, triton.cdiv(n, TILE), *arrays, n, start, sizes, steps,
         INT64=is_wide((*sizes, 1), (*steps, start)) or start >= 1 << 30, T=TILE, num_warps=4,
     )  # fmt: skip
 

@@ -39,10 +39,10 @@ def tile_indices(n, half, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexp
 
 
 @triton.jit
-def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, FAST: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr,
-                         INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, FAST: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr,
+                         BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)
-    p_gate = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :]
+    p_gate = (p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :]
     gate = converted(tl.load(p_gate, mask=m, other=0), WORK)  # [BN, BH]
     up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
     y = sigmoid(gate, FAST) * gate * up
@@ -51,12 +51,12 @@ def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, FAST: tl.constexpr, W
 
 @triton.jit
 def swiglu_packed_backward_kernel(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg, dx, RESULT: tl.constexpr,
-                                  FAST: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr,
-                                  BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+                                  FAST: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr, BN: tl.constexpr,
+                                  BH: tl.constexpr):  # fmt: skip
     """Both gradients, and with RESULT also the result of forward."""
     i_n, i_h, m = tile_indices(n, half, INT64, BN, BH)
-    p_gate = (p_x + offsets(i_n, sizes, sx, DIMS))[:, None] + (i_h * dx)[None, :]
-    o_g = offsets(i_n, sizes, sg, DIMS)[:, None] + (i_h * dg)[None, :]
+    p_gate = (p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :]
+    o_g = offsets(i_n, sizes, sg)[:, None] + (i_h * dg)[None, :]
     gate = converted(tl.load(p_gate, mask=m, other=0), WORK)  # [BN, BH]
     up = converted(tl.load(p_gate + half * dx, mask=m, other=0), WORK)
     g = converted(tl.load(p_g + o_g, mask=m, other=0), WORK)
@@ -80,7 +80,7 @@ def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ..
     rows = min(TILE // columns, triton.next_power_of_2(n))
     wide = [(*s, a.strides[-1]) for s, a in zip(strides, operands, strict=True)]
     constants = {
-        "FAST": x.dtype.itemsize == 2, "WORK": TRITON[work_type(x.dtype).name], "DIMS": len(sizes), "BN": rows,
+        "FAST": x.dtype.itemsize == 2, "WORK": TRITON[work_type(x.dtype).name], "BN": rows,
         "BH": columns, "num_warps": 4,
         "INT64": is_wide((*sizes, 2 * half), *wide, contiguous_strides((*sizes, 2 * half))),
     }  # fmt: skip

@@ -471,16 +471,14 @@ def cumsum(out: Array, x: Array, axis: int, reverse: bool = False) -> None:
 
 
 @triton.jit
-def prod_backward_kernel(
-    p_o, p_g, p_l, p_r, n, sizes, sg, DIMS: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr
-):
+def prod_backward_kernel(p_o, p_g, p_l, p_r, n, sizes, sg, INT64: tl.constexpr, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     if INT64:
         program = program.to(tl.int64)
     i = program * BLOCK + tl.arange(0, BLOCK)
     m = i < n
     left, right = tl.load(p_l + i, mask=m), tl.load(p_r + i, mask=m)
-    g = converted(tl.load(p_g + offsets(i, sizes, sg, DIMS), mask=m), left.dtype)
+    g = converted(tl.load(p_g + offsets(i, sizes, sg), mask=m), left.dtype)
     tl.store(p_o + i, converted(left * right * g, p_o.dtype.element_ty), mask=m)
 
 
@@ -494,7 +492,7 @@ def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
     sizes, _, sg = collapse(x.shape, contiguous_strides(x.shape), g.strides)
     launch(
         prod_backward_kernel, triton.cdiv(out.size, 1024), out, g, left, right, out.size, sizes, sg,
-        DIMS=len(sizes), INT64=is_wide(sizes, sg), BLOCK=1024,
+        INT64=is_wide(sizes, sg), BLOCK=1024,
     )  # fmt: skip
 
 
@@ -502,17 +500,16 @@ def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
 
 
 @triton.jit
-def put_along_axis_kernel(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, DIMS: tl.constexpr, INT64: tl.constexpr,
-                          BLOCK: tl.constexpr):  # fmt: skip
+def put_along_axis_kernel(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, INT64: tl.constexpr, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     if INT64:
         program = program.to(tl.int64)
     i = program * BLOCK + tl.arange(0, BLOCK)
     m = i < n
-    at = tl.load(p_i + offsets(i, sizes, si, DIMS), mask=m, other=0)
+    at = tl.load(p_i + offsets(i, sizes, si), mask=m, other=0)
     at = tl.where(at < 0, at + size, at)
-    v = tl.load(p_v + offsets(i, sizes, sv, DIMS), mask=m)
-    tl.store(p_o + offsets(i, sizes, so, DIMS) + at * stride, v, mask=m & (at >= 0) & (at < size))
+    v = tl.load(p_v + offsets(i, sizes, sv), mask=m)
+    tl.store(p_o + offsets(i, sizes, so) + at * stride, v, mask=m & (at >= 0) & (at < size))
 
 
 @cuda_impl("put_along_axis")
@@ -528,7 +525,7 @@ def put_along_axis(out: Array, values: Array, indices: Array, axis: int, size: i
     sizes, so, sv, si = collapse(values.shape, steps, values.strides, indices.strides)
     launch(
         put_along_axis_kernel, triton.cdiv(values.size, 512), out, values, indices, values.size, size, stride, sizes,
-        so, sv, si, DIMS=len(sizes), INT64=is_wide(sizes, so, sv, si) or out.size > 1 << 31, BLOCK=512,
+        so, sv, si, INT64=is_wide(sizes, so, sv, si) or out.size > 1 << 31, BLOCK=512,
     )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def reduce_kernel(p_o, p_1, p_2, p_x, nk, nr, span, argument, kept, reduced, INI
             length = tl.multiple_of(length, 16)
     i_k = program * BK + tl.arange(0, BK)  # [BK]
     m_k = i_k < nk
-    p_k = tl.expand_dims(p_x + offsets(i_k, kept[0], kept[1], len(kept[0])), AXIS)  # [BK, 1] or [1, BK]
+    p_k = tl.expand_dims(p_x + offsets(i_k, kept[0], kept[1]), AXIS)  # [BK, 1] or [1, BK]
     m_x = tl.expand_dims(m_k, AXIS)
     i_r = begin + tl.arange(0, BR)  # [BR]
     if INT64_R:
@@ -135,14 +135,14 @@ def reduce_kernel(p_o, p_1, p_2, p_x, nk, nr, span, argument, kept, reduced, INI
     if LOOP:
         for chunk in range(0, length // BR):  # full chunks need no mask along R, so odd lengths load as vectors
             r = i_r + chunk * BR
-            o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1], len(reduced[0])), 1 - AXIS)
+            o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1]), 1 - AXIS)
             x = converted(tl.load(p_k + o_r, mask=m_x), READ)  # [BK, BR] or [BR, BK]
             state = STEP(state, x, tl.expand_dims(r, 1 - AXIS), chunk, argument)
     if TAIL:
         last = length // BR if LOOP else 0
         r = i_r + last * BR
         m = m_x & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)
-        o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1], len(reduced[0])), 1 - AXIS)
+        o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1]), 1 - AXIS)
         x = converted(tl.load(p_k + o_r, mask=m, other=0), READ)
         state = select_state(m, STEP(state, x, tl.expand_dims(r, 1 - AXIS), last, argument), state)
     state = reduce_state(state, AXIS, MERGE, REDUCE_AXIS)  # tiles [BK]
@@ -154,7 +154,7 @@ def reduce_kernel(p_o, p_1, p_2, p_x, nk, nr, span, argument, kept, reduced, INI
         if p_2 is not None:
             tl.store(p_2 + o, state[2], mask=m_k)
     else:
-        store_results(p_o, p_1, state, offsets(i_k, kept[0], kept[2], len(kept[0])), m_k, argument, FINISH)
+        store_results(p_o, p_1, state, offsets(i_k, kept[0], kept[2]), m_k, argument, FINISH)
 
 
 @triton.jit
@@ -203,7 +203,7 @@ def merge_kernel(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes, so, INIT: tl.
             o = s.to(tl.int64)[:, None] * nk + i_k[None, :]
             state = select_state(m, merge_states(state, load_states(p_a, p_b, p_c, o, m), MERGE), state)
     state = reduce_state(state, 0, MERGE, REDUCE_AXIS)  # tiles [BK]
-    store_results(p_o, p_i, state, offsets(i_k, sizes, so, len(sizes)), m_k, argument, FINISH)
+    store_results(p_o, p_i, state, offsets(i_k, sizes, so), m_k, argument, FINISH)
 
 
 @triton.jit
@@ -256,10 +256,9 @@ def reduce_into(
     launch(
         merge_kernel, triton.cdiv(layout.results, again.block_k), out, indices, *parts, layout.results, cut.splits,
         float_argument(argument, work), layout.kept, layout.kept_out, INIT=spec.init, MERGE=spec.merge,
-        REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity,
-        WORK=TRITON[work.name], INDEX=TRITON[_index(layout).name],
-        LOOP=again.block_r < cut.splits, INT64_K=is_wide(layout.kept, layout.kept_out), BK=again.block_k,
-        BS=again.block_r, num_warps=again.warps,
+        REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity, WORK=TRITON[work.name],
+        INDEX=TRITON[_index(layout).name], LOOP=again.block_r < cut.splits,
+        INT64_K=is_wide(layout.kept, layout.kept_out), BK=again.block_k, BS=again.block_r, num_warps=again.warps,
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def finite_max(top):
 
 @triton.jit
 def softmax_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
-                   DIMS: tl.constexpr, INT64: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+                   INT64: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     """Lines that fit in registers."""
     program = tl.program_id(0)
     if INT64:
@@ -57,11 +57,11 @@ def softmax_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.constexpr, W
     r = tl.arange(0, BR)  # [BR]
     m = tl.expand_dims(k < nk, AXIS) & tl.expand_dims(r < nr, 1 - AXIS)
     i_r = r.to(tl.int64) if INT64 else r
-    o_x = tl.expand_dims(offsets(k, sizes, sx, DIMS), AXIS) + tl.expand_dims(i_r * dx, 1 - AXIS)
+    o_x = tl.expand_dims(offsets(k, sizes, sx), AXIS) + tl.expand_dims(i_r * dx, 1 - AXIS)
     x = converted(tl.load(p_x + o_x, mask=m, other=float("-inf")), WORK)  # [BK, BR] or [BR, BK]
     x -= tl.expand_dims(tl.max(x, AXIS), AXIS)
     x = tl.where(m, x, float("-inf"))
-    o = tl.expand_dims(offsets(k, sizes, so, DIMS), AXIS) + tl.expand_dims(i_r * do, 1 - AXIS)
+    o = tl.expand_dims(offsets(k, sizes, so), AXIS) + tl.expand_dims(i_r * do, 1 - AXIS)
     OUT: tl.constexpr = p_o.dtype.element_ty
     if LOG:
         total = tl.sum(fast_exp(x), AXIS)
@@ -87,8 +87,8 @@ def load_chunk(p, first, count, step, m_k, FIRST: tl.constexpr, WORK: tl.constex
 
 @triton.jit
 def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.constexpr, WORK: tl.constexpr,
-                            AXIS: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr, BK: tl.constexpr,
-                            BR: tl.constexpr, U: tl.constexpr):  # fmt: skip
+                            AXIS: tl.constexpr, INT64: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
+                            U: tl.constexpr):  # fmt: skip
     """Longer lines, in two passes over chunks of U × BR elements."""
     program = tl.program_id(0)
     if INT64:
@@ -96,8 +96,8 @@ def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.con
         nr = nr.to(tl.int64)
     k = program * BK + tl.arange(0, BK)  # [BK]
     m_k = tl.expand_dims(tl.expand_dims(k < nk, AXIS), 0)
-    p_k = tl.expand_dims(tl.expand_dims(p_x + offsets(k, sizes, sx, DIMS), AXIS), 0)
-    q_k = tl.expand_dims(tl.expand_dims(p_o + offsets(k, sizes, so, DIMS), AXIS), 0)
+    p_k = tl.expand_dims(tl.expand_dims(p_x + offsets(k, sizes, sx), AXIS), 0)
+    q_k = tl.expand_dims(tl.expand_dims(p_o + offsets(k, sizes, so), AXIS), 0)
     ROWS: tl.constexpr = BK if AXIS == 1 else BR
     COLUMNS: tl.constexpr = BR if AXIS == 1 else BK
     top = tl.full((ROWS, COLUMNS), float("-inf"), WORK)  # [ROWS, COLUMNS]
@@ -162,8 +162,8 @@ def softmax_gradient(g, y, total, LOG: tl.constexpr):
 
 @triton.jit
 def softmax_backward_kernel(p_o, p_g, p_y, nk, nr, sizes, sg, sy, so, dg, dy, do, LOG: tl.constexpr, WORK: tl.constexpr,
-                            AXIS: tl.constexpr, DIMS: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr,
-                            BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+                            AXIS: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr, BK: tl.constexpr,
+                            BR: tl.constexpr):  # fmt: skip
     """Gradients: of lines that fit in registers (ONE_PASS), or in two passes."""
     program = tl.program_id(0)
     if INT64:
@@ -173,9 +173,9 @@ def softmax_backward_kernel(p_o, p_g, p_y, nk, nr, sizes, sg, sy, so, dg, dy, do
     if INT64:
         r = r.to(tl.int64)
     m_k = tl.expand_dims(k < nk, AXIS)
-    g_k = tl.expand_dims(p_g + offsets(k, sizes, sg, DIMS), AXIS)
-    y_k = tl.expand_dims(p_y + offsets(k, sizes, sy, DIMS), AXIS)
-    q_k = tl.expand_dims(p_o + offsets(k, sizes, so, DIMS), AXIS)
+    g_k = tl.expand_dims(p_g + offsets(k, sizes, sg), AXIS)
+    y_k = tl.expand_dims(p_y + offsets(k, sizes, sy), AXIS)
+    q_k = tl.expand_dims(p_o + offsets(k, sizes, so), AXIS)
     OUT: tl.constexpr = p_o.dtype.element_ty
     r_0 = tl.expand_dims(r, 1 - AXIS)
     m = m_k & (r_0 < nr)
@@ -233,8 +233,8 @@ def _softmax(out: Array, x: Array, dim: int, log: bool, cut: LineTiles | None = 
     launch(
         softmax_kernel if cut.one_pass else softmax_two_pass_kernel, triton.cdiv(count, cut.block_k), out, x, count,
         length, kept, sx, so, dx, do, LOG=log, WORK=TRITON[work_type(x.dtype).name], AXIS=int(cut.inner),
-        DIMS=len(kept), INT64=is_wide((*kept, length), (*sx, dx), (*so, do)), BK=cut.block_k, BR=cut.block_r,
-        num_warps=cut.warps, **extra,
+        INT64=is_wide((*kept, length), (*sx, dx), (*so, do)), BK=cut.block_k, BR=cut.block_r, num_warps=cut.warps,
+        **extra,
     )  # fmt: skip
 
 
@@ -247,7 +247,7 @@ def _softmax_backward(out: Array, g: Array, y: Array, dim: int, log: bool) -> No
     count = out.size // length
     launch(
         softmax_backward_kernel, triton.cdiv(count, cut.block_k), out, g, y, count, length, kept, sg, sy, so, dg, dy,
-        do, LOG=log, WORK=TRITON[work_type(out.dtype).name], AXIS=int(cut.inner), DIMS=len(kept),
+        do, LOG=log, WORK=TRITON[work_type(out.dtype).name], AXIS=int(cut.inner),
         INT64=is_wide((*kept, length), (*sg, dg), (*sy, dy), (*so, do)), ONE_PASS=cut.one_pass, BK=cut.block_k,
         BR=cut.block_r * (1 if cut.one_pass else cut.unroll), num_warps=cut.warps,
     )  # fmt: skip
