@@ -396,8 +396,7 @@ def bernoulli(input: Tensor, *, generator: Generator | None = None) -> Tensor:
     """1 with the probabilities in x, else 0."""
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: builtins.int = 0) -> Tensor:
-    """How often each value stands in x `[n]` (integers from 0 on), or the sums of the `weights` that stand at
-    each."""
+    """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each."""
 
 def bitwise_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """bitwise_and, elementwise; see `genesis.ops`."""
@@ -1168,7 +1167,7 @@ def topk(
     *,
     axis: builtins.int | None = None,
 ) -> ValuesAndIndices:
-    """The k largest (or smallest) elements along `dim` (the last one unless given), and where they stand."""
+    """The k largest (or smallest) elements along `dim` (the last one unless given), and their positions."""
 
 def transpose(input: Tensor, dim0: builtins.int, dim1: builtins.int) -> Tensor:
     """Two dimensions swapped."""

@@ -356,7 +356,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         return self.device.type == "cuda"
 
     def is_pinned(self) -> builtins.bool:
-        """Whether it stands in pinned host memory; see `pin_memory`."""
+        """Whether it is in pinned host memory; see `pin_memory`."""
         return _transfer.is_pinned(self.array)
 
     def record_stream(self, stream: Any) -> None:

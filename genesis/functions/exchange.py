@@ -87,7 +87,9 @@ def to_dlpack(array: Array, stream: Any, max_version: Any, dl_device: Any, copy:
     copied = bool(copy)
     if dl_device is not None and tuple(dl_device) != dlpack_device(array.device):
         if copy is False or tuple(dl_device) != (dlpack.CPU, 0):
-            raise BufferError(f"a tensor on {array.device} cannot be lent to device {tuple(dl_device)} without a copy")
+            raise BufferError(
+                f"a tensor on {array.device} cannot be shared with device {tuple(dl_device)} without a copy"
+            )
         array, copied = moved(array, CPU), True
     elif copied:
         array = registry["copy"](array)

@@ -190,7 +190,7 @@ def _distinct(x: Any, labels: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
             second = labels.index(label, first + 1)
             shape = x.array.shape
             if shape[first] != shape[second]:
-                raise ShapeError(f"einsum: label {label!r} stands for sizes {shape[first]} and {shape[second]}")
+                raise ShapeError(f"einsum: label {label!r} has the sizes {shape[first]} and {shape[second]}")
             x = diagonal(x, 0, first, second)
             labels = (*(name for i, name in enumerate(labels) if i not in (first, second)), label)
     return x, labels
@@ -235,7 +235,7 @@ def _contract(
 
 
 def _sizes(terms: list[tuple[str, ...]], shapes: list[Shape], equation: str) -> dict[str, int]:
-    """The size that each label stands for; operands of size 1 broadcast."""
+    """The size of each label; operands of size 1 broadcast."""
     sizes: dict[str, int] = {}
     for labels, shape in zip(terms, shapes, strict=True):
         for label, size in zip(labels, shape, strict=True):
@@ -243,9 +243,7 @@ def _sizes(terms: list[tuple[str, ...]], shapes: list[Shape], equation: str) -> 
                 sizes[label] = broadcast_shapes((sizes.get(label, 1),), (size,))[0]
             except ShapeError:
                 shown = "..." if label[0] == _DOTS else label
-                raise ShapeError(
-                    f"einsum: {shown!r} in {equation!r} stands for sizes {sizes[label]} and {size}"
-                ) from None
+                raise ShapeError(f"einsum: {shown!r} in {equation!r} has the sizes {sizes[label]} and {size}") from None
     return sizes
 
 

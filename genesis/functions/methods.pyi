@@ -58,8 +58,7 @@ class Methods:
     def bernoulli_(self, p: Tensor | float = 0.5, *, generator: Generator | None = None) -> Self:
         """Overwrite x with 1 with probability `p` (a number or a tensor that broadcasts to x), else 0."""
     def bincount(self, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-        """How often each value stands in x `[n]` (integers from 0 on), or the sums of the `weights` that stand at
-        each."""
+        """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each."""
     def bitwise_and(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """bitwise_and, elementwise; see `genesis.ops`."""
     def bitwise_and_(self, other: Tensor | float) -> Self:
@@ -495,7 +494,7 @@ class Methods:
     def topk(
         self, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True, *, axis: int | None = None
     ) -> ValuesAndIndices:
-        """The k largest (or smallest) elements along `dim` (the last one unless given), and where they stand."""
+        """The k largest (or smallest) elements along `dim` (the last one unless given), and their positions."""
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions swapped."""
     def tril(self, diagonal: int = 0) -> Tensor:

@@ -47,7 +47,7 @@ def argsort(
 def topk(
     x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True, *, axis: int | None = None
 ) -> ValuesAndIndices:
-    """The k largest (or smallest) elements along `dim` (the last one unless given), and where they stand.
+    """The k largest (or smallest) elements along `dim` (the last one unless given), and their positions.
 
     They come in order whatever `sorted` says; of equals the first ones are taken.
     """
@@ -76,7 +76,7 @@ def _count(x: Any) -> int:
 
 @public
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """How often each value stands in x `[n]` (integers from 0 on), or the sums of the `weights` that stand at each.
+    """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each.
 
     Returns:
         `[max(x.max() + 1, minlength)]`; the largest value is read from the device once.

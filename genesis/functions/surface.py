@@ -1,7 +1,7 @@
 """What users call: the functions of `genesis`, the methods of Tensor and the functions of `genesis.nn.functional`.
 
 A function that is made of an op alone comes from the op's record (`pointwise.py`). One that adds something is written,
-and `@public` beside its definition says the same facts. Everything else is generated from the three tables: modules
+and `@public` at its definition says the same facts. Everything else is generated from the three tables: modules
 export them, `Methods` binds them, and `make stubs` writes their signatures.
 """
 

@@ -35,7 +35,7 @@ def pinned_empty(shape: Shape, dtype: DType, device: Device) -> Array:
 
 
 def is_pinned(array: Array) -> bool:
-    """Whether an array stands in pinned memory of ours."""
+    """Whether an array is in pinned memory of ours."""
     return array.device == CPU and _block(array) is not None
 
 
@@ -67,7 +67,7 @@ def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
     """Write `source` (broadcast, cast) into `target` on another device.
 
     Args:
-        non_blocking: do not wait where one of them stands in pinned memory and layout and dtype are the same.
+        non_blocking: do not wait where one of them is in pinned memory and layout and dtype are the same.
     """
     target.storage.version += 1
     if source.device == CPU:

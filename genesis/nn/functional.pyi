@@ -182,7 +182,7 @@ def norm_rope(
     key_heads: int,
     eps: float,
 ) -> Tensor:
-    """`rope(rms_norm(x))` of queries and keys that stand side by side with the values, each with the norm's
+    """`rope(rms_norm(x))` of queries and keys that are side by side with the values, each with the norm's
     weight."""
 
 def packed_linear(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, fp8: int = 0) -> Tensor:
@@ -198,13 +198,13 @@ def rms_norm(
     wider."""
 
 def rope(input: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> Tensor:
-    """Turn the pairs (x[i], x[i + D/2]) of each head by their position's angles (Su et al., 2021; half-split
+    """Rotate the pairs (x[i], x[i + D/2]) of each head by their position's angles (Su et al., 2021; half-split
     layout)."""
 
 def rope_table(
     positions: Tensor, size: int, theta: float = 10000.0, *, inverse_frequencies: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles that `rope` turns by: position·theta^(-2i/size)."""
+    """cos and sin of the angles that `rope` rotates by: position·theta^(-2i/size)."""
 
 def scaled_dot_product_attention(
     query: Tensor,
@@ -229,8 +229,7 @@ def softmax(input: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
     """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """silu(gate)·up, fused; without `up`, gate and up stand side by side in the last dimension of the one
-    tensor."""
+    """silu(gate)·up, fused; without `up`, gate and up are side by side in the last dimension of the one tensor."""
 
 def tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The hyperbolic tangent."""

@@ -1,6 +1,6 @@
 """Functions of layers under the names of torch.nn.functional, and the fused ones that language models need.
 
-Users find them in `genesis.nn.functional`, beside the losses and the activations.
+Users find them in `genesis.nn.functional`, with the losses and the activations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
 from genesis.functions.create import arange, zeros
+from genesis.functions.info import finfo
 from genesis.functions.surface import layer_function
 from genesis.ops import activation as activation_ops
 from genesis.ops import attention as attention_ops
@@ -44,7 +45,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 @layer_function
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """silu(gate)·up, fused; without `up`, gate and up stand side by side in the last dimension of the one tensor."""
+    """silu(gate)·up, fused; without `up`, gate and up are side by side in the last dimension of the one tensor."""
     if up is None:
         return apply(swiglu_ops.swiglu_packed, gate)  # type: ignore[no-any-return]
     return apply(activation_ops.swiglu, gate, up)  # type: ignore[no-any-return]
@@ -72,7 +73,7 @@ def _as_rows(
 
 
 def _filled(like: Tensor, value: float) -> Tensor:
-    """What stands for a weight or bias that there is not."""
+    """The values of a weight or bias that is not given."""
     return zeros(like.shape[-1], dtype=like.dtype, device=like.device).fill_(value)  # type: ignore[no-any-return]
 
 
@@ -90,7 +91,7 @@ def rms_norm(
     rows, (weight,) = _as_rows("rms_norm", input, normalized_shape, weight)
     (rows,) = in_fp32(rows)
     if eps is None:
-        eps = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[rows.dtype.name]
+        eps = finfo(rows.dtype).eps
     y = apply(norm_ops.rms_norm, rows, _filled(rows, 1) if weight is None else weight, eps=eps)[0]
     return y if y.shape == input.shape else y.reshape(input.shape)  # type: ignore[no-any-return]
 
@@ -178,7 +179,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
 def rope_table(
     positions: Tensor, size: int, theta: float = 10_000.0, *, inverse_frequencies: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of the angles that `rope` turns by: position·theta^(-2i/size).
+    """cos and sin of the angles that `rope` rotates by: position·theta^(-2i/size).
 
     Args:
         positions: integers `[T]` or `[B, T]`.
@@ -200,12 +201,12 @@ def rope_table(
 
 @layer_function
 def rope(x: Tensor, cos: Tensor, sin: Tensor, heads: int | None = None) -> Tensor:
-    """Turn the pairs (x[i], x[i + D/2]) of each head by their position's angles (Su et al., 2021; half-split layout).
+    """Rotate the pairs (x[i], x[i + D/2]) of each head by their position's angles (Su et al., 2021; half-split layout).
 
     Args:
         x: `[B, T, heads, D]`.
         cos, sin: `[T, D/2]` or `[B, T, D/2]`, from `rope_table`.
-        heads: how many heads are turned, the others stay; all unless given.
+        heads: how many heads are rotated; the others stay; all unless given.
     """
     attrs: dict[str, Any] = {} if heads is None else {"heads": heads}
     return apply(rope_ops.rope, x, cos, sin, **attrs)  # type: ignore[no-any-return]
@@ -216,7 +217,7 @@ def norm_rope(
     x: Tensor, query_weight: Tensor, key_weight: Tensor, cos: Tensor, sin: Tensor, *, heads: int, key_heads: int,
     eps: float,
 ) -> Tensor:  # fmt: skip
-    """`rope(rms_norm(x))` of queries and keys that stand side by side with the values, each with the norm's weight.
+    """`rope(rms_norm(x))` of queries and keys that are side by side with the values, each with the norm's weight.
 
     Args:
         x: `[B, T, heads + key_heads + others, D]`; the others stay as they are.
@@ -244,7 +245,7 @@ def attention(
     """softmax(scale·q·kᵀ)·v in the layout of language models, without the whole score matrix.
 
     Args:
-        q: `[B, T, Hq, D]`; query i stands at key position i + S - T (a KV cache holds the first S - T keys).
+        q: `[B, T, Hq, D]`; query i is at key position i + S - T (a KV cache holds the first S - T keys).
         k, v: `[B, S, Hkv, D]`; Hq is a multiple of Hkv, and query heads share key heads in groups.
         starts: int `[B, T]`, the first key position that each query may see: where its document begins.
         causal: hide keys after the query.
@@ -274,7 +275,7 @@ def attention_packed(
     the same form. See `attention` for the rest.
 
     Args:
-        tables: cos and sin, `[T, D/2]` or `[B, T, D/2]`, from `rope_table`: queries and keys are turned first, as by
+        tables: cos and sin, `[T, D/2]` or `[B, T, D/2]`, from `rope_table`: queries and keys are rotated first, as by
             `rope(qkv, cos, sin, heads + key_heads)`, and their gradients back without a pass over them.
     """
     inputs: tuple[Tensor | None, ...] = (qkv,) if starts is None else (qkv, starts)

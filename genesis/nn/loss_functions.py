@@ -29,7 +29,7 @@ OldReduction = bool | None  # a name of its own: `reduction_of` says more of a w
 IGNORE = -100  # the label that counts for nothing, as everywhere in this field
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     """A value that was expected to be something else: texts and numbers as they are, others by their kind."""
     return repr(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
 
@@ -37,7 +37,7 @@ def _told(value: Any) -> str:
 def _check_tensors(name: str, input: Any, target: Any) -> None:
     for which, value in (("input", input), ("target", target)):
         if not isinstance(value, Tensor):
-            raise DTypeError(f"{name}: {which} is {_told(value)}, not a tensor", next="make one with genesis.tensor")
+            raise DTypeError(f"{name}: {which} is {_shown(value)}, not a tensor", next="make one with genesis.tensor")
 
 
 def reduction_of(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
@@ -45,7 +45,7 @@ def reduction_of(size_average: bool | None, reduce: bool | None, reduction: str)
     for name, value in (("size_average", size_average), ("reduce", reduce)):
         if value is not None and not isinstance(value, bool):
             raise UsageError(
-                f"{name} is {_told(value)}, and must be None, True or False",
+                f"{name} is {_shown(value)}, and must be None, True or False",
                 next="torch has size_average and reduce before reduction: name the arguments after weight",
             )
     if size_average is None and reduce is None:
@@ -69,7 +69,7 @@ def _reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
 def _check_weight(name: str, what: str, weight: Any) -> None:
     if not isinstance(weight, Tensor):
         raise DTypeError(
-            f"{name}: {what} is {_told(weight)}, not a tensor",
+            f"{name}: {what} is {_shown(weight)}, not a tensor",
             next="the order is torch's: (input, target, weight, …); name the arguments after it",
         )
     if not weight.is_floating_point():
@@ -189,7 +189,7 @@ def linear_cross_entropy(
     return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
 
 
-# --- Of numbers -------------------------------------------------------------------------------------------------------
+# --- Of values -------------------------------------------------------------------------------------------------------
 
 
 def _pair(name: str, input: Tensor, target: Tensor) -> None:

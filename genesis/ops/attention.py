@@ -79,7 +79,7 @@ def _triangle(queries: int) -> np.ndarray:
 
 
 def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, window: int) -> list[_Block]:
-    """The query blocks of one sequence. Query i stands at key position i + keys - queries."""
+    """The query blocks of one sequence. Query i is at key position i + keys - queries."""
     shift = keys - queries
     result = []
     for first in range(0, queries, BLOCK_QUERIES):
@@ -219,7 +219,7 @@ def attention(
     """o = softmax(scale·q·kᵀ)·v over the visible keys; also gives the log of each softmax sum, without gradient.
 
     Args:
-        q: `[B, T, Hq, D]`. Query i stands at key position i + S - T.
+        q: `[B, T, Hq, D]`. Query i is at key position i + S - T.
         k, v: `[B, S, Hkv, D]`; query head h reads key head h // (Hq / Hkv).
         starts: `[B, T]` first key position each query may see (its document's first token), or None.
         causal: hide keys after the query.
@@ -378,8 +378,8 @@ def _packed_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
 
 def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     qkv, *rest = ctx.inputs
-    o, lse, *turned = ctx.outputs
-    d = attention_packed_backward(g, turned[0] if turned else qkv, o, lse, *rest, **ctx.attrs)
+    o, lse, *rotated = ctx.outputs
+    d = attention_packed_backward(g, rotated[0] if rotated else qkv, o, lse, *rest, **ctx.attrs)
     return d, *[None] * len(rest)
 
 
@@ -406,7 +406,7 @@ def attention_packed(
 
     With `tables`, queries and keys are rotated first, as by `rope`. The rotated array is then an output, too, which
     backward keeps in the place of qkv: it reads each query many times, and rotating it anew would cost more than to
-    write it once. Gradients are turned back where they are made, and need no pass.
+    write it once. Gradients take the inverse RoPE where they are made, and need no pass.
 
     Args:
         tables: cos and sin of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient; or none.
@@ -452,13 +452,13 @@ def attention_packed_backward(
 ) -> None:
     """`attention_backward`, with dq, dk and dv side by side in one array.
 
-    With `tables`, qkv is the rotated array, and dq and dk are turned back: gradients of the one before the rotation.
+    With `tables`, qkv is the rotated array, and dq and dk take the inverse RoPE: gradients of the array before it.
     """
     attrs: dict[str, Any] = {"scale": scale, "causal": causal, "window": window}
     parts = _split(qkv, heads, key_heads)
     if not tables:
         attention_backward.reference(_split(out, heads, key_heads), g, *parts, o, lse, starts, **attrs)
         return
-    with scratch(out.shape, wide(out[:0]).dtype) as turned:  # rounded once, behind the rotation
-        attention_backward.reference(_split(turned, heads, key_heads), g, *parts, o, lse, starts, **attrs)
-        rope.reference(out, turned, *tables, inverse=True, heads=heads + key_heads)
+    with scratch(out.shape, wide(out[:0]).dtype) as rotated:  # rounded once, after the inverse RoPE
+        attention_backward.reference(_split(rotated, heads, key_heads), g, *parts, o, lse, starts, **attrs)
+        rope.reference(out, rotated, *tables, inverse=True, heads=heads + key_heads)

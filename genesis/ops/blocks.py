@@ -1,4 +1,4 @@
-"""Row blocks: how fused references walk a matrix so that their temporaries stay in the processor's cache.
+"""Row blocks: how fused references go through a matrix so that their temporaries stay in the processor's cache.
 
 The block size depends on shapes only, never on the number of threads, so sums over blocks come out the same everywhere.
 """
@@ -64,7 +64,7 @@ def wide(x: np.ndarray) -> np.ndarray:
 
 
 def working(target: np.ndarray) -> np.ndarray:
-    """Where to compute a block of the result `target`: in its own memory where that is wide enough, else beside it.
+    """Where to compute a block of the result `target`: in its own memory, or in float32 where its type has 2 bytes.
 
     Each temporary less is a block less that competes for the cache. `store` brings the values to `target`.
     """

@@ -1,4 +1,4 @@
-"""Ops that make values from nothing but numbers; they name their device. `fill` stands in elementwise.py."""
+"""Ops that make values from Python numbers alone; they name their device. `fill` is in elementwise.py."""
 
 from __future__ import annotations
 

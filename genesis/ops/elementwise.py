@@ -140,7 +140,7 @@ def _whole_numbers(name: str) -> Callable[..., Spec]:
 
 
 def _sub_infer(*inputs: Any) -> Spec:
-    """As `_numeric`; bools are refused beside numbers, too, as torch does."""
+    """As `_numeric`; bools are refused with numbers, too, as torch does."""
     spec = _numeric("sub")(*inputs)
     if any(isinstance(x, bool) or (isinstance(x, Array) and x.dtype is bool_) for x in inputs):
         raise DTypeError("sub does not take bools", next="use logical_xor, or cast with .to(...)")
@@ -370,7 +370,7 @@ def _remainder_vjp(ctx: Context, g: Array) -> Grads:
 
 
 def _extremum_vjp(loses: Callable[[Any, Any], Array]) -> Callable[..., Grads]:
-    """The winner takes g; equal operands take half each; beside a NaN each takes all."""
+    """The winner takes g; equal operands take half each; with a NaN each takes all."""
 
     def vjp(ctx: Context, g: Array) -> Grads:
         x, y = ctx.inputs
@@ -619,7 +619,7 @@ logical_and = _comparison("logical_and", np.logical_and)
 logical_or = _comparison("logical_or", np.logical_or)
 logical_xor = _comparison("logical_xor", np.logical_xor)
 logical_not = _test("logical_not", np.logical_not)
-# numpy's isnan and isinf write beside their elements where out has gaps (numpy 2.4), so comparisons are used instead.
+# numpy's isnan and isinf write outside their elements where out has gaps (numpy 2.4), so comparisons are used instead.
 isnan = _test("isnan", lambda x, out=None: np.not_equal(x, x, out=out))
 isinf = _test("isinf", lambda x, out=None: np.equal(np.abs(x), np.inf, out=out))
 isfinite = _test("isfinite", lambda x, out=None: np.less(np.abs(x), np.inf, out=out))

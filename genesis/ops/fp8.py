@@ -9,7 +9,7 @@ sums, so they go to g, whose products with them are exact, before g is quantised
 both. Gradients of weights are sums over tokens, where small numbers matter; they stay in the wider type.
 
 Ops that can multiply so take `fp8`: the fewest columns of a result that is made in 8-bit floats, 0 for none, 1 for all.
-Each product is told apart by itself: a layer's forward may be made so and its input gradient not, or the reverse.
+Each product is chosen by itself: a layer's forward may be made so and its input gradient not, or the reverse.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WIDE = 2048
 
 
 def lacking(capability: tuple[int, int], device: Device) -> str | None:
-    """What a GPU of a compute capability lacks for 8-bit floats, to stand behind what needs them; None: nothing."""
+    """What a GPU of a compute capability lacks for 8-bit floats, after the name of what needs them; None: nothing."""
     if capability >= CAPABILITY:
         return None
     needed, has = (".".join(map(str, pair)) for pair in (CAPABILITY, capability))

@@ -1,6 +1,6 @@
 """Indexing by arrays: get, put, and finding the true elements of a mask. `genesis.indexing` plans which of them to use.
 
-All take one integer array for each indexed dimension. These broadcast to one shape, which stands in the result where
+All take one integer array for each indexed dimension. These broadcast to one shape, which is in the result where
 the indexed dimensions stood if these are neighbours, and in front otherwise, as in numpy and torch.
 """
 
@@ -44,7 +44,7 @@ MASK_BLOCK = 4096  # elements of a mask that are counted together
 _INDICES = 64  # numpy's limit of dimensions
 
 
-# --- Where the index dimensions stand ---------------------------------------------------------------------------------
+# --- Where the index dimensions are -----------------------------------------------------------------------------------
 
 
 def placed(shape: Shape, dims: Shape, index_shape: Shape) -> tuple[Shape, int]:
@@ -99,8 +99,8 @@ def _rows(values: Any, shape: Shape, dims: Shape, index_shape: Shape) -> np.ndar
     """`values`, which broadcast to a result's shape, as `[N, *rest]` with N the number of indices."""
     result, at = placed(shape, dims, index_shape)
     wide = np.broadcast_to(np.asarray(values), result)
-    turned = _front(wide, tuple(range(at, at + len(index_shape))))
-    return turned.reshape(numel(index_shape), *turned.shape[len(index_shape) :])
+    moved = _front(wide, tuple(range(at, at + len(index_shape))))
+    return moved.reshape(numel(index_shape), *moved.shape[len(index_shape) :])
 
 
 # --- Get --------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Matrix products. Floats of 2 bytes multiply in float32 and are rounded once at the store; integers wrap around.
 
 Gradients multiply transposed views, which BLAS reads as they are. In the formulas below g is the gradient of the
-result. The products of layers stand in linear.py.
+result. The products of layers are in linear.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import broadcast_shapes, numel
 
-__all__ = ["add_matmul", "matmul", "matmul_add", "matmul_flops", "mixed_matmul", "multiply", "same_type", "turned"]
+__all__ = ["add_matmul", "matmul", "matmul_add", "matmul_flops", "mixed_matmul", "multiply", "same_type", "transposed"]
 
 Grads = tuple[Array | None, ...]
 
@@ -61,7 +61,7 @@ def same_type(name: str, *arrays: Array) -> None:
         raise DTypeError(f"{name} does not take bool tensors", next="cast to an integer or float type with .to(...)")
 
 
-def turned(x: Array) -> Array:
+def transposed(x: Array) -> Array:
     """A view with the last two dimensions swapped."""
     (rows, columns), (down, right) = x.shape[-2:], x.strides[-2:]
     return x.view((*x.shape[:-2], columns, rows), (*x.strides[:-2], right, down))
@@ -97,12 +97,12 @@ def _matmul_vjp(ctx: Context, g: Array) -> Grads:
     if y.ndim == 1:
         g = reshaped(g, (*g.shape, 1))
     if ctx.needs[0]:
-        dx = _reduced(matmul(g, turned(columns)), x)
+        dx = _reduced(matmul(g, transposed(columns)), x)
     if ctx.needs[1]:
         if columns.ndim == 2 and rows.ndim > 2:  # one product over all rows of the batch
             rows = reshaped(rows, (numel(rows.shape[:-1]), rows.shape[-1]))
             g = reshaped(g, (rows.shape[0], g.shape[-1]))
-        dy = _reduced(matmul(turned(rows), g), y)
+        dy = _reduced(matmul(transposed(rows), g), y)
     return dx, dy
 
 
@@ -137,8 +137,8 @@ def _mixed_infer(x: Array, y: Array, *, dtype: DType, alpha: float = 1.0) -> Spe
 def _mixed_vjp(ctx: Context, g: Array) -> Grads:
     """dx = α·g·yᵀ in x's type, dy = α·xᵀ·g in y's."""
     (x, y), alpha = ctx.inputs, ctx.attrs.get("alpha", 1.0)
-    dx = mixed_matmul(g, turned(y), dtype=x.dtype, alpha=alpha) if ctx.needs[0] else None
-    dy = mixed_matmul(turned(x), g, dtype=y.dtype, alpha=alpha) if ctx.needs[1] else None
+    dx = mixed_matmul(g, transposed(y), dtype=x.dtype, alpha=alpha) if ctx.needs[0] else None
+    dy = mixed_matmul(transposed(x), g, dtype=y.dtype, alpha=alpha) if ctx.needs[1] else None
     return dx, dy
 
 

@@ -18,7 +18,7 @@ from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.elementwise import add
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized, quantized_matmul
-from genesis.ops.linalg import add_matmul, matmul, matmul_add, matmul_flops, multiply, same_type, turned
+from genesis.ops.linalg import add_matmul, matmul, matmul_add, matmul_flops, multiply, same_type, transposed
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
@@ -108,7 +108,7 @@ def _gradients(
     fresh: Callable[[int | None, Array | None], Array],
     more: Callable[[int | None, Array, bool], Array],
 ) -> list[Array | None]:
-    """Gradients of parameters that stand behind each other in one product.
+    """Gradients of parameters that one product has one after another.
 
     Args:
         inputs, sizes: which inputs they are, and their rows.
@@ -148,7 +148,7 @@ def weight_gradients(
     parts = columns(g, sizes)
 
     def left(k: int | None) -> Array:
-        return turned(g if k is None else parts[k])
+        return transposed(g if k is None else parts[k])
 
     def more(k: int | None, before: Array, is_own: bool) -> Array:
         if not is_own:

@@ -33,7 +33,7 @@ from genesis.shapes import numel
 __all__ = ["norm_mlp"]
 
 Grads = tuple[Array | None, ...]
-FIRST = 4  # the input from which on weights and biases of gate and up stand
+FIRST = 4  # the first input of the weights and biases of gate and up
 
 
 def _infer(

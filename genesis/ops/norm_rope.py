@@ -87,15 +87,15 @@ def norm_rope(
         cos, sin: of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
     """
     y, rstd = out
-    turned, size = heads + key_heads, x.shape[3]
-    y[:, :, turned:] = x[:, :, turned:]
+    rotated, size = heads + key_heads, x.shape[3]
+    y[:, :, rotated:] = x[:, :, rotated:]
     if not x.size:
         return
     c, s = _tables(x, cos, sin, inverse=False)
     weights = _weights(query_weight, key_weight, heads, key_heads)
 
     def block(start: int, stop: int) -> None:
-        xb = wide(x[:, start:stop, :turned])
+        xb = wide(x[:, start:stop, :rotated])
         r = 1 / np.sqrt(np.vecdot(xb, xb) / size + eps, dtype=xb.dtype)
         rstd[:, start:stop] = r
         n = xb * r[..., None]
@@ -103,9 +103,9 @@ def norm_rope(
         crossed = _crossed(n)
         crossed *= s[:, start:stop]
         n *= c[:, start:stop]
-        np.add(n, crossed, out=y[:, start:stop, :turned], casting="unsafe")
+        np.add(n, crossed, out=y[:, start:stop, :rotated], casting="unsafe")
 
-    each_block(block, x.shape[1], x.shape[0] * turned * size)
+    each_block(block, x.shape[1], x.shape[0] * rotated * size)
 
 
 def _weights(query_weight: np.ndarray, key_weight: np.ndarray, heads: int, key_heads: int) -> np.ndarray:
@@ -139,8 +139,8 @@ def norm_rope_backward(
     key_heads: int,
 ) -> None:
     """With h the gradient rotated back and n = x·r: dx = r·(h·w - n·mean(h·w·n)), dw = Σ heads and tokens h·n."""
-    d, turned, size = out[0], heads + key_heads, x.shape[3]
-    d[:, :, turned:] = g[:, :, turned:]
+    d, rotated, size = out[0], heads + key_heads, x.shape[3]
+    d[:, :, rotated:] = g[:, :, rotated:]
     if not x.size:
         out[1][...], out[2][...] = 0, 0
         return
@@ -148,19 +148,19 @@ def norm_rope_backward(
     weights = _weights(query_weight, key_weight, heads, key_heads)
 
     def block(start: int, stop: int) -> np.ndarray:
-        gb, rb = wide(g[:, start:stop, :turned]), rstd[:, start:stop, :, None]
+        gb, rb = wide(g[:, start:stop, :rotated]), rstd[:, start:stop, :, None]
         crossed = _crossed(gb)
         crossed *= s[:, start:stop]
         h = gb * c[:, start:stop]
         h += crossed
-        n = np.multiply(wide(x[:, start:stop, :turned]), rb, out=crossed)
+        n = np.multiply(wide(x[:, start:stop, :rotated]), rb, out=crossed)
         sums = np.einsum("bthd,bthd->hd", h, n)
         h *= weights
         n *= (np.vecdot(h, n) / size)[..., None]
         h -= n
-        np.multiply(h, rb, out=d[:, start:stop, :turned], casting="unsafe")
+        np.multiply(h, rb, out=d[:, start:stop, :rotated], casting="unsafe")
         return np.stack([sums[:heads].sum(axis=0), sums[heads:].sum(axis=0)])
 
     both = np.empty((2, size), weights.dtype)
-    sum_blocks(block, x.shape[1], max(x.shape[0] * turned * size, 1), both)
+    sum_blocks(block, x.shape[1], max(x.shape[0] * rotated * size, 1), both)
     out[1][...], out[2][...] = both

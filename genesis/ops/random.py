@@ -5,7 +5,7 @@
 * 32-bit draws: element i takes word i % 4 of counter offset + i // 4.
 * 64-bit draws: element i takes words 2j and 2j + 1 (the low half first), j = i % 2, of counter offset + i // 2.
 
-What each op makes of its words stands in its docstring. Draws are made in chunks, so that temporaries stay small;
+What each op makes of its words is in its docstring. Draws are made in chunks, so that temporaries stay small;
 chunks and threads have no influence on values.
 """
 

@@ -20,7 +20,7 @@ from genesis.dtypes import FLOAT, DType, bool_, float32, int64, uint8
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
-from genesis.ops.fold import arrange, fold, fold_into, place
+from genesis.ops.reduction import arrange, reduce_into, reduce_tiles, store_kept
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
 
@@ -110,7 +110,7 @@ def _widest(dtype: DType) -> DType:
 
 
 def _truth(dtype: DType) -> DType:
-    return uint8 if dtype is uint8 else bool_  # uint8 stands for bool in older code; torch keeps it
+    return uint8 if dtype is uint8 else bool_  # older code uses uint8 for bool; torch keeps it
 
 
 def reads(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
@@ -186,14 +186,14 @@ def sum_to_shape(out: np.ndarray, x: np.ndarray, shape: Shape) -> None:
     pad = x.ndim - len(shape)
     axes = (*range(pad), *(i + pad for i, s in enumerate(shape) if s == 1 and x.shape[i + pad] != 1))
     squeezed = out[(*(0 if i + pad in axes else slice(None) for i in range(len(shape))), ...)]
-    fold_into(np.add, x, axes, squeezed, _work_type(x.dtype))
+    reduce_into(np.add, x, axes, squeezed, _work_type(x.dtype))
 
 
 @op("sum", _rule("sum", _widest), vjp=lambda ctx, g: (_repeat(ctx, g),), flops=reads, torch="torch.sum")
 def sum(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Σ x over `axes`; 0 where there is nothing to add. dx = g."""
     axes = normalize_axes(axes, x.ndim)
-    fold_into(np.add, x, axes, _kept(out, axes, keepdim), _work_type(x.dtype))
+    reduce_into(np.add, x, axes, _kept(out, axes, keepdim), _work_type(x.dtype))
 
 
 def _mean_vjp(ctx: Context, g: Array) -> Grads:
@@ -208,7 +208,7 @@ def mean(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
     work = _work_type(x.dtype)
     kept = _kept(out, axes, keepdim)
     total = np.empty(kept.shape, work)
-    fold_into(np.add, x, axes, total, work)
+    reduce_into(np.add, x, axes, total, work)
     np.copyto(kept, total / work.type(numel([x.shape[i] for i in axes])), casting="unsafe")
 
 
@@ -216,7 +216,7 @@ def mean(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
 def count_nonzero(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """How many elements over `axes` are not 0, as int64."""
     axes = normalize_axes(axes, x.ndim)
-    fold_into(np.add, x.astype(np.bool_, copy=False), axes, _kept(out, axes, keepdim), np.dtype(np.int64))
+    reduce_into(np.add, x.astype(np.bool_, copy=False), axes, _kept(out, axes, keepdim), np.dtype(np.int64))
 
 
 # --- Variance ---------------------------------------------------------------------------------------------------------
@@ -229,15 +229,15 @@ def _variance(x: np.ndarray, axes: Shape, out: np.ndarray, correction: float) ->
         return
     work = _work_type(x.dtype)
     flat, kept = arrange(x, axes)
-    centre = fold(np.add, flat, work) / work.type(flat.shape[1])
+    centre = reduce_tiles(np.add, flat, work) / work.type(flat.shape[1])
 
     def squared(tile: np.ndarray, a: slice, c: slice) -> np.ndarray:
         distance: np.ndarray = tile - centre[a, None, c]
         np.square(distance, out=distance)
         return distance
 
-    total = fold(np.add, flat, work, squared)
-    place(total / work.type(max(flat.shape[1] - correction, 0)), kept, out)
+    total = reduce_tiles(np.add, flat, work, squared)
+    store_kept(total / work.type(max(flat.shape[1] - correction, 0)), kept, out)
 
 
 def _distances(ctx: Context) -> Array:
@@ -290,7 +290,7 @@ def _prod_vjp(ctx: Context, g: Array) -> Grads:
 def prod(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Π x over `axes`; 1 where there is nothing to multiply. dx = g · the product of the other elements."""
     axes = normalize_axes(axes, x.ndim)
-    fold_into(np.multiply, x, axes, _kept(out, axes, keepdim), _work_type(x.dtype))
+    reduce_into(np.multiply, x, axes, _kept(out, axes, keepdim), _work_type(x.dtype))
 
 
 def _prod_backward_infer(g: Array, x: Array, axes: Axes = None) -> Spec:
@@ -308,13 +308,13 @@ def prod_backward(out: np.ndarray, g: np.ndarray, x: np.ndarray, axes: Axes = No
     axes = normalize_axes(axes, x.ndim)
     kept = tuple(i for i in range(x.ndim) if i not in axes)
     order, work = kept + axes, _work_type(x.dtype)
-    turned = x.transpose(order).astype(work)
-    lines = turned.reshape(numel([x.shape[i] for i in kept]), -1)
+    transposed = x.transpose(order).astype(work)
+    lines = transposed.reshape(numel([x.shape[i] for i in kept]), -1)
     left, right = np.ones_like(lines), np.ones_like(lines)
     np.cumprod(lines[:, :-1], axis=1, out=left[:, 1:])
     np.cumprod(lines[:, :0:-1], axis=1, out=right[:, -2::-1])
     left *= right
-    result = left.reshape(turned.shape) * g.transpose(order)
+    result = left.reshape(transposed.shape) * g.transpose(order)
     np.copyto(out.transpose(order), result, casting="unsafe")
 
 
@@ -334,20 +334,20 @@ def _own_type(dtype: np.dtype) -> np.dtype:
 def amax(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = the largest element over `axes`, NaN where there is one. Equal largest elements share g evenly."""
     axes = normalize_axes(axes, x.ndim)
-    fold_into(np.maximum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
+    reduce_into(np.maximum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
 
 
 @op("amin", _rule("amin", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads, torch="torch.amin")
 def amin(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = the smallest element over `axes`, NaN where there is one. Equal smallest elements share g evenly."""
     axes = normalize_axes(axes, x.ndim)
-    fold_into(np.minimum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
+    reduce_into(np.minimum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
 
 
 def _positions(choose: Callable[..., Any], x: np.ndarray, axis: int | None) -> np.ndarray:
     """Positions by `np.argmax` or `np.argmin` along `axis` (row-major over everything for None); the first wins."""
-    turned = x.reshape(1, -1) if axis is None else np.moveaxis(np.atleast_1d(x), axis, -1)
-    lines = turned.reshape(numel(turned.shape[:-1]), turned.shape[-1])
+    transposed = x.reshape(1, -1) if axis is None else np.moveaxis(np.atleast_1d(x), axis, -1)
+    lines = transposed.reshape(numel(transposed.shape[:-1]), transposed.shape[-1])
     found = np.empty(len(lines), np.int64)
 
     def piece(start: int, stop: int) -> None:
@@ -355,7 +355,7 @@ def _positions(choose: Callable[..., Any], x: np.ndarray, axis: int | None) -> n
 
     if x.size:
         parallel(piece, len(lines), x.size)
-    return found.reshape(() if axis is None else turned.shape[:-1])
+    return found.reshape(() if axis is None else transposed.shape[:-1])
 
 
 def _position_rule(name: str, *, values: bool) -> Callable[..., Any]:
@@ -458,14 +458,14 @@ def put_along_axis(out: np.ndarray, values: np.ndarray, indices: np.ndarray, axi
 def any(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """Whether an element over `axes` is not 0 (NaN is not); False where there is none."""
     axes = normalize_axes(axes, x.ndim)
-    fold_into(np.logical_or, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
+    reduce_into(np.logical_or, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
 
 
 @op("all", _rule("all", _truth), flops=reads, torch="torch.all")
 def all(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """Whether every element over `axes` is not 0 (NaN is not); True where there is none."""
     axes = normalize_axes(axes, x.ndim)
-    fold_into(np.logical_and, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
+    reduce_into(np.logical_and, x, axes, _kept(out, axes, keepdim), np.dtype(np.bool_))
 
 
 # --- Log of summed exponentials, norms --------------------------------------------------------------------------------
@@ -493,7 +493,7 @@ def logsumexp(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool =
         return
     work = _work_type(out.dtype)
     flat, order = arrange(x, axes)
-    top = fold(np.maximum, flat, work)
+    top = reduce_tiles(np.maximum, flat, work)
     top = np.where(np.isfinite(top), top, work.type(0))
 
     def powers(tile: np.ndarray, a: slice, c: slice) -> np.ndarray:
@@ -501,8 +501,8 @@ def logsumexp(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool =
         np.exp(below, out=below)
         return below
 
-    total = fold(np.add, flat, work, powers)
-    place(np.log(total) + top, order, kept)
+    total = reduce_tiles(np.add, flat, work, powers)
+    store_kept(np.log(total) + top, order, kept)
 
 
 def _norm_rule(x: Array, axes: Axes = None, keepdim: bool = False, *, p: float) -> Spec:
@@ -565,14 +565,14 @@ def norm(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
     flat, order = arrange(x, axes)
 
     def compute(dtype: np.dtype) -> np.ndarray:
-        result: np.ndarray = after(fold(ufunc, flat, dtype, lambda tile, a, c: before(tile)))
+        result: np.ndarray = after(reduce_tiles(ufunc, flat, dtype, lambda tile, a, c: before(tile)))
         return result
 
     result = compute(_work_type(x.dtype))
     # powers that leave float32's range (10^±38) are rare: only then is the sum done again in float64
     if result.dtype == np.float32 and not np.all((result > 1e-16) & (result < 1e16)):
         result = compute(np.dtype(np.float64))
-    place(result, order, kept)
+    store_kept(result, order, kept)
 
 
 # --- Running sums -----------------------------------------------------------------------------------------------------

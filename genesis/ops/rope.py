@@ -43,7 +43,7 @@ def rope(
     Args:
         x: `[B, T, heads, D]`.
         cos, sin: of the angles, `[T, D/2]` or `[B, T, D/2]`, without gradient.
-        heads: how many are turned; those behind them (values behind queries and keys) are copied. None means all.
+        heads: how many are rotated; those after them (values behind queries and keys) are copied. None means all.
     """
     if heads is not None:
         out[:, :, heads:] = x[:, :, heads:]
@@ -59,11 +59,11 @@ def rope(
     def piece(start: int, stop: int) -> None:
         # whole heads at a time: numpy's inner loops are twice as long as over the halves
         xb, target = wide(x[:, start:stop]), out[:, start:stop]
-        turned = np.multiply(xb, c[:, start:stop], out=working(target))
-        crossed = np.empty_like(turned)
+        rotated = np.multiply(xb, c[:, start:stop], out=working(target))
+        crossed = np.empty_like(rotated)
         crossed[..., :half], crossed[..., half:] = xb[..., half:], xb[..., :half]
         crossed *= s[:, start:stop]
-        turned += crossed
-        store(turned, target)
+        rotated += crossed
+        store(rotated, target)
 
     parallel(piece, x.shape[1], x.size)

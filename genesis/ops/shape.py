@@ -270,7 +270,7 @@ class _WindowOp(Op):
     def context(
         self, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], needs: tuple[bool, ...]
     ) -> Context:
-        """As any op's, with the source's strides beside the attributes."""
+        """As any op's, with the source's strides among the attributes."""
         return super().context(inputs, outputs, attrs | {"source_strides": inputs[0].strides}, needs)
 
 

@@ -65,10 +65,10 @@ def _ranked(lines: np.ndarray, count: int, descending: bool) -> np.ndarray:
 def _take_ranked(out: Pair, x: np.ndarray, axis: int, count: int, descending: bool) -> None:
     """Values and positions of the first `count` elements along `axis`."""
     values, positions = (np.moveaxis(np.atleast_1d(o), axis, -1) for o in out)
-    turned = np.moveaxis(np.atleast_1d(x), axis, -1)
-    if turned.size == 0:
+    moved = np.moveaxis(np.atleast_1d(x), axis, -1)
+    if moved.size == 0:
         return
-    lines = turned.reshape(-1, turned.shape[-1])
+    lines = moved.reshape(-1, moved.shape[-1])
     found = np.empty((len(lines), count), np.int64)
 
     def piece(start: int, stop: int) -> None:
@@ -171,7 +171,7 @@ def _bincount_infer(x: Array, *weights: Array, size: int) -> Spec:
 
 @op("bincount", _bincount_infer, flops=reads)
 def bincount(out: np.ndarray, x: np.ndarray, *weights: np.ndarray, size: int) -> None:
-    """How often each of 0 … size-1 stands in x `[n]`; with weights `[n]`, their sums in float64.
+    """How often each of 0 … size-1 occurs in x `[n]`; with weights `[n]`, their sums in float64.
 
     Raises:
         IndexRangeError: for values outside of that.
@@ -201,7 +201,7 @@ def _unique_infer(x: Array, size: int) -> tuple[Spec, Spec, Spec]:
 
 @op("unique", _unique_infer, flops=reads)
 def unique(out: tuple[np.ndarray, np.ndarray, np.ndarray], x: np.ndarray, size: int) -> None:
-    """The distinct values of x in order, where each element of x stands among them, and how often each occurs.
+    """The distinct values of x in order, the position of each element of x among them, and how often each occurs.
 
     Raises:
         ShapeError: if there are not `size` of them.

@@ -1,6 +1,6 @@
 """SwiGLU on gate and up side by side, as one product gives them, and its gradient behind the product that follows.
 
-The form of two tensors stands in activation.py.
+The form of two tensors is in activation.py.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def swiglu_packed_backward(
         silu = s * gate
         if h is not None:
             np.multiply(silu, up, out=h[start:stop], casting="unsafe")
-        slope = 1 - s
-        slope *= silu
-        slope += s  # σ + silu·(1 - σ)
-        slope *= gb
-        np.multiply(slope, up, out=d[start:stop, :half], casting="unsafe")
+        gradient = 1 - s
+        gradient *= silu
+        gradient += s  # σ + silu·(1 - σ)
+        gradient *= gb
+        np.multiply(gradient, up, out=d[start:stop, :half], casting="unsafe")
         np.multiply(silu, gb, out=d[start:stop, half:], casting="unsafe")
 
     each_block(block, grad.shape[0], half)

@@ -267,7 +267,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "characters": (lambda: genesis.einsum("i1->i", X), ShapeError, "characters other than letters"),
     "two ellipses": (lambda: genesis.einsum("......->", X), ShapeError, "characters other than letters"),
     "sizes": (lambda: genesis.einsum("ij,ik->jk", X, genesis.zeros(4, 2)), ShapeError, "'i' .* sizes 2 and 4"),
-    "diagonal": (lambda: genesis.einsum("ii->i", X), ShapeError, "'i' stands for sizes 2 and 3"),
+    "diagonal": (lambda: genesis.einsum("ii->i", X), ShapeError, "'i' has the sizes 2 and 3"),
     "unknown label": (lambda: genesis.einsum("ij->k", X), ShapeError, "'k' of 'ij->k' repeats a label or names one"),
     "repeated result": (lambda: genesis.einsum("ij->ii", X), ShapeError, "repeats a label"),
 }

@@ -46,7 +46,7 @@ def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
     def normed(x: Any, weight: Any) -> Any:
         return functional.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
-    def turned(x: Any, cos: Any, sin: Any) -> Any:
+    def rotated(x: Any, cos: Any, sin: Any) -> Any:
         first, second = x.chunk(2, -1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
@@ -66,7 +66,7 @@ def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
             q, k, v = parts.split((heads, keys, keys), 1)
             if raw["head_norms"]:
                 q, k = normed(q, self.norms[2]), normed(k, self.norms[3])
-            q, k = turned(q, cos, sin), turned(k, cos, sin)
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = x + self.out(mixed.transpose(1, 2).reshape(rows, tokens, -1))
             gate, up = self.gate_up(normed(x, self.norms[1])).chunk(2, -1)

@@ -1,7 +1,7 @@
-"""How references reduce over dimensions: in tiles, pairwise, in threads, with 2-byte floats widened tile by tile.
+"""How references reduce over dimensions: in tiles, pairwise, in threads, 2-byte floats upcast to fp32 by tile.
 
-Tiles depend on sizes only and each is folded on its own, so a result is the same for any number of threads. Rounding
-grows with the logarithm of the count: numpy adds pairwise along the last dimension, `fold` blocks the others.
+Tiles depend on sizes only and each is reduced on its own, so a result is the same for any number of threads. Rounding
+grows with the logarithm of the count: numpy adds pairwise along the last dimension, `reduce_tiles` blocks the others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from genesis.backend.cpu import parallel
 from genesis.ops.sweep import as_type
 from genesis.shapes import Shape, numel
 
-__all__ = ["arrange", "fold", "fold_into", "place"]
+__all__ = ["arrange", "reduce_into", "reduce_tiles", "store_kept"]
 
 _TILE = 1 << 17  # elements; smaller tiles cost more in calls than they save in cache misses
 _BLOCK = 128  # rows added one after another where the summed dimension is not the last
-_NARROW = 16  # columns; fewer are turned so that the summed dimension becomes the last
+_NARROW = 16  # columns; fewer are transposed so that the summed dimension becomes the last
 
 Prepare = Callable[[np.ndarray, slice, slice], np.ndarray]
 
@@ -29,7 +29,7 @@ def _collapse(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, list[int], Shape]
 
     Returns:
         A view with dimensions in order of memory, neighbours of one kind (kept or reduced) merged; which of them are
-        reduced; and the kept dimensions of `x` in the order in which they now stand.
+        reduced; and the kept dimensions of `x` in their order there.
     """
     order = sorted(range(x.ndim), key=lambda i: -x.strides[i])
     shape: list[int] = []
@@ -54,7 +54,7 @@ def arrange(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, Shape]:
     """`x` (not empty) as `[A, R, C]`, the reduced elements in the middle; copied only where memory order demands it.
 
     Returns:
-        The array, and the order of the kept dimensions in A and C, as `place` takes it.
+        The array, and the order of the kept dimensions in A and C, as `store_kept` takes it.
     """
     merged, groups, kept = _collapse(x, axes)
     if len(groups) > 1:
@@ -66,7 +66,7 @@ def arrange(x: np.ndarray, axes: Shape) -> tuple[np.ndarray, Shape]:
     return merged.reshape(numel(merged.shape[:at]), merged.shape[at], -1), kept
 
 
-def place(result: np.ndarray, kept: Shape, out: np.ndarray) -> None:
+def store_kept(result: np.ndarray, kept: Shape, out: np.ndarray) -> None:
     """Store a `[A, C]` result in `out`, which has the kept dimensions in their own order."""
     rank = {axis: i for i, axis in enumerate(sorted(kept))}
     target = out.transpose([rank[i] for i in kept])
@@ -77,7 +77,7 @@ def _ranges(count: int, step: int) -> list[slice]:
     return [slice(i, min(i + step, count)) for i in range(0, count, step)]
 
 
-def fold(ufunc: Any, x: np.ndarray, dtype: np.dtype, prepare: Prepare | None = None) -> np.ndarray:
+def reduce_tiles(ufunc: Any, x: np.ndarray, dtype: np.dtype, prepare: Prepare | None = None) -> np.ndarray:
     """`ufunc` over the middle dimension of `[A, R, C]` (not empty), computed in `dtype`.
 
     Args:
@@ -92,8 +92,8 @@ def fold(ufunc: Any, x: np.ndarray, dtype: np.dtype, prepare: Prepare | None = N
         tile = tile if prepare is None else prepare(tile, slice(None), slice(None))
         whole: np.ndarray = ufunc.reduce(tile, axis=1, dtype=dtype)
         return whole
-    turned = c_size < _NARROW
-    r_step = min(r_size, _TILE // c_size if turned else _BLOCK)
+    transposed = c_size < _NARROW
+    r_step = min(r_size, _TILE // c_size if transposed else _BLOCK)
     c_step = min(c_size, max(_TILE // r_step, _NARROW))
     a_step = max(1, _TILE // (r_step * c_step))
     rows, blocks, columns = _ranges(a_size, a_step), _ranges(r_size, r_step), _ranges(c_size, c_step)
@@ -107,15 +107,15 @@ def fold(ufunc: Any, x: np.ndarray, dtype: np.dtype, prepare: Prepare | None = N
             tile = as_type(x[a, r, c], dtype)
             if prepare is not None:
                 tile = prepare(tile, a, c)
-            if turned:
+            if transposed:
                 tile = np.ascontiguousarray(tile.transpose(0, 2, 1))
-            ufunc.reduce(tile, axis=2 if turned else 1, out=partial[a, block, c])
+            ufunc.reduce(tile, axis=2 if transposed else 1, out=partial[a, block, c])
 
     parallel(tiles, len(rows) * len(blocks) * len(columns), x.size)
-    return partial[:, 0] if len(blocks) == 1 else fold(ufunc, partial, dtype)
+    return partial[:, 0] if len(blocks) == 1 else reduce_tiles(ufunc, partial, dtype)
 
 
-def fold_into(ufunc: Any, x: np.ndarray, axes: Shape, out: np.ndarray, dtype: np.dtype) -> None:
+def reduce_into(ufunc: Any, x: np.ndarray, axes: Shape, out: np.ndarray, dtype: np.dtype) -> None:
     """`ufunc` over the dimensions `axes` of `x`, computed in `dtype` and stored in `out` (the kept dimensions)."""
     if x.size == 0 or not axes:
         np.copyto(out, x.astype(dtype) if x.size else ufunc.identity or 0, casting="unsafe")
@@ -128,5 +128,5 @@ def fold_into(ufunc: Any, x: np.ndarray, axes: Shape, out: np.ndarray, dtype: np
     for axis in reversed(groups):  # one run of reduced dimensions at a time, innermost first
         before, after = merged.shape[:axis], merged.shape[axis + 1 :]
         flat = merged.reshape(numel(before), merged.shape[axis], numel(after))
-        merged = fold(ufunc, flat, dtype).reshape(before + after)
-    place(merged.astype(dtype, copy=False), kept, out)
+        merged = reduce_tiles(ufunc, flat, dtype).reshape(before + after)
+    store_kept(merged.astype(dtype, copy=False), kept, out)

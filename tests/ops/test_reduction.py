@@ -1,4 +1,4 @@
-"""Folding by tiles: every split of every shape gives what numpy gives, and rounding grows slowly."""
+"""Reducing by tiles: every split of every shape gives what numpy gives, and rounding grows slowly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from genesis.backend import cpu
-from genesis.ops import fold as module
-from genesis.ops.fold import arrange, fold, fold_into, place
+from genesis.ops import reduction as module
+from genesis.ops.reduction import arrange, reduce_into, reduce_tiles, store_kept
 
 SHAPES = ((7,), (1, 9), (5, 6), (6, 1, 5), (3, 4, 5), (2, 5, 3, 4), (40, 3), (3, 40), (2, 40, 5))
 
@@ -40,7 +40,7 @@ def test_every_tiling_sums_and_compares_exactly(shape: tuple[int, ...]) -> None:
         for ufunc in (np.add, np.maximum, np.minimum):
             want = ufunc.reduce(x, axis=axes)
             got = np.full(want.shape, -999)
-            fold_into(ufunc, x, axes, got, np.dtype(np.int64))
+            reduce_into(ufunc, x, axes, got, np.dtype(np.int64))
             np.testing.assert_array_equal(got, want, err_msg=f"{ufunc} {shape} {x.strides} over {axes}")
 
 
@@ -52,9 +52,11 @@ def test_prepared_tiles_meet_their_own_rows_and_columns(shape: tuple[int, ...]) 
         top = x.max(axis=axes, keepdims=True)
         want = (x - top).sum(axis=axes)
         flat, kept = arrange(x, axes)
-        best = fold(np.maximum, flat, flat.dtype)
+        best = reduce_tiles(np.maximum, flat, flat.dtype)
         got = np.full(want.shape, -999)
-        place(fold(np.add, flat, flat.dtype, lambda tile, a, c, best=best: tile - best[a, None, c]), kept, got)
+        store_kept(
+            reduce_tiles(np.add, flat, flat.dtype, lambda tile, a, c, best=best: tile - best[a, None, c]), kept, got
+        )
         np.testing.assert_array_equal(got, want, err_msg=f"{shape} {x.strides} over {axes}")
 
 
@@ -66,7 +68,7 @@ def test_rounding_of_float32_sums_grows_with_the_depth_of_the_tree(
 ) -> None:
     x = np.full(shape, 0.1, np.float32)
     got = np.empty(shape[1:], np.float32)
-    fold_into(np.add, x, (axis,), got, np.dtype(np.float32))
+    reduce_into(np.add, x, (axis,), got, np.dtype(np.float32))
     exact = float(np.float32(0.1)) * shape[0]
     assert float(np.abs(got - exact).max()) <= depth * 2.0**-24 * exact
     one_after_another = float(np.cumsum(x.reshape(shape[0], -1)[:, 0], dtype=np.float32)[-1])
@@ -84,7 +86,7 @@ def test_the_number_of_threads_changes_no_bit(shape: tuple[int, ...], axes: tupl
         for count in (1, 2, 5):
             cpu.set_threads(count)
             got = np.empty([s for i, s in enumerate(shape) if i not in axes], np.float32)
-            fold_into(np.add, x, axes, got, np.dtype(np.float32))
+            reduce_into(np.add, x, axes, got, np.dtype(np.float32))
             results.append(got.tobytes())
     finally:
         cpu.set_threads(before)
@@ -94,6 +96,6 @@ def test_the_number_of_threads_changes_no_bit(shape: tuple[int, ...], axes: tupl
 def test_two_byte_floats_are_widened_before_they_meet() -> None:
     x = np.full((4096, 33), 1.0, np.float16)
     got = np.empty(33, np.float32)
-    fold_into(np.add, x, (0,), got, np.dtype(np.float32))
+    reduce_into(np.add, x, (0,), got, np.dtype(np.float32))
     assert (got == 4096).all()
     assert math.isclose(float(x.sum(axis=0, dtype=np.float16)[0]), 2048)  # where float16 itself stops counting
