@@ -10,10 +10,11 @@ from typing import Any
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
-from genesis.dtypes import DType, as_dtype, float32, float64, int64
+from genesis.dtypes import BOOL, DType, as_dtype, float32, float64, int64
 from genesis.errors import UsageError
 from genesis.functions.arguments import integer, number
 from genesis.functions.elementwise import copy_
+from genesis.functions.info import finfo, iinfo
 from genesis.functions.shape import array_of, expand, sizes_of
 from genesis.functions.surface import public
 from genesis.functions.types import DeviceLike, DTypeLike, Operand, Sizes, Tensor
@@ -184,19 +185,12 @@ def randint_like(
 
 _ENDS = {"from": "low", "from_": "low", "to": "high"}
 
-# What random_ draws up to by default; for floats, up to where the type holds every integer.
-_LARGEST = {
-    "int8": 2**7 - 1,
-    "uint8": 2**8 - 1,
-    "int16": 2**15 - 1,
-    "int32": 2**31 - 1,
-    "int64": 2**63 - 1,
-    "bfloat16": 2**8,
-    "float16": 2**11,
-    "float32": 2**24,
-    "float64": 2**53,
-    "bool": 1,
-}
+
+def _largest(dtype: DType) -> int:
+    """What random_ draws up to by default: the largest integer; for floats, as far as the type holds every integer."""
+    if dtype.is_floating_point:
+        return int(2 / finfo(dtype).eps)
+    return 1 if dtype.category == BOOL else iinfo(dtype).max
 
 
 @public(keywords=_ENDS)
@@ -218,7 +212,7 @@ def random_(x: Tensor, low: int = 0, high: int | None = None, *, generator: Gene
     Without bounds they go up to the largest integer of x's type (for floats, as far as it holds every integer).
     """
     if high is None:
-        low, high = (0, low) if low else (0, _LARGEST[array_of(x, "random_").dtype.name] + 1)
+        low, high = (0, low) if low else (0, _largest(array_of(x, "random_").dtype) + 1)
     return _overwrite(ops.randint, x, generator, low=low, high=high)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import subprocess
+import sys
 from types import FunctionType
 from typing import Any
 
@@ -12,8 +15,13 @@ import pytest
 
 import genesis
 from genesis.backend import cpu
+from genesis.dtypes import ALL
 from genesis.errors import DTypeError, GenesisError, KeywordError, ShapeError
+from genesis.functions.arguments import _READ
+from genesis.functions.exchange import _KINDS
 from genesis.functions.methods import Methods
+from genesis.functions.random import _largest
+from genesis.functions.surface import functional, functions, methods
 from genesis.op import observe
 from tests.functions.surface_cases import CASES, answer
 from tests.functions.torch_tables import FIXTURES
@@ -256,3 +264,76 @@ def test_lines_give_the_same_where_work_is_split_between_threads(kind: str, monk
         assert [d for line in CASES[kind] if (d := difference(line))] == []
     finally:
         cpu.set_threads(count)
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_module_of_functions_is_loaded_with_genesis() -> None:
+    """What `@public` enters later, a user of `import genesis` would not find."""
+    script = (
+        "import genesis, importlib, pkgutil\n"
+        "from genesis.functions import surface as s\n"
+        "before = [set(t) for t in (s.functions, s.methods, s.functional)]\n"
+        "for m in pkgutil.iter_modules(genesis.functions.__path__):\n"
+        "    importlib.import_module('genesis.functions.' + m.name)\n"
+        "assert before == [set(t) for t in (s.functions, s.methods, s.functional)]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+READABLE = {"int", "float", "bool", "None", "Sequence", "Generator", "Dims"}
+
+
+@pytest.mark.parametrize("table", [functions, methods, functional], ids=["genesis", "Tensor", "nn.functional"])
+def test_every_form_of_a_number_is_read(table: dict[str, Any]) -> None:
+    """A parameter whose annotation the readers do not know would take tensors and numpy's numbers as they come."""
+    unread = {
+        f"{name}({parameter.name}: {parameter.annotation})"
+        for name, function in table.items()
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is not parameter.VAR_POSITIONAL
+        and set(re.findall(r"[A-Za-z]+", str(parameter.annotation))) <= READABLE
+        and str(parameter.annotation) not in (*_READ, "Dims | bool")  # which var and std read themselves
+    }
+    assert not unread
+
+
+def test_every_type_of_element_can_be_exchanged() -> None:
+    assert set(_KINDS) == set(ALL)
+    for dtype in ALL:
+        x = genesis.zeros(2, dtype=dtype)
+        assert genesis.from_dlpack(x).dtype is dtype
+
+
+OPERATORS = {
+    "add": "radd iadd", "sub": "rsub isub", "mul": "rmul imul", "truediv": "rtruediv itruediv",
+    "floordiv": "rfloordiv ifloordiv", "mod": "rmod imod", "pow": "rpow ipow", "and": "rand iand", "or": "ror ior",
+    "xor": "rxor ixor", "matmul": "", "lshift": "", "rshift": "", "neg": "", "abs": "", "invert": "", "eq": "ne",
+    "lt": "le gt ge", "getitem": "setitem",
+}  # fmt: skip
+
+
+def test_tensors_have_pythons_operators_and_torchs_aliases() -> None:
+    names = {f"__{name}__" for first, more in OPERATORS.items() for name in (first, *more.split())}
+    assert names == {name for name, value in vars(Methods).items() if inspect.isfunction(value) and name[:2] == "__"}
+    for alias, name in {
+        "absolute": "abs", "clip": "clamp", "clip_": "clamp_", "divide": "div", "multiply": "mul", "negative": "neg",
+        "subtract": "sub",
+    }.items():  # fmt: skip
+        assert getattr(genesis.Tensor, alias) is getattr(genesis.Tensor, name)
+    assert genesis.clip is genesis.clamp and genesis.concat is genesis.cat
+
+
+def test_a_reflected_operator_takes_its_operands_the_other_way_round() -> None:
+    x = genesis.tensor([2.0, 5.0])
+    assert [(7 - x).tolist(), (10 / x).tolist(), (2**x).tolist()] == [[5, 2], [5, 2], [4, 32]]
+    assert [(7 // x).tolist(), (7 % x).tolist()] == [[3, 1], [1, 2]]
+    assert x.__eq__(None) is NotImplemented and (x == 2).tolist() == [True, False]
+
+
+def test_the_random_functions_reach_the_largest_integer() -> None:
+    limits = {"int8": 2**7 - 1, "uint8": 2**8 - 1, "int16": 2**15 - 1, "int32": 2**31 - 1, "int64": 2**63 - 1}
+    limits |= {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53, "bool": 1}
+    assert {dtype.name: _largest(dtype) for dtype in ALL} == limits

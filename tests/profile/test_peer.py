@@ -13,7 +13,7 @@ from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.errors import DeviceError, UsageError
 from genesis.op import registry
-from genesis.profile.cases import make_case
+from genesis.profile.cases import make_case, op_named, supported
 from genesis.profile.op import Settings, profile_case
 from genesis.profile.peer import Child, PeerError, ratio_of, started
 from genesis.profile.peers.torch_ops import CALLS
@@ -127,3 +127,11 @@ def test_ratios_are_of_rounds() -> None:
 def test_the_table_names_ops_of_the_registry() -> None:
     assert set(CALLS) <= set(registry)
     assert not [name for name in CALLS if registry[name].torch], "said twice: in the record and in the table"
+
+
+def test_ops_that_are_measured_have_a_peer() -> None:
+    """A record without torch's name, or a kind without the op, would leave out a comparison and say nothing."""
+    compared = {name for name, op in registry.items() if op.torch or name in CALLS}
+    measured = {op_named(name)[0].name for name in supported()}
+    assert measured - compared == {"overwrite", "quantize_rows", "quantized_matmul"}  # torch has nothing like these
+    assert compared <= measured
