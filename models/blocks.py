@@ -139,8 +139,12 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList([make_layer(config, i) for i in range(config.num_hidden_layers)])
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
+    def embed(self, input_ids: Tensor) -> Tensor:  # [B, T]
+        """What the first layer is given."""
+        return self.embed_tokens(input_ids)  # [B, T, H]
+
     def forward(self, input_ids: Tensor, context: Context) -> Tensor:  # [B, T]
-        x = self.embed_tokens(input_ids)  # [B, T, H]
+        x = self.embed(input_ids)  # [B, T, H]
         for layer in self.layers:
             x = checkpoint(layer, x, context) if context.checkpointing == "full" else layer(x, context)
         return self.norm(x)
@@ -164,6 +168,7 @@ class CausalLM(nn.Module):
 
     presets: ClassVar[Mapping[str, dict[str, Any]]] = {}
     make_layer: ClassVar[Any]  # a layer's class: it is given the config and the layer's index
+    make_decoder: ClassVar[Any] = Decoder  # the class of all but the head: it is given the config and `make_layer`
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -171,15 +176,11 @@ class CausalLM(nn.Module):
         self.stored_types: Mapping[str, str] = {}
         self.activation_checkpointing = "none"
         self.precision: str | None = None
-        self.model = self.make_decoder(config)
+        self.model = self.make_decoder(config, self.make_layer)
         self.lm_head = (
             None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         )
         self._rotary = Rotary(config)
-
-    def make_decoder(self, config: ModelConfig) -> nn.Module:
-        """All but the head."""
-        return Decoder(config, type(self).make_layer)
 
     @property
     def head_weight(self) -> Tensor:

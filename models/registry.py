@@ -14,6 +14,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.fuse import fuse, is_fused
+from genesis_models.granite import GraniteForCausalLM
 from genesis_models.llama import LlamaForCausalLM
 from genesis_models.mistral import MistralForCausalLM
 from genesis_models.olmo2 import Olmo2ForCausalLM
@@ -25,6 +26,7 @@ from genesis_models.smollm3 import SmolLM3ForCausalLM
 __all__ = ["ARCHITECTURES", "build", "empty_model", "fuses", "parameter_count", "parameter_shapes"]
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
+    "granite": GraniteForCausalLM,
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
     "olmo2": Olmo2ForCausalLM,

@@ -50,6 +50,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"layer_types": ["chunked_attention"] * 8}, "layer_types has chunked_attention, Genesis has"),
     ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8, and Genesis has none for olmo2"),
     ("olmo2", {"sliding_window": 8}, "sliding_window is 8, and Genesis has none for olmo2"),
+    ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, expected a number above 0"),
+    ("granite", {"logits_scaling": "8"}, "logits_scaling is 8, expected a number"),
     ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "rope_type is longrope, Genesis has default"),
     ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type is yarn, and Genesis has default for phi3"),
     ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),

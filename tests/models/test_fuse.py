@@ -42,6 +42,7 @@ CASES: list[dict[str, Any]] = [
 # Those whose layers stay plain; the MLP alone fuses.
 PLAIN: list[dict[str, Any]] = [
     {"model_type": "olmo2"},
+    {"model_type": "granite", "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 4.0},
 ]
 
 

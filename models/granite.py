@@ -1,0 +1,89 @@
+"""Granite 3 (IBM, "Granite 3.0 Language Models", 2024): Llama's layers with four factors in them.
+
+Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from genesis import Tensor, nn
+from genesis_models import blocks
+from genesis_models.blocks import MLP, CausalLM, Context
+from genesis_models.config import ModelConfig, Reader, family
+
+__all__ = ["Attention", "Decoder", "DecoderLayer", "GraniteConfig", "GraniteForCausalLM"]
+
+
+@family("granite", "Granite 3 without experts")
+@dataclass(frozen=True, slots=True)
+class GraniteConfig(ModelConfig):
+    """`config.json` of `model_type: granite`.
+
+    Attributes:
+        embedding_multiplier: of the embedded tokens.
+        attention_multiplier: of the scores, in place of 1/√D.
+        residual_multiplier: of what attention and MLP add to the stream.
+        logits_scaling: what the logits are divided by.
+    """
+
+    embedding_multiplier: float
+    attention_multiplier: float
+    residual_multiplier: float
+    logits_scaling: float
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        factors = "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"
+        return reader.config(
+            cls,
+            head_dim=reader.head_dim(),
+            attention_bias=reader.get("attention_bias", bool, False),
+            mlp_bias=reader.get("mlp_bias", bool, False),
+            **{name: reader.fraction(name, 1.0, 1e6) for name in factors},
+        )
+
+
+class Attention(blocks.Attention):
+    """Grouped-query attention whose scores have a factor of the config."""
+
+    def __init__(self, config: GraniteConfig, layer: int) -> None:
+        super().__init__(config, layer, bias=config.attention_bias, out_bias=config.attention_bias)
+        self.scale = config.attention_multiplier
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each on the normalised stream and added to it with a factor."""
+
+    def __init__(self, config: GraniteConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.residual_multiplier = config.residual_multiplier
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        x = x + self.self_attn(self.input_layernorm(x), context) * self.residual_multiplier
+        return x + self.mlp(self.post_attention_layernorm(x)) * self.residual_multiplier
+
+
+class Decoder(blocks.Decoder):
+    """All but the head; the factors of both ends are here, so that the head is a plain matmul."""
+
+    def __init__(self, config: GraniteConfig, make_layer: Any) -> None:
+        super().__init__(config, make_layer)
+        self.embedding_multiplier, self.logits_scaling = config.embedding_multiplier, config.logits_scaling
+
+    def embed(self, input_ids: Tensor) -> Tensor:  # [B, T]
+        return self.embed_tokens(input_ids) * self.embedding_multiplier  # [B, T, H]
+
+    def forward(self, input_ids: Tensor, context: Context) -> Tensor:  # [B, T]
+        return super().forward(input_ids, context) / self.logits_scaling  # [B, T, H]
+
+
+class GraniteForCausalLM(CausalLM):
+    """Embedding, layers, norm and head."""
+
+    make_layer, make_decoder = DecoderLayer, Decoder
