@@ -76,6 +76,12 @@ class Array:
         offset = self.offset if offset is None else offset
         return Array(self.storage, shape, strides, self.dtype, self.device, offset)
 
+    def like(self, storage: Storage) -> Array:
+        """An array of the same shape, strides, dtype and device at the beginning of another storage."""
+        made = Array(storage, self.shape, self.strides, self.dtype, self.device)
+        made.layout, made._spec = self.layout, self._spec
+        return made
+
     def view_np(self) -> np.ndarray:
         """The elements as a numpy array over the same memory (CPU only)."""
         if self._np is None:

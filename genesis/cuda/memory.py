@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from genesis.backend.cuda.memory import Pool
-from genesis.backend.cuda.pinned import pinned_bytes
 from genesis.cuda.devices import AnyDevice, backend, synchronize
 
 __all__ = [
@@ -61,7 +60,7 @@ memory_cached, max_memory_cached = memory_reserved, max_memory_reserved  # torch
 
 def pinned_memory_reserved(device: AnyDevice = None) -> int:
     """Bytes of pinned host memory, in use or kept for reuse."""
-    return pinned_bytes(backend(device))
+    return backend(device).pinned.reserved
 
 
 def reset_peak_memory_stats(device: AnyDevice = None) -> None:

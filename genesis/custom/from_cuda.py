@@ -173,4 +173,4 @@ class _CudaImpl:
 
         backend: Any = inputs[0].storage.backend
         arrays, driver = [*outs, *inputs], backend.driver
-        submit(hosted_launch(driver, self.kernel.entry, work, arrays), arrays, driver, backend.stream)
+        submit(hosted_launch(driver.do, self.kernel.entry, work, arrays), arrays, driver, backend.stream)

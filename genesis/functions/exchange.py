@@ -108,16 +108,8 @@ def _let_wait(array: Array, stream: Any) -> None:
     backend = _backend(array.device)
     theirs = 0 if stream in (None, _LEGACY) else int(stream)
     if theirs != backend.stream:
-        _follow(backend, theirs, backend.stream)
+        backend.driver.follow(theirs, backend.stream)
         record_stream(array, theirs)
-
-
-def _follow(backend: CudaBackend, later: int, earlier: int) -> None:
-    """Let work that `later` gets from now on wait for what is in `earlier`."""
-    event = backend.driver.create_event(False)
-    backend.driver.record_event(event, earlier)
-    backend.driver.wait_event(later, event)
-    backend.driver.destroy_event(event)  # the driver keeps what waits
 
 
 @public(method=False, keywords={"ext_tensor": "source"})
@@ -234,8 +226,6 @@ def from_cuda_array_interface(source: Any) -> Array:
     stream = facts.get("stream")
     if stream is not None:
         backend = _backend(device)
-        theirs = 0 if stream == _LEGACY else int(stream)
-        if theirs != backend.stream:
-            _follow(backend, backend.stream, theirs)
+        backend.driver.follow(backend.stream, 0 if stream == _LEGACY else int(stream))
     array = _adopted(pointer if math.prod(shape) else 0, shape, strides, dtype, device, source)
     return registry["copy"](array) if read_only else array

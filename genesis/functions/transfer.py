@@ -26,10 +26,8 @@ def _backend(device: Device) -> CudaBackend:
 
 def pinned_empty(shape: Shape, dtype: DType, device: Device) -> Array:
     """A contiguous array in pinned memory that `device` copies from and to; contents undefined."""
-    from genesis.backend.cuda.pinned import pinned_block
-
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    block = pinned_block(_backend(device), nbytes)
+    block = _backend(device).pinned.take(nbytes)
     storage = CpuStorage(block.bytes(nbytes), nbytes, owner=block)
     return Array(storage, tuple(shape), contiguous_strides(tuple(shape)), dtype)
 

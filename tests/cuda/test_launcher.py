@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from genesis.backend.cuda.driver import GpuDriver
+from genesis.backend.cuda.driver import Driver
+from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.errors import DeviceError
 
 
@@ -49,7 +50,7 @@ class Cuda:
 
 
 def driver_of(cuda: Cuda) -> Any:
-    driver: Any = object.__new__(GpuDriver)
+    driver: Any = object.__new__(Driver)
     driver._cuda, driver._success, driver._context = cuda, Result.CUDA_SUCCESS, 5
     driver.index, driver.capturing, driver._thread = 0, False, threading.local()
     driver._thread.entered = True
@@ -103,3 +104,10 @@ def test_a_launch_that_fails_says_so() -> None:
         DeviceError, match=r"a kernel launch on cuda:0 failed: CUDA_ERROR_LAUNCH_FAILED \(what went wrong"
     ):
         run(0)
+
+
+def test_every_call_of_the_driver_is_answered_without_a_gpu() -> None:
+    """Those made of others need no answer of their own."""
+    composed = {"mark", "wait_once", "follow"}
+    calls = {name for name, each in vars(Driver).items() if callable(each) and not name.startswith("_")}
+    assert calls - composed <= set(vars(HostDriver))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from genesis.backend.cuda.driver import GpuDriver, Properties
+from genesis.backend.cuda.driver import Driver, Properties
 from genesis.errors import DeviceError
 
 
 def test_a_kernel_that_takes_too_much_shared_memory_is_named() -> None:
-    driver = object.__new__(GpuDriver)  # without a GPU: the check comes before the first call
+    driver = object.__new__(Driver)  # without a GPU: the check comes before the first call
     driver.index = 0
     driver.properties = Properties("NVIDIA A100", (8, 0), 40 << 30, 108, 163 << 10, 40 << 20)
     with pytest.raises(

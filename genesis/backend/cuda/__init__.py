@@ -21,32 +21,20 @@ from genesis.backend.cuda.dispatch import (
     record,
     remember,
 )
-from genesis.backend.cuda.driver import Driver, GpuDriver, is_interpreted, stand_ins
+from genesis.backend.cuda.driver import Driver, is_interpreted
 from genesis.backend.cuda.faults import check as check_faults
 from genesis.backend.cuda.launch import forget_plan, recorders, recording
-from genesis.backend.cuda.memory import ALIGNMENT, Block, Pool, rounded
+from genesis.backend.cuda.memory import ALIGNMENT, CudaStorage, Pool
+from genesis.backend.cuda.pinned import PinnedPool
+from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.stream import SideStream
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
-__all__ = ["CudaBackend", "CudaStorage", "backend_of", "driver_for"]
+__all__ = ["CudaBackend", "backend_of", "driver_for"]
 
 SIDE_STREAM_BYTES = 12 << 20  # bytes that are read: work on more fills the SMs by itself
 _CURRENT = nullcontext()
-
-
-class CudaStorage:
-    """Device bytes: a block of the pool, or memory that belongs to `owner` (another library's tensor)."""
-
-    __slots__ = ("__weakref__", "backend", "block", "nbytes", "owner", "pointer", "pool", "version")
-
-    def __init__(self, pool: Pool, block: Block | None, pointer: int, nbytes: int, owner: object = None) -> None:
-        self.pool, self.block, self.pointer, self.nbytes, self.owner = pool, block, pointer, nbytes, owner
-        self.backend, self.version = pool.backend, 0
-
-    def __del__(self) -> None:
-        if self.block is not None:
-            self.pool.give(self.block)
 
 
 class CudaBackend:
@@ -63,7 +51,7 @@ class CudaBackend:
         self.pool.backend = self
         self.pool.describe = self._described
         self.stream = 0
-        self._lent = (0, -1)  # addresses from which the running op takes temporaries
+        self._given = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
         self._into: dict[Any, Call] = {}  # into memory that is given, which stands before the inputs
 
@@ -71,6 +59,11 @@ class CudaBackend:
     def side_stream(self) -> SideStream:
         """Where a graph's work goes whose results nobody reads for a while; made outside captures."""
         return SideStream(self)
+
+    @functools.cached_property
+    def pinned(self) -> PinnedPool:
+        """Pinned host memory that this device copies from and to."""
+        return PinnedPool(self)
 
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
         """Inside the block, launch what reads `nbytes` and whose results nobody reads before `join`."""
@@ -100,20 +93,20 @@ class CudaBackend:
             owner: who asks, for snapshots and errors; None is the op that runs.
         """
         recorder = recording()
-        if recorder is not None:
-            storage = self.temporary(nbytes, owner)
-            recorder.temporaries.append(storage)
-            return storage
-        block = self.pool.take_rounded(rounded(nbytes), self.stream, owner or self.pool.owner)
-        return CudaStorage(self.pool, block, block.pointer, nbytes)
+        if recorder is None:
+            block = self.pool.take(nbytes, self.stream, owner)
+            return CudaStorage(self.pool, block, block.pointer, nbytes)
+        storage = self.temporary(nbytes, owner)
+        recorder.temporaries.append(storage)
+        return storage
 
     def temporary(self, nbytes: int, owner: str | None = None) -> CudaStorage:
-        """The same for the length of an op: from memory that was lent for it, where that is enough."""
-        start, end = self._lent
+        """The same for the length of an op: from memory that it was given, where that is enough."""
+        start, end = self._given
         if start + nbytes <= end:
-            self._lent = start + rounded(nbytes), end
+            self._given = start + (-(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT), end
             return CudaStorage(self.pool, None, start, nbytes)
-        block = self.pool.take_rounded(rounded(nbytes), self.stream, owner or self.pool.owner)
+        block = self.pool.take(nbytes, self.stream, owner)
         return CudaStorage(self.pool, block, block.pointer, nbytes)
 
     @contextmanager
@@ -144,11 +137,11 @@ class CudaBackend:
         """Inside the block, ops take temporaries from `memory`, whose contents nobody needs; one op at a time."""
         start = memory.data_ptr()
         aligned = -(-start // ALIGNMENT) * ALIGNMENT
-        before, self._lent = self._lent, (aligned, start + memory.nbytes)
+        before, self._given = self._given, (aligned, start + memory.nbytes)
         try:
             yield
         finally:
-            self._lent = before
+            self._given = before
 
     def replay(
         self, op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any], out: ArrayLike | None = None
@@ -246,13 +239,13 @@ def driver_for(index: int) -> Driver:
     Raises:
         DeviceError: if there is no such device.
     """
-    if index in stand_ins:
-        return stand_ins[index]
+    if index in drivers:
+        return drivers[index]
     if is_interpreted():
         from genesis.backend.cuda.simulated.host import HostDriver
 
         return HostDriver(index)
-    return GpuDriver(index)
+    return Driver(index)
 
 
 @functools.cache

@@ -14,17 +14,17 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from genesis.backend import ArrayLike, Device, OpLike
 from genesis.backend.cuda.driver import Driver
-from genesis.backend.cuda.launch import Recorder, launch_watched
-from genesis.backend.cuda.memory import rounded
+from genesis.backend.cuda.launch import Recorder
+from genesis.backend.cuda.memory import CudaStorage
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.stream import Runtime
 from genesis.dtypes import DType
 from genesis.errors import DeviceError
-from genesis.shapes import Shape, contiguous_strides
+from genesis.shapes import contiguous_strides
 
 __all__ = [
     "Call",
@@ -245,7 +245,7 @@ class Plan:
                 words = each.words
                 for slot, operand, delta in each.addresses:
                     words[slot] = pointers[operand] + delta
-                launch_watched(each, stream)
+                each.go(stream)
 
 
 def record(
@@ -261,26 +261,6 @@ def record(
     with recorder.active():
         implementation()
     return Plan(recorder, driver, allocate, owner) if recorder.cacheable else None
-
-
-class _Output(NamedTuple):
-    """An output as every call makes it.
-
-    Attributes:
-        array, storage: the types.
-        size: bytes of its block.
-    """
-
-    array: Any
-    storage: Any
-    size: int
-    nbytes: int
-    shape: Shape
-    strides: Shape
-    dtype: DType
-    device: Device
-    layout: Layout
-    spec: Any
 
 
 class Call:
@@ -300,23 +280,18 @@ class Call:
     ) -> None:  # fmt: skip
         self.backend, self.plan, self.mutates = backend, plan, mutates
         self.operands = tuple([i for i, x in enumerate(inputs) if hasattr(x, "storage")])
-        self.outputs = tuple(
-            _Output(
-                type(a), type(a.storage), rounded(a.nbytes), a.nbytes, a.shape, a.strides, a.dtype, a.device,
-                layout_of(a), a.spec,
-            )
-            for a in outputs
-        )  # fmt: skip
+        self.outputs = []
+        for a in outputs:
+            _ = layout_of(a), a.spec  # known, and so known of what is made like it
+            self.outputs.append((a.like(CudaStorage(backend.pool, None, 0, 0)), a.nbytes))  # holds no memory
 
     def run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Launch everything on `inputs`; the outputs."""
         pool, stream, plan = self.backend.pool, self.backend.stream, self.plan
         made, pointers = [], []
-        for kind, storage, size, nbytes, shape, strides, dtype, device, layout, spec in self.outputs:
-            block = pool.take_rounded(size, stream, plan.owner)
-            array = kind(storage(pool, block, block.pointer, nbytes), shape, strides, dtype, device)
-            array.layout, array._spec = layout, spec
-            made.append(array)
+        for array, nbytes in self.outputs:
+            block = pool.take(nbytes, stream, plan.owner)
+            made.append(array.like(CudaStorage(pool, block, block.pointer, nbytes)))
             pointers.append(block.pointer)
         for i in self.operands:
             x = inputs[i]

@@ -1,7 +1,7 @@
 """The CUDA driver as Genesis uses it: a small typed face over cuda-python, one call a method, errors as exceptions.
 
-`Driver` is the contract, `GpuDriver` the real one; `simulated/` has others, for machines without a GPU. Pointers,
-streams, events and functions are plain integers here; owners with a lifetime stand above.
+`Driver` is one GPU, and the contract: `simulated/` overrides every call, for machines without one. Pointers, streams,
+events and functions are plain integers here; owners with a lifetime stand above.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from genesis.errors import DeviceError
 
 __all__ = [
     "Driver",
     "Function",
-    "GpuDriver",
     "Grid",
     "KernelFacts",
     "OutOfDeviceMemory",
     "Properties",
     "SMFacts",
     "is_interpreted",
-    "stand_in",
-    "stand_ins",
 ]
 
 
@@ -121,67 +118,10 @@ class SMFacts(NamedTuple):
     reserved: int
 
 
-class Driver(Protocol):
-    """What a CUDA device must do. Addresses and handles are integers, sizes bytes; copies follow stream order."""
-
-    index: int
-    properties: Properties
-    pending: deque[Callable[[], None]]  # launches that wait for a kernel's compilation, in order
-    capturing: bool  # a graph is being recorded: nothing waits
-    dependent: bool  # launches in a graph may be brought to the SMs before the one before has ended
-
-    @property
-    def prepare(self) -> Callable[..., Any] | None:
-        """Makes a launch of a Triton kernel where no machine code runs: (backend, kernel, grid, args, keywords)."""
-
-    def allocate(self, nbytes: int) -> int: ...
-    def free(self, pointer: int) -> None: ...
-    def allocate_pinned(self, nbytes: int) -> int: ...
-    def free_pinned(self, pointer: int) -> None: ...
-    def memory_info(self) -> tuple[int, int]: ...
-    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None: ...
-    def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None: ...
-    def load(self, image: bytes, name: str, shared: int, parameters: int) -> Function: ...
-    def launcher(
-        self, function: Any, grid: Grid, block: Grid, shared: int, parameters: int
-    ) -> Callable[[int], None]: ...
-    def flush(self) -> None: ...
-    def begin_again(self) -> None: ...
-    def kernel_facts(self, function: Any, threads: int, shared: int) -> KernelFacts: ...
-    def sm_facts(self) -> SMFacts: ...
-    def create_stream(self, priority: int = 0) -> int: ...
-    def destroy_stream(self, stream: int) -> None: ...
-    def synchronize_stream(self, stream: int) -> None: ...
-    def is_stream_done(self, stream: int) -> bool: ...
-    def wait_event(self, stream: int, event: int) -> None: ...
-    def create_event(self, timing: bool) -> int: ...
-    def destroy_event(self, event: int) -> None: ...
-    def record_event(self, event: int, stream: int) -> None: ...
-    def record_time(self, event: int, stream: int) -> None: ...
-    def synchronize_event(self, event: int) -> None: ...
-    def is_event_done(self, event: int) -> bool: ...
-    def elapsed(self, start: int, end: int) -> float: ...
-    def synchronize(self) -> None: ...
-    def begin_capture(self, stream: int) -> None: ...
-    def end_capture(self, stream: int) -> int: ...
-    def is_capturing(self, stream: int) -> bool: ...
-    def instantiate(self, graph: int) -> int: ...
-    def launch_graph(self, executable: int, stream: int) -> None: ...
-    def destroy_graph(self, graph: int, executable: int | None) -> None: ...
-
-
 def is_interpreted() -> bool:
     """Whether Triton's interpreter stands in for the GPU (its own setting, TRITON_INTERPRET=1, decides)."""
     # Read here, not asked of Triton: importing it takes time, and a signal that arrives meanwhile ends the process.
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "on", "true", "y", "yes")
-
-
-stand_ins: dict[int, Driver] = {}
-
-
-def stand_in(driver: Driver) -> None:
-    """Let a driver stand for the device of its index, which no machine has."""
-    stand_ins[driver.index] = driver
 
 
 @functools.cache
@@ -217,10 +157,21 @@ def start(index: int = 0) -> int:
     return int(cuda.cuDeviceGetCount()[1])
 
 
-class GpuDriver:
-    """One GPU through cuda-python, in its primary context (shared with other libraries of the process)."""
+class Driver:
+    """One GPU through cuda-python, in its primary context (shared with other libraries of the process).
 
-    prepare = None
+    Addresses and handles are integers, sizes bytes; copies follow stream order.
+
+    Attributes:
+        pending: launches that wait for a kernel's compilation, in order.
+        capturing: a graph is being captured: nothing waits.
+        dependent: launches in a graph may be brought to the SMs before the one before has ended.
+        prepare: makes a launch of a Triton kernel where no machine code runs: (backend, kernel, grid, args, keywords).
+    """
+
+    index: int
+    properties: Properties
+    prepare: Callable[..., Any] | None = None
 
     def __init__(self, index: int) -> None:
         count = start(index)
@@ -245,8 +196,16 @@ class GpuDriver:
             self._call(self._cuda.cuCtxSetCurrent, self._context)
             self._thread.entered = True
 
+    def _now(self, function: Any, *args: Any) -> Any:
+        """Call the driver for what follows no stream's order."""
+        return self._now(function, *args)
+
+    def _in_order(self, function: Any, *args: Any) -> Any:
+        """Call the driver for what follows stream order: first launch what waited for its kernel."""
+        self._ordered()
+        return self._call(function, *args)
+
     def _ordered(self) -> None:
-        """Before anything that follows stream order: launch what waited for its kernel."""
         self._enter()
         if self.pending:
             self.flush()
@@ -322,34 +281,24 @@ class GpuDriver:
 
     def free(self, pointer: int) -> None:
         """Give device memory back; waits for the device."""
-        self._ordered()
-        self._call(self._cuda.cuMemFree, pointer)
+        self._in_order(self._cuda.cuMemFree, pointer)
 
     def allocate_pinned(self, nbytes: int) -> int:
         """Pinned host memory, from and to which copies are asynchronous."""
-        self._enter()
-        return int(self._call(self._cuda.cuMemHostAlloc, nbytes, 0))
-
-    def free_pinned(self, pointer: int) -> None:
-        """Give pinned host memory back."""
-        self._enter()
-        self._call(self._cuda.cuMemFreeHost, pointer)
+        return int(self._now(self._cuda.cuMemHostAlloc, nbytes, 0))
 
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
-        self._enter()
-        free, total = self._call(self._cuda.cuMemGetInfo)
+        free, total = self._now(self._cuda.cuMemGetInfo)
         return int(free), int(total)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Copy between any two addresses, host or device, in stream order."""
-        self._ordered()
-        self._call(self._cuda.cuMemcpyAsync, target, source, nbytes, stream)
+        self._in_order(self._cuda.cuMemcpyAsync, target, source, nbytes, stream)
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Set every byte, in stream order."""
-        self._ordered()
-        self._call(self._cuda.cuMemsetD8Async, target, byte, nbytes, stream)
+        self._in_order(self._cuda.cuMemsetD8Async, target, byte, nbytes, stream)
 
     # --- Kernels ------------------------------------------------------------------------------------------------------
 
@@ -457,26 +406,19 @@ class GpuDriver:
 
     def create_stream(self, priority: int = 0) -> int:
         """A stream that does not wait for the default one; a lower number is served first."""
-        self._enter()
         flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
-        return int(self._call(self._cuda.cuStreamCreateWithPriority, flags, priority))
-
-    def destroy_stream(self, stream: int) -> None:
-        """Forget a stream; its work is finished first."""
-        self._ordered()
-        self._call(self._cuda.cuStreamDestroy, stream)
+        return int(self._now(self._cuda.cuStreamCreateWithPriority, flags, priority))
 
     def synchronize_stream(self, stream: int) -> None:
         """Wait for all work of a stream."""
-        self._ordered()
-        self._call(self._cuda.cuStreamSynchronize, stream)
+        self._in_order(self._cuda.cuStreamSynchronize, stream)
 
     def is_stream_done(self, stream: int) -> bool:
         """Whether a stream has nothing left to do."""
-        self._ordered()
         return self._is_done(self._cuda.cuStreamQuery, stream)
 
     def _is_done(self, query: Any, handle: int) -> bool:
+        self._ordered()
         (code,) = query(handle)
         if code == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -486,88 +428,88 @@ class GpuDriver:
 
     def wait_event(self, stream: int, event: int) -> None:
         """Let the stream's later work wait for the event."""
-        self._ordered()
-        self._call(self._cuda.cuStreamWaitEvent, stream, event, 0)
+        self._in_order(self._cuda.cuStreamWaitEvent, stream, event, 0)
 
     def create_event(self, timing: bool) -> int:
         """An event; `timing` lets `elapsed` read it."""
-        self._enter()
-        flags = (
-            self._cuda.CUevent_flags.CU_EVENT_DEFAULT if timing else self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        )
-        return int(self._call(self._cuda.cuEventCreate, flags))
+        of = self._cuda.CUevent_flags
+        flags = of.CU_EVENT_DEFAULT if timing else of.CU_EVENT_DISABLE_TIMING
+        return int(self._now(self._cuda.cuEventCreate, flags))
 
     def destroy_event(self, event: int) -> None:
         """Forget an event."""
-        self._enter()
-        self._call(self._cuda.cuEventDestroy, event)
+        self._now(self._cuda.cuEventDestroy, event)
 
     def record_event(self, event: int, stream: int) -> None:
         """Mark the stream's present end."""
-        self._ordered()
-        self._call(self._cuda.cuEventRecord, event, stream)
+        self._in_order(self._cuda.cuEventRecord, event, stream)
 
     def record_time(self, event: int, stream: int) -> None:
         """The same in a graph that is captured, too: after each replay `elapsed` reads when the event happened."""
-        self._ordered()
         flags = self._cuda.CUevent_record_flags
         how = flags.CU_EVENT_RECORD_EXTERNAL if self.capturing else flags.CU_EVENT_RECORD_DEFAULT
-        self._call(self._cuda.cuEventRecordWithFlags, event, stream, how)
+        self._in_order(self._cuda.cuEventRecordWithFlags, event, stream, how)
 
     def synchronize_event(self, event: int) -> None:
         """Wait until the event has happened."""
-        self._ordered()
-        self._call(self._cuda.cuEventSynchronize, event)
+        self._in_order(self._cuda.cuEventSynchronize, event)
 
     def is_event_done(self, event: int) -> bool:
         """Whether the event has happened."""
-        self._ordered()
         return self._is_done(self._cuda.cuEventQuery, event)
 
     def elapsed(self, start: int, end: int) -> float:
         """Seconds between two events that have happened."""
-        self._ordered()
-        return float(self._call(self._cuda.cuEventElapsedTime, start, end)) / 1e3
+        return float(self._in_order(self._cuda.cuEventElapsedTime, start, end)) / 1e3
 
     def synchronize(self) -> None:
         """Wait for everything on the device."""
-        self._ordered()
-        self._call(self._cuda.cuCtxSynchronize)
+        self._in_order(self._cuda.cuCtxSynchronize)
+
+    def mark(self, stream: int) -> int:
+        """An event at the stream's present end."""
+        event = self.create_event(False)
+        self.record_event(event, stream)
+        return event
+
+    def wait_once(self, stream: int, event: int) -> None:
+        """Let the stream's later work wait for an event that nobody else needs."""
+        self.wait_event(stream, event)
+        self.destroy_event(event)  # CUDA keeps what waits
+
+    def follow(self, later: int, earlier: int) -> None:
+        """Let later work of one stream wait for what is in another now; the host does not wait."""
+        if later != earlier:
+            self.wait_once(later, self.mark(earlier))
 
     # --- Graphs -------------------------------------------------------------------------------------------------------
 
     def begin_capture(self, stream: int) -> None:
-        """Record the stream's work instead of running it, until `end_capture`."""
-        self._ordered()
+        """Capture the stream's work instead of running it, until `end_capture`."""
         mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._call(self._cuda.cuStreamBeginCapture, stream, mode)
+        self._in_order(self._cuda.cuStreamBeginCapture, stream, mode)
         self.capturing = True
 
     def end_capture(self, stream: int) -> int:
-        """The graph recorded since `begin_capture`."""
-        self._enter()
+        """The graph captured since `begin_capture`."""
         self.capturing = False
-        return int(self._call(self._cuda.cuStreamEndCapture, stream))
+        return int(self._now(self._cuda.cuStreamEndCapture, stream))
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether the stream's work is being recorded."""
-        self._enter()
-        return bool(int(self._call(self._cuda.cuStreamIsCapturing, stream)))
+        """Whether the stream's work is being captured."""
+        return bool(int(self._now(self._cuda.cuStreamIsCapturing, stream)))
 
     def instantiate(self, graph: int) -> int:
         """An executable of a graph, whose kernels keep the priorities of the streams that they were launched on."""
-        self._enter()
         flags = self._cuda.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
-        return int(self._call(self._cuda.cuGraphInstantiate, graph, int(flags)))
+        return int(self._now(self._cuda.cuGraphInstantiate, graph, int(flags)))
 
     def launch_graph(self, executable: int, stream: int) -> None:
         """Run a graph in stream order."""
-        self._ordered()
-        self._call(self._cuda.cuGraphLaunch, executable, stream)
+        self._in_order(self._cuda.cuGraphLaunch, executable, stream)
 
     def destroy_graph(self, graph: int, executable: int | None) -> None:
         """Forget a graph and its executable, where there is one."""
-        self._enter()
         if executable is not None:
-            self._call(self._cuda.cuGraphExecDestroy, executable)
-        self._call(self._cuda.cuGraphDestroy, graph)
+            self._now(self._cuda.cuGraphExecDestroy, executable)
+        self._now(self._cuda.cuGraphDestroy, graph)

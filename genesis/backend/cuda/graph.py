@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from genesis.backend.cuda.memory import Arena, Block, Pool
-from genesis.backend.cuda.stream import Runtime, follow, give_stream, take_stream, use
+from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
 from genesis.errors import DeviceError, OutOfMemoryError, UsageError
 
 __all__ = ["WARM_UPS", "RawGraph", "launches_block"]
@@ -90,11 +90,11 @@ class RawGraph:
         """Launch on a stream of its own, which follows the current one and is followed by it."""
         backend, origin = self.backend, self.backend.stream
         handle = take_stream(backend, priority)
-        follow(backend.driver, handle, origin)
+        backend.driver.follow(handle, origin)
         try:
             with use(backend, handle):
                 yield
-            follow(backend.driver, origin, handle)
+            backend.driver.follow(origin, handle)
         finally:
             give_stream(backend, handle, priority)
 
@@ -140,16 +140,13 @@ class RawGraph:
         finally:
             if collecting:
                 gc.enable()
-        held = pool.end_capture()
+        held, graph = pool.end_capture(), None
         try:
             graph = driver.end_capture(stream)
-        except DeviceError:
-            _give_back(pool, held)
-            raise
-        try:
             executable = pool.with_room("the executable of a CUDA graph", lambda: driver.instantiate(graph))
         except (DeviceError, OutOfMemoryError):
-            driver.destroy_graph(graph, None)
+            if graph is not None:
+                driver.destroy_graph(graph, None)
             _give_back(pool, held)
             raise
         self._graph = Captured(graph, executable, held)

@@ -137,11 +137,17 @@ class KernelLaunch:
 
     def launch(self, pointers: Sequence[int], stream: int) -> None:
         """Launch on arrays at these addresses, the first time after preparing it."""
-        if self.prepare is not None:
-            self.make_ready()
+        self.make_ready()
         for slot, pointer in zip(self.slots, pointers, strict=True):
             self.words[slot] = pointer
-        launch_watched(self, stream)
+        self.go(stream)
+
+    def go(self, stream: int) -> None:
+        """Launch with the addresses that were set, or let the watch do it."""
+        if watches:
+            watches[-1](self, stream)
+        else:
+            self.run(stream)
 
     def make_ready(self) -> None:
         """Prepare the launch, where that was not done; may wait for the kernel."""
@@ -164,14 +170,6 @@ def watching_launches(watch: LaunchWatch) -> Iterator[None]:
         yield
     finally:
         watches.remove(watch)
-
-
-def launch_watched(made: KernelLaunch, stream: int) -> None:
-    """Launch with the addresses that were set, or let the watch do it."""
-    if watches:
-        watches[-1](made, stream)
-    else:
-        made.run(stream)
 
 
 class Recorder:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["ALIGNMENT", "Arena", "Block", "Pool", "rounded"]
+__all__ = ["ALIGNMENT", "Arena", "Block", "CudaStorage", "Pool"]
 
 ALIGNMENT = 512  # bytes
 SMALL = 1 << 20  # bytes; up to here blocks share small segments
@@ -30,11 +30,6 @@ LARGE_SEGMENT = 20 << 20
 HOLDERS = 5  # that an error names
 KEEP_WHOLE = 1 << 20  # a remainder of a large block is split off from this size on
 T = TypeVar("T")
-
-
-def rounded(nbytes: int) -> int:
-    """The size of the block for a request: a multiple of 512 bytes, at least one."""
-    return max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
 
 
 class Block:
@@ -211,16 +206,17 @@ class Pool:
             finally:
                 self._lock.release()
 
-    def take(self, nbytes: int, stream: int) -> Block:
-        """A block of at least `nbytes`, contents undefined.
+    def take(self, nbytes: int, stream: int, owner: str | None = None) -> Block:
+        """A block of at least `nbytes`, contents undefined: a multiple of 512 bytes, at least one.
+
+        Args:
+            owner: whose memory it is; None as `Pool.owner` says.
 
         Raises:
             OutOfMemoryError: naming the request, what is free and the biggest holders.
         """
-        return self.take_rounded(rounded(nbytes), stream, self.owner)
-
-    def take_rounded(self, size: int, stream: int, owner: str) -> Block:
-        """The same of a size that is a block's, for `owner`."""
+        size = -(-nbytes // ALIGNMENT) * ALIGNMENT or ALIGNMENT
+        owner = owner or self.owner
         self._lock.acquire()  # `with` takes twice as long, and this runs for every op
         try:
             if self.given:
@@ -229,7 +225,10 @@ class Pool:
                 self._collect()
             arena = self.private or self.arenas.get(stream) or self._arena(stream)
             blocks = arena.quick.get(size)
-            block = blocks.pop() if blocks else self._slow(arena, size, owner)
+            if blocks:
+                block = blocks.pop()
+            else:
+                block = self.with_room(f"{_readable(size)} for {owner}", lambda: arena.take(size))
             block.owner = owner
             self.allocations += 1
             allocated = self._allocated = self._allocated + block.size
@@ -246,21 +245,8 @@ class Pool:
     def _arena(self, stream: int) -> Arena:
         return self.arenas.setdefault(stream, Arena(self))
 
-    def _slow(self, arena: Arena, size: int, owner: str) -> Block:
-        try:
-            return arena.take(size)
-        except OutOfDeviceMemory:
-            pass
-        if not self.capturing:  # or the wait would end the capture
-            self._release()
-        try:
-            return arena.take(size)
-        except OutOfDeviceMemory:
-            what = self._explain(f"{_readable(size)} for {owner}")
-            raise OutOfMemoryError(what, next=OutOfMemoryError.ADVICE) from None
-
     def with_room(self, what: str, call: Callable[[], T]) -> T:
-        """The result of a driver's call that takes device memory of its own: a kernel's code, an executable graph.
+        """The result of a call that takes memory from the driver: a segment, a kernel's code, an executable graph.
 
         Raises:
             OutOfMemoryError: if there is no room, also after unused segments went back to the driver.
@@ -335,11 +321,7 @@ class Pool:
 
     def _wait_for_streams(self, block: Block) -> None:
         """Let a block wait until the streams that used it have passed where they are now."""
-        events = []
-        for stream in block.streams or ():
-            event = self.driver.create_event(False)
-            self.driver.record_event(event, stream)
-            events.append(event)
+        events = [self.driver.mark(stream) for stream in block.streams or ()]
         block.streams = None
         self.waiting.append((block, events))
 
@@ -448,6 +430,20 @@ class Pool:
             f" are free, Genesis holds {_readable(self.allocated)} in tensors and {_readable(self.reserved)} in all"
             + (f"; made by {made}" if made else "")
         )
+
+
+class CudaStorage:
+    """Device bytes: a block of the pool, or memory that belongs to `owner` (another library's tensor)."""
+
+    __slots__ = ("__weakref__", "backend", "block", "nbytes", "owner", "pointer", "pool", "version")
+
+    def __init__(self, pool: Pool, block: Block | None, pointer: int, nbytes: int, owner: object = None) -> None:
+        self.pool, self.block, self.pointer, self.nbytes, self.owner = pool, block, pointer, nbytes, owner
+        self.backend, self.version = pool.backend, 0
+
+    def __del__(self) -> None:
+        if self.block is not None:
+            self.pool.give(self.block)
 
 
 def _sum(rows: list[dict[str, Any]]) -> int:

@@ -6,7 +6,6 @@ A block that a copy may still read or write is not handed out again before that 
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections import deque
 from typing import Any
 
@@ -16,7 +15,7 @@ from genesis.backend.cuda.driver import OutOfDeviceMemory
 from genesis.backend.cuda.stream import Runtime
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["PinnedBlock", "block_of", "pinned_block", "pinned_bytes"]
+__all__ = ["PinnedBlock", "PinnedPool", "block_of"]
 
 SMALLEST = 512  # bytes; sizes are powers of two
 
@@ -29,7 +28,7 @@ class PinnedBlock:
         streams: those with copies that may still run.
     """
 
-    def __init__(self, pool: _Pool, pointer: int, size: int) -> None:
+    def __init__(self, pool: PinnedPool, pointer: int, size: int) -> None:
         self.pool, self.pointer, self.size = pool, pointer, size
         self.streams: set[int] = set()
 
@@ -44,7 +43,13 @@ class PinnedBlock:
         self.pool.given.append((self.pointer, self.size, self.streams))
 
 
-class _Pool:
+class PinnedPool:
+    """The pinned memory of a device.
+
+    Attributes:
+        reserved: bytes held, in use or kept for reuse.
+    """
+
     def __init__(self, backend: Runtime) -> None:
         self.backend = backend
         self.free: dict[int, list[tuple[int, list[int]]]] = {}  # by size: pointer, events of its last uses
@@ -52,6 +57,11 @@ class _Pool:
         self.reserved = 0
 
     def take(self, nbytes: int) -> PinnedBlock:
+        """Pinned memory of at least `nbytes`, contents undefined.
+
+        Raises:
+            OutOfMemoryError: the host has no room. DeviceError: inside a capture.
+        """
         size = max(1 << max(nbytes - 1, 0).bit_length(), SMALLEST)
         driver, capturing = self.backend.driver, self.backend.pool.capturing
         for _ in range(len(self.given)):
@@ -79,31 +89,7 @@ class _Pool:
         if streams and capturing:
             self.given.append((pointer, size, streams))
             return
-        events = []
-        for stream in streams:
-            event = self.backend.driver.create_event(False)
-            self.backend.driver.record_event(event, stream)
-            events.append(event)
-        self.free[size].append((pointer, events))
-
-
-@functools.cache
-def _pool(backend: Runtime) -> _Pool:
-    return _Pool(backend)
-
-
-def pinned_block(backend: Runtime, nbytes: int) -> PinnedBlock:
-    """Pinned memory of at least `nbytes`, contents undefined.
-
-    Raises:
-        OutOfMemoryError: the host has no room. DeviceError: inside a capture.
-    """
-    return _pool(backend).take(nbytes)
-
-
-def pinned_bytes(backend: Runtime) -> int:
-    """Bytes of pinned memory held, in use or kept for reuse."""
-    return _pool(backend).reserved
+        self.free[size].append((pointer, [self.backend.driver.mark(stream) for stream in streams]))
 
 
 def block_of(memory: Any) -> PinnedBlock | None:

@@ -1,4 +1,4 @@
-"""Streams of a device by their handles: the current one, one that follows another, and the side stream of a graph.
+"""Streams of a device by their handles: the current one, those that nobody uses, and the side stream of a graph.
 
 `genesis.cuda` has streams and events as objects. Handles are reused and streams never destroyed: memory is reused in
 the order of a stream, so a stream must not end while its memory is known.
@@ -15,7 +15,7 @@ from genesis.backend import Device
 from genesis.backend.cuda.driver import Driver
 from genesis.backend.cuda.memory import Pool
 
-__all__ = ["Runtime", "SideStream", "follow", "give_stream", "take_stream", "use"]
+__all__ = ["Runtime", "SideStream", "give_stream", "take_stream", "use"]
 
 LAG = 3  # pieces of work on the side stream before the first of them is waited for
 _idle: dict[tuple[int, int], list[int]] = {}  # handles without an owner, by device and priority
@@ -50,23 +50,6 @@ def give_stream(backend: Runtime, handle: int, priority: int = 0) -> None:
     _idle[backend.device.index, priority].append(handle)
 
 
-def follow(driver: Driver, later: int, earlier: int) -> None:
-    """Let later work of one stream wait for what is in another now; the host does not wait."""
-    if later != earlier:
-        _wait(driver, later, _mark(driver, earlier))
-
-
-def _mark(driver: Driver, stream: int) -> int:
-    event = driver.create_event(False)
-    driver.record_event(event, stream)
-    return event
-
-
-def _wait(driver: Driver, stream: int, event: int) -> None:
-    driver.wait_event(stream, event)
-    driver.destroy_event(event)  # the driver keeps what waits
-
-
 @contextmanager
 def use(backend: Runtime, handle: int) -> Iterator[None]:
     """Launch on a stream inside the block; nothing waits when it begins or ends."""
@@ -95,14 +78,14 @@ class SideStream:
         """Launch on the side stream, behind all work so far."""
         self.join(LAG - 1)
         backend, driver, main = self.backend, self.backend.driver, self.backend.stream
-        follow(driver, self.stream, main)
+        driver.follow(self.stream, main)
         backend.pool.keep()
         backend.stream, driver.dependent = self.stream, False
         try:
             yield
         finally:
             backend.stream, driver.dependent = main, True
-            self._ends.append(_mark(driver, self.stream))
+            self._ends.append(driver.mark(self.stream))
 
     def join(self, most: int = 0) -> None:
         """Let later work follow the side stream's, but for the `most` latest pieces."""
@@ -110,7 +93,7 @@ class SideStream:
         while len(self._ends) > most:
             passed, end = passed + 1, self._ends.popleft()
             if len(self._ends) == most:
-                _wait(driver, self.backend.stream, end)
+                driver.wait_once(self.backend.stream, end)
                 driver.begin_again()
             else:
                 driver.destroy_event(end)

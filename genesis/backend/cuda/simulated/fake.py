@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from genesis.backend import Device
 from genesis.backend.cuda.compile import Signature, is_array
-from genesis.backend.cuda.driver import Grid, Properties, stand_in
+from genesis.backend.cuda.driver import Grid, Properties
 from genesis.backend.cuda.launch import KernelLaunch, signature_of
+from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.backend.cuda.tma import is_descriptor
 
@@ -61,21 +62,15 @@ class EmptyDriver(HostDriver):
         return pointer
 
     def free(self, pointer: int) -> None:
-        """Forget a block."""
         self._used -= self._sizes.pop(pointer)
 
     def allocate_pinned(self, nbytes: int) -> int:
-        """Host memory, which is there."""
         return super().allocate(nbytes)
-
-    def free_pinned(self, pointer: int) -> None:
-        """Forget a block of it."""
-        super().free(pointer)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         """Zeros to the host, nothing to the device."""
         if target < NOWHERE:
-            self._do(stream, lambda: ctypes.memset(target, 0, nbytes))
+            self.do(stream, lambda: ctypes.memset(target, 0, nbytes))
 
     def fill(self, target: int, byte: int, nbytes: int, stream: int) -> None:
         """Nothing."""
@@ -132,5 +127,5 @@ _indices = itertools.count(FIRST)
 def fake_device(properties: Properties) -> tuple[Device, FakeDriver]:
     """A device with these properties on which nothing runs, and its driver."""
     driver = FakeDriver(next(_indices), properties)
-    stand_in(driver)
+    drivers[driver.index] = driver
     return Device("cuda", driver.index), driver

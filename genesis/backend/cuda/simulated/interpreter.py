@@ -45,8 +45,11 @@ class _Pointer:
     stride = size
 
 
+Do = Callable[[int, Callable[[], Any]], None]  # `do(stream, work)`: now, or at each replay of the graph
+
+
 def interpreted_launch(
-    driver: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    do: Do, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> KernelLaunch:
     """A launch in Triton's interpreter."""
     describe(args)  # what machine code does not take is refused here, too
@@ -62,34 +65,36 @@ def interpreted_launch(
     values = [value(a) for a in args]
     constants = {k: v for k, v in keywords.items() if k not in OPTIONS}
 
-    def interpret(whole: Grid) -> None:
-        with np.errstate(all="ignore"):  # a GPU does not warn of NaN and overflow either
-            kernel[whole](*values, **constants)
-
-    return _hosted(driver, kernel.__name__, interpret, grid, words, count)
+    return _hosted(do, kernel.__name__, lambda: kernel[grid](*values, **constants), grid, words, count)
 
 
-def hosted_launch(driver: Any, name: str, function: Callable[..., None], arrays: Sequence[ArrayLike]) -> KernelLaunch:
+def hosted_launch(do: Do, name: str, function: Callable[..., None], arrays: Sequence[ArrayLike]) -> KernelLaunch:
     """A launch of plain Python on numpy arrays over the memory of `arrays`: what stands in for machine code here."""
     words = (ctypes.c_uint64 * max(len(arrays), 1))()
     values = [_Pointer(words, i, a.dtype) for i, a in enumerate(arrays)]
     forms = [(a.shape, tuple(s * a.dtype.itemsize for s in a.strides), a.dtype.numpy) for a in arrays]
 
-    def interpret(whole: Grid) -> None:
-        with np.errstate(all="ignore"):
-            function(*[_over(value.data_ptr(), *form) for value, form in zip(values, forms, strict=True)])
+    def call() -> None:
+        function(*[_over(value.data_ptr(), *form) for value, form in zip(values, forms, strict=True)])
 
-    return _hosted(driver, name, interpret, (1, 1, 1), words, len(arrays))
+    return _hosted(do, name, call, (1, 1, 1), words, len(arrays))
 
 
-def _hosted(
-    driver: Any, name: str, interpret: Callable[[Grid], None], grid: Grid, words: Any, count: int
-) -> KernelLaunch:
-    """A launch whose `interpret` reads addresses from the first `count` of `words`."""
+def _hosted(do: Do, name: str, call: Callable[[], None], grid: Grid, words: Any, count: int) -> KernelLaunch:
+    """A launch whose `call` reads addresses from the first `count` of `words`."""
+
+    def run(stream: int) -> None:
+        present = bytes(words)  # a captured launch runs later, with the addresses that it has now
+
+        def work() -> None:
+            ctypes.memmove(words, present, len(present))
+            with np.errstate(all="ignore"):  # a GPU does not warn of NaN and overflow either
+                call()
+
+        do(stream, work)
 
     def prepare(made: KernelLaunch) -> None:
-        made.words, made.slots = words, tuple(range(count))
-        made.run = driver.launcher(interpret, grid, (1, 1, 1), 0, 0)
+        made.words, made.slots, made.run = words, tuple(range(count)), run
 
     return KernelLaunch(prepare, lambda: True, name, grid)
 
