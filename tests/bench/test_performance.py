@@ -209,7 +209,7 @@ def test_reports_of_bench_ops_are_listed_with_their_reasons(tmp_path: Path) -> N
     assert "[Markdown](../benchmarks/results/0.md)" in text  # not the run of one op
     assert "5 of 5 cases were measured next to" in text
     ended = made.model_copy(update={"left": 3})
-    assert "5 of 8 cases were measured before the run was ended beside" in page(json.loads(ended.model_dump_json()))
+    assert "5 of 8 cases were measured before the run was ended next to" in page(json.loads(ended.model_dump_json()))
 
 
 def test_reports_beside_torch_name_what_is_below_1(tmp_path: Path) -> None:
