@@ -1,4 +1,4 @@
-"""The command `genesis`: its sub-commands, and the one place where their exceptions end."""
+"""The command `genesis`: its sub-commands, and where their exceptions end."""
 
 from __future__ import annotations
 

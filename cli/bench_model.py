@@ -142,7 +142,7 @@ def _measured(
     peers: tuple[str, ...],
     python: str | None,
 ) -> _Measured:
-    """Every case, and then each recipe of torch beside it; on a terminal stderr shows how far it is."""
+    """Every case, and then each recipe of torch; on a terminal stderr shows how far it is."""
     from genesis.profile.schema import Failure
     from genesis_cli.session.bench import measuring
     from genesis_cli.session.bench.versus import versus_torch
@@ -213,7 +213,7 @@ def _report(
 
 
 def _peers(vs: str | None, recipes: str, python: str | None, device: Device) -> tuple[str, ...]:
-    """The recipes to compare with; none without --vs. A peer that is missing is told before anything is measured."""
+    """The recipes to compare with; none without --vs. A missing peer ends it before anything is measured."""
     from genesis.profile.peer import started
     from genesis_cli.session.bench.versus import check_recipes
 
@@ -227,7 +227,7 @@ def _peers(vs: str | None, recipes: str, python: str | None, device: Device) -> 
 
 
 def _sizes(text: str, option: str) -> tuple[int, ...]:
-    """`1,2,4`, without what stands there twice."""
+    """`1,2,4`, without duplicates."""
     sizes = tuple(dict.fromkeys(integers(text)))
     if not sizes or min(sizes) < 1:
         raise UsageError(f"{text!r} are no sizes", where=option, next="write numbers of 1 and more: 1,2,4")
@@ -235,7 +235,7 @@ def _sizes(text: str, option: str) -> tuple[int, ...]:
 
 
 def _choice(word: str | None, known: Mapping[str, str], option: str) -> str | None:
-    """What a word stands for; None where there is none."""
+    """What a word means; None where there is none."""
     if word is not None and word not in known:
         raise UsageError(f"{word!r} is not known", where=option, next=f"use one of {', '.join(known)}")
     return None if word is None else known[word]

@@ -27,7 +27,7 @@ Given = list[tuple[str, str | bool | None]]  # options with their values
 
 def bench_ops(
     op: Annotated[
-        list[str] | None, typer.Option("--op", metavar="NAME", help="This op alone; may stand several times.")
+        list[str] | None, typer.Option("--op", metavar="NAME", help="This op alone; may be given several times.")
     ] = None,
     category: Annotated[
         str | None, typer.Option("--category", metavar="NAME", help="element, activation, reduction, matmul or memory.")
@@ -37,7 +37,7 @@ def bench_ops(
         typer.Option(
             "--size",
             metavar="SIZE",
-            help="small, medium, batch, large or xlarge; may stand several times.  [default: by device]",
+            help="small, medium, batch, large or xlarge; may be given several times.  [default: by device]",
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="One size, little time for each case: seconds.")] = False,
@@ -76,7 +76,7 @@ def bench_ops(
 def setup_of(
     device: Device, dtype: DType | None, sizes: Sequence[str], backward: bool, fast: bool, out: Path | None
 ) -> Setup:
-    """The machine and the way of measuring; the folder of reports is made, so that it fails before and not after."""
+    """The machine and the way of measuring; the folder of reports is created, so that it fails before and not after."""
     from genesis.profile.op import Settings
     from genesis.report import suite
     from genesis.report.build import Setup

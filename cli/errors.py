@@ -32,7 +32,7 @@ EXIT_INTERRUPTED = 130
 
 
 def exit_code(error: BaseException, *, debug: bool) -> int:
-    """The exit code of what ended a command, after the reader was told on stderr what happened.
+    """The exit code of what ended a command, after stderr has said what happened.
 
     Args:
         debug: print the traceback too.

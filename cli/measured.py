@@ -80,7 +80,7 @@ def write_into(path: str, data: bytes) -> None:
 
 
 def show_progress(text: str) -> None:
-    """On a terminal, what is being measured, in place of what stood there; "" takes it away."""
+    """On a terminal, what is being measured, instead of what was shown; "" clears it."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
 

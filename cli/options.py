@@ -62,7 +62,7 @@ Reports = Annotated[
     typer.Option(
         "--out",
         metavar="FOLDER",
-        help="Where reports lie, earlier ones too.  [default: benchmarks/results in a clone, else genesis-bench]",
+        help="The folder of reports, earlier ones too.  [default: benchmarks/results in a clone, else genesis-bench]",
     ),
 ]
 JsonFile = Annotated[

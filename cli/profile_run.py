@@ -82,7 +82,7 @@ def profile_run(
 
 
 def _folder(out: str) -> Path:
-    """The folder to write into, made before anything is measured."""
+    """The folder to write into, created before anything is measured."""
     from genesis.io.filesystem import disk_error
 
     folder = Path(out)

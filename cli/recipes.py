@@ -25,7 +25,7 @@ def names() -> list[str]:
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:
-    """The configuration called `name`; a file of that name goes before a recipe.
+    """The configuration called `name`; a file of that name takes precedence.
 
     Raises:
         ConfigError: there is no such file or recipe, or it is invalid.

@@ -21,7 +21,7 @@ from genesis.ops import fp8 as fp8_ops
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
 
-__all__ = ["MLP", "Attention", "CausalLM", "Context", "Decoder", "KeyValueCache", "widest_product"]
+__all__ = ["MLP", "Attention", "CausalLM", "Context", "Decoder", "KeyValueCache", "widest_matmul"]
 
 
 class KeyValueCache:
@@ -120,7 +120,7 @@ class MLP(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
-def widest_product(config: ModelConfig) -> int:
+def widest_matmul(config: ModelConfig) -> int:
     """The most columns that a layer's matmul with a weight has, forward or for its input's gradient."""
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
     return max(config.hidden_size, heads * config.head_dim, 2 * config.intermediate_size)

@@ -1,4 +1,4 @@
-"""Whether a model's weights are numbers: a NaN or an infinity in one makes text and losses meaningless."""
+"""Whether a model's weights are finite: a NaN or an infinity in one makes text and losses meaningless."""
 
 from __future__ import annotations
 

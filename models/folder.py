@@ -96,12 +96,12 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: object = No
         ModelError: the path is no model folder; what is missing, left over or mis-shaped, at most 10 names of each,
             with the counts. DTypeError: weights cannot have the type. OutOfMemoryError: they do not fit.
     """
-    config, place = read_config(folder), as_device(device)
+    config, target = read_config(folder), as_device(device)
     with WeightFolder(folder) as weights:
         shapes = parameter_shapes(config)
         _check_names(config, shapes, weights, escape(folder))
-        chosen = weight_type(dtype, place, config.stored_dtype or _main_type(weights))
-        check_fits(sum(map(math.prod, shapes.values())), chosen.name, place, where=escape(folder))
+        chosen = weight_type(dtype, target, config.stored_dtype or _main_type(weights))
+        check_fits(sum(map(math.prod, shapes.values())), chosen.name, target, where=escape(folder))
         model = empty_model(config, device=device, dtype=chosen.name)
         for name, parameter in model.named_parameters():
             if parameter.device == CPU:
@@ -207,7 +207,7 @@ def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
 
 
 def _generation_config(model: CausalLM, eos_token_id: int | None) -> dict[str, Any]:
-    """The smallest file that transformers reads; a source folder's own file goes before it."""
+    """The smallest file that transformers reads; a source folder's own file takes precedence."""
     content: dict[str, Any] = {"_from_model_config": True}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if model.config.raw.get(key) is not None:
@@ -242,8 +242,8 @@ def write_model(
 
     Args:
         source: a folder whose license, tokenizer, template and generation files are kept byte for byte.
-        extra_files: further files (a tokenizer made by the run), by name; they go before those of `source`, of whose
-            tokenizer none is kept where these hold another one.
+        extra_files: further files (a tokenizer made by the run), by name; they take precedence over those of `source`,
+            of whose tokenizer none is kept where these hold another one.
         eos_token_id: what ends a text, for `generation_config.json` where the source has none.
     """
     tensors = {name: _as_stored(model, name, p) for name, p in model.named_parameters()}
@@ -275,7 +275,7 @@ def save(
 
     Args:
         source: a folder whose license, tokenizer, template and generation files are kept byte for byte.
-        tokenizer: a tokenizer, or the folder of one, whose files are written in place of those of `source`.
+        tokenizer: a tokenizer, or the folder of one, whose files are written instead of those of `source`.
         max_shard_bytes: weights beyond it are written as shards and an index.
 
     Raises:

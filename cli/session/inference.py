@@ -20,8 +20,8 @@ from genesis.io.paths import quote, safe_join
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
 from genesis.train.output import Output
+from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import Stages, resolve_device, special_text_warning
-from genesis_cli.session.wording import in_words_of
 from genesis_models.blocks import CausalLM
 from genesis_models.finite import check_finite
 from genesis_models.folder import load, read_config
@@ -117,7 +117,7 @@ def generate(
         parse_special: special tokens written out in the prompt become their ids; else a warning names one.
     """
     sampling = Sampling(temperature, top_k, top_p, seed)
-    with in_words_of(GENERATE, memory=GENERATE_MEMORY):
+    with phrased_for(GENERATE, memory=GENERATE_MEMORY):
         model, tokenizer = _opened(folder, resolve_device(device), dtype)
         stop = stop_ids(folder, tokenizer)
         if not parse_special and (token := tokenizer.special_text(prompt)) is not None:
@@ -129,7 +129,7 @@ def generate(
 
 
 def _worded(pieces: Iterator[str]) -> Iterator[str]:
-    with in_words_of(GENERATE, memory=GENERATE_MEMORY):
+    with phrased_for(GENERATE, memory=GENERATE_MEMORY):
         yield from pieces
 
 
@@ -155,8 +155,8 @@ def _opened(folder: str, device: Device, dtype: str) -> tuple[CausalLM, Tokenize
 def evaluate(
     folder: str, sources: Sequence[str], *, seq_len: int | None, batch_size: int, device: str, dtype: str
 ) -> dict[str, float | int]:
-    """Loss, perplexity and bits per byte of the model in `folder` on `sources`, each document alone, beside gzip's."""
-    with in_words_of(EVAL, memory=EVAL_MEMORY):
+    """Loss, perplexity and bits per byte of the model in `folder` on `sources`, each document alone, and gzip's."""
+    with phrased_for(EVAL, memory=EVAL_MEMORY):
         return _evaluate(folder, sources, seq_len, batch_size, resolve_device(device), dtype)
 
 

@@ -23,11 +23,11 @@ from genesis_models.registry import fuses
 
 __all__ = [
     "Stages",
-    "gpu_in_words",
+    "describe_gpu",
+    "file_lines",
     "model_config",
     "prepare_data",
     "resolve_device",
-    "said_of_files",
     "special_text_warning",
 ]
 
@@ -39,7 +39,7 @@ def resolve_device(name: str) -> Device:
         DeviceError: the device was named, and is missing or too old; there is no silent run on another one.
     """
     if name == "auto":
-        return as_device("cuda" if gpu_in_words()[0] else "cpu")
+        return as_device("cuda" if describe_gpu()[0] else "cpu")
     device = as_device(name)
     if device != CPU:
         from genesis import cuda
@@ -48,7 +48,7 @@ def resolve_device(name: str) -> Device:
     return device
 
 
-def gpu_in_words() -> tuple[bool, str]:
+def describe_gpu() -> tuple[bool, str]:
     """Whether "auto" means a GPU, and which one, or why not."""
     from genesis import cuda
     from genesis.backend.cuda.driver import is_interpreted
@@ -117,7 +117,7 @@ def prepare_data(
     return prepared
 
 
-def said_of_files(data: Prepared) -> Iterator[str]:
+def file_lines(data: Prepared) -> Iterator[str]:
     """The files that were read and not read, in a line each for training and for held-out sources, and warnings."""
     yield str(data.report.files)
     if data.report.tail:

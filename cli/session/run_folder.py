@@ -90,7 +90,7 @@ class RunFolder:
         """Refuse to write over a run, to continue none, or to continue one as another.
 
         Raises:
-            ConfigError: with what stands there.
+            ConfigError: with what is there.
         """
         names = os.listdir(self.path)
         saved = any(name.startswith(("checkpoint-", ".old-checkpoint-")) for name in names)
@@ -123,7 +123,7 @@ class RunFolder:
 
     @property
     def is_known(self) -> bool:
-        """Whether a record stands here."""
+        """Whether there is a record."""
         return os.path.lexists(self.path / RESOLVED)
 
     def _undo(self) -> None:

@@ -31,7 +31,7 @@ from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis_cli.session.inference import continue_text, stop_ids
 from genesis_cli.session.memory import advised, planned_memory
-from genesis_cli.session.preparation import gpu_in_words, model_config, prepare_data, resolve_device, said_of_files
+from genesis_cli.session.preparation import describe_gpu, file_lines, model_config, prepare_data, resolve_device
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
 from genesis_cli.session.weights import settled, usable_precision
 from genesis_models.blocks import CausalLM
@@ -85,7 +85,7 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
 
 @contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """As many threads for matmuls as for the rest: how BLAS splits a product decides its last bits."""
+    """As many threads for matmuls as for the rest: how BLAS splits a matmul decides its last bits."""
     if count is None:
         yield
         return
@@ -121,7 +121,7 @@ def announce(
     console: Output,
 ) -> None:
     """What is about to happen, in a few lines."""
-    chosen = f" (auto: {gpu_in_words()[1]})" if config.train.device == "auto" else ""
+    chosen = f" (auto: {describe_gpu()[1]})" if config.train.device == "auto" else ""
     count = sum(p.numel() for p in model.parameters())
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {count:,} parameters, {dtype}")
@@ -131,7 +131,7 @@ def announce(
         console.line(said)
     if memory is not None:
         console.line(memory)
-    for line in said_of_files(data):
+    for line in file_lines(data):
         console.line(line)
     held_out = f"{len(data.held_out.tokens):,} held out" if data.held_out is not None else "none held out"
     console.line(
@@ -240,7 +240,7 @@ def _restore(training: Training, resume: Resume, resume_from: str | None, consol
                 f"warning: {before} threads computed it and {threads()} go on: last bits may differ (train.threads)"
             )
         if (aside := checkpoints.set_aside(step)) is not None:
-            console.line(f"the checkpoints after it now stand in {aside}")
+            console.line(f"the checkpoints after it were moved to {aside}")
         checkpoints.rotate(step)  # a kill may have come between the last save and its rotation
     elif resume:
         console.line("no complete checkpoint here: starting from the beginning")

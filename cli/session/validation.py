@@ -11,7 +11,7 @@ from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
 from genesis.train.optimizer import build_schedule
 from genesis.train.output import Output
-from genesis_cli.session.preparation import model_config, prepare_data, resolve_device, said_of_files
+from genesis_cli.session.preparation import file_lines, model_config, prepare_data, resolve_device
 from genesis_cli.session.run_folder import check_is_ours, check_places
 from genesis_cli.session.weights import settled
 from genesis_models.folder import check_weights
@@ -40,7 +40,7 @@ def validate(config: Config, *, console: Output) -> None:
         tokens = config.train.batch_size * config.train.accumulation_steps * config.data.seq_len
         console.line("configuration: valid")
         console.line(f"model: {shape.model_type}, {parameter_count(shape):,} parameters, {dtype}")
-        for line in said_of_files(data):
+        for line in file_lines(data):
             console.line(line)
         console.line(f"data: {len(data.train):,} documents, {data.train.num_tokens:,} tokens")
         console.line(f"run: {steps:,} steps of at most {tokens:,} tokens on {device}")

@@ -12,7 +12,7 @@ from genesis.ops import fp8 as fp8_ops
 from genesis.train.config import Config
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import MAX_BYTES
-from genesis_models.blocks import widest_product
+from genesis_models.blocks import widest_matmul
 from genesis_models.config import ModelConfig
 from genesis_models.folder import stored_dtype
 from genesis_models.precision import AUTO, WeightType, weight_type
@@ -46,11 +46,11 @@ def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tupl
     """What `train.precision` comes to, and a line about it where that is not all it may promise."""
     if config.train.precision is None:
         return None, None
-    stays, widest = f"precision: {config.model.dtype}: fp8", widest_product(shape)
+    stays, widest = f"precision: {config.model.dtype}: fp8", widest_matmul(shape)
     if not fuses(shape):
         return None, f"{stays} is for fused layers, and those of {shape.model_type} are plain"
     if widest < fp8_ops.WIDE:
-        return None, f"{stays} is for products of at least {fp8_ops.WIDE} columns, and the model's widest has {widest}"
+        return None, f"{stays} is for matmuls of at least {fp8_ops.WIDE} columns, and the model's widest has {widest}"
     if device == CPU:
         return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
     lack = fp8_ops.lacking(cuda.get_device_capability(device), device)

@@ -18,7 +18,7 @@ from genesis.errors import GenesisError, ModelError, NumericError, OutOfMemoryEr
 from genesis.io.safetensors import load_file, save_file
 from genesis.train.config import Config
 from genesis_cli.session import evaluate, generate, inference
-from genesis_cli.session.wording import in_words_of
+from genesis_cli.session.phrases import phrased_for
 from genesis_models import Sampling
 from tests.models.golden import FIXTURES
 from tests.packaging.tree import repository_files
@@ -166,7 +166,7 @@ def test_settings_become_options_and_advice_about_others_goes() -> None:
         next="lower data.seq_len, set optim.name=sgd, or leave documents out with data.on_error=skip; check data.eval",
     )
     options = {"data.seq_len": "--seq-len", "data.train": "--data", "data.eval": "--data"}
-    with pytest.raises(UsageError) as caught, in_words_of(options, memory=""):
+    with pytest.raises(UsageError) as caught, phrased_for(options, memory=""):
         raise error
     assert caught.value.what == "--seq-len 9 of data/train.txt and data.train.json"
     assert (caught.value.where, caught.value.next) == ("--data", "lower --seq-len; check --data")

@@ -236,10 +236,10 @@ def test_auto_takes_a_gpu_where_there_is_one_and_says_so(monkeypatch: pytest.Mon
     monkeypatch.setattr(cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "check_supported", lambda device: "NVIDIA H200, 140 GiB")
     assert preparation.resolve_device("auto") == CUDA
-    assert preparation.gpu_in_words() == (True, "NVIDIA H200, 140 GiB")
+    assert preparation.describe_gpu() == (True, "NVIDIA H200, 140 GiB")
     monkeypatch.setattr(cuda, "is_available", lambda: False)
     assert preparation.resolve_device("auto") == CPU
-    assert preparation.gpu_in_words() == (False, "no GPU was found")
+    assert preparation.describe_gpu() == (False, "no GPU was found")
 
     def old(device: Any) -> str:
         raise DeviceError("cuda:0 is a Tesla T4 of compute capability 7.5")
@@ -247,7 +247,7 @@ def test_auto_takes_a_gpu_where_there_is_one_and_says_so(monkeypatch: pytest.Mon
     monkeypatch.setattr(cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda, "check_supported", old)
     assert preparation.resolve_device("auto") == CPU
-    assert "T4" in preparation.gpu_in_words()[1]
+    assert "T4" in preparation.describe_gpu()[1]
     with pytest.raises(DeviceError, match="T4"):
         preparation.resolve_device("cuda")
 

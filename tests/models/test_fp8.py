@@ -25,7 +25,7 @@ from genesis.ops import fp8 as fp8_ops
 from genesis.optim import AdamW
 from genesis_cli.session.training import cpu_threads
 from genesis_cli.session.weights import usable_precision
-from genesis_models.blocks import CausalLM, widest_product
+from genesis_models.blocks import CausalLM, widest_matmul
 from genesis_models.config import ModelConfig
 from genesis_models.presets import preset
 from genesis_models.registry import build
@@ -272,13 +272,13 @@ def test_a_run_is_exported_as_it_is_evaluated(recipe: Path) -> None:
 def test_a_line_says_where_nothing_is_wide_enough(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = "train.precision=fp8", "model.dtype=float32"
     config, shape = load(recipe, "run", *settings), ModelConfig.from_dict(SHAPE)
-    assert widest_product(shape) == 192  # gate and up
-    assert widest_product(ModelConfig.from_dict({**SHAPE, **LAYER})) == 192  # q, k and v
-    assert widest_product(ModelConfig.from_dict(preset("0.5B"))) == 9728
+    assert widest_matmul(shape) == 192  # gate and up
+    assert widest_matmul(ModelConfig.from_dict({**SHAPE, **LAYER})) == 192  # q, k and v
+    assert widest_matmul(ModelConfig.from_dict(preset("0.5B"))) == 9728
     for fewest, found in ((192, "fp8"), (193, None)):
         monkeypatch.setattr(fp8_ops, "WIDE", fewest)
         assert usable_precision(config, shape, CPU)[0] == found
-    line = "precision: float32: fp8 is for products of at least 193 columns, and the model's widest has 192"
+    line = "precision: float32: fp8 is for matmuls of at least 193 columns, and the model's widest has 192"
     assert usable_precision(config, shape, CPU)[1] == usable_precision(config, shape, Device("cuda", 0))[1] == line
 
 

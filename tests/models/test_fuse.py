@@ -12,7 +12,7 @@ import pytest
 import genesis
 import genesis_models
 from genesis import Tensor, nn
-from genesis_models.blocks import CausalLM, Context, widest_product
+from genesis_models.blocks import CausalLM, Context, widest_matmul
 from genesis_models.config import FAMILIES, ModelConfig
 from genesis_models.fuse import Fused, fuse, unfuse
 from genesis_models.registry import ARCHITECTURES
@@ -94,7 +94,7 @@ def test_forward_has_the_same_bits_and_gradients_differ_by_the_order_of_sums(cas
         found, expected = step(fused), step(unfuse(plain))
         np.testing.assert_array_equal(found[0], expected[0])
         assert found[1] == expected[1]
-        bound = config.num_hidden_layers * widest_product(config) * np.finfo(dtype).eps
+        bound = config.num_hidden_layers * widest_matmul(config) * np.finfo(dtype).eps
         for name, gradient in expected[2].items():
             assert np.linalg.norm(found[2][name] - gradient) <= bound * np.linalg.norm(gradient), name
 

@@ -95,7 +95,7 @@ class _Watch:
 
 
 def breakdown_of(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | None:
-    """A step of a run by op; None with a note where it cannot be told."""
+    """A step of a run by op; None with a note where it cannot be measured."""
     if limits.device == CPU:
         return _on_host(state, limits)
     try:
@@ -119,10 +119,10 @@ def _on_host(state: TrainState, limits: Limits) -> Breakdown:
 
 def _on_gpu(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | None:
     """Ops are noted while the step is captured, their kernels timed in replays."""
-    device, told = limits.device, list[str]()
+    device, failed = limits.device, list[str]()
     gc.collect()  # the graphs of steps before refer to themselves
     cuda.empty_cache(device)
-    backend, take = cast("CudaBackend", backend_for(device)), GraphSteps(state, device, told)
+    backend, take = cast("CudaBackend", backend_for(device)), GraphSteps(state, device, failed)
     subject = Subject(
         model=cast(Any, state.model),
         device=device,
@@ -135,7 +135,7 @@ def _on_gpu(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | 
     watch = _Watch(limits, lambda: backend.driver.is_capturing(backend.stream))
     with observe(watch.ends, watch.begins):
         steps = recorded_steps(subject, STEPS, UNTIL_CAPTURED)
-    if told or not watch.runs:
+    if failed or not watch.runs:
         notes.append("no times of ops: a step cannot be captured")
         return None
     total = 0.0
@@ -147,12 +147,12 @@ def _on_gpu(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | 
 
 
 def _add_kernels(runs: Sequence[_Run], kernels: Iterable[Kernel]) -> None:
-    """Each kernel's time to the run that launched it; `runs` are in order, and none lies in another."""
+    """Each kernel's time to the run that launched it; `runs` are in order, and none contains another."""
     starts = [run.start for run in runs]
     for kernel in kernels:
-        place = bisect.bisect_right(starts, kernel.launched) - 1
-        if place >= 0 and kernel.launched <= runs[place].end:
-            runs[place].seconds += kernel.end - kernel.start
+        index = bisect.bisect_right(starts, kernel.launched) - 1
+        if index >= 0 and kernel.launched <= runs[index].end:
+            runs[index].seconds += kernel.end - kernel.start
 
 
 def summed(runs: Iterable[_Run], total: float, steps: int, replays: int = 1) -> Breakdown:

@@ -91,5 +91,5 @@ class RandomTokens:
         return itertools.cycle([self.batch(0, index) for index in range(DRAWN)])
 
     def describe(self, batch: Batch) -> list[str]:
-        """What stands in a batch, for an error about it."""
+        """What is in a batch, for an error about it."""
         return [f"random tokens, batch {batch.index}"]

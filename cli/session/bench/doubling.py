@@ -76,7 +76,7 @@ def _seconds(config: ModelConfig, rows: Sequence[Row], largest: Row, axis: str, 
 def _memory(
     config: ModelConfig, largest: Row, batch: int, length: int, checkpointing: str, dtype: str, device: Device
 ) -> int:
-    """The plan's growth upon what was measured; on the CPU, which has no plan, activations grow with the tokens."""
+    """What was measured and the plan's growth; on the CPU, which has no plan, activations grow with the tokens."""
     memory: Memory = largest.memory
     if memory.planned is None:
         return memory.peak + memory.rest * (batch * length - largest.batch * largest.length) // (

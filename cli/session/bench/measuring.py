@@ -58,10 +58,10 @@ def bench_model(
 ) -> Iterator[Row | Failure]:
     """A row for each (batch, length), in order. A case that fails gives a `Failure`, and the others are measured.
 
-    The row of the most tokens tells the times of ops, too.
+    The row of the most tokens has the times of ops, too.
 
     Args:
-        tell: is told what is measured next.
+        tell: called with what is measured next.
     """
     cases = list(cases)
     largest = max(cases, key=lambda case: (case[0] * case[1], case[1]), default=None)
@@ -99,7 +99,7 @@ def measured_row(
     """Take steps of one size, with an optimizer of their own.
 
     Args:
-        by_op: tell the times of ops, too.
+        by_op: measure the times of ops, too.
     """
     config, device, notes = model.config, limits.device, list[str]()
     state = new_state(model, batch, length)

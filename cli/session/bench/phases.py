@@ -1,4 +1,4 @@
-"""The phases of a step: forward, backward and optimizer, told apart where calls of the model and the optimizer end.
+"""The phases of a step: forward, backward and optimizer, separated where calls of the model and the optimizer end.
 
 On the CPU the clock is read there. On a GPU events are recorded there, in the step's CUDA graph as well, so that the
 step is the one that `genesis train` makes: nothing waits between the phases.
@@ -104,7 +104,7 @@ def _measured(step: Callable[[], Parts], plan: Plan) -> Phases:
 
 
 def _after(method: Callable[..., Any], tell: Callable[[], object]) -> Callable[..., Any]:
-    """`method`, which tells when it has ended."""
+    """`method`, which calls `tell` when it has ended."""
 
     @functools.wraps(method)
     def call(*args: Any, **settings: Any) -> Any:
@@ -116,7 +116,7 @@ def _after(method: Callable[..., Any], tell: Callable[[], object]) -> Callable[.
 
 
 def _before(method: Callable[..., Any], tell: Callable[[], object]) -> Callable[..., Any]:
-    """`method`, which tells when it begins."""
+    """`method`, which calls `tell` when it begins."""
 
     @functools.wraps(method)
     def call(*args: Any, **settings: Any) -> Any:

@@ -13,7 +13,7 @@ from genesis_cli.session.bench.schema import Breakdown, Doubling, Memory, OpShar
 __all__ = ["render_lines"]
 
 WIDTH = 100
-INDENT = 10  # of what stands beside a title
+INDENT = 10  # of what follows a title
 OPS = 12  # of a step are listed; the others are added up
 PRIORITIES = 3
 
@@ -48,8 +48,8 @@ def _head(report: Report) -> Iterator[str]:
     threads = "" if settings.threads is None else f", {settings.threads} thread{'s' * (settings.threads != 1)}"
     yield from _titled("device", f"{escape(report.device_name)} ({report.device}{threads})")
     if limits.flops_per_second is not None:
-        product = format_rate(limits.flops_per_second, "FLOP/s")
-        yield from _titled("limit", f"matmul {limits.dtype} {product}, measured now")
+        matmul = format_rate(limits.flops_per_second, "FLOP/s")
+        yield from _titled("limit", f"matmul {limits.dtype} {matmul}, measured now")
     yield from _titled(
         "model",
         f"{escape(model.size)}: {model.model_type}, {model.parameters:,} parameters, {settings.dtype},"
@@ -65,7 +65,7 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
     yield from aligned([_cells(row) for row in rows], LEFT)
 
 
-LEFT = ("case", "note")  # columns of words; numbers stand to the right
+LEFT = ("case", "note")  # columns of text; figures are aligned to the right
 
 
 def _cells(row: Row) -> dict[str, str]:

@@ -53,7 +53,7 @@ class Memory(StrictModel):
     """What a step takes."""
 
     weights: int
-    """Of all parameters, as they lie there."""
+    """Of all parameters, as they are allocated."""
     gradients: int
     optimizer: int
     """Running averages, and masters of 2-byte weights."""
@@ -61,7 +61,7 @@ class Memory(StrictModel):
     """The most at one time. On a GPU what was allocated; on the CPU the three above, and the most that a step took
     beyond them, with Python's own objects."""
     planned: dict[str, int] | None
-    """The parts that were counted from shapes beforehand, which add up to the planned peak; null on the CPU."""
+    """The parts of the plan, from steps on a fake GPU, which add up to the planned peak; null on the CPU."""
 
     @property
     def rest(self) -> int:
@@ -87,12 +87,12 @@ class OpShare(StrictModel):
 
     @property
     def above(self) -> float:
-        """Seconds that are not needed, as far as the limits tell: what there is to gain."""
+        """Seconds that are not needed, by the measured limits: the room for improvement."""
         return max(self.seconds - self.least, 0.0)
 
 
 class Breakdown(StrictModel):
-    """A step by op. On a GPU the times stand inside the CUDA graph of a step."""
+    """A step by op. On a GPU the times are those inside the CUDA graph of a step."""
 
     seconds: float
     """Of the step, with what measuring costs."""
@@ -103,7 +103,7 @@ class Breakdown(StrictModel):
 
     @property
     def priorities(self) -> list[OpShare]:
-        """By what there is to gain, the most first."""
+        """By the room for improvement, the most first."""
         return sorted(self.ops, key=lambda each: -each.above)
 
 
@@ -124,7 +124,7 @@ class Row(StrictModel):
     """Operations of a step by the formula in `Report.formula`."""
     flops_per_second: float
     mfu: float | None
-    """Model FLOP utilization: `flops_per_second` as a share of a large matrix product's."""
+    """Model FLOP utilization: `flops_per_second` as a share of a large matmul's."""
     memory: Memory
     breakdown: Breakdown | None = None
     """Null but for the largest case."""

@@ -27,7 +27,7 @@ def section_of(name: str, config: ModelConfig, settings: Settings, rows: Sequenc
     about = (
         f"{name}: {config.model_type}, {parameter_count(config):,} parameters, {settings.dtype}, {OPTIMIZER},"
         f" random weights, activation checkpointing {settings.checkpointing}. FLOPs are {FORMULA}; MFU is their rate"
-        " as a share of the measured product's."
+        " as a share of the measured matmul's."
     )
     return Section(
         title="Training steps of a model",

@@ -30,7 +30,7 @@ def new_state(model: CausalLM, batch: int, length: int) -> TrainState:
 
 
 class GraphSteps:
-    """Each call takes a step. From the third on it is a CUDA graph, unless `notes` is told why not."""
+    """Each call takes a step. From the third on it is a CUDA graph, unless `notes` gets the reason why not."""
 
     def __init__(self, state: TrainState, device: Device, notes: list[str]) -> None:
         self._state, self._batches = state, cast(Any, state.loader).batches()

@@ -74,7 +74,7 @@ def versus_torch(
 
     Args:
         python: the interpreter that has torch; None means this one.
-        tell: is told what is measured next.
+        tell: called with what is measured next.
 
     Raises:
         UsageError, DeviceError: the peer is missing.

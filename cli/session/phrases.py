@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from genesis.errors import GenesisError, OutOfMemoryError
 from genesis.train.config import Config
 
-__all__ = ["in_words_of"]
+__all__ = ["phrased_for"]
 
 # Not inside a path or a longer name; whether it is a setting of the schema is looked up.
 _SETTING = re.compile(r"(?<![\w./-])([a-z]+\.[a-z_]+)(?![\w/-]|\.\w)")
@@ -18,8 +18,8 @@ _CLAUSES = re.compile(r"(,? or |; |, )")
 
 
 @contextmanager
-def in_words_of(options: Mapping[str, str], *, memory: str) -> Iterator[None]:
-    """Inside the block, errors name `options` in place of settings; advice about any other setting is left out.
+def phrased_for(options: Mapping[str, str], *, memory: str) -> Iterator[None]:
+    """Inside the block, errors name `options` instead of settings; advice about any other setting is left out.
 
     Args:
         options: setting ("train.batch_size") -> what the user typed for it ("--batch-size").
