@@ -15,7 +15,7 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
 from genesis.ops.blocks import wide
 from genesis.ops.gradients import square_sum
-from genesis.ops.optimizers import Scalar, check_step, flops_of, is_left_out, step_rule
+from genesis.ops.optimizers import DeviceScalar, check_step, flops_of, is_left_out, step_rule
 
 __all__ = ["adafactor_step", "adafactor_vector_step", "muon_step", "newton_schulz"]
 
@@ -40,7 +40,7 @@ def _adafactor_rule(param: Array, grad: Array, row_var: Array, col_var: Array, *
     return ()
 
 
-def _scaled(grad: np.ndarray, grad_scale: Scalar, dtype: np.dtype) -> np.ndarray:
+def _scaled(grad: np.ndarray, grad_scale: DeviceScalar, dtype: np.dtype) -> np.ndarray:
     """c·g in the parameter's type, in fresh memory."""
     scaled: np.ndarray = np.multiply(grad, dtype.type(float(grad_scale)), dtype=dtype)
     return scaled
@@ -61,8 +61,8 @@ def _adafactor_update(
     param: np.ndarray,
     grad: np.ndarray,
     variance: np.ndarray,
-    lr: Scalar,
-    step: Scalar,
+    lr: DeviceScalar,
+    step: DeviceScalar,
     eps1: float | None,
     eps2: float,
     d: float,
@@ -91,9 +91,9 @@ def adafactor_step(
     grad: np.ndarray,
     row_var: np.ndarray,
     col_var: np.ndarray,
-    lr: Scalar,
-    step: Scalar,
-    grad_scale: Scalar,
+    lr: DeviceScalar,
+    step: DeviceScalar,
+    grad_scale: DeviceScalar,
     *,
     beta2_decay: float,
     eps1: float | None,
@@ -126,8 +126,8 @@ def adafactor_step(
 
 @op("adafactor_vector_step", step_rule("adafactor_vector_step", 1), mutates=(0, 2), flops=flops_of(12))
 def adafactor_vector_step(
-    out: tuple[()], param: np.ndarray, grad: np.ndarray, variance: np.ndarray, lr: Scalar, step: Scalar,
-    grad_scale: Scalar, *, beta2_decay: float, **settings: Any,
+    out: tuple[()], param: np.ndarray, grad: np.ndarray, variance: np.ndarray, lr: DeviceScalar, step: DeviceScalar,
+    grad_scale: DeviceScalar, *, beta2_decay: float, **settings: Any,
 ) -> None:  # fmt: skip
     """Adafactor for vectors and numbers: the second moment is kept whole. See `adafactor_step`."""
     if param.size == 0 or is_left_out(grad_scale):
@@ -205,8 +205,9 @@ def muon_step(
     param: np.ndarray,
     grad: np.ndarray,
     momentum_buffer: np.ndarray,
-    lr: Scalar,
-    grad_scale: Scalar,
+    lr: DeviceScalar,
+    step: DeviceScalar,
+    grad_scale: DeviceScalar,
     *,
     momentum: float,
     nesterov: bool,
@@ -223,13 +224,13 @@ def muon_step(
     if param.size == 0 or is_left_out(grad_scale):
         return
     kind, rate = param.dtype.type, float(lr)
-    step = np.multiply(grad, kind((1 - momentum) * float(grad_scale)), dtype=param.dtype)
+    direction = np.multiply(grad, kind((1 - momentum) * float(grad_scale)), dtype=param.dtype)
     momentum_buffer *= kind(momentum)
-    momentum_buffer += step
-    direction = momentum_buffer
+    momentum_buffer += direction
     if nesterov:
-        step += kind(momentum) * momentum_buffer
-        direction = step
+        direction += kind(momentum) * momentum_buffer
+    else:
+        direction = momentum_buffer
     update = _orthogonalized(direction, coefficients, eps, iterations)
     if weight_decay:
         param *= kind(1 - rate * weight_decay)

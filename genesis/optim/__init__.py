@@ -2,14 +2,16 @@
 
 from genesis.keywords import check_calls
 from genesis.optim import lr_scheduler
-from genesis.optim.adafactor import Adafactor
-from genesis.optim.adam import Adam, AdamW
 from genesis.optim.flat import FlatBuffers
 from genesis.optim.groups import decay_groups, muon_groups
-from genesis.optim.lion import Lion
 from genesis.optim.lr_scheduler import LambdaLR
-from genesis.optim.muon import Muon
 from genesis.optim.optimizer import Optimizer
+from genesis.optim.rules import OPTIMIZERS
+from genesis.optim.rules.adafactor import Adafactor
+from genesis.optim.rules.adam import Adam, AdamW
+from genesis.optim.rules.lion import Lion
+from genesis.optim.rules.muon import Muon
+from genesis.optim.rules.sgd import SGD
 from genesis.optim.scaler import GradScaler
 from genesis.optim.schedules import (
     WSD,
@@ -22,9 +24,9 @@ from genesis.optim.schedules import (
     Step,
     make_schedule,
 )
-from genesis.optim.sgd import SGD
 
 __all__ = [
+    "OPTIMIZERS",
     "SGD",
     "WSD",
     "Adafactor",
@@ -50,3 +52,6 @@ __all__ = [
 ]
 
 check_calls(globals(), __all__)
+# Those above are named for editors and type checkers; a new file of `rules` needs no line here.
+globals().update({each.__name__: each for each in OPTIMIZERS.values()})
+__all__ += [name for name in (each.__name__ for each in OPTIMIZERS.values()) if name not in __all__]

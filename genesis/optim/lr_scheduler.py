@@ -16,7 +16,7 @@ from genesis.errors import ConfigError
 from genesis.keywords import check_calls
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.saving import check_saved
-from genesis.optim.unit import check_range
+from genesis.optim.shard import check_range
 
 __all__ = [
     "ChainedScheduler",

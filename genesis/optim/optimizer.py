@@ -5,13 +5,14 @@
 * fused: parameters, gradients and states are moved to flat buffers, and one op updates a whole group.
 
 A parameter of a 2-byte type is updated through a float32 master, or by stochastic rounding. Masters are made at the
-parameter's first update. Of a bfloat16 parameter under an elementwise fused rule the optimizer keeps only the further
-16 bits, as the parameter is the rest of the master (see `genesis.ops.rounding`): values that are put into the parameter
-later count, to within half of bfloat16's last place. Masters that are kept whole hide such values: the next update
-overwrites them.
+parameter's first update. Of a bfloat16 parameter under an elementwise fused rule the optimizer keeps only the
+16-bit residual, as the parameter is the rest of the master (see `genesis.ops.rounding`): values that are put into the
+parameter later count, to within half of bfloat16's last place. Masters that are kept whole hide such values: the next
+update overwrites them.
 
 A step has a part on the host, `begin_step`, and one on the device, `update`. The latter launches the same work in every
-step, and finds what changes (step count, learning rates) in `numbers`: it can be captured in a CUDA graph and replayed.
+step, and finds what changes (step count, learning rates) in `device_scalars`: it can be captured in a CUDA graph and
+replayed.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64,
 from genesis.errors import ConfigError
 from genesis.op import registry
 from genesis.ops.gradients import clip_factor, total_norm
+from genesis.ops.optimizers import DeviceScalar
 from genesis.ops.rounding import Noise, rounding_counters, stochastic_round
+from genesis.optim.device_scalars import DeviceScalars, sent
 from genesis.optim.flat import PLACE, FlatBuffers, Run
-from genesis.optim.numbers import DeviceNumbers, sent
-from genesis.optim.saving import LOW, MASTER, load_state, saved_state, state_dict
+from genesis.optim.groups import decay_groups
+from genesis.optim.saving import MASTER, RESIDUAL, load_state, saved_state, state_dict
 from genesis.optim.settings import Group, check_keywords, without_neutral
-from genesis.optim.unit import Rounded, Scale, Unit, check_flags, scale_value
+from genesis.optim.shard import Rounded, RuleCall, Shard, check_betas, check_flags, check_range, scale_value
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-__all__ = ["How", "LowPrecision", "Optimizer"]
+__all__ = ["How", "LowPrecision", "Optimizer", "betas_of"]
 
 LowPrecision = Literal["master", "stochastic"]
 
@@ -53,6 +56,12 @@ def _check_group(group: Any) -> None:
         f"a parameter group is a dict with its parameters under 'params', not {kind}",
         next="pass {'params': [...], 'lr': ...}",
     )
+
+
+def betas_of(group: Mapping[str, Any]) -> dict[str, float]:
+    """A group's "betas" by the names that rules have for them."""
+    beta1, beta2 = group["betas"]
+    return {"beta1": beta1, "beta2": beta2}
 
 
 class How(TypedDict, total=False):
@@ -86,8 +95,12 @@ class Optimizer:
         steps: steps begun.
     """
 
-    # Whether elements are updated independently, so that several parameters may be one unit.
+    # Whether elements are updated independently, so that several parameters may be one shard.
     elementwise = True
+    # Settings that are numbers from 0 on.
+    at_least_0: ClassVar[tuple[str, ...]] = ()
+    # The settings that a training run's configuration offers, with their defaults there: the schema is made from them.
+    in_runs: ClassVar[Mapping[str, Any]] = {}
     # Values of settings that are not offered under which nothing would differ, besides None and False.
     neutral: ClassVar[Mapping[str, Any]] = {}
 
@@ -110,7 +123,7 @@ class Optimizer:
         self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
         self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
         self._places: dict[Tensor, tuple[FlatBuffers, int]] = {}
-        self._numbers: dict[tuple[Device, int], DeviceNumbers] = {}
+        self._device_scalars: dict[tuple[Device, int], DeviceScalars] = {}
         self._scales: dict[Device, tuple[float, Array]] = {}
         self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a stream
         self._counters_per_stream = 0
@@ -141,18 +154,22 @@ class Optimizer:
 
     def check_settings(self, group: dict[str, Any]) -> None:
         """Raise ConfigError for settings out of range."""
+        for name in self.at_least_0:
+            check_range(name, group[name], 0)
+        if "betas" in group:
+            check_betas(group)
 
-    def state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, Shape]:
-        """The tensors that the rule keeps for one parameter; they start at 0."""
+    @classmethod
+    def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
+        """How a parameter of this shape is updated in a group: everything else about an optimizer follows from it."""
         raise NotImplementedError
 
-    def plain_update(self, unit: Unit, group: dict[str, Any], grad: Tensor) -> None:
-        """Update `unit` with tensor operations; `grad` is its gradient, scaled, in the dtype of `unit.param`."""
-        raise NotImplementedError
-
-    def fused_update(self, unit: Unit, group: dict[str, Any], scale: Scale) -> None:
-        """Update `unit` with one op, which multiplies the gradient by `scale`."""
-        raise NotImplementedError
+    @classmethod
+    def for_run(
+        cls, named_parameters: Iterable[tuple[str, Any]], weight_decay: float, settings: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The groups and settings of a training run with these `settings` of `in_runs`; vectors do not decay."""
+        return decay_groups(named_parameters, weight_decay), settings
 
     # --- Groups -------------------------------------------------------------------------------------------------------
 
@@ -279,16 +296,16 @@ class Optimizer:
         for state in self._updated.values():
             state["step"] += 1
         for device in self._devices():
-            self.numbers(device).send(self.step_numbers())
+            self.device_scalars(device).send(self.step_scalars())
 
     def update(self, grad_scale: Tensor | float | None = None) -> None:
-        """The device's part of a step, after `begin_step`: what changes from step to step is read from `numbers`."""
+        """The device's part of a step, after `begin_step`: what changes is read from `device_scalars`."""
         with no_grad():
             self._count_updated()
             for index, group in enumerate(self.param_groups):
                 scale = scale_value(grad_scale, bool(group.get("maximize", False)))
-                for unit in self._units(index, group):
-                    self._update(unit, index, group, scale)
+                for shard in self._shards(index, group):
+                    self._update(shard, index, group, scale)
 
     @property
     def not_capturable(self) -> str | None:
@@ -301,15 +318,15 @@ class Optimizer:
             return f"{type(self).__name__} rounds parameter by parameter, with noise whose place the host counts"
         return None
 
-    def numbers(self, device: Device) -> DeviceNumbers:
+    def device_scalars(self, device: Device) -> DeviceScalars:
         """Where steps on `device` find their count and learning rates."""
         key = device, len(self.param_groups)
-        if key not in self._numbers:
-            self._numbers[key] = DeviceNumbers(*key)
-        return self._numbers[key]
+        if key not in self._device_scalars:
+            self._device_scalars[key] = DeviceScalars(*key)
+        return self._device_scalars[key]
 
-    def step_numbers(self) -> list[float]:
-        """What `numbers` holds in the step that `begin_step` began: the count, and each group's learning rate."""
+    def step_scalars(self) -> list[float]:
+        """What `device_scalars` holds in the step that `begin_step` began: the count, and each group's rate."""
         return [float(self.steps), *(float(g["lr"]) for g in self.param_groups)]
 
     def _devices(self) -> set[Device]:
@@ -332,29 +349,28 @@ class Optimizer:
                 state["step"] -= 1
         self._updated = updated
 
-    def _update(self, unit: Unit, index: int, group: dict[str, Any], scale: Scale) -> None:
+    def _update(self, shard: Shard, index: int, group: dict[str, Any], scale: DeviceScalar) -> None:
+        call, lr, param = self.rule(shard.param.shape, group), group["lr"], shard.param
         if self.implementation == "plain":
-            grad = unit.grad if unit.grad.dtype is unit.param.dtype else unit.grad.to(unit.param.dtype)
+            grad = shard.grad if shard.grad.dtype is param.dtype else shard.grad.to(param.dtype)
             factor = Tensor(scale) if isinstance(scale, Array) else scale
             if math.isnan(float(factor)):
                 return
-            self.plain_update(unit, group, grad if isinstance(factor, float) and factor == 1 else grad * factor)
-        elif unit.param.device == CPU:
-            self.fused_update(unit, group, scale)
+            call.plain(shard, lr, grad if isinstance(factor, float) and factor == 1 else grad * factor)
+        elif param.device == CPU:
+            call.fused(shard, lr, scale)
         else:
-            device = unit.param.device
-            numbers, late = self.numbers(device), self.steps - unit.step
-            step = numbers.step if late == 0 else registry["sub"](numbers.step, float(late))
-            ready = replace(unit, step=step)
-            self.fused_update(ready, {**group, "lr": numbers.lr(index)}, self._scale_on(device, scale))
-        for target, wide, counter in unit.rounded:
+            scalars, late = self.device_scalars(param.device), self.steps - shard.step
+            step = scalars.step if late == 0 else registry["sub"](scalars.step, float(late))
+            call.fused(replace(shard, step=step), scalars.lr(index), self._scale_on(param.device, scale))
+        for target, wide, counter in shard.rounded:
             out = target.array
             if counter is None:
                 registry["cast"](wide.array, dtype=out.dtype, out=out)
             else:
                 stochastic_round(wide.array, dtype=out.dtype, seed=self.seed, offset=counter, out=out)
 
-    def _scale_on(self, device: Device, scale: Scale) -> Array:
+    def _scale_on(self, device: Device, scale: DeviceScalar) -> Array:
         """A gradient scale on the device; a number is copied only when it has changed."""
         if isinstance(scale, Array):
             return scale
@@ -363,20 +379,20 @@ class Optimizer:
             known = self._scales[device] = scale, sent(scale, device)
         return known[1]
 
-    # --- Units --------------------------------------------------------------------------------------------------------
+    # --- Shards -------------------------------------------------------------------------------------------------------
 
-    def _units(self, index: int, group: dict[str, Any]) -> Iterator[Unit]:
+    def _shards(self, index: int, group: dict[str, Any]) -> Iterator[Shard]:
         if self.implementation == "fused" and self.elementwise:
             for flat in self._flats[index]:
                 for run in flat.runs(lambda p: None if p.grad is None else self.state[p]["step"]):
-                    yield self._flat_unit(flat, run)
+                    yield self._flat_shard(flat, run)
             return
         for param in group["params"]:
             if param.grad is not None:
-                yield self._unit(param)
+                yield self._shard(param)
 
-    def _unit(self, param: Tensor) -> Unit:
-        """One parameter; what is kept in a 2-byte type is widened first and rounded afterwards."""
+    def _shard(self, param: Tensor) -> Shard:
+        """One parameter; what is kept in a 2-byte type is upcast first and rounded afterwards."""
         state = self.state[param]
         step, noise = state["step"], self._noise(param)
         assert param.grad is not None
@@ -393,25 +409,25 @@ class Optimizer:
         elif param.dtype.itemsize == 2:
             wide = param.to(float32)
             rounded.append(Rounded(param, wide, noise.counter(step, 0)))
-        return Unit(wide, param.grad, tensors, step, rounded=tuple(rounded))
+        return Shard(wide, param.grad, tensors, step, rounded=tuple(rounded))
 
-    def _flat_unit(self, flat: FlatBuffers, run: Run) -> Unit:
+    def _flat_shard(self, flat: FlatBuffers, run: Run) -> Shard:
         """Neighbouring parameters that have gradients and the same step count: usually all of a buffer."""
         first = flat.params[run.first]
 
         def part(buffer: Array) -> Tensor:
             return Tensor(flat.span(buffer, run))
 
-        kept = [n for n in self.state[first] if n not in ("step", MASTER, LOW)]
+        kept = [n for n in self.state[first] if n not in ("step", MASTER, RESIDUAL)]
         state = {n: part(flat.states[n]) for n in kept}
         values, grad = part(flat.values), part(flat.gradients)
         if flat.dtype is float16:
             master = part(flat.states[MASTER])
             noise = self._noise(first) if self._is_rounded(*state.values()) else None
-            return Unit(master, grad, state, run.key, noise=noise, rounded=(Rounded(values, master, None),))
-        low = part(flat.states[LOW]) if LOW in flat.states else None
-        rounds = self._is_rounded(*state.values()) or (low is None and self._is_rounded(values))
-        return Unit(values, grad, state, run.key, low, self._noise(first) if rounds else None)
+            return Shard(master, grad, state, run.key, noise=noise, rounded=(Rounded(values, master, None),))
+        residual = part(flat.states[RESIDUAL]) if RESIDUAL in flat.states else None
+        rounds = self._is_rounded(*state.values()) or (residual is None and self._is_rounded(values))
+        return Shard(values, grad, state, run.key, residual, self._noise(first) if rounds else None)
 
     def _is_rounded(self, *kept: Tensor) -> bool:
         return any(x.dtype is bfloat16 for x in kept)
@@ -431,11 +447,11 @@ class Optimizer:
         state = self.state.get(param)
         if state is None:
             state = self.state[param] = {"step": 0}
-            for name, shape in self.state_shapes(param, group).items():
+            for name, shape in self.rule(param.shape, group).state_shapes(param.shape).items():
                 state[name] = self._state_tensor(param, name, shape, self.kept_dtype(param))
             if param.dtype.itemsize == 2 and self.low_precision == "master":
                 if param.dtype is bfloat16 and self._is_in_flat(param):
-                    state[LOW] = self._state_tensor(param, LOW, param.shape, int16)
+                    state[RESIDUAL] = self._state_tensor(param, RESIDUAL, param.shape, int16)
                 else:
                     state[MASTER] = self._state_tensor(param, MASTER, param.shape, float32)
                     registry["cast"](param.array, dtype=float32, out=state[MASTER].array)

@@ -22,17 +22,17 @@ from genesis.tensor import Tensor
 if TYPE_CHECKING:
     from genesis.optim.optimizer import Optimizer
 
-__all__ = ["LOW", "MASTER", "check_saved", "load_state", "saved_state", "state_dict"]
+__all__ = ["MASTER", "RESIDUAL", "check_saved", "load_state", "saved_state", "state_dict"]
 
-MASTER, LOW = "master", "master_low"  # a float32 master; the further bits of one whose upper half is the weight
+MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual of one whose upper half is the weight
 
 
 def saved_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
     """The step count and the tensors of one parameter, empty where it was never updated; see `Optimizer`."""
     state = dict(optimizer.state.get(param, {}))
-    low = state.pop(LOW, None)
-    if low is not None:
-        state[MASTER] = Tensor(join_master(param.array, low.array))
+    residual = state.pop(RESIDUAL, None)
+    if residual is not None:
+        state[MASTER] = Tensor(join_master(param.array, residual.array))
     return state
 
 
@@ -66,7 +66,7 @@ def load_state(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
         state = optimizer.state_of(param, optimizer.param_groups[i])
         state["step"] = int(saved[number]["step"])
         for name, tensor in state.items():
-            if name == LOW:
+            if name == RESIDUAL:
                 master = moved(_as_array(saved[number][MASTER]), param.device)
                 split_master(param.array, tensor.array, master)
             elif name != "step":
@@ -114,7 +114,9 @@ def _matched(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> list[
 def _expected(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> dict[str, tuple[Any, DType]]:
     """Shape and dtype of the tensors that a parameter's saved state holds."""
     dtype = optimizer.kept_dtype(param)
-    found: dict[str, tuple[Any, DType]] = {n: (s, dtype) for n, s in optimizer.state_shapes(param, group).items()}
+    found: dict[str, tuple[Any, DType]] = {
+        n: (s, dtype) for n, s in optimizer.rule(param.shape, group).state_shapes(param.shape).items()
+    }
     if param.dtype.itemsize == 2 and optimizer.low_precision == "master":
         found[MASTER] = (param.shape, float32)
     return found

@@ -10,7 +10,7 @@ from genesis.dtypes import float16
 from genesis.errors import ConfigError, GradientError
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.saving import check_saved
-from genesis.optim.unit import check_range
+from genesis.optim.shard import check_range
 from genesis.tensor import Tensor
 
 __all__ = ["GradScaler"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis.errors import ConfigError
-from genesis.optim.unit import check_range
+from genesis.optim.shard import check_range
 
 __all__ = [
     "WSD",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from genesis import optim
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError
 from genesis.ops.fp8 import WIDE
@@ -121,21 +122,11 @@ Sources = Annotated[
 ]
 
 # The settings that each optimizer takes, with their defaults; one that is not in the row of the chosen one is refused.
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adamw": {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1},
-    "adam": {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0},
-    "sgd": {"lr": 0.1, "momentum": 0.9, "nesterov": False, "weight_decay": 0.0},
-    "lion": {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.1},
-    "muon": {
-        "lr": 3e-4,
-        "betas": (0.9, 0.95),
-        "eps": 1e-8,
-        "momentum": 0.95,
-        "nesterov": True,
-        "weight_decay": 0.1,
-    },
-    "adafactor": {"lr": 1e-2, "weight_decay": 0.0},
-}
+OPTIMIZERS: dict[str, Mapping[str, Any]] = {name: each.in_runs for name, each in optim.OPTIMIZERS.items()}
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[*OPTIMIZERS]
 # The same for schedules. `step_size` has no default: a step schedule must name it.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {},
@@ -344,7 +335,7 @@ class TrainConfig(Section):
 class OptimConfig(Section):
     """Optimizer and learning-rate schedule. A setting that the choice does not use is an error."""
 
-    name: Literal["adamw", "adam", "sgd", "lion", "muon", "adafactor"] = Field(
+    name: OptimizerName = Field(
         default="adamw",
         description="Optimizer. muon: hidden matrices by Muon, its update scaled to AdamW's size; the rest by AdamW.",
     )

@@ -95,9 +95,9 @@ class DeviceSteps:
     ) -> None:
         self.state, self.device, self.max_grad_norm, self.every = state, device, max_grad_norm, every
         optimizer = state.optimizer
-        numbers = optimizer.numbers(device)
-        self.feed = Feed(device, state.loader.batch_size, state.loader.seq_len, numbers.array.size)
-        numbers.place(self.feed.numbers)
+        scalars = optimizer.device_scalars(device)
+        self.feed = Feed(device, state.loader.batch_size, state.loader.seq_len, scalars.array.size)
+        scalars.place(self.feed.numbers)
         self._loss, self._report = zeros((), device=device), zeros(4, device=device)
         self._made: list[_Made] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
@@ -119,7 +119,7 @@ class DeviceSteps:
         for group in state.optimizer.param_groups:
             group["lr"] = lr
         state.optimizer.begin_step()
-        numbers = state.optimizer.step_numbers()
+        numbers = state.optimizer.step_scalars()
         self.feed.put(batches[0], targets, numbers)
         if len(batches) == 1 and self._captures_update:
             self._whole()
@@ -192,6 +192,6 @@ class DeviceSteps:
         targets = sum(b.num_targets for b in again)
         losses = []
         for batch in again:
-            self.feed.put(batch, targets, self.state.optimizer.step_numbers())
+            self.feed.put(batch, targets, self.state.optimizer.step_scalars())
             losses.append(float(self._run().item()))
         return not_finite(self.state, again, losses, f"the loss was {loss} and the gradient norm {norm}")

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from genesis.errors import ModelError, escape
-from genesis.optim import (
-    SGD,
-    Adafactor,
-    Adam,
-    AdamW,
-    Lion,
-    Muon,
-    Optimizer,
-    decay_groups,
-    make_schedule,
-    muon_groups,
-)
+from genesis.optim import OPTIMIZERS, Optimizer, make_schedule
+from genesis.optim.flat import PLACE
+from genesis.shapes import Shape
 from genesis.tensor import Tensor
 from genesis.train.config import OptimConfig
 
-__all__ = ["build_optimizer", "build_schedule", "optimizer_arrays", "optimizer_counts", "restore_optimizer"]
-
-_MAKERS: dict[str, Callable[..., Optimizer]] = {
-    "adamw": AdamW,
-    "adam": Adam,
-    "sgd": SGD,
-    "lion": Lion,
-    "muon": Muon,
-    "adafactor": Adafactor,
-}
+__all__ = [
+    "build_optimizer",
+    "build_schedule",
+    "optimizer_arrays",
+    "optimizer_counts",
+    "restore_optimizer",
+    "state_elements",
+]
 
 
 def build_optimizer(
@@ -44,25 +35,47 @@ def build_optimizer(
         seed: of stochastic rounding, where an optimizer rounds.
         accumulation_steps: of how many batches gradients are added up.
     """
-    parameters = list(named_parameters)
-    settings: dict[str, Any] = {
-        key: value
-        for key in ("lr", "betas", "eps", "momentum", "nesterov")
-        if (value := getattr(config, key)) is not None
-    }
-    settings |= {
-        "fused": True,
-        "seed": seed,
-        "low_precision": config.low_precision,
-        "state_dtype": config.state_dtype,
-        "grad_dtype": config.grad_dtype or ("float32" if accumulation_steps > 1 else None),
-    }
-    decay = config.weight_decay or 0.0
-    if config.name == "muon":
-        # The schema's eps is AdamW's, which takes the parameters that Muon does not; its update has AdamW's size.
-        settings["adamw_eps"] = settings.pop("eps")
-        return Muon(muon_groups(parameters, decay), adjust_lr_fn="match_rms_adamw", **settings)
-    return _MAKERS[config.name](decay_groups(parameters, decay), **settings)
+    kind = OPTIMIZERS[config.name]
+    groups, settings = _for_run(config, named_parameters)
+    return kind(
+        groups,
+        **settings,
+        fused=True,
+        seed=seed,
+        low_precision=config.low_precision,
+        state_dtype=config.state_dtype,
+        grad_dtype=config.grad_dtype or ("float32" if accumulation_steps > 1 else None),
+    )
+
+
+def _for_run(config: OptimConfig, named_parameters: Iterable[tuple[str, Any]]) -> tuple[list[dict[str, Any]], Any]:
+    """The groups and the settings of the optimizer that `config` names."""
+    kind = OPTIMIZERS[config.name]
+    settings = {key: getattr(config, key) for key in kind.in_runs if key != "weight_decay"}
+    return kind.for_run(named_parameters, config.weight_decay or 0.0, settings)
+
+
+class _Described(NamedTuple):
+    """A parameter of which only the shape is known."""
+
+    shape: Shape
+    requires_grad: bool = True
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+def state_elements(config: OptimConfig, shapes: Mapping[str, Shape]) -> int:
+    """How many elements the states of the optimizer have that `build_optimizer` makes for these parameters."""
+    kind = OPTIMIZERS[config.name]
+    groups, settings = _for_run(config, [(name, _Described(shape)) for name, shape in shapes.items()])
+    defaults = {name: p.default for name, p in inspect.signature(kind).parameters.items()} | settings
+    place = PLACE if kind.elementwise else 1
+    states = (
+        kind.rule(p.shape, defaults | group).state_shapes(p.shape) for group in groups for _, p in group["params"]
+    )
+    return sum(-(-math.prod(shape) // place) * place for each in states for shape in each.values())
 
 
 def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:

@@ -12,7 +12,7 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cuda import backend_of
 from genesis.errors import ShapeError
-from genesis.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
+from genesis.optim import OPTIMIZERS, SGD, Adafactor, Adam, AdamW, Lion, Muon
 from genesis.optim.optimizer import Optimizer
 from genesis.tensor import Tensor
 
@@ -32,6 +32,7 @@ RULES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw, all bfloat16": (AdamW, {"state_dtype": "bfloat16", "low_precision": "stochastic"}),
     "sgd, all bfloat16": (SGD, {"low_precision": "stochastic"}),
     "lion, float32 gradients": (Lion, {"grad_dtype": "float32"}),
+    **{f"{name} as it is": (kind, {}) for name, kind in OPTIMIZERS.items()},
 }
 
 
@@ -132,11 +133,11 @@ def test_a_step_neither_waits_nor_copies_from_ordinary_memory(monkeypatch: pytes
 def test_numbers_may_come_with_the_batch() -> None:
     optimizer, params = make("adamw")
     there = genesis.zeros(3, dtype="float64", device="cuda")
-    optimizer.numbers(CUDA).place(there.array)
+    optimizer.device_scalars(CUDA).place(there.array)
     for step in range(3):
         give(optimizer, params, step)
         optimizer.begin_step()
-        there.copy_(genesis.tensor(optimizer.step_numbers(), dtype="float64"))
+        there.copy_(genesis.tensor(optimizer.step_scalars(), dtype="float64"))
         optimizer.update()
     other, others = make("adamw")
     for step in range(3):
@@ -144,7 +145,7 @@ def test_numbers_may_come_with_the_batch() -> None:
         other.step()
     assert everything(optimizer, params) == everything(other, others)
     with pytest.raises(ShapeError, match=r"float64 \(3,\), not .*float32"):
-        optimizer.numbers(CUDA).place(genesis.zeros(3, device="cuda").array)
+        optimizer.device_scalars(CUDA).place(genesis.zeros(3, device="cuda").array)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -13,7 +13,7 @@ from genesis import optim
 from genesis.array import Array, from_numpy
 from genesis.backend import cpu
 from genesis.functions.create import tensor
-from genesis.ops import optimizers as ops
+from genesis.op import registry
 from genesis.ops.gradients import total_norm
 from genesis.optim.optimizer import Optimizer
 from genesis.tensor import Tensor
@@ -26,6 +26,7 @@ ELEMENTWISE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
     ("AdamW", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95)}),
     ("Lion", {"lr": 0.01, "weight_decay": 0.1}),
+    *((each.__name__, {}) for each in optim.OPTIMIZERS.values() if each.elementwise),
 )
 MATRICES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Adafactor", {"weight_decay": 0.1}),
@@ -84,11 +85,13 @@ def elementwise_calls() -> dict[str, Any]:
     """Each elementwise op as `call(param, grad, state, state)`."""
     momentum = {"momentum": 0.9, "dampening": 0.1, "nesterov": True, "weight_decay": 0.1}
     return {
-        "adamw": lambda p, g, m, v: ops.adamw_step(p, g, m, v, 1e-2, 3, 0.7, **ADAM),
-        "adam": lambda p, g, m, v: ops.adamw_step(p, g, m, v, 1e-2, 3, 0.7, **{**ADAM, "decoupled": False}),
-        "lion": lambda p, g, m, v: ops.lion_step(p, g, m, 1e-2, 3, 0.7, beta1=0.9, beta2=0.99, weight_decay=0.1),
-        "sgd": lambda p, g, m, v: ops.sgd_step(p, g, 1e-2, 3, 0.7, weight_decay=0.1),
-        "momentum": lambda p, g, m, v: ops.sgd_momentum_step(p, g, m, 1e-2, 2, 0.7, **momentum),
+        "adamw": lambda p, g, m, v: registry["adamw_step"](p, g, m, v, 1e-2, 3, 0.7, **ADAM),
+        "adam": lambda p, g, m, v: registry["adamw_step"](p, g, m, v, 1e-2, 3, 0.7, **{**ADAM, "decoupled": False}),
+        "lion": lambda p, g, m, v: registry["lion_step"](
+            p, g, m, 1e-2, 3, 0.7, beta1=0.9, beta2=0.99, weight_decay=0.1
+        ),
+        "sgd": lambda p, g, m, v: registry["sgd_step"](p, g, 1e-2, 3, 0.7, weight_decay=0.1),
+        "momentum": lambda p, g, m, v: registry["sgd_momentum_step"](p, g, m, 1e-2, 2, 0.7, **momentum),
     }
 
 
@@ -146,7 +149,7 @@ def test_a_narrow_gradient_counts_as_its_exact_value(wide: str, narrow: str) -> 
     results = []
     for given in (grad, grad.to(wide)):
         arrays = [from_numpy(rng_values.astype(wide)) for rng_values in np.random.default_rng(6).random((3, 1000))]
-        ops.adamw_step(arrays[0], given.array, arrays[1], arrays[2], 1e-2, 3, 0.7, **ADAM)
+        registry["adamw_step"](arrays[0], given.array, arrays[1], arrays[2], 1e-2, 3, 0.7, **ADAM)
         results.append(arrays[0].view_np().copy())
     np.testing.assert_array_equal(*results)
 
@@ -155,7 +158,7 @@ def test_denormal_infinite_and_nan_averages_in_lion() -> None:
     tiny = np.float32(6e-45)  # the fourth number above 0
     grad = np.array([tiny, -tiny, 0.0, -0.0, np.inf, -np.inf, np.nan, 3e38], np.float32)
     param, average = np.zeros(8, np.float32), np.array(grad)
-    ops.lion_step(
+    registry["lion_step"](
         *(from_numpy(x) for x in (param, grad, average)), 0.5, 1, 1.0, beta1=0.5, beta2=0.99, weight_decay=0.0
     )
     np.testing.assert_array_equal(param, [-0.5, 0.5, 0, 0, -0.5, 0.5, np.nan, -0.5])
@@ -164,7 +167,7 @@ def test_denormal_infinite_and_nan_averages_in_lion() -> None:
 def test_learning_rate_step_and_scale_may_be_arrays() -> None:
     def run(*scalars: Any) -> np.ndarray:
         arrays = flat_arrays(100)
-        ops.adamw_step(*(from_numpy(x) for x in arrays), *scalars, **ADAM)
+        registry["adamw_step"](*(from_numpy(x) for x in arrays), *scalars, **ADAM)
         return arrays[0]
 
     def number(value: float) -> Array:

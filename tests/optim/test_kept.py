@@ -18,6 +18,8 @@ from genesis.tensor import Tensor
 
 SHAPES = ((60, 40), (17,), (), (3, 5, 7))
 RULES: dict[str, dict[str, Any]] = {
+    each.__name__: {"lr": 0.01} for each in optim.OPTIMIZERS.values() if each.elementwise
+} | {
     "SGD": {"lr": 0.1, "weight_decay": 0.1},
     "Momentum": {"lr": 0.05, "momentum": 0.9, "nesterov": True},
     "Adam": {"lr": 0.01, "weight_decay": 0.1},

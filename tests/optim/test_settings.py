@@ -13,7 +13,7 @@ from genesis.errors import ConfigError, GenesisError, KeywordError, ModelError
 from genesis.functions.create import tensor
 from genesis.tensor import Tensor
 
-NAMES = ("SGD", "Adam", "AdamW", "Adafactor", "Lion", "Muon")
+NAMES = tuple(each.__name__ for each in optim.OPTIMIZERS.values())
 
 
 def leaf() -> Tensor:

@@ -18,7 +18,17 @@ from genesis.dtypes import DType, float64
 from genesis.kernels import maths
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.optim.gradients import norm_into
-from genesis.kernels.optim.step_constants import Scalar, apart, exact, note, put, same, scalar, step_constants, wanted
+from genesis.kernels.optim.step_constants import (
+    DeviceScalar,
+    apart,
+    exact,
+    note,
+    put,
+    same,
+    scalar,
+    step_constants,
+    step_mask,
+)
 from genesis.kernels.pointwise.elementwise import elementwise, positions
 from genesis.kernels.strides import collapse, is_wide, offsets
 from genesis.kernels.types import TRITON, converted, work_type
@@ -34,8 +44,9 @@ TILE_ROWS, TILE_COLUMNS = 16, 128  # of a matrix, for its row and column means
 
 
 @triton.jit
-def adafactor_constants(p_c, p_s, lr, step, scale, first, each, power, decay,
+def adafactor_constants(p_c, p_s, lr, step, scale, first, each, hyper, choices,
                         NUMBERS: tl.constexpr):  # fmt: skip
+    power, decay = hyper
     rate, count = scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2)
     limit = 1 / maths.root(count)
     put(p_c, 0, note(p_c, p_s, step, scale, first, each, NUMBERS))
@@ -81,7 +92,7 @@ def matrix_stats(p_p, p_g, p_row, p_columns, p_squares, p_c, rows, columns, tile
     p_r = p_row + offsets(i_batch, sizes, br, DIMS) + i_row.to(tl.int64) * sr
     old = tl.load(p_r, mask=i_row < rows).to(tl.float64)
     new = (1 - weight) * old + weight * (of_rows.to(tl.float64) / columns)
-    tl.store(p_r, converted(new, WORK), mask=wanted(i_row < rows, p_c))
+    tl.store(p_r, converted(new, WORK), mask=step_mask(i_row < rows, p_c))
 
 
 @triton.jit
@@ -104,7 +115,7 @@ def column_stats(p_col, p_factor, p_row, p_columns, p_c, rows, columns, tiles, s
         sums += tl.load(p_columns + (i_batch * tiles + t) * columns + i_column, mask=m, other=0).to(tl.float64)
     p_q = p_col + offsets(i_batch, sizes, bc, DIMS) + i_column.to(tl.int64) * sc
     new = (1 - weight) * tl.load(p_q, mask=m).to(tl.float64) + weight * (sums / rows)
-    tl.store(p_q, converted(new, WORK), mask=wanted(m, p_c))
+    tl.store(p_q, converted(new, WORK), mask=step_mask(m, p_c))
     tl.store(p_factor + i_batch * columns + i_column, converted(new / mean, WORK), mask=m)
 
 
@@ -134,7 +145,7 @@ def matrix_update(p_p, p_g, p_row, p_factor, p_squares, p_c, rows, columns, tile
         else:
             o = o_p + r * sp[0] + c * sp[1]
             p = tl.load(p_p + o, mask=m)
-            tl.store(p_p + o, p * keep - u * tl.load(p_squares).to(WORK), mask=wanted(m, p_c))
+            tl.store(p_p + o, p * keep - u * tl.load(p_squares).to(WORK), mask=step_mask(m, p_c))
     if MEASURE:
         tl.store(p_squares + tl.program_id(0), total)
 
@@ -150,7 +161,7 @@ def vector_stats(p_p, p_g, p_v, p_squares, p_measured, p_c, n, sizes, sp, sg, sv
     weight = tl.load(p_c + 1)
     v = tl.load(p_v + o_v, mask=m, other=1)
     v = v * (1 - weight).to(WORK) + g * g * weight.to(WORK)
-    tl.store(p_v + o_v, v, mask=wanted(m, p_c))
+    tl.store(p_v + o_v, v, mask=step_mask(m, p_c))
     u = relative(g, v, tiny)
     tl.store(p_squares + tl.program_id(0), tl.sum((p * p).to(tl.float64), 0))
     tl.store(p_measured + tl.program_id(0), tl.sum((u * u).to(tl.float64), 0))
@@ -165,7 +176,7 @@ def vector_update(p_p, p_g, p_v, p_size, p_c, n, sizes, sp, sg, sv, tiny, WORK: 
     u = relative(g, tl.load(p_v + offsets(i, sizes, sv, DIMS), mask=m, other=1), tiny)
     p = tl.load(p_p + o_p, mask=m)
     new = p * tl.load(p_c + 2).to(WORK) - u * tl.load(p_size).to(WORK)
-    tl.store(p_p + o_p, new, mask=wanted(m, p_c))
+    tl.store(p_p + o_p, new, mask=step_mask(m, p_c))
 
 
 @triton.jit
@@ -216,13 +227,15 @@ def _matrices(param: Array, *others: Array) -> _Matrices:
 
 @cuda_impl("adafactor_step")
 def adafactor_step(
-    out: tuple[()], param: Array, grad: Array, row_var: Array, col_var: Array, lr: Scalar, step: Scalar,
-    grad_scale: Scalar, *, beta2_decay: float, eps1: float | None, eps2: float, d: float, weight_decay: float,
+    out: tuple[()], param: Array, grad: Array, row_var: Array, col_var: Array, lr: DeviceScalar, step: DeviceScalar,
+    grad_scale: DeviceScalar, *, beta2_decay: float, eps1: float | None, eps2: float, d: float, weight_decay: float,
 ) -> None:  # fmt: skip
     """Adafactor for matrices; the reference has the formulas. Reads the gradient three times, the parameter twice."""
     if param.size == 0:
         return
-    made = step_constants(adafactor_constants, float64, param, (lr, step, grad_scale), beta2_decay, weight_decay).values
+    made = step_constants(
+        adafactor_constants, float64, param, (lr, step, grad_scale), (beta2_decay, weight_decay)
+    ).values
     with apart(param, row_var, col_var) as (param, row_var, col_var):
         at = _matrices(param, grad, row_var, col_var)
         bp, bg, br, bc = at.batch
@@ -265,13 +278,15 @@ def adafactor_step(
 
 @cuda_impl("adafactor_vector_step")
 def adafactor_vector_step(
-    out: tuple[()], param: Array, grad: Array, variance: Array, lr: Scalar, step: Scalar, grad_scale: Scalar, *,
-    beta2_decay: float, eps1: float | None, eps2: float, d: float, weight_decay: float,
+    out: tuple[()], param: Array, grad: Array, variance: Array, lr: DeviceScalar, step: DeviceScalar,
+    grad_scale: DeviceScalar, *, beta2_decay: float, eps1: float | None, eps2: float, d: float, weight_decay: float,
 ) -> None:  # fmt: skip
     """Adafactor for vectors and numbers: the second moment is kept whole."""
     if param.size == 0:
         return
-    made = step_constants(adafactor_constants, float64, param, (lr, step, grad_scale), beta2_decay, weight_decay).values
+    made = step_constants(
+        adafactor_constants, float64, param, (lr, step, grad_scale), (beta2_decay, weight_decay)
+    ).values
     with apart(param, variance) as (param, variance):
         sizes, *strides = collapse(param.shape, param.strides, grad.strides, variance.strides)
         programs, tiny = triton.cdiv(param.size, BLOCK), _tiny(param.dtype, eps1)
@@ -289,8 +304,8 @@ def adafactor_vector_step(
 
 
 @triton.jit
-def muon_constants(p_c, p_s, lr, step, scale, first, each, momentum, decay, ratio,
-                   NUMBERS: tl.constexpr):  # fmt: skip
+def muon_constants(p_c, p_s, lr, step, scale, first, each, hyper, choices, NUMBERS: tl.constexpr):
+    momentum, decay, ratio = hyper
     rate = scalar(lr, NUMBERS & 1)
     put(p_c, 0, (1 - exact(momentum)) * note(p_c, p_s, step, scale, first, each, NUMBERS))
     put(p_c, 1, exact(momentum))
@@ -331,7 +346,7 @@ def muon_direction(p_o, p_g, p_b, p_c, n, sizes, so, sg, sb, NESTEROV: tl.conste
     take, mu = tl.load(p_c), tl.load(p_c + 1)
     step = tile(p_g, offsets(i, sizes, sg, DIMS), m, WORK) * take
     b = tl.load(p_b + o_b, mask=m) * mu + step
-    tl.store(p_b + o_b, b, mask=wanted(m, p_c))
+    tl.store(p_b + o_b, b, mask=step_mask(m, p_c))
     tl.store(p_o + offsets(i, sizes, so, DIMS), step + b * mu if NESTEROV else b, mask=m)
 
 
@@ -341,7 +356,7 @@ def muon_update(p_p, p_u, p_c, n, sizes, sp, su, WORK: tl.constexpr, DIMS: tl.co
     i, m = positions(n, BLOCK, WIDE)
     o_p = offsets(i, sizes, sp, DIMS)
     p, u = tl.load(p_p + o_p, mask=m), tl.load(p_u + offsets(i, sizes, su, DIMS), mask=m)
-    tl.store(p_p + o_p, p * tl.load(p_c + 2) - u * tl.load(p_c + 3), mask=wanted(m, p_c))
+    tl.store(p_p + o_p, p * tl.load(p_c + 2) - u * tl.load(p_c + 3), mask=step_mask(m, p_c))
 
 
 def _turned(x: Array) -> Array:
@@ -390,15 +405,15 @@ def newton_schulz(
 
 @cuda_impl("muon_step")
 def muon_step(
-    out: tuple[()], param: Array, grad: Array, momentum_buffer: Array, lr: Scalar, grad_scale: Scalar, *,
-    momentum: float, nesterov: bool, weight_decay: float, lr_ratio: float, coefficients: tuple[float, float, float],
-    eps: float, iterations: int,
+    out: tuple[()], param: Array, grad: Array, momentum_buffer: Array, lr: DeviceScalar, step: DeviceScalar,
+    grad_scale: DeviceScalar, *, momentum: float, nesterov: bool, weight_decay: float, lr_ratio: float,
+    coefficients: tuple[float, float, float], eps: float, iterations: int,
 ) -> None:  # fmt: skip
     """b = μ·b + (1-μ)·c·g; p = (1 - lr·wd)·p - lr·ratio·orthogonalized(b, or (1-μ)·c·g + μ·b with Nesterov)."""
     if param.size == 0:
         return
     made = step_constants(
-        muon_constants, param.dtype, param, (lr, 0, grad_scale), momentum, weight_decay, lr_ratio
+        muon_constants, param.dtype, param, (lr, step, grad_scale), (momentum, weight_decay, lr_ratio)
     ).values
     with apart(param, momentum_buffer) as (param, momentum_buffer):
         direction = empty(param.shape, param.dtype, param.device)

@@ -1,11 +1,15 @@
-"""Kernels of the elementwise optimizer steps: one launch over all elements, after one that makes the step's constants.
+"""The kernel of all elementwise optimizer steps: one launch over all elements, after one that makes their constants.
 
-The parameter of a kernel is float32 or float64; or bfloat16 that is rounded at random; or, with `p_low`, a bfloat16
-weight whose further bits are there. States are as the parameter computes, or bfloat16 rounded at random.
+Both take a rule's functions as constants (`genesis.ops.rule`). They alone know how values are stored: the parameter is
+float32 or float64; or bfloat16 that is rounded at random; or a bfloat16 weight with a 16-bit residual, together an fp32
+master. States are of the type to compute in, or bfloat16 rounded at random.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import triton
@@ -14,318 +18,168 @@ import triton.language as tl
 from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import DType, float32, float64
+from genesis.dtypes import float32, float64
 from genesis.kernels import maths
 from genesis.kernels.optim.rounding import at_random, draws, halves, join
 from genesis.kernels.optim.step_constants import (
-    Constants,
-    Scalar,
+    DeviceScalar,
     apart,
     exact,
     note,
     put,
     scalar,
     step_constants,
-    wanted,
+    step_mask,
 )
 from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.pointwise.random import number_words
 from genesis.kernels.strides import collapse, is_wide, offsets
 from genesis.kernels.types import TRITON, converted
 from genesis.ops.rounding import Noise
+from genesis.ops.rule import RULES, Rule
 
 __all__: list[str] = []
 
 BLOCK, WARPS = 1024, 4  # elements and warps of a program; on an H200 as fast as a copy, as are 128 to 1024 elements
 
 
-# --- Constants --------------------------------------------------------------------------------------------------------
+# --- The functions that a rule may call -------------------------------------------------------------------------------
 
 
 @triton.jit
-def sgd_constants(p_c, p_s, lr, step, scale, first, each, decay, NUMBERS: tl.constexpr):
-    rate = scalar(lr, NUMBERS & 1)
-    put(p_c, 0, 1 - rate * decay)
-    put(p_c, 1, rate * note(p_c, p_s, step, scale, first, each, NUMBERS))
+def where(condition, x, y):
+    return tl.where(condition, x, y)
 
 
 @triton.jit
-def momentum_constants(p_c, p_s, lr, step, scale, first, each, momentum, dampening, decay, NUMBERS: tl.constexpr):
-    put(p_c, 0, scalar(lr, NUMBERS & 1))
-    put(p_c, 1, note(p_c, p_s, step, scale, first, each, NUMBERS))
-    put(p_c, 2, exact(momentum))
-    put(p_c, 3, 1 - exact(dampening))
-    put(p_c, 4, exact(decay))
-    put(p_c, 5, (scalar(step, NUMBERS & 2) <= 1).to(tl.float64))
+def sign(x, size):
+    return tl.where(x > 0, size, tl.where(x < 0, -size, x))  # 0 and NaN stay
 
 
-@triton.jit
-def adam_constants(p_c, p_s, lr, step, scale, first, each, beta1, beta2, eps, decay, L2: tl.constexpr,
-                   NUMBERS: tl.constexpr):  # fmt: skip
-    rate, count = scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2)
-    c = note(p_c, p_s, step, scale, first, each, NUMBERS)
-    b1, b2 = exact(beta1), exact(beta2)
-    root = maths.root(1 - maths.power(b2, count))
-    pre = c * 0 + 1 if L2 else c  # with L2 the gradient is scaled when the decay is added
-    put(p_c, 0, b1)
-    put(p_c, 1, b2)
-    put(p_c, 2, (1 - b1) * pre)
-    put(p_c, 3, (1 - b2) * pre * pre)
-    put(p_c, 4, exact(eps) * root)
-    put(p_c, 5, rate / (1 - maths.power(b1, count)) * root)
-    put(p_c, 6, 1 - rate * decay)
-    put(p_c, 7, c)
-    put(p_c, 8, exact(decay))
+CALLABLE = {"sqrt": maths.root, "power": maths.power, "divide": maths.divide, "where": where, "sign": sign}
 
 
-@triton.jit
-def lion_constants(p_c, p_s, lr, step, scale, first, each, beta1, beta2, decay, NUMBERS: tl.constexpr):
-    rate, c = scalar(lr, NUMBERS & 1), note(p_c, p_s, step, scale, first, each, NUMBERS)
-    b1, b2 = exact(beta1), exact(beta2)
-    put(p_c, 0, b1)
-    put(p_c, 1, b2)
-    put(p_c, 2, (1 - b1) * c)
-    put(p_c, 3, (1 - b2) * c)
-    put(p_c, 4, rate)
-    put(p_c, 5, 1 - rate * decay)
-
-
-# --- Reading and writing what a step changes --------------------------------------------------------------------------
-
-
-@triton.jit
-def read(p_x, o, m, WORK: tl.constexpr):
-    return converted(tl.load(p_x + o, mask=m), WORK)
-
-
-@triton.jit
-def write(p_x, o, m, y, p_s, s0, s1, STREAM: tl.constexpr, BLOCK: tl.constexpr):
-    """Keep y; bfloat16 is rounded at random, with the noise of its stream."""
-    if p_x.dtype.element_ty == tl.bfloat16:
-        tl.store(p_x + o, at_random(y, draws(tl.load(p_s + STREAM), s0, s1, BLOCK // 8)), mask=m)
-    else:
-        tl.store(p_x + o, y, mask=m)
-
-
-@triton.jit
-def read_master(p_p, p_low, o_p, o_low, m, WORK: tl.constexpr):
-    if p_low is not None:
-        return join(tl.load(p_p + o_p, mask=m), tl.load(p_low + o_low, mask=m))
-    else:
-        return read(p_p, o_p, m, WORK)
-
-
-@triton.jit
-def write_master(p_p, p_low, o_p, o_low, m, y, p_s, s0, s1, BLOCK: tl.constexpr):
-    if p_low is not None:
-        weight, low = halves(y)
-        tl.store(p_p + o_p, weight, mask=m)
-        tl.store(p_low + o_low, low, mask=m)
-    else:
-        write(p_p, o_p, m, y, p_s, s0, s1, 0, BLOCK)
+@functools.cache
+def in_triton(function: Callable[..., Any]) -> Any:
+    """A rule's function under `triton.jit`, the names it calls standing for Triton's functions."""
+    assert isinstance(function, FunctionType)
+    return triton.jit(FunctionType(function.__code__, {**function.__globals__, **CALLABLE}, function.__name__))
 
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["s0", "s1"])
-def sgd(p_p, p_low, p_g, p_c, p_s, s0, s1, n, sizes, sp, sl, sg, WORK: tl.constexpr, DIMS: tl.constexpr,
-        WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    m = wanted(m, p_c)
-    o_p, o_l = offsets(i, sizes, sp, DIMS), offsets(i, sizes, sl, DIMS)
-    keep, take = tl.load(p_c), tl.load(p_c + 1)
-    p = read_master(p_p, p_low, o_p, o_l, m, WORK)
-    g = read(p_g, offsets(i, sizes, sg, DIMS), m, WORK)
-    write_master(p_p, p_low, o_p, o_l, m, p * keep - g * take, p_s, s0, s1, BLOCK)
+@triton.jit
+def constants_kernel(p_c, p_s, lr, step, scale, first, each, hyper, choices, RULE: tl.constexpr,
+                     NUMBERS: tl.constexpr):  # fmt: skip
+    """The constants of a step, in float64."""
+    c = note(p_c, p_s, step, scale, first, each, NUMBERS)
+    given = ()
+    for i in tl.static_range(len(hyper)):
+        given += (exact(hyper[i]),)
+    values = RULE(scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2), c, *given, *choices)
+    for i in tl.static_range(len(values)):
+        put(p_c, i, values[i])
 
 
-@triton.jit(do_not_specialize=["s0", "s1"])
-def sgd_momentum(p_p, p_low, p_g, p_b, p_c, p_s, s0, s1, n, sizes, sp, sl, sg, sb, NESTEROV: tl.constexpr,
-                 WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    m = wanted(m, p_c)
-    o_p, o_l, o_b = offsets(i, sizes, sp, DIMS), offsets(i, sizes, sl, DIMS), offsets(i, sizes, sb, DIMS)
-    rate, scale, mu, damp, decay = (
-        tl.load(p_c), tl.load(p_c + 1), tl.load(p_c + 2), tl.load(p_c + 3), tl.load(p_c + 4),
-    )  # fmt: skip
-    p, b = read_master(p_p, p_low, o_p, o_l, m, WORK), read(p_b, o_b, m, WORK)
-    g = read(p_g, offsets(i, sizes, sg, DIMS), m, WORK) * scale + p * decay
-    b = tl.where(tl.load(p_c + 5) != 0, g, b * mu + g * damp)
-    update = g + b * mu if NESTEROV else b
-    write(p_b, o_b, m, b, p_s, s0, s1, 1, BLOCK)
-    write_master(p_p, p_low, o_p, o_l, m, p - update * rate, p_s, s0, s1, BLOCK)
-
-
-@triton.jit(do_not_specialize=["s0", "s1"])
-def adam(p_p, p_low, p_g, p_m, p_v, p_c, p_s, s0, s1, n, sizes, sp, sl, sg, sm, sv, L2: tl.constexpr,
-         WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, mask = positions(n, BLOCK, WIDE)
-    mask = wanted(mask, p_c)
-    o_p, o_l = offsets(i, sizes, sp, DIMS), offsets(i, sizes, sl, DIMS)
-    o_m, o_v = offsets(i, sizes, sm, DIMS), offsets(i, sizes, sv, DIMS)
-    b1, b2, k1, k2 = tl.load(p_c), tl.load(p_c + 1), tl.load(p_c + 2), tl.load(p_c + 3)
-    small, alpha, keep = tl.load(p_c + 4), tl.load(p_c + 5), tl.load(p_c + 6)
-    p = read_master(p_p, p_low, o_p, o_l, mask, WORK)
-    m, v = read(p_m, o_m, mask, WORK), read(p_v, o_v, mask, WORK)
-    g = read(p_g, offsets(i, sizes, sg, DIMS), mask, WORK)
-    if L2:
-        g = p * tl.load(p_c + 8) + g * tl.load(p_c + 7)
+@triton.jit
+def read(p_x, p_residual, o, o_residual, m, WORK: tl.constexpr):
+    """Values in the type to compute in."""
+    if p_residual is not None:
+        return join(tl.load(p_x + o, mask=m), tl.load(p_residual + o_residual, mask=m))
     else:
-        p = p * keep
-    m = m * b1 + g * k1
-    v = v * b2 + g * g * k2
-    write(p_m, o_m, mask, m, p_s, s0, s1, 1, BLOCK)
-    write(p_v, o_v, mask, v, p_s, s0, s1, 2, BLOCK)
-    p = p - maths.divide(m, maths.root(v) + small) * alpha
-    write_master(p_p, p_low, o_p, o_l, mask, p, p_s, s0, s1, BLOCK)
+        return converted(tl.load(p_x + o, mask=m), WORK)
+
+
+@triton.jit
+def write(p_x, p_residual, o, o_residual, m, x, p_s, s0, s1, STREAM: tl.constexpr, BLOCK: tl.constexpr):
+    """Store values as they are kept; bfloat16 without a residual is rounded at random, with its stream's noise."""
+    if p_residual is not None:
+        weight, residual = halves(x)
+        tl.store(p_x + o, weight, mask=m)
+        tl.store(p_residual + o_residual, residual, mask=m)
+    elif p_x.dtype.element_ty == tl.bfloat16:
+        tl.store(p_x + o, at_random(x, draws(tl.load(p_s + STREAM), s0, s1, BLOCK // 8)), mask=m)
+    else:
+        tl.store(p_x + o, x, mask=m)
 
 
 @triton.jit(do_not_specialize=["s0", "s1"])
-def lion(p_p, p_low, p_g, p_m, p_c, p_s, s0, s1, n, sizes, sp, sl, sg, sm, WORK: tl.constexpr, DIMS: tl.constexpr,
-         WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, mask = positions(n, BLOCK, WIDE)
-    mask = wanted(mask, p_c)
-    o_p, o_l, o_m = offsets(i, sizes, sp, DIMS), offsets(i, sizes, sl, DIMS), offsets(i, sizes, sm, DIMS)
-    b1, b2, k1, k2 = tl.load(p_c), tl.load(p_c + 1), tl.load(p_c + 2), tl.load(p_c + 3)
-    rate, keep = tl.load(p_c + 4), tl.load(p_c + 5)
-    p, m = read_master(p_p, p_low, o_p, o_l, mask, WORK), read(p_m, o_m, mask, WORK)
-    g = read(p_g, offsets(i, sizes, sg, DIMS), mask, WORK)
-    s = m * b1 + g * k1
-    update = tl.where(s > 0, rate, tl.where(s < 0, -rate, s))  # 0 and NaN stay
-    write(p_m, o_m, mask, m * b2 + g * k2, p_s, s0, s1, 1, BLOCK)
-    write_master(p_p, p_low, o_p, o_l, mask, p * keep - update, p_s, s0, s1, BLOCK)
+def update_kernel(p_p, p_residual, p_g, p_a, p_b, p_c, p_s, s0, s1, n, sizes, strides, choices, RULE: tl.constexpr,
+                  COUNT: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
+    """A step of the parameter p and its states a and b, of which a rule may have none or one.
+
+    Args:
+        strides: of p, its residual, g, a and b.
+    """
+    i, m = positions(n, BLOCK, WIDE)  # [BLOCK]
+    m = step_mask(m, p_c)
+    constants = ()
+    for k in tl.static_range(COUNT):
+        constants += (tl.load(p_c + k),)
+    o_p, o_r = offsets(i, sizes, strides[0], DIMS), offsets(i, sizes, strides[1], DIMS)
+    o_a, o_b = offsets(i, sizes, strides[3], DIMS), offsets(i, sizes, strides[4], DIMS)
+    p = read(p_p, p_residual, o_p, o_r, m, WORK)
+    states = ()
+    if p_a is not None:
+        states += (read(p_a, None, o_a, o_a, m, WORK),)
+    if p_b is not None:
+        states += (read(p_b, None, o_b, o_b, m, WORK),)
+    g = converted(tl.load(p_g + offsets(i, sizes, strides[2], DIMS), mask=m), WORK)
+    new = RULE(p, g, *states, *constants, *choices)
+    if p_a is not None:
+        write(p_a, None, o_a, o_a, m, new[1], p_s, s0, s1, 1, BLOCK)
+    if p_b is not None:
+        write(p_b, None, o_b, o_b, m, new[2], p_s, s0, s1, 2, BLOCK)
+    write(p_p, p_residual, o_p, o_r, m, new[0], p_s, s0, s1, 0, BLOCK)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
-def _step(
-    kernel: Any, param: Array, low: Array | None, grad: Array, states: tuple[Array, ...], constants: Constants,
-    noise: Noise | None, **flags: bool,
+def _update(
+    rule: Rule, param: Array, residual: Array | None, grad: Array, rest: tuple[Any, ...], noise: Noise | None,
+    attrs: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Launch a step."""
-    changed = (param, *states) if low is None else (param, *states, low)
-    seed = noise.seed if noise else 0
-    with apart(*changed) as (param, *rest):
-        low, states = (None, tuple(rest)) if low is None else (rest[-1], tuple(rest[:-1]))
-        operands = (param, param if low is None else low, grad, *states)
+    """Make a step; `rest` are the states, and the learning rate, step count and gradient scale."""
+    given: tuple[Array, ...] = rest[: len(rule.states)]
+    scalars: tuple[DeviceScalar, DeviceScalar, DeviceScalar] = rest[len(rule.states) :]  # type: ignore[assignment]
+    work, choices = float64 if param.dtype is float64 else float32, rule.choices(attrs)
+    made = step_constants(
+        constants_kernel, work, param, scalars, tuple(attrs[name] for name in rule.hyper), choices,
+        noise=noise, RULE=in_triton(rule.constants),
+    )  # fmt: skip
+    count = len(rule.constants_of(0.5, 2.0, 0.5, attrs))
+    with apart(param, *given, *(() if residual is None else (residual,))) as (param, *kept):
+        residual = None if residual is None else kept.pop()
+        a, b = (*kept, None, None)[:2]
+        operands = [param if x is None else x for x in (param, residual, grad, a, b)]
         sizes, *strides = collapse(param.shape, *(x.strides for x in operands))
         launch(
-            kernel, triton.cdiv(param.size, BLOCK), param, low, grad, *states, constants.values, constants.starts,
-            *number_words(seed), param.size, sizes, *strides, **flags, WORK=TRITON[_work(param).name], DIMS=len(sizes),
+            update_kernel, triton.cdiv(param.size, BLOCK), param, residual, grad, a, b, made.values, made.starts,
+            *number_words(noise.seed if noise else 0), param.size, sizes, tuple(strides), choices,
+            RULE=in_triton(rule.update), COUNT=count, WORK=TRITON[work.name], DIMS=len(sizes),
             WIDE=is_wide(sizes, *strides), BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
 
 
-def _work(param: Array) -> DType:
-    """The type to compute in."""
-    return float64 if param.dtype is float64 else float32
+def _register(rule: Rule) -> None:
+    """The CUDA implementations of a rule's ops."""
+
+    @cuda_impl(f"{rule.name}_step")
+    def step(
+        out: tuple[()], param: Array, grad: Array, *rest: Any, noise: Noise | None = None, **attrs: Any
+    ) -> None:  # fmt: skip
+        _update(rule, param, None, grad, rest, noise, attrs)
+
+    @cuda_impl(f"{rule.name}_split_step")
+    def split_step(
+        out: tuple[()], weight: Array, residual: Array, grad: Array, *rest: Any, noise: Noise | None = None,
+        **attrs: Any,
+    ) -> None:  # fmt: skip
+        _update(rule, weight, residual, grad, rest, noise, attrs)
 
 
-def _sgd(
-    param: Array, low: Array | None, grad: Array, lr: Scalar, step: Scalar, scale: Scalar, weight_decay: float,
-    noise: Noise | None,
-) -> None:  # fmt: skip
-    made = step_constants(sgd_constants, _work(param), param, (lr, step, scale), weight_decay, noise=noise)
-    _step(sgd, param, low, grad, (), made, noise)
-
-
-@cuda_impl("sgd_step")
-def sgd_step(
-    out: tuple[()], param: Array, grad: Array, lr: Scalar, step: Scalar, grad_scale: Scalar, *, weight_decay: float,
-    noise: Noise | None = None,
-) -> None:  # fmt: skip
-    """p -= lr·(c·g + wd·p), c the `grad_scale`."""
-    _sgd(param, None, grad, lr, step, grad_scale, weight_decay, noise)
-
-
-@cuda_impl("sgd_split_step")
-def sgd_split_step(
-    out: tuple[()], weight: Array, low: Array, grad: Array, lr: Scalar, step: Scalar, grad_scale: Scalar, *,
-    weight_decay: float, noise: Noise | None = None,
-) -> None:  # fmt: skip
-    """`sgd_step` of a split master."""
-    _sgd(weight, low, grad, lr, step, grad_scale, weight_decay, noise)
-
-
-def _momentum(
-    param: Array, low: Array | None, grad: Array, buffer: Array, numbers: tuple[Scalar, Scalar, Scalar], *,
-    momentum: float, dampening: float, nesterov: bool, weight_decay: float, noise: Noise | None = None,
-) -> None:  # fmt: skip
-    rest = (momentum, dampening, weight_decay)
-    made = step_constants(momentum_constants, _work(param), param, numbers, *rest, noise=noise)
-    _step(sgd_momentum, param, low, grad, (buffer,), made, noise, NESTEROV=nesterov)
-
-
-@cuda_impl("sgd_momentum_step")
-def sgd_momentum_step(
-    out: tuple[()], param: Array, grad: Array, momentum_buffer: Array, lr: Scalar, step: Scalar, grad_scale: Scalar,
-    **settings: Any,
-) -> None:  # fmt: skip
-    """With g' = c·g + wd·p: b = g' at step 1, else b = μ·b + (1-δ)·g'; p -= lr·b, or lr·(g' + μ·b) with Nesterov."""
-    _momentum(param, None, grad, momentum_buffer, (lr, step, grad_scale), **settings)
-
-
-@cuda_impl("sgd_momentum_split_step")
-def sgd_momentum_split_step(
-    out: tuple[()], weight: Array, low: Array, grad: Array, momentum_buffer: Array, lr: Scalar, step: Scalar,
-    grad_scale: Scalar, **settings: Any,
-) -> None:  # fmt: skip
-    """`sgd_momentum_step` of a split master."""
-    _momentum(weight, low, grad, momentum_buffer, (lr, step, grad_scale), **settings)
-
-
-def _adamw(
-    param: Array, low: Array | None, grad: Array, states: tuple[Array, Array],
-    numbers: tuple[Scalar, Scalar, Scalar], *, beta1: float, beta2: float, eps: float, weight_decay: float,
-    decoupled: bool, noise: Noise | None = None,
-) -> None:  # fmt: skip
-    l2 = bool(weight_decay) and not decoupled
-    rest = (beta1, beta2, eps, weight_decay)
-    made = step_constants(adam_constants, _work(param), param, numbers, *rest, noise=noise, L2=l2)
-    _step(adam, param, low, grad, states, made, noise, L2=l2)
-
-
-@cuda_impl("adamw_step")
-def adamw_step(
-    out: tuple[()], param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, lr: Scalar, step: Scalar,
-    grad_scale: Scalar, **settings: Any,
-) -> None:  # fmt: skip
-    """m = β1·m + (1-β1)·c·g, v = β2·v + (1-β2)·(c·g)², p = (1 - lr·wd)·p - α·m / (√v + ε·√b2)."""
-    _adamw(param, None, grad, (exp_avg, exp_avg_sq), (lr, step, grad_scale), **settings)
-
-
-@cuda_impl("adamw_split_step")
-def adamw_split_step(
-    out: tuple[()], weight: Array, low: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, lr: Scalar,
-    step: Scalar, grad_scale: Scalar, **settings: Any,
-) -> None:  # fmt: skip
-    """`adamw_step` of a split master."""
-    _adamw(weight, low, grad, (exp_avg, exp_avg_sq), (lr, step, grad_scale), **settings)
-
-
-def _lion(
-    param: Array, low: Array | None, grad: Array, exp_avg: Array, numbers: tuple[Scalar, Scalar, Scalar], *,
-    beta1: float, beta2: float, weight_decay: float, noise: Noise | None = None,
-) -> None:  # fmt: skip
-    made = step_constants(lion_constants, _work(param), param, numbers, beta1, beta2, weight_decay, noise=noise)
-    _step(lion, param, low, grad, (exp_avg,), made, noise)
-
-
-@cuda_impl("lion_step")
-def lion_step(
-    out: tuple[()], param: Array, grad: Array, exp_avg: Array, lr: Scalar, step: Scalar, grad_scale: Scalar,
-    **settings: Any,
-) -> None:  # fmt: skip
-    """p = (1 - lr·wd)·p - lr·sign(β1·m + (1-β1)·c·g), then m = β2·m + (1-β2)·c·g."""
-    _lion(param, None, grad, exp_avg, (lr, step, grad_scale), **settings)
-
-
-@cuda_impl("lion_split_step")
-def lion_split_step(
-    out: tuple[()], weight: Array, low: Array, grad: Array, exp_avg: Array, lr: Scalar, step: Scalar,
-    grad_scale: Scalar, **settings: Any,
-) -> None:  # fmt: skip
-    """`lion_step` of a split master."""
-    _lion(weight, low, grad, exp_avg, (lr, step, grad_scale), **settings)
+for each in RULES.values():
+    _register(each)

@@ -22,9 +22,20 @@ from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.types import converted
 from genesis.ops.rounding import STREAMS, Noise
 
-__all__ = ["Constants", "apart", "exact", "note", "put", "same", "scalar", "step_constants", "wanted"]
+__all__ = [
+    "Constants",
+    "DeviceScalar",
+    "apart",
+    "exact",
+    "note",
+    "put",
+    "same",
+    "scalar",
+    "step_constants",
+    "step_mask",
+]
 
-Scalar = Any  # a Python number or a 0-d array
+DeviceScalar = Any  # a Python number or a 0-d array
 _STREAMS = tl.constexpr(STREAMS)
 
 
@@ -60,7 +71,7 @@ def note(p_c, p_s, step, scale, first, each, NUMBERS: tl.constexpr):
 
 
 @triton.jit
-def wanted(m, p_c):
+def step_mask(m, p_c):
     """The mask of a store of a step, which holds nothing where the step is left out."""
     made = tl.zeros(m.shape, p_c.dtype.element_ty) + tl.load(p_c + 9)  # the interpreter cannot spread a scalar bool
     return m & (made != 0)
@@ -79,26 +90,26 @@ class Constants(NamedTuple):
 
 
 def step_constants(
-    kernel: Any, dtype: DType, like: Array, numbers: tuple[Scalar, Scalar, Scalar], *rest: float,
-    noise: Noise | None = None, **flags: bool,
+    kernel: Any, dtype: DType, like: Array, scalars: tuple[DeviceScalar, DeviceScalar, DeviceScalar],
+    hyper: tuple[float, ...], choices: tuple[bool, ...] = (), noise: Noise | None = None, **constants: Any,
 ) -> Constants:  # fmt: skip
     """The constants of a step.
 
     Args:
-        kernel: `kernel(values, starts, lr, step, scale, first, each, *rest, NUMBERS)` under `triton.jit`.
+        kernel: `kernel(values, starts, lr, step, scale, first, each, hyper, choices, NUMBERS)` under `triton.jit`.
         dtype: what they are rounded to, once.
-        numbers: learning rate, step count, gradient scale.
-        rest: the kernel's own numbers.
+        scalars: learning rate, step count, gradient scale.
+        hyper, choices: the rule's own.
     """
     values = empty((10,), dtype, like.device)
     starts = None if noise is None else empty((STREAMS,), int64, like.device)
-    given = sum(1 << i for i, x in enumerate(numbers) if not isinstance(x, Array))
+    given = sum(1 << i for i, x in enumerate(scalars) if not isinstance(x, Array))
     if given:
         forget_plan()
     launch(
-        kernel, 1, values, starts, *(x if isinstance(x, Array) else Double(x) for x in numbers),
-        noise.first if noise else 0, noise.each if noise else 0, *(Double(x) for x in rest),
-        **flags, NUMBERS=given, num_warps=1,
+        kernel, 1, values, starts, *(x if isinstance(x, Array) else Double(x) for x in scalars),
+        noise.first if noise else 0, noise.each if noise else 0, tuple(Double(x) for x in hyper), choices,
+        **constants, NUMBERS=given, num_warps=1,
     )  # fmt: skip
     return Constants(values, starts)
 

@@ -157,6 +157,7 @@ def _muon(
     g: Any,
     b: Any,
     lr: float,
+    step: int,
     c: float,
     *,
     momentum: float,
@@ -215,9 +216,9 @@ MATRICES = ((6, 4), (4, 6), (1, 1), (5, 1), (12, 12), (0, 3))
 
 
 def _muon_cases(rng: np.random.Generator) -> list[Case]:
-    every = [Case((*(normal(rng, *s) for _ in range(3)), 0.02, 1.0), MUON) for s in MATRICES]
+    every = [Case((*(normal(rng, *s) for _ in range(3)), 0.02, 1, 1.0), MUON) for s in MATRICES]
     plain = {**MUON, "nesterov": False, "weight_decay": 0.0}
-    return [*every, Case((*(normal(rng, 8, 3) for _ in range(3)), 0.02, 0.25), plain)]
+    return [*every, Case((*(normal(rng, 8, 3) for _ in range(3)), 0.02, 1, 0.25), plain)]
 
 
 def _length(case: Case) -> int:
@@ -337,8 +338,8 @@ ROWS = [
         _muon_cases,
         dtypes=WIDE,
         errors=(
-            (Case((B, B, B, 0.1, 1.0), MUON), ShapeError, "use AdamW"),
-            (Case((A, A, A[:1], 0.1, 1.0), MUON), ShapeError, r"\(1, 3\)"),
+            (Case((B, B, B, 0.1, 1, 1.0), MUON), ShapeError, "use AdamW"),
+            (Case((A, A, A[:1], 0.1, 1, 1.0), MUON), ShapeError, r"\(1, 3\)"),
         ),
         reduction=_products,
     ),

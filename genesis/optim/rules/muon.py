@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, Unpack
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Unpack
 
 from genesis.errors import ConfigError
 from genesis.ops.matrix_optimizers import muon_step
-from genesis.optim.adam import adamw_fused, adamw_plain
-from genesis.optim.optimizer import How, Optimizer
-from genesis.optim.unit import Scale, Unit, check_betas, check_range
+from genesis.optim.groups import muon_groups
+from genesis.optim.optimizer import How, Optimizer, betas_of
+from genesis.optim.rules.adam import ADAMW
+from genesis.optim.shard import MatrixRule, RuleCall, check_range
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -42,6 +43,22 @@ def _lr_ratio(rule: str | None, shape: Shape) -> float:
     return math.sqrt(max(1.0, rows / columns))
 
 
+def _plain(
+    param: Tensor, grad: Tensor, average: Tensor, lr: float, step: int, *, momentum: float, nesterov: bool,
+    weight_decay: float, lr_ratio: float, **iteration: Any,
+) -> None:  # fmt: skip
+    """See `muon_step`."""
+    fresh = grad * (1 - momentum)
+    average.mul_(momentum).add_(fresh)
+    update = orthogonalize(fresh + average * momentum if nesterov else average, **iteration)
+    if weight_decay:
+        param.mul_(1 - lr * weight_decay)
+    param.sub_(update * (lr * lr_ratio))
+
+
+MUON = MatrixRule(muon_step, lambda shape: {"momentum_buffer": shape}, _plain)
+
+
 class Muon(Optimizer):
     """Muon (Jordan et al., 2024) for matrices, AdamW for the rest.
 
@@ -63,6 +80,15 @@ class Muon(Optimizer):
     """
 
     elementwise = False
+    at_least_0 = ("lr", "weight_decay", "eps", "adamw_eps")
+    in_runs: ClassVar[dict[str, Any]] = {
+        "lr": 3e-4,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "momentum": 0.95,
+        "nesterov": True,
+        "weight_decay": 0.1,
+    }
 
     def __init__(
         self,
@@ -98,55 +124,28 @@ class Muon(Optimizer):
         super().__init__(params, defaults, **how)
 
     def check_settings(self, group: dict[str, Any]) -> None:
-        for name in ("lr", "weight_decay", "eps", "adamw_eps"):
-            check_range(name, group[name], 0)
+        super().check_settings(group)
         check_range("momentum", group["momentum"], 0, 1)
         check_range("ns_steps", group["ns_steps"], 1, 100)
-        check_betas(group)
         if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
             raise ConfigError(
                 f"adjust_lr_fn is {group['adjust_lr_fn']!r}", next='use None, "original" or "match_rms_adamw"'
             )
 
-    def state_shapes(self, param: Tensor, group: dict[str, Any]) -> dict[str, Shape]:
-        if group["use_muon"] and param.ndim == 2:
-            return {"momentum_buffer": param.shape}
-        return {"exp_avg": param.shape, "exp_avg_sq": param.shape}
+    @classmethod
+    def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
+        if not group["use_muon"] or len(shape) != 2:
+            rest = {"eps": group["adamw_eps"], "weight_decay": group["weight_decay"], "decoupled": True}
+            return RuleCall(ADAMW, betas_of(group) | rest)
+        rest = {k: group[k] for k in ("momentum", "nesterov", "weight_decay", "eps")}
+        iteration = {"coefficients": tuple(group["ns_coefficients"]), "iterations": group["ns_steps"]}
+        return RuleCall(MUON, {**rest, **iteration, "lr_ratio": _lr_ratio(group["adjust_lr_fn"], shape)})
 
-    def plain_update(self, unit: Unit, group: dict[str, Any], grad: Tensor) -> None:
-        if "momentum_buffer" not in unit.state:
-            adamw_plain(unit, _as_adamw(group), grad, decoupled=True)
-            return
-        param, lr, momentum = unit.param, group["lr"], group["momentum"]
-        if param.numel() == 0:
-            return
-        fresh = grad * (1 - momentum)
-        average = unit.state["momentum_buffer"].mul_(momentum).add_(fresh)
-        direction = fresh + average * momentum if group["nesterov"] else average
-        update = orthogonalize(direction, group["ns_coefficients"], group["eps"], group["ns_steps"])
-        if group["weight_decay"]:
-            param.mul_(1 - lr * group["weight_decay"])
-        param.sub_(update * (lr * _lr_ratio(group["adjust_lr_fn"], param.shape)))
-
-    def fused_update(self, unit: Unit, group: dict[str, Any], scale: Scale) -> None:
-        if "momentum_buffer" not in unit.state:
-            adamw_fused(unit, _as_adamw(group), scale, decoupled=True)
-            return
-        muon_step(
-            unit.param.array,
-            unit.grad.array,
-            unit.state["momentum_buffer"].array,
-            group["lr"],
-            scale,
-            momentum=group["momentum"],
-            nesterov=group["nesterov"],
-            weight_decay=group["weight_decay"],
-            lr_ratio=_lr_ratio(group["adjust_lr_fn"], unit.param.shape),
-            coefficients=tuple(group["ns_coefficients"]),
-            eps=group["eps"],
-            iterations=group["ns_steps"],
-        )
-
-
-def _as_adamw(group: dict[str, Any]) -> dict[str, Any]:
-    return {**group, "eps": group["adamw_eps"]}
+    @classmethod
+    def for_run(
+        cls, named_parameters: Iterable[tuple[str, Any]], weight_decay: float, settings: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Hidden matrices go by Muon, whose update has AdamW's size; a run's eps is AdamW's, which takes the rest."""
+        rest = {k: v for k, v in settings.items() if k != "eps"}
+        adapted = {**rest, "adamw_eps": settings["eps"], "adjust_lr_fn": "match_rms_adamw"}
+        return muon_groups(named_parameters, weight_decay), adapted

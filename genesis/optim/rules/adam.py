@@ -1,0 +1,108 @@
+"""Adam and AdamW: steps along running averages of the gradient, divided by the root of those of its square."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Unpack
+
+from genesis.ops.rule import Rule, divide, power, sqrt
+from genesis.optim.optimizer import How, Optimizer, betas_of
+from genesis.optim.shard import RuleCall
+from genesis.shapes import Shape
+
+__all__ = ["ADAMW", "Adam", "AdamW"]
+
+
+def constants(lr, step, scale, beta1, beta2, eps, weight_decay, l2):
+    root = sqrt(1 - power(beta2, step))
+    c = 1.0 if l2 else scale  # with an L2 penalty the gradient is scaled when the penalty is added
+    k1, k2, alpha = (1 - beta1) * c, (1 - beta2) * c * c, lr / (1 - power(beta1, step)) * root
+    return beta1, beta2, k1, k2, eps * root, alpha, 1 - lr * weight_decay, scale, weight_decay
+
+
+def update(p, g, m, v, b1, b2, k1, k2, eps, alpha, keep, scale, decay, l2):
+    """m = β1·m + (1-β1)·c·g, v = β2·v + (1-β2)·(c·g)², p = (1 - lr·wd)·p - α·m / (√v + ε·√b2).
+
+    b1 = 1-β1^t, b2 = 1-β2^t and α = lr·√b2/b1: the order of operations that Kingma & Ba, "Adam" (2015), give at the
+    end of section 2. Decay is decoupled (Loshchilov & Hutter, 2019), or wd·p is added to c·g instead.
+    """
+    if l2:
+        g = p * decay + g * scale
+    else:
+        p = p * keep
+    m = m * b1 + g * k1
+    v = v * b2 + g * g * k2
+    return p - divide(m, sqrt(v) + eps) * alpha, m, v
+
+
+ADAMW = Rule(
+    "adamw",
+    ("exp_avg", "exp_avg_sq"),
+    ("beta1", "beta2", "eps", "weight_decay"),
+    constants,
+    update,
+    flops=13,
+    choices=lambda attrs: (bool(attrs["weight_decay"]) and not attrs["decoupled"],),
+)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba, 2015); weight decay is an L2 penalty, added to the gradient.
+
+    Args:
+        params: see `Optimizer`.
+        lr: learning rate.
+        betas: decay of the averages of the gradient and of its square.
+        eps: added to the denominator.
+        weight_decay: see above.
+        maximize: ascend.
+        how: see `Optimizer`.
+    """
+
+    decoupled = False
+    neutral: ClassVar[Mapping[str, Any]] = {"decoupled_weight_decay": False}
+    at_least_0 = ("lr", "eps", "weight_decay")
+    in_runs: ClassVar[dict[str, Any]] = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        **how: Unpack[How],
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults, **how)
+
+    @classmethod
+    def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
+        rest = {"eps": group["eps"], "weight_decay": group["weight_decay"], "decoupled": cls.decoupled}
+        return RuleCall(ADAMW, betas_of(group) | rest)
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay: p = (1 - lr·weight_decay)·p before the step (Loshchilov & Hutter, 2019).
+
+    Args as for `Adam`. Decay is usually for matrices alone: see `decay_groups`.
+    """
+
+    decoupled = True
+    neutral: ClassVar[Mapping[str, Any]] = {"decoupled_weight_decay": True}
+    in_runs: ClassVar[dict[str, Any]] = {**Adam.in_runs, "weight_decay": 0.1}
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        maximize: bool = False,
+        **how: Unpack[How],
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize, **how)
