@@ -18,8 +18,9 @@ import numpy as np
 
 from genesis import cuda
 from genesis.backend import Device
-from genesis.backend.cuda.driver import Grid, Properties, stand_in
+from genesis.backend.cuda.driver import Grid, Properties
 from genesis.backend.cuda.launch import KernelLaunch
+from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.fake import FakeDriver, noted_launch
 from genesis.data.loader import Batch
 from genesis.train.config import OptimConfig
@@ -140,5 +141,5 @@ _indices = itertools.count(1 << 17)  # of devices that are not there: beyond tho
 def _fake(properties: Properties) -> Device:
     """A fake GPU with the properties of a real one."""
     driver = _CountingDriver(next(_indices), properties)
-    stand_in(driver)
+    drivers[driver.index] = driver
     return Device("cuda", driver.index)

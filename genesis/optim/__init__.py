@@ -51,7 +51,8 @@ __all__ = [
     "muon_groups",
 ]
 
-check_calls(globals(), __all__)
 # Those above are named for editors and type checkers; a new file of `rules` needs no line here.
 globals().update({each.__name__: each for each in OPTIMIZERS.values()})
 __all__ += [name for name in (each.__name__ for each in OPTIMIZERS.values()) if name not in __all__]
+
+check_calls(globals(), __all__)
