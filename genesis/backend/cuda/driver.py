@@ -198,7 +198,8 @@ class Driver:
 
     def _now(self, function: Any, *args: Any) -> Any:
         """Call the driver for what follows no stream's order."""
-        return self._now(function, *args)
+        self._enter()
+        return self._call(function, *args)
 
     def _in_order(self, function: Any, *args: Any) -> Any:
         """Call the driver for what follows stream order: first launch what waited for its kernel."""
