@@ -160,8 +160,13 @@ def grouped_tile(i_tile, tiles_m, tiles_n, GROUP: tl.constexpr, MATRICES: tl.con
 
 
 @triton.jit
-def load_box(d_x, i_batch, batches, at0, at1, BATCH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile [ROWS, COLUMNS] in memory's order; BATCH has 1 for each batch dimension with a stride, 0 for others."""
+def load_box(d_x, i_batch, batches, at0, at1, LAYOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A tile [ROWS, COLUMNS] in memory's order.
+
+    Args:
+        LAYOUT: of `accumulate`; Triton 3.6 takes no tuple out of a tuple as an argument.
+    """
+    BATCH: tl.constexpr = LAYOUT[1]
     if len(BATCH) == 0:
         return d_x.load([at0, at1])
     elif len(BATCH) == 1:
@@ -191,7 +196,8 @@ def accumulate(d_a, d_b, i_batch, batches, o_m, o_n, begin, end, A_LAYOUT: tl.co
     """The accumulator [BM, BN] at (o_m, o_n) over steps [begin, end) along k.
 
     Args:
-        A_LAYOUT, B_LAYOUT: (whether the operand is transposed in memory: A MN-major, B K-major; BATCH of `load_box`).
+        A_LAYOUT, B_LAYOUT: (whether the operand is transposed in memory: A MN-major, B K-major; 1 for each
+            batch dimension with a stride, 0 for others).
         DOT: (operands' type; input_precision; how many terms of 8-bit floats are summed in the few bits that tensor
             cores have for them, None for all).
     """
@@ -202,16 +208,16 @@ def accumulate(d_a, d_b, i_batch, batches, o_m, o_n, begin, end, A_LAYOUT: tl.co
     for i_k in range(begin, end):
         o_k = i_k * BK
         if A_LAYOUT[0]:
-            b_a = load_box(d_a, i_batch, batches, o_k, o_m, A_LAYOUT[1], BK, BM).T  # [BM, BK]
+            b_a = load_box(d_a, i_batch, batches, o_k, o_m, A_LAYOUT, BK, BM).T  # [BM, BK]
             if DOT[1] == "tf32":
                 b_a = in_registers(b_a)
         else:
-            b_a = load_box(d_a, i_batch, batches, o_m, o_k, A_LAYOUT[1], BM, BK)  # [BM, BK]
+            b_a = load_box(d_a, i_batch, batches, o_m, o_k, A_LAYOUT, BM, BK)  # [BM, BK]
         b_a = converted(b_a, DOT[0])
         if B_LAYOUT[0]:
-            b_b = load_box(d_b, i_batch, batches, o_n, o_k, B_LAYOUT[1], BN, BK).T  # [BK, BN]
+            b_b = load_box(d_b, i_batch, batches, o_n, o_k, B_LAYOUT, BN, BK).T  # [BK, BN]
         else:
-            b_b = load_box(d_b, i_batch, batches, o_k, o_n, B_LAYOUT[1], BK, BN)  # [BK, BN]
+            b_b = load_box(d_b, i_batch, batches, o_k, o_n, B_LAYOUT, BK, BN)  # [BK, BN]
         b_b = converted(b_b, DOT[0])
         b_acc = tl.dot(b_a, b_b, b_acc, input_precision=DOT[1], max_num_imprecise_acc=DOT[2])
     return b_acc
