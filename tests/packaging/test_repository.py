@@ -1,4 +1,6 @@
-"""House rules that no linter knows: what the text files may not name, how long a function may be, what is exported."""
+"""House rules that no linter knows: what the text files may not name, how long a function may be, how many arguments a
+kernel may take, what is exported.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from tests.packaging.tree import REPOSITORY, package_files, repository_files
 
 LONGEST_FUNCTION = 80
 LONGEST_KERNEL = 150  # one function that reads top to bottom beats four that hand many values on
+MOST_ARGUMENTS = 25  # of a kernel, and of each device function that it calls
 SOMEONES_HOME = re.compile(r"/(?:home|Users)/[a-z]\w*/", re.IGNORECASE)
 
 
@@ -35,6 +38,13 @@ def long_functions(source: str) -> list[str]:
     limits = [LONGEST_KERNEL if is_kernel(n) else LONGEST_FUNCTION for n in functions]
     lines = [(n.end_lineno or n.lineno) - n.lineno + 1 for n in functions]
     return [n.name for n, count, most in zip(functions, lines, limits, strict=True) if count > most]
+
+
+def crowded_kernels(source: str) -> dict[str, int]:
+    """Names of the kernels in `source` with too many arguments, and how many these are."""
+    kernels = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and is_kernel(n)]
+    counts = {n.name: len([*n.args.posonlyargs, *n.args.args, *n.args.kwonlyargs]) for n in kernels}
+    return {name: count for name, count in counts.items() if count > MOST_ARGUMENTS}
 
 
 def export_faults(module: ModuleType) -> list[str]:
@@ -102,6 +112,20 @@ def test_long_functions_are_noticed() -> None:
     assert long_functions(source) == ["long", "too"]
     kernels = f"@triton.jit\ndef kernel():\n{body * 149}\n@triton.jit\ndef too_long():\n{body * 150}"
     assert long_functions(kernels) == ["too_long"]
+
+
+def test_kernels_take_few_arguments() -> None:
+    sources = {path: path.read_text() for path in repository_files("genesis/kernels") if path.suffix == ".py"}
+    assert any("@triton.jit" in source for source in sources.values())
+    found = {str(path.relative_to(REPOSITORY)): crowded_kernels(source) for path, source in sources.items()}
+    assert not {path: names for path, names in found.items() if names}
+
+
+def test_crowded_kernels_are_noticed() -> None:
+    few, many = (", ".join(f"a{i}" for i in range(n)) for n in (25, 26))
+    source = f"@triton.jit\ndef fits({few}): ...\ndef host({many}): ...\n"
+    source += f"@triton.jit(do_not_specialize=['a0'])\ndef crowded({many}): ...\n@gluon.jit\ndef too({few}, *, B): ..."
+    assert crowded_kernels(source) == {"crowded": 26, "too": 26}
 
 
 def test_exported_names_exist() -> None:
