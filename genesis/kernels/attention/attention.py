@@ -155,8 +155,8 @@ def backward_into(
 
     Args:
         grads: dq, dk and dv, contiguous, or the parts of a packed array.
-        tiles: of the dQ and the dK/dV kernel, in place of the table's.
-        group_part: query heads of a group that a program of dK/dV sums over, in place of `heads_per_program`.
+        tiles: of the dQ and the dK/dV kernel, instead of the table's.
+        group_part: query heads of a group that a program of dK/dV sums over, instead of `heads_per_program`.
         tables: cos and sin, for dq and dk of q and k before RoPE. Only for heads that fill their tiles: in padded ones
             several threads hold the columns of a pair.
     """

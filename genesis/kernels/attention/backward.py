@@ -118,7 +118,7 @@ def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_
 def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos, p_sin,
                      rope_stride, sizes, schedule, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr,
                      DOT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
-    """dQ = scale·ds·k, behind the inverse RoPE where there are cos and sin; stores LSE and delta for dK/dV."""
+    """dQ = scale·ds·k, after the inverse RoPE where there are cos and sin; stores LSE and delta for dK/dV."""
     tokens, keys, batches, heads, group, window = sizes
     section, sectioned = schedule
     scale_log2, sign, scale = scales

@@ -156,7 +156,7 @@ def inverse_rope(b_left, b_right, p_cos, p_sin, o, m):
 @triton.jit
 def store_rows_inverse_rope(p_x, b_x, p_cos, p_sin, i_batch, i_head, start, rows, rope_stride, sx, ROWS: tl.constexpr,
                             BD: tl.constexpr, row_of: tl.constexpr = _identity):  # fmt: skip
-    """`store_rows` behind the inverse RoPE, for heads of exactly BD columns.
+    """`store_rows` after the inverse RoPE, for heads of exactly BD columns.
 
     In the layout of a dot's result one thread holds both columns of a pair, and the halves are stored separately: the
     tile changes its layout once, as for any store.

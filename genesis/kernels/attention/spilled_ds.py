@@ -133,7 +133,7 @@ def load_ds(p_ds, ds, i_head, i_key, i_query, tokens, BEYOND: tl.constexpr, TMA:
 def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope_stride, sizes, schedule, head_dim,
                              scale, strides, TMA: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
                              BD: tl.constexpr):  # fmt: skip
-    """dQ = scale·ds·k, behind the inverse RoPE where there are cos and sin. The last queries, which see the most keys,
+    """dQ = scale·ds·k, after the inverse RoPE where there are cos and sin. The last queries, which see the most keys,
     go first.
 
     Args:

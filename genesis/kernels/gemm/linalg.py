@@ -262,8 +262,8 @@ def matmul_into(
         residual: of out's shape, contiguous.
         alpha: a number, or an array of one element in the accumulator's type.
         row_scale: `[m]`, of a single matrix without a bias, with any stride.
-        scales: of quantised operands of a single matrix, in place of alpha.
-        tile: in place of the table's choice, for benchmarks.
+        scales: of quantised operands of a single matrix, instead of alpha.
+        tile: instead of the table's choice, for benchmarks.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
     if out.size == 0:

@@ -42,7 +42,7 @@ def copy_is_profitable(elements: int, multiply_adds: int) -> bool:
     """Whether copying a K-major operand B of a GEMM in exact float32, to be MN-major, saves more than it costs.
 
     Such GEMMs are multiply-adds whose operands come from shared memory, 16 bytes a thread: neighbouring columns for
-    neighbouring threads. K-major, these are in the same banks, and a load takes 32 cycles in place of 4.
+    neighbouring threads. K-major, these are in the same banks, and a load takes 32 cycles instead of 4.
 
     Args:
         elements: of the operand.
