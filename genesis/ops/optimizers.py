@@ -28,7 +28,7 @@ from genesis.op import Op, Spec
 from genesis.ops.blocks import BLOCK, UNIT
 from genesis.ops.rounding import Noise, check_halves, joined, rounded_at_random, split_into
 from genesis.ops.rule import Rule
-from genesis.ops.rule_in_numpy import program_of
+from genesis.ops.rule_in_numpy import bound_program
 
 __all__ = ["DeviceScalar", "check_step", "flops_of", "is_left_out", "step_rule", "steps_of"]
 
@@ -148,9 +148,7 @@ def _run(
     if is_left_out(scale):
         return
     work = np.dtype(np.float64 if changed[0].dtype == np.float64 else np.float32)
-    constants = rule.constants_of(lr, step, scale, attrs)
-    program = program_of(rule, work, constants, rule.choices(attrs))
-    bound = program.bound(constants, work)
+    program, bound = bound_program(rule, work, lr, step, scale, tuple(attrs.items()))
     stored = []
     for stream, x in enumerate(changed):
         counter = 0 if noise is None else noise.counter(step, stream)

@@ -15,7 +15,7 @@ import numpy as np
 
 from genesis.ops.rule import Rule
 
-__all__ = ["Program", "program_of"]
+__all__ = ["Program", "bound_program", "program_of"]
 
 
 class Call(NamedTuple):
@@ -134,7 +134,20 @@ class Program(NamedTuple):
         """Update the rows."""
         values = [*rows, *scalars]
         for ufunc, operands, result in self.calls:
-            ufunc(*[values[i] for i in operands], out=values[result])
+            if len(operands) == 2:
+                ufunc(values[operands[0]], values[operands[1]], out=values[result])
+            else:
+                ufunc(values[operands[0]], out=values[result])
+
+
+@functools.lru_cache(64)  # all parameters of a group have the same
+def bound_program(
+    rule: Rule, dtype: np.dtype, lr: float, step: float, scale: float, attrs: tuple[tuple[str, Any], ...]
+) -> tuple[Program, list[np.ndarray]]:
+    """The program of a step, and its scalars."""
+    constants = rule.constants_of(lr, step, scale, dict(attrs))
+    program = program_of(rule, dtype, constants, rule.choices(dict(attrs)))
+    return program, program.bound(constants, dtype)
 
 
 def program_of(rule: Rule, dtype: np.dtype, constants: Sequence[float], choices: tuple[bool, ...]) -> Program:
