@@ -26,7 +26,7 @@ from genesis.dtypes import bfloat16, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Op, Spec
 from genesis.ops.blocks import BLOCK, UNIT
-from genesis.ops.rounding import Noise, check_halves, joined, rounded_at_random, split_into
+from genesis.ops.rounding import Noise, check_residual, joined, rounded_at_random, split_into
 from genesis.ops.rule import Rule
 from genesis.ops.rule_in_numpy import bound_program
 
@@ -73,7 +73,7 @@ def _split_rule(name: str, states: int) -> Callable[..., tuple[Spec, ...]]:
     def infer(
         weight: Array, residual: Array, grad: Array, *rest: Any, noise: Noise | None = None, **attrs: Any
     ) -> tuple[Spec, ...]:
-        check_halves(name, weight, residual)
+        check_residual(name, weight, residual)
         kept = (float32,) if noise is None else (float32, bfloat16)
         if any(s.dtype not in kept for s in rest[:states]):
             found = ", ".join(str(s.dtype) for s in rest[:states])

@@ -1,7 +1,8 @@
-"""float32 values kept as bfloat16: rounded at random, or split into a bfloat16 number and 16 further bits.
+"""float32 values kept as bfloat16: rounded at random, or split into a bfloat16 weight and a 16-bit residual.
 
-A split master is the float32 number with bits (w << 16) + l, where w are the bits of a bfloat16 weight and l is a
-signed 16-bit number. The weight is the master rounded to nearest, halves away from zero, so nothing is stored twice.
+A split master is the float32 number with bits (w << 16) + r, where w are the bits of a bfloat16 weight and the residual
+r is a signed 16-bit number. The weight is the master rounded to nearest, halves away from zero, so nothing is
+stored twice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from genesis.shapes import Shape
 
 __all__ = [
     "Noise",
-    "check_halves",
+    "check_residual",
     "join_master",
     "joined",
     "rounded_at_random",
@@ -36,7 +37,7 @@ STREAMS = 3  # values of an element that an optimizer step may round: the parame
 
 
 class Noise(NamedTuple):
-    """Where the noise of an optimizer step stands, so that no counter serves twice.
+    """Where the noise of an optimizer step starts, so that no counter serves twice.
 
     Attributes:
         seed: of the generator.
@@ -79,7 +80,7 @@ def rounded_at_random(values: np.ndarray, seed: int, counter: int) -> np.ndarray
 def stochastic_round(out: np.ndarray, x: np.ndarray, *, dtype: DType, seed: int, offset: int) -> None:
     """x rounded up or down at random, with odds that make the mean exact.
 
-    Sixteen random bits are added below bfloat16's last one and the lower half is cut off. Element i uses half-word i of
+    Sixteen random bits are added below bfloat16's last one and the 16 lowest are cut off. Element i uses half-word i of
     the generator's counters from `offset` on (eight to a counter). Infinities and NaN stay.
     """
     flat = x.reshape(-1)
@@ -99,57 +100,59 @@ def rounding_counters(shape: Shape, place: int = 32) -> int:
     return -(-math.prod(shape) // place) * (place // 8)
 
 
-# --- In two halves ----------------------------------------------------------------------------------------------------
+# --- Weight and residual ----------------------------------------------------------------------------------------------
 
 
-def joined(weight: np.ndarray, low: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """The float32 masters of `[n]` bfloat16 weights and their low bits (int16), written into `out`."""
+def joined(weight: np.ndarray, residual: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """The float32 masters of `[n]` bfloat16 weights and their residuals (int16), written into `out`."""
     bits = out.view(np.uint32)
     np.copyto(bits, weight.view(np.uint16))
     bits <<= np.uint32(16)
-    bits += low.astype(np.int32).view(np.uint32)  # wraps around, which subtracts
+    bits += residual.astype(np.int32).view(np.uint32)  # wraps around, which subtracts
     return out
 
 
-def split_into(weight: np.ndarray, low: np.ndarray, master: np.ndarray) -> None:
-    """Write `[n]` float32 masters into weights and low bits. NaN is written as one NaN without low bits."""
+def split_into(weight: np.ndarray, residual: np.ndarray, master: np.ndarray) -> None:
+    """Write `[n]` float32 masters into weights and residuals. NaN is written as one NaN with a residual of 0."""
     bits = np.where(np.isnan(master), np.uint32(0x7FC00000), master.view(np.uint32))
-    np.copyto(low.view(np.uint16), bits & np.uint32(0xFFFF), casting="unsafe")
+    np.copyto(residual.view(np.uint16), bits & np.uint32(0xFFFF), casting="unsafe")
     bits += np.uint32(0x8000)
     np.copyto(weight.view(np.uint16), bits >> np.uint32(16), casting="unsafe")
 
 
-def check_halves(name: str, weight: Array, low: Array) -> None:
-    """Raise DTypeError or ShapeError unless these are a weight and its low bits."""
-    if weight.dtype is not bfloat16 or low.dtype is not int16:
-        raise DTypeError(f"{name} takes a bfloat16 weight and int16 low bits, got {weight.dtype} and {low.dtype}")
-    if weight.shape != low.shape:
-        raise ShapeError(f"{name}: the weight has shape {weight.shape}, its low bits have {low.shape}")
+def check_residual(name: str, weight: Array, residual: Array) -> None:
+    """Raise DTypeError or ShapeError unless these are a weight and its residual."""
+    if weight.dtype is not bfloat16 or residual.dtype is not int16:
+        raise DTypeError(
+            f"{name} takes a bfloat16 weight and an int16 residual, got {weight.dtype} and {residual.dtype}"
+        )
+    if weight.shape != residual.shape:
+        raise ShapeError(f"{name}: the weight has shape {weight.shape}, its residual has {residual.shape}")
 
 
-def _join_infer(weight: Array, low: Array) -> Spec:
-    check_halves("join_master", weight, low)
+def _join_infer(weight: Array, residual: Array) -> Spec:
+    check_residual("join_master", weight, residual)
     return Spec(weight.shape, float32)
 
 
 @op("join_master", _join_infer, flops=_flops(2))
-def join_master(out: np.ndarray, weight: np.ndarray, low: np.ndarray) -> None:
-    """The float32 master whose bits are (w << 16) + l, w the bits of the weight."""
+def join_master(out: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> None:
+    """The float32 master whose bits are (w << 16) + r, w the bits of the weight."""
     flat = np.empty(weight.size, np.float32)
-    joined(weight.reshape(-1), low.reshape(-1), flat)
+    joined(weight.reshape(-1), residual.reshape(-1), flat)
     out[...] = flat.reshape(weight.shape)
 
 
-def _split_infer(weight: Array, low: Array, master: Array) -> tuple[Spec, ...]:
-    check_halves("split_master", weight, low)
+def _split_infer(weight: Array, residual: Array, master: Array) -> tuple[Spec, ...]:
+    check_residual("split_master", weight, residual)
     if master.dtype is not float32 or master.shape != weight.shape:
         raise DTypeError(f"split_master: a {master.dtype} master of shape {master.shape} for weights {weight.shape}")
     return ()
 
 
 @op("split_master", _split_infer, mutates=(0, 1), flops=_flops(3))
-def split_master(out: tuple[()], weight: np.ndarray, low: np.ndarray, master: np.ndarray) -> None:
-    """Write a float32 master into its halves: w = (bits + 0x8000) >> 16 and l = bits - (w << 16)."""
-    halves = np.empty(weight.size, weight.dtype), np.empty(weight.size, low.dtype)
-    split_into(*halves, np.ascontiguousarray(master).reshape(-1))
-    weight[...], low[...] = (half.reshape(weight.shape) for half in halves)
+def split_master(out: tuple[()], weight: np.ndarray, residual: np.ndarray, master: np.ndarray) -> None:
+    """Write a float32 master into weight and residual: w = (bits + 0x8000) >> 16 and r = bits - (w << 16)."""
+    parts = np.empty(weight.size, weight.dtype), np.empty(weight.size, residual.dtype)
+    split_into(*parts, np.ascontiguousarray(master).reshape(-1))
+    weight[...], residual[...] = (part.reshape(weight.shape) for part in parts)

@@ -480,7 +480,7 @@ class Optimizer:
         self._updated, self.steps = {}, 0
 
     def saved_state(self, param: Tensor) -> dict[str, Any]:
-        """Step count and tensors of one parameter as `state_dict` has them: masters in full, made anew from halves."""
+        """Step count and tensors of one parameter as `state_dict` has them: masters in full, no residuals."""
         return saved_state(self, param)
 
     def state_dict(self) -> dict[str, Any]:

@@ -359,8 +359,8 @@ class OptimConfig(Section):
     nesterov: bool | None = Field(default=None, description="Nesterov's momentum." + _by_choice(OPTIMIZERS, "nesterov"))
     low_precision: Literal["master", "stochastic"] = Field(
         default="master",
-        description="How bfloat16 weights are updated. master: in float32, of which a weight is the upper half and the "
-        "optimizer keeps the lower. stochastic: without more bits, rounded at random so that the mean is exact.",
+        description="How bfloat16 weights are updated. master: in float32, as a bfloat16 weight and a 16-bit residual, "
+        "which the optimizer keeps. stochastic: without a residual, rounded at random so that the mean is exact.",
     )
     state_dtype: Dtype = Field(
         default="float32",

@@ -26,7 +26,7 @@ ELEMENTWISE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
     ("AdamW", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95)}),
     ("Lion", {"lr": 0.01, "weight_decay": 0.1}),
-    *((each.__name__, {}) for each in optim.OPTIMIZERS.values() if each.elementwise),
+    *((each.__name__, {"lr": 0.05}) for each in optim.OPTIMIZERS.values() if each.elementwise),
 )
 MATRICES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Adafactor", {"weight_decay": 0.1}),

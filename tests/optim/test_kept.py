@@ -135,7 +135,7 @@ def test_states_with_masters_go_from_any_implementation_to_any(save: dict[str, A
 
 
 def test_values_put_into_a_parameter_later_count_to_half_a_last_place() -> None:
-    """The low bits stay: a weight that is put away and put back continues as if nothing had happened."""
+    """The residual stays: a weight that is put away and put back continues as if nothing had happened."""
     model = nn.Linear(40, 30, bias=False).bfloat16()
     optimizer = make("SGD", model.parameters(), fused=True, weight_decay=0.0)
     weight = model.weight

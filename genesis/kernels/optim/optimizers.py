@@ -20,7 +20,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32, float64
 from genesis.kernels import maths
-from genesis.kernels.optim.rounding import at_random, draws, halves, join
+from genesis.kernels.optim.rounding import at_random, draws, join, split
 from genesis.kernels.optim.step_constants import (
     DeviceScalar,
     apart,
@@ -95,7 +95,7 @@ def read(p_x, p_residual, o, o_residual, m, WORK: tl.constexpr):
 def write(p_x, p_residual, o, o_residual, m, x, p_s, s0, s1, STREAM: tl.constexpr, BLOCK: tl.constexpr):
     """Store values as they are kept; bfloat16 without a residual is rounded at random, with its stream's noise."""
     if p_residual is not None:
-        weight, residual = halves(x)
+        weight, residual = split(x)
         tl.store(p_x + o, weight, mask=m)
         tl.store(p_residual + o_residual, residual, mask=m)
     elif p_x.dtype.element_ty == tl.bfloat16:

@@ -1,6 +1,6 @@
-"""CUDA implementations of the roundings of float32 to bfloat16: at random, and into a weight and 16 further bits.
+"""CUDA implementations of the roundings of float32 to bfloat16: at random, and into a weight and a 16-bit residual.
 
-Other kernels use their parts: `at_random` and `draws`, `join` and `halves`.
+Other kernels use their parts: `at_random` and `draws`, `join` and `split`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from genesis.kernels.pointwise.random import counters, philox, quads, words_of
 from genesis.kernels.strides import collapse, is_wide, offsets
 from genesis.kernels.types import converted
 
-__all__ = ["at_random", "draws", "halves", "join"]
+__all__ = ["at_random", "draws", "join", "split"]
 
 BLOCK = 1024
 
@@ -27,15 +27,15 @@ BLOCK = 1024
 
 
 @triton.jit
-def join(w, low):
-    """The float32 numbers whose bits are (w << 16) + low."""
-    bits = (w.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low.to(tl.int32)
+def join(w, residual):
+    """The float32 numbers whose bits are (w << 16) + residual."""
+    bits = (w.to(tl.int16, bitcast=True).to(tl.int32) << 16) + residual.to(tl.int32)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def halves(x):
-    """float32 as bfloat16, rounded to nearest and halves away from zero, and what is left, as int16."""
+def split(x):
+    """float32 as bfloat16, rounded to nearest and halves away from zero, and the residual, as int16."""
     bits = tl.where(x == x, x.to(tl.int32, bitcast=True), 0x7FC00000)
     return ((bits + 0x8000) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True), bits.to(tl.int16)
 
@@ -87,37 +87,37 @@ def stochastic_round(out: Array, x: Array, *, dtype: DType, seed: int, offset: i
 
 
 @triton.jit
-def join_kernel(p_o, p_w, p_l, n, sizes, so, sw, sl, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def join_kernel(p_o, p_w, p_r, n, sizes, so, sw, sr, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     i, m = positions(n, BLOCK, WIDE)
     w = tl.load(p_w + offsets(i, sizes, sw, DIMS), mask=m)
-    low = tl.load(p_l + offsets(i, sizes, sl, DIMS), mask=m)
-    tl.store(p_o + offsets(i, sizes, so, DIMS), join(w, low), mask=m)
+    r = tl.load(p_r + offsets(i, sizes, sr, DIMS), mask=m)
+    tl.store(p_o + offsets(i, sizes, so, DIMS), join(w, r), mask=m)
 
 
 @triton.jit
-def split_kernel(p_x, p_w, p_l, n, sizes, sx, sw, sl, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def split_kernel(p_x, p_w, p_r, n, sizes, sx, sw, sr, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     i, m = positions(n, BLOCK, WIDE)
-    w, low = halves(tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=m))
+    w, r = split(tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=m))
     tl.store(p_w + offsets(i, sizes, sw, DIMS), w, mask=m)
-    tl.store(p_l + offsets(i, sizes, sl, DIMS), low, mask=m)
+    tl.store(p_r + offsets(i, sizes, sr, DIMS), r, mask=m)
 
 
-def _halves(kernel: object, whole: Array, weight: Array, low: Array) -> None:
-    sizes, *strides = collapse(whole.shape, whole.strides, weight.strides, low.strides)
+def _launch(kernel: object, whole: Array, weight: Array, residual: Array) -> None:
+    sizes, *strides = collapse(whole.shape, whole.strides, weight.strides, residual.strides)
     launch(
-        kernel, triton.cdiv(whole.size, BLOCK), whole, weight, low, whole.size, sizes, *strides,
+        kernel, triton.cdiv(whole.size, BLOCK), whole, weight, residual, whole.size, sizes, *strides,
         DIMS=len(sizes), WIDE=is_wide(sizes, *strides), BLOCK=BLOCK,
     )  # fmt: skip
 
 
 @cuda_impl("join_master")
-def join_master(out: Array, weight: Array, low: Array) -> None:
-    """The float32 master whose bits are (w << 16) + l, w the bits of the weight."""
-    _halves(join_kernel, out, weight, low)
+def join_master(out: Array, weight: Array, residual: Array) -> None:
+    """The float32 master whose bits are (w << 16) + r, w the bits of the weight."""
+    _launch(join_kernel, out, weight, residual)
 
 
 @cuda_impl("split_master")
-def split_master(out: tuple[()], weight: Array, low: Array, master: Array) -> None:
-    """Write a float32 master into its halves."""
-    with apart(weight, low) as (weight, low):
-        _halves(split_kernel, master, weight, low)
+def split_master(out: tuple[()], weight: Array, residual: Array, master: Array) -> None:
+    """Write a float32 master into weight and residual."""
+    with apart(weight, residual) as (weight, residual):
+        _launch(split_kernel, master, weight, residual)

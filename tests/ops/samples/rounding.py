@@ -1,4 +1,4 @@
-"""Rows for the roundings of float32: at random, and into a weight and its low bits."""
+"""Rows for the roundings of float32: at random, and into a weight and its residual."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _stochastic(x: Any, *, dtype: Any, seed: int, offset: int) -> Any:
 
 
 def master_of(weight: Any, low: Any) -> Any:
-    """The float32 numbers that weights and low bits are, in float64, by arithmetic on bits as integers."""
+    """The float32 numbers that weights and residuals are, in float64, by arithmetic on bits as integers."""
     high = np.asarray(weight).astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.int64)
     bits = (high * 65536 + np.asarray(low, np.int64)) % 2**32
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
@@ -63,7 +63,7 @@ def _rounding_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def random_halves(rng: np.random.Generator, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights as bfloat16 and any low bits."""
+    """Weights as bfloat16 and any residuals."""
     low = rng.integers(-(2**15), 2**15, shape).astype(np.int16)
     return normal(rng, *shape).astype(ml_dtypes.bfloat16), np.asarray(low, np.int16)
 
@@ -92,7 +92,7 @@ ROWS = [
         lambda weight, low: master_of(weight, low),
         _join_cases,
         errors=(
-            (Case((A, L)), DTypeError, "bfloat16 weight and int16 low bits"),
+            (Case((A, L)), DTypeError, "bfloat16 weight and an int16 residual"),
             (Case((W, np.zeros(3, np.int16))), ShapeError, r"join_master.*\(3,\)"),
         ),
         exact=True,
@@ -102,7 +102,7 @@ ROWS = [
         _split,
         _split_cases,
         errors=(
-            (Case((W, A, A.astype(np.float32))), DTypeError, "split_master.*int16 low bits"),
+            (Case((W, A, A.astype(np.float32))), DTypeError, "split_master.*int16 residual"),
             (Case((W, L, A)), DTypeError, "split_master: a .*float64 master"),
         ),
         exact=True,

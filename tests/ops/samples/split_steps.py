@@ -24,7 +24,7 @@ SGD = {"weight_decay": 0.1}
 
 
 def split(oracle: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """A step's oracle on the masters of weights and low bits."""
+    """A step's oracle on the masters of weights and residuals."""
     return lambda weight, low, *rest, **attrs: oracle(master_of(weight, low), *rest, **attrs)
 
 
@@ -99,7 +99,7 @@ def _rows() -> list[Rows]:
                 f"{name}_split_step", split(oracle), split_cases(states, numbers, *settings),
                 dtypes=("float32", "bfloat16"), seen=joined, reduction=lambda case: 4,
                 errors=(
-                    (wrong, DTypeError, "int16 low bits"),
+                    (wrong, DTypeError, "int16 residual"),
                     (shape, ShapeError, rf"{name}_split_step.*\(1, 3\)"),
                     *kinds,
                 ),
