@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from genesis.tensor import Tensor
+
 __all__ = ["decay_groups", "muon_groups"]
 
-Named = tuple[str, Any]  # a tensor, or what has its `ndim` and `requires_grad`
+Named = tuple[str, Tensor]
 
 
 def decay_groups(named_parameters: Iterable[Named], weight_decay: float) -> list[dict[str, Any]]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from genesis.errors import ModelError, escape
 from genesis.optim import OPTIMIZERS, Optimizer, make_schedule
-from genesis.optim.flat import PLACE
-from genesis.shapes import Shape
 from genesis.tensor import Tensor
 from genesis.train.config import OptimConfig
 
@@ -22,7 +17,6 @@ __all__ = [
     "optimizer_arrays",
     "optimizer_counts",
     "restore_optimizer",
-    "state_elements",
 ]
 
 
@@ -36,7 +30,8 @@ def build_optimizer(
         accumulation_steps: of how many batches gradients are added up.
     """
     kind = OPTIMIZERS[config.name]
-    groups, settings = _for_run(config, named_parameters)
+    offered = {key: getattr(config, key) for key in kind.in_runs if key != "weight_decay"}
+    groups, settings = kind.for_run(named_parameters, config.weight_decay or 0.0, offered)
     return kind(
         groups,
         **settings,
@@ -46,36 +41,6 @@ def build_optimizer(
         state_dtype=config.state_dtype,
         grad_dtype=config.grad_dtype or ("float32" if accumulation_steps > 1 else None),
     )
-
-
-def _for_run(config: OptimConfig, named_parameters: Iterable[tuple[str, Any]]) -> tuple[list[dict[str, Any]], Any]:
-    """The groups and the settings of the optimizer that `config` names."""
-    kind = OPTIMIZERS[config.name]
-    settings = {key: getattr(config, key) for key in kind.in_runs if key != "weight_decay"}
-    return kind.for_run(named_parameters, config.weight_decay or 0.0, settings)
-
-
-class _Described(NamedTuple):
-    """A parameter of which only the shape is known."""
-
-    shape: Shape
-    requires_grad: bool = True
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-
-def state_elements(config: OptimConfig, shapes: Mapping[str, Shape]) -> int:
-    """How many elements the states of the optimizer have that `build_optimizer` makes for these parameters."""
-    kind = OPTIMIZERS[config.name]
-    groups, settings = _for_run(config, [(name, _Described(shape)) for name, shape in shapes.items()])
-    defaults = {name: p.default for name, p in inspect.signature(kind).parameters.items()} | settings
-    place = PLACE if kind.elementwise else 1
-    states = (
-        kind.rule(p.shape, defaults | group).state_shapes(p.shape) for group in groups for _, p in group["params"]
-    )
-    return sum(-(-math.prod(shape) // place) * place for each in states for shape in each.values())
 
 
 def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:
