@@ -139,7 +139,6 @@ _READ: dict[str, tuple[tuple[type, ...], Convert]] = {
     "float": ((float, int), number),
     "float | None": ((float, int, _NONE), number),
     "bool": ((bool,), truth),
-    "bool | None": ((bool, _NONE), truth),
     "Generator | None": ((Generator, _NONE), generator),
 }
 

@@ -300,6 +300,13 @@ def test_every_form_of_a_number_is_read(table: dict[str, Any]) -> None:
     assert not unread
 
 
+def test_every_reader_of_an_annotation_is_used() -> None:
+    called = [*functions.values(), *methods.values(), *functional.values()]
+    called += [value for value in vars(genesis.Tensor).values() if hasattr(value, "__wrapped__")]
+    annotations = {p.annotation for each in called for p in inspect.signature(each).parameters.values()}
+    assert set(_READ) <= {str(annotation).replace("builtins.", "") for annotation in annotations}
+
+
 def test_every_type_of_element_can_be_exchanged() -> None:
     assert set(_KINDS) == set(ALL)
     for dtype in ALL:
