@@ -298,7 +298,7 @@ uint8: DType
 __version__: str
 
 def abs(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """abs, elementwise; see `genesis.ops`."""
+    """|x|."""
 
 def add(
     input: Tensor | builtins.float,
@@ -399,16 +399,16 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: builtins.i
     """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each."""
 
 def bitwise_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """bitwise_and, elementwise; see `genesis.ops`."""
+    """The bits that x and y share."""
 
 def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """bitwise_not, elementwise; see `genesis.ops`."""
+    """The bits of x inverted."""
 
 def bitwise_or(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """bitwise_or, elementwise; see `genesis.ops`."""
+    """The bits of x or y."""
 
 def bitwise_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """bitwise_xor, elementwise; see `genesis.ops`."""
+    """The bits that x and y do not share."""
 
 def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`[b, n, k]` @ `[b, k, m]`, without broadcasting."""
@@ -420,7 +420,7 @@ def cat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tenso
     """The tensors one after another along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
 
 def ceil(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """ceil, elementwise; see `genesis.ops`."""
+    """x rounded up."""
 
 def chunk(input: Tensor, chunks: builtins.int, dim: builtins.int = 0) -> tuple[Tensor, ...]:
     """At most `chunks` views along `dim` of equal size, the last maybe smaller."""
@@ -459,7 +459,7 @@ def contiguous(input: Tensor) -> Tensor:
     """x itself where its elements lie row-major without gaps, else a copy of it."""
 
 def cos(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """cos, elementwise; see `genesis.ops`."""
+    """The cosine."""
 
 def count_nonzero(input: Tensor, dim: Dims = None, *, axis: Dims = None) -> Tensor:
     """How many elements over `dim` are not 0, as int64."""
@@ -509,25 +509,25 @@ def empty_like(
     """Undefined contents in x's shape, dtype and device, unless given."""
 
 def eq(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """eq, elementwise; see `genesis.ops`."""
+    """Whether x = y."""
 
 def equal(input: Tensor, other: Tensor) -> builtins.bool:
     """Whether two tensors have one shape and equal elements; waits for the device."""
 
 def erf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """erf, elementwise; see `genesis.ops`."""
+    """The error function: 2/√π·∫ e^-t² dt from 0 to x."""
 
 def exp(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """exp, elementwise; see `genesis.ops`."""
+    """e^x."""
 
 def exp2(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """exp2, elementwise; see `genesis.ops`."""
+    """2^x."""
 
 def expand(input: Tensor, *sizes: Sizes) -> Tensor:
     """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
 
 def expm1(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """expm1, elementwise; see `genesis.ops`."""
+    """e^x - 1, exact near 0."""
 
 def eye(
     n: builtins.int,
@@ -546,12 +546,12 @@ def flip(input: Tensor, *dims: Sizes) -> Tensor:
     """A copy with the order of elements along `dims` reversed."""
 
 def floor(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """floor, elementwise; see `genesis.ops`."""
+    """x rounded down."""
 
 def floor_divide(
     input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None
 ) -> Tensor:
-    """floor_divide, elementwise; see `genesis.ops`."""
+    """x / y rounded down."""
 
 def from_dlpack(source: Any) -> Tensor:
     """A tensor over the memory of any object with `__dlpack__`, on the host or on CUDA; read-only memory is
@@ -584,13 +584,13 @@ def gather(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
     """y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; the result has the shape of `index`."""
 
 def ge(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """ge, elementwise; see `genesis.ops`."""
+    """Whether x ≥ y."""
 
 def gelu_tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
 
 def gt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """gt, elementwise; see `genesis.ops`."""
+    """Whether x > y."""
 
 def index_add(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor, *, alpha: builtins.float = 1) -> Tensor:
     """x with alpha·source added to the slices `index` of dimension `dim`; repeated indices add up."""
@@ -624,19 +624,19 @@ def isclose(
     """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools."""
 
 def isfinite(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """isfinite, elementwise; see `genesis.ops`."""
+    """Whether x is neither NaN nor infinite."""
 
 def isinf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """isinf, elementwise; see `genesis.ops`."""
+    """Whether x is ∞ or -∞."""
 
 def isnan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """isnan, elementwise; see `genesis.ops`."""
+    """Whether x is NaN."""
 
 def le(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """le, elementwise; see `genesis.ops`."""
+    """Whether x ≤ y."""
 
 def left_shift(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """left_shift, elementwise; see `genesis.ops`."""
+    """x·2^y of integers: the bits of x moved up by y."""
 
 def lerp(
     input: Tensor | builtins.float,
@@ -665,31 +665,31 @@ def linspace(
     """`steps` values from start to end, both included, evenly spaced."""
 
 def log(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """log, elementwise; see `genesis.ops`."""
+    """The natural logarithm."""
 
 def log10(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """log10, elementwise; see `genesis.ops`."""
+    """The logarithm to base 10."""
 
 def log1p(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """log1p, elementwise; see `genesis.ops`."""
+    """log(1 + x), exact near 0."""
 
 def log2(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """log2, elementwise; see `genesis.ops`."""
+    """The logarithm to base 2."""
 
 def log_softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
     """log softmax(x) along `dim`, without forming the softmax."""
 
 def logical_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """logical_and, elementwise; see `genesis.ops`."""
+    """Whether x and y are both not 0."""
 
 def logical_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """logical_not, elementwise; see `genesis.ops`."""
+    """Whether x is 0."""
 
 def logical_or(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """logical_or, elementwise; see `genesis.ops`."""
+    """Whether x or y is not 0."""
 
 def logical_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """logical_xor, elementwise; see `genesis.ops`."""
+    """Whether just one of x and y is not 0."""
 
 def logsumexp(
     input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
@@ -697,7 +697,7 @@ def logsumexp(
     """log Σ e^x over `dim` (all dimensions unless given)."""
 
 def lt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """lt, elementwise; see `genesis.ops`."""
+    """Whether x < y."""
 
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | builtins.float) -> Tensor:
     """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
@@ -723,7 +723,7 @@ def max(
     """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
 
 def maximum(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """maximum, elementwise; see `genesis.ops`."""
+    """The larger of x and y; NaN where one is NaN."""
 
 def mean(
     input: Tensor,
@@ -748,7 +748,7 @@ def min(
     two."""
 
 def minimum(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """minimum, elementwise; see `genesis.ops`."""
+    """The smaller of x and y; NaN where one is NaN."""
 
 def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """`[n, k]` @ `[k, m]`."""
@@ -759,7 +759,7 @@ def movedim(
     """Dimensions `source` moved to the places `destination`; the others keep their order."""
 
 def mul(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """mul, elementwise; see `genesis.ops`."""
+    """x·y."""
 
 def multinomial(
     input: Tensor, num_samples: builtins.int, replacement: builtins.bool = False, *, generator: Generator | None = None
@@ -773,10 +773,10 @@ def narrow(input: Tensor, dim: builtins.int, start: builtins.int, length: builti
     """`length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
 
 def ne(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """ne, elementwise; see `genesis.ops`."""
+    """Whether x ≠ y."""
 
 def neg(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """neg, elementwise; see `genesis.ops`."""
+    """-x."""
 
 def nonzero(input: Tensor, as_tuple: builtins.bool = False) -> Any:
     """Indices `[n, ndim]` of the elements that are not 0, in row-major order; n is read from the device once."""
@@ -826,7 +826,7 @@ def permute(input: Tensor, *dims: Sizes) -> Tensor:
     """Dimensions in the order `dims`."""
 
 def pow(input: Tensor | builtins.float, exponent: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """pow, elementwise; see `genesis.ops`."""
+    """x^y."""
 
 def prod(
     input: Tensor,
@@ -909,7 +909,7 @@ def ravel(input: Tensor) -> Tensor:
     """All elements in one dimension, row-major."""
 
 def reciprocal(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """reciprocal, elementwise; see `genesis.ops`."""
+    """1 / x."""
 
 def reduce_all(
     input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, axis: Dims = None, out: Tensor | None = None
@@ -1022,7 +1022,7 @@ def relu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
 
 def remainder(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """remainder, elementwise; see `genesis.ops`."""
+    """x - y·floor(x / y): it has the sign of y."""
 
 def repeat(input: Tensor, *sizes: Sizes) -> Tensor:
     """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
@@ -1038,7 +1038,7 @@ def result_type(*operands: Any) -> DType:
     """The type that arithmetic on tensors and numbers gives: `result_type(x, 2.5)`, or one sequence of them."""
 
 def right_shift(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """right_shift, elementwise; see `genesis.ops`."""
+    """x / 2^y of integers, rounded down."""
 
 def roll(
     input: Tensor,
@@ -1048,10 +1048,10 @@ def roll(
     """Elements moved by `shifts` along `dims`, around the end; without dims over the flattened tensor."""
 
 def round(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """round, elementwise; see `genesis.ops`."""
+    """x rounded to the nearest integer, halves to the even one."""
 
 def rsqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """rsqrt, elementwise; see `genesis.ops`."""
+    """1 / √x."""
 
 def scatter(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
     """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
@@ -1066,13 +1066,13 @@ def sigmoid(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + e^-x)."""
 
 def sign(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """sign, elementwise; see `genesis.ops`."""
+    """-1, 0 or 1."""
 
 def silu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x·sigmoid(x)."""
 
 def sin(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """sin, elementwise; see `genesis.ops`."""
+    """The sine."""
 
 def softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
     """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
@@ -1093,10 +1093,10 @@ def split(
     """Views along `dim`: of one size (the last may be smaller), or of the sizes listed."""
 
 def sqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """sqrt, elementwise; see `genesis.ops`."""
+    """√x."""
 
 def square(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """square, elementwise; see `genesis.ops`."""
+    """x²."""
 
 def squeeze(input: Tensor, dim: builtins.int | Sequence[builtins.int] | None = None) -> Tensor:
     """Without the dimensions of size 1: all of them, or those in `dim`."""
@@ -1148,7 +1148,7 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: builtins.int | None = No
     tensor."""
 
 def tan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """tan, elementwise; see `genesis.ops`."""
+    """The tangent."""
 
 def tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The hyperbolic tangent."""
@@ -1179,7 +1179,7 @@ def triu(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
     """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
 
 def trunc(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """trunc, elementwise; see `genesis.ops`."""
+    """x rounded towards 0."""
 
 def unbind(input: Tensor, dim: builtins.int = 0) -> tuple[Tensor, ...]:
     """A view for each index of dimension `dim`, without it."""

@@ -47,8 +47,9 @@ def check_operands(name: str, *values: Any) -> tuple[Any, ...]:
 
 
 def _named(function: Made, op: Op, suffix: str = "") -> Made:
-    function.__name__ = function.__qualname__ = (op.public or op.name) + suffix
-    function.__doc__ = op.reference.__doc__ or f"{op.name}, elementwise; see `genesis.ops`."
+    name = op.public or op.name
+    function.__name__ = function.__qualname__ = name + suffix
+    function.__doc__ = f"`{name}` in place." if suffix else op.reference.__doc__
     return function
 
 

@@ -18,11 +18,11 @@ __all__ = [
 class Methods:
     """Base of Tensor."""
     def abs(self, *, out: Tensor | None = None) -> Tensor:
-        """abs, elementwise; see `genesis.ops`."""
+        """|x|."""
     def abs_(self) -> Self:
-        """abs, elementwise; see `genesis.ops`."""
+        """`abs` in place."""
     def absolute(self, *, out: Tensor | None = None) -> Tensor:
-        """abs, elementwise; see `genesis.ops`."""
+        """|x|."""
     def add(self, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
         """x + alpha·y."""
     def add_(self, other: Tensor | float, *, alpha: float = 1) -> Self:
@@ -60,27 +60,27 @@ class Methods:
     def bincount(self, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
         """How often each value occurs in x `[n]` (integers from 0 on), or the sums of the `weights` at each."""
     def bitwise_and(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """bitwise_and, elementwise; see `genesis.ops`."""
+        """The bits that x and y share."""
     def bitwise_and_(self, other: Tensor | float) -> Self:
-        """bitwise_and, elementwise; see `genesis.ops`."""
+        """`bitwise_and` in place."""
     def bitwise_not(self, *, out: Tensor | None = None) -> Tensor:
-        """bitwise_not, elementwise; see `genesis.ops`."""
+        """The bits of x inverted."""
     def bitwise_or(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """bitwise_or, elementwise; see `genesis.ops`."""
+        """The bits of x or y."""
     def bitwise_or_(self, other: Tensor | float) -> Self:
-        """bitwise_or, elementwise; see `genesis.ops`."""
+        """`bitwise_or` in place."""
     def bitwise_xor(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """bitwise_xor, elementwise; see `genesis.ops`."""
+        """The bits that x and y do not share."""
     def bitwise_xor_(self, other: Tensor | float) -> Self:
-        """bitwise_xor, elementwise; see `genesis.ops`."""
+        """`bitwise_xor` in place."""
     def bmm(self, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
         """`[b, n, k]` @ `[b, k, m]`, without broadcasting."""
     def broadcast_to(self, shape: Sequence[int]) -> Tensor:
         """x expanded to `shape`."""
     def ceil(self, *, out: Tensor | None = None) -> Tensor:
-        """ceil, elementwise; see `genesis.ops`."""
+        """x rounded up."""
     def ceil_(self) -> Self:
-        """ceil, elementwise; see `genesis.ops`."""
+        """`ceil` in place."""
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """At most `chunks` views along `dim` of equal size, the last maybe smaller."""
     def clamp(
@@ -106,9 +106,9 @@ class Methods:
     def copy_(self, source: Tensor | float, non_blocking: bool = False) -> Self:
         """Overwrite x with `source` (broadcast, cast to x's dtype), which may be on another device."""
     def cos(self, *, out: Tensor | None = None) -> Tensor:
-        """cos, elementwise; see `genesis.ops`."""
+        """The cosine."""
     def cos_(self) -> Self:
-        """cos, elementwise; see `genesis.ops`."""
+        """`cos` in place."""
     def count_nonzero(self, dim: Dims = None, *, axis: Dims = None) -> Tensor:
         """How many elements over `dim` are not 0, as int64."""
     def cumsum(
@@ -127,29 +127,29 @@ class Methods:
     def dot(self, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
         """The sum of products of two vectors."""
     def eq(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """eq, elementwise; see `genesis.ops`."""
+        """Whether x = y."""
     def equal(self, other: Tensor) -> bool:
         """Whether two tensors have one shape and equal elements; waits for the device."""
     def erf(self, *, out: Tensor | None = None) -> Tensor:
-        """erf, elementwise; see `genesis.ops`."""
+        """The error function: 2/√π·∫ e^-t² dt from 0 to x."""
     def erf_(self) -> Self:
-        """erf, elementwise; see `genesis.ops`."""
+        """`erf` in place."""
     def exp(self, *, out: Tensor | None = None) -> Tensor:
-        """exp, elementwise; see `genesis.ops`."""
+        """e^x."""
     def exp2(self, *, out: Tensor | None = None) -> Tensor:
-        """exp2, elementwise; see `genesis.ops`."""
+        """2^x."""
     def exp2_(self) -> Self:
-        """exp2, elementwise; see `genesis.ops`."""
+        """`exp2` in place."""
     def exp_(self) -> Self:
-        """exp, elementwise; see `genesis.ops`."""
+        """`exp` in place."""
     def expand(self, *sizes: Sizes) -> Tensor:
         """x repeated along dimensions of size 1 and along new ones in front, without a copy; -1 keeps a size."""
     def expand_as(self, other: Tensor) -> Tensor:
         """x expanded to the shape of `other`."""
     def expm1(self, *, out: Tensor | None = None) -> Tensor:
-        """expm1, elementwise; see `genesis.ops`."""
+        """e^x - 1, exact near 0."""
     def expm1_(self) -> Self:
-        """expm1, elementwise; see `genesis.ops`."""
+        """`expm1` in place."""
     def fill_(self, value: Tensor | float) -> Self:
         """Every element becomes `value`, a number or a tensor without dimensions."""
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -157,19 +157,19 @@ class Methods:
     def flip(self, *dims: Sizes) -> Tensor:
         """A copy with the order of elements along `dims` reversed."""
     def floor(self, *, out: Tensor | None = None) -> Tensor:
-        """floor, elementwise; see `genesis.ops`."""
+        """x rounded down."""
     def floor_(self) -> Self:
-        """floor, elementwise; see `genesis.ops`."""
+        """`floor` in place."""
     def floor_divide(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """floor_divide, elementwise; see `genesis.ops`."""
+        """x / y rounded down."""
     def floor_divide_(self, other: Tensor | float) -> Self:
-        """floor_divide, elementwise; see `genesis.ops`."""
+        """`floor_divide` in place."""
     def gather(self, dim: int, index: Tensor) -> Tensor:
         """y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; the result has the shape of `index`."""
     def ge(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """ge, elementwise; see `genesis.ops`."""
+        """Whether x ≥ y."""
     def gt(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """gt, elementwise; see `genesis.ops`."""
+        """Whether x > y."""
     def index_add(self, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
         """x with alpha·source added to the slices `index` of dimension `dim`; repeated indices add up."""
     def index_add_(self, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Self:
@@ -193,51 +193,51 @@ class Methods:
     def isclose(self, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
         """Where |x - y| <= atol + rtol·|y|, or both are equal, as bools."""
     def isfinite(self, *, out: Tensor | None = None) -> Tensor:
-        """isfinite, elementwise; see `genesis.ops`."""
+        """Whether x is neither NaN nor infinite."""
     def isinf(self, *, out: Tensor | None = None) -> Tensor:
-        """isinf, elementwise; see `genesis.ops`."""
+        """Whether x is ∞ or -∞."""
     def isnan(self, *, out: Tensor | None = None) -> Tensor:
-        """isnan, elementwise; see `genesis.ops`."""
+        """Whether x is NaN."""
     def le(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """le, elementwise; see `genesis.ops`."""
+        """Whether x ≤ y."""
     def left_shift(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """left_shift, elementwise; see `genesis.ops`."""
+        """x·2^y of integers: the bits of x moved up by y."""
     def lerp(self, end: Tensor | float, weight: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """x + weight·(end - x)."""
     def lerp_(self, end: Tensor | float, weight: Tensor | float) -> Self:
         """`lerp` in place."""
     def log(self, *, out: Tensor | None = None) -> Tensor:
-        """log, elementwise; see `genesis.ops`."""
+        """The natural logarithm."""
     def log10(self, *, out: Tensor | None = None) -> Tensor:
-        """log10, elementwise; see `genesis.ops`."""
+        """The logarithm to base 10."""
     def log10_(self) -> Self:
-        """log10, elementwise; see `genesis.ops`."""
+        """`log10` in place."""
     def log1p(self, *, out: Tensor | None = None) -> Tensor:
-        """log1p, elementwise; see `genesis.ops`."""
+        """log(1 + x), exact near 0."""
     def log1p_(self) -> Self:
-        """log1p, elementwise; see `genesis.ops`."""
+        """`log1p` in place."""
     def log2(self, *, out: Tensor | None = None) -> Tensor:
-        """log2, elementwise; see `genesis.ops`."""
+        """The logarithm to base 2."""
     def log2_(self) -> Self:
-        """log2, elementwise; see `genesis.ops`."""
+        """`log2` in place."""
     def log_(self) -> Self:
-        """log, elementwise; see `genesis.ops`."""
+        """`log` in place."""
     def log_softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
         """log softmax(x) along `dim`, without forming the softmax."""
     def logical_and(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """logical_and, elementwise; see `genesis.ops`."""
+        """Whether x and y are both not 0."""
     def logical_not(self, *, out: Tensor | None = None) -> Tensor:
-        """logical_not, elementwise; see `genesis.ops`."""
+        """Whether x is 0."""
     def logical_or(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """logical_or, elementwise; see `genesis.ops`."""
+        """Whether x or y is not 0."""
     def logical_xor(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """logical_xor, elementwise; see `genesis.ops`."""
+        """Whether just one of x and y is not 0."""
     def logsumexp(
         self, dim: Dims = None, keepdim: bool = False, *, axis: Dims = None, out: Tensor | None = None
     ) -> Tensor:
         """log Σ e^x over `dim` (all dimensions unless given)."""
     def lt(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """lt, elementwise; see `genesis.ops`."""
+        """Whether x < y."""
     def masked_fill(self, mask: Tensor, value: Tensor | float) -> Tensor:
         """x with `value` where `mask` holds, in x's dtype and the broadcast shape."""
     def masked_fill_(self, mask: Tensor, value: Tensor | float) -> Self:
@@ -262,7 +262,7 @@ class Methods:
     ) -> Any:
         """The largest element of x; with `dim` (values, indices) along it; with a second tensor the larger of two."""
     def maximum(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """maximum, elementwise; see `genesis.ops`."""
+        """The larger of x and y; NaN where one is NaN."""
     def mean(
         self,
         dim: Dims = None,
@@ -284,31 +284,31 @@ class Methods:
         """The smallest element of x; with `dim` (values, indices) along it; with a second tensor the smaller of
         two."""
     def minimum(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """minimum, elementwise; see `genesis.ops`."""
+        """The smaller of x and y; NaN where one is NaN."""
     def mm(self, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
         """`[n, k]` @ `[k, m]`."""
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
         """Dimensions `source` moved to the places `destination`; the others keep their order."""
     def mul(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """mul, elementwise; see `genesis.ops`."""
+        """x·y."""
     def mul_(self, other: Tensor | float) -> Self:
-        """mul, elementwise; see `genesis.ops`."""
+        """`mul` in place."""
     def multinomial(self, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Tensor:
         """`num_samples` categories for each row of weights x `[n]` or `[rows, n]`, as int64."""
     def multiply(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """mul, elementwise; see `genesis.ops`."""
+        """x·y."""
     def mv(self, vec: Tensor, *, out: Tensor | None = None) -> Tensor:
         """`[n, k]` @ `[k]`."""
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
         """`length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
     def ne(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """ne, elementwise; see `genesis.ops`."""
+        """Whether x ≠ y."""
     def neg(self, *, out: Tensor | None = None) -> Tensor:
-        """neg, elementwise; see `genesis.ops`."""
+        """-x."""
     def neg_(self) -> Self:
-        """neg, elementwise; see `genesis.ops`."""
+        """`neg` in place."""
     def negative(self, *, out: Tensor | None = None) -> Tensor:
-        """neg, elementwise; see `genesis.ops`."""
+        """-x."""
     def new_empty(
         self, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
     ) -> Tensor:
@@ -357,9 +357,9 @@ class Methods:
     def pin_memory(self, device: DeviceLike = "cuda") -> Tensor:
         """A copy in pinned host memory; x itself where it is there. See `to(non_blocking=True)`."""
     def pow(self, exponent: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """pow, elementwise; see `genesis.ops`."""
+        """x^y."""
     def pow_(self, exponent: Tensor | float) -> Self:
-        """pow, elementwise; see `genesis.ops`."""
+        """`pow` in place."""
     def prod(
         self,
         dim: Dims = None,
@@ -375,15 +375,15 @@ class Methods:
     def ravel(self) -> Tensor:
         """All elements in one dimension, row-major."""
     def reciprocal(self, *, out: Tensor | None = None) -> Tensor:
-        """reciprocal, elementwise; see `genesis.ops`."""
+        """1 / x."""
     def reciprocal_(self) -> Self:
-        """reciprocal, elementwise; see `genesis.ops`."""
+        """`reciprocal` in place."""
     def relu(self, *, out: Tensor | None = None) -> Tensor:
         """max(x, 0)."""
     def remainder(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """remainder, elementwise; see `genesis.ops`."""
+        """x - y·floor(x / y): it has the sign of y."""
     def remainder_(self, other: Tensor | float) -> Self:
-        """remainder, elementwise; see `genesis.ops`."""
+        """`remainder` in place."""
     def repeat(self, *sizes: Sizes) -> Tensor:
         """x laid side by side `sizes` times along each dimension; more sizes than dimensions add some in front."""
     def repeat_interleave(self, repeats: Sizes | Tensor, dim: int | None = None) -> Tensor:
@@ -394,17 +394,17 @@ class Methods:
     def reshape_as(self, other: Tensor) -> Tensor:
         """x in the shape of `other`."""
     def right_shift(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """right_shift, elementwise; see `genesis.ops`."""
+        """x / 2^y of integers, rounded down."""
     def roll(self, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
         """Elements moved by `shifts` along `dims`, around the end; without dims over the flattened tensor."""
     def round(self, *, out: Tensor | None = None) -> Tensor:
-        """round, elementwise; see `genesis.ops`."""
+        """x rounded to the nearest integer, halves to the even one."""
     def round_(self) -> Self:
-        """round, elementwise; see `genesis.ops`."""
+        """`round` in place."""
     def rsqrt(self, *, out: Tensor | None = None) -> Tensor:
-        """rsqrt, elementwise; see `genesis.ops`."""
+        """1 / √x."""
     def rsqrt_(self) -> Self:
-        """rsqrt, elementwise; see `genesis.ops`."""
+        """`rsqrt` in place."""
     def scatter(self, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
         """x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes stays."""
     def scatter_(self, dim: int, index: Tensor, src: Tensor | float) -> Self:
@@ -418,17 +418,17 @@ class Methods:
     def sigmoid(self, *, out: Tensor | None = None) -> Tensor:
         """1 / (1 + e^-x)."""
     def sigmoid_(self) -> Self:
-        """1 / (1 + e^-x)."""
+        """`sigmoid` in place."""
     def sign(self, *, out: Tensor | None = None) -> Tensor:
-        """sign, elementwise; see `genesis.ops`."""
+        """-1, 0 or 1."""
     def sign_(self) -> Self:
-        """sign, elementwise; see `genesis.ops`."""
+        """`sign` in place."""
     def silu(self, *, out: Tensor | None = None) -> Tensor:
         """x·sigmoid(x)."""
     def sin(self, *, out: Tensor | None = None) -> Tensor:
-        """sin, elementwise; see `genesis.ops`."""
+        """The sine."""
     def sin_(self) -> Self:
-        """sin, elementwise; see `genesis.ops`."""
+        """`sin` in place."""
     def softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
         """e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
     def sort(
@@ -438,13 +438,13 @@ class Methods:
     def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
         """Views along `dim`: of one size (the last may be smaller), or of the sizes listed."""
     def sqrt(self, *, out: Tensor | None = None) -> Tensor:
-        """sqrt, elementwise; see `genesis.ops`."""
+        """√x."""
     def sqrt_(self) -> Self:
-        """sqrt, elementwise; see `genesis.ops`."""
+        """`sqrt` in place."""
     def square(self, *, out: Tensor | None = None) -> Tensor:
-        """square, elementwise; see `genesis.ops`."""
+        """x²."""
     def square_(self) -> Self:
-        """square, elementwise; see `genesis.ops`."""
+        """`square` in place."""
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
         """Without the dimensions of size 1: all of them, or those in `dim`."""
     def std(
@@ -484,13 +484,13 @@ class Methods:
         """`gather` whose index and tensor broadcast against each other outside `dim`; without dim over the flat
         tensor."""
     def tan(self, *, out: Tensor | None = None) -> Tensor:
-        """tan, elementwise; see `genesis.ops`."""
+        """The tangent."""
     def tan_(self) -> Self:
-        """tan, elementwise; see `genesis.ops`."""
+        """`tan` in place."""
     def tanh(self, *, out: Tensor | None = None) -> Tensor:
         """The hyperbolic tangent."""
     def tanh_(self) -> Self:
-        """The hyperbolic tangent."""
+        """`tanh` in place."""
     def topk(
         self, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True, *, axis: int | None = None
     ) -> ValuesAndIndices:
@@ -502,9 +502,9 @@ class Methods:
     def triu(self, diagonal: int = 0) -> Tensor:
         """The upper triangles of the matrices in the last two dimensions, from the given diagonal on; 0 elsewhere."""
     def trunc(self, *, out: Tensor | None = None) -> Tensor:
-        """trunc, elementwise; see `genesis.ops`."""
+        """x rounded towards 0."""
     def trunc_(self) -> Self:
-        """trunc, elementwise; see `genesis.ops`."""
+        """`trunc` in place."""
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """A view for each index of dimension `dim`, without it."""
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:

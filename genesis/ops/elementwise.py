@@ -178,8 +178,9 @@ def compute_type(*operands: Any) -> np.dtype:
 # --- Factories of ops -------------------------------------------------------------------------------------------------
 
 
-def _register(name: str, reference: Callable[..., None], infer: Callable[..., Spec], **rest: Any) -> Op:
+def _register(name: str, doc: str, reference: Callable[..., None], infer: Callable[..., Spec], **rest: Any) -> Op:
     """An elementwise op, which is a function and a method of its name, and so in torch, unless `rest` differs."""
+    reference.__doc__ = doc
     facts: dict[str, Any] = {"public": name, "method": True, "torch": f"torch.{name}", **rest}
     return Op(name, reference, infer, family="elementwise", elementwise=True, **facts)
 
@@ -194,6 +195,7 @@ def _count(flops: int) -> Callable[..., int] | None:
 
 def _unary(
     name: str,
+    doc: str,
     infer: Callable[..., Spec],
     function: Callable[..., Any],
     vjp: Callable[..., Grads] | None = None,
@@ -201,20 +203,19 @@ def _unary(
     flops: int = 1,
     in_place: bool = True,
     module: str = "",
-    doc: str = "",
 ) -> Op:
     """An op of one operand, whose reference sweeps `function` in the result's type."""
 
     def reference(out: np.ndarray, x: Any) -> None:
         sweep(function, out, x)
 
-    reference.__doc__ = doc or None
     facts: dict[str, Any] = {"in_place": in_place, "module": module}
-    return _register(name, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **facts)
+    return _register(name, doc, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **facts)
 
 
 def _binary(
     name: str,
+    doc: str,
     infer: Callable[..., Spec],
     function: Callable[..., Any],
     vjp: Callable[..., Grads] | None = None,
@@ -227,27 +228,27 @@ def _binary(
     def reference(out: np.ndarray, x: Any, y: Any) -> None:
         sweep(function, out, x, y)
 
-    return _register(name, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **rest)
+    return _register(name, doc, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **rest)
 
 
-def _test(name: str, function: Callable[..., Any]) -> Op:
+def _test(name: str, doc: str, function: Callable[..., Any]) -> Op:
     """An op of one operand with a bool result."""
 
     def reference(out: np.ndarray, x: Any) -> None:
         dtype = compute_type(x)
         sweep(function, out, as_type(x, dtype), dtype=dtype)
 
-    return _register(name, reference, _predicate)
+    return _register(name, doc, reference, _predicate)
 
 
-def _comparison(name: str, function: Callable[..., Any]) -> Op:
+def _comparison(name: str, doc: str, function: Callable[..., Any]) -> Op:
     """An op of two operands with a bool result, computed in their common type (to which each is rounded first)."""
 
     def reference(out: np.ndarray, x: Any, y: Any) -> None:
         dtype = compute_type(x, y)
         sweep(function, out, as_type(x, dtype), as_type(y, dtype), dtype=dtype)
 
-    return _register(name, reference, _predicate)
+    return _register(name, doc, reference, _predicate)
 
 
 # --- Moving values: copy, cast, fill, overwrite -----------------------------------------------------------------------
@@ -409,22 +410,39 @@ def _without_zero(function: Callable[..., Any], name: str) -> Callable[..., Any]
 _floor_divide = _without_zero(np.floor_divide, "floor_divide")
 _remainder = _without_zero(np.remainder, "remainder")
 
-add = _binary("add", _common, np.add, _add_vjp, **_WRITTEN)
-sub = _binary("sub", _sub_infer, np.subtract, _sub_vjp, **_WRITTEN)
-mul = _binary("mul", _common, np.multiply, _mul_vjp, saves=_needed_by_other, in_place=True)
-div = _binary("div", _floating, np.divide, _div_vjp, saves=_div_saves, **_WRITTEN)
-floor_divide = _binary("floor_divide", _numeric("floor_divide"), _floor_divide, _no_derivatives, in_place=True)
+add = _binary("add", "x + y.", _common, np.add, _add_vjp, **_WRITTEN)
+sub = _binary("sub", "x - y.", _sub_infer, np.subtract, _sub_vjp, **_WRITTEN)
+mul = _binary("mul", "x·y.", _common, np.multiply, _mul_vjp, saves=_needed_by_other, in_place=True)
+div = _binary("div", "x / y, in a float type.", _floating, np.divide, _div_vjp, saves=_div_saves, **_WRITTEN)
+floor_divide = _binary(
+    "floor_divide", "x / y rounded down.", _numeric("floor_divide"), _floor_divide, _no_derivatives, in_place=True
+)
 remainder = _binary(
     "remainder",
+    "x - y·floor(x / y): it has the sign of y.",
     _numeric("remainder"),
     _remainder,
     _remainder_vjp,
     saves=lambda needs: (0, 1) if needs[1] else (),
     in_place=True,
 )
-pow = _binary("pow", _pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10, **_WRITTEN)
-maximum = _binary("maximum", _common, np.maximum, _extremum_vjp(lambda x, y: lt(x, y)), saves=(0, 1))  # noqa: PLW0108  defined below
-minimum = _binary("minimum", _common, np.minimum, _extremum_vjp(lambda x, y: gt(x, y)), saves=(0, 1))  # noqa: PLW0108  defined below
+pow = _binary("pow", "x^y.", _pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10, **_WRITTEN)
+maximum = _binary(
+    "maximum",
+    "The larger of x and y; NaN where one is NaN.",
+    _common,
+    np.maximum,
+    _extremum_vjp(lambda x, y: lt(x, y)),  # noqa: PLW0108  defined below
+    saves=(0, 1),
+)
+minimum = _binary(
+    "minimum",
+    "The smaller of x and y; NaN where one is NaN.",
+    _common,
+    np.minimum,
+    _extremum_vjp(lambda x, y: gt(x, y)),  # noqa: PLW0108  defined below
+    saves=(0, 1),
+)
 
 
 def _lerp_vjp(ctx: Context, g: Array) -> Grads:
@@ -552,83 +570,136 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     return rounded
 
 
-neg: Op = _unary("neg", _numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
-abs = _unary("abs", _numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
-sign: Op = _unary("sign", _common, _sign, _no_derivative)
-square = _unary("square", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,))
-exp = _unary("exp", _floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4)
-exp2 = _unary("exp2", _floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
-expm1 = _unary("expm1", _floating, np.expm1, _from_y(lambda y: add(y, 1)), saves=("out",), flops=5)
-log = _unary("log", _floating, np.log, lambda ctx, g: (div(g, ctx.inputs[0]),), saves=(0,), flops=5)
+neg: Op = _unary("neg", "-x.", _numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
+abs = _unary("abs", "|x|.", _numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
+sign: Op = _unary("sign", "-1, 0 or 1.", _common, _sign, _no_derivative)
+square = _unary("square", "x².", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,))
+exp = _unary("exp", "e^x.", _floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4)
+exp2 = _unary("exp2", "2^x.", _floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
+expm1 = _unary(
+    "expm1", "e^x - 1, exact near 0.", _floating, np.expm1, _from_y(lambda y: add(y, 1)), saves=("out",), flops=5
+)
+log = _unary(
+    "log", "The natural logarithm.", _floating, np.log, lambda ctx, g: (div(g, ctx.inputs[0]),), saves=(0,), flops=5
+)
 log2 = _unary(
-    "log2", _floating, np.log2, lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(2))),), saves=(0,), flops=5
+    "log2",
+    "The logarithm to base 2.",
+    _floating,
+    np.log2,
+    lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(2))),),
+    saves=(0,),
+    flops=5,
 )
 log10 = _unary(
-    "log10", _floating, np.log10, lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(10))),), saves=(0,), flops=5
+    "log10",
+    "The logarithm to base 10.",
+    _floating,
+    np.log10,
+    lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(10))),),
+    saves=(0,),
+    flops=5,
 )
-log1p = _unary("log1p", _floating, np.log1p, lambda ctx, g: (div(g, add(ctx.inputs[0], 1)),), saves=(0,), flops=5)
-sqrt = _unary("sqrt", _floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2)
-rsqrt = _unary("rsqrt", _floating, _rsqrt, _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)), saves=("out",), flops=3)
-reciprocal = _unary("reciprocal", _floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",))
-sin = _unary("sin", _floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
-cos: Op = _unary("cos", _floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
-tan = _unary("tan", _floating, np.tan, _from_y(lambda y: add(mul(y, y), 1)), saves=("out",), flops=8)
+log1p = _unary(
+    "log1p",
+    "log(1 + x), exact near 0.",
+    _floating,
+    np.log1p,
+    lambda ctx, g: (div(g, add(ctx.inputs[0], 1)),),
+    saves=(0,),
+    flops=5,
+)
+sqrt = _unary(
+    "sqrt", "√x.", _floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2
+)
+rsqrt = _unary(
+    "rsqrt", "1 / √x.", _floating, _rsqrt, _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)), saves=("out",), flops=3
+)
+reciprocal = _unary("reciprocal", "1 / x.", _floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",))
+sin = _unary("sin", "The sine.", _floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
+cos: Op = _unary("cos", "The cosine.", _floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
+tan = _unary("tan", "The tangent.", _floating, np.tan, _from_y(lambda y: add(mul(y, y), 1)), saves=("out",), flops=8)
 tanh = _unary(
     "tanh",
+    "The hyperbolic tangent.",
     _floating,
     np.tanh,
     _from_y(lambda y: sub(1, mul(y, y))),
     saves=("out",),
     flops=8,
     module="Tanh",
-    doc="The hyperbolic tangent.",
 )
 sigmoid = _unary(
     "sigmoid",
+    "1 / (1 + e^-x).",
     _floating,
     sigmoid_values,
     _from_y(lambda y: mul(y, sub(1, y))),
     saves=("out",),
     flops=6,
     module="Sigmoid",
-    doc="1 / (1 + e^-x).",
 )
 erf = _unary(
     "erf",
+    "The error function: 2/√π·∫ e^-t² dt from 0 to x.",
     _floating,
     erf_values,
     _from_x(lambda x: mul(exp(neg(mul(x, x))), 2 / math.sqrt(math.pi))),
     saves=(0,),
     flops=20,
 )
-floor = _unary("floor", _numeric("floor"), _whole(np.floor), _no_derivative)
-ceil = _unary("ceil", _numeric("ceil"), _whole(np.ceil), _no_derivative)
-trunc = _unary("trunc", _numeric("trunc"), _whole(np.trunc), _no_derivative)
-round = _unary("round", _numeric("round"), _whole(np.rint), _no_derivative)
+floor = _unary("floor", "x rounded down.", _numeric("floor"), _whole(np.floor), _no_derivative)
+ceil = _unary("ceil", "x rounded up.", _numeric("ceil"), _whole(np.ceil), _no_derivative)
+trunc = _unary("trunc", "x rounded towards 0.", _numeric("trunc"), _whole(np.trunc), _no_derivative)
+round = _unary(
+    "round",
+    "x rounded to the nearest integer, halves to the even one.",
+    _numeric("round"),
+    _whole(np.rint),
+    _no_derivative,
+)
 
 
 # --- Comparisons, logic, bits -----------------------------------------------------------------------------------------
 
-eq = _comparison("eq", np.equal)
-ne = _comparison("ne", np.not_equal)
-lt: Op = _comparison("lt", np.less)
-le = _comparison("le", np.less_equal)
-gt: Op = _comparison("gt", np.greater)
-ge = _comparison("ge", np.greater_equal)
-logical_and = _comparison("logical_and", np.logical_and)
-logical_or = _comparison("logical_or", np.logical_or)
-logical_xor = _comparison("logical_xor", np.logical_xor)
-logical_not = _test("logical_not", np.logical_not)
+eq = _comparison("eq", "Whether x = y.", np.equal)
+ne = _comparison("ne", "Whether x ≠ y.", np.not_equal)
+lt: Op = _comparison("lt", "Whether x < y.", np.less)
+le = _comparison("le", "Whether x ≤ y.", np.less_equal)
+gt: Op = _comparison("gt", "Whether x > y.", np.greater)
+ge = _comparison("ge", "Whether x ≥ y.", np.greater_equal)
+logical_and = _comparison("logical_and", "Whether x and y are both not 0.", np.logical_and)
+logical_or = _comparison("logical_or", "Whether x or y is not 0.", np.logical_or)
+logical_xor = _comparison("logical_xor", "Whether just one of x and y is not 0.", np.logical_xor)
+logical_not = _test("logical_not", "Whether x is 0.", np.logical_not)
 # numpy's isnan and isinf write outside their elements where out has gaps (numpy 2.4), so comparisons are used instead.
-isnan = _test("isnan", lambda x, out=None: np.not_equal(x, x, out=out))
-isinf = _test("isinf", lambda x, out=None: np.equal(np.abs(x), np.inf, out=out))
-isfinite = _test("isfinite", lambda x, out=None: np.less(np.abs(x), np.inf, out=out))
-bitwise_and = _binary("bitwise_and", _integral("bitwise_and"), np.bitwise_and, in_place=True)
-bitwise_or = _binary("bitwise_or", _integral("bitwise_or"), np.bitwise_or, in_place=True)
-bitwise_xor = _binary("bitwise_xor", _integral("bitwise_xor"), np.bitwise_xor, in_place=True)
-bitwise_not = _unary("bitwise_not", _integral("bitwise_not"), np.invert, in_place=False)
-left_shift = _binary("left_shift", _whole_numbers("left_shift"), np.left_shift, torch="torch.bitwise_left_shift")
-right_shift = _binary("right_shift", _whole_numbers("right_shift"), np.right_shift, torch="torch.bitwise_right_shift")
+isnan = _test("isnan", "Whether x is NaN.", lambda x, out=None: np.not_equal(x, x, out=out))
+isinf = _test("isinf", "Whether x is ∞ or -∞.", lambda x, out=None: np.equal(np.abs(x), np.inf, out=out))
+isfinite = _test(
+    "isfinite", "Whether x is neither NaN nor infinite.", lambda x, out=None: np.less(np.abs(x), np.inf, out=out)
+)
+bitwise_and = _binary(
+    "bitwise_and", "The bits that x and y share.", _integral("bitwise_and"), np.bitwise_and, in_place=True
+)
+bitwise_or = _binary("bitwise_or", "The bits of x or y.", _integral("bitwise_or"), np.bitwise_or, in_place=True)
+bitwise_xor = _binary(
+    "bitwise_xor", "The bits that x and y do not share.", _integral("bitwise_xor"), np.bitwise_xor, in_place=True
+)
+bitwise_not = _unary("bitwise_not", "The bits of x inverted.", _integral("bitwise_not"), np.invert, in_place=False)
+left_shift = _binary(
+    "left_shift",
+    "x·2^y of integers: the bits of x moved up by y.",
+    _whole_numbers("left_shift"),
+    np.left_shift,
+    torch="torch.bitwise_left_shift",
+)
+right_shift = _binary(
+    "right_shift",
+    "x / 2^y of integers, rounded down.",
+    _whole_numbers("right_shift"),
+    np.right_shift,
+    torch="torch.bitwise_right_shift",
+)
 
 
 # --- Selection --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 import genesis
 from genesis.errors import DTypeError, KeywordError
-from genesis.functions.surface import functions
+from genesis.functions.surface import functional, functions, methods
 from genesis.op import registry
 from tests.packaging import typed_program
 from tests.packaging.stubs import STUBS, formatted, signature
@@ -58,6 +58,11 @@ def test_no_public_function_takes_or_gives_anything() -> None:
     assert untyped == {
         "arange", "as_tensor", "from_dlpack", "max", "min", "nonzero", "randint", "result_type", "tensor", "unique",
     }  # fmt: skip
+
+
+def test_every_public_function_says_what_it_does() -> None:
+    tables = (functions, methods, functional)
+    assert not [name for table in tables for name, function in table.items() if not (function.__doc__ or "").strip()]
 
 
 def test_the_typed_program_runs() -> None:
