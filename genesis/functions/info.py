@@ -22,10 +22,10 @@ class finfo:  # noqa: N801  torch's name
     """The limits of a float type (float32 unless given).
 
     Attributes:
-        bits: of one number.
-        eps: the distance from 1 to the next larger number.
-        max, min: the largest number and the smallest, which is its negative.
-        tiny, smallest_normal: the smallest positive number that is not subnormal.
+        bits: of one value.
+        eps: the distance from 1 to the next larger value.
+        max, min: the largest value and the smallest, which is its negative.
+        tiny, smallest_normal: the smallest positive value that is not subnormal.
         resolution: 10 to the minus number of decimal digits that are kept.
         dtype: the type's name.
 

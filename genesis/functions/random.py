@@ -1,4 +1,4 @@
-"""Random tensors, named and behaving as torch's; the numbers are Genesis's own (see `genesis.ops.random`).
+"""Random tensors, named and behaving as torch's; the values are Genesis's own (see `genesis.ops.random`).
 
 Every function draws from `generator`, or from the default one that `genesis.manual_seed` seeds, and moves it on.
 """
@@ -257,7 +257,7 @@ def multinomial(
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
     """Elements of x set to 0 with probability `p`, the others divided by 1 - p; x itself when not training.
 
-    Nothing is kept for backward: the same numbers are drawn again.
+    Nothing is kept for backward: the same values are drawn again.
     """
     array = array_of(x, "dropout")
     if not training or p == 0:

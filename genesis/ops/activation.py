@@ -12,7 +12,7 @@ from genesis.array import Array
 from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Op, Spec, op
-from genesis.ops.blocks import each_block, store, wide, working
+from genesis.ops.blocks import each_block, store, upcast, working
 from genesis.ops.checks import gradient_like
 from genesis.ops.elementwise import erf_values, sigmoid_values
 from genesis.ops.sweep import sweep
@@ -170,10 +170,10 @@ def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
     y, a, b = (x.reshape(-1) for x in (out, gate, up))
 
     def block(start: int, stop: int) -> None:
-        x = wide(a[start:stop])
+        x = upcast(a[start:stop])
         silu = sigmoid_values(x, out=working(y[start:stop]))
         silu *= x
-        silu *= wide(b[start:stop])
+        silu *= upcast(b[start:stop])
         store(silu, y[start:stop])
 
     each_block(block, y.shape[0], 1)
@@ -189,14 +189,14 @@ def swiglu_backward(out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.
     da, db, grad, a, b = (x.reshape(-1) for x in (*out, g, gate, up))
 
     def block(start: int, stop: int) -> None:
-        x, gb = wide(a[start:stop]), wide(grad[start:stop])
+        x, gb = upcast(a[start:stop]), upcast(grad[start:stop])
         s = sigmoid_values(x)
         silu = np.multiply(s, x, out=working(db[start:stop]))
         gradient = np.subtract(1, s, out=working(da[start:stop]))
         gradient *= silu
         gradient += s  # σ + silu·(1 - σ)
         gradient *= gb
-        gradient *= wide(b[start:stop])
+        gradient *= upcast(b[start:stop])
         silu *= gb
         store(gradient, da[start:stop])
         store(silu, db[start:stop])

@@ -21,7 +21,7 @@ from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import BLOCK, wide
+from genesis.ops.blocks import BLOCK, upcast
 from genesis.ops.checks import gradient_like
 from genesis.ops.rope import rope
 
@@ -231,7 +231,7 @@ def attention(
     group = q.shape[2] // k.shape[2]
     blocks = _all_blocks(q, k, starts, causal, window)
 
-    factor = wide(q[:0]).dtype.type(scale)
+    factor = upcast(q[:0]).dtype.type(scale)
 
     def some_heads(b: int, heads: slice, room: np.ndarray) -> None:
         mine = slice(heads.start * group, heads.stop * group)
@@ -288,7 +288,7 @@ def attention_backward(
     group = q.shape[2] // k.shape[2]
     blocks = _all_blocks(q, k, starts, causal, window)
 
-    factor = wide(q[:0]).dtype.type(scale)
+    factor = upcast(q[:0]).dtype.type(scale)
 
     def some_heads(b: int, heads: slice, room: np.ndarray) -> None:
         mine, size = slice(heads.start * group, heads.stop * group), q.shape[3]
@@ -459,6 +459,6 @@ def attention_packed_backward(
     if not tables:
         attention_backward.reference(_split(out, heads, key_heads), g, *parts, o, lse, starts, **attrs)
         return
-    with scratch(out.shape, wide(out[:0]).dtype) as rotated:  # rounded once, after the inverse RoPE
+    with scratch(out.shape, upcast(out[:0]).dtype) as rotated:  # rounded once, after the inverse RoPE
         attention_backward.reference(_split(rotated, heads, key_heads), g, *parts, o, lse, starts, **attrs)
         rope.reference(out, rotated, *tables, inverse=True, heads=heads + key_heads)

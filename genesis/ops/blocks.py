@@ -11,7 +11,7 @@ import numpy as np
 
 from genesis.backend.cpu import parallel
 
-__all__ = ["BLOCK", "UNIT", "each_block", "rows_of", "store", "sum_blocks", "wide", "working"]
+__all__ = ["BLOCK", "UNIT", "each_block", "rows_of", "store", "sum_blocks", "upcast", "working"]
 
 # Elements. Smaller blocks stay nearer to the core, and numpy's cost per call outweighs that: a call needs the
 # interpreter's lock to start, for which two threads then wait often. An optimizer step on 4M elements takes 13 ms in
@@ -58,7 +58,7 @@ def rows_of(x: np.ndarray, width: int | None = None) -> np.ndarray:
     return x.reshape(-1, x.shape[-1] if width is None else width)
 
 
-def wide(x: np.ndarray) -> np.ndarray:
+def upcast(x: np.ndarray) -> np.ndarray:
     """A block in the type that sums are accumulated in: float32 for 2-byte floats."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x
 

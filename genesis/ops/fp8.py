@@ -1,12 +1,12 @@
 """Products in 8-bit floats: each row of both factors is scaled by a power of two and rounded to e4m3, sums are wide.
 
-e4m3 (`float8_e4m3fn`) has 3 bits of mantissa, numbers up to 448, and NaN. A row's scale is the smallest power of two
+e4m3 (`float8_e4m3fn`) has 3 bits of mantissa, values up to 448, and NaN. A row's scale is the smallest power of two
 that brings its largest magnitude to 448 or below. A power of two is exact, so that codes are the same bits on every
 device; and it wastes nothing, since a float rounds no worse at another exponent.
 
 A weight W `[out, in]` is quantised by its rows, with scales s. x·Wᵀ has them in its columns. g·W has them inside its
 sums, so they go to g, whose products with them are exact, before g is quantised by rows: the same codes of W serve
-both. Gradients of weights are sums over tokens, where small numbers matter; they stay in the wider type.
+both. Gradients of weights are sums over tokens, where small values matter; they stay in the wider type.
 
 Ops that can multiply so take `fp8`: the fewest columns of a result that is made in 8-bit floats, 0 for none, 1 for all.
 Each product is chosen by itself: a layer's forward may be made so and its input gradient not, or the reverse.

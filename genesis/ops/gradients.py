@@ -11,7 +11,7 @@ from genesis.backend.cpu import parallel
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
-from genesis.ops.blocks import BLOCK, wide
+from genesis.ops.blocks import BLOCK, upcast
 
 __all__ = ["clip_factor", "square_sum", "total_norm"]
 
@@ -22,12 +22,12 @@ def square_sum(x: np.ndarray) -> float:
     """Σ x²: rows in float32 or wider, then the rows in float64. The cuts depend on position alone."""
     flat = np.ascontiguousarray(x).reshape(-1)
     whole = flat.size // NORM_ROW
-    matrix, rest = flat[: whole * NORM_ROW].reshape(whole, NORM_ROW), wide(flat[whole * NORM_ROW :])
+    matrix, rest = flat[: whole * NORM_ROW].reshape(whole, NORM_ROW), upcast(flat[whole * NORM_ROW :])
     sums = np.empty(whole, rest.dtype)
 
     def some(start: int, stop: int) -> None:
         for a in range(start, stop, BLOCK // NORM_ROW):
-            rows = wide(matrix[a : min(a + BLOCK // NORM_ROW, stop)])
+            rows = upcast(matrix[a : min(a + BLOCK // NORM_ROW, stop)])
             np.vecdot(rows, rows, out=sums[a : a + rows.shape[0]])
 
     if whole:
@@ -51,9 +51,9 @@ def total_norm(out: np.ndarray, *arrays: np.ndarray, ord: float) -> None:
     if ord == 2:
         out[...] = math.sqrt(sum(square_sum(x) for x in arrays))
     elif ord == math.inf:
-        out[...] = np.max([np.abs(wide(x)).max() for x in arrays], initial=0)
+        out[...] = np.max([np.abs(upcast(x)).max() for x in arrays], initial=0)
     else:
-        sums = [np.power(np.abs(wide(x)), ord).sum(dtype=np.float64) for x in arrays]
+        sums = [np.power(np.abs(upcast(x)), ord).sum(dtype=np.float64) for x in arrays]
         out[...] = np.sum(sums, dtype=np.float64) ** (1 / ord)
 
 

@@ -147,7 +147,7 @@ def mixed_matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray, dtype: DType, al
     """α·x @ y for `[..., n, k]` and `[..., k, m]` of one batch, summed in float32 and rounded once, to `dtype`.
 
     Float32 may meet a 2-byte type: a GPU rounds it to that type first, whose matrix units take no wider factors, and
-    the CPU does not. With results in float32 no number is rounded that a sum or an exponential still has to read.
+    the CPU does not. With results in float32 no value is rounded that a sum or an exponential still has to read.
     """
     work = np.dtype(np.float32) if x.itemsize < 8 else x.dtype
     with scratch(out.shape if out.dtype != work else (0,), work) as room:

@@ -9,7 +9,7 @@ from genesis.backend.cpu import scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import each_block, wide
+from genesis.ops.blocks import each_block, upcast
 from genesis.ops.checks import gradient_like
 from genesis.shapes import Shape
 
@@ -79,7 +79,7 @@ def cross_entropy(
     safe = np.where(kept, labels, 0)
 
     def block(start: int, stop: int) -> None:
-        x = wide(logits[start:stop])
+        x = upcast(logits[start:stop])
         top = x.max(axis=1, keepdims=True)
         l = top[:, 0] + np.log(np.exp(x - top).sum(axis=1))  # noqa: E741  the formula's name
         chosen = x[np.arange(stop - start), safe[start:stop]]
@@ -109,12 +109,12 @@ def cross_entropy_backward(
     z_loss: float,
 ) -> None:
     """dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V) with p = e^(x - l); rows with `ignore_index` get 0."""
-    scale = wide(np.where(labels != ignore_index, g, 0).astype(lse.dtype))
+    scale = upcast(np.where(labels != ignore_index, g, 0).astype(lse.dtype))
     safe = np.where(labels != ignore_index, labels, 0)
 
     def block(start: int, stop: int) -> None:
-        l, weight = wide(lse[start:stop, None]), scale[start:stop, None]  # noqa: E741
-        p = np.exp(wide(logits[start:stop]) - l)
+        l, weight = upcast(lse[start:stop, None]), scale[start:stop, None]  # noqa: E741
+        p = np.exp(upcast(logits[start:stop]) - l)
         p *= 1 + 2 * z_loss * l
         p -= label_smoothing / p.shape[1]
         p[np.arange(stop - start), safe[start:stop]] -= 1 - label_smoothing
@@ -213,13 +213,13 @@ def linear_cross_entropy(
         if not kept.size:
             dw.fill(0)
     rows = max(MIN_CHUNK, WORKSPACE // (max(vocabulary, 1) * acc.itemsize))
-    w = wide(weight)
+    w = upcast(weight)
     total = 0.0
     sum_dw = dw if dw is None or dw.dtype == acc else np.zeros(dw.shape, acc)
     with scratch((min(rows, kept.size), vocabulary), acc) as buffer:
         for first in range(0, kept.size, rows):
             chosen = kept[first : first + rows]
-            xc = wide(x if chosen.size == x.shape[0] else x[chosen])
+            xc = upcast(x if chosen.size == x.shape[0] else x[chosen])
             logits = np.matmul(xc, w.T, out=buffer[: chosen.size])
             losses, sums = _loss_rows(logits, labels[chosen], with_grads)
             total += losses

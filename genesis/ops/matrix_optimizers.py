@@ -13,7 +13,7 @@ import numpy as np
 from genesis.array import Array
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
-from genesis.ops.blocks import wide
+from genesis.ops.blocks import upcast
 from genesis.ops.gradients import square_sum
 from genesis.ops.optimizers import DeviceScalar, check_step, flops_of, is_left_out, step_rule
 
@@ -186,7 +186,7 @@ def newton_schulz(
     y starts as x / max(‖x‖, eps). Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
     Computed in float32 or wider, where torch computes in bfloat16.
     """
-    out[...] = _orthogonalized(wide(x), coefficients, eps, iterations)
+    out[...] = _orthogonalized(upcast(x), coefficients, eps, iterations)
 
 
 def _muon_rule(param: Array, grad: Array, momentum_buffer: Array, *rest: Any, **attrs: Any) -> tuple[Spec, ...]:

@@ -11,7 +11,7 @@ from genesis.array import Array
 from genesis.dtypes import DType, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Op, Spec, op
-from genesis.ops.blocks import each_block, rows_of, store, sum_blocks, wide, working
+from genesis.ops.blocks import each_block, rows_of, store, sum_blocks, upcast, working
 from genesis.ops.checks import gradient_like
 from genesis.ops.elementwise import add
 
@@ -99,10 +99,10 @@ def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarr
     """y = x·r·weight with r = 1 / sqrt(mean(x²) + eps); also gives r, without gradient (Zhang & Sennrich, 2019)."""
     y, rstd = rows_of(out[0]), out[1].reshape(-1)
     rows = rows_of(x)
-    w = wide(weight)
+    w = upcast(weight)
 
     def block(start: int, stop: int) -> None:
-        xb = wide(rows[start:stop])
+        xb = upcast(rows[start:stop])
         mean = np.vecdot(xb, xb) / xb.shape[1]
         r = 1 / np.sqrt(mean + eps, dtype=xb.dtype)
         rstd[start:stop] = r
@@ -146,10 +146,10 @@ def rms_norm_backward(
         rms_norm_scale.reference(out[2], x, weight, rstd)
     dx, rows, grads, r = rows_of(out[0]), rows_of(x), rows_of(g), rstd.reshape(-1)
     more = None if plus is None else rows_of(plus)
-    w = wide(weight)
+    w = upcast(weight)
 
     def block(start: int, stop: int) -> np.ndarray:
-        gb, xb, rb = wide(grads[start:stop]), wide(rows[start:stop]), r[start:stop]
+        gb, xb, rb = upcast(grads[start:stop]), upcast(rows[start:stop]), r[start:stop]
         product = gb * xb
         dw: np.ndarray = np.einsum("n,nh->h", rb, product)
         factor = np.vecdot(product, w) * rb * rb / xb.shape[1]
@@ -157,7 +157,7 @@ def rms_norm_backward(
         gw -= np.multiply(xb, factor[:, None], out=product)
         gw *= rb[:, None]
         if more is not None:
-            gw += wide(more[start:stop])
+            gw += upcast(more[start:stop])
         store(gw, dx[start:stop])
         return dw
 
@@ -176,10 +176,10 @@ def _scale_infer(x: Array, weight: Array, rstd: Array) -> Spec:
 )
 def rms_norm_scale(out: np.ndarray, x: np.ndarray, weight: np.ndarray, rstd: np.ndarray) -> None:
     """y = x·r·weight with r as `rms_norm` gave it: the same bits again, where they were not kept."""
-    y, rows, r, w = rows_of(out), rows_of(x), rstd.reshape(-1), wide(weight)
+    y, rows, r, w = rows_of(out), rows_of(x), rstd.reshape(-1), upcast(weight)
 
     def block(start: int, stop: int) -> None:
-        yb = np.multiply(wide(rows[start:stop]), r[start:stop, None], out=working(y[start:stop]))
+        yb = np.multiply(upcast(rows[start:stop]), r[start:stop, None], out=working(y[start:stop]))
         yb *= w
         store(yb, y[start:stop])
 
@@ -209,10 +209,10 @@ def layer_norm(
 ) -> None:
     """y = (x - m)·r·weight + bias with m = mean(x), r = 1 / sqrt(var(x) + eps); also gives m and r (no gradient)."""
     y, mean, rstd, rows = rows_of(out[0]), out[1].reshape(-1), out[2].reshape(-1), rows_of(x)
-    w, b = wide(weight), wide(bias)
+    w, b = upcast(weight), upcast(bias)
 
     def block(start: int, stop: int) -> None:
-        xb = wide(rows[start:stop])
+        xb = upcast(rows[start:stop])
         m = xb.mean(axis=1)
         centred = xb - m[:, None]
         r = 1 / np.sqrt(np.einsum("nh,nh->n", centred, centred) / xb.shape[1] + eps, dtype=xb.dtype)
@@ -241,11 +241,11 @@ def layer_norm_backward(
     """With n = (x - m)·r: dx = r·(g·w - mean(g·w) - n·mean(g·w·n)) + plus, dw = Σ rows g·n, db = Σ rows g."""
     dx, rows, grads = rows_of(out[0]), rows_of(x), rows_of(g)
     more = None if plus is None else rows_of(plus)
-    m, r, w = mean.reshape(-1), rstd.reshape(-1), wide(weight)
+    m, r, w = mean.reshape(-1), rstd.reshape(-1), upcast(weight)
 
     def block(start: int, stop: int) -> np.ndarray:
-        gb, rb = wide(grads[start:stop]), r[start:stop, None]
-        n = (wide(rows[start:stop]) - m[start:stop, None]) * rb
+        gb, rb = upcast(grads[start:stop]), r[start:stop, None]
+        n = (upcast(rows[start:stop]) - m[start:stop, None]) * rb
         parameters = np.stack([np.einsum("nh,nh->h", gb, n), gb.sum(axis=0)])
         gw = gb * w
         n *= (np.einsum("nh,nh->n", gw, n) / n.shape[1])[:, None]
@@ -253,7 +253,7 @@ def layer_norm_backward(
         gw -= n
         gw *= rb
         if more is not None:
-            gw += wide(more[start:stop])
+            gw += upcast(more[start:stop])
         dx[start:stop] = gw
         return parameters
 

@@ -7,7 +7,7 @@ import numpy as np
 from genesis.array import Array
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import each_block, sum_blocks, wide
+from genesis.ops.blocks import each_block, sum_blocks, upcast
 from genesis.ops.elementwise import add
 from genesis.ops.norm import check_norm, statistics_type
 from genesis.ops.rope import rope
@@ -49,7 +49,7 @@ def _vjp(ctx: Context, g: Array, _: None) -> Grads:
 
 def _tables(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, inverse: bool) -> tuple[np.ndarray, np.ndarray]:
     """What whole heads and heads with halves exchanged are multiplied by, `[1 or B, T, 1, D]`; see rope.py."""
-    c, s = (wide(t).reshape(-1, x.shape[1], 1, x.shape[3] // 2) for t in (cos, sin))
+    c, s = (upcast(t).reshape(-1, x.shape[1], 1, x.shape[3] // 2) for t in (cos, sin))
     return np.concatenate([c, c], axis=-1), np.concatenate([s, -s] if inverse else [-s, s], axis=-1)
 
 
@@ -95,7 +95,7 @@ def norm_rope(
     weights = _weights(query_weight, key_weight, heads, key_heads)
 
     def block(start: int, stop: int) -> None:
-        xb = wide(x[:, start:stop, :rotated])
+        xb = upcast(x[:, start:stop, :rotated])
         r = 1 / np.sqrt(np.vecdot(xb, xb) / size + eps, dtype=xb.dtype)
         rstd[:, start:stop] = r
         n = xb * r[..., None]
@@ -111,7 +111,7 @@ def norm_rope(
 def _weights(query_weight: np.ndarray, key_weight: np.ndarray, heads: int, key_heads: int) -> np.ndarray:
     """The weight of each head, `[heads + key_heads, D]`."""
     return np.concatenate(
-        [np.broadcast_to(wide(w), (n, w.size)) for w, n in ((query_weight, heads), (key_weight, key_heads))]
+        [np.broadcast_to(upcast(w), (n, w.size)) for w, n in ((query_weight, heads), (key_weight, key_heads))]
     )
 
 
@@ -148,12 +148,12 @@ def norm_rope_backward(
     weights = _weights(query_weight, key_weight, heads, key_heads)
 
     def block(start: int, stop: int) -> np.ndarray:
-        gb, rb = wide(g[:, start:stop, :rotated]), rstd[:, start:stop, :, None]
+        gb, rb = upcast(g[:, start:stop, :rotated]), rstd[:, start:stop, :, None]
         crossed = _crossed(gb)
         crossed *= s[:, start:stop]
         h = gb * c[:, start:stop]
         h += crossed
-        n = np.multiply(wide(x[:, start:stop, :rotated]), rb, out=crossed)
+        n = np.multiply(upcast(x[:, start:stop, :rotated]), rb, out=crossed)
         sums = np.einsum("bthd,bthd->hd", h, n)
         h *= weights
         n *= (np.vecdot(h, n) / size)[..., None]

@@ -8,7 +8,7 @@ from genesis.array import Array
 from genesis.backend.cpu import parallel
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import store, wide, working
+from genesis.ops.blocks import store, upcast, working
 
 __all__ = ["rope"]
 
@@ -52,13 +52,13 @@ def rope(
         return
     half = x.shape[-1] // 2
     table = (-1, x.shape[1], 1, half) if cos.ndim == 3 else (1, x.shape[1], 1, half)
-    c, s = wide(cos.reshape(table)), wide(sin.reshape(table))
+    c, s = upcast(cos.reshape(table)), upcast(sin.reshape(table))
     c = np.concatenate([c, c], axis=-1)
     s = np.concatenate([s, -s] if inverse else [-s, s], axis=-1)
 
     def piece(start: int, stop: int) -> None:
         # whole heads at a time: numpy's inner loops are twice as long as over the halves
-        xb, target = wide(x[:, start:stop]), out[:, start:stop]
+        xb, target = upcast(x[:, start:stop]), out[:, start:stop]
         rotated = np.multiply(xb, c[:, start:stop], out=working(target))
         crossed = np.empty_like(rotated)
         crossed[..., :half], crossed[..., half:] = xb[..., half:], xb[..., :half]

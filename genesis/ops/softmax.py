@@ -7,7 +7,7 @@ import numpy as np
 from genesis.array import Array
 from genesis.errors import DTypeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import each_block, wide
+from genesis.ops.blocks import each_block, upcast
 from genesis.ops.checks import gradient_like
 from genesis.shapes import normalize_axis
 
@@ -39,7 +39,7 @@ def _rowwise(function: object, out: np.ndarray, *inputs: np.ndarray, dim: int) -
     result = target.reshape(-1, target.shape[-1]) if contiguous else np.empty(flat[0].shape, out.dtype)
 
     def block(start: int, stop: int) -> None:
-        result[start:stop] = function(*(wide(f[start:stop]) for f in flat))  # type: ignore[operator]
+        result[start:stop] = function(*(upcast(f[start:stop]) for f in flat))  # type: ignore[operator]
 
     each_block(block, flat[0].shape[0], flat[0].shape[1])
     if not contiguous:

@@ -11,7 +11,7 @@ from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import each_block, rows_of, store, wide, working
+from genesis.ops.blocks import each_block, rows_of, store, upcast, working
 from genesis.ops.elementwise import sigmoid_values
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
 from genesis.ops.linalg import multiply, same_type
@@ -49,10 +49,10 @@ def swiglu_packed(out: np.ndarray, gate_up: np.ndarray) -> None:
     y, x, half = rows_of(out), rows_of(gate_up), out.shape[-1]
 
     def block(start: int, stop: int) -> None:
-        gate = np.ascontiguousarray(wide(x[start:stop, :half]))
+        gate = np.ascontiguousarray(upcast(x[start:stop, :half]))
         silu = sigmoid_values(gate, out=working(y[start:stop]))
         silu *= gate
-        silu *= wide(x[start:stop, half:])
+        silu *= upcast(x[start:stop, half:])
         store(silu, y[start:stop])
 
     each_block(block, y.shape[0], half)
@@ -81,7 +81,7 @@ def swiglu_packed_backward(
     h = None if result is None else rows_of(result)
 
     def block(start: int, stop: int) -> None:
-        gate, up, gb = wide(x[start:stop, :half]), wide(x[start:stop, half:]), wide(grad[start:stop])
+        gate, up, gb = upcast(x[start:stop, :half]), upcast(x[start:stop, half:]), upcast(grad[start:stop])
         s = sigmoid_values(gate)  # in memory without gaps, as all that follows but the last steps
         silu = s * gate
         if h is not None:
