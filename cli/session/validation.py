@@ -11,6 +11,7 @@ from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
 from genesis.train.optimizer import build_schedule
 from genesis.train.output import Output
+from genesis_cli.session.memory import planned_memory
 from genesis_cli.session.preparation import file_lines, model_config, prepare_data, resolve_device
 from genesis_cli.session.run_folder import check_is_ours, check_places
 from genesis_cli.session.weights import settled
@@ -21,13 +22,14 @@ __all__ = ["validate"]
 
 
 def validate(config: Config, *, console: Output) -> None:
-    """Check what `train` would use, without training and without writing: device, model, data, tokenizer."""
+    """Check what `train` would use, without training and without writing: device, model, memory, data, tokenizer."""
     check_reads_back(config)
     check_places(config)
     device = resolve_device(config.train.device)
     check_is_ours(Path(config.train.output_dir))
     config, dtype = settled(config, device)
     shape = model_config(config)
+    memory = planned_memory(config, shape, device)
     if config.model.path is not None:
         check_weights(config.model.path)
     with temporary_folder() as cache:
@@ -40,6 +42,8 @@ def validate(config: Config, *, console: Output) -> None:
         tokens = config.train.batch_size * config.train.accumulation_steps * config.data.seq_len
         console.line("configuration: valid")
         console.line(f"model: {shape.model_type}, {parameter_count(shape):,} parameters, {dtype}")
+        if memory is not None:
+            console.line(memory)
         for line in file_lines(data):
             console.line(line)
         console.line(f"data: {len(data.train):,} documents, {data.train.num_tokens:,} tokens")

@@ -97,3 +97,13 @@ def test_the_command_prints_the_line(config: Config, monkeypatch: pytest.MonkeyP
     with pytest.raises(Stop):
         session.train(config, resume=False, console=Output(text))
     assert re.search(r"^memory: \S+ of 8\.0 GiB: weights ", text.getvalue(), re.M)
+
+
+def test_validate_prints_it_and_refuses_what_cannot_fit(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(monkeypatch, 6 << 30)
+    text = io.StringIO()
+    session.validate(config, console=Output(text))
+    assert re.search(r"^memory: \S+ of 8\.0 GiB: weights ", text.getvalue(), re.M)
+    leave(monkeypatch, 1 << 10)
+    with pytest.raises(OutOfMemoryError, match="a step of this run needs"):
+        session.validate(config, console=Output(io.StringIO()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,16 @@ def test_a_block_or_norm_in_place_of_another_is_used() -> None:
     first.mlp = genesis_models.build(SIZES | CASES[0], 4).model.layers[1].mlp
     fuse(model)
     assert isinstance(first, Fused) and isinstance(first.mlp, Fused)
+
+
+def test_a_copy_has_its_own_norms() -> None:
+    model = genesis_models.build(SIZES | CASES[0], 3)
+    before = step(model)[0]
+    twin = copy.deepcopy(model)
+    with genesis.no_grad():
+        model.model.layers[0].input_layernorm.weight.fill_(0.0)
+    np.testing.assert_array_equal(step(twin)[0], before)
+    assert (step(model)[0] != before).any()
 
 
 def test_a_layer_with_a_forward_of_its_own_stays_plain_and_its_blocks_fuse() -> None:
