@@ -1,4 +1,4 @@
-"""Array: storage, shape, strides, dtype and device. It knows no gradients and no ops; those stand above it."""
+"""Array: storage, shape, strides, dtype and device. It knows no gradients and no ops; those are layers above."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Op:
         vjp: `vjp(ctx, *grads)` gives one gradient (or None) per input, computed with ops on arrays; None when the op
             has no gradient. Gradients of broadcast operands are summed to the operand's shape afterwards by the tape.
         saves: what backward reads: indices of inputs, "out" for all outputs, "out1" for the one of index 1; or a
-            function that gives them from which inputs need a gradient, where that spares memory (a product with a
+            function that gives them from which inputs need a gradient, where that spares memory (a matmul with a
             constant keeps only the constant).
         view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, in place of running anything.
         elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
@@ -168,12 +168,12 @@ class Op:
         gradient_outputs: pairs (output, input): an auxiliary output which becomes the gradient of that input in
             backward and is of its shape and dtype. `apply` has it made in the gradient slot of a leaf, if that is free.
             Only the vjp may read such an output: it is moved when others need the slot.
-        join: `join(inputs, attrs)` gives the same call on fewer operands where some lie next to each other in memory
+        join: `join(inputs, attrs)` gives the same call on fewer operands where some are next to each other in memory
             (as weights do in a flat buffer), else its arguments; the tape keeps the operands as they were.
         mutates: indices of inputs that the reference changes in place (optimizer steps); such an op has no outputs:
             `infer` returns an empty tuple and `out` is one too.
         flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
-        family: the file it stands in; groups rows in reports.
+        family: the file that defines it; groups rows in reports.
         nbytes: memory touched per call, `nbytes(inputs, outputs, attrs)`; None means that each operand is touched once,
             and what is changed in place twice.
         cuda_impl: the CUDA side of an op that is not in the registry, because a user made it (`genesis.custom`);
@@ -224,7 +224,7 @@ class Op:
 
         Args:
             out: memory for the result; for several outputs a tuple, None where memory is to be taken. In a tuple the
-                arrays have the outputs' shapes and dtypes, are contiguous and lie apart from the inputs.
+                arrays have the outputs' shapes and dtypes, are contiguous and overlap no input.
         """
         outputs = execute(self, inputs, attrs, out)
         return outputs[0] if len(outputs) == 1 else outputs

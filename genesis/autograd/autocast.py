@@ -1,4 +1,4 @@
-"""Mixed precision by the op: inside `autocast` products run in two bytes, and what needs range or sums in float32.
+"""Mixed precision by the op: inside `autocast` matmuls run in two bytes, and what needs range or sums in float32.
 
 This is the state of a thread and the table of ops; record.py casts. The table holds torch's lists for CUDA with what
 those for the CPU add, and is one for all devices, so that a program computes in the same types everywhere.
@@ -36,8 +36,8 @@ __all__ = [
     "wanted_types",
 ]
 
-# Products, run in the low type, with the number of leading inputs that this means (None: all). A fused op counts as the
-# products in it: its norm, its activation and its sums are wide inside, and rounded once.
+# Matmuls, run in the low type, with the number of leading inputs that this means (None: all). A fused op counts as the
+# matmuls in it: its norm, its activation and its sums are wide inside, and rounded once.
 LOW_PRECISION: dict[str, int | None] = {
     "matmul": None,
     "linear": None,
@@ -130,7 +130,7 @@ def resumed(values: Settings) -> Iterator[None]:
 
 
 def low_precision_type(x: Any) -> DType | None:
-    """What an operand of a product is cast to, or None."""
+    """What an operand of a matmul is cast to, or None."""
     found = autocasting.low.get(x.device.type) if _takes_part(x) else None
     return None if found is None or x.dtype is found else found
 
@@ -180,7 +180,7 @@ def is_autocast_enabled(device_type: str) -> bool:
 
 
 def get_autocast_dtype(device_type: str) -> DType:
-    """The type of products in an `autocast` block for such devices that names none: bfloat16 on the CPU, float16 on
+    """The type of matmuls in an `autocast` block for such devices that names none: bfloat16 on the CPU, float16 on
     CUDA, or what a block around says.
     """
     return autocasting.types[_checked(device_type)]
@@ -189,7 +189,7 @@ def get_autocast_dtype(device_type: str) -> DType:
 class autocast(Switch):  # noqa: N801  torch's name
     """Inside the block, or the decorated function, ops choose their float types themselves, in this thread.
 
-    Products (linear layers, attention and what is fused with them) run in `dtype`; softmax, norms, losses, sums, powers
+    Matmuls (linear layers, attention and what is fused with them) run in `dtype`; softmax, norms, losses, sums, powers
     and the like in float32; all others in the type of their inputs. Inputs are cast on the tape, so that gradients have
     their types; backward runs outside of autocast, in the types of forward. float64 is left alone, as are changes in
     place and calls with `out=`. A result asked for with `dtype=` has that type.
@@ -213,7 +213,7 @@ class autocast(Switch):  # noqa: N801  torch's name
         self.device_type = _checked(device_type)
         self.dtype = get_autocast_dtype(device_type) if dtype is None else as_dtype(dtype)
         if self.dtype not in CHOICES:
-            raise DTypeError(f"autocast runs products in bfloat16 or float16, not in {self.dtype.name}")
+            raise DTypeError(f"autocast runs matmuls in bfloat16 or float16, not in {self.dtype.name}")
         self.keeps = autocasting.keeps if cache_enabled is None else cache_enabled
         self._around: list[Settings] = []
 

@@ -35,7 +35,7 @@ GradHook = Callable[[Array], Array | None]
 
 
 class TapeWatch(Protocol):
-    """What is told of the tape while a profile is made."""
+    """What follows the tape while a profile is made."""
 
     def recorded(self, node: BaseNode) -> None:
         """A node was made."""

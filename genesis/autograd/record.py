@@ -302,7 +302,7 @@ def _cast(x: Any, dtype: DType | None) -> Any:
 
 
 def in_low_precision(*tensors: Any) -> tuple[Any, ...]:
-    """Operands of a function that counts as a product, as autocast wants them."""
+    """Operands of a function that counts as a matmul, as autocast wants them."""
     return _all_cast(tensors, low_precision_type)
 
 

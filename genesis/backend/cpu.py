@@ -155,7 +155,7 @@ class CpuBackend:
     def replay(
         self, op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any], out: ArrayLike | None = None
     ) -> tuple[Any, ...] | None:
-        """Nothing is remembered here: deciding is cheap beside numpy's work."""
+        """Nothing is remembered here: deciding is cheap next to numpy's work."""
         return None
 
     def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:

@@ -81,7 +81,7 @@ def mem_get_info(device: AnyDevice = None) -> tuple[int, int]:
 
 
 def memory_snapshot(device: AnyDevice = None) -> list[dict[str, Any]]:
-    """Every block by address: size, state ("allocated" or "free"), and the op whose result stands in it. Memory that
+    """Every block by address: size, state ("allocated" or "free"), and the op whose result is in it. Memory that
     belongs to more than one op is named for what it is: "parameter", "gradients", "AdamW exp_avg"; that of
     `genesis.empty` is "empty".
     """
@@ -93,7 +93,7 @@ class MemoryBlock(NamedTuple):
 
     Attributes:
         address, size: where it starts, and bytes.
-        op: who holds it: the op that made what stands there, "parameter", "AdamW exp_avg", ...; empty where it is free.
+        op: who holds it: the op that made what is there, "parameter", "AdamW exp_avg", ...; empty where it is free.
     """
 
     address: int

@@ -16,7 +16,7 @@ __all__ = ["Event", "Stream", "current_stream", "default_stream", "stream"]
 
 
 class Stream:
-    """A queue of work that runs in order, and beside other streams.
+    """A queue of work that runs in order, and concurrently with other streams.
 
     The stream on which work is launched is one for the process, not for each thread as in torch.
 

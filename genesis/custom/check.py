@@ -173,15 +173,15 @@ class _Case:
         self, exact: list[Tensor], on_device: list[Tensor], floats: list[int], want: tuple[Tensor, ...],
         got: tuple[Tensor, ...],
     ) -> Iterator[Checked]:  # fmt: skip
-        """The gradient through the kernels beside that through the references, from the same arriving gradients."""
+        """The gradient through the kernels against that through the references, from the same output gradients."""
         rng = np.random.default_rng(1)
-        arriving = [rng.uniform(-1, 1, t.shape).astype(self.dtype.numpy) for t in want]
+        output_grads = [rng.uniform(-1, 1, t.shape).astype(self.dtype.numpy) for t in want]
         outs = [i for i, t in enumerate(want) if t.requires_grad]
         gradients = [
             grad(
                 [results[i] for i in outs],
                 [tensors[i] for i in floats],
-                [_tensor(arriving[i].astype(results[i].dtype.numpy), results[i].device) for i in outs],
+                [_tensor(output_grads[i].astype(results[i].dtype.numpy), results[i].device) for i in outs],
                 allow_unused=True,
             )
             for results, tensors in ((want, exact), (got, on_device))

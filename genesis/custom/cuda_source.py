@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Parameter", "SourceKernel", "parameters_of", "read_kernel"]
 
-# Scalar types of C++ that may stand in a parameter list; the words of one may come in any order.
+# Scalar types of C++ of parameter lists; the words of one may come in any order.
 SCALARS: dict[str, Any] = {
     "bool": ctypes.c_bool,
     "char": ctypes.c_int8,

@@ -46,11 +46,11 @@ def cuda_op(
     """Make an op of a CUDA C++ source, compiled through NVRTC for the GPU at the first call.
 
     `out`, `grid`, `arguments`, `attrs`, `vjp`, `saves`, `reference`, `sample`, `flops`, `nbytes` and `contiguous` are
-    those of `genesis.triton_op`. In Triton's interpreter, where no machine code runs, the reference stands in.
+    those of `genesis.triton_op`. In Triton's interpreter, where no machine code runs, the reference runs in its place.
 
     Args:
-        source: CUDA C++ with a kernel, `extern "C"` or not. Every argument is held against the parameter list that
-            stands there: a float32 tensor for `const float* x`, a number that fits for `int n`.
+        source: CUDA C++ with a kernel, `extern "C"` or not. Every argument is held against the parameter list
+            there: a float32 tensor for `const float* x`, a number that fits for `int n`.
         block: threads of a block in up to three dimensions, or a rule that gives them.
         entry: the kernel's name, where the source has several.
         constants: macros by name, or a rule for them. A dtype stands for its C++ type and brings the header for it:

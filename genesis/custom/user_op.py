@@ -1,7 +1,7 @@
-"""A user's op: what it is called with, what its outputs are, its reference, its gradient. What launches stands beside.
+"""A user's op: what it is called with, what its outputs are, its reference, its gradient. Launches are other files'.
 
 Everything that a user gives is a plain function of the op's operands in one order, `(out, *inputs, **attrs)`; rules
-about results have no `out`, a gradient has the arriving gradients in its place. So nothing has to be looked up.
+about results have no `out`, a gradient has those of the outputs in its place. So nothing has to be looked up.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _spec(name: str, found: Any) -> Spec:
 
 
 def _writer(name: str, reference: Rule | None) -> Callable[..., None]:
-    """The reference as the CPU runs it. It sees two-byte floats widened to float32, and is rounded once, at the end."""
+    """The reference as the CPU runs it. It sees two-byte floats as float32, and is rounded once, at the end."""
 
     def write(out: Any, *inputs: np.ndarray, **attrs: Any) -> None:
         if reference is None:

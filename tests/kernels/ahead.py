@@ -38,8 +38,8 @@ from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.errors import DeviceError
 from genesis.op import registry
 from tests.kernels.assembling import TOGETHER, collected, refused
+from tests.kernels.collecting import collecting
 from tests.kernels.covering import Kernels, covering
-from tests.kernels.dry import collecting
 from tests.kernels.reading import read_once
 from tests.ops import conformance
 from tests.ops.devices import CUDA, using

@@ -165,7 +165,7 @@ from genesis.dtypes import bfloat16, float32
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.tiles import RESERVED, TABLE, fitted, shared_bytes
 from tests.kernels.assembling import collected
-from tests.kernels.dry import collecting
+from tests.kernels.collecting import collecting
 
 CUDA, SHARED = Device("cuda", 0), 227 << 10
 for kind, dtype in ("half", bfloat16), ("tf32", float32):

@@ -22,7 +22,7 @@ from genesis.kernels.attention import attention as kernels
 from genesis.kernels.attention import ds_chunks
 from genesis.kernels.attention.ds_chunks import DS_TILE, MAX_CHUNK_BYTES, ds_buffer_shape, ds_chunks_of, ds_extent
 from genesis.kernels.attention.spilled_ds import STORE_FRAGMENT, permuted_column, tile_origin
-from tests.kernels.dry import collecting
+from tests.kernels.collecting import collecting
 from tests.kernels.test_attention import CUDA, case, compare, on_gpu, run
 from tests.kernels.test_gemm_warp_specialized import Hopper
 

@@ -28,7 +28,7 @@ from genesis.kernels.attention.warp_specialized import (
     tile_count,
 )
 from genesis.ops.attention import parts_of
-from tests.kernels.dry import collecting
+from tests.kernels.collecting import collecting
 from tests.kernels.test_gemm_warp_specialized import H200, Hopper
 
 CUDA = Device("cuda", 0)

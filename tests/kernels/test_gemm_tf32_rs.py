@@ -19,7 +19,7 @@ from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.dtypes import float32
 from genesis.kernels.gemm import linalg, tf32_rs
-from tests.kernels.dry import collecting
+from tests.kernels.collecting import collecting
 from tests.kernels.test_gemm_warp_specialized import H200, Hopper
 
 CUDA = Device("cuda", 0)

@@ -21,7 +21,7 @@ from genesis.kernels.gemm import fp8, gated, linalg, linear, warp_specialized
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE
 from genesis.kernels.pointwise import swiglu
 from genesis.kernels.strides import as_matrix
-from tests.kernels.dry import EmptyDriver, collecting
+from tests.kernels.collecting import EmptyDriver, collecting
 
 CUDA = Device("cuda", 0)
 H200 = Properties("NVIDIA H200", (9, 0), 139 << 30, 132, 227 << 10, 50 << 20)

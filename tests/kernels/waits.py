@@ -26,7 +26,7 @@ from genesis.backend.cuda import compile
 from genesis.dtypes import bfloat16, float32, int64
 from genesis.kernels.attention import attention
 from tests.kernels.assembling import collected
-from tests.kernels.dry import collecting
+from tests.kernels.collecting import collecting
 from tests.kernels.test_gemm_warp_specialized import Hopper
 
 __all__ = ["launched", "notes", "waiting"]

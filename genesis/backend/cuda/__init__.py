@@ -53,7 +53,7 @@ class CudaBackend:
         self.stream = 0
         self._given = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
-        self._into: dict[Any, Call] = {}  # into memory that is given, which stands before the inputs
+        self._into: dict[Any, Call] = {}  # into memory that is given, which comes before the inputs
 
     @functools.cached_property
     def side_stream(self) -> SideStream:
@@ -126,7 +126,7 @@ class CudaBackend:
     def _described(self) -> dict[int, str]:
         """Dtype and shape of the largest tensor in each block, by address."""
         found: dict[int, Any] = {}
-        for each in gc.get_objects():  # by name: Array stands above
+        for each in gc.get_objects():  # by name: Array is a layer above
             if type(each).__name__ == "Array" and getattr(each, "device", None) == self.device:
                 pointer, known = each.storage.pointer, found.get(each.storage.pointer)
                 found[pointer] = each if known is None or each.nbytes > known.nbytes else known

@@ -76,7 +76,7 @@ class Signature(NamedTuple):
 
 
 def is_array(value: object) -> bool:
-    """Whether a kernel's argument is an array (which stands above this layer)."""
+    """Whether a kernel's argument is an array (of a layer above)."""
     return hasattr(value, "storage")
 
 
@@ -344,7 +344,7 @@ def _check_layouts(ttgir: str, name: str) -> None:
     for expected, alias in _FOR.findall(ttgir):
         if f"{alias} = {expected}\n" not in ttgir:
             raise DeviceError(
-                f"{name}: Triton {triton.__version__} holds products in another layout than"
+                f"{name}: Triton {triton.__version__} holds accumulators in another layout than"
                 f" the kernel's assembly was written for, {expected}",
                 next="install a Triton that Genesis was tested with: 3.6.0",
             )

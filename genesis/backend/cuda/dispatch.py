@@ -136,7 +136,7 @@ class Layout:
 
 
 ABSENT = object()  # the layout of what is no array
-LAYOUTS = 1 << 16  # that are told apart; sizes which depend on data would otherwise pile up
+LAYOUTS = 1 << 16  # distinct ones; sizes which depend on data would otherwise pile up
 _layouts: dict[tuple[Any, ...], Layout] = {}
 
 
@@ -157,7 +157,7 @@ def layout_of(array: ArrayLike) -> Layout:
 def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[Any, ...]:
     """All that an op's launches may depend on, besides where its outputs are.
 
-    An array that stands in several places is told apart from equal layouts: in the plan they are one operand. Where an
+    The same array given twice differs from two of equal layouts: in the plan it is one operand. Where an
     op changes its inputs, so is memory that two of them share: its CUDA implementation may have to copy one first.
     """
     if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:  # what follows gives the same
@@ -185,7 +185,7 @@ def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tupl
 
 def are_as_made(op: OpLike, outputs: tuple[ArrayLike, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> bool:
     """Whether outputs are laid out as those of a call without `out` are: then the call may be remembered under its
-    inputs alone. Memory that was given may be of another dtype, or stand elsewhere.
+    inputs alone. Memory that was given may be of another dtype, or start elsewhere.
     """
     inferred = op.infer(*inputs, **attrs)
     specs: Any = (inferred,) if hasattr(inferred, "dtype") else inferred

@@ -1,7 +1,7 @@
 """The CUDA driver as Genesis uses it: a small typed face over cuda-python, one call a method, errors as exceptions.
 
 `Driver` is one GPU, and the contract: `simulated/` overrides every call, for machines without one. Pointers, streams,
-events and functions are plain integers here; owners with a lifetime stand above.
+events and functions are plain integers here; owners with a lifetime are layers above.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from genesis.errors import IndexRangeError, ShapeError
 
 __all__ = ["check", "flag", "site"]
 
-INDEX_BITS = 32  # of the word; the site's number stands above them
+INDEX_BITS = 32  # of the word; the site's number is above them
 
 
 class Site(NamedTuple):
@@ -49,7 +49,7 @@ def site(op: str, dim: int | None, size: int, lowest: int = 0) -> int:
 
 
 class Word:
-    """The word as kernels take it: what a launch asks of an array (which stands above this layer)."""
+    """The word as kernels take it: what a launch asks of an array (of a layer above)."""
 
     dtype: DType = int64
 
@@ -80,7 +80,7 @@ def check(device: Device) -> None:
 
     Raises:
         IndexRangeError: naming op, dimension, size and index.
-        ShapeError: where a result's size that was told ahead is not that of the data.
+        ShapeError: where a result's size that was given ahead is not that of the data.
     """
     word = _words.get(device)
     if word is None or word.value == 0:

@@ -79,7 +79,7 @@ class RawGraph:
         self._refuse()
         with self._on_own_stream(priority=-1):  # before work on the side stream
             pool = self.backend.pool
-            if pool.graph_count == 0:  # packed anew, blocks lie as they did in the warm-up
+            if pool.graph_count == 0:  # packed anew, blocks are where they were in the warm-up
                 self.backend.driver.synchronize()
                 pool.empty_graphs()
             with self._arena():

@@ -282,7 +282,7 @@ class Region(NamedTuple):
     tf32: bool
 
 
-ADDRESS = object()  # stands for an array
+ADDRESS = object()  # in the place of an array
 _compiling: dict[Any, Future[Binary]] = {}
 _loaded: dict[Any, Loaded] = {}
 
@@ -343,7 +343,7 @@ def _pack(made: KernelLaunch, driver: Driver, kernel: Loaded, grid: Grid, values
     """Give a launch its parameters, in a buffer of its own; addresses follow."""
     function, facts = kernel.function, kernel.descriptors
     extent = -(-max((at + size for at, size in function.parameters), default=8) // 8)
-    pointers = extent + len(facts)  # behind the parameters lie the address of each descriptor, then of each parameter
+    pointers = extent + len(facts)  # behind the parameters are the address of each descriptor, then of each parameter
     words, base = _aligned_words(pointers + len(function.parameters))
     for i, (at, _) in enumerate(function.parameters):
         words[pointers + i] = base + at

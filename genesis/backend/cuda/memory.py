@@ -1,7 +1,7 @@
 """The caching pool of device memory: blocks cut from large segments, reused in stream order, merged when it helps.
 
 A block returns to its arena (one a stream, or one a family of graphs) when its last user is gone on the host. Work that
-was already launched still runs before whatever reuses the memory, because both stand in the same stream. Blocks of a
+was already launched still runs before whatever reuses the memory, because both are in the same stream. Blocks of a
 size that was just given back are handed out again without a search; they are merged with their neighbours only when no
 free block is large enough. A block that another stream used as well waits until that stream is past it.
 
@@ -175,7 +175,7 @@ class Pool:
         self.allocations = self.driver_allocations = 0
         self.poison = False
         self.owner = "empty"
-        self.describe: Callable[[], dict[int, str]] = dict  # dtype and shape of what stands in blocks, by address
+        self.describe: Callable[[], dict[int, str]] = dict  # dtype and shape of what is in blocks, by address
         self._watch: Callable[[int, int], None] | None = None
         self._lock = threading.RLock()  # a failing `take` reads the snapshot, and watched finalizers interrupt it
 
@@ -228,7 +228,7 @@ class Pool:
             if blocks:
                 block = blocks.pop()
             else:
-                block = self.with_room(f"{_readable(size)} for {owner}", lambda: arena.take(size))
+                block = self.with_room(f"{_format(size)} for {owner}", lambda: arena.take(size))
             block.owner = owner
             self.allocations += 1
             allocated = self._allocated = self._allocated + block.size
@@ -426,8 +426,8 @@ class Pool:
         biggest = sorted(holders.items(), key=lambda item: -_sum(item[1]))[:HOLDERS]
         made = "; ".join([_holder(name, rows, shapes) for name, rows in biggest])
         return (
-            f"cuda:{self.driver.index} has no room for {request}: {_readable(free)} of {_readable(total)}"
-            f" are free, Genesis holds {_readable(self.allocated)} in tensors and {_readable(self.reserved)} in all"
+            f"cuda:{self.driver.index} has no room for {request}: {_format(free)} of {_format(total)}"
+            f" are free, Genesis holds {_format(self.allocated)} in tensors and {_format(self.reserved)} in all"
             + (f"; made by {made}" if made else "")
         )
 
@@ -455,10 +455,10 @@ def _holder(name: str, rows: list[dict[str, Any]], shapes: dict[int, str]) -> st
     largest = max(rows, key=lambda row: int(row["size"]))
     shape = shapes.get(largest["address"])
     blocks = "1 block" if len(rows) == 1 else f"{len(rows)} blocks"
-    return f"{name} {_readable(_sum(rows))} in {blocks}" + (f", the largest {shape}" if shape else "")
+    return f"{name} {_format(_sum(rows))} in {blocks}" + (f", the largest {shape}" if shape else "")
 
 
-def _readable(nbytes: int) -> str:
+def _format(nbytes: int) -> str:
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"

@@ -61,7 +61,7 @@ def compile_source(
     """Compile one kernel.
 
     Args:
-        source: CUDA C++, in which the kernel `entry` stands.
+        source: CUDA C++, with the kernel `entry`.
         capability: (major, minor) of the GPU, such as (9, 0).
         macros: names and values; a dtype stands for its C++ type, and brings the header that it needs.
         options: for NVRTC, such as "--use_fast_math".

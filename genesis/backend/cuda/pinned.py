@@ -1,4 +1,4 @@
-"""Pinned host memory, from and to which copies run beside the host: blocks kept for reuse, one pool a device.
+"""Pinned host memory, from and to which copies run while the host goes on: blocks kept for reuse, one pool a device.
 
 A block that a copy may still read or write is not handed out again before that copy is done.
 """

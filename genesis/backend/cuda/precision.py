@@ -1,6 +1,6 @@
-"""How float32 products are computed: the one switch, with its getter and setter. It is off unless somebody turns it on.
+"""How float32 GEMMs are computed: the one switch, with its getter and setter. It is off unless somebody turns it on.
 
-With tf32 the tensor cores read 10 bits of each factor's mantissa (sums stay float32): 8 times faster, with relative
+With tf32 the tensor cores read 10 bits of each operand's mantissa (sums stay float32): 8 times faster, with relative
 errors near 3e-4 instead of 1e-6.
 """
 

@@ -28,7 +28,7 @@ FIRST = 1 << 16  # the index of the first device of this kind; there are never s
 # Bytes of shared memory that a block may take, by architecture: CUDA's programming guide, "Technical specifications".
 SHARED = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 
-# A GPU of each architecture: name, GiB of memory, SMs, MiB of L2, as their makers state them.
+# A GPU of each architecture: name, GiB of memory, SMs, MiB of L2, as their vendors state them.
 _GPUS = {
     80: ("A100", 80, 108, 40),
     86: ("A40", 48, 84, 6),

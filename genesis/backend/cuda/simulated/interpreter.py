@@ -69,7 +69,7 @@ def interpreted_launch(
 
 
 def hosted_launch(do: Do, name: str, function: Callable[..., None], arrays: Sequence[ArrayLike]) -> KernelLaunch:
-    """A launch of plain Python on numpy arrays over the memory of `arrays`: what stands in for machine code here."""
+    """A launch of plain Python on numpy arrays over the memory of `arrays`, in the place of machine code."""
     words = (ctypes.c_uint64 * max(len(arrays), 1))()
     values = [_Pointer(words, i, a.dtype) for i, a in enumerate(arrays)]
     forms = [(a.shape, tuple(s * a.dtype.itemsize for s in a.strides), a.dtype.numpy) for a in arrays]
