@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from genesis.backend import Device, as_device, backend_for, current_cuda
 from genesis.backend.cuda import CudaBackend
 from genesis.backend.cuda.driver import Properties, is_interpreted, start
+from genesis.backend.cuda.faults import check as check_faults
 from genesis.errors import DeviceError
 
 __all__ = [
@@ -112,14 +113,7 @@ def synchronize(which: AnyDevice = None) -> None:
     found = backend(which)
     found.refuse_in_capture("the device was waited for")
     found.driver.synchronize()
-    report_faults(found)
-
-
-def report_faults(found: Any) -> None:
-    """Raise what kernels have found wrong with the data; the device was waited for."""
-    from genesis.backend.cuda import faults
-
-    faults.check(found.device)
+    check_faults(found.device)
 
 
 def check_supported(which: AnyDevice = None) -> str:
