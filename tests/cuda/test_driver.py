@@ -1,4 +1,4 @@
-"""What the driver's launcher asks of CUDA, with a CUDA that only notes it."""
+"""What the driver asks of CUDA, with a CUDA that only notes it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from genesis.errors import DeviceError
 class Result(enum.Enum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_LAUNCH_FAILED = 719
     CUDA_ERROR_OUT_OF_MEMORY = 2
 
@@ -111,3 +112,84 @@ def test_every_call_of_the_driver_is_answered_without_a_gpu() -> None:
     composed = {"mark", "wait_once", "follow"}
     calls = {name for name, each in vars(Driver).items() if callable(each) and not name.startswith("_")}
     assert calls - composed <= set(vars(HostDriver))
+
+
+class Answering:
+    """A CUDA whose every function succeeds, and is noted; enumerations have every member."""
+
+    CUresult = Result
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            return Members()
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            self.called.append(name)
+            results = {"cuMemGetInfo": (5, 7), "cuStreamQuery": (), "cuEventQuery": ()}
+            return (Result.CUDA_SUCCESS, *results.get(name, (3,)))
+
+        call.__name__ = name
+        return call
+
+
+class Members:
+    def __getattr__(self, name: str) -> int:
+        return 0
+
+
+CALLS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
+    "allocate": ((512,), ["cuMemAlloc"]),
+    "free": ((3,), ["cuMemFree"]),
+    "allocate_pinned": ((512,), ["cuMemHostAlloc"]),
+    "memory_info": ((), ["cuMemGetInfo"]),
+    "copy": ((1, 2, 3, 0), ["cuMemcpyAsync"]),
+    "fill": ((1, 0, 3, 0), ["cuMemsetD8Async"]),
+    "create_stream": ((-1,), ["cuStreamCreateWithPriority"]),
+    "synchronize_stream": ((4,), ["cuStreamSynchronize"]),
+    "is_stream_done": ((4,), ["cuStreamQuery"]),
+    "wait_event": ((4, 3), ["cuStreamWaitEvent"]),
+    "create_event": ((True,), ["cuEventCreate"]),
+    "destroy_event": ((3,), ["cuEventDestroy"]),
+    "record_event": ((3, 4), ["cuEventRecord"]),
+    "record_time": ((3, 4), ["cuEventRecordWithFlags"]),
+    "synchronize_event": ((3,), ["cuEventSynchronize"]),
+    "is_event_done": ((3,), ["cuEventQuery"]),
+    "elapsed": ((3, 4), ["cuEventElapsedTime"]),
+    "synchronize": ((), ["cuCtxSynchronize"]),
+    "mark": ((4,), ["cuEventCreate", "cuEventRecord"]),
+    "wait_once": ((4, 3), ["cuStreamWaitEvent", "cuEventDestroy"]),
+    "follow": ((4, 5), ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy"]),
+    "begin_capture": ((4,), ["cuStreamBeginCapture"]),
+    "end_capture": ((4,), ["cuStreamEndCapture"]),
+    "is_capturing": ((4,), ["cuStreamIsCapturing"]),
+    "instantiate": ((3,), ["cuGraphInstantiate"]),
+    "launch_graph": ((3, 4), ["cuGraphLaunch"]),
+    "destroy_graph": ((3, 4), ["cuGraphExecDestroy", "cuGraphDestroy"]),
+    "sm_facts": ((), ["cuDeviceGetAttribute"] * 5),
+    "kernel_facts": ((7, 128, 0), ["cuFuncGetAttribute"] * 3 + ["cuOccupancyMaxActiveBlocksPerMultiprocessor"]),
+}
+UNORDERED = {"allocate", "allocate_pinned", "memory_info", "create_stream", "create_event", "destroy_event",
+             "end_capture", "is_capturing", "instantiate", "destroy_graph", "sm_facts", "kernel_facts"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_method_enters_the_device_and_calls_cuda(name: str) -> None:
+    """In stream order what waits for its kernel is launched first."""
+    args, expected = CALLS[name]
+    cuda: Any = Answering()
+    driver, launched = driver_of(cuda), []
+    driver._thread.entered, driver._device = False, 0
+    driver._flushing, driver._inside = threading.RLock(), False
+    driver.pending = deque([lambda: launched.append(len(cuda.called))])
+    getattr(driver, name)(*args)
+    assert cuda.called == ["cuCtxSetCurrent", *expected]
+    assert launched == ([] if name in UNORDERED else [2 if name in ("mark", "follow") else 1])
+
+
+def test_every_method_of_the_driver_is_called_above() -> None:
+    others = {"flush", "launcher", "load", "begin_again"}
+    public = {name for name, each in vars(Driver).items() if callable(each) and not name.startswith("_")}
+    assert public == set(CALLS) | others
