@@ -23,6 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result_files import write_result
+
 HERE = Path(__file__).parent
 # The peer's optimizer; the quickstart itself uses Muon.
 ADAMW = ["optim.name=adamw"]
@@ -169,7 +171,7 @@ def main() -> None:
     if found["pinned"]:
         print(f"OPENBLAS_CORETYPE={found['pinned']} pins their kernels: unset it to measure what a user gets")
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(found, indent=2) + "\n")
+        write_result(arguments.out, found)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,7 @@ def _all_ops(result: Result) -> Iterator[str]:
         + f". {summary['launch_bound']} are bound by the call itself; the median share of the others is"
         + (" unknown." if summary["median_share"] is None else f" {summary['median_share']:.0%}.")
     )
-    page = result.name.removesuffix(".json")
-    yield from (f"The whole report: [Markdown](../benchmarks/results/{page}.md), the page next to it has charts.", "")
+    yield from (f"[All figures](../benchmarks/results/{result.name}).", "")
     bands = list(summary["bands"])
     rows = [
         [each["category"], each["cases"], "–" if each["median_share"] is None else f"{each['median_share']:.0%}"]

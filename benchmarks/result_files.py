@@ -1,4 +1,4 @@
-"""The files of benchmarks/results: which are read, and how."""
+"""The files of benchmarks/results: how they are written, which are read, and how."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["RESULTS", "Result", "read_results", "result_files"]
+__all__ = ["RESULTS", "Result", "read_results", "result_files", "write_result"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -23,6 +23,11 @@ class Result(NamedTuple):
     def date(self) -> str:
         """ISO 8601, by which the newest is known; that of its first run where the file holds several."""
         return str(self.data.get("date") or self.data.get("runs", [{}])[0].get("date", ""))
+
+
+def write_result(path: Path, data: Any) -> None:
+    """Write compact JSON: programs read these files, and a clone has them all."""
+    path.write_text(json.dumps(data, separators=(",", ":"), ensure_ascii=False) + "\n")
 
 
 def result_files(folder: Path = RESULTS) -> list[Path]:

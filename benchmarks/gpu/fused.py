@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.ops import Row, measure, random, recorded
 from benchmarks.gpu.timing import backend, environment, gpu_us, shared
+from benchmarks.result_files import write_result
 from genesis.autograd.record import TensorBase
 from genesis.dtypes import bfloat16
 from genesis.kernels.attention.attention import backward_into, forward_into
@@ -491,8 +492,8 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         backend.pool.empty_cache()
-        if options.out:  # of group_part group as soon as it is there
-            options.out.write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+        if options.out:  # of each group as soon as it is there
+            write_result(options.out, {**about, "rows": found})
     for r in found:
         rest = r.get("failed") or f"{r['genesis_us']:9.1f} {r['torch_us']:9.1f} {r['ratio']:6.2f}"
         print(f"{r['op']:48s} {rest} {r.get('TB/s', r.get('TFLOP/s', ''))}")

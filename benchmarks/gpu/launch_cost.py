@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ import numpy as np
 
 import genesis
 from benchmarks.gpu.timing import backend, environment, gpu_us
+from benchmarks.result_files import write_result
 from genesis.backend.cuda.dispatch import call_key
 from genesis.op import execute, registry
 
@@ -91,7 +91,7 @@ def main() -> None:
     if chosen.out:
         command = "python -m " + " ".join(["benchmarks.gpu.launch_cost", *sys.argv[1:]])
         about = {"date": datetime.date.today().isoformat(), "command": command, **environment()}
-        chosen.out.write_text(json.dumps({**about, "microseconds of a 64K-element add": found}, indent=1) + "\n")
+        write_result(chosen.out, {**about, "microseconds of a 64K-element add": found})
 
 
 if __name__ == "__main__":

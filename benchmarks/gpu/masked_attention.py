@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import torch.nn.functional as TF
 
 import genesis
 from benchmarks.gpu.timing import environment
+from benchmarks.result_files import write_result
 from genesis.nn import functional as F
 
 SHAPES = [(8, 1024, 14, 2, 64), (2, 4096, 16, 16, 128), (1, 512, 14, 2, 64)]  # batch, tokens, query and key heads, size
@@ -123,7 +123,7 @@ def main() -> None:
             print(described(rows[-1]))
     if out is not None:
         about = {"date": datetime.date.today().isoformat(), "command": "python -m benchmarks.gpu.masked_attention"}
-        out.write_text(json.dumps({**about, **environment(), "Genesis, torch": rows}, indent=1) + "\n")
+        write_result(out, {**about, **environment(), "Genesis, torch": rows})
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import genesis
 from benchmarks.gpu.launches import kernels_of
 from benchmarks.gpu.timing import CUDA, backend, environment, gpu_us, shared, torch_gpu_us, wall_us
 from benchmarks.lower_bounds import SMALLEST
+from benchmarks.result_files import write_result
 from genesis.backend.cuda.precision import allow_tf32
 
 
@@ -289,7 +290,7 @@ def main() -> None:
         "rows": found,
     }
     if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_result(options.out, report)
     for r in found:
         rest = r.get("failed") or f"{r['genesis_us']:9.2f} {r['torch_us']:9.2f} {r['ratio']:6.2f}"
         print(f"{r['op']:44s} {rest} {r.get('TB/s', r.get('TFLOP/s', ''))}")

@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result_files import write_result
+
 Job = dict[str, Any]
 
 
@@ -126,7 +128,7 @@ def main() -> None:
     if chosen.out:
         date = datetime.now(UTC).strftime("%Y-%m-%d")
         command = "python -m benchmarks.gpu.training_step " + " ".join(sys.argv[1:])
-        chosen.out.write_text(json.dumps({"date": date, "command": command, "rows": rows}, indent=1) + "\n")
+        write_result(chosen.out, {"date": date, "command": command, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def save(report: BenchReport, folder: Path) -> list[Path]:
     stamp = re.sub(r"[^0-9-]", "", report.date[:19].replace("T", "-"))
     device = re.sub(r"[^a-z0-9]+", "-", report.device_name.lower()).strip("-")[:32].strip("-")
     stem = _free(folder, f"{stamp}-{report.kind}-{device or 'unknown'}-{report.settings.dtype}")
-    texts = {"html": page_of(report), "md": markdown_of(report), "json": report.model_dump_json(indent=1) + "\n"}
+    texts = {"html": page_of(report), "md": markdown_of(report), "json": report.model_dump_json() + "\n"}
     paths = [folder / f"{stem}.{suffix}" for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         write_file(path, text.encode())

@@ -206,7 +206,7 @@ def test_reports_of_bench_ops_are_listed_with_their_reasons(tmp_path: Path) -> N
     assert lines_with(text, "| sort | 8, 16 | 10% to 30% | critical | an order needs several passes")
     assert lines_with(text, "| exp | 4x4 | 50% | fair | not known |")
     assert lines_with(text, "| neg | 4x4 | 10% | critical | launch bound")
-    assert "[Markdown](../benchmarks/results/0.md)" in text  # not the run of one op
+    assert "[All figures](../benchmarks/results/0.json)" in text  # not the run of one op
     assert "5 of 5 cases were measured next to" in text
     ended = made.model_copy(update={"left": 3})
     assert "5 of 8 cases were measured before the run was ended next to" in page(json.loads(ended.model_dump_json()))
