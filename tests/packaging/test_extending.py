@@ -100,3 +100,24 @@ def test_adding_a_model(tmp_path: Path) -> None:
     patched("adding-a-model.md", folder)
     printed = run(folder, "-c", checks("adding-a-model.md") + "\nprint(genesis_models.__file__)")
     assert printed.startswith(str(folder))
+
+
+CONFIGURED = """
+from genesis.train.config import OptimConfig
+from genesis.train.optimizer import build_optimizer
+config = OptimConfig(name="adagrad")
+assert (config.lr, config.eps) == (1e-2, 1e-10)
+built = build_optimizer(config, [("w", genesis.nn.Parameter(genesis.ones(3)))], seed=0)
+assert type(built).__name__ == "Adagrad"
+print(genesis.__file__)
+"""
+
+
+@pytest.mark.slow
+def test_adding_an_optimizer(tmp_path: Path) -> None:
+    folder = copy_of_repository(tmp_path / "copy")
+    assert len(applied("adding-an-optimizer.md", folder)) == 2
+    assert run(folder, "-c", checks("adding-an-optimizer.md") + CONFIGURED).startswith(str(folder))
+    pytest_of = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "adagrad")
+    assert "passed" in run(folder, *pytest_of, "tests/ops/test_registry.py")
+    assert "passed" in run(folder, *pytest_of, "tests/kernels/test_registry_on_cuda.py")
