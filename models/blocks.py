@@ -8,7 +8,8 @@ Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,8 @@ from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
 
 __all__ = ["MLP", "Attention", "CausalLM", "Context", "Decoder", "KeyValueCache", "widest_matmul"]
+
+Tables = Sequence[tuple[Tensor, Tensor]]
 
 
 class KeyValueCache:
@@ -50,7 +53,8 @@ class Context:
     """What all layers of one forward pass share.
 
     Attributes:
-        cos, sin: tables of the rotary embedding, `[T, D/2]` or `[B, T, D/2]`.
+        tables: cos and sin of each rotary embedding of the config, `[T, D/2]` or `[B, T, D/2]`.
+        cos, sin: those of the first.
         starts: where each token's document starts `[B, T]`, or None.
         cache: keys and values of earlier tokens, or None.
         checkpointing: what backward computes again: "none", "selective" (in fused ops) or "full".
@@ -58,9 +62,10 @@ class Context:
     """
 
     def __init__(
-        self, cos: Tensor, sin: Tensor, starts: Tensor | None, cache: KeyValueCache | None, checkpointing: str, fp8: int
+        self, tables: Tables, starts: Tensor | None, cache: KeyValueCache | None, checkpointing: str, fp8: int
     ) -> None:
-        self.cos, self.sin, self.starts, self.cache = cos, sin, starts, cache
+        self.tables, self.starts, self.cache = tables, starts, cache
+        self.cos, self.sin = tables[0]
         self.checkpointing, self.fp8 = checkpointing, fp8
 
     @property
@@ -68,9 +73,13 @@ class Context:
         """Whether fused ops compute the results of norms and of SwiGLU again in backward."""
         return self.checkpointing == "selective"
 
-    def rope(self, x: Tensor) -> Tensor:
-        """Queries or keys `[B, T, heads, D]`, rotated by their positions."""
-        return F.rope(x, self.cos, self.sin)
+    def rope(self, x: Tensor, which: int = 0) -> Tensor:
+        """Queries or keys `[B, T, heads, D]`, rotated by their positions.
+
+        Args:
+            which: of the config's `ropes`.
+        """
+        return F.rope(x, *self.tables[which])
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int, scale: float) -> Tensor:
         """Attention of q `[B, T, Q, D]` over k, v `[B, T, K, D]` and those in the cache: `[B, T, Q, D]`.
@@ -107,14 +116,18 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU (Shazeer, 2020)."""
+    """SwiGLU, or another gated linear unit (Shazeer, 2020).
 
-    def __init__(self, config: ModelConfig) -> None:
+    Args:
+        act_fn: in place of SiLU.
+    """
+
+    def __init__(self, config: ModelConfig, act_fn: nn.Module | None = None) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-        self.act_fn = nn.SiLU()
+        self.act_fn = nn.SiLU() if act_fn is None else act_fn
 
     def forward(self, x: Tensor) -> Tensor:  # [B, T, H]
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
@@ -168,6 +181,7 @@ class CausalLM(nn.Module):
 
     presets: ClassVar[Mapping[str, dict[str, Any]]] = {}
     make_layer: ClassVar[Any]  # a layer's class: it is given the config and the layer's index
+    first_norm_weight: ClassVar[float] = 1.0  # what the weights of norms start at
     make_decoder: ClassVar[Any] = Decoder  # the class of all but the head: it is given the config and `make_layer`
 
     def __init__(self, config: ModelConfig) -> None:
@@ -180,7 +194,7 @@ class CausalLM(nn.Module):
         self.lm_head = (
             None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         )
-        self._rotary = Rotary(config)
+        self._rotaries = [Rotary(replace(config, rope=rope)) for rope in config.ropes]
 
     @property
     def head_weight(self) -> Tensor:
@@ -198,10 +212,10 @@ class CausalLM(nn.Module):
             cache: keys and values of earlier tokens; extended by this call. Positions continue from it.
         """
         t, begin = input_ids.shape[1], 0 if cache is None else cache.length
-        cos, sin, starts = self._positions(begin, begin + t, position_ids, input_ids.device)
+        tables, starts = self._positions(begin, begin + t, position_ids, input_ids.device)
         trains = self.training and cache is None
         fp8 = fp8_ops.WIDE if trains and self.precision == "fp8" else 0
-        context = Context(cos, sin, starts, cache, self.activation_checkpointing if trains else "none", fp8)
+        context = Context(tables, starts, cache, self.activation_checkpointing if trains else "none", fp8)
         x = self.model(input_ids, context)
         if cache is not None:
             cache.length += t
@@ -209,17 +223,18 @@ class CausalLM(nn.Module):
 
     def _positions(
         self, begin: int, end: int, position_ids: Tensor | None, device: genesis.Device
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tables, Tensor | None]:
         """cos and sin of the tokens' positions, and where each token's document starts (None for one document)."""
         if device.type != "cpu":
             if position_ids is None:
-                return *self._rotary.span(begin, end, device), None
+                return [each.span(begin, end, device) for each in self._rotaries], None
             ids = position_ids.to(device=device)
-            return *self._rotary.at(ids, end), genesis.arange(begin, end, device=device) - ids
+            return [each.at(ids, end) for each in self._rotaries], genesis.arange(begin, end, device=device) - ids
         if position_ids is None:
-            return *self._rotary(np.arange(begin, end), device), None
+            return [each(np.arange(begin, end), device) for each in self._rotaries], None
         positions = position_ids.numpy()
-        return *self._rotary(positions, device), genesis.from_numpy(np.arange(begin, end) - positions)
+        starts = genesis.from_numpy(np.arange(begin, end) - positions)
+        return [each(positions, device) for each in self._rotaries], starts
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor | None = None, cache: KeyValueCache | None = None

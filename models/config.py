@@ -74,12 +74,17 @@ class RopeConfig:
     kind: str = "default"
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    def json(self) -> dict[str, Any]:
+        """As `rope_parameters` has it."""
+        return {**self.parameters, "rope_theta": self.theta, "rope_type": self.kind}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a decoder-only transformer, under Hugging Face's key names.
 
     Attributes:
+        ACTIVATION: of a family, the key of the MLP's activation and the names that it may have.
         DEFAULTS: of a family, the values of keys that a config leaves out, where they are not those of most families.
         layer_windows: per layer, how many keys up to the query it sees; 0 means all.
         raw: the whole config as it was read, for writing back.
@@ -103,6 +108,7 @@ class ModelConfig:
     layer_windows: tuple[int, ...]
     raw: Mapping[str, Any]
 
+    ACTIVATION: ClassVar[tuple[str, ...]] = ("hidden_act", "silu", "swish")
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
 
     @staticmethod
@@ -119,6 +125,18 @@ class ModelConfig:
     def read(cls, reader: Reader) -> Self:
         """The config of this family: what is its own, with the defaults of Hugging Face's class of it."""
         raise NotImplementedError
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotary embeddings that layers choose from."""
+        return (self.rope,)
+
+    def rope_json(self) -> dict[str, Any]:
+        """The keys that older and newer readers look for."""
+        found = {"rope_theta": self.rope.theta, "rope_parameters": self.rope.json()}
+        if self.rope.kind != "default":
+            found["rope_scaling"] = {**self.rope.parameters, "rope_type": self.rope.kind}
+        return found
 
     @property
     def context_length(self) -> int:
@@ -235,10 +253,10 @@ class Reader:
             raise self.fail(f"model_type {_shown(kind)} is not supported{also}", next=known)
         return FAMILIES[kind]
 
-    def refuse_unsupported(self) -> None:
-        if self.get("hidden_act", str, "silu") not in ("silu", "swish"):
-            shown = _shown(self.raw["hidden_act"])
-            raise self.fail(f"hidden_act is {shown}, and Genesis has silu", next="take a model that uses silu")
+    def refuse_unsupported(self, kind: type[ModelConfig]) -> None:
+        key, name, *others = kind.ACTIVATION
+        if (found := self.get(key, str, name)) not in (name, *others):
+            raise self.fail(f"{key} is {_shown(found)}, and Genesis has {name}", next=f"take a model that uses {name}")
         if self.get("partial_rotary_factor", float, 1) != 1:
             shown = _shown(self.raw["partial_rotary_factor"])
             raise self.fail(f"partial_rotary_factor is {shown}, and Genesis rotates whole heads: 1")
@@ -265,7 +283,7 @@ class Reader:
 
     def config(self, kind: type[C], *, head_dim: int, **own: Any) -> C:
         """A config of `kind`: what all families have, and the fields that are the family's own."""
-        self.refuse_unsupported()
+        self.refuse_unsupported(kind)
         self.check_unused()
         heads, layers = self.count("num_attention_heads"), self.count("num_hidden_layers")
         kv_heads = self.count("num_key_value_heads", heads)
@@ -286,7 +304,7 @@ class Reader:
             "tie_word_embeddings": self.get("tie_word_embeddings", bool, False),
             "attention_bias": False,
             "mlp_bias": False,
-            "rope": self.rope(head_dim),
+            "rope": own.get("rope") or self.rope(head_dim),
             "layer_windows": (0,) * layers,
             "raw": dict(self.raw),
         }
@@ -319,13 +337,18 @@ class Reader:
             raise self.fail(f"{found}: it may change the computation", next="remove it if it changes nothing")
         theta = self.raw.get("rope_theta") if given.get("rope_theta") is None else given["rope_theta"]
         reader = Reader({**given, "rope_theta": theta}, f"{self.where}, {name}")
-        theta = reader.get("rope_theta", float, 10000.0)
-        if not 1 < theta < 1e12:
-            raise self.fail(f"rope_theta is {_shown(theta)}, expected a number above 1 and below 1e12")
+        theta = reader.theta("rope_theta")
         reader.check_rope(kind)
         if kind == "dynamic" and head_dim < 4:
             raise self.fail(f"head_dim is {head_dim}, and rope_type dynamic needs at least 4")
-        return RopeConfig(float(theta), kind, dict(given))
+        return RopeConfig(theta, kind, dict(given))
+
+    def theta(self, key: str) -> float:
+        """A base of the rotary embedding."""
+        theta = self.get(key, float, 10000.0)
+        if not 1 < theta < 1e12:
+            raise self.fail(f"{key} is {_shown(theta)}, expected a number above 1 and below 1e12")
+        return float(theta)
 
     def check_rope(self, kind: str) -> None:
         """The parameters of a scaling rule, read from `raw`: the needed ones are there, all are numbers in bounds."""

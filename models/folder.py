@@ -195,11 +195,8 @@ def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
         dtype: of the weights as they are written.
     """
     raw = dict(model.config.raw)
-    rope = {**model.config.rope.parameters, "rope_theta": model.config.rope.theta, "rope_type": model.config.rope.kind}
     raw.setdefault("architectures", [type(model).__name__])
-    raw.update(dtype=dtype, torch_dtype=dtype, rope_theta=model.config.rope.theta, rope_parameters=rope)
-    if model.config.rope.kind != "default":
-        raw["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+    raw.update(dtype=dtype, torch_dtype=dtype, **model.config.rope_json())
     raw.setdefault("head_dim", model.config.head_dim)
     raw.setdefault("num_key_value_heads", model.config.num_key_value_heads)
     raw["tie_word_embeddings"] = model.config.tie_word_embeddings

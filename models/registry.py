@@ -14,6 +14,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.fuse import fuse, is_fused
+from genesis_models.gemma3 import Gemma3ForCausalLM
 from genesis_models.granite import GraniteForCausalLM
 from genesis_models.llama import LlamaForCausalLM
 from genesis_models.mistral import MistralForCausalLM
@@ -26,6 +27,7 @@ from genesis_models.smollm3 import SmolLM3ForCausalLM
 __all__ = ["ARCHITECTURES", "build", "empty_model", "fuses", "parameter_count", "parameter_shapes"]
 
 ARCHITECTURES: dict[str, type[CausalLM]] = {
+    "gemma3_text": Gemma3ForCausalLM,
     "granite": GraniteForCausalLM,
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
@@ -85,6 +87,6 @@ def build(
             if parameter.ndim >= 2:
                 parameter.normal_(0.0, checked.initializer_range, generator=generator)
             else:
-                parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+                parameter.fill_(0.0 if name.endswith(".bias") else model.first_norm_weight)
     model.to(dtype=dtype)
     return model

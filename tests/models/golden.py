@@ -15,7 +15,7 @@ __all__ = ["EXTRA", "FAMILIES", "FIXTURES", "NAMES", "QWEN", "Golden", "extra", 
 
 FIXTURES = Path(__file__).parent / "fixtures"
 QWEN = ("qwen2-tied", "qwen2-untied-sharded", "qwen3-tied")
-FAMILIES = ("mistral", "smollm3", "olmo2", "phi3", "granite")
+FAMILIES = ("mistral", "smollm3", "olmo2", "phi3", "granite", "gemma3")
 NAMES = (*QWEN, *FAMILIES)
 EXTRA = ("llama3", "llama-head-dim", "qwen2-window", "qwen3-yarn-bias")
 

@@ -13,7 +13,7 @@ from genesis.errors import ConfigError, ModelError
 from genesis_cli.session.preparation import model_config
 from genesis_cli.session.weights import usable_precision
 from genesis_models.config import FAMILIES, ModelConfig
-from genesis_models.registry import fuses
+from genesis_models.registry import build, fuses
 from tests.models.golden import FIXTURES
 from tests.train.runs import load, make
 
@@ -29,7 +29,9 @@ def minimal(kind: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", HERE)
 def test_keys_that_are_left_out_are_read_as_transformers_does(kind: str) -> None:
     config, expected = ModelConfig.from_dict(minimal(kind)), dict(DEFAULTS[kind]["read"])
-    assert config.rope.theta == expected.pop("rope_parameters")["rope_theta"]
+    ropes = expected.pop("rope_parameters")
+    by_kind = [ropes[name] for name in ("full_attention", "sliding_attention") if name in ropes] or [ropes]
+    assert [rope.theta for rope in config.ropes] == [rope["rope_theta"] for rope in by_kind]
     size, layers = expected.pop("sliding_window", None), range(config.num_hidden_layers)
     types = expected.pop("layer_types", ["sliding_attention" if size else "full_attention" for _ in layers])
     assert config.layer_windows == tuple(size if each == "sliding_attention" else 0 for each in types)
@@ -50,6 +52,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"layer_types": ["chunked_attention"] * 8}, "layer_types has chunked_attention, Genesis has"),
     ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8, and Genesis has none for olmo2"),
     ("olmo2", {"sliding_window": 8}, "sliding_window is 8, and Genesis has none for olmo2"),
+    ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation is silu, and Genesis has gelu_pytorch_tanh"),
+    (
+        "gemma3_text",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention is true",
+    ),
+    ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30, and Genesis has none"),
+    ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0, expected at least 1"),
+    ("gemma3_text", {"rope_local_base_freq": 0.5}, "rope_local_base_freq is 0.5, expected a number above 1"),
+    ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters is not what Genesis reads"),
+    ("gemma3_text", {"rope_scaling": {"rope_type": "linear"}}, "full_attention: factor is missing: rope_type linear"),
     ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, expected a number above 0"),
     ("granite", {"logits_scaling": "8"}, "logits_scaling is 8, expected a number"),
     ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1]}}, "rope_type is longrope, Genesis has default"),
@@ -69,6 +82,12 @@ def test_what_a_family_does_not_have_is_refused_by_key(kind: str, changes: dict[
 def test_layers_without_rope_slide_where_smollm3_has_a_window() -> None:
     config = ModelConfig.from_dict(minimal("smollm3", use_sliding_window=True, sliding_window=5))
     assert config.layer_windows == (0, 0, 0, 5, 0, 0, 0, 5)
+
+
+def test_norms_of_gemma3_start_at_a_weight_of_0() -> None:
+    weights = {n: p.detach().numpy() for n, p in build(minimal("gemma3_text")).named_parameters() if "norm" in n}
+    assert len(weights) == 6 * 8 + 1
+    assert not any(weight.any() for weight in weights.values())
 
 
 def test_null_is_not_the_default_of_a_sliding_window() -> None:

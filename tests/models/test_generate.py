@@ -98,4 +98,4 @@ def test_dynamic_rope_generates_beyond_the_trained_length() -> None:
     expected += [225, 145, 64, 244, 70, 110, 45, 206, 29, 260, 76, 90, 193, 32, 187, 165, 27, 55]
     assert list(generate(model, [*prompt, 0], Sampling(0.0), 40)) == expected
     assert len(list(generate(model, [*prompt, 0], Sampling(0.0), 1000))) == 4 * 32 - 24
-    assert len(model._rotary._device_tables) <= 1
+    assert len(model._rotaries[0]._device_tables) <= 1

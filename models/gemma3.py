@@ -1,0 +1,158 @@
+"""Gemma 3's text model (Gemma Team, "Gemma 3 Technical Report", 2025): five of six layers attend to a sliding
+window, with a rotary embedding of their own; norms before and after each block.
+
+Shapes: B batch, T tokens, H hidden size, Q query heads, K key/value heads, D head size, F inner size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from genesis import Tensor, nn
+from genesis.errors import ModelError
+from genesis.nn import functional as F
+from genesis_models import blocks
+from genesis_models.blocks import MLP, CausalLM, Context
+from genesis_models.config import ModelConfig, Reader, RopeConfig, family
+
+__all__ = ["Attention", "Decoder", "DecoderLayer", "Gemma3Config", "Gemma3ForCausalLM", "RMSNorm"]
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@family("gemma3_text", "Gemma 3 270M and 1B")
+@dataclass(frozen=True, slots=True)
+class Gemma3Config(ModelConfig):
+    """`config.json` of `model_type: gemma3_text`.
+
+    Attributes:
+        local_rope: the rotary embedding of the layers with a sliding window.
+        query_pre_attn_scalar: scores are divided by its root.
+    """
+
+    local_rope: RopeConfig
+    query_pre_attn_scalar: float
+
+    ACTIVATION: ClassVar[tuple[str, ...]] = ("hidden_activation", "gelu_pytorch_tanh")
+    DEFAULTS: ClassVar[dict[str, Any]] = {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    }
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        reader.require(mlp_bias=False, use_bidirectional_attention=False)
+        reader.require(attn_logit_softcapping=None, final_logit_softcapping=None)
+        pattern = reader.get("sliding_window_pattern", int, 6)
+        if pattern < 1:
+            raise reader.fail(f"sliding_window_pattern is {pattern}, expected at least 1")
+        layers, head_dim = range(1, reader.count("num_hidden_layers") + 1), reader.head_dim()
+        rope, local_rope = cls.read_ropes(reader, head_dim)
+        return reader.config(
+            cls,
+            head_dim=head_dim,
+            attention_bias=reader.get("attention_bias", bool, False),
+            layer_windows=reader.windows([SLIDING if i % pattern else FULL for i in layers]),
+            rope=rope,
+            local_rope=local_rope,
+            query_pre_attn_scalar=reader.fraction("query_pre_attn_scalar", 256.0, 1e6),
+        )
+
+    @staticmethod
+    def read_ropes(reader: Reader, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
+        """From `rope_parameters` by kind of layer (transformers 5), or `rope_theta` and `rope_local_base_freq`."""
+        given = {} if reader.raw.get("rope_parameters") is None else reader.raw["rope_parameters"]
+        if not isinstance(given, Mapping) or not given.keys() <= {FULL, SLIDING}:
+            raise reader.fail(f"rope_parameters is not what Genesis reads: an object of {FULL} and {SLIDING}")
+        thetas = {FULL: reader.theta("rope_theta"), SLIDING: reader.theta("rope_local_base_freq")}
+        found = []
+        for kind, theta in thetas.items():
+            raw = {"rope_parameters": given.get(kind), "rope_theta": theta}
+            if kind == FULL:
+                raw["rope_scaling"] = reader.raw.get("rope_scaling")
+            try:
+                found.append(Reader(raw, reader.where).rope(head_dim))
+            except ModelError as error:
+                raise ModelError(f"{kind}: {error.what}", where=error.where, next=error.next) from error
+        return found[0], found[1]
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        return self.rope, self.local_rope
+
+    def rope_json(self) -> dict[str, Any]:
+        by_kind = {FULL: self.rope.json(), SLIDING: self.local_rope.json()}
+        own = {"rope_local_base_freq": self.local_rope.theta, "rope_parameters": by_kind}
+        return ModelConfig.rope_json(self) | own
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / √(mean(x²) + eps)·(1 + weight), in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        return F.rms_norm(x.float(), self.normalized_shape, self.weight.float() + 1, self.eps).to(x.dtype)
+
+
+class Attention(blocks.Attention):
+    """Grouped-query attention; each query and key head is normalised before it is rotated."""
+
+    def __init__(self, config: Gemma3Config, layer: int) -> None:
+        super().__init__(config, layer, bias=config.attention_bias, out_bias=config.attention_bias)
+        self.scale = config.query_pre_attn_scalar**-0.5
+        self.rope = 1 if self.window else 0  # of the config's `ropes`
+        self.q_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, Q, D]
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))  # [B, T, K, D]
+        q, k = context.rope(self.q_norm(q), self.rope), context.rope(self.k_norm(k), self.rope)
+        o = context.attention(q, k, v, self.layer, self.window, self.scale)  # [B, T, Q, D]
+        return self.o_proj(o.flatten(-2))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP on the normalised stream; their results are normalised before they are added to it."""
+
+    def __init__(self, config: Gemma3Config, layer: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config, nn.GELU("tanh"))
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.pre_feedforward_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:  # [B, T, H]
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), context))
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
+class Decoder(blocks.Decoder):
+    """Token embedding, which is scaled by √H, the layers, the final norm."""
+
+    def __init__(self, config: Gemma3Config, make_layer: Any) -> None:
+        super().__init__(config, make_layer)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.embed_scale = config.hidden_size**0.5
+
+    def embed(self, input_ids: Tensor) -> Tensor:  # [B, T]
+        x = self.embed_tokens(input_ids)  # [B, T, H]
+        return x * float(x.dtype.numpy.type(self.embed_scale))  # the factor, too, has the type of the weights
+
+
+class Gemma3ForCausalLM(CausalLM):
+    """Embedding, layers, norm and head."""
+
+    make_layer, make_decoder = DecoderLayer, Decoder
+    first_norm_weight = 0.0
