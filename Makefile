@@ -58,7 +58,7 @@ gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, gold
 	$(BIN)/python -m pytest --gpu -n 0 tests/kernels/test_large.py
 
 # float32 shows what other types do, bfloat16 the kernels for 2-byte floats; each of the four takes minutes. Kernels that
-# only large shapes take have tests of their own. No races are looked for where warps divide the work: docs/log.md, "racecheck".
+# only large shapes take have tests of their own. No races are looked for in warp-specialized kernels: docs/log.md, "racecheck".
 SANITIZE = compute-sanitizer --error-exitcode 9 --tool
 LARGE_ONLY = $(patsubst %,tests/kernels/test_%.py,gemm_warp_specialized attention_warp_specialized attention_spilled_ds gemm_tf32_rs gemm_swiglu)
 gpu-sanitize: install-dev ## on a machine with an NVIDIA GPU and compute-sanitizer: bad accesses and races in the op suite's small cases

@@ -161,7 +161,7 @@ class Op:
         saves: what backward reads: indices of inputs, "out" for all outputs, "out1" for the one of index 1; or a
             function that gives them from which inputs need a gradient, where that spares memory (a matmul with a
             constant keeps only the constant).
-        view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, in place of running anything.
+        view: for ops that only re-describe memory: `view(array, **attrs) -> Array`, instead of running anything.
         elementwise: each output element depends on the same (broadcast) element of the inputs, so that `out` may be one
             of them, and gradients are summed to the shape of broadcast operands.
         auxiliary: indices of outputs that carry no gradient: statistics and counts that backward or the caller reads.

@@ -1,4 +1,4 @@
-"""Fused ops in place of a model's plain blocks: the step that `build` and `load` end with.
+"""Fused ops instead of a model's plain blocks: the step that `build` and `load` end with.
 
 A rule is a pair: a block in plain form, and the class that computes the same in fused ops. To see which rule is a
 block's, its forward is run on values that are written down instead of computed; where what it writes is what a rule's

@@ -23,7 +23,7 @@ class GraniteConfig(ModelConfig):
 
     Attributes:
         embedding_multiplier: of the embedded tokens.
-        attention_multiplier: of the scores, in place of 1/√D.
+        attention_multiplier: of the scores, instead of 1/√D.
         residual_multiplier: of what attention and MLP add to the stream.
         logits_scaling: what the logits are divided by.
     """

@@ -116,7 +116,7 @@ def settle() -> None:
 
 
 def capsule(described: Described, owner: Any, *, versioned: bool, copied: bool = False) -> Any:
-    """A capsule that lends memory which lives as long as `owner`."""
+    """A capsule that exports memory which lives as long as `owner`."""
     settle()
     ndim = len(described.shape)
     shape, strides = (ctypes.c_int64 * ndim)(*described.shape), (ctypes.c_int64 * ndim)(*described.strides)
@@ -129,9 +129,9 @@ def capsule(described: Described, owner: Any, *, versioned: bool, copied: bool =
         made = _Managed(tensor, None, deleter)
     address = ctypes.addressof(made)
     _lent[address] = (made, shape, strides, owner)
-    lent = _new(address, _VERSIONED if versioned else _PLAIN, None)
-    _unsettled.append((lent, address))
-    return lent
+    exported = _new(address, _VERSIONED if versioned else _PLAIN, None)
+    _unsettled.append((exported, address))
+    return exported
 
 
 # --- In ---------------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def set_poison(on: bool, device: AnyDevice = None) -> bool:
 
 
 class LeakReport(NamedTuple):
-    """What repeated calls left behind, in bytes.
+    """What repeated calls leaked, in bytes.
 
     Attributes:
         before, after: in use before the counted calls, and after them.

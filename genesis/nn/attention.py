@@ -139,7 +139,7 @@ class Attention(Module):
             x: `[B, T, hidden_size]`.
             positions: integers `[T]` or `[B, T]` for the rotation; None counts on from the cache.
             starts: integers `[B, T]`, the first key each token may see: where its document begins.
-            mask: in place of the causal rule, as in `functional.scaled_dot_product_attention`; excludes `starts` and a
+            mask: instead of the causal rule, as in `functional.scaled_dot_product_attention`; excludes `starts` and a
                 window.
             cache: extended by these tokens.
         """

@@ -185,7 +185,7 @@ def rope_table(
         positions: integers `[T]` or `[B, T]`.
         size: of a head, even.
         theta: base of the wavelengths.
-        inverse_frequencies: `[size/2]` angles per position in place of those of `theta`, for scaled variants.
+        inverse_frequencies: `[size/2]` angles per position instead of those of `theta`, for scaled variants.
 
     Returns:
         Two float32 tensors, positions' shape with `size/2` appended.

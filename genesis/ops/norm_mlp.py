@@ -1,6 +1,6 @@
 """A transformer's gated MLP with the norm before it and the residual connection around it: x + down(silu(gate)·up).
 
-What backward reads again is kept as asked: all of it, or gate and up alone, from which the rest is made again.
+What backward reads again is kept as asked: all of it, or gate and up alone, from which the rest is recomputed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def norm_mlp(
     """x + h·Wdᵀ + bd with h = silu(gate)·up, [gate | up] = n·[Wg | Wu]ᵀ + [bg | bu], n = rms_norm(x).
 
     Also gives, without gradient, r = 1 / sqrt(mean(x²) + eps) and [gate | up] `[..., 2F]`; with `keep` n and h, too,
-    which backward then need not make again.
+    which backward then need not recompute.
 
     Args:
         x: `[..., in]`.

@@ -288,7 +288,7 @@ class Optimizer:
         return loss
 
     def begin_step(self) -> None:
-        """The host's part of a step: it is counted, and its count and learning rates are sent to the devices.
+        """What the host does of a step: it is counted, and its count and learning rates are sent to the devices.
 
         Before the replay of a captured `update` it counts the parameters that the capture updates.
         """

@@ -40,7 +40,7 @@ class Shard:
         grad: of any float type that is not wider.
         state: tensors by name, updated in place; of a flat shard they may be bfloat16.
         step: counts from 1; a device scalar in a fused update on a GPU.
-        residual: the further 16 bits of a flat shard's split fp32 masters.
+        residual: the 16-bit residuals of a flat shard's split fp32 masters.
         noise: of a flat shard's bfloat16 values that the op rounds at random.
         rounded: what is written afterwards.
     """

@@ -218,7 +218,7 @@ def _peer(peer: Peer) -> str:
         ours, theirs = format_seconds(ratio.seconds), format_seconds(ratio.peer_seconds)
         spread = _percent(ratio.spread) if ratio.spread < 1 else f"a factor of {1 + ratio.spread:.1f}"
         noisy = ", noisy" if ratio.is_noisy else ""
-        return f"{format_ratio(ratio.ratio)}x ({ours} here, {theirs} there, rounds {spread} apart{noisy})"
+        return f"{format_ratio(ratio.ratio)}x (Genesis {ours}, {peer.name} {theirs}, spread {spread}{noisy})"
 
     threads = "" if peer.threads is None else f", {peer.threads} thread{'s' * (peer.threads != 1)}"
     backward = "" if peer.backward is None else f"; backward {phrase(peer.backward)}"

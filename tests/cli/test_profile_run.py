@@ -70,7 +70,7 @@ def test_text_and_files(recipe: Path, tmp_path: Path) -> None:
         markup = (found / name).read_text()
         assert ElementTree.fromstring(markup).tag.endswith("svg")
         assert "prefers-color-scheme: dark" in markup
-    # No run is left behind: neither checkpoints nor metrics, nor their folder.
+    # Nothing of a run remains: neither checkpoints nor metrics, nor their folder.
     after = picture(recipe.parent)
     assert {name for name in after.keys() - before.keys() if "/cache/" not in name} == set()
     assert not (recipe.parent / "run").exists()

@@ -154,8 +154,8 @@ def test_time_grows_along_the_line_of_the_last_two() -> None:
     rows = [row_of(1, 8, 3.0), row_of(2, 8, 4.0), row_of(1, 16, 9.0), row_of(2, 16, 10.0)]
     batch, length = doublings(CONFIG, rows, "none", "float32", CPU, 1 << 40)
     assert (batch.axis, batch.batch, batch.length, batch.seconds) == ("batch", 4, 16, pytest.approx(12.0))
-    slope = (10.0 - 4.0) / (step_flops(CONFIG, 2, 16) - step_flops(CONFIG, 2, 8))
-    grown = 10.0 + slope * (step_flops(CONFIG, 2, 32) - step_flops(CONFIG, 2, 16))
+    growth = (10.0 - 4.0) / (step_flops(CONFIG, 2, 16) - step_flops(CONFIG, 2, 8))
+    grown = 10.0 + growth * (step_flops(CONFIG, 2, 32) - step_flops(CONFIG, 2, 16))
     assert (length.batch, length.length, length.seconds) == (2, 32, pytest.approx(grown))
     assert batch.tokens_per_second == pytest.approx(64 / 12.0)
 
@@ -287,7 +287,7 @@ def test_the_text_tells_ops_doublings_and_peers() -> None:
     assert "other ops (3) 28 160 ms" in text and "between ops 500 ms 12% step 2x16 4.00 s 100%" in text
     assert "improve op0: 200 ms above its limit (0.0% of its compute limit), 5.0% of the step improve op1:" in text
     assert "4x16, twice the batch: about 8.00 s a step, 8 tokens/s; 10.0 MiB of 1.0 MiB: it does not fit" in text
-    assert "against torch 9.9, interleaved; ratio above 1: faster here" in text
+    assert "against torch 9.9, interleaved; ratio above 1: Genesis is faster" in text
     assert "lean 2x16 1.00 s 2.00 s 2.00 1.0% 30.0 s lean 2x16 1.00 s 2.00 s 2.00 50% noisy note eager" in text
     assert "note eager 2x16: no \\x1b room" in text
 

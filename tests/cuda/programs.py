@@ -1,7 +1,7 @@
 """Random programs on tensors, run step by step on the CPU and on a CUDA device, which must agree after every step.
 
 A program mixes dtypes, memory layouts (views, steps, offsets, expanded), `out=` of other dtypes and layouts, and calls
-in place, on a few shapes, so that calls meet what earlier ones left behind. At its end every plain call is replayed on
+in place, on a few shapes, so that calls meet what earlier ones left. At its end every plain call is replayed on
 fresh tensors of the layouts that it had.
 
 Ops that round once must agree to the bit, and sums of few small numbers but for the sign of 0. Each side of the others

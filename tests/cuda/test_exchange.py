@@ -16,7 +16,7 @@ from genesis.errors import DeviceError, DTypeError, GradientError
 DTYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
-def lent() -> int:
+def exported() -> int:
     gc.collect()
     dlpack.settle()
     return len(dlpack._lent)
@@ -49,69 +49,69 @@ def test_shapes_and_strides(shape: tuple[int, ...], device: str) -> None:
 
 
 def test_memory_stays_after_our_tensor_is_gone_and_goes_with_the_last_view() -> None:
-    before = lent()
+    before = exported()
     x = genesis.arange(1000.0)
     theirs = np.from_dlpack(x)
     del x
-    assert lent() == before + 1
+    assert exported() == before + 1
     genesis.arange(1000.0).fill_(-1)  # would reuse the block
     assert theirs[999] == 999
     view = theirs[10:20]
     del theirs
-    assert lent() == before + 1
+    assert exported() == before + 1
     del view
-    assert lent() == before
+    assert exported() == before
 
 
 def test_memory_of_others_goes_with_our_last_view() -> None:
-    before = lent()
+    before = exported()
     x = genesis.from_dlpack(genesis.arange(10.0))  # only the capsule knew the first tensor
-    assert lent() == before + 1
+    assert exported() == before + 1
     part = x[2:5].numpy()
     del x
     assert part.tolist() == [2, 3, 4]
-    assert lent() == before + 1
+    assert exported() == before + 1
     del part
-    assert lent() == before
+    assert exported() == before
 
 
 def test_a_capsule_is_taken_once() -> None:
     for version in (None, (1, 0)):
-        before = lent()
+        before = exported()
         capsule = genesis.ones(3).__dlpack__(max_version=version)
         taken = dlpack.take(capsule)
         with pytest.raises(ValueError, match="taken before"):
             dlpack.take(capsule)
         del capsule
-        assert lent() == before + 1
+        assert exported() == before + 1
         del taken
-        assert lent() == before
+        assert exported() == before
 
 
 def test_a_capsule_that_nobody_takes_lends_nothing_once_it_is_gone() -> None:
-    before = lent()
+    before = exported()
     capsule = genesis.ones(3).__dlpack__()
-    assert lent() == before + 1
-    assert lent() == before + 1  # looking does not end it
+    assert exported() == before + 1
+    assert exported() == before + 1  # looking does not end it
     del capsule
-    assert lent() == before
+    assert exported() == before
 
 
 def test_a_consumer_that_fails_gets_its_own_error_and_keeps_nothing() -> None:
     """numpy destroys the capsule while its error is on the way up."""
-    before = lent()
+    before = exported()
     with pytest.raises((RuntimeError, BufferError), match=r"[Uu]nsupported dtype"):
         np.from_dlpack(genesis.ones(3, dtype="bfloat16"))
-    assert lent() == before
+    assert exported() == before
 
 
 def test_a_thousand_exchanges_leave_nothing() -> None:
-    before = lent()
+    before = exported()
     x = genesis.ones(100)
     for _ in range(1000):
         genesis.from_dlpack(np.from_dlpack(x))
         x.__dlpack__()
-    assert lent() == before
+    assert exported() == before
     flat = cuda.leak_check(lambda: genesis.from_dlpack(genesis.ones(100, device="cuda")), 50)
     assert flat.growth == 0
 

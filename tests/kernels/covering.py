@@ -27,7 +27,7 @@ def _kinds(signature: Signature) -> tuple[Any, ...]:
 
 
 def _elements(constants: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Each constant; in place of a tuple, its elements."""
+    """Each constant; instead of a tuple, its elements."""
     for name, value in constants:
         if isinstance(value, tuple) and not all(type(each) is int for each in value):
             yield from (((name, i), each) for i, each in enumerate(value))

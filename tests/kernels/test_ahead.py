@@ -58,7 +58,7 @@ for arch in arches:
 
 def test_architectures_differ_where_somebody_asked_which_it_is(tmp_path: Path) -> None:
     """Samples are launched once for all architectures, and again where a tile or TMA hang on it."""
-    on_80, *newer = lines_of(COLLECTED, tmp_path)
+    on_80, *newer = output_lines(COLLECTED, tmp_path)
     assert on_80 == "True masked_select_kernel"
     assert newer == ["True gemm_tma masked_select_kernel"] * 2
 
@@ -85,7 +85,7 @@ print(sum("mma" in text for text in texts[0]), sum("mma" not in text for text in
 
 
 def test_kernels_that_are_read_once_come_out_the_same(tmp_path: Path) -> None:
-    assert lines_of(READ, tmp_path) == ["5 3 True"]
+    assert output_lines(READ, tmp_path) == ["5 3 True"]
 
 
 BROKEN = """
@@ -133,7 +133,7 @@ for arch, stages in (80, 4), (90, 3):  # 196,608 bytes, either way
 """
 
 
-def lines_of(script: str, folder: Path) -> list[str]:
+def output_lines(script: str, folder: Path) -> list[str]:
     """What a script prints that runs where kernels are compiled; Triton reads a kernel's source from its file."""
     (folder / "script.py").write_text(script)
     path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -144,14 +144,14 @@ def lines_of(script: str, folder: Path) -> list[str]:
 
 def test_a_kernel_that_does_not_compile_is_reported(tmp_path: Path) -> None:
     """Whether Triton stops at it, or the assembler, which takes it together with others."""
-    found = [line for line in lines_of(BROKEN, tmp_path) if line.startswith("sm_")]
+    found = [line for line in output_lines(BROKEN, tmp_path) if line.startswith("sm_")]
     for arch in (80, 90):
         names = [line.split()[1] for line in found if line.startswith(f"sm_{arch} ")]
         assert sorted(names) == ["broken", "broken", "unknown", "unknown"]
 
 
 def test_a_kernel_that_takes_more_shared_memory_than_there_is_is_reported(tmp_path: Path) -> None:
-    on_80, on_90 = lines_of(LARGE, tmp_path)
+    on_80, on_90 = output_lines(LARGE, tmp_path)
     assert "sm_80 large" in on_80 and "196608 bytes of shared memory, and a block has 166912" in on_80
     assert on_90 == "90"
 
@@ -192,6 +192,6 @@ for kind, dtype in ("half", bfloat16), ("tf32", float32):
 @pytest.mark.slow
 def test_gemms_use_the_shared_memory_that_is_counted_for_them(tmp_path: Path) -> None:
     """Also where the result is added to what is there, which is then read through shared memory."""
-    found = [line.split(maxsplit=2) for line in lines_of(TILES, tmp_path)]
+    found = [line.split(maxsplit=2) for line in output_lines(TILES, tmp_path)]
     assert len(found) > 10
     assert [what for spare, room, what in found if int(spare) < 0 or int(room) < 0] == []

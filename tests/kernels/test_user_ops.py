@@ -136,7 +136,7 @@ def test_a_kernel_may_take_strides_itself() -> None:
 
 
 def test_a_gradient_is_another_op() -> None:
-    slope = genesis.triton_op(
+    derivative = genesis.triton_op(
         "user_slope",
         slope_kernel,
         inputs=("g", "x"),
@@ -145,7 +145,7 @@ def test_a_gradient_is_another_op() -> None:
         constants={"BLOCK": BLOCK},
         reference=lambda g, x: 2 * g * x,
     )
-    square = triton_square(vjp=slope)
+    square = triton_square(vjp=derivative)
     x = on("cuda", grad=True)
     (square(x) * 3.0).sum().backward()
     assert np.allclose(x.grad.cpu().numpy(), 6 * X)

@@ -263,9 +263,9 @@ def make_defaults() -> None:
 
 
 if __name__ == "__main__":
-    makers = dict.fromkeys(EXTRA, make_extra) | dict.fromkeys(FAMILIES, make_family)
-    for model_name in sys.argv[1:] or makers:
-        makers[model_name](model_name)
+    factories = dict.fromkeys(EXTRA, make_extra) | dict.fromkeys(FAMILIES, make_family)
+    for model_name in sys.argv[1:] or factories:
+        factories[model_name](model_name)
     make_defaults()
     if not sys.argv[1:]:
         make_rope_tables()

@@ -122,13 +122,13 @@ class Doubled(nn.Module):
 
 def test_a_block_or_norm_in_place_of_another_is_used() -> None:
     model = genesis_models.build(SIZES | CASES[0], 3)
-    twin = unfuse(genesis_models.build(SIZES | CASES[0], 3))
-    for each in (model, twin):
+    plain = unfuse(genesis_models.build(SIZES | CASES[0], 3))
+    for each in (model, plain):
         each.model.layers[0].mlp = Doubled()
         each.model.layers[1].input_layernorm = nn.RMSNorm(SIZES["hidden_size"], eps=0.5)
     first, second = model.model.layers
     assert not isinstance(first, Fused) and isinstance(first.self_attn, Fused) and isinstance(second, Fused)
-    np.testing.assert_array_equal(step(model)[0], step(twin)[0])
+    np.testing.assert_array_equal(step(model)[0], step(plain)[0])
     first.mlp = genesis_models.build(SIZES | CASES[0], 4).model.layers[1].mlp
     fuse(model)
     assert isinstance(first, Fused) and isinstance(first.mlp, Fused)

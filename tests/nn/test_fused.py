@@ -112,7 +112,7 @@ def test_a_plain_mlp_is_one_op(recompute: bool) -> None:
 
 
 def test_what_a_plain_mlp_keeps() -> None:
-    """Of the norm's and SwiGLU's results nothing where they are made again."""
+    """Of the norm's and SwiGLU's results nothing where they are recomputed."""
     kept = []
     for recompute in (False, True):
         layers, norm, down = parts()

@@ -161,7 +161,7 @@ def rounded(case: Case, dtype: str) -> list[Any]:
     return [convert(x) if is_float(x) else x for x in case.inputs]
 
 
-def widened(values: Sequence[Any]) -> list[Any]:
+def upcast(values: Sequence[Any]) -> list[Any]:
     """What the oracle gets: float64, int64 and bool arrays."""
 
     def widen(x: Any) -> Any:
@@ -175,7 +175,7 @@ def widened(values: Sequence[Any]) -> list[Any]:
 
 
 def prepare(v: Variant) -> tuple[list[Any], list[Any]]:
-    """The inputs of a variant as the oracle takes them (widened) and as the op does (arrays in the variant's layout).
+    """The inputs of a variant as the oracle takes them (upcast) and as the op does (arrays in the variant's layout).
 
     Expanding repeats values: inputs under test take it where they have something to repeat; others are contiguous.
     """
@@ -189,7 +189,7 @@ def prepare(v: Variant) -> tuple[list[Any], list[Any]]:
             else:
                 layouts[i] = "contiguous"
     arrays = [place(x, how) if isinstance(x, np.ndarray) else x for x, how in zip(values, layouts, strict=True)]
-    return widened(values), arrays
+    return upcast(values), arrays
 
 
 def outputs(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> tuple[Array, ...]:

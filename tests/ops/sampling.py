@@ -1,4 +1,4 @@
-"""The types in which sample rows for ops are written, and makers of sample values. The checks are in `conformance.py`.
+"""The types of sample rows for ops, and functions that make sample values. The checks are in `conformance.py`.
 
 A row names an op, an oracle in float64 numpy that owes nothing to the op's reference, and cases. From it the suite
 makes every dtype, memory layout and check; see `tests/ops/samples/` for the rows.

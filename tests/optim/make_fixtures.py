@@ -86,7 +86,7 @@ def _schedules() -> dict[str, np.ndarray]:
     cosine = lambda o: s.CosineAnnealingLR(o, T_max=25, eta_min=0.05)  # noqa: E731
     linear = lambda o: s.LinearLR(o, start_factor=1.0, end_factor=0.1, total_iters=25)  # noqa: E731
     step = lambda o: s.StepLR(o, step_size=7, gamma=0.3)  # noqa: E731
-    makers = {
+    factories = {
         "cosine": cosine,
         "linear": linear,
         "step": step,
@@ -96,7 +96,7 @@ def _schedules() -> dict[str, np.ndarray]:
         "one_cycle": lambda o: s.OneCycleLR(o, max_lr=0.5, total_steps=30, pct_start=0.3, cycle_momentum=False),
     }
     lengths = {"cosine": 26, "linear": 26, "one_cycle": 30}
-    return {f"schedule/{name}": _rates(make, lengths.get(name, 30)) for name, make in makers.items()}
+    return {f"schedule/{name}": _rates(make, lengths.get(name, 30)) for name, make in factories.items()}
 
 
 def _clipping() -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ from genesis.train.optimizer import build_optimizer
 # --- Rules in numpy ---------------------------------------------------------------------------------------------------
 
 CALLS: dict[str, tuple[Any, int]] = {
-    "crosswise": (lambda p, g, a, b, *c: (a + g, b, p), 3),
+    "exchanged": (lambda p, g, a, b, *c: (a + g, b, p), 3),
     "one value twice": (lambda p, g, a, b, *c: (p * g, p * g, g), 4),
     "nothing used of a state": (lambda p, g, a, b, *c: (p - g * c[0], g * c[1], b), 1),
     "what nobody uses": (lambda p, g, a, b, *c: (p, (a / b, a + g)[1], where(c[2] != 0, b, sqrt(b) * g)), 0),

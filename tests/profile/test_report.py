@@ -164,8 +164,8 @@ def test_kernels_say_what_they_take() -> None:
 def test_the_peer_is_told_with_its_rounds() -> None:
     found = " ".join(text(row(peer=PEER)).split())
     assert (
-        "torch 1.50x (100 µs here, 150 µs there, rounds 1.2% apart); backward 0.50x (200 µs here, 100 µs there,"
-        " rounds a factor of 3.0 apart, noisy); torch 2.9, GPU time band" in found
+        "torch 1.50x (Genesis 100 µs, torch 150 µs, spread 1.2%); backward 0.50x (Genesis 200 µs, torch 100 µs,"
+        " spread a factor of 3.0, noisy); torch 2.9, GPU time band" in found
     )
     on_cpu = PEER.model_copy(update={"clock": "wall", "threads": 1, "backward": None})
     assert "torch 2.9, wall time, 1 thread band" in " ".join(text(row(peer=on_cpu)).split())

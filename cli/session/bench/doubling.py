@@ -67,9 +67,9 @@ def _seconds(config: ModelConfig, rows: Sequence[Row], largest: Row, axis: str, 
     per_flop = largest.step.seconds / largest.flops
     if along:
         before = max(along, key=lambda row: row.flops)
-        slope = (largest.step.seconds - before.step.seconds) / (largest.flops - before.flops)
-        if slope > 0:  # else noise hides what growth costs
-            per_flop = slope
+        growth = (largest.step.seconds - before.step.seconds) / (largest.flops - before.flops)
+        if growth > 0:  # else noise hides what growth costs
+            per_flop = growth
     return largest.step.seconds + per_flop * more
 
 

@@ -208,7 +208,7 @@ def _priority(each: OpShare, found: Breakdown) -> str:
 def _against(peers: Sequence[PeerStep]) -> Iterator[str]:
     """One line for each recipe, batch and length."""
     yield ""
-    yield f"against torch {peers[0].version}, interleaved; ratio above 1: faster here"
+    yield f"against torch {peers[0].version}, interleaved; ratio above 1: Genesis is faster"
     done = [each for each in peers if each.ratio is not None]
     if done:
         yield from aligned([_peer_cells(each) for each in done], ("recipe", "case", "note"))
@@ -223,12 +223,12 @@ def _peer_cells(each: PeerStep) -> dict[str, str]:
     return {
         "recipe": each.recipe,
         "case": each.label,
-        "here": format_seconds(ratio.seconds),
-        "there": format_seconds(ratio.peer_seconds),
+        "Genesis": format_seconds(ratio.seconds),
+        "torch": format_seconds(ratio.peer_seconds),
         "ratio": f"{ratio.ratio:.2f}",
-        "rounds apart": _percent(ratio.spread),
-        "memory here": "" if each.peak is None else format_bytes(each.peak),
-        "there ": "" if each.peer_peak is None else format_bytes(each.peer_peak),
+        "spread": _percent(ratio.spread),
+        "memory": "" if each.peak is None else format_bytes(each.peak),
+        "torch's memory": "" if each.peer_peak is None else format_bytes(each.peer_peak),
         "warm-up": "" if each.warm_up is None else format_seconds(each.warm_up),
         "note": "noisy" if ratio.is_noisy else "",
     }

@@ -147,7 +147,7 @@ def layout_of(array: ArrayLike) -> Layout:
         parts = (array.shape, array.strides, array.dtype, array.device, array.data_ptr() & 15)
         found = _layouts.get(parts)
         if found is None:
-            if len(_layouts) >= LAYOUTS:  # calls with layouts made again are recorded again
+            if len(_layouts) >= LAYOUTS:  # calls with forgotten layouts are recorded again
                 _layouts.clear()
             found = _layouts.setdefault(parts, Layout(parts))
         array.layout = found

@@ -335,7 +335,7 @@ class Driver:
             parameters: the address of an array of pointers to the kernel's own, read at each launch.
         """
         launch, success = self._cuda.cuLaunchKernelEx, self._success
-        plain: dict[int, Any] = {}  # configurations by stream: made once, one argument in place of eight
+        plain: dict[int, Any] = {}  # configurations by stream: made once, one argument instead of eight
         early: dict[int, Any] = {}
 
         def run(stream: int) -> None:

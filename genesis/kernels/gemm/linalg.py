@@ -397,7 +397,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
 def _with_b_along_n(p: Gemm, e: Epilogue) -> tuple[Gemm, Epilogue]:
     """The same GEMM with an MN-major operand B where that is profitable: see `copy_is_profitable`.
 
-    An operand A with k outermost becomes B without a copy; otherwise one of the two is copied, the smaller one if
+    An M-major operand A becomes B without a copy; otherwise one of the two is copied, the smaller one if
     possible. In a tile of 64 x 64 x 16, shared memory is then read in 768 cycles beside 512 of multiply-adds, where it
     took 2560.
     """

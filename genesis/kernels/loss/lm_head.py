@@ -1,4 +1,4 @@
-"""The language model head in bfloat16: x·weightᵀ with an epilogue that stores exponentials in place of logits.
+"""The language model head in bfloat16: x·weightᵀ with an epilogue that stores exponentials instead of logits.
 
 Reference: `genesis/ops/loss.py`: linear_cross_entropy. `loss.py` has the op, which calls the launches here by chunks.
 

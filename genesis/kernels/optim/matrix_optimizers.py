@@ -369,7 +369,7 @@ def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: flo
     tall = x.shape[0] > x.shape[1]  # the smaller Gram matrix is the cheaper one
     source = x if tall else _turned(x)
     side = source.shape[1]
-    y, other = (empty(source.shape, work, device) for _ in range(2))  # tall, so that no product has k innermost in both
+    y, other = (empty(source.shape, work, device) for _ in range(2))  # tall, so that no GEMM has two K-major operands
     gram, square, factor = (empty((side, side), work, device) for _ in range(3))
     norm = empty((), float64, device)
     norm_into(norm, (x,), 2)

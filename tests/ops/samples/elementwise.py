@@ -45,7 +45,7 @@ def precise(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return oracle
 
 
-# --- Makers of rows ---------------------------------------------------------------------------------------------------
+# --- Functions that make rows -----------------------------------------------------------------------------------------
 
 
 def unary(op: str, oracle: Callable[..., Any], make: Make = normal, grad_make: Make | None = None, **rest: Any) -> Rows:

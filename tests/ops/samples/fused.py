@@ -287,7 +287,7 @@ def away_from_zero(rng: np.random.Generator) -> list[Case]:
 
 
 def activation_rows(name: str) -> list[Rows]:
-    forward, slope = ACTIVATIONS[name]
+    forward, derivative = ACTIVATIONS[name]
     return [
         Rows(
             name,
@@ -300,7 +300,7 @@ def activation_rows(name: str) -> list[Rows]:
         ),
         Rows(
             f"{name}_backward",
-            lambda g, x: g * slope(x),
+            lambda g, x: g * derivative(x),
             slope_cases,
             errors=((Case((np.ones(3), np.ones(4))), ShapeError, "gradient"),),
             reduction=lambda case: 4,

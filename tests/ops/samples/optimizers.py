@@ -236,7 +236,7 @@ def _products(case: Case) -> int:
 
 
 def _amplified(case: Case) -> int:
-    """At a singular value of 0 each of five iterations multiplies an error by the polynomial's slope, 3.4445."""
+    """At a singular value of 0 each of five iterations multiplies an error by the polynomial's derivative, 3.4445."""
     return math.ceil(3.4445 ** (2 * 5)) * _products(case)  # the tolerance takes the root
 
 
