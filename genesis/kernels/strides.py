@@ -10,7 +10,7 @@ import triton.language as tl
 from genesis.array import Array
 from genesis.shapes import Shape
 
-__all__ = ["as_matrix", "collapse", "is_wide", "offsets"]
+__all__ = ["as_matrix", "collapse", "is_wide", "offsets", "program_indices"]
 
 
 def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
@@ -62,3 +62,12 @@ def offsets(i, sizes, strides, DIMS: tl.constexpr = None):
         o += (i % sizes[LAST - back]) * strides[LAST - back]
         i = i // sizes[LAST - back]
     return o + i * strides[0]
+
+
+@triton.jit
+def program_indices(SIZE: tl.constexpr, INT64: tl.constexpr):
+    """The indices [SIZE] of this program's tile along the grid's first dimension."""
+    program = tl.program_id(0)
+    if INT64:
+        program = program.to(tl.int64)
+    return program * SIZE + tl.arange(0, SIZE)

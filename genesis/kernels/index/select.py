@@ -22,7 +22,7 @@ from genesis.backend.cuda.launch import clear, forget_plan, launch, recording
 from genesis.dtypes import int32, int64
 from genesis.kernels.index.segment import report_fault
 from genesis.kernels.reduce.prefix_sum import exclusive_sums
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
 from genesis.ops.index import MASK_BLOCK
 
 __all__ = ["block_offsets", "count_true", "scatter_true", "select_true", "true_indices"]
@@ -51,7 +51,7 @@ def load_mask(p_x, i, n, sizes, strides):
 def mask_count_kernel(p_counts, p_x, n, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
     """counts[tile]."""
     tile = tl.program_id(0)
-    i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
+    i = program_indices(T, INT64)
     tl.store(p_counts + tile, tl.sum(load_mask(p_x, i, n, sizes, strides), 0))
 
 
@@ -60,7 +60,7 @@ def nonzero_kernel(p_o, p_base, p_x, p_fault, n, sizes, strides, count, by_count
                    INT64: tl.constexpr, T: tl.constexpr):  # fmt: skip
     """The coordinates of true elements: out[rank · by_count + dimension · by_dim], rank among all true elements."""
     tile = tl.program_id(0)
-    i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
+    i = program_indices(T, INT64)
     true = load_mask(p_x, i, n, sizes, strides)  # [T]
     base = tl.load(p_base + tile)
     rank = tl.cumsum(true, 0) - 1  # within the tile: int32, while the tile's offset is int64
@@ -98,7 +98,7 @@ def masked_select_kernel(p_o, p_base, p_x, p_m, n, sizes, sx, sm, INT64: tl.cons
 def masked_scatter_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, INT64: tl.constexpr, T: tl.constexpr):
     """out = g[rank · step] where the mask is true, and 0 elsewhere."""
     tile = tl.program_id(0)
-    i = (tile.to(tl.int64) if INT64 else tile) * T + tl.arange(0, T)
+    i = program_indices(T, INT64)
     true = load_mask(p_m, i, n, sizes, sm)
     base = tl.load(p_base + tile)
     rank = tl.cumsum(true, 0) - 1

@@ -17,7 +17,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.reduce.plan import NormTiles, norm_tiles
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.shapes import contiguous_strides, numel
 
@@ -53,10 +53,7 @@ def apply_norm(x, m, r, p_w, p_b, i_h, m_h, dw, db, CENTRED: tl.constexpr):
 def norm_forward_kernel(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, dw, db, CENTRED: tl.constexpr,
                         WORK: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr, BN: tl.constexpr,
                         BH: tl.constexpr):  # fmt: skip
-    program = tl.program_id(0)
-    if INT64:
-        program = program.to(tl.int64)
-    i_n = program * BN + tl.arange(0, BN)  # [BN]
+    i_n = program_indices(BN, INT64)  # [BN]
     i_h = tl.arange(0, BH)
     m_n, m_h = i_n < n, i_h < h
     count = tl.full((BN,), 1, WORK) * h
@@ -234,9 +231,7 @@ def sum_rows_kernel(p_o, p_x, n, h, step, BN: tl.constexpr, BH: tl.constexpr):
 def rms_norm_scale_kernel(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK: tl.constexpr, INT64: tl.constexpr,
                           BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     """x·r·w of a tile."""
-    i_n = tl.program_id(0) * BN + tl.arange(0, BN)
-    if INT64:
-        i_n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    i_n = program_indices(BN, INT64)
     i_h = tl.program_id(1) * BH + tl.arange(0, BH)
     m_n, m_h = i_n < n, i_h < h
     m = m_n[:, None] & m_h[None, :]

@@ -18,7 +18,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.norm.norm import rsqrt, sum_partials
-from genesis.kernels.strides import is_wide
+from genesis.kernels.strides import is_wide, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.shape import contiguous
 from genesis.shapes import broadcast_strides
@@ -70,9 +70,7 @@ def pair_offsets(i_batch, i_time, i_head, i_pair, strides):
 @triton.jit
 def token_indices(count, tokens, INT64: tl.constexpr, ROWS: tl.constexpr):
     """Token, batch and time indices [ROWS] of this program's tokens, and their mask."""
-    i_token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    if INT64:
-        i_token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    i_token = program_indices(ROWS, INT64)
     return i_token, i_token // tokens, i_token % tokens, i_token < count
 
 

@@ -21,7 +21,7 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, bool_, result_type
 from genesis.kernels import maths
 from genesis.kernels.gemm.transpose import transposed_copy
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.sweep import as_type
 from genesis.shapes import broadcast_strides
@@ -49,10 +49,7 @@ def store_result(p_o, i, y, sizes, strides, m):
 @triton.jit
 def positions(n, BLOCK: tl.constexpr, INT64: tl.constexpr):
     """The linear indices [BLOCK] of this program's tile, and their mask."""
-    program = tl.program_id(0)
-    if INT64:
-        program = program.to(tl.int64)
-    i = program * BLOCK + tl.arange(0, BLOCK)
+    i = program_indices(BLOCK, INT64)
     return i, i < n
 
 

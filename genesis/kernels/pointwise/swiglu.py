@@ -17,7 +17,7 @@ from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
 from genesis.kernels.pointwise.activation import sigmoid
-from genesis.kernels.strides import as_matrix, collapse, is_wide, offsets
+from genesis.kernels.strides import as_matrix, collapse, is_wide, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.shape import contiguous
@@ -31,10 +31,7 @@ TILE = 1024  # elements of each half: a load of 16 bytes per thread in a 2-byte 
 @triton.jit
 def tile_indices(n, half, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
     """The rows [BN] and columns [BH] of this program's tile of a half, and their mask [BN, BH]."""
-    i_program = tl.program_id(0)
-    if INT64:
-        i_program = i_program.to(tl.int64)
-    i_n, i_h = i_program * BN + tl.arange(0, BN), tl.program_id(1) * BH + tl.arange(0, BH)
+    i_n, i_h = program_indices(BN, INT64), tl.program_id(1) * BH + tl.arange(0, BH)
     return i_n, i_h, (i_n < n)[:, None] & (i_h < half)[None, :]
 
 

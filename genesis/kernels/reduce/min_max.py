@@ -17,7 +17,7 @@ from genesis.array import Array
 from genesis.backend.cuda.launch import launch
 from genesis.kernels.reduce.plan import COLUMN_GROUP, Layout, Tiles, group_size
 from genesis.kernels.reduce.reduction import ReduceSpec, load_type, reduce_tile
-from genesis.kernels.strides import offsets
+from genesis.kernels.strides import offsets, program_indices
 from genesis.kernels.types import TRITON, converted
 
 __all__ = ["column_min_max", "row_min_max"]
@@ -30,22 +30,19 @@ def is_best(x, best):
 
 
 @triton.jit
-def row_argminmax_kernel(p_o, p_i, p_x, nk, nr, sizes_k, sx, so, sizes_r, sr, MERGE: tl.constexpr,
-                         IDENTITY: tl.constexpr, READ: tl.constexpr, INT64_K: tl.constexpr, INT64_R: tl.constexpr,
-                         BK: tl.constexpr, GROUPS: tl.constexpr, G: tl.constexpr):  # fmt: skip
-    program = tl.program_id(0)
-    if INT64_K:
-        program = program.to(tl.int64)
-    i_k = program * BK + tl.arange(0, BK)  # [BK]
+def row_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, MERGE: tl.constexpr, IDENTITY: tl.constexpr,
+                         READ: tl.constexpr, INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr,
+                         GROUPS: tl.constexpr, G: tl.constexpr):  # fmt: skip
+    i_k = program_indices(BK, INT64_K)  # [BK]
     m_k = i_k < nk
-    p_k = p_x + offsets(i_k, sizes_k, sx)
+    p_k = p_x + offsets(i_k, kept[0], kept[1])
     i_g = tl.arange(0, G)  # [G]
     first = tl.arange(0, GROUPS) * G  # [GROUPS]
     if INT64_R:
         first = first.to(tl.int64)
     i_r = first[:, None] + i_g[None, :]  # [GROUPS, G]
     m = m_k[:, None, None] & (i_r < nr)[None, :, :]
-    x = converted(tl.load(p_k[:, None, None] + offsets(i_r, sizes_r, sr)[None, :, :], mask=m, other=0), READ)
+    x = converted(tl.load(p_k[:, None, None] + offsets(i_r, reduced[0], reduced[1])[None, :, :], mask=m, other=0), READ)
     x = tl.where(m, x, tl.full((1, 1, 1), IDENTITY, READ))  # [BK, GROUPS, G]
     in_groups = reduce_tile((x,), 2, MERGE)[0]  # [BK, GROUPS]
     best = reduce_tile((in_groups,), 1, MERGE)[0]  # [BK]
@@ -56,26 +53,22 @@ def row_argminmax_kernel(p_o, p_i, p_x, nk, nr, sizes_k, sx, so, sizes_r, sr, ME
         begin = tl.min(tl.where(is_best(in_groups, best[:, None]), first[None, :], GROUPS * G), 1)
         r = tl.minimum(begin, (GROUPS - 1) * G)[:, None] + i_g[None, :]  # [BK, G]
         m_r = m_k[:, None] & (r < nr)
-        y = converted(tl.load(p_k[:, None] + offsets(r, sizes_r, sr), mask=m_r, other=0), READ)
+        y = converted(tl.load(p_k[:, None] + offsets(r, reduced[0], reduced[1]), mask=m_r, other=0), READ)
         at = tl.min(tl.where(m_r & is_best(y, best[:, None]), r, GROUPS * G), 1)
-    o = offsets(i_k, sizes_k, so)
+    o = offsets(i_k, kept[0], kept[2])
     if p_o is not None:
         tl.store(p_o + o, converted(best, p_o.dtype.element_ty), mask=m_k)
     tl.store(p_i + o, at.to(tl.int64), mask=m_k)
 
 
 @triton.jit
-def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, sizes_k, sx, so, sizes_r, sr, STEP: tl.constexpr,
-                            MERGE: tl.constexpr, IDENTITY: tl.constexpr, READ: tl.constexpr, EVEN: tl.constexpr,
-                            INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
-                            G: tl.constexpr):  # fmt: skip
+def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, STEP: tl.constexpr, MERGE: tl.constexpr,
+                            IDENTITY: tl.constexpr, READ: tl.constexpr, EVEN: tl.constexpr, INT64_K: tl.constexpr,
+                            INT64_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr, G: tl.constexpr):  # fmt: skip
     """Loop down BK columns in chunks of BR groups of G rows. EVEN: G · BR divides the rows."""
-    program = tl.program_id(0)
-    if INT64_K:
-        program = program.to(tl.int64)
-    i_k = program * BK + tl.arange(0, BK)  # [BK]
+    i_k = program_indices(BK, INT64_K)  # [BK]
     m_k = i_k < nk
-    p_k = p_x + offsets(i_k, sizes_k, sx)
+    p_k = p_x + offsets(i_k, kept[0], kept[1])
     i_b = tl.arange(0, BR)[:, None]  # [BR, 1]
     if INT64_R:
         i_b = i_b.to(tl.int64)
@@ -84,7 +77,7 @@ def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, sizes_k, sx, so, sizes_r, sr,
         i_g = chunk * BR + i_b
         best_of_group = tl.full((BR, BK), IDENTITY, READ)
         for j in tl.static_range(G):
-            p = p_k[None, :] + offsets(i_g * G + j, sizes_r, sr)
+            p = p_k[None, :] + offsets(i_g * G + j, reduced[0], reduced[1])
             if EVEN:
                 x = converted(tl.load(p, mask=m_k[None, :]), READ)  # [BR, BK]
             else:
@@ -97,9 +90,9 @@ def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, sizes_k, sx, so, sizes_r, sr,
     begin = tl.min(tl.where(is_best(best, column[None, :]), group, end), 0) * G
     r = begin[None, :] + tl.arange(0, G)[:, None]  # [G, BK]
     m = m_k[None, :] & (r < nr)
-    x = converted(tl.load(p_k[None, :] + offsets(r, sizes_r, sr), mask=m, other=0), READ)
+    x = converted(tl.load(p_k[None, :] + offsets(r, reduced[0], reduced[1]), mask=m, other=0), READ)
     at = tl.min(tl.where(m & is_best(x, column[None, :]), r, end), 0)
-    o = offsets(i_k, sizes_k, so)
+    o = offsets(i_k, kept[0], kept[2])
     if p_o is not None:
         tl.store(p_o + o, converted(column, p_o.dtype.element_ty), mask=m_k)
     tl.store(p_i + o, at.to(tl.int64), mask=m_k)
@@ -118,10 +111,10 @@ def column_min_max(
     """
     launch(
         column_argminmax_kernel, triton.cdiv(layout.results, cut.block_k), values, indices, x, layout.results,
-        layout.elements, layout.kept, layout.kept_in, layout.kept_out, layout.reduced, layout.reduced_in,
-        STEP=spec.step, MERGE=merge, IDENTITY=spec.identity, READ=TRITON[load_type(x.dtype).name],
-        EVEN=layout.elements % (COLUMN_GROUP * cut.block_r) == 0, INT64_K=layout.int64_k, INT64_R=layout.int64_r,
-        BK=cut.block_k, BR=cut.block_r, G=COLUMN_GROUP, num_warps=cut.warps,
+        layout.elements, *layout.strided, STEP=spec.step, MERGE=merge, IDENTITY=spec.identity,
+        READ=TRITON[load_type(x.dtype).name], EVEN=layout.elements % (COLUMN_GROUP * cut.block_r) == 0,
+        INT64_K=layout.int64_k, INT64_R=layout.int64_r, BK=cut.block_k, BR=cut.block_r, G=COLUMN_GROUP,
+        num_warps=cut.warps,
     )  # fmt: skip
 
 
@@ -142,7 +135,7 @@ def row_min_max(
     group = group_size(cut, x.dtype.itemsize)
     launch(
         row_argminmax_kernel, triton.cdiv(layout.results, cut.block_k), values, indices, x, layout.results,
-        layout.elements, layout.kept, layout.kept_in, layout.kept_out, layout.reduced, layout.reduced_in, MERGE=merge,
-        IDENTITY=identity, READ=TRITON[load_type(x.dtype).name], INT64_K=layout.int64_k, INT64_R=layout.int64_r,
-        BK=cut.block_k, GROUPS=cut.block_r // group, G=group, num_warps=cut.warps,
+        layout.elements, *layout.strided, MERGE=merge, IDENTITY=identity, READ=TRITON[load_type(x.dtype).name],
+        INT64_K=layout.int64_k, INT64_R=layout.int64_r, BK=cut.block_k, GROUPS=cut.block_r // group, G=group,
+        num_warps=cut.warps,
     )  # fmt: skip

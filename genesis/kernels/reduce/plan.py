@@ -65,6 +65,11 @@ class Layout(NamedTuple):
         return numel(self.reduced)
 
     @property
+    def strided(self) -> tuple[tuple[Shape, Shape, Shape], tuple[Shape, Shape]]:
+        """`kept` and `reduced` of the kernels: sizes, strides in the input and, of the kept ones, in the result."""
+        return (self.kept, self.kept_in, self.kept_out), (self.reduced, self.reduced_in)
+
+    @property
     def int64_k(self) -> bool:
         """Whether offsets of results need int64."""
         inside = is_wide((*self.kept, *self.reduced), (*self.kept_in, *self.reduced_in))

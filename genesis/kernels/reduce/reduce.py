@@ -21,7 +21,7 @@ from genesis.kernels.reduce.min_max import column_min_max, row_min_max
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
 from genesis.kernels.reduce.reduction import ReduceSpec, finish_first, reduce_into
 from genesis.kernels.reduce.scan import scan_into
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
 from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
 
@@ -472,10 +472,7 @@ def cumsum(out: Array, x: Array, axis: int, reverse: bool = False) -> None:
 
 @triton.jit
 def prod_backward_kernel(p_o, p_g, p_l, p_r, n, sizes, sg, INT64: tl.constexpr, BLOCK: tl.constexpr):
-    program = tl.program_id(0)
-    if INT64:
-        program = program.to(tl.int64)
-    i = program * BLOCK + tl.arange(0, BLOCK)
+    i = program_indices(BLOCK, INT64)
     m = i < n
     left, right = tl.load(p_l + i, mask=m), tl.load(p_r + i, mask=m)
     g = converted(tl.load(p_g + offsets(i, sizes, sg), mask=m), left.dtype)
@@ -501,10 +498,7 @@ def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
 
 @triton.jit
 def put_along_axis_kernel(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, INT64: tl.constexpr, BLOCK: tl.constexpr):
-    program = tl.program_id(0)
-    if INT64:
-        program = program.to(tl.int64)
-    i = program * BLOCK + tl.arange(0, BLOCK)
+    i = program_indices(BLOCK, INT64)
     m = i < n
     at = tl.load(p_i + offsets(i, sizes, si), mask=m, other=0)
     at = tl.where(at < 0, at + size, at)

@@ -23,7 +23,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, int32, int64
 from genesis.kernels.reduce.plan import Layout, Tiles, merge_tiles, reduction_tiles
-from genesis.kernels.strides import is_wide, offsets
+from genesis.kernels.strides import is_wide, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 
 __all__ = ["ReduceSpec", "finish_first", "load_type", "partial_states", "reduce_into", "reduce_tile"]
@@ -185,10 +185,7 @@ def merge_kernel(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes, so, INIT: tl.
                  INDEX: tl.constexpr, LOOP: tl.constexpr, INT64_K: tl.constexpr, BK: tl.constexpr,
                  BS: tl.constexpr):  # fmt: skip
     """Merge the states [ns, nk] of `reduce_kernel` and store results, and indices if `p_i` is given."""
-    program = tl.program_id(0)
-    if INT64_K:
-        program = program.to(tl.int64)
-    i_k = program * BK + tl.arange(0, BK)  # [BK]
+    i_k = program_indices(BK, INT64_K)  # [BK]
     i_s = tl.arange(0, BS)  # [BS]
     m_k = i_k < nk
     LAST: tl.constexpr = 0x7FFFFFFF if tl.int32 == INDEX else 0x7FFFFFFFFFFFFFFF
@@ -294,12 +291,11 @@ def _launch_reduce(
 ) -> None:
     launch(
         reduce_kernel, (triton.cdiv(layout.results, cut.block_k), cut.splits), *outs, x, layout.results,
-        layout.elements, cut.span, float_argument(argument, work), (layout.kept, layout.kept_in, layout.kept_out),
-        (layout.reduced, layout.reduced_in), INIT=spec.init, STEP=spec.step, MERGE=spec.merge,
-        REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity, READ=TRITON[load_type(x.dtype).name],
-        WORK=TRITON[work.name], AXIS=int(layout.inner), LOOP=layout.elements >= cut.block_r,
-        TAIL=_tail(layout.elements, cut.block_r), INT64_K=layout.int64_k, INT64_R=layout.int64_r, BK=cut.block_k,
-        BR=cut.block_r, num_warps=cut.warps,
+        layout.elements, cut.span, float_argument(argument, work), *layout.strided, INIT=spec.init, STEP=spec.step,
+        MERGE=spec.merge, REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity,
+        READ=TRITON[load_type(x.dtype).name], WORK=TRITON[work.name], AXIS=int(layout.inner),
+        LOOP=layout.elements >= cut.block_r, TAIL=_tail(layout.elements, cut.block_r), INT64_K=layout.int64_k,
+        INT64_R=layout.int64_r, BK=cut.block_k, BR=cut.block_r, num_warps=cut.warps,
     )  # fmt: skip
 
 

@@ -65,10 +65,14 @@ if is_interpreted():  # where tl.associative_scan would call MERGE for every ele
 
 
 @triton.jit
-def scan_kernel(p_o, p_x, p_prefix, nk, nr, span, sizes_k, sx, so, sizes_r, sr, sq, MERGE: tl.constexpr,
-                IDENTITY: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
-                REVERSE: tl.constexpr, EXCLUSIVE: tl.constexpr, INT64_K: tl.constexpr, INT64_R: tl.constexpr,
-                BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+def scan_kernel(p_o, p_x, p_prefix, nk, nr, span, kept, along, MERGE: tl.constexpr, IDENTITY: tl.constexpr,
+                READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr,
+                EXCLUSIVE: tl.constexpr, INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr,
+                BR: tl.constexpr):  # fmt: skip
+    """Scan a split of `span` elements of nk lines, from its prefix if one is given.
+
+    `kept` and `along`: sizes, strides in x, and strides in the result, as in `Lines`.
+    """
     program, split = tl.program_id(0), tl.program_id(1)
     if INT64_K:
         program = program.to(tl.int64)
@@ -77,8 +81,8 @@ def scan_kernel(p_o, p_x, p_prefix, nk, nr, span, sizes_k, sx, so, sizes_r, sr, 
     begin = (split.to(tl.int64) if INT64_R else split) * span
     end = tl.minimum(begin + span, nr)
     chunks = tl.cdiv(end - begin, BR)
-    p_k = tl.expand_dims(p_x + offsets(i_k, sizes_k, sx), AXIS)
-    q_k = tl.expand_dims(p_o + offsets(i_k, sizes_k, so), AXIS)
+    p_k = tl.expand_dims(p_x + offsets(i_k, kept[0], kept[1]), AXIS)
+    q_k = tl.expand_dims(p_o + offsets(i_k, kept[0], kept[2]), AXIS)
     m_x = tl.expand_dims(m_k, AXIS)
     if p_prefix is None:
         carry = tl.full((BK,), IDENTITY, WORK)
@@ -90,10 +94,10 @@ def scan_kernel(p_o, p_x, p_prefix, nk, nr, span, sizes_k, sx, so, sizes_r, sr, 
         r = begin + chunk * BR + tl.arange(0, BR)  # [BR]
         source = r + SHIFT
         m = m_x & tl.expand_dims((source >= begin) & (source < end), 1 - AXIS)
-        x = tl.load(p_k + tl.expand_dims(offsets(source, sizes_r, sr), 1 - AXIS), mask=m, other=0)
+        x = tl.load(p_k + tl.expand_dims(offsets(source, along[0], along[1]), 1 - AXIS), mask=m, other=0)
         x = tl.where(m, converted(converted(x, READ), WORK), IDENTITY)  # [BK, BR] or [BR, BK]
         y = MERGE(tl.expand_dims(carry, AXIS), scan_tile(x, AXIS, MERGE, REVERSE))
-        o = q_k + tl.expand_dims(offsets(r, sizes_r, sq), 1 - AXIS)
+        o = q_k + tl.expand_dims(offsets(r, along[0], along[2]), 1 - AXIS)
         tl.store(o, converted(y, p_o.dtype.element_ty), mask=m_x & tl.expand_dims(r < end, 1 - AXIS))
         carry = MERGE(carry, reduce_tile((x,), AXIS, MERGE)[0])
 
@@ -144,8 +148,8 @@ def _launch(
     count, length = numel(lines.kept), numel(lines.along)
     sizes = (*lines.kept, *lines.along)
     launch(
-        scan_kernel, (triton.cdiv(count, cut.block_k), cut.splits), out, x, prefix, count, length, cut.span, lines.kept,
-        lines.kept_in, lines.kept_out, lines.along, lines.along_in, lines.along_out, MERGE=spec.merge,
+        scan_kernel, (triton.cdiv(count, cut.block_k), cut.splits), out, x, prefix, count, length, cut.span,
+        (lines.kept, lines.kept_in, lines.kept_out), (lines.along, lines.along_in, lines.along_out), MERGE=spec.merge,
         IDENTITY=spec.identity, READ=TRITON[load_type(x.dtype).name], WORK=TRITON[work.name], AXIS=int(inner),
         REVERSE=reverse, EXCLUSIVE=exclusive,
         INT64_K=is_wide(sizes, (*lines.kept_in, *lines.along_in), (*lines.kept_out, *lines.along_out)),

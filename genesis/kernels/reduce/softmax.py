@@ -18,7 +18,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.reduce.plan import LineTiles, is_inner, line_tiles, zero_if_single
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import normalize_axis
 
@@ -50,10 +50,7 @@ def finite_max(top):
 def softmax_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
                    INT64: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     """Lines that fit in registers."""
-    program = tl.program_id(0)
-    if INT64:
-        program = program.to(tl.int64)
-    k = program * BK + tl.arange(0, BK)  # [BK]
+    k = program_indices(BK, INT64)  # [BK]
     r = tl.arange(0, BR)  # [BR]
     m = tl.expand_dims(k < nk, AXIS) & tl.expand_dims(r < nr, 1 - AXIS)
     i_r = r.to(tl.int64) if INT64 else r
@@ -90,11 +87,9 @@ def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.con
                             AXIS: tl.constexpr, INT64: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr,
                             U: tl.constexpr):  # fmt: skip
     """Longer lines, in two passes over chunks of U × BR elements."""
-    program = tl.program_id(0)
     if INT64:
-        program = program.to(tl.int64)
         nr = nr.to(tl.int64)
-    k = program * BK + tl.arange(0, BK)  # [BK]
+    k = program_indices(BK, INT64)  # [BK]
     m_k = tl.expand_dims(tl.expand_dims(k < nk, AXIS), 0)
     p_k = tl.expand_dims(tl.expand_dims(p_x + offsets(k, sizes, sx), AXIS), 0)
     q_k = tl.expand_dims(tl.expand_dims(p_o + offsets(k, sizes, so), AXIS), 0)
@@ -165,10 +160,7 @@ def softmax_backward_kernel(p_o, p_g, p_y, nk, nr, sizes, sg, sy, so, dg, dy, do
                             AXIS: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr, BK: tl.constexpr,
                             BR: tl.constexpr):  # fmt: skip
     """Gradients: of lines that fit in registers (ONE_PASS), or in two passes."""
-    program = tl.program_id(0)
-    if INT64:
-        program = program.to(tl.int64)
-    k = program * BK + tl.arange(0, BK)  # [BK]
+    k = program_indices(BK, INT64)  # [BK]
     r = tl.arange(0, BR)  # [BR]
     if INT64:
         r = r.to(tl.int64)
