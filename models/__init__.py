@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5, Qwen3 and Llama for Genesis: build, load, save, generate.
+"""Language models for Genesis, a file for each family: build, load, save, generate.
 
 import genesis_models
 

@@ -119,7 +119,7 @@ class MLP(nn.Module):
     """SwiGLU, or another gated linear unit (Shazeer, 2020).
 
     Args:
-        act_fn: in place of SiLU.
+        act_fn: the activation, SiLU unless given.
     """
 
     def __init__(self, config: ModelConfig, act_fn: nn.Module | None = None) -> None:

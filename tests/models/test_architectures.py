@@ -16,7 +16,7 @@ from genesis_models.config import ModelConfig
 from genesis_models.presets import PRESETS, preset
 from genesis_models.registry import parameter_count
 from genesis_models.rope import tables
-from tests.models.golden import EXTRA, FIXTURES, NAMES, extra, golden, relative_error
+from tests.models.golden import EXTRA, FAMILIES, FIXTURES, NAMES, extra, golden, relative_error
 
 ROPES = json.loads((FIXTURES / "rope.json").read_text())
 # Parameters of the published models, as transformers counts them.
@@ -100,7 +100,7 @@ def test_a_cache_changes_nothing(name: str, pieces: list[int]) -> None:
     np.testing.assert_allclose(cached_logits(model, tokens, pieces), whole, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3-tied", "qwen2-window"])
+@pytest.mark.parametrize("name", ["qwen3-tied", "qwen2-window", *FAMILIES])
 def test_packed_documents_do_not_see_each_other(name: str) -> None:
     reference = golden(name) if name in NAMES else extra(name)
     model = genesis_models.load(reference.folder)

@@ -1,4 +1,4 @@
-"""Configs of the families: what they leave out, what is refused, and that a family says which of its settings work."""
+"""The families' configs: what they leave out, what is refused; and which of a run's settings work with them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from typing import Any
 
 import pytest
 
-from genesis.backend import CPU
+from genesis.backend import CPU, Device
 from genesis.errors import ConfigError, ModelError
+from genesis.profile.peer import PeerLacks
+from genesis_cli.session.bench.versus import lean_config
+from genesis_cli.session.memory_plan import memory_plan
 from genesis_cli.session.preparation import model_config
 from genesis_cli.session.weights import usable_precision
 from genesis_models.config import FAMILIES, ModelConfig
-from genesis_models.registry import build, fuses
+from genesis_models.folder import read_config
+from genesis_models.registry import build, fuses, parameter_count
+from tests.models.golden import FAMILIES as GOLDEN
 from tests.models.golden import FIXTURES
 from tests.train.runs import load, make
 
 DEFAULTS = json.loads((FIXTURES / "defaults.json").read_text())
 HERE = [kind for kind in DEFAULTS if kind in FAMILIES]
+GPU = Device("cuda", 0)
 
 
 def minimal(kind: str, **changes: Any) -> dict[str, Any]:
@@ -108,3 +114,16 @@ def test_plain_layers_take_no_setting_of_fused_ones(kind: str, tmp_path: Path) -
     with pytest.raises(ConfigError, match="selective is for fused layers") as caught:
         model_config(selective)
     assert caught.value.where == "train.activation_checkpointing"
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_captured_steps_of_a_family_run_on_a_fake_gpu(name: str) -> None:
+    config = read_config(FIXTURES / name)
+    plans = [memory_plan(config, GPU, batch=2, length=16, activation_checkpointing=how) for how in ("none", "full")]
+    assert plans[0].weights >= 2 * parameter_count(config)
+    assert plans[0].activations > plans[1].activations
+
+
+def test_the_lean_recipe_is_no_granite() -> None:
+    with pytest.raises(PeerLacks, match="are not those of granite"):
+        lean_config(ModelConfig.from_dict(minimal("granite")))

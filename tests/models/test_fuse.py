@@ -137,10 +137,10 @@ def test_a_block_or_norm_in_place_of_another_is_used() -> None:
 def test_a_copy_has_its_own_norms() -> None:
     model = genesis_models.build(SIZES | CASES[0], 3)
     before = step(model)[0]
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with genesis.no_grad():
         model.model.layers[0].input_layernorm.weight.fill_(0.0)
-    np.testing.assert_array_equal(step(twin)[0], before)
+    np.testing.assert_array_equal(step(copied)[0], before)
     assert (step(model)[0] != before).any()
 
 

@@ -16,7 +16,7 @@ from genesis_cli.session.bench.schema import PeerStep
 from genesis_cli.session.bench.steps import new_state, taking
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
-from genesis_models.registry import build, parameter_shapes
+from genesis_models.registry import build, fuses, parameter_shapes
 
 __all__ = ["check_recipes", "lean_config", "versus_torch"]
 
@@ -49,6 +49,8 @@ def lean_config(config: ModelConfig) -> dict[str, object]:
     """
     names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name in parameter_shapes(config)} - {""}
     unknown = names - LEAN - QKV_BIAS - HEAD_NORMS
+    if not unknown and not fuses(config):  # the parameters are the recipe's, and what is done with them is not
+        raise PeerLacks(f"the lean recipe's layers are not those of {config.model_type}")
     if unknown:
         raise PeerLacks(f"the lean recipe's layers have no {min(unknown)}")
     sizes = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
