@@ -103,7 +103,7 @@ def _counted(state: TrainState, device: Device, batches: list[Batch]) -> MemoryP
     for _ in range(STEPS):
         after_forward.clear()
         steps.take(batches, 1e-5)
-    lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.lasting().items()}
+    lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
     at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
     activations = max(after_forward) - at_rest
     rest = at_rest - sum(lasting.values())

@@ -154,7 +154,7 @@ def subject_of(
         take=take,
         settle=lambda: None if on_device is None else _read(on_device),
         regions=regions,
-        lasting=lambda: cast(Any, state.lasting()),
+        persistent=lambda: cast(Any, state.persistent()),
     )
 
 

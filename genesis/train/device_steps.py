@@ -97,7 +97,7 @@ class DeviceSteps:
         optimizer = state.optimizer
         scalars = optimizer.device_scalars(device)
         self.feed = Feed(device, state.loader.batch_size, state.loader.seq_len, scalars.array.size)
-        scalars.place(self.feed.numbers)
+        scalars.place(self.feed.scalars)
         self._loss, self._report = zeros((), device=device), zeros(4, device=device)
         self._made: list[_Made] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
@@ -119,14 +119,14 @@ class DeviceSteps:
         for group in state.optimizer.param_groups:
             group["lr"] = lr
         state.optimizer.begin_step()
-        numbers = state.optimizer.step_scalars()
-        self.feed.put(batches[0], targets, numbers)
+        values = state.optimizer.step_scalars()
+        self.feed.put(batches[0], targets, values)
         if len(batches) == 1 and self._captures_update:
             self._whole()
         else:
             self._first()
             for batch in batches[1:]:
-                self.feed.put(batch, targets, numbers)
+                self.feed.put(batch, targets, values)
                 self._following()
             if self._captures_update:
                 self._update()

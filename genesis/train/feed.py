@@ -39,30 +39,30 @@ class _Slot:
 
 
 class Feed:
-    """Brings batches of one shape to `device`, and with each the numbers of its step.
+    """Brings batches of one shape to `device`, and with each the device scalars of its step.
 
     Args:
         rows, length: of the batches.
-        numbers: how many numbers.
+        scalars: how many.
 
     Attributes:
         batch: where the batch that was put last is, in the order of the stream it was put on.
-        numbers: where its numbers are, float64.
+        scalars: where they are, float64.
     """
 
-    def __init__(self, device: Device, rows: int, length: int, numbers: int) -> None:
+    def __init__(self, device: Device, rows: int, length: int, scalars: int) -> None:
         self.device, self.shape = device, (rows, length)
         self._copies = cuda.Stream(device)
-        size, total = rows * length, 3 * rows * length + 1 + numbers
+        size, total = rows * length, 3 * rows * length + 1 + scalars
         self._slots = [_Slot(device, total) for _ in range(2)]
         self._there = empty(total, dtype=int64, device=device)
         ids, labels, positions = (self._there[i * size : (i + 1) * size].view(rows, length) for i in range(3))
         self.batch = DeviceBatch(ids, labels, positions, self._there[3 * size])
         there = self._there.array
-        self.numbers = Array(there.storage, (numbers,), (1,), float64, device, there.offset + 3 * size + 1)
+        self.scalars = Array(there.storage, (scalars,), (1,), float64, device, there.offset + 3 * size + 1)
 
-    def put(self, batch: Batch, num_targets: int, numbers: Sequence[float]) -> DeviceBatch:
-        """Bring a batch and its numbers: work that is launched from now on finds it in `batch`, which is returned."""
+    def put(self, batch: Batch, num_targets: int, scalars: Sequence[float]) -> DeviceBatch:
+        """Bring a batch and its scalars: work that is launched from now on finds it in `batch`, which is returned."""
         compute, slot = cuda.current_stream(self.device), self._slots[0]
         self._slots.reverse()
         slot.copied.synchronize()
@@ -71,7 +71,7 @@ class Feed:
         for i, part in enumerate((batch.input_ids, batch.labels, batch.position_ids)):
             np.copyto(values[i * size : (i + 1) * size].reshape(part.shape), part)
         values[3 * size] = num_targets
-        values[3 * size + 1 :].view(np.float64)[:] = numbers
+        values[3 * size + 1 :].view(np.float64)[:] = scalars
         self._copies.wait_event(slot.read)
         with cuda.stream(self._copies):
             slot.there.copy_(slot.host, non_blocking=True)

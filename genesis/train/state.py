@@ -78,7 +78,7 @@ class TrainState:
             "optimizer": optimizer_counts(self.optimizer),
         }
 
-    def lasting(self) -> dict[str, list[Array]]:
+    def persistent(self) -> dict[str, list[Array]]:
         """The arrays that stay from step to step: "weights", "gradients", and "optimizer" with masters and averages."""
         parameters = [p for _, p in self.model.named_parameters()]
         kept = (x for values in self.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))

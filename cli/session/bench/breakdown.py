@@ -130,7 +130,7 @@ def _on_gpu(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | 
         take=lambda batches: take(),  # which makes its own
         settle=take.finish,
         regions=(),
-        lasting=lambda: cast(Any, state.lasting()),
+        persistent=lambda: cast(Any, state.persistent()),
     )
     watch = _Watch(limits, lambda: backend.driver.is_capturing(backend.stream))
     with observe(watch.ends, watch.begins):

@@ -159,7 +159,7 @@ def _captured(state: TrainState, device: Device, plan: Plan, notes: list[str]) -
 
 def _lasting(state: TrainState) -> dict[str, int]:
     """Bytes of what is there from step to step."""
-    return {name: sum(array.nbytes for array in arrays) for name, arrays in state.lasting().items()}
+    return {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
 
 
 def _host_memory(state: TrainState) -> Memory:

@@ -138,7 +138,7 @@ class Marks:
             stack.callback(setattr, driver, "dependent", driver.dependent)
             driver.dependent = False
             stack.enter_context(watching_launches(self._launched))
-            stack.enter_context(shadowed(backend, beside=lambda nbytes: nullcontext()))
+            stack.enter_context(shadowed(backend, on_side_stream=lambda nbytes: nullcontext()))
             stack.enter_context(
                 shadowed(
                     driver,

@@ -37,7 +37,7 @@ class Subject:
         take: launches a step on them.
         settle: reads the figures of the steps so far, outside of what is measured.
         regions: (object, method, phase): what belongs to which phase, apart from backward.
-        lasting: the arrays that stay from step to step, by what they are for.
+        persistent: the arrays that stay from step to step, by what they are for.
     """
 
     model: Module
@@ -46,7 +46,7 @@ class Subject:
     take: Callable[[Sequence[Any]], None]
     settle: Callable[[], None]
     regions: Sequence[tuple[object, str, str]]
-    lasting: Callable[[], Mapping[Category, Sequence[Array]]]
+    persistent: Callable[[], Mapping[Category, Sequence[Array]]]
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def memory_of(subject: Subject) -> Timeline:
                 batches = subject.batches()
             subject.take(batches)
             wait()
-    found = watch.timeline(subject.lasting(), recorder.frames)
+    found = watch.timeline(subject.persistent(), recorder.frames)
     subject.settle()
     return found
 

@@ -59,7 +59,7 @@ class Timeline:
         peak: the index of the highest sum.
         held: at the peak, by who holds it, the most first.
         pool_peak: the highest sum by the pool's own count.
-        lasting: bytes by category before the step.
+        persistent: bytes by category before the step.
         phases: each with its beginning and end.
     """
 
@@ -69,7 +69,7 @@ class Timeline:
     peak_phase: str
     held: list[Held]
     pool_peak: int
-    lasting: dict[Category, int]
+    persistent: dict[Category, int]
     phases: list[tuple[str, float, float]]
 
     @property
@@ -126,11 +126,11 @@ class MemoryWatch:
             block.given = now
         self._changes.append((now, block, nbytes))
 
-    def timeline(self, lasting: Mapping[Category, Sequence[Array]], frames: Sequence[Frame]) -> Timeline:
-        """What was seen; `lasting` are the arrays that stay from step to step, `frames` those of the step."""
+    def timeline(self, persistent: Mapping[Category, Sequence[Array]], frames: Sequence[Frame]) -> Timeline:
+        """What was seen; `persistent` are the arrays that stay from step to step, `frames` those of the step."""
         owned = {
             address: (size, category)
-            for category, arrays in lasting.items()
+            for category, arrays in persistent.items()
             for address, size in filter(None, map(_block_of, arrays))
         }
         self._sort_out(owned, frames)

@@ -196,6 +196,7 @@ class Recorder:
 def shadowed(of: object, **methods: Callable[..., Any]) -> Iterator[None]:
     """Other methods for one object inside the block."""
     for name, method in methods.items():
+        assert callable(getattr(of, name, None)), f"{type(of).__name__} has no method {name}"
         object.__setattr__(of, name, method)
     try:
         yield

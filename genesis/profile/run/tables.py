@@ -152,7 +152,7 @@ def memory_row(timeline: Timeline) -> Memory:
         peak_phase=timeline.peak_phase,
         peak_seconds=timeline.seconds[timeline.peak],
         categories={category: values[timeline.peak] for category, values in timeline.nbytes.items()},
-        lasting={str(category): size for category, size in timeline.lasting.items()},
+        lasting={str(category): size for category, size in timeline.persistent.items()},
         held=[
             Held(category=h.category, module=h.module, op=h.op, bytes=h.nbytes, blocks=h.blocks)
             for h in timeline.held[:HELD]
