@@ -97,7 +97,7 @@ def test_cuda_runs_in_the_interpreter() -> None:
     report = json.loads(text)
     assert (report["device"], report["device_name"]) == ("cuda:0", "Triton's interpreter")
     assert report["rows"][0]["gpu"] is None
-    assert report["rows"][0]["launches"] == [{"kernel": "binary", "grid": [1, 1, 1], "resources": None}]
+    assert report["rows"][0]["launches"] == [{"kernel": "binary_kernel", "grid": [1, 1, 1], "resources": None}]
 
 
 @pytest.mark.parametrize(
