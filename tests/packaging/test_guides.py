@@ -11,6 +11,7 @@ from benchmarks.performance import training_steps
 from benchmarks.result_files import read_results, result_files
 from docs.generate import PAGES, api_page, is_current
 from genesis import errors
+from genesis_models import ARCHITECTURES
 from tests.packaging.tree import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -61,6 +62,11 @@ def test_troubleshooting_lists_every_exit_code() -> None:
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 120
     assert len(README.split()) <= 900
+
+
+def test_the_families_that_the_readme_names_exist() -> None:
+    (line,) = re.findall(r"Families: (.*)\.$", README, re.MULTILINE)
+    assert set(line.replace(" and ", ", ").split(", ")) <= set(ARCHITECTURES)
 
 
 def speed_rows(text: str) -> list[tuple[str, ...]]:

@@ -86,6 +86,7 @@ READ_BY_PEOPLE = {
     "pays, gains",
     "add to what is there",
     "H",
+    "lasting",
     "place, where the four differ",
     "stands, stands beside, lies",
     "number (for a tensor element), numbers",
