@@ -214,7 +214,7 @@ class CausalLM(nn.Module):
         t, begin = input_ids.shape[1], 0 if cache is None else cache.length
         tables, starts = self._positions(begin, begin + t, position_ids, input_ids.device)
         trains = self.training and cache is None
-        fp8 = fp8_ops.WIDE if trains and self.precision == "fp8" else 0
+        fp8 = fp8_ops.MIN_COLUMNS if trains and self.precision == "fp8" else 0
         context = Context(tables, starts, cache, self.activation_checkpointing if trains else "none", fp8)
         x = self.model(input_ids, context)
         if cache is not None:

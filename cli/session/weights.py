@@ -49,8 +49,11 @@ def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tupl
     stays, widest = f"precision: {config.model.dtype}: fp8", widest_matmul(shape)
     if not fuses(shape):
         return None, f"{stays} is for fused layers, and those of {shape.model_type} are plain"
-    if widest < fp8_ops.WIDE:
-        return None, f"{stays} is for matmuls of at least {fp8_ops.WIDE} columns, and the model's widest has {widest}"
+    if widest < fp8_ops.MIN_COLUMNS:
+        return (
+            None,
+            f"{stays} is for matmuls of at least {fp8_ops.MIN_COLUMNS} columns, and the model's widest has {widest}",
+        )
     if device == CPU:
         return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
     lack = fp8_ops.lacking(cuda.get_device_capability(device), device)

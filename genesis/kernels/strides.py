@@ -10,7 +10,7 @@ import triton.language as tl
 from genesis.array import Array
 from genesis.shapes import Shape
 
-__all__ = ["as_matrix", "collapse", "is_wide", "offsets", "program_indices"]
+__all__ = ["as_matrix", "collapse", "needs_int64", "offsets", "program_indices"]
 
 
 def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
@@ -37,7 +37,7 @@ def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
     return (tuple(sizes), *(tuple(m) for m in merged))
 
 
-def is_wide(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
+def needs_int64(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
     """Whether an element index or an offset passes 2^31."""
     count = 1
     for size in sizes:
@@ -54,8 +54,8 @@ def as_matrix(x: Array) -> Array:
 
 
 @triton.jit
-def offsets(i, sizes, strides, DIMS: tl.constexpr = None):
-    """Offsets of the elements with linear (row-major) indices i; DIMS, which some callers pass, is len(sizes)."""
+def offsets(i, sizes, strides):
+    """Offsets of the elements with linear (row-major) indices i."""
     LAST: tl.constexpr = len(sizes) - 1
     o = i * 0
     for back in tl.static_range(LAST):

@@ -31,7 +31,7 @@ from genesis.ops.sweep import as_type
 __all__ = [
     "CAPABILITY",
     "GRAIN",
-    "WIDE",
+    "MIN_COLUMNS",
     "check_quantizable",
     "is_wide_enough",
     "lacking",
@@ -46,7 +46,7 @@ CAPABILITY = 8, 9  # of the first GPUs that convert to 8-bit floats and multiply
 GRAIN = 16  # both sizes of a weight are multiples of it: what TMA and the tensor cores ask for
 # Columns from which on a model's products are made in 8-bit floats. Narrower ones do not pay for the pass that
 # quantises the input, or gain too little for what rounding queries and keys does to the loss (decision 6).
-WIDE = 2048
+MIN_COLUMNS = 2048
 
 
 def lacking(capability: tuple[int, int], device: Device) -> str | None:

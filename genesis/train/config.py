@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError
 from genesis import optim
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError
-from genesis.ops.fp8 import WIDE
+from genesis.ops.fp8 import MIN_COLUMNS
 from genesis.train.strict_yaml import emit
 
 __all__ = [
@@ -312,9 +312,9 @@ class TrainConfig(Section):
     precision: Literal["fp8"] | None = Field(
         default=None,
         description=(
-            f"fp8: products of the layers whose result has {WIDE} columns or more multiply 8-bit floats (e4m3, each "
-            "row scaled), but for gradients of weights; a GPU needs compute capability 8.9 for it. Evaluation and "
-            "samples, embedding and head stay in model.dtype. null: all do."
+            f"fp8: matmuls of the layers whose result has {MIN_COLUMNS} columns or more multiply 8-bit floats "
+            "(e4m3, each row scaled), but for gradients of weights; a GPU needs compute capability 8.9 for it. "
+            "Evaluation and samples, embedding and head stay in model.dtype. null: all do."
         ),
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(

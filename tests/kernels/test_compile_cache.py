@@ -23,18 +23,18 @@ SCRIPT = """
 import json, sys, time
 from genesis.backend.cuda import compile
 from genesis.backend.cuda.compile import Signature
-from genesis.kernels.pointwise.elementwise import _add, binary
+from genesis.kernels.pointwise.elementwise import _add, binary_kernel
 import triton.language as tl
 
 types = ("*fp32:16", "*fp32:16", "*fp32:16", "i32:16", ("i32:16",), *((("constexpr", 1),),) * 3)
-constants = dict(BLOCK=1024, DIMS=1, F=_add, NUMBERS=0, WIDE=False, WORK=tl.float32)
+constants = dict(BLOCK=1024, F=_add, INT64=False, SCALARS=0, WORK=tl.float32)
 signature = Signature(types, tuple(sorted(constants.items())), (("num_warps", 4),))
 compiled = []
 original = compile.compile_kernel
 compile.compile_kernel = lambda *args: compiled.append(1) or original(*args)
 seen = []
 with compile.progress(lambda done, asked: seen.append((done, asked))):
-    made = compile.compiling(binary, signature, (9, 0)).result()
+    made = compile.compiling(binary_kernel, signature, (9, 0)).result()
 print(json.dumps(dict(compiled=len(compiled), size=len(made.image), seen=seen, name=made.name, warps=made.warps)))
 """
 

@@ -47,7 +47,7 @@ SHAPE: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def all_are_wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of tests are narrow."""
-    monkeypatch.setattr(fp8_ops, "WIDE", 1)
+    monkeypatch.setattr(fp8_ops, "MIN_COLUMNS", 1)
 
 
 def model_of(precision: str | None, **changed: Any) -> CausalLM:
@@ -180,7 +180,7 @@ def gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[set[tuple[s
 def test_products_of_few_columns_stay_as_they_are_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
     for fewest in (65, 96, 161):
-        monkeypatch.setattr(fp8_ops, "WIDE", fewest)
+        monkeypatch.setattr(fp8_ops, "MIN_COLUMNS", fewest)
         (here, ours), (there, theirs) = (gradients(device, monkeypatch) for device in ("cpu", "cuda"))
         wide = {("forward", name) for name, columns in FORWARD.items() if columns >= fewest}
         assert here == there == wide | {("backward", name) for name, columns in BACKWARD.items() if columns >= fewest}
@@ -276,7 +276,7 @@ def test_a_line_says_where_nothing_is_wide_enough(recipe: Path, monkeypatch: pyt
     assert widest_matmul(ModelConfig.from_dict({**SHAPE, **LAYER})) == 192  # q, k and v
     assert widest_matmul(ModelConfig.from_dict(preset("0.5B"))) == 9728
     for fewest, found in ((192, "fp8"), (193, None)):
-        monkeypatch.setattr(fp8_ops, "WIDE", fewest)
+        monkeypatch.setattr(fp8_ops, "MIN_COLUMNS", fewest)
         assert usable_precision(config, shape, CPU)[0] == found
     line = "precision: float32: fp8 is for matmuls of at least 193 columns, and the model's widest has 192"
     assert usable_precision(config, shape, CPU)[1] == usable_precision(config, shape, Device("cuda", 0))[1] == line
@@ -285,7 +285,7 @@ def test_a_line_says_where_nothing_is_wide_enough(recipe: Path, monkeypatch: pyt
 def test_runs_of_narrow_models_are_the_same_without_it(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = []
     for fewest, precision in ((1, "fp8"), (65, "fp8"), (65, "null")):
-        monkeypatch.setattr(fp8_ops, "WIDE", fewest)
+        monkeypatch.setattr(fp8_ops, "MIN_COLUMNS", fewest)
         config = load(recipe, f"run{len(hashes)}", f"train.precision={precision}", "train.steps=1")
         hashes.append(train(config).state_hash)
     assert hashes[0] != hashes[1] == hashes[2]

@@ -12,7 +12,7 @@ from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import promote_types
-from genesis.kernels.strides import is_wide
+from genesis.kernels.strides import needs_int64
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import broadcast_strides
 
@@ -79,6 +79,6 @@ def rope(
     launch(
         rope_kernel, (triton.cdiv(tokens, rows) * batch, count // heads_per_program), out, x, cos, sin, tokens,
         count if heads is None else heads, out.strides, x.strides, sc, ss, INVERSE=inverse, WORK=TRITON[work.name],
-        INT64=is_wide(x.shape, out.strides, x.strides), ROWS=rows, HEADS=heads_per_program, PAIRS=half, PADDED=padded,
-        num_warps=max(1, min(4, rows * padded // 256)),
+        INT64=needs_int64(x.shape, out.strides, x.strides), ROWS=rows, HEADS=heads_per_program, PAIRS=half,
+        PADDED=padded, num_warps=max(1, min(4, rows * padded // 256)),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float8_e4m3fn, float32
 from genesis.errors import DeviceError
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.strides import as_matrix, is_wide
+from genesis.kernels.strides import as_matrix, needs_int64
 from genesis.kernels.types import converted
 from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
@@ -175,7 +175,7 @@ def quantize_into(codes: Array | None, scale: Array, x: Array, column_scale: Arr
     (rows, k), tile = x.shape, _tile(x.shape[1], column_scale=column_scale is not None)
     launch(
         quantize_rows_kernel, triton.cdiv(rows, tile["BM"]), codes, scale, x, column_scale, rows, k,
-        INT64=is_wide((rows, k), (k, 1)), **tile,
+        INT64=needs_int64((rows, k), (k, 1)), **tile,
     )  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def quantize_transposed(weight: Array) -> tuple[Array, Array]:
     quantize_into(None, scale, weight)
     launch(
         quantize_transposed_kernel, triton.cdiv(n, bm) * triton.cdiv(k, bk), codes, scale, weight, n, k,
-        INT64=is_wide((n, k), (k, 1)), BM=bm, BK=bk, num_warps=4,
+        INT64=needs_int64((n, k), (k, 1)), BM=bm, BK=bk, num_warps=4,
     )  # fmt: skip
     return codes, scale
 
@@ -232,7 +232,7 @@ def quantize_operands(x: Array, weight: Array) -> tuple[Array, Array, Array]:
     codes, rows = (empty(a.shape, float8_e4m3fn, a.device) for a in (x, weight))
     launch(
         quantize_operands_kernel, triton.cdiv(m, tile["BM"]) + triton.cdiv(n, tile["BM"]), codes, rows, scales, x,
-        weight, m, n, k, INT64=is_wide((max(m, n), k), (k, 1)), **tile,
+        weight, m, n, k, INT64=needs_int64((max(m, n), k), (k, 1)), **tile,
     )  # fmt: skip
     return codes, rows, scales
 

@@ -358,7 +358,7 @@ def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha,
 
 @triton.jit(do_not_specialize=["schedule"])
 def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, batches, sa, sb, so,
-                  schedule, DIMS: tl.constexpr, DOT: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr,
+                  schedule, DOT: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr,
                   EVEN: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
                   SPLIT: tl.constexpr):  # fmt: skip
     """One tile a program. With SPLIT one of `split` parts of a tile, of `steps_per_split` steps along k, which goes to
@@ -386,8 +386,8 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
     x_batch, x_m, x_n, x_k = i_batch, o_m, o_n, begin * BK + o_k
     if INT64:
         x_batch, x_m, x_n, x_k = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64), x_k.to(tl.int64)
-    p_ak = p_a + offsets(x_batch, batches, sa[0], DIMS) + x_m[:, None] * sa[1] + x_k[None, :] * sa[2]  # [BM, BK]
-    p_bk = p_b + offsets(x_batch, batches, sb[0], DIMS) + x_k[:, None] * sb[1] + x_n[None, :] * sb[2]  # [BK, BN]
+    p_ak = p_a + offsets(x_batch, batches, sa[0]) + x_m[:, None] * sa[1] + x_k[None, :] * sa[2]  # [BM, BK]
+    p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_k[:, None] * sb[1] + x_n[None, :] * sb[2]  # [BK, BN]
     b_acc = tl.zeros((BM, BN), WORK)  # [BM, BN]
     for i_k in range(begin, end):
         if EVEN:
@@ -411,7 +411,7 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
 
 @triton.jit
 def gemm_rank1(p_o, p_a, p_b, p_vector, vector_stride, p_residual, alpha, sizes, batches, sa, sb, so,
-               DIMS: tl.constexpr, WORK: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr,
+               WORK: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr,
                BN: tl.constexpr, MATRICES: tl.constexpr):  # fmt: skip
     """One tile a program as a sum of k rank-1 updates: for integers, which wrap around, and float64. `sa` and `sb` are
     as for `gemm_pointers`.
@@ -422,8 +422,8 @@ def gemm_rank1(p_o, p_a, p_b, p_vector, vector_stride, p_residual, alpha, sizes,
     x_batch, x_m, x_n = i_batch, o_m, o_n
     if INT64:
         x_batch, x_m, x_n = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64)
-    p_ak = p_a + offsets(x_batch, batches, sa[0], DIMS) + x_m * sa[1]  # [BM]
-    p_bk = p_b + offsets(x_batch, batches, sb[0], DIMS) + x_n * sb[2]  # [BN]
+    p_ak = p_a + offsets(x_batch, batches, sa[0]) + x_m * sa[1]  # [BM]
+    p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_n * sb[2]  # [BN]
     b_acc = tl.zeros((BM, BN), WORK)  # [BM, BN]
     for _ in tl.range(0, k, loop_unroll_factor=4):
         b_a, b_b = tl.load(p_ak, mask=o_m < m, other=0), tl.load(p_bk, mask=o_n < n, other=0)  # [BM], [BN]

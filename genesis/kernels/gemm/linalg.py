@@ -56,7 +56,7 @@ from genesis.kernels.gemm.tiles import (
 )
 from genesis.kernels.gemm.transpose import MIN_EXTENT, copy_is_profitable, transposed_copy
 from genesis.kernels.gemm.warp_specialized import ws_residual_into, ws_scaled_into
-from genesis.kernels.strides import collapse, is_wide
+from genesis.kernels.strides import collapse, needs_int64
 from genesis.kernels.types import TRITON, work_type
 from genesis.ops.elementwise import add, cast, copy
 from genesis.ops.shape import contiguous
@@ -379,7 +379,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
     columns = t.bn // epilogue_slices(t, out.dtype.itemsize, e.reads and not one_tile)
     grid = tiles if one_tile else min(programs, s.full + s.leftover * s.split)
     so, matrices = p.out_strides, _matrices(p, tiles)
-    wide = is_wide((p.matrices, p.m, p.n), so)
+    wide = needs_int64((p.matrices, p.m, p.n), so)
     launch(
         gemm_tma, grid, a.descriptor(p.a.array, t.bm, t.bk, tf32), b.descriptor(p.b.array, t.bk, t.bn, tf32),
         o and o.descriptor(out, t.bm, columns), out, partial, *e.operands, (p.m, p.n, p.k), p.batches, so, tuple(s),
@@ -446,7 +446,7 @@ def _launch_pointers(p: Gemm, e: Epilogue, tile: GemmTile | None) -> None:
     precision = "tf32" if dtype is float32 and allow_tf32 else FLOAT32
     launch(
         gemm_pointers, tiles * s.split, p.o.array, p.a.array, p.b.array, partial, *e.operands, (p.m, p.n, p.k),
-        p.batches, p.a[1:], p.b[1:], so, (s.split, s.steps_per_split), DIMS=len(p.batches),
+        p.batches, p.a[1:], p.b[1:], so, (s.split, s.steps_per_split),
         DOT=(_dot_type(dtype), TRITON[work_type(dtype).name], precision), EPILOGUE=e.flags, INT64=wide,
         EVEN=p.k % t.bk == 0, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices, SPLIT=s.split > 1,
         num_warps=t.warps, num_stages=t.stages,
@@ -472,7 +472,7 @@ def _launch_rank1(p: Gemm, e: Epilogue) -> None:
     tiles = p.matrices * triton.cdiv(p.m, 32) * triton.cdiv(p.n, 64)
     launch(
         gemm_rank1, tiles, p.o.array, p.a.array, p.b.array, *e.operands, (p.m, p.n, p.k), p.batches, p.a[1:], p.b[1:],
-        p.out_strides, DIMS=len(p.batches), WORK=TRITON[dtype.name] if dtype in (float64, int64) else tl.int32,
+        p.out_strides, WORK=TRITON[dtype.name] if dtype in (float64, int64) else tl.int32,
         EPILOGUE=e.flags, INT64=_needs_int64(p), BM=32, BN=64, MATRICES=_matrices(p, tiles),
     )  # fmt: skip
 
@@ -487,9 +487,9 @@ def _matrices(p: Gemm, tiles: int) -> str:
 def _needs_int64(p: Gemm) -> bool:
     """Whether an offset of any operand exceeds 2^31."""
     return (
-        is_wide((*p.batches, p.m, p.k), (*p.a.batch, p.a.row, p.a.column))
-        or is_wide((*p.batches, p.k, p.n), (*p.b.batch, p.b.row, p.b.column))
-        or is_wide((p.matrices, p.m, p.n), p.out_strides)
+        needs_int64((*p.batches, p.m, p.k), (*p.a.batch, p.a.row, p.a.column))
+        or needs_int64((*p.batches, p.k, p.n), (*p.b.batch, p.b.row, p.b.column))
+        or needs_int64((p.matrices, p.m, p.n), p.out_strides)
     )
 
 

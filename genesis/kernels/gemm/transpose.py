@@ -11,7 +11,7 @@ import triton.language as tl
 
 from genesis.array import Array
 from genesis.backend.cuda.launch import launch
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import converted
 
 __all__ = ["MIN_EXTENT", "copy_is_profitable", "transposed_copy"]
@@ -22,7 +22,7 @@ MIN_USES = 32  # of each element, which save as much as reading and writing it o
 
 
 @triton.jit
-def transpose_kernel(p_o, p_x, rows, columns, blocks_r, blocks_c, so_r, sx_c, batch, so, sx, DIMS: tl.constexpr,
+def transpose_kernel(p_o, p_x, rows, columns, blocks_r, blocks_c, so_r, sx_c, batch, so, sx,
                      INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """out[batch, r, c] = x[batch, r, c], where x's elements are contiguous along r and out's along c."""
     program = tl.program_id(0)
@@ -34,8 +34,8 @@ def transpose_kernel(p_o, p_x, rows, columns, blocks_r, blocks_c, so_r, sx_c, ba
     r = (r * R + tl.arange(0, R))[:, None]
     c = (c * C + tl.arange(0, C))[None, :]
     m = (r < rows) & (c < columns)
-    x = tl.load(p_x + offsets(b, batch, sx, DIMS) + r + c * sx_c, mask=m)  # [R, C]
-    tl.store(p_o + offsets(b, batch, so, DIMS) + r * so_r + c, converted(x, p_o.dtype.element_ty), mask=m)
+    x = tl.load(p_x + offsets(b, batch, sx) + r + c * sx_c, mask=m)  # [R, C]
+    tl.store(p_o + offsets(b, batch, so) + r * so_r + c, converted(x, p_o.dtype.element_ty), mask=m)
 
 
 def copy_is_profitable(elements: int, multiply_adds: int) -> bool:
@@ -78,6 +78,6 @@ def transposed_copy(out: Array, x: Array) -> bool:
         count *= n
     launch(
         transpose_kernel, count * blocks_r * blocks_c, out, x, sizes[r], sizes[c], blocks_r, blocks_c, so[r], sx[c],
-        batch, batch_so, batch_sx, DIMS=len(batch), INT64=is_wide(sizes, so, sx), R=rows, C=columns, num_warps=warps,
+        batch, batch_so, batch_sx, INT64=needs_int64(sizes, so, sx), R=rows, C=columns, num_warps=warps,
     )  # fmt: skip
     return True

@@ -32,7 +32,7 @@ from genesis.kernels.index.segment import (
 )
 from genesis.kernels.index.select import block_offsets, count_true, scatter_true, select_true, true_indices
 from genesis.kernels.pointwise.elementwise import scalar_argument
-from genesis.kernels.strides import is_wide, offsets
+from genesis.kernels.strides import needs_int64, offsets
 from genesis.kernels.types import work_type
 from genesis.ops.index import placed
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
@@ -225,7 +225,11 @@ def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape],
         return
     r, c, warps = segment.tile_of(width)
     blocks = triton.cdiv(width, c)
-    wide = is_wide((rows + r, width)) or is_wide(before.rest, before.target) or is_wide(after.rest, after.target)
+    wide = (
+        needs_int64((rows + r, width))
+        or needs_int64(before.rest, before.target)
+        or needs_int64(after.rest, after.target)
+    )
     launch(
         gather_kernel, triton.cdiv(rows, r) * blocks, out, x, *index.arrays, faults.flag(x.device), rows, count, width,
         blocks, index.sizes, index.strides, index.extents, index.steps, index.sites, before.rest, before.target,

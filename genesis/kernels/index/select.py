@@ -22,7 +22,7 @@ from genesis.backend.cuda.launch import clear, forget_plan, launch, recording
 from genesis.dtypes import int32, int64
 from genesis.kernels.index.segment import report_fault
 from genesis.kernels.reduce.prefix_sum import exclusive_sums
-from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
+from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.ops.index import MASK_BLOCK
 
 __all__ = ["block_offsets", "count_true", "scatter_true", "select_true", "true_indices"]
@@ -113,7 +113,8 @@ def _tile_offsets(x: Array, total: Array | None) -> Array:
     tiles = triton.cdiv(x.size, TILE)
     counts = empty((tiles,), int32, x.device)
     launch(
-        mask_count_kernel, tiles, counts, x, x.size, sizes, strides, INT64=is_wide(sizes, strides), T=TILE, num_warps=2,
+        mask_count_kernel, tiles, counts, x, x.size, sizes, strides, INT64=needs_int64(sizes, strides), T=TILE,
+        num_warps=2,
     )  # fmt: skip
     return exclusive_sums(counts, total)
 
@@ -128,7 +129,7 @@ def block_offsets(out: Array, x: Array) -> None:
     sizes, strides = collapse(x.shape, x.strides)
     counts = empty((blocks,), int32, x.device)
     launch(
-        mask_count_kernel, blocks, counts, x, x.size, sizes, strides, INT64=is_wide(sizes, strides), T=MASK_BLOCK,
+        mask_count_kernel, blocks, counts, x, x.size, sizes, strides, INT64=needs_int64(sizes, strides), T=MASK_BLOCK,
         num_warps=2,
     )  # fmt: skip
     exclusive_sums(counts, total, out.view((blocks,), (1,)))
@@ -162,7 +163,7 @@ def _launch_values(out: Array, before: Array, x: Array, mask: Array) -> None:
     sizes, sx, sm = collapse(x.shape, x.strides, mask.strides)
     launch(
         masked_select_kernel, before.size - 1, out, before, x, mask, x.size, sizes, sx, sm,
-        INT64=is_wide(sizes, sx, sm), T=MASK_BLOCK, C=COLUMNS, num_warps=4,
+        INT64=needs_int64(sizes, sx, sm), T=MASK_BLOCK, C=COLUMNS, num_warps=4,
     )  # fmt: skip
 
 
@@ -172,7 +173,7 @@ def scatter_true(out: Array, g: Array, mask: Array, before: Array) -> None:
     sizes, sm = collapse(mask.shape, mask.strides)
     launch(
         masked_scatter_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
-        INT64=is_wide(sizes, sm), T=MASK_BLOCK, num_warps=8,
+        INT64=needs_int64(sizes, sm), T=MASK_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
@@ -218,5 +219,5 @@ def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_di
     shape = x.shape or (1,)
     launch(
         nonzero_kernel, found.size, out, found, x, faults.flag(x.device), x.size, sizes, strides, count, by_count,
-        by_dim, shape, faults.site(op, None, count), INT64=is_wide(sizes, strides), T=TILE, num_warps=16,
+        by_dim, shape, faults.site(op, None, count), INT64=needs_int64(sizes, strides), T=TILE, num_warps=16,
     )  # fmt: skip

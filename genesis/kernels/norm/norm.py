@@ -17,7 +17,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.reduce.plan import NormTiles, norm_tiles
-from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
+from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.shapes import contiguous_strides, numel
 
@@ -258,7 +258,7 @@ def _forward(
         norm_forward_kernel, triton.cdiv(n, cut.rows), y, mean, rstd, x, weight, bias, n, h, float_argument(eps, work),
         sizes, sx, x.strides[-1], weight.strides[0], bias.strides[0] if bias is not None else 1,
         CENTRED=bias is not None, WORK=TRITON[work.name],
-        INT64=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), ONE_PASS=cut.one_pass,
+        INT64=needs_int64((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), ONE_PASS=cut.one_pass,
         BN=cut.rows, BH=cut.columns, num_warps=cut.warps,
     )  # fmt: skip
 
@@ -281,7 +281,9 @@ def _backward(
     sizes, sg, sx, sp, sm, sr = collapse(x.shape[:-1], g.strides[:-1], x.strides[:-1], ps[:-1], ms, rstd.strides)
     steps = (g.strides[-1], x.strides[-1], ps[-1], weight.strides[0])
     if cut.one_pass:
-        wide = is_wide((*sizes, h), (*sg, steps[0]), (*sx, steps[1]), (*sp, steps[2]), contiguous_strides((*sizes, h)))
+        wide = needs_int64(
+            (*sizes, h), (*sg, steps[0]), (*sx, steps[1]), (*sp, steps[2]), contiguous_strides((*sizes, h))
+        )
         launch(
             norm_backward_kernel, cut.programs, d, partial_w, partial_b, y, g, x, plus, weight, mean, rstd, (n, h),
             sizes, sg, sx, sp, sm, sr, *steps, INT64=wide, BN=cut.rows, BH=cut.columns, STAGES=cut.stages,
@@ -331,7 +333,7 @@ def rms_norm_scale(out: Array, x: Array, weight: Array, rstd: Array) -> None:
     launch(
         rms_norm_scale_kernel, (triton.cdiv(n, rows), triton.cdiv(h, columns)), out, x, weight, rstd, n, h, sizes, sx,
         sr, x.strides[-1], weight.strides[0], WORK=TRITON[work_type(x.dtype).name], BN=rows, BH=columns,
-        INT64=is_wide((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), num_warps=4,
+        INT64=needs_int64((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), num_warps=4,
     )  # fmt: skip
 
 

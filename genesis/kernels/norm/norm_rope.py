@@ -18,7 +18,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.norm.norm import rsqrt, sum_partials
-from genesis.kernels.strides import is_wide, program_indices
+from genesis.kernels.strides import needs_int64, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.shape import contiguous
 from genesis.shapes import broadcast_strides
@@ -183,7 +183,7 @@ def _plan(
     rows = max(1, tiles.pairs // half)
     blocks = triton.cdiv(batch * tokens, rows)
     constants = {
-        "INT64": is_wide(x.shape, x.strides, *(a.strides for a in others)), "ROWS": rows, "HALF": half,
+        "INT64": needs_int64(x.shape, x.strides, *(a.strides for a in others)), "ROWS": rows, "HALF": half,
         "STAGES": tiles.stages, "num_warps": tiles.warps,
     }  # fmt: skip
     return (blocks, max(1, min(all_heads, tiles.programs // max(blocks, 1)))), tables, constants

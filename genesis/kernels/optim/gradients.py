@@ -18,7 +18,7 @@ from genesis.backend.cuda.launch import Double, clear, launch
 from genesis.dtypes import float64
 from genesis.kernels import maths
 from genesis.kernels.optim.step_constants import apart, exact
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 
 __all__ = ["norm_into"]
@@ -29,15 +29,15 @@ FINAL = 8192  # partial sums that the last program takes at a time
 
 
 @triton.jit
-def power_sums(p_o, p_x, n, sizes, sx, order, ORDER: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr,
-               WIDE: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def power_sums(p_o, p_x, n, sizes, sx, order, ORDER: tl.constexpr, WORK: tl.constexpr,
+               INT64: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """The sum of |x|^order over this program's span; ORDER is 2, or 0 for the largest |x| (NaN where one is), or 1."""
     i_program = tl.program_id(0)
-    start = (i_program.to(tl.int64) if WIDE else i_program) * SPAN
+    start = (i_program.to(tl.int64) if INT64 else i_program) * SPAN
     acc = tl.zeros((BLOCK,), WORK)
     for at in range(0, tl.minimum(n - start, SPAN), BLOCK):
         i = start + at + tl.arange(0, BLOCK)
-        x = converted(tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=i < n, other=0), WORK)
+        x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=i < n, other=0), WORK)
         if ORDER == 2:
             acc += x * x
         elif ORDER == 0:
@@ -103,7 +103,7 @@ def _parts(arrays: tuple[Array, ...], order: float, kind: int, device: Any) -> t
         part = parts.view((count,), (1,), parts.offset + at)
         launch(
             power_sums, count, part, x, x.size, sizes, sx, Double(order) if work is float64 else float(order),
-            ORDER=kind, WORK=TRITON[work.name], DIMS=len(sizes), WIDE=is_wide(sizes, sx), SPAN=SPAN,
+            ORDER=kind, WORK=TRITON[work.name], INT64=needs_int64(sizes, sx), SPAN=SPAN,
             BLOCK=min(BLOCK, max(16, triton.next_power_of_2(x.size))),
             num_warps=8,
         )  # fmt: skip

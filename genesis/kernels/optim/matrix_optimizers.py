@@ -30,7 +30,7 @@ from genesis.kernels.optim.step_constants import (
     step_mask,
 )
 from genesis.kernels.pointwise.elementwise import elementwise, positions
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import Shape, numel
 
@@ -56,7 +56,7 @@ def adafactor_constants(p_c, p_s, lr, step, scale, first, each, hyper, choices,
 
 
 @triton.jit
-def matrix_tile(tiles, sizes, DIMS: tl.constexpr, ROWS: tl.constexpr):
+def matrix_tile(tiles, ROWS: tl.constexpr):
     """This program's matrix and its rows."""
     i_batch = tl.program_id(0).to(tl.int64) // tiles
     return i_batch, (tl.program_id(0) % tiles) * ROWS + tl.arange(0, ROWS)
@@ -74,10 +74,10 @@ def gradient_at(p_g, i_row, first, rows, columns, sg, scale, WORK: tl.constexpr,
 
 @triton.jit
 def matrix_stats(p_p, p_g, p_row, p_columns, p_squares, p_c, rows, columns, tiles, sizes, bp, bg, br, sp, sg, sr,
-                 WORK: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+                 WORK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     """Move the row means to those of (c·g)²; leave column sums of these rows and Σ p²."""
-    i_batch, i_row = matrix_tile(tiles, sizes, DIMS, ROWS)
-    o_p, o_g = offsets(i_batch, sizes, bp, DIMS), offsets(i_batch, sizes, bg, DIMS)
+    i_batch, i_row = matrix_tile(tiles, ROWS)
+    o_p, o_g = offsets(i_batch, sizes, bp), offsets(i_batch, sizes, bg)
     scale, weight = tl.load(p_c).to(WORK), tl.load(p_c + 1)
     of_rows = tl.zeros((ROWS,), WORK)
     total = tl.full((), 0.0, tl.float64)
@@ -89,7 +89,7 @@ def matrix_stats(p_p, p_g, p_row, p_columns, p_squares, p_c, rows, columns, tile
         o_c = tl.program_id(0).to(tl.int64) * columns + i_column
         tl.store(p_columns + o_c, tl.sum(g * g, 0), mask=i_column < columns)
     tl.store(p_squares + tl.program_id(0), total)
-    p_r = p_row + offsets(i_batch, sizes, br, DIMS) + i_row.to(tl.int64) * sr
+    p_r = p_row + offsets(i_batch, sizes, br) + i_row.to(tl.int64) * sr
     old = tl.load(p_r, mask=i_row < rows).to(tl.float64)
     new = (1 - weight) * old + weight * (of_rows.to(tl.float64) / columns)
     tl.store(p_r, converted(new, WORK), mask=step_mask(i_row < rows, p_c))
@@ -97,13 +97,13 @@ def matrix_stats(p_p, p_g, p_row, p_columns, p_squares, p_c, rows, columns, tile
 
 @triton.jit
 def column_stats(p_col, p_factor, p_row, p_columns, p_c, rows, columns, tiles, sizes, bc, br, sc, sr, tiny,
-                 WORK: tl.constexpr, DIMS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                 WORK: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Move the column means; leave them divided by the mean of the row means."""
     i_batch = tl.program_id(0).to(tl.int64)
     i_column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     m = i_column < columns
     weight = tl.load(p_c + 1)
-    p_r = p_row + offsets(i_batch, sizes, br, DIMS)
+    p_r = p_row + offsets(i_batch, sizes, br)
     acc = tl.zeros((BLOCK,), tl.float64)
     for first in range(0, rows, BLOCK):
         i = first + tl.arange(0, BLOCK)
@@ -113,7 +113,7 @@ def column_stats(p_col, p_factor, p_row, p_columns, p_c, rows, columns, tiles, s
     sums = tl.zeros((COLUMNS,), tl.float64)
     for t in range(0, tiles):
         sums += tl.load(p_columns + (i_batch * tiles + t) * columns + i_column, mask=m, other=0).to(tl.float64)
-    p_q = p_col + offsets(i_batch, sizes, bc, DIMS) + i_column.to(tl.int64) * sc
+    p_q = p_col + offsets(i_batch, sizes, bc) + i_column.to(tl.int64) * sc
     new = (1 - weight) * tl.load(p_q, mask=m).to(tl.float64) + weight * (sums / rows)
     tl.store(p_q, converted(new, WORK), mask=step_mask(m, p_c))
     tl.store(p_factor + i_batch * columns + i_column, converted(new / mean, WORK), mask=m)
@@ -128,13 +128,13 @@ def relative(g, variance, tiny):
 
 @triton.jit
 def matrix_update(p_p, p_g, p_row, p_factor, p_squares, p_c, rows, columns, tiles, sizes, bp, bg, br, sp, sg, sr, tiny,
-                  MEASURE: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
+                  MEASURE: tl.constexpr, WORK: tl.constexpr, ROWS: tl.constexpr,
                   COLUMNS: tl.constexpr):  # fmt: skip
     """MEASURE: leave Σ u² of these rows; else p = keep·p - u·step, with the step size that stands in `p_squares`."""
-    i_batch, i_row = matrix_tile(tiles, sizes, DIMS, ROWS)
-    o_p, o_g = offsets(i_batch, sizes, bp, DIMS), offsets(i_batch, sizes, bg, DIMS)
+    i_batch, i_row = matrix_tile(tiles, ROWS)
+    o_p, o_g = offsets(i_batch, sizes, bp), offsets(i_batch, sizes, bg)
     scale, keep = tl.load(p_c).to(WORK), tl.load(p_c + 2).to(WORK)
-    row = tl.load(p_row + offsets(i_batch, sizes, br, DIMS) + i_row.to(tl.int64) * sr, mask=i_row < rows, other=1)
+    row = tl.load(p_row + offsets(i_batch, sizes, br) + i_row.to(tl.int64) * sr, mask=i_row < rows, other=1)
     total = tl.full((), 0.0, tl.float64)
     for first in range(0, columns, COLUMNS):
         g, i_column, m, r, c = gradient_at(p_g + o_g, i_row, first, rows, columns, sg, scale, WORK, COLUMNS)
@@ -152,12 +152,12 @@ def matrix_update(p_p, p_g, p_row, p_factor, p_squares, p_c, rows, columns, tile
 
 @triton.jit
 def vector_stats(p_p, p_g, p_v, p_squares, p_measured, p_c, n, sizes, sp, sg, sv, tiny, WORK: tl.constexpr,
-                 DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                 INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Move the second moment; leave Σ p² and Σ u²."""
-    i, m = positions(n, BLOCK, WIDE)
-    o_v = offsets(i, sizes, sv, DIMS)
-    p = tl.load(p_p + offsets(i, sizes, sp, DIMS), mask=m, other=0)
-    g = converted(tl.load(p_g + offsets(i, sizes, sg, DIMS), mask=m, other=0), WORK) * tl.load(p_c).to(WORK)
+    i, m = positions(n, BLOCK, INT64)
+    o_v = offsets(i, sizes, sv)
+    p = tl.load(p_p + offsets(i, sizes, sp), mask=m, other=0)
+    g = converted(tl.load(p_g + offsets(i, sizes, sg), mask=m, other=0), WORK) * tl.load(p_c).to(WORK)
     weight = tl.load(p_c + 1)
     v = tl.load(p_v + o_v, mask=m, other=1)
     v = v * (1 - weight).to(WORK) + g * g * weight.to(WORK)
@@ -168,12 +168,12 @@ def vector_stats(p_p, p_g, p_v, p_squares, p_measured, p_c, n, sizes, sp, sg, sv
 
 
 @triton.jit
-def vector_update(p_p, p_g, p_v, p_size, p_c, n, sizes, sp, sg, sv, tiny, WORK: tl.constexpr, DIMS: tl.constexpr,
-                  WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    o_p = offsets(i, sizes, sp, DIMS)
-    g = converted(tl.load(p_g + offsets(i, sizes, sg, DIMS), mask=m, other=0), WORK) * tl.load(p_c).to(WORK)
-    u = relative(g, tl.load(p_v + offsets(i, sizes, sv, DIMS), mask=m, other=1), tiny)
+def vector_update(p_p, p_g, p_v, p_size, p_c, n, sizes, sp, sg, sv, tiny, WORK: tl.constexpr,
+                  INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, INT64)
+    o_p = offsets(i, sizes, sp)
+    g = converted(tl.load(p_g + offsets(i, sizes, sg), mask=m, other=0), WORK) * tl.load(p_c).to(WORK)
+    u = relative(g, tl.load(p_v + offsets(i, sizes, sv), mask=m, other=1), tiny)
     p = tl.load(p_p + o_p, mask=m)
     new = p * tl.load(p_c + 2).to(WORK) - u * tl.load(p_size).to(WORK)
     tl.store(p_p + o_p, new, mask=step_mask(m, p_c))
@@ -244,7 +244,7 @@ def adafactor_step(
         squares, measured = empty((at.programs,), float64, device), empty((at.programs,), float64, device)
         sums = empty((at.programs, at.columns), dtype, device)
         factor = empty((at.programs // at.tiles, at.columns), dtype, device)
-        common: dict[str, Any] = {"WORK": TRITON[dtype.name], "DIMS": len(at.sizes)}
+        common: dict[str, Any] = {"WORK": TRITON[dtype.name]}
         tile_sizes = {"ROWS": TILE_ROWS, "COLUMNS": min(TILE_COLUMNS, max(16, triton.next_power_of_2(at.columns)))}
         shape = (at.rows, at.columns, at.tiles, at.sizes)
         launch(
@@ -292,7 +292,7 @@ def adafactor_vector_step(
         programs, tiny = triton.cdiv(param.size, BLOCK), _tiny(param.dtype, eps1)
         squares, measured = empty((programs,), float64, param.device), empty((programs,), float64, param.device)
         common: dict[str, Any] = {
-            "WORK": TRITON[param.dtype.name], "DIMS": len(sizes), "WIDE": is_wide(sizes, *strides), "BLOCK": BLOCK,
+            "WORK": TRITON[param.dtype.name], "INT64": needs_int64(sizes, *strides), "BLOCK": BLOCK,
         }  # fmt: skip
         rest = (made, param.size, sizes, *strides, tiny)
         launch(vector_stats, programs, param, grad, variance, squares, measured, *rest, **common)
@@ -319,20 +319,20 @@ def tile(p_x, o, m, WORK: tl.constexpr):
 
 
 @triton.jit
-def scaled_kernel(p_o, p_x, p_norm, n, sizes, so, sx, eps, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
+def scaled_kernel(p_o, p_x, p_norm, n, sizes, so, sx, eps, WORK: tl.constexpr, INT64: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
     """x / max(norm, eps)."""
-    i, m = positions(n, BLOCK, WIDE)
+    i, m = positions(n, BLOCK, INT64)
     norm = tl.load(p_norm)
     factor = 1 / tl.where(norm < eps, tl.full((), eps, tl.float64), norm)
-    x = tile(p_x, offsets(i, sizes, sx, DIMS), m, WORK)
-    tl.store(p_o + offsets(i, sizes, so, DIMS), x * factor.to(WORK), mask=m)
+    x = tile(p_x, offsets(i, sizes, sx), m, WORK)
+    tl.store(p_o + offsets(i, sizes, so), x * factor.to(WORK), mask=m)
 
 
 @triton.jit
-def polynomial(p_o, p_gram, p_square, n, side, a, b, c, WORK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+def polynomial(p_o, p_gram, p_square, n, side, a, b, c, WORK: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):
     """a·I + b·G + c·G², which the matrix is multiplied with."""
-    i, m = positions(n, BLOCK, WIDE)
+    i, m = positions(n, BLOCK, INT64)
     y = tl.load(p_square + i, mask=m) * c + tl.load(p_gram + i, mask=m) * b
     diagonal = tl.where(i // side == i % side, tl.full(i.shape, a, WORK), 0.0)
     tl.store(p_o + i, y + diagonal, mask=m)
@@ -340,22 +340,22 @@ def polynomial(p_o, p_gram, p_square, n, side, a, b, c, WORK: tl.constexpr, WIDE
 
 @triton.jit
 def muon_direction(p_o, p_g, p_b, p_c, n, sizes, so, sg, sb, NESTEROV: tl.constexpr, WORK: tl.constexpr,
-                   DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    o_b = offsets(i, sizes, sb, DIMS)
+                   INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    i, m = positions(n, BLOCK, INT64)
+    o_b = offsets(i, sizes, sb)
     take, mu = tl.load(p_c), tl.load(p_c + 1)
-    step = tile(p_g, offsets(i, sizes, sg, DIMS), m, WORK) * take
+    step = tile(p_g, offsets(i, sizes, sg), m, WORK) * take
     b = tl.load(p_b + o_b, mask=m) * mu + step
     tl.store(p_b + o_b, b, mask=step_mask(m, p_c))
-    tl.store(p_o + offsets(i, sizes, so, DIMS), step + b * mu if NESTEROV else b, mask=m)
+    tl.store(p_o + offsets(i, sizes, so), step + b * mu if NESTEROV else b, mask=m)
 
 
 @triton.jit
-def muon_update(p_p, p_u, p_c, n, sizes, sp, su, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
+def muon_update(p_p, p_u, p_c, n, sizes, sp, su, WORK: tl.constexpr, INT64: tl.constexpr,
                 BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, WIDE)
-    o_p = offsets(i, sizes, sp, DIMS)
-    p, u = tl.load(p_p + o_p, mask=m), tl.load(p_u + offsets(i, sizes, su, DIMS), mask=m)
+    i, m = positions(n, BLOCK, INT64)
+    o_p = offsets(i, sizes, sp)
+    p, u = tl.load(p_p + o_p, mask=m), tl.load(p_u + offsets(i, sizes, su), mask=m)
     tl.store(p_p + o_p, p * tl.load(p_c + 2) - u * tl.load(p_c + 3), mask=step_mask(m, p_c))
 
 
@@ -377,7 +377,7 @@ def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: flo
     kind = TRITON[work.name]
     launch(
         scaled_kernel, triton.cdiv(y.size, BLOCK), y, source, norm, y.size, sizes, so, sx, Double(eps),
-        WORK=kind, DIMS=len(sizes), WIDE=is_wide(sizes, so, sx), BLOCK=BLOCK,
+        WORK=kind, INT64=needs_int64(sizes, so, sx), BLOCK=BLOCK,
     )  # fmt: skip
     numbers = [Double(k) if work is float64 else float(k) for k in coefficients]
     for _ in range(iterations):
@@ -385,7 +385,7 @@ def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: flo
         matmul_into(square, gram, gram)
         launch(
             polynomial, triton.cdiv(side * side, BLOCK), factor, gram, square, side * side, side, *numbers,
-            WORK=kind, WIDE=is_wide((side, side)), BLOCK=BLOCK,
+            WORK=kind, INT64=needs_int64((side, side)), BLOCK=BLOCK,
         )  # fmt: skip
         matmul_into(other, y, factor)  # which is symmetric
         y, other = other, y
@@ -422,11 +422,11 @@ def muon_step(
         programs = triton.cdiv(param.size, BLOCK)
         launch(
             muon_direction, programs, direction, grad, momentum_buffer, made, param.size, sizes, *strides,
-            NESTEROV=nesterov, DIMS=len(sizes), WIDE=is_wide(sizes, *strides), **common,
+            NESTEROV=nesterov, INT64=needs_int64(sizes, *strides), **common,
         )  # fmt: skip
         update = _orthogonalized(direction, coefficients, eps, iterations)
         sizes, *strides = collapse(param.shape, param.strides, update.strides)
         launch(
             muon_update, programs, param, update, made, param.size, sizes, *strides,
-            DIMS=len(sizes), WIDE=is_wide(sizes, *strides), **common,
+            INT64=needs_int64(sizes, *strides), **common,
         )  # fmt: skip

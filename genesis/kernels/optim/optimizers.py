@@ -33,7 +33,7 @@ from genesis.kernels.optim.step_constants import (
 )
 from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.pointwise.random import number_words
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted
 from genesis.ops.rounding import Noise
 from genesis.ops.rule import RULES, Rule
@@ -106,27 +106,27 @@ def write(p_x, p_residual, o, o_residual, m, x, p_s, s0, s1, STREAM: tl.constexp
 
 @triton.jit(do_not_specialize=["s0", "s1"])
 def update_kernel(p_p, p_residual, p_g, p_a, p_b, p_c, p_s, s0, s1, n, sizes, strides, choices, RULE: tl.constexpr,
-                  COUNT: tl.constexpr, WORK: tl.constexpr, DIMS: tl.constexpr, WIDE: tl.constexpr,
+                  COUNT: tl.constexpr, WORK: tl.constexpr, INT64: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
     """A step of the parameter p and its states a and b, of which a rule may have none or one.
 
     Args:
         strides: of p, its residual, g, a and b.
     """
-    i, m = positions(n, BLOCK, WIDE)  # [BLOCK]
+    i, m = positions(n, BLOCK, INT64)  # [BLOCK]
     m = step_mask(m, p_c)
     constants = ()
     for k in tl.static_range(COUNT):
         constants += (tl.load(p_c + k),)
-    o_p, o_r = offsets(i, sizes, strides[0], DIMS), offsets(i, sizes, strides[1], DIMS)
-    o_a, o_b = offsets(i, sizes, strides[3], DIMS), offsets(i, sizes, strides[4], DIMS)
+    o_p, o_r = offsets(i, sizes, strides[0]), offsets(i, sizes, strides[1])
+    o_a, o_b = offsets(i, sizes, strides[3]), offsets(i, sizes, strides[4])
     p = read(p_p, p_residual, o_p, o_r, m, WORK)
     states = ()
     if p_a is not None:
         states += (read(p_a, None, o_a, o_a, m, WORK),)
     if p_b is not None:
         states += (read(p_b, None, o_b, o_b, m, WORK),)
-    g = converted(tl.load(p_g + offsets(i, sizes, strides[2], DIMS), mask=m), WORK)
+    g = converted(tl.load(p_g + offsets(i, sizes, strides[2]), mask=m), WORK)
     new = RULE(p, g, *states, *constants, *choices)
     if p_a is not None:
         write(p_a, None, o_a, o_a, m, new[1], p_s, s0, s1, 1, BLOCK)
@@ -159,8 +159,8 @@ def _update(
         launch(
             update_kernel, triton.cdiv(param.size, BLOCK), param, residual, grad, a, b, made.values, made.starts,
             *number_words(noise.seed if noise else 0), param.size, sizes, tuple(strides), choices,
-            RULE=in_triton(rule.update), COUNT=count, WORK=TRITON[work.name], DIMS=len(sizes),
-            WIDE=is_wide(sizes, *strides), BLOCK=BLOCK, num_warps=WARPS,
+            RULE=in_triton(rule.update), COUNT=count, WORK=TRITON[work.name],
+            INT64=needs_int64(sizes, *strides), BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from genesis.dtypes import DType, bfloat16, float32
 from genesis.kernels.optim.step_constants import apart
 from genesis.kernels.pointwise.elementwise import positions
 from genesis.kernels.pointwise.random import counters, philox, quads, words_of
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import converted
 
 __all__ = ["at_random", "draws", "join", "split"]
@@ -67,10 +67,10 @@ def at_random(x, noise):
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def rounding_kernel(p_o, p_x, n, s0, s1, f0, f1, sizes, sx, DIMS: tl.constexpr, COUNT: tl.constexpr):
+def rounding_kernel(p_o, p_x, n, s0, s1, f0, f1, sizes, sx, COUNT: tl.constexpr):
     start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)
     i = start * 8 + tl.arange(0, 8 * COUNT)
-    x = tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=i < n, other=0)
+    x = tl.load(p_x + offsets(i, sizes, sx), mask=i < n, other=0)
     tl.store(p_o + i, at_random(x, spread(w0, w1, w2, w3)), mask=i < n)
 
 
@@ -82,31 +82,31 @@ def stochastic_round(out: Array, x: Array, *, dtype: DType, seed: int, offset: i
     count = 128
     launch(
         rounding_kernel, triton.cdiv(x.size, 8 * count), out, x, x.size, *counters(seed, offset), sizes, sx,
-        DIMS=len(sizes), COUNT=count,
+        COUNT=count,
     )  # fmt: skip
 
 
 @triton.jit
-def join_kernel(p_o, p_w, p_r, n, sizes, so, sw, sr, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    i, m = positions(n, BLOCK, WIDE)
-    w = tl.load(p_w + offsets(i, sizes, sw, DIMS), mask=m)
-    r = tl.load(p_r + offsets(i, sizes, sr, DIMS), mask=m)
-    tl.store(p_o + offsets(i, sizes, so, DIMS), join(w, r), mask=m)
+def join_kernel(p_o, p_w, p_r, n, sizes, so, sw, sr, INT64: tl.constexpr, BLOCK: tl.constexpr):
+    i, m = positions(n, BLOCK, INT64)
+    w = tl.load(p_w + offsets(i, sizes, sw), mask=m)
+    r = tl.load(p_r + offsets(i, sizes, sr), mask=m)
+    tl.store(p_o + offsets(i, sizes, so), join(w, r), mask=m)
 
 
 @triton.jit
-def split_kernel(p_x, p_w, p_r, n, sizes, sx, sw, sr, DIMS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    i, m = positions(n, BLOCK, WIDE)
-    w, r = split(tl.load(p_x + offsets(i, sizes, sx, DIMS), mask=m))
-    tl.store(p_w + offsets(i, sizes, sw, DIMS), w, mask=m)
-    tl.store(p_r + offsets(i, sizes, sr, DIMS), r, mask=m)
+def split_kernel(p_x, p_w, p_r, n, sizes, sx, sw, sr, INT64: tl.constexpr, BLOCK: tl.constexpr):
+    i, m = positions(n, BLOCK, INT64)
+    w, r = split(tl.load(p_x + offsets(i, sizes, sx), mask=m))
+    tl.store(p_w + offsets(i, sizes, sw), w, mask=m)
+    tl.store(p_r + offsets(i, sizes, sr), r, mask=m)
 
 
 def _launch(kernel: object, whole: Array, weight: Array, residual: Array) -> None:
     sizes, *strides = collapse(whole.shape, whole.strides, weight.strides, residual.strides)
     launch(
         kernel, triton.cdiv(whole.size, BLOCK), whole, weight, residual, whole.size, sizes, *strides,
-        DIMS=len(sizes), WIDE=is_wide(sizes, *strides), BLOCK=BLOCK,
+        INT64=needs_int64(sizes, *strides), BLOCK=BLOCK,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import promote_types
 from genesis.kernels import maths
 from genesis.kernels.pointwise.elementwise import elementwise, load_operand, positions, store_result
-from genesis.kernels.strides import collapse, is_wide
+from genesis.kernels.strides import collapse, needs_int64
 from genesis.kernels.types import TRITON, work_type
 
 __all__: list[str] = []
@@ -169,5 +169,5 @@ def swiglu_backward(out: tuple[Array, Array], g: Array, gate: Array, up: Array) 
     launch(
         swiglu_backward_kernel, triton.cdiv(n, block), dgate, dup, g, gate, up, n, sizes, so, *strides,
         FAST=dgate.dtype.itemsize == 2 and dup.dtype.itemsize == 2, WORK=TRITON[work.name],
-        INT64=is_wide(sizes, so, *strides), BLOCK=block, num_warps=4,
+        INT64=needs_int64(sizes, so, *strides), BLOCK=block, num_warps=4,
     )  # fmt: skip

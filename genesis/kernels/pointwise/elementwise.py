@@ -21,7 +21,7 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, bool_, result_type
 from genesis.kernels import maths
 from genesis.kernels.gemm.transpose import transposed_copy
-from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
+from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 from genesis.ops.sweep import as_type
 from genesis.shapes import broadcast_strides
@@ -116,7 +116,7 @@ def elementwise(
     block = 1024
     launch(
         kernel, triton.cdiv(n, block), out, *values, n, sizes, so, *strides, F=function, SCALARS=scalars,
-        WORK=TRITON[work.name], INT64=is_wide(sizes, so, *merged), BLOCK=block, num_warps=4, **extra,
+        WORK=TRITON[work.name], INT64=needs_int64(sizes, so, *merged), BLOCK=block, num_warps=4, **extra,
     )  # fmt: skip
 
 

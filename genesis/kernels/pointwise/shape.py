@@ -17,7 +17,7 @@ from genesis.dtypes import float64, int32
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import SortedKeys, index_type, rows_of, scatter_add_rows
 from genesis.kernels.pointwise.elementwise import positions
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.shape import extent, overlaps
 from genesis.shapes import Shape, contiguous_strides, numel
@@ -88,7 +88,7 @@ def _roll_or_pad(out: Array, x: Array, value: Any, sizes: list[int], strides: li
     work = work_type(out.dtype)
     launch(
         roll_pad_kernel, triton.cdiv(out.size, TILE), out, x, value, out.size, *fields, tuple(shifts) or (0,), PAD=pads,
-        WORK=TRITON[work.name], INT64=is_wide(fields[0], fields[1]), T=TILE, num_warps=4,
+        WORK=TRITON[work.name], INT64=needs_int64(fields[0], fields[1]), T=TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def _triangle(out: Array, x: Array, diagonal: int, lower: bool) -> None:
     rows, columns = x.shape[-2:]
     launch(
         triangle_kernel, triton.cdiv(out.size, TILE), out, x, out.size, rows, columns, diagonal, sizes, so, sx,
-        LOWER=lower, INT64=is_wide(sizes, so, sx), T=TILE, num_warps=4,
+        LOWER=lower, INT64=needs_int64(sizes, so, sx), T=TILE, num_warps=4,
     )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def _launch_window(kernel: Any, shape: Shape, strides: Shape, start: int, *array
     sizes, steps = collapse(shape, strides)
     launch(
         kernel, triton.cdiv(n, TILE), *arrays, n, start, sizes, steps,
-        INT64=is_wide((*sizes, 1), (*steps, start)) or start >= 1 << 30, T=TILE, num_warps=4,
+        INT64=needs_int64((*sizes, 1), (*steps, start)) or start >= 1 << 30, T=TILE, num_warps=4,
     )  # fmt: skip
 
 

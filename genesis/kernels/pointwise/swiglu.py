@@ -17,7 +17,7 @@ from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
 from genesis.kernels.pointwise.activation import sigmoid
-from genesis.kernels.strides import as_matrix, collapse, is_wide, offsets, program_indices
+from genesis.kernels.strides import as_matrix, collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.shape import contiguous
@@ -79,7 +79,7 @@ def _arguments(x: Array, *others: Array) -> tuple[tuple[int, int], tuple[Any, ..
     constants = {
         "FAST": x.dtype.itemsize == 2, "WORK": TRITON[work_type(x.dtype).name], "BN": rows,
         "BH": columns, "num_warps": 4,
-        "INT64": is_wide((*sizes, 2 * half), *wide, contiguous_strides((*sizes, 2 * half))),
+        "INT64": needs_int64((*sizes, 2 * half), *wide, contiguous_strides((*sizes, 2 * half))),
     }  # fmt: skip
     grid = triton.cdiv(n, rows), triton.cdiv(half, columns)
     return grid, (n, half, sizes, *strides, *(a.strides[-1] for a in operands)), constants

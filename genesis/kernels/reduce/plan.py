@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import triton
 
-from genesis.kernels.strides import collapse, is_wide
+from genesis.kernels.strides import collapse, needs_int64
 from genesis.shapes import Shape, contiguous_strides, numel
 
 __all__ = [
@@ -72,13 +72,13 @@ class Layout(NamedTuple):
     @property
     def int64_k(self) -> bool:
         """Whether offsets of results need int64."""
-        inside = is_wide((*self.kept, *self.reduced), (*self.kept_in, *self.reduced_in))
-        return inside or is_wide(self.kept, self.kept_out)
+        inside = needs_int64((*self.kept, *self.reduced), (*self.kept_in, *self.reduced_in))
+        return inside or needs_int64(self.kept, self.kept_out)
 
     @property
     def int64_r(self) -> bool:
         """Whether offsets inside a result's elements need int64."""
-        return is_wide(self.reduced, self.reduced_in)
+        return needs_int64(self.reduced, self.reduced_in)
 
 
 class Tiles(NamedTuple):

@@ -21,7 +21,7 @@ from genesis.kernels.reduce.min_max import column_min_max, row_min_max
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
 from genesis.kernels.reduce.reduction import ReduceSpec, finish_first, reduce_into
 from genesis.kernels.reduce.scan import scan_into
-from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
+from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import converted, work_type
 from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
 
@@ -489,7 +489,7 @@ def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
     sizes, _, sg = collapse(x.shape, contiguous_strides(x.shape), g.strides)
     launch(
         prod_backward_kernel, triton.cdiv(out.size, 1024), out, g, left, right, out.size, sizes, sg,
-        INT64=is_wide(sizes, sg), BLOCK=1024,
+        INT64=needs_int64(sizes, sg), BLOCK=1024,
     )  # fmt: skip
 
 
@@ -519,7 +519,7 @@ def put_along_axis(out: Array, values: Array, indices: Array, axis: int, size: i
     sizes, so, sv, si = collapse(values.shape, steps, values.strides, indices.strides)
     launch(
         put_along_axis_kernel, triton.cdiv(values.size, 512), out, values, indices, values.size, size, stride, sizes,
-        so, sv, si, INT64=is_wide(sizes, so, sv, si) or out.size > 1 << 31, BLOCK=512,
+        so, sv, si, INT64=needs_int64(sizes, so, sv, si) or out.size > 1 << 31, BLOCK=512,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, int32, int64
 from genesis.kernels.reduce.plan import Layout, Tiles, merge_tiles, reduction_tiles
-from genesis.kernels.strides import is_wide, offsets, program_indices
+from genesis.kernels.strides import needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
 
 __all__ = ["ReduceSpec", "finish_first", "load_type", "partial_states", "reduce_into", "reduce_tile"]
@@ -255,7 +255,7 @@ def reduce_into(
         float_argument(argument, work), layout.kept, layout.kept_out, INIT=spec.init, MERGE=spec.merge,
         REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity, WORK=TRITON[work.name],
         INDEX=TRITON[_index(layout).name], LOOP=again.block_r < cut.splits,
-        INT64_K=is_wide(layout.kept, layout.kept_out), BK=again.block_k, BS=again.block_r, num_warps=again.warps,
+        INT64_K=needs_int64(layout.kept, layout.kept_out), BK=again.block_k, BS=again.block_r, num_warps=again.warps,
     )  # fmt: skip
 
 

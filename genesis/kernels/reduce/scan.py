@@ -19,7 +19,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType
 from genesis.kernels.reduce.plan import Layout, Tiles, is_inner, scan_tiles, zero_if_single
 from genesis.kernels.reduce.reduction import ReduceSpec, load_type, partial_states, reduce_tile
-from genesis.kernels.strides import collapse, is_wide, offsets
+from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted
 from genesis.shapes import Shape, numel
 
@@ -152,7 +152,7 @@ def _launch(
         (lines.kept, lines.kept_in, lines.kept_out), (lines.along, lines.along_in, lines.along_out), MERGE=spec.merge,
         IDENTITY=spec.identity, READ=TRITON[load_type(x.dtype).name], WORK=TRITON[work.name], AXIS=int(inner),
         REVERSE=reverse, EXCLUSIVE=exclusive,
-        INT64_K=is_wide(sizes, (*lines.kept_in, *lines.along_in), (*lines.kept_out, *lines.along_out)),
-        INT64_R=is_wide(lines.along, lines.along_in, lines.along_out), BK=cut.block_k, BR=cut.block_r,
+        INT64_K=needs_int64(sizes, (*lines.kept_in, *lines.along_in), (*lines.kept_out, *lines.along_out)),
+        INT64_R=needs_int64(lines.along, lines.along_in, lines.along_out), BK=cut.block_k, BR=cut.block_r,
         num_warps=cut.warps,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
 from genesis.kernels.reduce.plan import LineTiles, is_inner, line_tiles, zero_if_single
-from genesis.kernels.strides import collapse, is_wide, offsets, program_indices
+from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.shapes import normalize_axis
 
@@ -225,7 +225,7 @@ def _softmax(out: Array, x: Array, dim: int, log: bool, cut: LineTiles | None = 
     launch(
         softmax_kernel if cut.one_pass else softmax_two_pass_kernel, triton.cdiv(count, cut.block_k), out, x, count,
         length, kept, sx, so, dx, do, LOG=log, WORK=TRITON[work_type(x.dtype).name], AXIS=int(cut.inner),
-        INT64=is_wide((*kept, length), (*sx, dx), (*so, do)), BK=cut.block_k, BR=cut.block_r, num_warps=cut.warps,
+        INT64=needs_int64((*kept, length), (*sx, dx), (*so, do)), BK=cut.block_k, BR=cut.block_r, num_warps=cut.warps,
         **extra,
     )  # fmt: skip
 
@@ -240,7 +240,7 @@ def _softmax_backward(out: Array, g: Array, y: Array, dim: int, log: bool) -> No
     launch(
         softmax_backward_kernel, triton.cdiv(count, cut.block_k), out, g, y, count, length, kept, sg, sy, so, dg, dy,
         do, LOG=log, WORK=TRITON[work_type(out.dtype).name], AXIS=int(cut.inner),
-        INT64=is_wide((*kept, length), (*sg, dg), (*sy, dy), (*so, do)), ONE_PASS=cut.one_pass, BK=cut.block_k,
+        INT64=needs_int64((*kept, length), (*sg, dg), (*sy, dy), (*so, do)), ONE_PASS=cut.one_pass, BK=cut.block_k,
         BR=cut.block_r * (1 if cut.one_pass else cut.unroll), num_warps=cut.warps,
     )  # fmt: skip
 
