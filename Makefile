@@ -80,14 +80,15 @@ performance: install-dev ## make docs/performance.md again from the results that
 docs: install-dev ## write docs/configuration.md from the schema and the API reference, build/api.md, from the docstrings
 	$(BIN)/python -m docs.generate
 
-# For sm_80, sm_90 and sm_100, signatures that show every feature of every kernel: in bfloat16 with both Tritons, in float32
-# with the lowest; and attention's products must not wait for each other. `make kernels` has all types.
+# Signatures that show every feature of every kernel: in bfloat16 with both Tritons, in float32 with the lowest; and attention's
+# products must not wait for each other. What sm_80, sm_90 and sm_100 share is compiled for one of them, with the two Tritons
+# for different ones. `make kernels` has all types, for all three.
 kernels-newest: install-dev ## compile the kernels ahead of time with the newest Triton; needs no GPU
-	$(BIN)/python -m tests.kernels.ahead --dtypes bfloat16 --jobs $(WORKERS)
+	$(BIN)/python -m tests.kernels.ahead --dtypes bfloat16 --once 0 --jobs $(WORKERS)
 	$(BIN)/python -m tests.kernels.waits
 
 kernels-lowest: $(LOWEST_VENV)/.installed ## the same with the lowest supported Triton
-	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --jobs $(WORKERS)
+	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --once 1 --jobs $(WORKERS)
 	$(LOWEST_VENV)/bin/python -m tests.kernels.waits
 
 # Triton 3.6 and what collecting signatures needs besides, so that it is there before .venv is.

@@ -1,12 +1,14 @@
 """Compile the kernels of the op suite ahead of time, without a GPU:
 
-    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all] [--jobs 2]
+    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all] [--once K]
+        [--jobs 2]
 
 The signatures are those that the suite's samples launch on a GPU of the architecture. Of them a part is compiled that
 holds, for every kernel, each combination of its parameters' types, each combination of the functions and types among
 its constants, and each value of its flags. --all takes all, with every pattern of strides and alignment. --dtypes
-keeps the samples of these dtypes (and those of ops that take no others). The exit code is 1 where one fails, or takes
-more shared memory than its architecture gives a block.
+keeps the samples of these dtypes (and those of ops that take no others). --once compiles a signature that several
+architectures share for one of them, in rotation from the K-th. The exit code is 1 where one fails, or takes more shared
+memory than its architecture gives a block.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from tests.ops.devices import CUDA, using
 from tests.ops.samples import all_rows
 from tests.ops.sampling import Rows
 
-__all__ = ["failures", "main", "needed"]
+__all__ = ["failures", "main", "needed", "rotated"]
 
 
 class Watched(HostDriver):
@@ -111,6 +113,16 @@ def _launch(v: conformance.Variant) -> None:
         pass  # an op that is not for this architecture
 
 
+def rotated(kernels: dict[int, Kernels], first: int) -> dict[int, Kernels]:
+    """Of signatures that several architectures have, each for one of them: the first for the `first`-th that has it."""
+    owners: dict[str, list[int]] = {}
+    for arch, some in kernels.items():
+        for each in some:
+            owners.setdefault(repr(each), []).append(arch)
+    takers = {each: arches[i % len(arches)] for i, (each, arches) in enumerate(owners.items(), first)}
+    return {arch: [each for each in some if takers[repr(each)] == arch] for arch, some in kernels.items()}
+
+
 # --- Compiling --------------------------------------------------------------------------------------------------------
 
 
@@ -170,12 +182,15 @@ def main() -> int:
     parser.add_argument("--without", nargs="*", default=[], help="families to leave out")
     parser.add_argument("--dtypes", nargs="*", default=[])
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--once", type=int, metavar="K")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     import triton
 
     found = needed(options.ops, options.dtypes, options.without, options.arch)
     _kernels.update({arch: kernels if options.all else covering(kernels) for arch, kernels in found.items()})
+    if options.once is not None:
+        _kernels.update(rotated(_kernels, options.once))
     jobs = [(part, options.jobs) for part in range(options.jobs)]
     with _scratch(options.all):
         if options.jobs == 1:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,14 @@ def test_what_is_compiled_holds_every_feature() -> None:
     assert covering(kernels) == chosen
     rare = ("one", Signature(("*fp64",), (), ()))
     assert rare in covering([*kernels, rare])
+
+
+def test_what_architectures_share_is_compiled_for_one_in_rotation() -> None:
+    from tests.kernels.ahead import rotated
+
+    kernels: Any = {80: [("a", 1), ("b", 1), ("c", 1)], 90: [("a", 1), ("b", 1), ("c", 1), ("d", 1)]}
+    assert rotated(kernels, 0) == {80: [("a", 1), ("c", 1)], 90: [("b", 1), ("d", 1)]}
+    assert rotated(kernels, 1) == {80: [("b", 1)], 90: [("a", 1), ("c", 1), ("d", 1)]}
 
 
 COLLECTED = """

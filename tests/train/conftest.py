@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,22 @@ from genesis.errors import InterruptedRun
 from tests.train.runs import Forks, load, make, signal_in_step, train
 
 
+@contextmanager
+def hangup_ends() -> Iterator[None]:
+    """SIGHUP as a terminal leaves it, also where these tests run under nohup; children keep it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     """Started at its first use; tests that use it are in one xdist group, so that there is one."""
-    with Forks() as forks:
+    with ExitStack() as stack:
+        with hangup_ends():
+            forks = stack.enter_context(Forks())
         yield forks
 
 

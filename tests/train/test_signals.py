@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ import pytest
 from genesis.errors import InterruptedRun
 from genesis.train import loop, signals
 from genesis.train.signals import TOLD, Interrupts
+from tests.train.conftest import hangup_ends
 from tests.train.runs import ENVIRONMENT, ROOT, Ended, Forks, checkpoints, load, make, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
@@ -317,6 +319,11 @@ class TestTold:
 
 
 class TestHangup:
+    @pytest.fixture(autouse=True)
+    def from_a_terminal(self) -> Iterator[None]:
+        with hangup_ends():
+            yield
+
     def test_what_nohup_ignores_stays_ignored(self) -> None:
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
