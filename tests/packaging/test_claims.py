@@ -11,7 +11,7 @@ import typer
 import yaml
 from packaging.requirements import Requirement
 
-from genesis.ops.fp8 import WIDE
+from genesis.ops.fp8 import MIN_COLUMNS
 from genesis.train.config import Config, json_schema
 from genesis.train.config_file import parse_config
 from genesis_cli.app import app
@@ -179,8 +179,8 @@ def test_readme_names_the_extras() -> None:
 
 def test_the_schema_tells_from_which_width_fp8_multiplies() -> None:
     description = json_schema()["$defs"]["TrainConfig"]["properties"]["precision"]["description"]
-    assert f"{WIDE} columns or more" in description
-    assert f"{WIDE} columns or more" in TEXTS["docs/training.md"]
+    assert f"{MIN_COLUMNS} columns or more" in description
+    assert f"{MIN_COLUMNS} columns or more" in TEXTS["docs/training.md"]
 
 
 def test_requirements_for_a_cpu_are_those_of_the_project_without_the_gpus() -> None:

@@ -73,7 +73,7 @@ def test_stopped_at_any_step(recipe: Path, stop: int) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_stopped_at_every_step(recipe: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8, "WIDE", 1)  # the model is narrow
+    monkeypatch.setattr(fp8, "MIN_COLUMNS", 1)  # the model is narrow
     whole, chopped = load(recipe, "whole", *OPTIMIZERS[name]), load(recipe, "chopped", *OPTIMIZERS[name])
     expected = train(whole)
     assert expected.step > 4
