@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable
 
 import pytest
 
@@ -17,9 +16,6 @@ from tests.packaging.tree import REPOSITORY
 GLOSSARY = "docs/glossary.md"
 OWN_FILES = (GLOSSARY, "tests/packaging/test_vocabulary.py")
 NOT_TEXT = ("benchmarks/results/",)  # measured: kernels have the names that they had then
-
-# Folders and files whose words are still being changed; none is.
-UNFINISHED: tuple[str, ...] = ()
 
 # The right column of each row -> what is looked for. Upper and lower case differ, but for the first letter of a word.
 GONE: dict[str, tuple[str, ...]] = {
@@ -101,13 +97,10 @@ PATTERN = re.compile("|".join(f"(?:{pattern})" for patterns in GONE.values() for
 
 def words_that_went(text: str) -> list[str]:
     """What is found in `text`, each with its line's number."""
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        uncapitalized = re.sub(r"\b[A-Z](?=[a-z]+\b)", lambda letter: letter[0].lower(), line)
-        if ALLOWED.search(line):
-            continue
-        found += [f"{number}: {match[0]}" for match in PATTERN.finditer(uncapitalized)]
-    return found
+    uncapitalized = re.sub(r"\b[A-Z](?=[a-z]+\b)", lambda letter: letter[0].lower(), text)
+    lines = text.split("\n")
+    found = [(text.count("\n", 0, match.start()), match[0]) for match in PATTERN.finditer(uncapitalized)]
+    return [f"{at + 1}: {word}" for at, word in found if not ALLOWED.search(lines[at])]
 
 
 def tracked_files() -> list[str]:
@@ -120,13 +113,9 @@ def tracked_files() -> list[str]:
     return [name for name in names if name not in OWN_FILES and not name.startswith(NOT_TEXT)]
 
 
-def finished(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not name.startswith(UNFINISHED)]
-
-
 def test_words_that_went_do_not_come_back() -> None:
     found = {}
-    for name in finished(tracked_files()):
+    for name in tracked_files():
         path = REPOSITORY / name
         try:
             text = path.read_text()
