@@ -17,12 +17,15 @@ import numpy as np
 import genesis
 from genesis import Tensor, nn
 from genesis.autograd import checkpoint
+from genesis.errors import ConfigError
 from genesis.nn import functional as F
 from genesis.ops import fp8 as fp8_ops
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
 
 __all__ = ["MLP", "Attention", "CausalLM", "Context", "Decoder", "KeyValueCache", "widest_matmul"]
+
+CHECKPOINTING = ("none", "selective", "full")
 
 Tables = Sequence[tuple[Tensor, Tensor]]
 
@@ -188,13 +191,47 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.stored_types: Mapping[str, str] = {}
-        self.activation_checkpointing = "none"
-        self.precision: str | None = None
+        self._checkpointing = "none"
+        self._precision: str | None = None
         self.model = self.make_decoder(config, self.make_layer)
         self.lm_head = (
             None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         )
         self._rotaries = [Rotary(replace(config, rope=rope)) for rope in config.ropes]
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether all layers run in fused ops (`genesis_models.fuse`)."""
+        return all(getattr(layer, "is_fused_layer", False) for layer in self.model.layers)
+
+    @property
+    def activation_checkpointing(self) -> str:
+        """See above. Raises ConfigError where it is set to what the layers cannot do."""
+        return self._checkpointing
+
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, how: str) -> None:
+        if how not in CHECKPOINTING:
+            raise ConfigError(f"activation_checkpointing is one of {', '.join(CHECKPOINTING)}, not {how!r}")
+        if how == "selective" and not self.is_fused:
+            raise ConfigError(self._plain("activation_checkpointing selective"), next="set it to none or full")
+        self._checkpointing = how
+
+    @property
+    def precision(self) -> str | None:
+        """See above. Raises ConfigError where it is set to what the layers cannot do."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, precision: str | None) -> None:
+        if precision not in (None, "fp8"):
+            raise ConfigError(f"precision is fp8 or None, not {precision!r}")
+        if precision == "fp8" and not self.is_fused:
+            raise ConfigError(self._plain("precision fp8"), next="leave it at None")
+        self._precision = precision
+
+    def _plain(self, setting: str) -> str:
+        return f"{setting} is for fused layers, and those of {self.config.model_type} are plain"
 
     @property
     def head_weight(self) -> Tensor:

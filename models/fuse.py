@@ -20,7 +20,7 @@ from genesis.nn import functional as F
 from genesis.nn import fused
 from genesis_models.blocks import Context
 
-__all__ = ["fuse", "is_fused", "unfuse"]
+__all__ = ["fuse", "unfuse"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -120,7 +120,12 @@ class FusedPackedMLP(FusedMLP):
 
 
 class FusedPreNormLayer(Fused):
-    """A layer whose blocks bring their norms and the addition to the stream with them."""
+    """A layer whose blocks bring their norms and the addition to the stream with them.
+
+    Only such layers recompute selectively and compute in 8-bit floats.
+    """
+
+    is_fused_layer = True
 
     def forward(self: Any, x: Tensor, context: Context) -> Tensor:
         x = self.self_attn(x, context)
@@ -211,11 +216,6 @@ RULES = (
 def fuse(model: M) -> M:
     """Give `model` and the blocks in it the fused forms that rules know; returns it."""
     return model.apply(_fuse)
-
-
-def is_fused(model: Any) -> bool:
-    """Whether all layers run in fused ops: only these recompute selectively and compute in 8-bit floats."""
-    return all(isinstance(layer, FusedPreNormLayer) for layer in model.model.layers)
 
 
 def unfuse(block: M) -> M:

@@ -13,7 +13,7 @@ from genesis.random import Generator
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
-from genesis_models.fuse import fuse, is_fused
+from genesis_models.fuse import fuse
 from genesis_models.gemma3 import Gemma3ForCausalLM
 from genesis_models.granite import GraniteForCausalLM
 from genesis_models.llama import LlamaForCausalLM
@@ -48,7 +48,7 @@ def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float
 def fuses(config: ModelConfig) -> bool:
     """Whether all layers of the model of a config run in fused ops; no memory is taken."""
     with nn.init.shapes_only():
-        return is_fused(fuse(ARCHITECTURES[config.model_type](config)))
+        return fuse(ARCHITECTURES[config.model_type](config)).is_fused
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,7 @@ import pytest
 import genesis
 import genesis_models
 from genesis import Tensor, nn
+from genesis.errors import ConfigError
 from genesis_models.blocks import CausalLM, Context, widest_matmul
 from genesis_models.config import FAMILIES, ModelConfig
 from genesis_models.fuse import Fused, fuse, unfuse
@@ -170,3 +171,17 @@ def test_only_the_registry_asks_for_the_model_type() -> None:
             if re.search(r"model_type\W*\s(==|!=|in|not in)\s|case \"(llama|qwen)", text):
                 found.append(path.relative_to(root).as_posix())
     assert found == []
+
+
+def test_what_layers_cannot_do_is_refused_where_it_is_set() -> None:
+    model = genesis_models.build(SIZES | CASES[0])
+    model.activation_checkpointing, model.precision = "selective", "fp8"
+    for name, value in (("activation_checkpointing", "selectiv"), ("precision", "fp16")):
+        with pytest.raises(ConfigError, match=f"{value}'"):
+            setattr(model, name, value)
+    plain = unfuse(genesis_models.build(SIZES | CASES[0]))
+    plain.activation_checkpointing = "full"
+    for name, value in (("activation_checkpointing", "selective"), ("precision", "fp8")):
+        with pytest.raises(ConfigError, match=f"{value} is for fused layers, and those of .* are plain"):
+            setattr(plain, name, value)
+    assert (plain.activation_checkpointing, plain.precision) == ("full", None)

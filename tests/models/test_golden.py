@@ -7,6 +7,7 @@ import pytest
 
 import genesis
 import genesis_models
+from genesis.errors import ConfigError
 from genesis.nn.utils import clip_grad_norm_
 from genesis.optim import AdamW, decay_groups
 from genesis_models.generate import Sampling, generate
@@ -52,6 +53,10 @@ class TestGolden:
         reference = golden(name)
         hyper = reference.trainer
         model = genesis_models.load(reference.folder, device=device)
+        if checkpointing == "selective" and not model.is_fused:
+            with pytest.raises(ConfigError, match="is for fused layers"):
+                model.activation_checkpointing = checkpointing
+            return
         model.activation_checkpointing = checkpointing
         groups = decay_groups(model.named_parameters(), hyper["weight_decay"])
         optimizer = AdamW(groups, lr=hyper["lr"], betas=tuple(hyper["betas"]), eps=hyper["eps"])
