@@ -41,14 +41,14 @@ from genesis.errors import DeviceError
 from genesis.op import registry
 from tests.kernels.assembling import TOGETHER, collected, refused
 from tests.kernels.collecting import collecting
-from tests.kernels.covering import Kernels, covering
+from tests.kernels.covering import Kernels, covering, rotated
 from tests.kernels.reading import read_once
 from tests.ops import conformance
 from tests.ops.devices import CUDA, using
 from tests.ops.samples import all_rows
 from tests.ops.sampling import Rows
 
-__all__ = ["failures", "main", "needed", "rotated"]
+__all__ = ["failures", "main", "needed"]
 
 
 class Watched(HostDriver):
@@ -111,16 +111,6 @@ def _launch(v: conformance.Variant) -> None:
         pass  # results that were never computed make no sense as sizes
     except DeviceError:
         pass  # an op that is not for this architecture
-
-
-def rotated(kernels: dict[int, Kernels], first: int) -> dict[int, Kernels]:
-    """Of signatures that several architectures have, each for one of them: the first for the `first`-th that has it."""
-    owners: dict[str, list[int]] = {}
-    for arch, some in kernels.items():
-        for each in some:
-            owners.setdefault(repr(each), []).append(arch)
-    takers = {each: arches[i % len(arches)] for i, (each, arches) in enumerate(owners.items(), first)}
-    return {arch: [each for each in some if takers[repr(each)] == arch] for arch, some in kernels.items()}
 
 
 # --- Compiling --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from genesis.backend.cuda.compile import Signature
 
-__all__ = ["Kernels", "covering", "features"]
+__all__ = ["Kernels", "covering", "features", "rotated"]
 
 Kernels = list[tuple[Any, Signature]]
 
@@ -65,3 +65,13 @@ def covering(kernels: Kernels) -> Kernels:
         else:
             break
     return [kernels[i] for i in sorted(chosen)]
+
+
+def rotated(kernels: dict[int, Kernels], first: int) -> dict[int, Kernels]:
+    """Of signatures that several architectures have, each for one of them: the first for the `first`-th that has it."""
+    owners: dict[str, list[int]] = {}
+    for arch, some in kernels.items():
+        for each in some:
+            owners.setdefault(repr(each), []).append(arch)
+    takers = {each: arches[i % len(arches)] for i, (each, arches) in enumerate(owners.items(), first)}
+    return {arch: [each for each in some if takers[repr(each)] == arch] for arch, some in kernels.items()}

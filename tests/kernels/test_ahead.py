@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("triton")
 
 from genesis.backend.cuda.compile import Signature
-from tests.kernels.covering import covering, features
+from tests.kernels.covering import covering, features, rotated
 
 pytestmark = pytest.mark.host
 
@@ -43,8 +43,6 @@ def test_what_is_compiled_holds_every_feature() -> None:
 
 
 def test_what_architectures_share_is_compiled_for_one_in_rotation() -> None:
-    from tests.kernels.ahead import rotated
-
     kernels: Any = {80: [("a", 1), ("b", 1), ("c", 1)], 90: [("a", 1), ("b", 1), ("c", 1), ("d", 1)]}
     assert rotated(kernels, 0) == {80: [("a", 1), ("c", 1)], 90: [("b", 1), ("d", 1)]}
     assert rotated(kernels, 1) == {80: [("b", 1)], 90: [("a", 1), ("c", 1), ("d", 1)]}
