@@ -1,8 +1,9 @@
-"""What every test runs under: repeatable Hypothesis examples, no display, no network, one BLAS thread a worker."""
+"""What every test runs under: a fixed seed, repeatable Hypothesis examples, no display, no network, one BLAS thread."""
 
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +59,21 @@ def quick_interpreter(request: pytest.FixtureRequest) -> None:
     """Without --gpu, kernels are run by Triton's interpreter with nothing done twice."""
     if not request.config.getoption("--gpu"):
         hasten()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed what tests draw from without a generator of their own: no test's inputs depend on the tests before it.
+
+    A hook, because fixtures of a module are set up before any fixture of one test.
+    """
+    import numpy as np
+
+    import genesis.random
+
+    genesis.random.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
 
 
 class NetworkUsed(BaseException):

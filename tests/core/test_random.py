@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random as standard
+
 import numpy as np
 import pytest
 
@@ -93,3 +95,11 @@ def test_the_default_generator() -> None:
         assert random.default_generator.reserve(1) == (12, 34)
     finally:
         random.set_state(before)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_every_test_starts_at_the_same_seeds(again: bool) -> None:
+    assert random.get_state() == {"seed": 0, "offset": 0}
+    assert random.default_generator.reserve(8) == (0, 0)
+    assert (standard.getrandbits(32), np.random.get_state()[1][0]) == (standard.Random(0).getrandbits(32), 0)
+    np.random.seed(1)

@@ -265,14 +265,23 @@ def test_to_keeps_objects_ties_and_integers() -> None:
         model.to("int32")
 
 
+def gradient_of_sizes(model: Tied) -> np.ndarray:
+    """The tied weight's gradient with each parameter's absolute value in its place: rounding errors are parts of it."""
+    sizes = Tied()
+    sizes.load_state_dict({name: value.abs() for name, value in model.state_dict().items()})
+    sizes(tensor([1])).sum().backward()
+    return sizes.embed.weight.grad.numpy()  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("move", ["cuda", "cuda_index", "to_device", "to_string", "to_int", "to_tensor", "to_both"])
 def test_cuda_and_back_keeps_objects_ties_and_gradients(move: str) -> None:
     model = Tied()
+    sizes = gradient_of_sizes(model)
     model.register_buffer("count", tensor([3]))
     weight = model.embed.weight
     model(tensor([1])).sum().backward()
     assert weight.grad is not None
-    values, gradient = weight.detach().numpy(), weight.grad.numpy()
+    values, gradient, allowed = weight.detach().numpy(), weight.grad.numpy(), np.zeros(weight.shape)
     gpu = Device("cuda", 0)
     moved = {
         "cuda": lambda: model.cuda(),
@@ -288,8 +297,9 @@ def test_cuda_and_back_keeps_objects_ties_and_gradients(move: str) -> None:
     assert model.count.dtype.name == "int64"
     if move == "cuda":
         model(tensor([1], device=gpu)).sum().backward()
-        gradient = 2 * gradient
-    np.testing.assert_allclose(weight.grad.cpu().numpy(), gradient, rtol=1e-6)
+        # sums of 7 terms in the head and of 4 in each of 3 layers, then those of the two uses and of the two passes
+        gradient, allowed = 2 * gradient, (7 + 3 * 4 + 2) * np.finfo(np.float32).eps * 2 * sizes
+    assert (np.abs(weight.grad.cpu().numpy() - gradient) <= allowed).all()
     assert model.cpu() is model and {t.device.type for t in (*model.parameters(), weight.grad)} == {"cpu"}
     np.testing.assert_array_equal(weight.detach().numpy(), values)
 
