@@ -273,8 +273,9 @@ def test_cuda_needs_its_packages_and_a_compiler() -> None:
 def test_a_driver_that_hangs_or_crashes_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from genesis_cli import environment
 
-    monkeypatch.setattr(environment, "PROBE_SECONDS", 1)
-    for code, words in (("import time; time.sleep(20)", "did not answer"), ("import os; os.abort()", "failed")):
+    hangs, crashes = "import time; time.sleep(20)", "import os; os.abort()"
+    for code, seconds, words in ((hangs, 1, "did not answer"), (crashes, 60, "failed")):
+        monkeypatch.setattr(environment, "PROBE_SECONDS", seconds)
         script = tmp_path / "probe.py"
         script.write_text(code)
         monkeypatch.setattr(environment.cuda_probe, "__file__", str(script))

@@ -11,7 +11,9 @@ import pytest
 import genesis
 from genesis import cuda
 from genesis.backend import Device, backend_for
+from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import Properties
+from genesis.backend.cuda.pinned import PinnedPool
 from genesis.errors import DeviceError, UsageError
 
 
@@ -109,7 +111,9 @@ def test_copies_from_and_to_pinned_memory() -> None:
         genesis.tensor(values).record_stream(cuda.Stream())
 
 
-def test_pinned_memory_is_reused() -> None:
+def test_pinned_memory_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backend_of(Device("cuda"))
+    monkeypatch.setattr(backend, "pinned", PinnedPool(backend))  # without the blocks that other tests left
     first = genesis.zeros(1000).pin_memory()
     address, held = first.data_ptr(), cuda.pinned_memory_reserved()
     first.to("cuda", non_blocking=True)
