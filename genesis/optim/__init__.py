@@ -1,4 +1,7 @@
-"""Optimizers, flat buffers, learning-rate schedules and loss scaling."""
+"""Optimizers, flat buffers, learning-rate schedules and loss scaling.
+
+The optimizers are those that `rules` found; `__init__.pyi`, made by `make stubs`, names them for editors and mypy.
+"""
 
 from genesis.keywords import check_calls
 from genesis.optim import lr_scheduler
@@ -7,11 +10,6 @@ from genesis.optim.groups import decay_groups, muon_groups
 from genesis.optim.lr_scheduler import LambdaLR
 from genesis.optim.optimizer import Optimizer
 from genesis.optim.rules import OPTIMIZERS
-from genesis.optim.rules.adafactor import Adafactor
-from genesis.optim.rules.adam import Adam, AdamW
-from genesis.optim.rules.lion import Lion
-from genesis.optim.rules.muon import Muon
-from genesis.optim.rules.sgd import SGD
 from genesis.optim.scaler import GradScaler
 from genesis.optim.schedules import (
     WSD,
@@ -25,21 +23,17 @@ from genesis.optim.schedules import (
     make_schedule,
 )
 
-__all__ = [
+globals().update({each.__name__: each for each in OPTIMIZERS.values()})
+
+__all__ = [  # noqa: PLE0604  the optimizers are found
     "OPTIMIZERS",
-    "SGD",
     "WSD",
-    "Adafactor",
-    "Adam",
-    "AdamW",
     "Constant",
     "Cosine",
     "FlatBuffers",
     "GradScaler",
     "LambdaLR",
     "Linear",
-    "Lion",
-    "Muon",
     "OneCycle",
     "Optimizer",
     "Schedule",
@@ -49,10 +43,7 @@ __all__ = [
     "lr_scheduler",
     "make_schedule",
     "muon_groups",
+    *(each.__name__ for each in OPTIMIZERS.values()),
 ]
-
-# Those above are named for editors and type checkers; a new file of `rules` needs no line here.
-globals().update({each.__name__: each for each in OPTIMIZERS.values()})
-__all__ += [name for name in (each.__name__ for each in OPTIMIZERS.values()) if name not in __all__]
 
 check_calls(globals(), __all__)

@@ -1,7 +1,7 @@
 """The stubs of modules whose names are made at import; `make stubs` runs `python -m tests.packaging.stubs`.
 
-They are generated from `genesis.functions.surface` and the op records. Editors and mypy read them instead of the
-modules; nothing reads them when a program runs.
+They are generated from `genesis.functions.surface`, the op records and the optimizers that are found. Editors and mypy
+read them instead of the modules; nothing reads them when a program runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import genesis
-from genesis import nn
+from genesis import nn, optim
 from genesis.functions import methods as methods_module
 from genesis.functions.surface import functional, functions, methods
 from genesis.op import registry
@@ -147,6 +147,12 @@ def modules_stub() -> str:
     return text
 
 
+def optimizers_stub() -> str:
+    """`genesis/optim/__init__.pyi`."""
+    found = _begun(optim, [name for name in optim.__all__ if name != "OPTIMIZERS"])
+    return found + "OPTIMIZERS: dict[str, type[Optimizer]]\n"
+
+
 def methods_stub() -> str:
     """`genesis/functions/methods.pyi`."""
     text = _begun(methods_module)
@@ -175,6 +181,7 @@ STUBS: dict[str, Callable[[], str]] = {
     "genesis/functions/methods.pyi": methods_stub,
     "genesis/nn/__init__.pyi": modules_stub,
     "genesis/nn/functional.pyi": functional_stub,
+    "genesis/optim/__init__.pyi": optimizers_stub,
 }
 
 

@@ -1,0 +1,54 @@
+"""Optimizers, flat buffers, learning-rate schedules and loss scaling.
+
+Made by `make stubs`: do not edit.
+"""
+
+from genesis.optim import lr_scheduler as lr_scheduler
+from genesis.optim.flat import FlatBuffers as FlatBuffers
+from genesis.optim.groups import decay_groups as decay_groups
+from genesis.optim.groups import muon_groups as muon_groups
+from genesis.optim.lr_scheduler import LambdaLR as LambdaLR
+from genesis.optim.optimizer import Optimizer as Optimizer
+from genesis.optim.rules.adafactor import Adafactor as Adafactor
+from genesis.optim.rules.adam import Adam as Adam
+from genesis.optim.rules.adam import AdamW as AdamW
+from genesis.optim.rules.lion import Lion as Lion
+from genesis.optim.rules.muon import Muon as Muon
+from genesis.optim.rules.sgd import SGD as SGD
+from genesis.optim.scaler import GradScaler as GradScaler
+from genesis.optim.schedules import WSD as WSD
+from genesis.optim.schedules import Constant as Constant
+from genesis.optim.schedules import Cosine as Cosine
+from genesis.optim.schedules import Linear as Linear
+from genesis.optim.schedules import OneCycle as OneCycle
+from genesis.optim.schedules import Schedule as Schedule
+from genesis.optim.schedules import Sequential as Sequential
+from genesis.optim.schedules import Step as Step
+from genesis.optim.schedules import make_schedule as make_schedule
+
+__all__ = [
+    "OPTIMIZERS",
+    "SGD",
+    "WSD",
+    "Adafactor",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "FlatBuffers",
+    "GradScaler",
+    "LambdaLR",
+    "Linear",
+    "Lion",
+    "Muon",
+    "OneCycle",
+    "Optimizer",
+    "Schedule",
+    "Sequential",
+    "Step",
+    "decay_groups",
+    "lr_scheduler",
+    "make_schedule",
+    "muon_groups",
+]
+OPTIMIZERS: dict[str, type[Optimizer]]
