@@ -79,9 +79,9 @@ def _kind(field: dict[str, Any]) -> str:
     kind = {"array": "list", "object": "mapping", "string": "text", "boolean": "`true` or `false`"}.get(
         field["type"], field["type"]
     )
-    least, above = field.get("minimum"), field.get("exclusiveMinimum")
-    bounds = [f"≥ {least:g}" if least is not None else "", f"> {above:g}" if above is not None else ""]
-    return " ".join((kind, *filter(None, bounds)))
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {field[bound]:g}" for bound, sign in signs.items() if bound in field]
+    return f"{kind} {', '.join(bounds)}".strip()
 
 
 # --- The API ----------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from genesis.optim.flat import PLACE, FlatBuffers, Run
 from genesis.optim.groups import decay_groups
 from genesis.optim.saving import MASTER, RESIDUAL, load_state, saved_state, state_dict
 from genesis.optim.settings import Group, check_keywords, without_neutral
-from genesis.optim.shard import Rounded, RuleCall, Shard, check_betas, check_flags, check_range, scale_value
+from genesis.optim.shard import Rounded, RuleCall, Shard, check_flags, check_pair, check_range, scale_value
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
@@ -97,8 +97,10 @@ class Optimizer:
 
     # Whether elements are updated independently, so that several parameters may be one shard.
     elementwise = True
-    # Settings that are numbers from 0 on.
+    # Settings that are numbers from 0 on, and those that must be below 1, too ("betas": both of them). The schema of a
+    # training run's configuration reads them.
     at_least_0: ClassVar[tuple[str, ...]] = ()
+    below_1: ClassVar[tuple[str, ...]] = ()
     # The settings that a training run's configuration offers, with their defaults there: the schema is made from them.
     in_runs: ClassVar[Mapping[str, Any]] = {}
     # Values of settings that are not offered under which nothing would differ, besides None and False.
@@ -156,8 +158,8 @@ class Optimizer:
         """Raise ConfigError for settings out of range."""
         for name in self.at_least_0:
             check_range(name, group[name], 0)
-        if "betas" in group:
-            check_betas(group)
+        for name in self.below_1:
+            (check_pair if name == "betas" else check_range)(name, group[name], 0, 1)
 
     @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:

@@ -16,7 +16,7 @@ from genesis.ops.rule import Rule
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
-__all__ = ["MatrixRule", "Rounded", "RuleCall", "Shard", "check_betas", "check_flags", "check_range", "scale_value"]
+__all__ = ["MatrixRule", "Rounded", "RuleCall", "Shard", "check_flags", "check_pair", "check_range", "scale_value"]
 
 
 class Rounded(NamedTuple):
@@ -121,13 +121,12 @@ def check_flags(values: Mapping[str, Any], names: Sequence[str]) -> None:
             raise ConfigError(f"{name} is {values[name]!r}, and must be True or False")
 
 
-def check_betas(group: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless the group's "betas" are two numbers of at least 0 and below 1."""
-    betas = group["betas"]
-    if not isinstance(betas, Sequence) or len(betas) != 2:
-        raise ConfigError(f"betas is {betas!r}, and must be two numbers")
-    for i, beta in enumerate(betas):
-        check_range(f"betas[{i}]", beta, 0, 1)
+def check_pair(name: str, values: Any, low: float, high: float) -> None:
+    """Raise ConfigError unless `values` are two numbers in that range."""
+    if not isinstance(values, Sequence) or len(values) != 2:
+        raise ConfigError(f"{name} is {values!r}, and must be two numbers")
+    for i, value in enumerate(values):
+        check_range(f"{name}[{i}]", value, low, high)
 
 
 def scale_value(scale: Tensor | float | None, maximize: bool) -> DeviceScalar:

@@ -140,6 +140,17 @@ ONE_CYCLE_WARMUP_RATIO = 0.3
 EVAL_FRACTION = 0.05
 
 
+def _range(key: str, most: float | None = None) -> Any:
+    """The narrowest range that the optimizers have for a setting; `most` is what a run narrows it to."""
+    kinds = [each for each in optim.OPTIMIZERS.values() if key in each.in_runs]
+    low = 0 if any(key in (*each.at_least_0, *each.below_1) for each in kinds) else None
+    high = 1 if any(key in each.below_1 for each in kinds) else None
+    return Field(ge=low, lt=high, le=most, allow_inf_nan=False)
+
+
+Beta = Annotated[float, _range("betas")]
+
+
 def _by_choice(table: Mapping[str, Mapping[str, Any]], key: str) -> str:
     """The part of a description that lists a setting's default for each optimizer or schedule that takes it."""
     rows = ((name, row[key]) for name, row in table.items() if row.get(key) is not None)
@@ -340,7 +351,7 @@ class OptimConfig(Section):
         description="Optimizer. muon: hidden matrices by Muon, its update scaled to AdamW's size; the rest by AdamW.",
     )
     lr: Positive | None = Field(default=None, description="Peak learning rate." + _by_choice(OPTIMIZERS, "lr"))
-    betas: Annotated[tuple[Fraction, Fraction], BeforeValidator(_as_tuple)] | None = Field(
+    betas: Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple)] | None = Field(
         default=None,
         description="Decay of the running averages, each below 1." + _by_choice(OPTIMIZERS, "betas"),
         examples=[[0.9, 0.95]],
@@ -348,12 +359,12 @@ class OptimConfig(Section):
     eps: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         default=None, description="Added to the denominator of the update." + _by_choice(OPTIMIZERS, "eps")
     )
-    weight_decay: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(
+    weight_decay: Annotated[float, _range("weight_decay", most=100)] | None = Field(
         default=None,
         description="Decay of matrices; vectors (norms, biases) never decay. Decoupled; for adam and sgd, L2."
         + _by_choice(OPTIMIZERS, "weight_decay"),
     )
-    momentum: Fraction | None = Field(
+    momentum: Annotated[float, _range("momentum")] | None = Field(
         default=None, description="Momentum, below 1." + _by_choice(OPTIMIZERS, "momentum")
     )
     nesterov: bool | None = Field(default=None, description="Nesterov's momentum." + _by_choice(OPTIMIZERS, "nesterov"))
@@ -420,12 +431,6 @@ class OptimConfig(Section):
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             what = "optim.warmup_steps and optim.warmup_ratio exclude each other"
             raise _problem("warmup_ratio", what, "keep one; an override can set the other to null")
-        if self.betas is not None and max(self.betas) >= 1:
-            raise _problem(
-                "betas", f"optim.betas is {list(self.betas)}: each must be below 1", "write [0.9, 0.95], say"
-            )
-        if self.momentum is not None and self.momentum >= 1:
-            raise _problem("momentum", "optim.momentum must be below 1", "write 0.9, say")
         if self.nesterov and not self.momentum:
             raise _problem(
                 "nesterov", "optim.nesterov needs a momentum", "set optim.momentum above 0, or nesterov: false"

@@ -106,10 +106,11 @@ def _wrong_value(path: KeyPath, reason: str, value: Any) -> Problem:
     what = f"{spell(path)} must be {expected(fragment)}, not {show(value)}"
     if reason:
         what = f"{spell(path)} is {show(value)}: {reason}"
+    remedy = _remedy(fragment, value)
     while "description" not in fragment and path[:-1]:
         fragment = {**schema_at(path[:-1]), **fragment}
         path = path[:-1]
-    return Problem(tuple(path), what, _remedy(fragment, value) or f"{fragment.get('description', '')}")
+    return Problem(tuple(path), what, remedy or f"{fragment.get('description', '')}")
 
 
 @functools.cache
@@ -200,7 +201,9 @@ def _expected_one(fragment: Mapping[str, Any]) -> str:
 
 def _bounds(fragment: Mapping[str, Any]) -> str:
     low, high = fragment.get("minimum"), fragment.get("maximum")
-    above = fragment.get("exclusiveMinimum")
+    above, below = fragment.get("exclusiveMinimum"), fragment.get("exclusiveMaximum")
+    if below is not None:
+        return f" from {low:.12g} to below {below:.12g}"
     if above is not None:
         return f" above {above:.12g} and at most {high:.12g}"
     return f" from {low:.12g} to {high:.12g}" if low is not None and high is not None else ""
@@ -231,7 +234,8 @@ def _remedy(fragment: Mapping[str, Any], value: Any) -> str:
     if "boolean" in kinds and value in (0, 1):
         return f"write {'true' if value else 'false'}"
     if "array" in kinds and isinstance(value, bool | int | float):
-        return f"write a list: [{value}]"
+        shown = (fragment.get("examples") or [[value]])[0]  # of a fixed length, as betas are
+        return f"write a list: {show(shown)}"
     return ""
 
 

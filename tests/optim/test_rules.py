@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pkgutil
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from genesis import optim
+from genesis.errors import ConfigError
 from genesis.functions.create import tensor
 from genesis.op import registry
 from genesis.ops import rule as language
@@ -124,12 +127,24 @@ def test_every_rule_has_its_ops() -> None:
     assert all({f"{name}_step", f"{name}_split_step"} <= set(registry) for name in RULES)
 
 
+@pytest.mark.parametrize("key", ["betas", "momentum"])
+@pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])
+def test_the_schema_has_the_ranges_of_the_classes(key: str, value: float) -> None:
+    given = [0.5, value] if key == "betas" else value
+    with pytest.raises(ConfigError, match=rf"{key}(\[1\])? is {value}, and must be at least 0 and below 1"):
+        optim.Muon([tensor([1.0], requires_grad=True)], **{key: given})  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match=key):
+        OptimConfig.model_validate({"name": "muon", key: given})
+
+
 @pytest.mark.parametrize("name", optim.OPTIMIZERS)
 def test_a_run_takes_every_optimizer_with_settings_that_both_sides_have(name: str) -> None:
     kind, config = optim.OPTIMIZERS[name], OptimConfig(name=name)
     assert {"lr", "weight_decay"} <= set(kind.in_runs) <= set(OptimConfig.model_fields)
     assert set(kind.in_runs) <= set(inspect.signature(kind).parameters)
     assert all(getattr(config, key) == value for key, value in kind.in_runs.items())
+    numbers = {key for key, value in kind.in_runs.items() if not isinstance(value, bool)}
+    assert numbers <= {*kind.at_least_0, *kind.below_1}, "the schema reads the ranges there"
     shapes = {"layers.0.weight": (40, 30), "lm_head.weight": (7, 30), "norm.weight": (30,)}
     made = build_optimizer(config, [(n, tensor(np.ones(s), requires_grad=True)) for n, s in shapes.items()], seed=0)
     for group in made.param_groups:

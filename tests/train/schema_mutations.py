@@ -68,8 +68,7 @@ def _just_outside(one: dict[str, Any]) -> Iterator[Any]:
             if bound in one:
                 far = one[bound] + direction
                 yield far if one["type"] == "integer" else math.nextafter(one[bound], far)
-        if "exclusiveMinimum" in one:
-            yield one["exclusiveMinimum"]
+        yield from (one[bound] for bound in ("exclusiveMinimum", "exclusiveMaximum") if bound in one)
     if one["type"] == "string":
         yield ""
         if "maxLength" in one:
@@ -93,7 +92,8 @@ def right_values(alternatives: list[dict[str, Any]]) -> list[Any]:
             values += one["enum"]
         elif kind in ("integer", "number"):
             low = one["minimum"] if "minimum" in one else math.nextafter(one["exclusiveMinimum"], 1)
-            values += [low, one["maximum"]]
+            high = one["maximum"] if "maximum" in one else math.nextafter(one["exclusiveMaximum"], 0)
+            values += [low, high]
         elif kind == "string":
             values += ["cuda:1", "cpu"] if "pattern" in one else ["x", "x" * one.get("maxLength", 1)]
         elif kind == "array":

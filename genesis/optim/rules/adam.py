@@ -62,6 +62,7 @@ class Adam(Optimizer):
     decoupled = False
     neutral: ClassVar[Mapping[str, Any]] = {"decoupled_weight_decay": False}
     at_least_0 = ("lr", "eps", "weight_decay")
+    below_1 = ("betas",)
     in_runs: ClassVar[dict[str, Any]] = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
 
     def __init__(

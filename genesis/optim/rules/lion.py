@@ -42,6 +42,7 @@ class Lion(Optimizer):
     """
 
     at_least_0 = ("lr", "weight_decay")
+    below_1 = ("betas",)
     in_runs: ClassVar[dict[str, Any]] = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.1}
 
     def __init__(

@@ -81,6 +81,7 @@ class Muon(Optimizer):
 
     elementwise = False
     at_least_0 = ("lr", "weight_decay", "eps", "adamw_eps")
+    below_1 = ("betas", "momentum")
     in_runs: ClassVar[dict[str, Any]] = {
         "lr": 3e-4,
         "betas": (0.9, 0.95),
@@ -125,7 +126,6 @@ class Muon(Optimizer):
 
     def check_settings(self, group: dict[str, Any]) -> None:
         super().check_settings(group)
-        check_range("momentum", group["momentum"], 0, 1)
         check_range("ns_steps", group["ns_steps"], 1, 100)
         if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
             raise ConfigError(
