@@ -18,10 +18,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RULES", "Rule", "divide", "power", "sign", "sqrt", "where"]
+__all__ = ["RULES", "Rule", "divide", "for_each_rule", "power", "sign", "sqrt", "where"]
 
 Value = Any  # a float, a traced value, a tensor, or a tile of a kernel
 RULES: dict[str, Rule] = {}
+_followers: list[Callable[[Rule], None]] = []
+
+
+def for_each_rule(follow: Callable[[Rule], None]) -> None:
+    """Call `follow` with every rule: now with those that there are, later with each that is written."""
+    for each in RULES.values():
+        follow(each)
+    _followers.append(follow)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +57,8 @@ class Rule:
         assert self.name not in RULES, f"two rules are called {self.name}"
         assert len(self.states) <= 2, "rounding at random has counters for the parameter and two states"
         RULES[self.name] = self
+        for follow in _followers:
+            follow(self)
 
     def constants_of(self, lr: float, step: float, scale: float, attrs: Mapping[str, Any]) -> tuple[float, ...]:
         """The constants of a step."""

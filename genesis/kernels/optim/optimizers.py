@@ -36,7 +36,7 @@ from genesis.kernels.pointwise.random import number_words
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted
 from genesis.ops.rounding import Noise
-from genesis.ops.rule import RULES, Rule
+from genesis.ops.rule import Rule, for_each_rule
 
 __all__: list[str] = []
 
@@ -165,7 +165,7 @@ def _update(
 
 
 def _register(rule: Rule) -> None:
-    """The CUDA implementations of a rule's ops."""
+    """The CUDA implementations of a rule's ops, also of a rule that is written after this file was loaded."""
 
     @cuda_impl(f"{rule.name}_step")
     def step(
@@ -181,5 +181,4 @@ def _register(rule: Rule) -> None:
         _update(rule, weight, residual, grad, rest, noise, attrs)
 
 
-for each in RULES.values():
-    _register(each)
+for_each_rule(_register)
