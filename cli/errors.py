@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from genesis.errors import DeviceError, DiskError, GenesisError, InterruptedRun, UsageError, escape
+from genesis.errors import DeviceError, DiskError, GenesisError, InterruptedRun, UsageError, escape, of_user
 from genesis.errors import OutOfMemoryError as GenesisOutOfMemoryError
 from genesis.io.boundary import system_error
 from genesis.train.output import output_error
@@ -60,7 +60,9 @@ def exit_code(error: BaseException, *, debug: bool) -> int:
 
 
 def _as_genesis_error(error: BaseException) -> GenesisError | None:
-    """The error itself, or what it means when a library raised it; None for a bug."""
+    """The error itself, or what it means when a library or a user's op raised it; None for a bug."""
+    if (theirs := of_user(error)) is not None:
+        return theirs
     if isinstance(error, GenesisError):
         return error
     if isinstance(error, MemoryError):

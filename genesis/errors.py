@@ -8,6 +8,7 @@ also is.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import TracebackType
 
 __all__ = [
     "BusyError",
@@ -27,8 +28,10 @@ __all__ = [
     "OutOfMemoryError",
     "ShapeError",
     "UsageError",
+    "UserCode",
     "escape",
     "nearest",
+    "of_user",
     "unknown_keyword",
 ]
 
@@ -151,8 +154,7 @@ class DTypeError(GenesisError, TypeError, RuntimeError):
 class KeywordError(GenesisError, TypeError):
     """A keyword that a function does not take.
 
-    It ends a command only where an op of the user's makes the call, in `genesis profile --op module:name`: mypy reads
-    the calls of ours.
+    It ends a command only where an op of the user's makes the call (see `of_user`): mypy reads the calls of ours.
     """
 
     exit_code = 2
@@ -172,6 +174,44 @@ class InterruptedRun(GenesisError):
     def __init__(self, what: str, *, signal: int, where: str = "", next: str = "") -> None:
         super().__init__(what, where=where, next=next)
         self.exit_code = 128 + signal
+
+
+class UserCode:
+    """A context in which a function of the user's runs. What it raises stays as it is; `of_user` says whose it was.
+
+    Args:
+        function: which it is: "the reference of square".
+    """
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception) and trace is not None and not hasattr(error, "user_code"):
+            here, called = trace.tb_frame.f_code.co_filename, trace.tb_next
+            # Where what the function returned is refused, the code next to the `with` raises.
+            is_theirs = called is not None and called.tb_frame.f_code.co_filename != here
+            line = f", {called.tb_frame.f_code.co_filename}:{called.tb_lineno}" if called and is_theirs else ""
+            error.user_code = f"{self.function}{line}"  # type: ignore[attr-defined]
+
+
+def of_user(error: BaseException) -> GenesisError | None:
+    """How a command ends for what left a `UserCode`: as for wrong usage, where the error has no exit code of its own.
+
+    None where no function of the user's raised it, and where the host ran out of memory in one.
+    """
+    where = getattr(error, "user_code", None)
+    if where is None or isinstance(error, MemoryError):
+        return None
+    if not isinstance(error, GenesisError):
+        what = f"{type(error).__name__}: {error}"
+        return UsageError(what, where=where, next="correct the function; --debug shows the traceback")
+    if error.exit_code != GenesisError.exit_code:
+        return error
+    return UsageError(error.what, where=error.where or where, next=error.next)
 
 
 def unknown_keyword(function: str, keyword: str, names: Iterable[str]) -> KeywordError:

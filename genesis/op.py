@@ -338,7 +338,9 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
     except (ShapeError, DTypeError, IndexRangeError) as error:
         if op.name in error.what:
             raise
-        raise type(error)(f"{op.name}: {error.what}", where=error.where, next=error.next) from None
+        named = type(error)(f"{op.name}: {error.what}", where=error.where, next=error.next)
+        vars(named).update(vars(error) | vars(named))  # whose code raised it stays known (`errors.of_user`)
+        raise named from None
     if _observers:
         seconds = time.perf_counter() - started
         for observer in tuple(_observers):

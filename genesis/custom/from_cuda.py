@@ -12,7 +12,7 @@ from genesis.autograd import TensorBase
 from genesis.backend import as_device
 from genesis.custom.launching import Constants, arguments_of, constants_of, dense, is_empty, sizes_of
 from genesis.custom.user_op import Rule, Saved, UserOp
-from genesis.errors import DeviceError, UsageError
+from genesis.errors import DeviceError, UsageError, UserCode
 
 if TYPE_CHECKING:
     from genesis.backend.cuda.nvrtc import Compiled
@@ -108,7 +108,8 @@ class CudaOp(UserOp):
         arrays = tuple(x.array if isinstance(x, TensorBase) else x for x in inputs)
         found = self.op.infer(*arrays, **merged)
         outs = tuple(empty(s.shape, s.dtype) for s in ((found,) if isinstance(found, Spec) else found))
-        made: dict[str, Any] = constants_of(cuda_impl.constants, outs[0] if len(outs) == 1 else outs, arrays, merged)
+        out = outs[0] if len(outs) == 1 else outs
+        made = constants_of(self.name, cuda_impl.constants, out, arrays, merged)
         return made
 
 
@@ -143,8 +144,9 @@ class _CudaImpl:
         given = tuple(dense(x) for x in inputs) if self.contiguous else inputs
         programs = sizes_of(self.name, "grid", self.grid, out, *given, **attrs)
         threads = sizes_of(self.name, "block", self.block, out, *given, **attrs)
-        shared = self.shared(out, *given, **attrs) if callable(self.shared) else self.shared
-        macros = constants_of(self.constants, out, given, attrs)
+        with UserCode(f"the shared memory of {self.name}"):
+            shared = self.shared(out, *given, **attrs) if callable(self.shared) else self.shared
+        macros = constants_of(self.name, self.constants, out, given, attrs)
         args = arguments_of(self.name, self.arguments, out, given, attrs)
         self.kernel.checked(args, macros)
         if 0 in programs:

@@ -88,7 +88,7 @@ def _cuda_impl(
 
         given = tuple(dense(x) for x in inputs) if contiguous else inputs
         programs = sizes_of(name, "grid", grid, out, *given, **attrs)
-        words = {k: _constant(v) for k, v in constants_of(constants, out, given, attrs).items()}
+        words = {k: _constant(v) for k, v in constants_of(name, constants, out, given, attrs).items()}
         args = arguments_of(name, arguments, out, given, attrs)
         _check_count(name, kernel, args, words)
         driver = backend_of(inputs[0].device).driver

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from genesis.array import Array, empty
-from genesis.errors import UsageError
+from genesis.errors import UsageError, UserCode
 
 if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Grid
@@ -36,7 +36,8 @@ def is_empty(out: Outs) -> bool:
 
 def sizes_of(name: str, what: str, value: Any, *args: Any, **attrs: Any) -> Grid:
     """A grid or a block in three dimensions: a size, up to three, or a function that gives them."""
-    found = value(*args, **attrs) if callable(value) else value
+    with UserCode(f"the {what} of {name}"):
+        found = value(*args, **attrs) if callable(value) else value
     sizes = found if isinstance(found, tuple | list) else (found,)
     if not 1 <= len(sizes) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sizes):
         raise UsageError(f"{name}: {what} must be up to three sizes, not {found!r}", next="divide with cdiv()")
@@ -44,9 +45,12 @@ def sizes_of(name: str, what: str, value: Any, *args: Any, **attrs: Any) -> Grid
     return x, y, z
 
 
-def constants_of(constants: Constants | None, out: Outs, inputs: tuple[Array, ...], attrs: dict[str, Any]) -> Any:
+def constants_of(
+    name: str, constants: Constants | None, out: Outs, inputs: tuple[Array, ...], attrs: dict[str, Any]
+) -> dict[str, Any]:
     """The constants of a call, by name."""
-    return dict(constants(out, *inputs, **attrs) if callable(constants) else constants or {})
+    with UserCode(f"the constants of {name}"):
+        return dict(constants(out, *inputs, **attrs) if callable(constants) else constants or {})
 
 
 def arguments_of(
@@ -54,7 +58,8 @@ def arguments_of(
 ) -> tuple[Any, ...]:
     """A kernel's arguments: as the rule orders them, else outputs, inputs and the first output's number of elements."""
     if rule is not None:
-        found = rule(out, *inputs, **attrs)
+        with UserCode(f"the arguments of {name}"):
+            found = rule(out, *inputs, **attrs)
         return tuple(found) if isinstance(found, tuple | list) else (found,)
     if attrs:
         raise UsageError(f"{name} has arguments by keyword, and nothing says where its kernel takes them", where=name,

@@ -18,7 +18,7 @@ import numpy as np
 from genesis.array import Array, Spec, empty
 from genesis.autograd import TensorBase, apply, no_grad
 from genesis.backend import CPU, Device
-from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
+from genesis.errors import DeviceError, GradientError, ShapeError, UsageError, UserCode
 from genesis.op import Context, Op, registry
 from genesis.ops.sweep import is_narrow
 
@@ -75,8 +75,8 @@ class UserOp:
             infer,
             None if vjp is None else _vjp(name, vjp, infer, from_inputs, from_outputs, len(self.inputs)),
             saves=(*(range(len(self.inputs)) if from_inputs else ()), *(("out",) if from_outputs else ())),
-            flops=None if flops is None else _count(flops),
-            nbytes=None if nbytes is None else _count(nbytes),
+            flops=None if flops is None else _count(name, flops),
+            nbytes=None if nbytes is None else _count(name, nbytes),
             family="user",
             cuda_impl=cuda_impl,
         )
@@ -155,7 +155,8 @@ def _check_definition(name: str, inputs: Sequence[str], saves: str, functions: d
 
 def _infer(name: str, out: Rule) -> Infer:
     def infer(*inputs: Any, **attrs: Any) -> Spec | tuple[Spec, ...]:
-        found = out(*[Spec(x.shape, x.dtype) for x in inputs], **attrs)
+        with UserCode(f"the rule out of {name}"):
+            found = out(*[Spec(x.shape, x.dtype) for x in inputs], **attrs)
         if isinstance(found, tuple | list) and not isinstance(found, Spec):
             return tuple(_spec(name, each) for each in found)
         return _spec(name, found)
@@ -182,14 +183,16 @@ def _writer(name: str, reference: Rule | None) -> Callable[..., None]:
                 f"{name} is a GPU kernel without a reference, and its tensors are on the {CPU}",
                 next="move them with .cuda(), or give the op a numpy function: reference=",
             )
-        made = reference(*[x.astype(np.float32) if is_narrow(x.dtype) else x for x in inputs], **attrs)
-        outs, values = (out, made) if isinstance(out, tuple) else ((out,), (made,))
-        if len(outs) != len(values):
-            raise ShapeError(f"the reference of {name} gave {len(values)} results, out says {len(outs)}")
-        for o, value in zip(outs, values, strict=True):
-            if np.shape(value) != o.shape:
-                raise ShapeError(f"the reference of {name} gave the shape {np.shape(value)}, out says {o.shape}")
-            o[...] = value
+        wide = [x.astype(np.float32) if is_narrow(x.dtype) else x for x in inputs]
+        with UserCode(f"the reference of {name}"):
+            made = reference(*wide, **attrs)
+            outs, values = (out, made) if isinstance(out, tuple) else ((out,), (made,))
+            if len(outs) != len(values):
+                raise ShapeError(f"the reference of {name} gave {len(values)} results, out says {len(outs)}")
+            for o, value in zip(outs, values, strict=True):
+                if np.shape(value) != o.shape:
+                    raise ShapeError(f"the reference of {name} gave the shape {np.shape(value)}, out says {o.shape}")
+                o[...] = value
 
     return write
 
@@ -202,12 +205,14 @@ def _vjp(
     def gradient(ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
         given = _completed(grads, infer, ctx)
         saved = (ctx.inputs if from_inputs else ()) + (ctx.outputs if from_outputs else ())
-        with no_grad():
-            found = vjp(*[TensorBase.wrap(x) for x in (*given, *saved)], **ctx.attrs)
-        found = found if isinstance(found, tuple | list) else (found,)
-        if len(found) != count:
-            raise GradientError(f"the vjp of {name} gave {len(found)} gradients for {count} inputs")
-        return tuple(_fitting(name, i, g, ctx.input_specs[i]) for i, g in enumerate(found))
+        tensors = [TensorBase.wrap(x) for x in (*given, *saved)]
+        with UserCode(f"the vjp of {name}"):
+            with no_grad():
+                found = vjp(*tensors, **ctx.attrs)
+            found = found if isinstance(found, tuple | list) else (found,)
+            if len(found) != count:
+                raise GradientError(f"the vjp of {name} gave {len(found)} gradients for {count} inputs")
+            return tuple(_fitting(name, i, g, ctx.input_specs[i]) for i, g in enumerate(found))
 
     return gradient
 
@@ -238,10 +243,11 @@ def _fitting(name: str, i: int, grad: Any, spec: Spec | None) -> Array | None:
     return grad.array
 
 
-def _count(rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int]:
+def _count(name: str, rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...], dict[str, Any]], int]:
     """`rule(out, *inputs, **attrs)` as the record's."""
 
     def count(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
-        return int(rule(outputs[0] if len(outputs) == 1 else outputs, *inputs, **attrs))
+        with UserCode(f"the cost of {name}"):
+            return int(rule(outputs[0] if len(outputs) == 1 else outputs, *inputs, **attrs))
 
     return count

@@ -12,7 +12,7 @@ from genesis.array import Array, empty
 from genesis.backend import CPU, Device, backend_for
 from genesis.custom import UserOp
 from genesis.dtypes import DType, as_dtype, bool_, float32, float64, int64
-from genesis.errors import UsageError
+from genesis.errors import UsageError, UserCode
 from genesis.op import Op
 from genesis.shapes import Shape, normalize_axes, reduced_shape
 
@@ -120,7 +120,8 @@ def of_user(user: UserOp, request: Request) -> Arguments:
     if user.sample is None:
         made = [_values(request, request.shape, request.dtype, 0.5, 2.0) for _ in user.inputs]
         return Arguments(tuple(made), dict(user.attrs))
-    arrays = [np.asarray(x) for x in user.sample(request.shape, request.dtype)]
+    with UserCode(f"the sample of {user.name}"):
+        arrays = [np.asarray(x) for x in user.sample(request.shape, request.dtype)]
     if len(arrays) != len(user.inputs):
         raise UsageError(f"the sample of {user.name} gave {len(arrays)} arrays for {len(user.inputs)} inputs")
     return Arguments(tuple(_placed(request, x, as_dtype(x.dtype)) for x in arrays), dict(user.attrs))

@@ -13,7 +13,7 @@ from genesis.bench.device_time import cold_calls
 from genesis.bench.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
 from genesis.bench.timing import Plan, Timing, measure, of_wall
 from genesis.dtypes import DType
-from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError
+from genesis.errors import DeviceError, GenesisError, OutOfMemoryError, UsageError, of_user
 from genesis.op import execute
 from genesis.profile.call_memory import peak_bytes
 from genesis.profile.cases import Case, choices, label_of, make_case, op_named
@@ -75,9 +75,9 @@ def profile_op(
         try:
             case = make_case(name, shape, over, dtype, device)
             yield profile_case(case, limits_of(device, case.dtype), chosen)
-        except UsageError:
-            raise
         except (GenesisError, MemoryError) as error:
+            if isinstance(error, UsageError) or of_user(error) is not None:
+                raise
             known = error if isinstance(error, GenesisError) else OutOfMemoryError(f"the host has no memory: {error}")
             yield Failure(name=name, label=label_of(name, shape, over), error=known.what, exit_code=known.exit_code)
 

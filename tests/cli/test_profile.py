@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -181,16 +182,44 @@ def test_no_room_for_the_inputs() -> None:
     assert "no room" in told
 
 
-def test_a_users_op_that_misspells_a_keyword_is_no_bug_of_genesis(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = """
+MISSPELT = """
 import genesis
-def reference(x): return genesis.zeros(2, dtpye="int8")
-rules = {"out": lambda x: x, "grid": lambda out, x: 1, "reference": reference}
-op = genesis.cuda_op("misspelt", "__global__ void k() {}", inputs=("x",), block=32, **rules)
+def reference(x):
+    {body}
+rules = {{"out": lambda x: {out}, "grid": lambda out, x: 1, "reference": reference, {more}}}
+op = genesis.cuda_op("misspelt", "__global__ void k() {{}}", inputs=("x",), block=32, **rules)
 """
-    (tmp_path / "misspelling.py").write_text(source)
+
+
+@pytest.mark.parametrize(
+    ("body", "out", "more", "what", "where"),
+    [
+        ("return genesis.zeros(2, dtpye='int8')", "x", "", "zeros takes no keyword 'dtpye'", ""),
+        ("raise ValueError('no')", "x", "", "ValueError: no", "the reference of misspelt, {file}:4"),
+        ("return genesis.exp(x)", "x", "", "misspelt: exp takes tensors and", "the reference of misspelt, {file}:4"),
+        ("return open('nothing')", "x", "", "FileNotFoundError: ", "the reference of misspelt, {file}:4"),
+        ("return x[:1]", "x", "", "the reference of misspelt gave the shape (1,)", "the reference of misspelt\n"),
+        ("return x", "x.nothing", "", "AttributeError: ", "the rule out of misspelt, {file}:5"),
+        ("return x", "x", "'flops': lambda out, x: 'no'", "ValueError: ", "the cost of misspelt"),
+        ("return x", "x", "'sample': lambda shape, dtype: 1 / 0", "ZeroDivisionError: ", "the sample of misspelt"),
+    ],
+)
+def test_an_error_of_a_users_op_is_no_bug_of_genesis(
+    body: str, out: str, more: str, what: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "misspelling.py"
+    file.write_text(MISSPELT.format(body=body, out=out, more=more))
     monkeypatch.chdir(tmp_path)
-    code, _, told = profiled("--op", "misspelling:op")
-    assert code == 2 and told.startswith("error: zeros takes no keyword 'dtpye'\n")
+    monkeypatch.delitem(sys.modules, "misspelling", raising=False)
+    code, _, told = profiled("--op", "misspelling:op", "--shape", "8", "--device", "cpu")
+    assert code == 2 and told.startswith(f"error: {what}")
+    assert where.format(file=file) in told and "a bug in Genesis" not in told
+
+
+def test_an_error_of_genesis_in_a_users_op_stays_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "misspelling.py").write_text(MISSPELT.format(body="return x", out="x", more=""))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "misspelling", raising=False)
+    with mock.patch.object(measuring, "profile_case", side_effect=ValueError("ours")):
+        code, _, told = profiled("--op", "misspelling:op", "--shape", "8", "--device", "cpu")
+    assert code == 70 and told.startswith("error: this is a bug in Genesis: ValueError: ours")
