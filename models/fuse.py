@@ -30,21 +30,15 @@ class Fused:
 
 
 class FusedAttention(Fused):
-    """Attention: one matmul for queries, keys and values, which stay side by side.
+    """Attention: one matmul for queries, keys and values, side by side. With `norm`: x + attention(norm(x))."""
 
-    Attributes:
-        norm: an RMSNorm; the block is then x + attention(norm(x)).
-    """
-
-    norm: nn.RMSNorm | None = None
-
-    def forward(self: Any, x: Tensor, context: Context) -> Tensor:
+    def forward(self: Any, x: Tensor, context: Context, norm: nn.RMSNorm | None = None) -> Tensor:
         b, t, _ = x.shape
         layers = self.projections()
-        qkv = fused.packed_linear(x, layers, self.norm, context.recompute, context.fp8)  # [B, T, (Q + 2·K)·D]
+        qkv = fused.packed_linear(x, layers, norm, context.recompute, context.fp8)  # [B, T, (Q + 2·K)·D]
         o = self.attended(qkv.view(b, t, -1, self.head_dim), context)  # [B, T, Q, D]
         del qkv  # what it holds is no longer needed, unless backward keeps it
-        if self.norm is None:
+        if norm is None:
             return fused.packed_linear(o.view(b, t, -1), (self.o_proj,), fp8=context.fp8)
         return fused.linear_sum(o.view(b, t, -1), self.o_proj, x, context.fp8)
 
@@ -93,19 +87,13 @@ class FusedHeadNormAttention(FusedAttention):
 
 
 class FusedMLP(Fused):
-    """SwiGLU: one matmul for gate and up.
+    """SwiGLU: one matmul for gate and up. With `norm`: x + mlp(norm(x)), in one op."""
 
-    Attributes:
-        norm: an RMSNorm; the block is then x + mlp(norm(x)), in one op.
-    """
-
-    norm: nn.RMSNorm | None = None
-
-    def forward(self: Any, x: Tensor, context: Context | None = None) -> Tensor:
+    def forward(self: Any, x: Tensor, context: Context | None = None, norm: nn.RMSNorm | None = None) -> Tensor:
         recompute, fp8 = (False, 0) if context is None else (context.recompute, context.fp8)
-        if self.norm is None:
+        if norm is None:
             return self.down_proj(F.swiglu(fused.packed_linear(x, self.projections(), fp8=fp8)))
-        return fused.gated_mlp(x, self.norm, self.projections(), self.down_proj, recompute, fp8)
+        return fused.gated_mlp(x, norm, self.projections(), self.down_proj, recompute, fp8)
 
     def projections(self: Any) -> tuple[nn.Module, ...]:
         """Of gate and up."""
@@ -120,7 +108,7 @@ class FusedPackedMLP(FusedMLP):
 
 
 class FusedPreNormLayer(Fused):
-    """A layer whose blocks bring their norms and the addition to the stream with them.
+    """A layer whose blocks compute its norms and the addition to the stream with them.
 
     Only such layers recompute selectively and compute in 8-bit floats.
     """
@@ -128,12 +116,10 @@ class FusedPreNormLayer(Fused):
     is_fused_layer = True
 
     def forward(self: Any, x: Tensor, context: Context) -> Tensor:
-        x = self.self_attn(x, context)
-        return self.mlp(x, context)
-
-    def parts(self: Any) -> tuple[tuple[nn.Module, nn.Module], ...]:
-        """Each block with its norm."""
-        return (self.self_attn, self.input_layernorm), (self.mlp, self.post_attention_layernorm)
+        if not all(isinstance(each, Fused) for each in (self.self_attn, self.mlp)):  # one was unfused by itself
+            return super().forward(x, context)  # type: ignore[misc]
+        x = self.self_attn(x, context, norm=self.input_layernorm)
+        return self.mlp(x, context, norm=self.post_attention_layernorm)
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         """A layer that gets another block or norm is looked at anew."""
@@ -230,20 +216,19 @@ def _fuse(block: nn.Module) -> None:
     written = _written(type(block).forward, block)
     for rule in RULES if written is not None else ():
         if written == _written(rule.plain, block):
-            kind = _class_of(rule.fused, type(block))  # type: ignore[arg-type]
-            if issubclass(rule.fused, FusedPreNormLayer):
-                parts = kind.parts(block)
-                if not all(isinstance(part, Fused) and isinstance(norm, nn.RMSNorm) for part, norm in parts):
-                    return
-                for part, norm in parts:
-                    part.__dict__["norm"] = norm  # no submodule: it keeps its one name
-            block.__class__ = kind
+            if not issubclass(rule.fused, FusedPreNormLayer) or _has_fused_parts(block):
+                block.__class__ = _class_of(rule.fused, type(block))  # type: ignore[arg-type]
             return
+
+
+def _has_fused_parts(layer: Any) -> bool:
+    """Whether both blocks of a layer are fused, and its norms are RMSNorm."""
+    blocks, norms = (layer.self_attn, layer.mlp), (layer.input_layernorm, layer.post_attention_layernorm)
+    return all(isinstance(each, Fused) for each in blocks) and all(isinstance(each, nn.RMSNorm) for each in norms)
 
 
 def _unfuse(block: nn.Module) -> None:
     if isinstance(block, Fused):
-        block.__dict__.pop("norm", None)
         block.__class__ = type(block).__bases__[1]
 
 

@@ -135,6 +135,29 @@ def test_a_block_or_norm_in_place_of_another_is_used() -> None:
     assert isinstance(first, Fused) and isinstance(first.mlp, Fused)
 
 
+def test_a_fused_block_is_right_wherever_it_is_put() -> None:
+    """Blocks hold no norm: it is the layer's."""
+    found = []
+    for is_plain in (False, True):
+        model, other = (genesis_models.build(SIZES | CASES[0], seed) for seed in (3, 4))
+        first, second = model.model.layers
+        unfuse(first)
+        first.mlp = other.model.layers[1].mlp  # a fused block in a plain layer,
+        second.mlp = first.mlp  # one block in two layers,
+        unfuse(second.self_attn)  # and a fused layer whose block was unfused by itself
+        if is_plain:
+            unfuse(model)
+        else:
+            assert [isinstance(x, Fused) for x in (first, first.mlp, second, second.self_attn)] == [
+                False,
+                True,
+                True,
+                False,
+            ]
+        found.append(step(model)[0])
+    np.testing.assert_array_equal(*found)
+
+
 def test_a_copy_has_its_own_norms() -> None:
     model = genesis_models.build(SIZES | CASES[0], 3)
     before = step(model)[0]
