@@ -6,16 +6,19 @@ ids and back. The tokenizers library is imported when a tokenizer is first used.
 
 from __future__ import annotations
 
+from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, TokenSet
 from genesis.data.loader import IGNORE_INDEX, Batch, PackedLoader
 from genesis.data.pipeline import DataReport, HeldOut, Prepared, StageProgress, prepare, prepare_held_out
-from genesis.data.records import Corpus, Defects, Document
+from genesis.data.records import Completion, Conversation, Defects, Document
 from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer, train_bpe
 
 __all__ = [
     "IGNORE_INDEX",
     "Batch",
+    "Completion",
+    "Conversation",
     "Corpus",
     "DataReport",
     "Defects",

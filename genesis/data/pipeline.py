@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from genesis.cache import Cache, EntryWriter, State
 from genesis.data.baseline import gzip_bits_per_byte
+from genesis.data.corpus import Corpus, FileCounts
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, index_documents
 from genesis.data.formats import SUPPORTED
-from genesis.data.records import Corpus, Defects, Document, FileCounts
+from genesis.data.records import Defects, Document
 from genesis.data.split import holdout_points, split
 from genesis.data.tokenize import SpecialText, reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
@@ -113,7 +114,7 @@ def prepare(
         tokenizer_path: a folder or tokenizer.json; None trains one of `vocab_size` tokens on the training documents.
         cache_dir: where tokens and a trained tokenizer are kept.
         seed: of the split.
-        on_error, text_field, max_line_bytes: see `genesis.data.records.Corpus`.
+        on_error, text_field, max_line_bytes: see `genesis.data.corpus.Corpus`.
         progress: called with a stage, the bytes done and their total, while a stage works.
         parse_special: special tokens written out in a text become their ids.
 

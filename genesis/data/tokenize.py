@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.cache import Cache, Entry, EntryWriter, State
+from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
-from genesis.data.records import Corpus, Document
+from genesis.data.records import Document
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
 from genesis.io.strict_json import parse_object

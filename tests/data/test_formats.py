@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from genesis.data.corpus import Corpus
 from genesis.data.formats import HEAD_BYTES, SUPPORTED, kind_by_content, kind_by_name
-from genesis.data.records import Corpus, Defects
+from genesis.data.records import Defects
 from genesis.errors import DataError
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from genesis.data import pipeline
 from genesis.data.baseline import gzip_bytes
+from genesis.data.corpus import Corpus
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import Prepared
-from genesis.data.records import Corpus
 from genesis.data.tokenizer import train_bpe
 from genesis.errors import DataError
 from tests.data.helpers import TEXTS, prepared, raised, run_python, write_corpus

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import pytest
 
-from genesis.data import records
+from genesis.data import corpus as corpus_module
+from genesis.data.corpus import Corpus
 from genesis.data.formats import HEAD_BYTES
-from genesis.data.records import Corpus, Defects, Document
+from genesis.data.records import Defects, Document
 from genesis.errors import DataError
 
 MAX_LINE = 8192
@@ -143,7 +144,7 @@ def test_a_read_error_is_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fail(self: object, limit: int) -> bytes:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(records._Stream, "readline", fail)
+    monkeypatch.setattr(corpus_module._Stream, "readline", fail)
     with pytest.raises(DataError, match="reading failed: Input/output error"):
         texts(tmp_path / "a.jsonl")
 
@@ -154,7 +155,7 @@ def test_a_text_file_over_the_limit_is_refused_before_it_is_read(
     path = tmp_path / "sparse.txt"
     with path.open("wb") as file:
         file.write(b"x" * HEAD_BYTES)
-        file.truncate(records.MAX_DOCUMENT_BYTES + 1)
+        file.truncate(corpus_module.MAX_DOCUMENT_BYTES + 1)
     tracemalloc.start()
     with pytest.raises(DataError, match="more than 1,073,741,824 bytes"):
         texts(path)
@@ -163,7 +164,7 @@ def test_a_text_file_over_the_limit_is_refused_before_it_is_read(
     assert peak < 4 << 20
     packed = tmp_path / "packed.txt.gz"
     packed.write_bytes(gzip.compress(os.urandom(64).hex().encode() * 100))
-    monkeypatch.setattr(records, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(corpus_module, "MAX_DOCUMENT_BYTES", 1000)
     with pytest.raises(DataError, match="more than 1,000 bytes"):
         texts(packed)
 

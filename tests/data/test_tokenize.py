@@ -11,8 +11,8 @@ import pytest
 
 from genesis.cache import Cache
 from genesis.data import tokenize as tokenize_module
+from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, TokenSet, index_documents
-from genesis.data.records import Corpus
 from genesis.data.tokenize import SpecialText, tokenize
 from genesis.data.tokenizer import Ids, Tokenizer
 from genesis.errors import DataError
