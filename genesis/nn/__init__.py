@@ -8,6 +8,7 @@ from genesis.nn import activations, functional, init, utils
 from genesis.nn.attention import Attention, KVCache, RoPE
 from genesis.nn.containers import ModuleDict, ModuleList, Sequential
 from genesis.nn.layers import Embedding, LayerNorm, Linear, RMSNorm
+from genesis.nn.lora import LoRALinear
 from genesis.nn.losses import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
 from genesis.nn.module import Module
 from genesis.nn.parameter import Parameter
@@ -23,6 +24,7 @@ __all__ = [  # noqa: PLE0604  the activations are made of records
     "KVCache",
     "LayerNorm",
     "Linear",
+    "LoRALinear",
     "MSELoss",
     "Module",
     "ModuleDict",

@@ -21,6 +21,7 @@ from genesis.nn.layers import Embedding as Embedding
 from genesis.nn.layers import LayerNorm as LayerNorm
 from genesis.nn.layers import Linear as Linear
 from genesis.nn.layers import RMSNorm as RMSNorm
+from genesis.nn.lora import LoRALinear as LoRALinear
 from genesis.nn.losses import BCELoss as BCELoss
 from genesis.nn.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
 from genesis.nn.losses import CrossEntropyLoss as CrossEntropyLoss
@@ -41,6 +42,7 @@ __all__ = [
     "KVCache",
     "LayerNorm",
     "Linear",
+    "LoRALinear",
     "MSELoss",
     "Module",
     "ModuleDict",
