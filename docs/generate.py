@@ -58,7 +58,7 @@ def configuration_page() -> str:
 
 
 def _reference(field: dict[str, Any]) -> str:
-    return str(field.get("$ref") or field["allOf"][0]["$ref"]).rsplit("/", 1)[-1]
+    return next(str(each["$ref"]) for each in (field, *field.get("anyOf", ())) if "$ref" in each).rsplit("/", 1)[-1]
 
 
 def _setting(section: str, key: str, field: dict[str, Any], is_required: bool) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from genesis.errors import GenesisError, OutOfMemoryError
-from genesis.train.config import Config
+from genesis.train.config import Config, section_class
 
 __all__ = ["phrased_for"]
 
@@ -39,9 +39,7 @@ def phrased_for(options: Mapping[str, str], *, memory: str) -> Iterator[None]:
 @functools.cache
 def _settings() -> frozenset[str]:
     return frozenset(
-        f"{section}.{key}"
-        for section, field in Config.model_fields.items()
-        for key in getattr(field.annotation, "model_fields", {})
+        f"{section}.{key}" for section in Config.model_fields for key in section_class(section).model_fields
     )
 
 

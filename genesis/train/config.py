@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    ModelWrapValidatorHandler,
     WithJsonSchema,
     model_validator,
 )
@@ -35,10 +36,13 @@ __all__ = [
     "DataConfig",
     "EvalConfig",
     "LogConfig",
+    "LoraConfig",
     "ModelConfig",
     "OptimConfig",
     "TrainConfig",
+    "fine_tuning_defaults",
     "json_schema",
+    "section_class",
 ]
 
 MAX_STEPS = 10**9
@@ -121,6 +125,23 @@ Sources = Annotated[
     ),
 ]
 
+# Of parameter names, with the wildcards of file names.
+Pattern = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_text)]
+Patterns = Annotated[list[Pattern], Field(max_length=100)]
+Factor = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+Targets = Annotated[
+    Text | Annotated[list[Text], Field(min_length=1, max_length=1000)],
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": 4096},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1000},
+            ]
+        }
+    ),
+]
+
 # The settings that each optimizer takes, with their defaults; one that is not in the row of the chosen one is refused.
 OPTIMIZERS: dict[str, Mapping[str, Any]] = {name: each.in_runs for name, each in optim.OPTIMIZERS.items()}
 if TYPE_CHECKING:
@@ -138,6 +159,21 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 ONE_CYCLE_WARMUP_RATIO = 0.3
 EVAL_FRACTION = 0.05
+# What is filled in instead where weights of `model.path` are trained further. The rates are AdamW's; those of other
+# optimizers differ from their defaults by the same factor.
+FINE_TUNING: dict[str, dict[str, float]] = {
+    "full": {"lr": 1e-5, "warmup_ratio": 0.03},
+    "lora": {"lr": 2e-4, "warmup_ratio": 0.03, "weight_decay": 0.0},
+}
+# The settings of adapters, which `lora.init_from` takes from the adapter it names.
+LORA: dict[str, Any] = {
+    "r": 16,
+    "alpha": 32.0,
+    "dropout": 0.0,
+    "target_modules": "all-linear",
+    "use_rslora": False,
+    "use_dora": False,
+}
 
 
 def _range(key: str, most: float | None = None) -> Any:
@@ -156,6 +192,18 @@ def _by_choice(table: Mapping[str, Mapping[str, Any]], key: str) -> str:
     rows = ((name, row[key]) for name, row in table.items() if row.get(key) is not None)
     shown = ((name, list(value) if isinstance(value, tuple) else value) for name, value in rows)
     return " Default: " + ", ".join(f"{name} {json.dumps(value)}" for name, value in shown) + "."
+
+
+def _when_fine_tuning(key: str) -> str:
+    """The part of a description that says what a setting's default is where `model.path` is given."""
+    full, lora = (FINE_TUNING[kind].get(key) for kind in ("full", "lora"))
+    if full is None:
+        return f" With lora: {lora:g}."
+    return f" With model.path: {full:g}" + (f" (with lora: {lora:g})." if lora != full else ".")
+
+
+def _lora_default(key: str) -> str:
+    return f" Default: {json.dumps(LORA[key])}."
 
 
 def _exactly_one(*keys: str) -> dict[str, JsonValue]:
@@ -210,12 +258,14 @@ class ModelConfig(Section):
 def _check_model_dict(config: Mapping[str, Any]) -> None:
     if not isinstance(config.get("model_type"), str):
         raise _problem("config", "model.config has no model_type", "add model_type: qwen3 (or qwen2, llama)")
+    _check_json(config, "config", "model.config")
+
+
+def _check_json(value: Mapping[str, Any], key: str, setting: str) -> None:
     try:
-        json.dumps(config, allow_nan=False)
+        json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise _problem(
-            "config", "model.config holds a value that JSON cannot", "use strings, finite numbers, lists"
-        ) from None
+        raise _problem(key, f"{setting} holds a value that JSON cannot", "use strings, finite numbers, lists") from None
 
 
 class DataConfig(Section):
@@ -255,6 +305,28 @@ class DataConfig(Section):
         default=16 * 2**20,
         description="Longest line of a JSONL file, in bytes; a longer one is an error (see on_error).",
     )
+    template: PathText | None = Field(
+        default=None,
+        description="Chat template of conversations: chatml, or a file or folder that holds one (Jinja, as in "
+        "chat_template.jinja). null: that of the tokenizer.",
+        examples=["chatml", "template.jinja"],
+    )
+    template_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Variables that the template reads, such as {enable_thinking: false}. They are saved with the "
+        "model as the template's defaults.",
+    )
+    loss: Literal["all_assistant", "last", "completion", "all"] = Field(
+        default="all_assistant",
+        description="What of a conversation is learned. all_assistant: every turn of the assistant; last: the last "
+        "one; completion: the turns of a completion, of other conversations the last turn; all: every token.",
+    )
+    too_long: Literal["drop", "truncate", "split", "fail"] | None = Field(
+        default=None,
+        description="What happens to a document of more than data.seq_len tokens: `drop` and `truncate` count it, "
+        "`split` continues it in the next sequence, `fail` ends the run with file and line. null: texts are split, "
+        "conversations and completions dropped.",
+    )
     cache_dir: PathText | None = Field(
         default=None,
         description="Folder of tokenized data, keyed by content; runs may share it. null: `cache` in output_dir.",
@@ -279,6 +351,12 @@ class DataConfig(Section):
         if self.tokenizer is not None and self.vocab_size is not None:
             what = "data.vocab_size is for a tokenizer trained on the data, and data.tokenizer names a finished one"
             raise _problem("vocab_size", what, "remove data.vocab_size")
+        for name in self.template_args:
+            if not name.isidentifier():
+                raise _problem(
+                    "template_args", f"data.template_args has {name!r}, no name that a template can read", "rename it"
+                )
+        _check_json(self.template_args, "template_args", "data.template_args")
         return self
 
 
@@ -328,6 +406,17 @@ class TrainConfig(Section):
             "Evaluation and samples, embedding and head stay in model.dtype. null: all do."
         ),
     )
+    tf32: bool = Field(
+        default=False,
+        description="Whether a GPU computes float32 matmuls in TF32, of whose operands it reads 10 bits of the "
+        "mantissa: up to 8 times faster, with relative errors near 3e-4.",
+    )
+    freeze: Patterns = Field(
+        default_factory=list,
+        description="Parameters that keep their values, by patterns of their names in which * is any text, ? one "
+        "character and [0-3] one of several. They take no gradient and no optimizer state.",
+        examples=[["model.embed_tokens.*", "model.layers.[0-3].*"]],
+    )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
         description="CPU threads. null: every core this process may use. A run repeats bit by bit on as many.",
@@ -350,7 +439,13 @@ class OptimConfig(Section):
         default="adamw",
         description="Optimizer. muon: hidden matrices by Muon, its update scaled to AdamW's size; the rest by AdamW.",
     )
-    lr: Positive | None = Field(default=None, description="Peak learning rate." + _by_choice(OPTIMIZERS, "lr"))
+    lr: Positive | None = Field(
+        default=None,
+        description="Peak learning rate."
+        + _by_choice(OPTIMIZERS, "lr")
+        + _when_fine_tuning("lr")[:-1]
+        + " for adamw; the others' change by the same factor.",
+    )
     betas: Annotated[tuple[Beta, Beta], BeforeValidator(_as_tuple)] | None = Field(
         default=None,
         description="Decay of the running averages, each below 1." + _by_choice(OPTIMIZERS, "betas"),
@@ -362,7 +457,8 @@ class OptimConfig(Section):
     weight_decay: Annotated[float, _range("weight_decay", most=100)] | None = Field(
         default=None,
         description="Decay of matrices; vectors (norms, biases) never decay. Decoupled; for adam and sgd, L2."
-        + _by_choice(OPTIMIZERS, "weight_decay"),
+        + _by_choice(OPTIMIZERS, "weight_decay")
+        + _when_fine_tuning("weight_decay"),
     )
     momentum: Annotated[float, _range("momentum")] | None = Field(
         default=None, description="Momentum, below 1." + _by_choice(OPTIMIZERS, "momentum")
@@ -389,7 +485,8 @@ class OptimConfig(Section):
     )
     warmup_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] | None = Field(
         default=None,
-        description="Steps in which the learning rate rises linearly. Excludes warmup_ratio; neither: no warm-up.",
+        description="Steps in which the learning rate rises linearly. Excludes warmup_ratio; neither: no warm-up."
+        + _when_fine_tuning("warmup_ratio").replace(": ", ": warmup_ratio "),
     )
     warmup_ratio: Fraction | None = Field(
         default=None,
@@ -409,6 +506,12 @@ class OptimConfig(Section):
     )
     step_gamma: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         default=None, description="Factor of each drop." + _by_choice(SCHEDULES, "step_gamma")
+    )
+    lr_factors: Annotated[dict[Pattern, Factor], Field(max_length=100)] = Field(
+        default_factory=dict,
+        description="The learning rate of some parameters as a multiple of optim.lr: factors by patterns of names, as "
+        "those of train.freeze. Of several that match a name, the first counts.",
+        examples=[{"*.lora_B.*": 16, "model.embed_tokens.*": 0.1}],
     )
 
     @model_validator(mode="before")
@@ -460,10 +563,60 @@ def _check_choice(section: OptimConfig, kind: str, name: str, table: Mapping[str
             raise _problem(key, what, f"remove it (as an override: optim.{key}=null); it is for {users}")
 
 
+class LoraConfig(Section):
+    """Adapters: low-rank matrices beside linear layers are trained, the weights of model.path are not. `lora: {}` takes
+    every default; null trains the model itself."""
+
+    r: Annotated[int, Field(ge=1, le=8192)] | None = Field(
+        default=None, description="Rank: rows of A and columns of B." + _lora_default("r")
+    )
+    alpha: Positive | None = Field(
+        default=None,
+        description="B·A is multiplied by alpha / r; with use_rslora by alpha / √r." + _lora_default("alpha"),
+    )
+    dropout: Annotated[float, Field(ge=0, le=0.95, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Probability with which an element of the adapter's input is left out in training."
+        + _lora_default("dropout"),
+    )
+    target_modules: Targets | None = Field(
+        default=None,
+        description="The layers that get one, as PEFT reads it: all-linear (all but the head), a list of names or "
+        "ends of names, or one regular expression that the whole name matches." + _lora_default("target_modules"),
+        examples=["all-linear", ["q_proj", "v_proj"]],
+    )
+    use_rslora: bool | None = Field(
+        default=None,
+        description="Rank-stabilized scaling (Kalajdzievski, 2023), for large ranks." + _lora_default("use_rslora"),
+    )
+    use_dora: bool | None = Field(
+        default=None,
+        description="Weight-decomposed adapters (Liu et al., 2024): the length of each row of the weight is trained "
+        "apart from its direction." + _lora_default("use_dora"),
+    )
+    init_from: PathText | None = Field(
+        default=None,
+        description="Folder of a PEFT adapter that training goes on from. It has the settings above; one that "
+        "contradicts them is an error, but for dropout.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and raw.get("init_from") is None:
+            return {**raw, **{key: value for key, value in LORA.items() if raw.get(key) is None}}
+        return raw
+
+
 class EvalConfig(Section):
     """Evaluation on held-out data, and text samples. Both happen every `every` steps and at the end."""
 
     every: Count | None = Field(default=None, description="Steps between two evaluations. null: only at the end.")
+    at_start: bool | None = Field(
+        default=None,
+        description="Whether both also happen before the first step. Default: true with model.path, to see the model "
+        "that came in, else false.",
+    )
     batch_size: Annotated[int, Field(ge=1, le=65_536)] | None = Field(
         default=None, description="Sequences in one forward pass. null: train.batch_size."
     )
@@ -528,12 +681,33 @@ class Config(Section):
     data: DataConfig = Field(description="What it learns from.")
     train: TrainConfig = Field(description="The run.")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="Optimizer and schedule.")
+    lora: LoraConfig | None = Field(default=None, description="Adapters. null: the model itself is trained.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation and samples.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving.")
     log: LogConfig = Field(default_factory=LogConfig, description="Reporting.")
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill(cls, raw: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fills in what a run with `model.path` has as defaults; these do not count as set."""
+        if not isinstance(raw, dict):
+            return handler(raw)
+        model, optim, evaluation = (raw.get(section, {}) for section in ("model", "optim", "eval"))
+        trains_further = isinstance(model, dict) and model.get("path") is not None
+        filled, chosen = dict(raw), dict[str, float]()
+        if trains_further and isinstance(optim, dict):
+            chosen = _fine_tuning(optim, "full" if raw.get("lora") is None else "lora")
+            filled["optim"] = {**optim, **chosen}
+        if isinstance(evaluation, dict) and evaluation.get("at_start") is None:
+            filled["eval"] = {**evaluation, "at_start": trains_further}
+        config = handler(filled)
+        config.optim.model_fields_set.difference_update(chosen)
+        return config
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.lora is not None:
+            self._check_lora()
         if self.model.path is not None and self.data.vocab_size is not None:
             what = "data.vocab_size is for a tokenizer trained on the data, and the model at model.path has its own"
             raise _problem("data.vocab_size", what, "remove data.vocab_size")
@@ -542,6 +716,14 @@ class Config(Section):
             raise _problem("eval.every", what, "hold out data, add prompts, or remove eval.every")
         self._check_sizes(self.model.config or {})
         return self
+
+    def _check_lora(self) -> None:
+        if self.model.path is None:
+            what = "adapters are trained beside the weights of a finished model, and model.path names none"
+            raise _problem("lora", what, "give model.path, or remove lora (as an override: lora=null)")
+        if self.train.precision is not None:
+            what = f"train.precision {self.train.precision} is for weights that are trained, and those of lora are not"
+            raise _problem("train.precision", what, "remove it (as an override: train.precision=null)")
 
     def _check_sizes(self, model: Mapping[str, Any]) -> None:
         """The data's sizes against those of an inline model; a folder or a preset is checked when it is loaded."""
@@ -566,8 +748,43 @@ class Config(Section):
         """Every setting as `section.key` and its value, in the order of the schema."""
         for section in type(self).model_fields:
             part = getattr(self, section)
-            for key in type(part).model_fields:
-                yield f"{section}.{key}", getattr(part, key)
+            for key in section_class(section).model_fields:
+                yield f"{section}.{key}", getattr(part, key, None)
+
+
+def section_class(name: str) -> type[Section]:
+    """The class of a section of `Config`, also of one that may be null."""
+    annotation = Config.model_fields[name].annotation
+    found = next(each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
+    assert issubclass(found, Section)
+    return found
+
+
+def _fine_tuning(optim: Mapping[str, Any], kind: str) -> dict[str, float]:
+    """The values of `FINE_TUNING` for what `optim` does not set and its optimizer and schedule use."""
+    found = dict(FINE_TUNING[kind])
+    fields = OptimConfig.model_fields
+    name, schedule = (optim.get(key, fields[key].default) for key in ("name", "schedule"))
+    settings = OPTIMIZERS.get(name, {}) if isinstance(name, str) else {}
+    if "lr" in settings:
+        found["lr"] = float(f"{found['lr'] / OPTIMIZERS['adamw']['lr'] * settings['lr']:.2g}")
+    decay = optim.get("decay_ratio")
+    if isinstance(decay, float) and schedule == "wsd":
+        found["warmup_ratio"] = min(found["warmup_ratio"], max(0.0, 1 - decay))
+    if schedule == "one_cycle" or optim.get("warmup_steps") is not None:
+        del found["warmup_ratio"]
+    used = {"warmup_ratio", *settings}
+    return {key: value for key, value in found.items() if key in used and optim.get(key) is None}
+
+
+def fine_tuning_defaults(config: Config) -> dict[str, float]:
+    """The settings that were filled in because weights are trained further, by name."""
+    if config.model.path is None:
+        return {}
+    keys = FINE_TUNING["full" if config.lora is None else "lora"]
+    missing = (key for key in keys if key not in config.optim.model_fields_set)
+    found = {f"optim.{key}": getattr(config.optim, key) for key in missing}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def json_schema() -> dict[str, Any]:

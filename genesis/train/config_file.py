@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from genesis.errors import ConfigError, UsageError, escape
 from genesis.io.boundary import boundary
 from genesis.io.paths import open_regular
-from genesis.train.config import RESUME, Config
+from genesis.train.config import RESUME, Config, section_class
 from genesis.train.config_help import Problem, explain, show
 from genesis.train.strict_yaml import MAX_BYTES, MAX_DEPTH, Document, KeyPath, emit, parse, parse_value, spell
 
@@ -65,9 +65,9 @@ def read_source(path: str | Path) -> bytes:
 def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) -> Config:
     """As `load_config`, from text; `name` stands for the file in errors."""
     document = parse(source, name)
-    for section in Config.model_fields:
-        # A section whose every line is commented out is an empty section.
-        if section in document.data and document.data[section] is None:
+    for section, field in Config.model_fields.items():
+        # A section whose every line is commented out is an empty section, but for one that may be null.
+        if section in document.data and document.data[section] is None and field.default is not None:
             document.data[section] = {}
     for override in overrides:
         _apply(document, override)
@@ -238,8 +238,7 @@ def check_resume(old: Config, new: Config, where: str = "") -> None:
 
 def _may_change(key: str) -> bool:
     section, name = key.split(".")
-    model: Any = Config.model_fields[section].annotation
-    return bool(model.model_fields[name].json_schema_extra == RESUME)
+    return bool(section_class(section).model_fields[name].json_schema_extra == RESUME)
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any]]:

@@ -18,10 +18,13 @@ BASE = {
     "data": {"train": ["corpus.txt"]},
     "train": {"output_dir": "runs/x", "steps": 100},
 }
+# With adapters, which only a finished model takes.
+LORA_BASE = {**BASE, "model": {"path": "models/base"}, "lora": {"r": 8}}
 
 
-def base_config() -> Config:
-    return Config.model_validate(BASE)
+def base_config(section: str = "") -> Config:
+    """A configuration that has `section`."""
+    return Config.model_validate(LORA_BASE if section == "lora" else BASE)
 
 
 def settings() -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -35,6 +38,7 @@ def settings() -> dict[tuple[str, str], list[dict[str, Any]]]:
 
     found = {}
     for section, reference in schema["properties"].items():
+        reference = next(one for one in (reference, *reference.get("anyOf", ())) if "$ref" in one)
         definition = schema["$defs"][reference["$ref"].rpartition("/")[2]]
         for key, fragment in definition["properties"].items():
             found[section, key] = alternatives(fragment)
@@ -75,6 +79,8 @@ def _just_outside(one: dict[str, Any]) -> Iterator[Any]:
             yield "x" * (one["maxLength"] + 1)
         if "enum" in one or "pattern" in one:
             yield "nonsense"
+    if one["type"] == "object" and isinstance(one.get("additionalProperties"), dict):
+        yield from ({"x": value} for value in wrong_values([one["additionalProperties"]]) if value != {"a": 1})
     if one["type"] == "array":
         if "minItems" in one:
             yield []
@@ -99,6 +105,8 @@ def right_values(alternatives: list[dict[str, Any]]) -> list[Any]:
         elif kind == "array":
             items = one.get("prefixItems") or [one["items"]] * max(1, one.get("minItems", 0))
             values.append([right_values([item])[0] for item in items])
+        elif kind == "object" and isinstance(one.get("additionalProperties"), dict):
+            values += [{"x": value} for value in right_values([one["additionalProperties"]])]
         else:
             values += {"boolean": [True, False], "null": [None], "object": [{"model_type": "qwen3"}]}[kind]
     return values
@@ -106,7 +114,7 @@ def right_values(alternatives: list[dict[str, Any]]) -> list[Any]:
 
 def text_with(section: str, key: str, value: Any) -> tuple[str, str]:
     """The base configuration with one setting changed, and the `line:column` at which the value stands."""
-    data = base_config().model_dump()
+    data = base_config(section).model_dump()
     data[section][key] = value
     lines = emit(data).split("\n")
     start = next(number for number, line in enumerate(lines) if line == f"{section}:")

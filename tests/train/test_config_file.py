@@ -172,7 +172,7 @@ MAY_CHANGE = {
 
 @pytest.mark.parametrize(("section", "key"), list(settings()), ids=[f"{s}.{k}" for s, k in settings()])
 def test_a_resumed_run_may_change_logging_saving_and_length_only(section: str, key: str) -> None:
-    old = base_config()
+    old = base_config(section)
     part = getattr(old, section)
     before = getattr(part, key)
     others = [value for value in right_values(settings()[section, key]) if value != before]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from genesis.errors import ConfigError
-from genesis.train.config import OPTIMIZERS, SCHEDULES, Config, json_schema
+from genesis.train.config import OPTIMIZERS, SCHEDULES, Config, fine_tuning_defaults, json_schema
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import emit
 from tests.train.schema_mutations import (
@@ -24,7 +24,7 @@ from tests.train.schema_mutations import (
 
 SETTINGS = settings()
 NAMES = [f"{section}.{key}" for section, key in SETTINGS]
-SECTIONS = ["model", "data", "train", "optim", "eval", "checkpoint", "log"]
+SECTIONS = ["model", "data", "train", "optim", "lora", "eval", "checkpoint", "log"]
 
 
 def merged(**sections: dict[str, Any]) -> str:
@@ -70,7 +70,7 @@ def test_the_refusal_check_fails_on_the_wrong_place_or_name(line: int, name: str
 def test_right_values_raise_no_complaint_about_type_or_bounds(setting: tuple[str, str]) -> None:
     section, key = setting
     for value in right_values(SETTINGS[setting]):
-        data = base_config().model_dump()
+        data = base_config(section).model_dump()
         data[section][key] = value
         # A rule between settings may object, for the base holds other ones; a bound or a type must not.
         assert complaints(data) <= {"genesis_rule"}, value
@@ -93,9 +93,9 @@ def test_complaints_sees_a_value_out_of_bounds() -> None:
 @pytest.mark.parametrize("setting", list(SETTINGS), ids=NAMES)
 def test_a_misspelled_key_is_named_with_the_right_one(setting: tuple[str, str]) -> None:
     section, key = setting
-    swapped = key[1] + key[0] + key[2:]
+    swapped = key[1:2] + key[0] + key[2:]
     for wrong in {key + "x", key.replace("_", "-") if "_" in key else key.upper(), swapped} - {key}:
-        data = base_config().model_dump()
+        data = base_config(section).model_dump()
         data[section] = {wrong: data[section].pop(key), **data[section]}
         lines = emit(data).split("\n")
         with pytest.raises(ConfigError) as caught:
@@ -107,7 +107,7 @@ def test_a_misspelled_key_is_named_with_the_right_one(setting: tuple[str, str]) 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_misspelled_section_is_named_with_the_right_one(section: str) -> None:
-    data = base_config().model_dump()
+    data = base_config(section).model_dump()
     data[section + "s"] = data.pop(section)
     with pytest.raises(ConfigError, match=f"did you mean {section}?") as caught:
         parse_config(emit(data), "c.yaml")
@@ -137,8 +137,8 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         "the keys of log are every, tensorboard, wandb, wandb_project",
     )
     with pytest.raises(ConfigError) as caught:
-        parse_config(merged() + "lora: {r: 8}\n", "c.yaml")
-    assert caught.value.what == "unknown key lora"
+        parse_config(merged() + "rag: {r: 8}\n", "c.yaml")
+    assert caught.value.what == "unknown key rag"
     assert caught.value.next == "the keys of the file are " + ", ".join(SECTIONS)
 
 
@@ -189,6 +189,13 @@ def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: A
         ({"optim": {"schedule": "step"}}, "optim.schedule", "needs optim.step_size"),
         ({"optim": {"schedule": "wsd", "warmup_ratio": 0.5, "decay_ratio": 0.6}}, "optim.decay_ratio", "more than"),
         ({"data": {"eval_fraction": 0}, "eval": {"every": 5}}, "eval.every", "nothing is held out"),
+        ({"lora": {"r": 4}}, "lora", "model.path names none"),
+        (
+            {"model": {"preset": None, "path": "m"}, "lora": {"r": 4}, "train": {"precision": "fp8"}},
+            "train.precision",
+            "those of lora are not",
+        ),
+        ({"data": {"template_args": {"enable-thinking": True}}}, "data.template_args", "no name that a template can"),
     ],
 )
 def test_rules_between_settings(sections: dict[str, Any], where: str, words: str) -> None:
@@ -229,6 +236,42 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
     assert error.what.startswith("data.seq_len must be an integer from 2 to 1048576, not 1")
     also = error.next.split("\n")[1:]
     assert ["train.steps" in also[0], "log.evry" in also[1], len(also)] == [True, True, 2]
+
+
+FINISHED = {"model": {"preset": None, "path": "m"}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, {"lr": 1e-5, "warmup_ratio": 0.03, "weight_decay": 0.1}),
+        ({"lora": {"r": 4}}, {"lr": 2e-4, "warmup_ratio": 0.03, "weight_decay": 0.0}),
+        ({"optim": {"name": "lion"}}, {"lr": 3.3e-6, "warmup_ratio": 0.03, "weight_decay": 0.1}),
+        ({"optim": {"warmup_steps": 0}}, {"lr": 1e-5, "warmup_ratio": None, "warmup_steps": 0}),
+        ({"optim": {"schedule": "one_cycle"}}, {"lr": 1e-5, "warmup_ratio": 0.3}),
+        ({"optim": {"schedule": "wsd", "decay_ratio": 0.99}}, {"warmup_ratio": 1 - 0.99}),
+        ({"lora": {"r": 4}, "optim": {"lr": 1e-3, "weight_decay": 0.2}}, {"lr": 1e-3, "weight_decay": 0.2}),
+    ],
+)
+def test_weights_that_are_trained_further_have_defaults_of_their_own(
+    sections: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    config = parse_config(merged(**FINISHED, **sections), "c.yaml")
+    assert {key: getattr(config.optim, key) for key in expected} == expected
+    assert config.eval.at_start is True
+    # What was filled in is known, and what was set is not among it; the record of a run sets all of it.
+    given, known = sections.get("optim", {}), fine_tuning_defaults(config)
+    usual = {"optim.lr", "optim.warmup_ratio"} | ({"optim.weight_decay"} if "lora" in sections else set())
+    if not given.keys() & {"schedule", "warmup_steps"}:
+        assert known.keys() == usual - {f"optim.{key}" for key in given}
+    again = parse_config(config.resolved_yaml(), "c.yaml")
+    assert (again, fine_tuning_defaults(again)) == (config, {})
+
+
+def test_a_run_from_scratch_keeps_its_defaults() -> None:
+    config = parse_config(merged(), "c.yaml")
+    assert (config.optim.lr, config.optim.warmup_ratio, config.eval.at_start) == (3e-4, None, False)
+    assert fine_tuning_defaults(config) == {}
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
