@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from genesis.profile.format import format_seconds
 
-__all__ = ["EXPLAINED", "SMALLEST", "LowerBound", "describe", "lower_bound_of"]
+__all__ = ["EXPLAINED", "RENAMED", "SMALLEST", "LowerBound", "describe", "lower_bound_of"]
 
 # The share of the time that explains it: such an op is in the band "good" or better, so it would not be listed. Figures
 # of a few microseconds are uncertain by the rest: the same launch took 0.96 to 1.05 µs in different runs, and two
@@ -22,6 +22,16 @@ EXPLAINED = 0.8
 SMALLEST = "microseconds on next to no data"  # the field of a result that has them by kernel
 LOST = 0.2  # the share of empty slots for programs that is worth a note
 EVEN = 1.01  # shares of a matmul that count as one
+# Kernels that were measured under another name, with the one that they have now. A measurement anew empties this table.
+RENAMED = {
+    "add_parts": "gemm_reduce_splits",
+    "binary": "binary_kernel",
+    "by_descriptors": "gemm_tma",
+    "extreme_kernel": "row_argminmax_kernel",
+    "fold": "reduce_kernel",
+    "merge": "merge_kernel",
+    "softmax_long": "softmax_two_pass_kernel",
+}
 Row = dict[str, Any]
 
 
@@ -76,11 +86,15 @@ def lower_bound_of(row: Row, share: float, launch: float, smallest: Mapping[str,
         smallest: seconds of kernels on next to no data, by name, which count instead of `launch`.
     """
     seconds, product, kernels = row["genesis_us"] * 1e-6, row.get("product"), row.get("kernels") or ()
-    launches = tuple((kernel["name"], smallest.get(kernel["name"], launch)) for kernel in kernels)
+    launches = tuple((_name(kernel), smallest.get(kernel["name"], launch)) for kernel in kernels)
     works = [_tiling(kernel, product).work for kernel in kernels if product and "tile" in kernel]
     notes = dict.fromkeys(note for kernel in kernels for note in _fill(kernel, product))
     work = max(works, default=1.0)
     return LowerBound(launches or (("", launch),), bool(kernels), share * seconds, work, seconds, tuple(notes))
+
+
+def _name(kernel: Row) -> str:
+    return RENAMED.get(kernel["name"], kernel["name"])
 
 
 def _tiling(kernel: Row, product: Sequence[int]) -> Tiling:
@@ -94,7 +108,7 @@ def _tiling(kernel: Row, product: Sequence[int]) -> Tiling:
 
 def _fill(kernel: Row, product: Sequence[int] | None) -> Iterator[str]:
     """How a kernel leaves SMs without work, if it does."""
-    programs, sm_count, name = math.prod(kernel["grid"]), kernel["sm_count"], kernel["name"]
+    programs, sm_count, name = math.prod(kernel["grid"]), kernel["sm_count"], _name(kernel)
     if not kernel["grid"]:
         return
     if product and "tile" in kernel:

@@ -9,7 +9,7 @@ import pytest
 
 import genesis
 from benchmarks.gpu.launches import _kernel, kernels_of
-from benchmarks.lower_bounds import describe, lower_bound_of
+from benchmarks.lower_bounds import RENAMED, describe, lower_bound_of
 from genesis.backend import Device
 from genesis.backend.cuda.driver import KernelFacts, SMFacts
 from genesis.backend.cuda.launch import KernelLaunch
@@ -18,7 +18,7 @@ CUDA = Device("cuda", 0)
 LAUNCH = 1e-6
 
 
-def kernel(programs: int, name: str = "fold", **more: Any) -> dict[str, Any]:
+def kernel(programs: int, name: str = "reduce_kernel", **more: Any) -> dict[str, Any]:
     return {"name": name, "grid": [programs, 1, 1], "sm_count": 132, **more}
 
 
@@ -91,19 +91,30 @@ def test_what_a_gpu_tells_is_noted(constants: dict[str, Any], noted: dict[str, A
 
 
 def test_launches_and_the_limit_are_added_up() -> None:
-    bound = lower_bound_of(row(4.0, kernel(448), kernel(14, "merge")), 0.3, LAUNCH, {})
+    bound = lower_bound_of(row(4.0, kernel(448), kernel(14, "merge_kernel")), 0.3, LAUNCH, {})
     assert bound.least == pytest.approx(2e-6 + 1.2e-6)
     assert bound.share == pytest.approx(0.8)
     assert describe(bound) == (
-        "2 launches (fold 1.00 µs, merge 1.00 µs) and 1.20 µs at the limit: 3.20 µs of 4.00 µs, 80%;"
-        " merge has 14 programs for 132 SMs"
+        "2 launches (reduce_kernel 1.00 µs, merge_kernel 1.00 µs) and 1.20 µs at the limit: 3.20 µs of 4.00 µs, 80%;"
+        " merge_kernel has 14 programs for 132 SMs"
     )
 
 
 def test_a_kernel_takes_what_it_took_on_next_to_no_data() -> None:
-    bound = lower_bound_of(row(4.0, kernel(448), kernel(14, "merge")), 0.3, LAUNCH, {"fold": 1.5e-6, "other": 9e-6})
+    bound = lower_bound_of(
+        row(4.0, kernel(448), kernel(14, "merge_kernel")), 0.3, LAUNCH, {"reduce_kernel": 1.5e-6, "other": 9e-6}
+    )
     assert bound.least == pytest.approx(1.5e-6 + 1e-6 + 1.2e-6)
-    assert describe(bound).startswith("2 launches (fold 1.50 µs, merge 1.00 µs) and 1.20 µs at the limit: 3.70 µs")
+    assert describe(bound).startswith(
+        "2 launches (reduce_kernel 1.50 µs, merge_kernel 1.00 µs) and 1.20 µs at the limit: 3.70 µs"
+    )
+
+
+def test_a_renamed_kernel_has_its_present_name_and_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RENAMED, "before", "now")
+    bound = lower_bound_of(row(4.0, kernel(14, "before")), 0.3, LAUNCH, {"before": 1.5e-6})
+    assert describe(bound).startswith("1 launch (now 1.50 µs) ")
+    assert describe(bound).endswith("; now has 14 programs for 132 SMs")
 
 
 def test_a_row_without_launches_had_one_at_least() -> None:
@@ -147,10 +158,10 @@ def test_tiles_are_described() -> None:
 @pytest.mark.parametrize(
     ("made", "note"),
     [
-        (kernel(1), "fold has 1 program for 132 SMs"),
-        (kernel(16), "fold has 16 programs for 132 SMs"),
+        (kernel(1), "reduce_kernel has 1 program for 132 SMs"),
+        (kernel(16), "reduce_kernel has 16 programs for 132 SMs"),
         (kernel(132), None),
-        (kernel(300, resident=2), "fold takes 1.14 waves"),
+        (kernel(300, resident=2), "reduce_kernel takes 1.14 waves"),
         (kernel(264, resident=2), None),
         (kernel(2640 + 10, resident=2), None),  # a tenth of eleven waves is little
         (kernel(300), None),  # how many fit is not known

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu.training_step import ratios
-from benchmarks.performance import PAGE, page_of
+from benchmarks.lower_bounds import RENAMED
+from benchmarks.performance import PAGE, REPOSITORY, page_of
 from benchmarks.reasons import REASONS, known_reason
 from benchmarks.result_files import RESULTS, Result, read_results, result_files
 from genesis.profile.schema import Peer, Ratio
@@ -119,24 +122,48 @@ def test_what_is_below_good_is_named_with_what_is_known() -> None:
 
 
 def test_launches_that_were_noted_are_counted() -> None:
-    fold = {"name": "fold", "grid": [16, 1, 1], "sm_count": 132}
+    summed = {"name": "reduce_kernel", "grid": [16, 1, 1], "sm_count": 132}
     rows = [
-        {**OPS["rows"][1], "kernels": [fold, fold]},
-        {**OPS["rows"][0], "op": "softmax (8, 151936)", "kernels": [fold], "ratio": 0.5},
-        {**OPS["rows"][0], "op": "masked select", "kernels": [fold], "clock": "wall"},
+        {**OPS["rows"][1], "kernels": [summed, summed]},
+        {**OPS["rows"][0], "op": "softmax (8, 151936)", "kernels": [summed], "ratio": 0.5},
+        {**OPS["rows"][0], "op": "masked select", "kernels": [summed], "clock": "wall"},
     ]
-    data = {**OPS, "rows": rows, "microseconds on next to no data": {"fold": 1.2}}
+    data = {**OPS, "rows": rows, "microseconds on next to no data": {"reduce_kernel": 1.2}}
     text = page(data, LAUNCHES)
     far = text[text.index('### Below "good", and why') : text.index("## What a call costs")]
-    count = "2 launches (fold 1.20 µs, fold 1.20 µs) and 2.25 µs at the limit: 4.65 µs of 9.00 µs, 52%;"
+    count = (
+        "2 launches (reduce_kernel 1.20 µs, reduce_kernel 1.20 µs) and 2.25 µs at the limit: 4.65 µs of 9.00 µs, 52%;"
+    )
     (partly,) = lines_with(far, count)
-    assert partly.endswith("fold has 16 programs for 132 SMs; the other 48% are unexplained |")
+    assert partly.endswith("reduce_kernel has 16 programs for 132 SMs; the other 48% are unexplained |")
     (softmax,) = lines_with(far, "| softmax")
     assert "it took 2.00 µs" in softmax and "a line of 151,936" in softmax  # counted, and known
     (select,) = lines_with(far, "| masked")
     assert "the host waits" in select and "launch" not in select
     assert f"| not known; here {count}" in text  # and below 1
     assert "launches (" not in page({**OPS, "rows": rows})  # what a launch takes is not known
+
+
+def test_the_page_has_kernels_by_the_names_that_they_have() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (REPOSITORY / "genesis/kernels").rglob("*.py"))
+    kernels = set(re.findall(r"@(?:triton|gluon)\.jit.*\n(?:@.*\n)*def (\w+)\(", sources))
+    page = PAGE.read_text(encoding="utf-8")
+    listed = ", ".join(re.findall(r"\d launch(?:es)? \(([^)]*)\)", page))
+    named = set(re.findall(r"([a-z]\w+) [\d.]+ .?s", listed)) | set(re.findall(r"; (\w+) (?:has|takes) [\d.]+ ", page))
+    assert len(named) > 5
+    assert named <= kernels and set(RENAMED.values()) <= kernels
+    ops = (kernel["name"] for result in read_results(result_files()) for kernel in measured_kernels(result.data))
+    assert set(RENAMED) <= set(ops), "measured anew: the old name can go"
+
+
+def measured_kernels(found: Any) -> Iterator[dict[str, Any]]:
+    """Every kernel in a result."""
+    parts = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    for key, part in parts:
+        if key == "kernels":
+            yield from (each for each in part if isinstance(each, dict) and "name" in each)
+        else:
+            yield from measured_kernels(part)
 
 
 def test_the_newest_step_counts_with_its_own_peers() -> None:
