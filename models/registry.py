@@ -45,17 +45,20 @@ def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float
         return fuse(ARCHITECTURES[config.model_type](config))
 
 
-def fuses(config: ModelConfig) -> bool:
-    """Whether all layers of the model of a config run in fused ops; no memory is taken."""
+def without_memory(config: ModelConfig) -> CausalLM:
+    """The model of a config as `build` fuses it, with shapes for parameters; no memory is taken."""
     with nn.init.shapes_only():
-        return fuse(ARCHITECTURES[config.model_type](config)).is_fused
+        return fuse(ARCHITECTURES[config.model_type](config))
+
+
+def fuses(config: ModelConfig) -> bool:
+    """Whether all layers of the model of a config run in fused ops."""
+    return without_memory(config).is_fused
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter by name; no memory is taken."""
-    with nn.init.shapes_only():
-        model = ARCHITECTURES[config.model_type](config)
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
+    """The shape of every parameter by name."""
+    return {name: parameter.shape for name, parameter in without_memory(config).named_parameters()}
 
 
 def parameter_count(config: ModelConfig) -> int:

@@ -90,7 +90,8 @@ def torch_side(job: dict[str, Any]) -> list[float]:
     from genesis_models.presets import preset
 
     torch.set_float32_matmul_precision("high")
-    model = lean_model(torch, lean_config(ModelConfig.from_dict(preset(job["size"]))), LENGTH - 1).to("cuda")
+    config = lean_config(ModelConfig.from_dict(preset(job["size"])), LENGTH - 1)
+    model = lean_model(torch, config, LENGTH - 1).to("cuda")
     load_lean(model, {k: v.float() for k, v in load_file(job["folder"] + "/model/model.safetensors").items()})
     compiled = torch.compile(model)
     decay, other = ([p for p in model.parameters() if (p.dim() > 1) is d] for d in (True, False))

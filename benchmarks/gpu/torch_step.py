@@ -29,7 +29,7 @@ def made(recipe: str, size: str, length: int) -> nn.Module:
     """The recipe's model on the GPU."""
     raw = preset(size)
     if recipe.startswith("lean"):
-        model: nn.Module = lean_model(torch, lean_config(ModelConfig.from_dict(raw)), length)
+        model: nn.Module = lean_model(torch, lean_config(ModelConfig.from_dict(raw), length), length)
     else:
         import transformers
 

@@ -13,7 +13,7 @@ import pytest
 from genesis.array import from_numpy
 from genesis.backend import CPU, Device
 from genesis.bench.timing import Plan
-from genesis.errors import DeviceError, UsageError
+from genesis.errors import DeviceError, GenesisError, UsageError
 from genesis.op import observe, registry
 from genesis.profile.peer import PeerError, PeerLacks
 from genesis.profile.run.marks import Kernel
@@ -241,17 +241,39 @@ def test_each_recipe_is_compared_or_says_why_not(child: FakeChild) -> None:
     assert (compared.ratio.peer_seconds, compared.peer_peak, compared.warm_up) == (0.25, 1 << 20, 0.5)
     assert compared.ratio.ratio == pytest.approx(0.25 / compared.ratio.seconds, rel=0.9)
     opened = [request for what, request in child.asked if what == "open"]
-    config = lean_config(CONFIG)
+    config = lean_config(CONFIG, 8)
     assert opened[1] == {"recipe": "lean", "config": config, "batch": 1, "length": 8, "dtype": "float32"}
     assert (config["hidden_size"], config["qkv_bias"], config["head_norms"]) == (RAW["hidden_size"], True, False)
 
 
 def test_the_lean_recipe_has_layers_of_its_own() -> None:
     raw = RAW | {"model_type": "qwen3", "head_dim": 64}
-    found = lean_config(ModelConfig.from_dict(raw))
+    found = lean_config(ModelConfig.from_dict(raw), 8)
     assert (found["head_dim"], found["qkv_bias"], found["head_norms"]) == (64, False, True)
     with pytest.raises(PeerLacks, match=r"the lean recipe's layers have no mlp\.down_proj\.bias"):
-        lean_config(ModelConfig.from_dict(raw | {"mlp_bias": True}))
+        lean_config(ModelConfig.from_dict(raw | {"mlp_bias": True}), 8)
+
+
+@pytest.mark.parametrize(
+    ("changed", "lacks"),
+    [
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no layers without rotary positions, as layer 1 is"),
+        ({"model_type": "mistral", "sliding_window": 8}, "no sliding window, and one of 8 is shorter than 9 tokens"),
+    ],
+)
+def test_the_lean_recipe_refuses_what_it_does_not_compute(changed: dict[str, Any], lacks: str) -> None:
+    raw = {key: value for key, value in RAW.items() if "window" not in key}
+    with pytest.raises(GenesisError, match=f"the lean recipe.*{lacks}"):
+        lean_config(ModelConfig.from_dict(raw | changed), 9)
+
+
+def test_the_lean_recipe_takes_a_window_of_the_whole_sequence_and_layers_that_all_rotate() -> None:
+    raw = {key: value for key, value in RAW.items() if "window" not in key}
+    for changed in (
+        {"model_type": "mistral", "sliding_window": 9},
+        {"model_type": "smollm3", "no_rope_layers": [1, 1]},
+    ):
+        assert lean_config(ModelConfig.from_dict(raw | changed), 9)["qkv_bias"] is False
 
 
 def test_recipes_are_known() -> None:

@@ -16,7 +16,8 @@ from genesis_cli.session.bench.schema import PeerStep
 from genesis_cli.session.bench.steps import new_state, taking
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
-from genesis_models.registry import build, fuses, parameter_shapes
+from genesis_models.fuse import FusedAttention, FusedHeadNormAttention, FusedNoPEAttention
+from genesis_models.registry import build, without_memory
 
 __all__ = ["check_recipes", "lean_config", "versus_torch"]
 
@@ -41,18 +42,26 @@ def check_recipes(text: str) -> tuple[str, ...]:
     return chosen
 
 
-def lean_config(config: ModelConfig) -> dict[str, object]:
-    """The sizes of the lean recipe's model.
+def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
+    """The sizes of the lean recipe's model, for sequences of `length` tokens.
 
     Raises:
-        PeerLacks: layers have parameters that the recipe's have not.
+        PeerLacks: layers compute what the recipe's do not.
+        UsageError: they attend to a sliding window that is shorter than `length`.
     """
-    names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name in parameter_shapes(config)} - {""}
-    unknown = names - LEAN - QKV_BIAS - HEAD_NORMS
-    if not unknown and not fuses(config):  # the parameters are the recipe's, and what is done with them is not
-        raise PeerLacks(f"the lean recipe's layers are not those of {config.model_type}")
-    if unknown:
+    model = without_memory(config)
+    names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name, _ in model.named_parameters()} - {""}
+    if unknown := names - LEAN - QKV_BIAS - HEAD_NORMS:
         raise PeerLacks(f"the lean recipe's layers have no {min(unknown)}")
+    # The parameters are the recipe's; what is done with them must be, too.
+    forms = [type(layer.self_attn).__bases__[0] if model.is_fused else None for layer in model.model.layers]
+    if FusedNoPEAttention in forms:
+        layer = forms.index(FusedNoPEAttention)
+        raise PeerLacks(f"the lean recipe has no layers without rotary positions, as layer {layer} is")
+    if not set(forms) <= {FusedAttention, FusedHeadNormAttention}:
+        raise PeerLacks(f"the lean recipe's layers are not those of {config.model_type}")
+    if window := min((each for each in config.layer_windows if 0 < each < length), default=0):
+        raise UsageError(f"the lean recipe has no sliding window, and one of {window} is shorter than {length} tokens")
     sizes = "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"
     others = "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings"
     return {
@@ -101,7 +110,7 @@ def _row(
 ) -> PeerStep:
     row = PeerStep(recipe=recipe, version=child.version, batch=batch, length=length)
     try:
-        config = lean_config(model.config) if recipe == "lean" else dict(model.config.raw)
+        config = lean_config(model.config, length) if recipe == "lean" else dict(model.config.raw)
         facts = child.ask("open", recipe=recipe, config=config, batch=batch, length=length, dtype=settings.dtype)
         found = _measured(model, child, batch, length, limits, settings)
         child.ask("close")
