@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -29,6 +28,7 @@ from genesis.io.hf import (
     side_files,
 )
 from genesis.io.paths import safe_join
+from genesis.io.strict_json import indented_bytes
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
@@ -214,10 +214,6 @@ def _generation_config(model: CausalLM, eos_token_id: int | None) -> dict[str, A
     return content
 
 
-def _json_bytes(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
 def _as_stored(model: CausalLM, name: str, parameter: Tensor) -> np.ndarray:
     """A parameter's values, in the 16-bit type of its tensor in the folder where `load` chose a wider one itself."""
     values: np.ndarray = parameter.detach().cpu().numpy()
@@ -244,7 +240,7 @@ def write_model(
         eos_token_id: what ends a text, for `generation_config.json` where the source has none.
     """
     tensors = {name: _as_stored(model, name, p) for name, p in model.named_parameters()}
-    writer.write("config.json", _json_bytes(_config_json(model, tensors[EMBEDDING].dtype.name)))
+    writer.write("config.json", indented_bytes(_config_json(model, tensors[EMBEDDING].dtype.name)))
     save_weights(writer, tensors, max_shard_bytes)
     extra = dict(extra_files or {})
     kept = [] if source is None else [name for name in side_files(source) if name not in extra]
@@ -253,7 +249,7 @@ def write_model(
     if source is not None:
         copy_side_files(source, writer, kept)
     if "generation_config.json" not in kept and "generation_config.json" not in extra:
-        extra["generation_config.json"] = _json_bytes(_generation_config(model, eos_token_id))
+        extra["generation_config.json"] = indented_bytes(_generation_config(model, eos_token_id))
     for name, data in extra.items():
         writer.write(name, data)
 

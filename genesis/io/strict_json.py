@@ -16,7 +16,7 @@ from genesis.errors import GenesisError, ModelError, escape
 from genesis.io.boundary import close_read, system_error
 from genesis.io.paths import open_regular, quote
 
-__all__ = ["canonical_bytes", "check_structure", "parse_object", "read_limited", "read_object"]
+__all__ = ["canonical_bytes", "check_structure", "indented_bytes", "parse_object", "read_limited", "read_object"]
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 1_000_000
@@ -114,6 +114,11 @@ def read_limited(path: str | os.PathLike[str], limit: int, kind: type[GenesisErr
 def read_object(path: str | os.PathLike[str], *, limit: int, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
     """The JSON object in the file `path` of at most `limit` bytes; errors as in `read_limited` and `parse_object`."""
     return parse_object(read_limited(path, limit), where=escape(Path(path)), max_depth=max_depth)
+
+
+def indented_bytes(value: object) -> bytes:
+    """JSON in lines, keys sorted: for files that people read, too."""
+    return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def canonical_bytes(value: object) -> bytes:

@@ -382,9 +382,9 @@ def _extremum_vjp(loses: Callable[[Any, Any], Array]) -> Callable[..., Grads]:
     return vjp
 
 
-def _no_derivatives(ctx: Context, g: Array) -> Grads:
-    """Piecewise constant in both: dx = dy = 0."""
-    return _zeros(g) if ctx.needs[0] else None, _zeros(g) if ctx.needs[1] else None
+def _no_derivative(ctx: Context, g: Array) -> Grads:
+    """Piecewise constant in its operands: dx = 0, dy = 0."""
+    return tuple(_zeros(g) if needs else None for needs in ctx.needs)
 
 
 def _power(x: Any, p: Any, out: np.ndarray | None = None) -> Any:
@@ -415,7 +415,7 @@ sub = _binary("sub", "x - y.", _sub_infer, np.subtract, _sub_vjp, **_WRITTEN)
 mul = _binary("mul", "x·y.", _common, np.multiply, _mul_vjp, saves=_needed_by_other, in_place=True)
 div = _binary("div", "x / y, in a float type.", _floating, np.divide, _div_vjp, saves=_div_saves, **_WRITTEN)
 floor_divide = _binary(
-    "floor_divide", "x / y rounded down.", _numeric("floor_divide"), _floor_divide, _no_derivatives, in_place=True
+    "floor_divide", "x / y rounded down.", _numeric("floor_divide"), _floor_divide, _no_derivative, in_place=True
 )
 remainder = _binary(
     "remainder",
@@ -483,11 +483,6 @@ def _from_x(derivative: Callable[[Array], Any]) -> Callable[..., Grads]:
 def _from_y(derivative: Callable[[Array], Any]) -> Callable[..., Grads]:
     """dx = g·derivative(y)."""
     return lambda ctx, g: (mul(g, derivative(ctx.outputs[0])),)
-
-
-def _no_derivative(ctx: Context, g: Array) -> Grads:
-    """Piecewise constant: dx = 0."""
-    return (_zeros(g),)
 
 
 def _rsqrt(x: Any, out: np.ndarray | None = None) -> Any:

@@ -26,11 +26,11 @@ from genesis.dtypes import bfloat16, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Op, Spec
 from genesis.ops.blocks import BLOCK, UNIT
-from genesis.ops.rounding import Noise, check_residual, joined, rounded_at_random, split_into
+from genesis.ops.rounding import Noise, check_residual, flops_of, joined, rounded_at_random, split_into
 from genesis.ops.rule import Rule
 from genesis.ops.rule_in_numpy import bound_program
 
-__all__ = ["DeviceScalar", "check_step", "flops_of", "is_left_out", "step_rule", "steps_of"]
+__all__ = ["DeviceScalar", "check_step", "is_left_out", "step_rule", "steps_of"]
 
 DeviceScalar = Any  # a Python number or a 0-d array
 
@@ -82,11 +82,6 @@ def _split_rule(name: str, states: int) -> Callable[..., tuple[Spec, ...]]:
         return ()
 
     return infer
-
-
-def flops_of(per_element: int) -> Callable[..., int]:
-    """The arithmetic of a step."""
-    return lambda inputs, outputs, attrs: per_element * inputs[0].size
 
 
 def is_left_out(grad_scale: DeviceScalar) -> bool:

@@ -21,7 +21,7 @@ from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
 from genesis.ops.reduction import arrange, reduce_into, reduce_tiles, store_kept
-from genesis.ops.sweep import as_type, is_narrow
+from genesis.ops.sweep import as_type, is_narrow, work_type
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
 
 __all__ = [
@@ -122,7 +122,7 @@ def reads(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, 
 # --- Helpers of references and gradients ------------------------------------------------------------------------------
 
 
-def _work_type(dtype: np.dtype) -> np.dtype:
+def _sum_type(dtype: np.dtype) -> np.dtype:
     """What sums and products of `dtype` accumulate in."""
     if is_narrow(dtype):
         return np.dtype(np.float32)
@@ -186,14 +186,14 @@ def sum_to_shape(out: np.ndarray, x: np.ndarray, shape: Shape) -> None:
     pad = x.ndim - len(shape)
     axes = (*range(pad), *(i + pad for i, s in enumerate(shape) if s == 1 and x.shape[i + pad] != 1))
     squeezed = out[(*(0 if i + pad in axes else slice(None) for i in range(len(shape))), ...)]
-    reduce_into(np.add, x, axes, squeezed, _work_type(x.dtype))
+    reduce_into(np.add, x, axes, squeezed, _sum_type(x.dtype))
 
 
 @op("sum", _rule("sum", _widest), vjp=lambda ctx, g: (_repeat(ctx, g),), flops=reads, torch="torch.sum")
 def sum(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Σ x over `axes`; 0 where there is nothing to add. dx = g."""
     axes = normalize_axes(axes, x.ndim)
-    reduce_into(np.add, x, axes, _kept(out, axes, keepdim), _work_type(x.dtype))
+    reduce_into(np.add, x, axes, _kept(out, axes, keepdim), _sum_type(x.dtype))
 
 
 def _mean_vjp(ctx: Context, g: Array) -> Grads:
@@ -205,7 +205,7 @@ def _mean_vjp(ctx: Context, g: Array) -> Grads:
 def mean(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Σ x / n over `axes`; NaN where n = 0. dx = g / n."""
     axes = normalize_axes(axes, x.ndim)
-    work = _work_type(x.dtype)
+    work = _sum_type(x.dtype)
     kept = _kept(out, axes, keepdim)
     total = np.empty(kept.shape, work)
     reduce_into(np.add, x, axes, total, work)
@@ -227,7 +227,7 @@ def _variance(x: np.ndarray, axes: Shape, out: np.ndarray, correction: float) ->
     if x.size == 0:
         out.fill(math.nan)
         return
-    work = _work_type(x.dtype)
+    work = _sum_type(x.dtype)
     flat, kept = arrange(x, axes)
     centre = reduce_tiles(np.add, flat, work) / work.type(flat.shape[1])
 
@@ -273,7 +273,7 @@ def std(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False
     """y = √var(x) over `axes`. dx = g·(x - mean) / (y·(n - correction)), 0 where y = 0."""
     axes = normalize_axes(axes, x.ndim)
     kept = _kept(out, axes, keepdim)
-    variance = np.empty(kept.shape, _work_type(x.dtype))
+    variance = np.empty(kept.shape, _sum_type(x.dtype))
     _variance(x, axes, variance, correction)
     np.copyto(kept, np.sqrt(variance), casting="unsafe")
 
@@ -290,7 +290,7 @@ def _prod_vjp(ctx: Context, g: Array) -> Grads:
 def prod(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Π x over `axes`; 1 where there is nothing to multiply. dx = g · the product of the other elements."""
     axes = normalize_axes(axes, x.ndim)
-    reduce_into(np.multiply, x, axes, _kept(out, axes, keepdim), _work_type(x.dtype))
+    reduce_into(np.multiply, x, axes, _kept(out, axes, keepdim), _sum_type(x.dtype))
 
 
 def _prod_backward_infer(g: Array, x: Array, axes: Axes = None) -> Spec:
@@ -307,7 +307,7 @@ def prod_backward(out: np.ndarray, g: np.ndarray, x: np.ndarray, axes: Axes = No
         return
     axes = normalize_axes(axes, x.ndim)
     kept = tuple(i for i in range(x.ndim) if i not in axes)
-    order, work = kept + axes, _work_type(x.dtype)
+    order, work = kept + axes, _sum_type(x.dtype)
     transposed = x.transpose(order).astype(work)
     lines = transposed.reshape(numel([x.shape[i] for i in kept]), -1)
     left, right = np.ones_like(lines), np.ones_like(lines)
@@ -326,22 +326,18 @@ def _extremum_vjp(ctx: Context, g: Array) -> Grads:
     return (_share_ties(ctx, g, eq(ctx.inputs[0], _repeat(ctx, ctx.outputs[0]))),)
 
 
-def _own_type(dtype: np.dtype) -> np.dtype:
-    return np.dtype(np.float32) if is_narrow(dtype) else dtype
-
-
 @op("amax", _rule("amax", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads, torch="torch.amax")
 def amax(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = the largest element over `axes`, NaN where there is one. Equal largest elements share g evenly."""
     axes = normalize_axes(axes, x.ndim)
-    reduce_into(np.maximum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
+    reduce_into(np.maximum, x, axes, _kept(out, axes, keepdim), work_type(x.dtype))
 
 
 @op("amin", _rule("amin", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads, torch="torch.amin")
 def amin(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = the smallest element over `axes`, NaN where there is one. Equal smallest elements share g evenly."""
     axes = normalize_axes(axes, x.ndim)
-    reduce_into(np.minimum, x, axes, _kept(out, axes, keepdim), _own_type(x.dtype))
+    reduce_into(np.minimum, x, axes, _kept(out, axes, keepdim), work_type(x.dtype))
 
 
 def _positions(choose: Callable[..., Any], x: np.ndarray, axis: int | None) -> np.ndarray:
@@ -351,7 +347,7 @@ def _positions(choose: Callable[..., Any], x: np.ndarray, axis: int | None) -> n
     found = np.empty(len(lines), np.int64)
 
     def piece(start: int, stop: int) -> None:
-        choose(as_type(lines[start:stop], _own_type(x.dtype)), axis=1, out=found[start:stop])
+        choose(as_type(lines[start:stop], work_type(x.dtype)), axis=1, out=found[start:stop])
 
     if x.size:
         parallel(piece, len(lines), x.size)
@@ -491,7 +487,7 @@ def logsumexp(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool =
     if x.size == 0:
         kept.fill(-math.inf)
         return
-    work = _work_type(out.dtype)
+    work = _sum_type(out.dtype)
     flat, order = arrange(x, axes)
     top = reduce_tiles(np.maximum, flat, work)
     top = np.where(np.isfinite(top), top, work.type(0))
@@ -568,7 +564,7 @@ def norm(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = Fals
         result: np.ndarray = after(reduce_tiles(ufunc, flat, dtype, lambda tile, a, c: before(tile)))
         return result
 
-    result = compute(_work_type(x.dtype))
+    result = compute(_sum_type(x.dtype))
     # powers that leave float32's range (10^±38) are rare: only then is the sum done again in float64
     if result.dtype == np.float32 and not np.all((result > 1e-16) & (result < 1e16)):
         result = compute(np.dtype(np.float64))

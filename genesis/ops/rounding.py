@@ -8,7 +8,8 @@ stored twice.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from genesis.shapes import Shape
 __all__ = [
     "Noise",
     "check_residual",
+    "flops_of",
     "join_master",
     "joined",
     "rounded_at_random",
@@ -54,7 +56,8 @@ class Noise(NamedTuple):
         return self.first + ((int(step) - 1) * STREAMS + stream) * self.each
 
 
-def _flops(per_element: int) -> Any:
+def flops_of(per_element: int) -> Callable[..., int]:
+    """The arithmetic of an op, by elements of its first input."""
     return lambda inputs, outputs, attrs: per_element * inputs[0].size
 
 
@@ -76,7 +79,7 @@ def rounded_at_random(values: np.ndarray, seed: int, counter: int) -> np.ndarray
     return np.where(np.isfinite(values), rounded, values.astype(bfloat16.numpy))
 
 
-@op("stochastic_round", _rounding_infer, flops=_flops(12))
+@op("stochastic_round", _rounding_infer, flops=flops_of(12))
 def stochastic_round(out: np.ndarray, x: np.ndarray, *, dtype: DType, seed: int, offset: int) -> None:
     """x rounded up or down at random, with odds that make the mean exact.
 
@@ -135,7 +138,7 @@ def _join_infer(weight: Array, residual: Array) -> Spec:
     return Spec(weight.shape, float32)
 
 
-@op("join_master", _join_infer, flops=_flops(2))
+@op("join_master", _join_infer, flops=flops_of(2))
 def join_master(out: np.ndarray, weight: np.ndarray, residual: np.ndarray) -> None:
     """The float32 master whose bits are (w << 16) + r, w the bits of the weight."""
     flat = np.empty(weight.size, np.float32)
@@ -150,7 +153,7 @@ def _split_infer(weight: Array, residual: Array, master: Array) -> tuple[Spec, .
     return ()
 
 
-@op("split_master", _split_infer, mutates=(0, 1), flops=_flops(3))
+@op("split_master", _split_infer, mutates=(0, 1), flops=flops_of(3))
 def split_master(out: tuple[()], weight: np.ndarray, residual: np.ndarray, master: np.ndarray) -> None:
     """Write a float32 master into weight and residual: w = (bits + 0x8000) >> 16 and r = bits - (w << 16)."""
     parts = np.empty(weight.size, weight.dtype), np.empty(weight.size, residual.dtype)

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.ops.sweep import as_type, is_narrow
+from genesis.ops.sweep import as_type, work_type
 
 __all__ = ["add_rows", "sum_rows"]
 
 _WIDE = 32  # elements; from here on one call for each run of rows is faster than element by element
-
-
-def work_type(dtype: np.dtype) -> np.dtype:
-    """What sums of `dtype` accumulate in: float32 for 2-byte floats, else the type itself."""
-    return np.dtype(np.float32) if is_narrow(dtype) else dtype
 
 
 def _spread(keys: np.ndarray, width: int) -> np.ndarray:

@@ -9,12 +9,17 @@ import numpy as np
 
 from genesis.backend.cpu import is_split, parallel
 
-__all__ = ["as_type", "is_narrow", "split", "sweep"]
+__all__ = ["as_type", "is_narrow", "split", "sweep", "work_type"]
 
 
 def is_narrow(dtype: np.dtype) -> bool:
     """Whether `dtype` is float16 or bfloat16: computed in float32 and rounded once at the store."""
     return dtype.itemsize == 2 and dtype.kind not in "iub"
+
+
+def work_type(dtype: np.dtype) -> np.dtype:
+    """What values of `dtype` are computed in: float32 for 2-byte floats, else the type itself."""
+    return np.dtype(np.float32) if is_narrow(dtype) else dtype
 
 
 def as_type(x: Any, dtype: np.dtype) -> Any:
@@ -50,11 +55,11 @@ def sweep(function: Callable[..., Any], out: np.ndarray, *inputs: Any, dtype: np
         dtype: the type to compute in; the output's own unless given.
     """
     dtype = out.dtype if dtype is None else dtype
-    work_type = np.dtype(np.float32) if is_narrow(dtype) else dtype
-    direct = out.dtype == work_type or out.dtype == np.bool_
+    wide = work_type(dtype)
+    direct = out.dtype == wide or out.dtype == np.bool_
 
     def work(target: np.ndarray, *values: Any) -> None:
-        operands = [as_type(x, work_type) for x in values]
+        operands = [as_type(x, wide) for x in values]
         if direct:
             function(*operands, out=target)
         else:

@@ -6,7 +6,6 @@ A checkpoint is committed whole (see `genesis.io.files`); nothing is removed bef
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import reprlib
@@ -34,6 +33,7 @@ from genesis.io.files import (
 from genesis.io.hf import WeightFolder, read_json
 from genesis.io.paths import is_folder, list_folder, safe_join
 from genesis.io.safetensors import SafeTensors, write_tensors
+from genesis.io.strict_json import indented_bytes
 from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, restore_optimizer
 from genesis.train.state import Interval, TrainState
@@ -45,10 +45,6 @@ OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "
 RUN_NAMES = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 
 WriteModel = Callable[[FolderWriter], None]
-
-
-def _json_bytes(content: Any) -> bytes:
-    return (json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 class Checkpoints:
@@ -103,10 +99,10 @@ class Checkpoints:
             self._write_model(folder)
             with folder.create(OPTIMIZER) as file:
                 write_tensors(file, arrays, {"format": "pt"})
-            folder.write(RNG, _json_bytes(random.get_state()))
-            folder.write(DATA, _json_bytes(state.loader.state()))
+            folder.write(RNG, indented_bytes(random.get_state()))
+            folder.write(DATA, indented_bytes(state.loader.state()))
             trainer = {**state.counters(), "evaluated_at": state.evaluated_at, "state_hash": digest}
-            folder.write(TRAINER, _json_bytes(trainer))
+            folder.write(TRAINER, indented_bytes(trainer))
         self.rotate(state.step)
         return digest
 

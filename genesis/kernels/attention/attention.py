@@ -50,7 +50,7 @@ from genesis.kernels.attention.spilled_ds import attention_bwd_dq_from_ds
 from genesis.kernels.attention.tiles import AttentionTile, l2_sections, padded_head_dim, tiles_of
 from genesis.kernels.attention.warp_specialized import forward_ws_into
 from genesis.kernels.gemm.transpose import MIN_EXTENT, copy_is_profitable, transposed_copy
-from genesis.kernels.pointwise.elementwise import elementwise
+from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.kernels.types import work_type
 from genesis.ops.attention import parts_of
 from genesis.ops.shape import contiguous
@@ -58,11 +58,6 @@ from genesis.ops.shape import contiguous
 __all__ = ["backward_into", "forward_into"]
 
 PROGRAMS = 1024  # of the dK/dV kernel: that many balance a triangle of work over the SMs
-
-
-@triton.jit
-def _same(x):
-    return x
 
 
 def _tiles(q: Array, p: Problem) -> tuple[AttentionTile, AttentionTile, AttentionTile]:
@@ -121,7 +116,7 @@ def attention(
         forward_into(o, lse, q, k, v, doc_starts, scale, causal, window)
     else:
         clear(o)
-        elementwise(_same, lse, -math.inf)
+        elementwise(identity, lse, -math.inf)
 
 
 def heads_per_program(programs: int, group: int) -> int:

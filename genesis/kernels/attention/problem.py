@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.launch import Double
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.tma import Descriptor, is_describable
-from genesis.dtypes import float32, float64
+from genesis.dtypes import float32
 from genesis.errors import ShapeError
 from genesis.kernels.attention.tiles import padded_head_dim
-from genesis.kernels.types import TRITON, work_type
+from genesis.kernels.types import TRITON, float_argument, work_type
 from genesis.shapes import Shape
 
 __all__ = ["Problem", "problem_of", "tma_region"]
@@ -91,8 +90,9 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
     """
     q, k = read[:2]
     (batches, tokens, heads, head_dim), (_, keys, key_heads, _) = q.shape, k.shape
-    scalar = Double if q.dtype is float64 else float
-    sign = float(scale > 0) - float(scale < 0)
+    sign = (scale > 0) - (scale < 0)
+    scales = (abs(scale) or 1.0) / math.log(2), sign, scale
+    scale_log2, sign_argument, scale = (float_argument(value, q.dtype) for value in scales)
     if padded_head_dim(head_dim) > 256:
         what = f"attention: a head size of {head_dim}; the CUDA kernels take at most 256"
         raise ShapeError(what, next="use more heads")
@@ -101,7 +101,7 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
     precision = "tf32" if q.dtype is float32 and allow_tf32 else "ieee"
     return Problem(
         batches, tokens, keys, heads, key_heads, head_dim,
-        (scalar((abs(scale) or 1.0) / math.log(2)), None if sign == 1 else scalar(sign), scalar(scale)),
+        (scale_log2, None if sign == 1 else sign_argument, scale),
         window or None, (0, 0) if doc_starts is None else (doc_starts.strides[0], doc_starts.strides[1]), uses_tma,
         capability[0] == 9, 2 * head_dim * q.dtype.itemsize,
         {"CAUSAL": causal, "TMA": uses_tma, "DOT": (TRITON[q.dtype.name], TRITON[work_type(q.dtype).name], precision)},

@@ -26,6 +26,7 @@ from genesis.kernels.loss.chunks import WORKSPACE, chunk_rows
 from genesis.kernels.loss.lm_head import Head, Labels, is_supported, load_shifted_label, row_slice
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
+from genesis.ops.linalg import transposed
 
 __all__: list[str] = []
 
@@ -231,10 +232,6 @@ def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row,
     tl.store(p_o + 1, tl.where(divisor == 0, 0.0, 1 / tl.where(divisor == 0, 1.0, divisor)))
 
 
-def _transposed(x: Array) -> Array:
-    return x.view((x.shape[1], x.shape[0]), (x.strides[1], x.strides[0]))
-
-
 @cuda_impl("linear_cross_entropy")
 def linear_cross_entropy(
     out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, divisor: Array | float | None = None, *,
@@ -292,7 +289,7 @@ def _with_head(
         dxc = row_slice(dx, first, count)  # holds x / S until dw is computed
         head.forward(first, count, dxc)
         grads = head.gradients(count)
-        matmul_into(dw, _transposed(grads), dxc, accumulate=first > 0, alpha=scale)
+        matmul_into(dw, transposed(grads), dxc, accumulate=first > 0, alpha=scale)
         matmul_into(dxc, grads, weight, alpha=scale, row_scale=row_slice(head.factors, first, count))
     return head.losses
 
@@ -311,7 +308,7 @@ def _with_logits(
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
         xc, logits = row_slice(x, first, count), row_slice(memory, 0, count)
-        matmul_into(logits, xc, _transposed(weight))
+        matmul_into(logits, xc, transposed(weight))
         grads = Array(memory.storage, (count, classes), (ratio * classes, 1), x.dtype, device, memory.offset * ratio)
         launch(
             chunk_cross_entropy_kernel, count, losses, grads, logits, labels.array, faults.flag(device), first,
@@ -320,7 +317,7 @@ def _with_logits(
         )  # fmt: skip
         if dx is not None and sum_dw is not None:
             matmul_into(row_slice(dx, first, count), grads, weight, alpha=scale)
-            matmul_into(sum_dw, _transposed(grads), xc, accumulate=first > 0, alpha=scale)
+            matmul_into(sum_dw, transposed(grads), xc, accumulate=first > 0, alpha=scale)
     if dw is not None and narrow and sum_dw is not None:
         elementwise(identity, dw, sum_dw, work=float32)
     return losses

@@ -32,6 +32,7 @@ from genesis.kernels.optim.step_constants import (
 from genesis.kernels.pointwise.elementwise import elementwise, positions
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.linalg import transposed
 from genesis.shapes import Shape, numel
 
 __all__: list[str] = []
@@ -359,15 +360,11 @@ def muon_update(p_p, p_u, p_c, n, sizes, sp, su, WORK: tl.constexpr, INT64: tl.c
     tl.store(p_p + o_p, p * tl.load(p_c + 2) - u * tl.load(p_c + 3), mask=step_mask(m, p_c))
 
 
-def _turned(x: Array) -> Array:
-    return x.view((x.shape[1], x.shape[0]), (x.strides[1], x.strides[0]))
-
-
 def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: float, iterations: int) -> Array:
     """`newton_schulz` of one matrix in float32 or float64; its memory may be that of the transpose."""
     work, device = work_type(x.dtype), x.device
     tall = x.shape[0] > x.shape[1]  # the smaller Gram matrix is the cheaper one
-    source = x if tall else _turned(x)
+    source = x if tall else transposed(x)
     side = source.shape[1]
     y, other = (empty(source.shape, work, device) for _ in range(2))  # tall, so that no GEMM has two K-major operands
     gram, square, factor = (empty((side, side), work, device) for _ in range(3))
@@ -381,7 +378,7 @@ def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: flo
     )  # fmt: skip
     numbers = [Double(k) if work is float64 else float(k) for k in coefficients]
     for _ in range(iterations):
-        matmul_into(gram, _turned(y), y)
+        matmul_into(gram, transposed(y), y)
         matmul_into(square, gram, gram)
         launch(
             polynomial, triton.cdiv(side * side, BLOCK), factor, gram, square, side * side, side, *numbers,
@@ -389,7 +386,7 @@ def _orthogonalized(x: Array, coefficients: tuple[float, float, float], eps: flo
         )  # fmt: skip
         matmul_into(other, y, factor)  # which is symmetric
         y, other = other, y
-    return y if tall else _turned(y)
+    return y if tall else transposed(y)
 
 
 @cuda_impl("newton_schulz")

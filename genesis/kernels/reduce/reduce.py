@@ -19,7 +19,7 @@ from genesis.dtypes import DType, float64, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.reduce.min_max import column_min_max, row_min_max
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
-from genesis.kernels.reduce.reduction import ReduceSpec, finish_first, reduce_into
+from genesis.kernels.reduce.reduction import ReduceSpec, finish_first, load_type, reduce_into
 from genesis.kernels.reduce.scan import scan_into
 from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import converted, work_type
@@ -306,13 +306,6 @@ def _sum_type(dtype: DType) -> DType:
     return work_type(dtype) if dtype.is_floating_point else int64
 
 
-def _compare_type(dtype: DType) -> DType:
-    """The type in which elements are compared."""
-    if dtype.is_floating_point:
-        return work_type(dtype)
-    return int64 if dtype is int64 else int32
-
-
 def _count(x: Array, axes: Axes) -> int:
     return numel([x.shape[i] for i in normalize_axes(axes, x.ndim)])
 
@@ -371,7 +364,7 @@ def std(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, corre
 @cuda_impl("amax")
 def amax(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """The largest element over `axes`."""
-    work = _compare_type(x.dtype)
+    work = load_type(x.dtype)
     reduce_axes(
         _with_identity(True, work, ReduceSpec(init_value, step_max, maximum, finish_first, 0)), out, x, axes, work
     )
@@ -380,14 +373,14 @@ def amax(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None
 @cuda_impl("amin")
 def amin(out: Array, x: Array, axes: Axes = None, keepdim: bool = False) -> None:
     """The smallest element over `axes`."""
-    work = _compare_type(x.dtype)
+    work = load_type(x.dtype)
     reduce_axes(
         _with_identity(False, work, ReduceSpec(init_value, step_min, minimum, finish_first, 0)), out, x, axes, work
     )
 
 
 def _arg_min_max(largest: bool, values: Array | None, indices: Array, x: Array, axis: int | None) -> None:
-    work = _compare_type(x.dtype)
+    work = load_type(x.dtype)
     spec = _with_identity(largest, work, ARGMAX if largest else ARGMIN)
     layout = reduction_layout(x.shape, x.strides, normalize_axes(axis, x.ndim), ordered=True)
     cut = row_tiles(layout, x.dtype.itemsize)
