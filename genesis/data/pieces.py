@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CutRule", "cut_rule", "without_prefix"]
+__all__ = ["CutRule", "cut_rule", "puts_prefix", "without_prefix"]
 
 # `/` may belong to the line end before it (GPT-4o), and U+180E is white space for some.
 _AFTER_LINE = re.compile(r"(?<=[^\s\u180e])\n(?=[^\s\u180e/])")
@@ -113,7 +113,21 @@ def without_prefix(content: Mapping[str, Any]) -> dict[str, Any]:
         if part.get("type") == "Metaspace":
             part.pop("add_prefix_space", None)
             part["prepend_scheme"] = "never"
+        elif part.get("type") == "ByteLevel":
+            part["add_prefix_space"] = False
     return changed
+
+
+def puts_prefix(content: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json puts something before each text, which `without_prefix` leaves out."""
+    if any(part.get("type") == "Prepend" for part in _parts(content.get("normalizer"), "normalizers")):
+        return True
+    for part in _parts(content.get("pre_tokenizer"), "pretokenizers"):
+        if part.get("type") == "Metaspace" and part.get("prepend_scheme", "always") != "never":
+            return bool(part.get("add_prefix_space", True))
+        if part.get("type") == "ByteLevel" and part.get("add_prefix_space", True):
+            return True
+    return False
 
 
 def _splits(content: Mapping[str, Any]) -> bool:

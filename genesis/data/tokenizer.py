@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.data.affixes import post_processor_affixes, start_template
-from genesis.data.pieces import CutRule, cut_rule, without_prefix
+from genesis.data.pieces import CutRule, cut_rule, puts_prefix, without_prefix
 from genesis.data.tokenizer_check import check_bounded
 from genesis.data.tokenizer_files import (
     CONFIG_NAME,
@@ -174,7 +174,7 @@ class Tokenizer:
 
         Args:
             parse_special: special tokens written out in the texts become their ids.
-            follows: which texts are pieces that follow another of the same document.
+            follows: which texts follow another of the same document, so that nothing is put before them.
 
         Raises:
             DataError: a text with half a surrogate pair. ModelError: the tokenizer failed on a text.
@@ -185,7 +185,7 @@ class Tokenizer:
                 raise DataError(
                     what, where=f"text {index} of {len(texts)}", next="decode the text with errors='replace'"
                 )
-        if follows is None or not any(follows) or not self._cut_rule(parse_special).drops_prefix:
+        if follows is None or not any(follows) or not self.puts_prefix:
             return self._encoded(self._library, texts, parse_special)
         # The two kinds are encoded by one library each, and put back into their order.
         order = sorted(range(len(texts)), key=follows.__getitem__)
@@ -205,6 +205,21 @@ class Tokenizer:
         if parse_special not in self._cut_rules:
             self._cut_rules[parse_special] = cut_rule(self._source.content, parse_special=parse_special)
         return self._cut_rules[parse_special]
+
+    @cached_property
+    def puts_prefix(self) -> bool:
+        """Whether something is put before each text, such as SentencePiece's space."""
+        return puts_prefix(self._source.content)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether texts are normalized before they are encoded."""
+        return self._source.content.get("normalizer") is not None
+
+    @property
+    def added_tokens(self) -> Sequence[Mapping[str, Any]]:
+        """The added tokens as tokenizer.json has them: `content`, `id`, `special` and how they are matched."""
+        return self._source.content.get("added_tokens") or []
 
     @cached_property
     def _continuing(self) -> Any:

@@ -28,7 +28,7 @@ __all__ = [
     "WeightFolder",
     "copy_side_files",
     "list_names",
-    "read_chat_template",
+    "read_chat_templates",
     "read_json",
     "save_weights",
     "side_files",
@@ -296,32 +296,45 @@ def _is_plain(source: str | os.PathLike[str], name: str) -> bool:
 
 
 @boundary(ModelError, "reading the chat template")
-def read_chat_template(folder: str | os.PathLike[str]) -> str | None:
-    """The chat template's text from `chat_template.jinja` or else from `tokenizer_config.json`, or None.
+def read_chat_templates(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Name -> text of a model folder's chat templates: `default` first, and further ones such as `tool_use`; or none.
+
+    They are in `chat_template.jinja` and the folder `additional_chat_templates`, or else in `tokenizer_config.json`.
 
     Raises:
-        ModelError: the file is unsafe or too large, not UTF-8, or the entry is neither text nor a list with a default.
+        ModelError: a file is unsafe or too large, not UTF-8, or the entry is neither text nor a list with a default.
     """
     name = "chat_template.jinja"
     if exists(Path(folder) / name):
-        data = read_limited(safe_join(folder, name), MAX_TEMPLATE_BYTES)
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            what = f"the chat template is not UTF-8: byte {error.start:,} is invalid"
-            raise ModelError(what, where=escape(Path(folder) / name), next="save it as UTF-8") from error
+        names = [n for n in _listed(folder, TEMPLATE_FOLDER) if _TEMPLATE.fullmatch(n)][:MAX_TEMPLATES]
+        more = {n.removesuffix(".jinja"): _read_template(folder, f"{TEMPLATE_FOLDER}/{n}") for n in names}
+        return {**more, "default": _read_template(folder, name)}
     name = "tokenizer_config.json"
     if not exists(Path(folder) / name):
-        return None
-    template = read_json(safe_join(folder, name)).get("chat_template")
-    if isinstance(template, list):
-        template = next(
-            (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"), template
-        )
-    if template is not None and (not isinstance(template, str) or len(template) > MAX_TEMPLATE_BYTES):
-        what = "chat_template is neither a text nor a list with the name 'default'"
+        return {}
+    found = read_json(safe_join(folder, name)).get("chat_template")
+    if found is None:
+        return {}
+    named = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    texts: dict[Any, Any] = {t.get("name"): t.get("template") for t in named[:MAX_TEMPLATES] if isinstance(t, dict)}
+    if "default" not in texts or not all(map(_is_template, texts.items())):
+        what = "chat_template is neither a text nor a list of named texts, one of them 'default'"
         raise ModelError(what, where=escape(Path(folder) / name), next="put the template into chat_template.jinja")
-    return template
+    return texts
+
+
+def _is_template(item: tuple[Any, Any]) -> bool:
+    name, text = item
+    is_name = isinstance(name, str) and _TEMPLATE.fullmatch(f"{name}.jinja")
+    return bool(is_name) and isinstance(text, str) and len(text) <= MAX_TEMPLATE_BYTES
+
+
+def _read_template(folder: str | os.PathLike[str], name: str) -> str:
+    try:
+        return read_limited(safe_join(folder, name), MAX_TEMPLATE_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"the chat template is not UTF-8: byte {error.start:,} is invalid"
+        raise ModelError(what, where=escape(Path(folder) / name), next="save it as UTF-8") from error
 
 
 def _read_weight_map(path: Path, where: str) -> dict[str, str]:

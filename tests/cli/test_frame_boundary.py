@@ -211,14 +211,14 @@ class TestKinds:
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
     def test_in_a_model_folder(self, tmp_path: Path, name: str) -> None:
         from genesis.data.tokenizer import Tokenizer
-        from genesis.io.hf import WeightFolder, read_chat_template, read_json
+        from genesis.io.hf import WeightFolder, read_chat_templates, read_json
 
         fifo(tmp_path / name)
         readers: dict[str, Callable[[], object]] = {
             "config.json": lambda: read_json(tmp_path / name),
             "model.safetensors": lambda: WeightFolder(tmp_path),
             "tokenizer.json": lambda: Tokenizer.load(tmp_path),
-            "chat_template.jinja": lambda: read_chat_template(tmp_path),
+            "chat_template.jinja": lambda: read_chat_templates(tmp_path),
         }
         with pytest.raises(ModelError, match="FIFO"):
             readers[name]()

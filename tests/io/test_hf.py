@@ -25,7 +25,7 @@ from genesis.io.hf import (
     WeightFolder,
     copy_side_files,
     list_names,
-    read_chat_template,
+    read_chat_templates,
     read_json,
     save_weights,
 )
@@ -395,19 +395,23 @@ class TestChatTemplate:
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
 
     def test_none(self, tmp_path: Path) -> None:
-        assert read_chat_template(tmp_path) is None
+        assert read_chat_templates(tmp_path) == {}
         (tmp_path / "tokenizer_config.json").write_text("{}")
-        assert read_chat_template(tmp_path) is None
+        assert read_chat_templates(tmp_path) == {}
         self.put(tmp_path, None)
-        assert read_chat_template(tmp_path) is None
+        assert read_chat_templates(tmp_path) == {}
 
     def test_each_home_and_the_file_first(self, tmp_path: Path) -> None:
         self.put(tmp_path, self.TEXT)
-        assert read_chat_template(tmp_path) == self.TEXT
+        assert read_chat_templates(tmp_path) == {"default": self.TEXT}
         self.put(tmp_path, [{"name": "tool_use", "template": "t"}, {"name": "default", "template": self.TEXT}])
-        assert read_chat_template(tmp_path) == self.TEXT
+        assert read_chat_templates(tmp_path) == {"tool_use": "t", "default": self.TEXT}
         (tmp_path / "chat_template.jinja").write_bytes(self.TEXT.encode() + b"\r\n")
-        assert read_chat_template(tmp_path) == self.TEXT + "\r\n"
+        assert read_chat_templates(tmp_path) == {"default": self.TEXT + "\r\n"}
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("u")
+        (tmp_path / "additional_chat_templates" / "no template").write_text("x")
+        assert read_chat_templates(tmp_path) == {"tool_use": "u", "default": self.TEXT + "\r\n"}
 
     @pytest.mark.parametrize(
         "entry", [1, True, {"default": "x"}, [], [{"name": "rag", "template": "x"}], ["x"], "x" * (2 << 20)]
@@ -415,20 +419,20 @@ class TestChatTemplate:
     def test_other_entries_are_refused(self, tmp_path: Path, entry: object) -> None:
         self.put(tmp_path, entry)
         with pytest.raises(ModelError, match="chat_template is"):
-            read_chat_template(tmp_path)
+            read_chat_templates(tmp_path)
 
     def test_hostile_files_are_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "chat_template.jinja"
         path.write_bytes(b"ab\xff")
         with pytest.raises(ModelError, match="not UTF-8: byte 2"):
-            read_chat_template(tmp_path)
+            read_chat_templates(tmp_path)
         os.truncate(path, 2 << 20)
         with pytest.raises(ModelError, match="more than the 1,048,576 allowed"):
-            read_chat_template(tmp_path)
+            read_chat_templates(tmp_path)
         path.unlink()
         path.symlink_to("/etc/hostname")
         with pytest.raises(ModelError, match="symbolic link"):
-            read_chat_template(tmp_path)
+            read_chat_templates(tmp_path)
 
 
 def test_read_json(tmp_path: Path) -> None:

@@ -1,0 +1,12 @@
+"""Chat templates and targets: conversations become token ids and a mask that says which of them a model would say.
+
+`ChatTemplate` is the model's own Jinja text, `Renderer` runs it in a child process, and `ChatEncoder` makes samples.
+"""
+
+from __future__ import annotations
+
+from genesis.data.chat.renderer import Limits, Renderer
+from genesis.data.chat.samples import ChatEncoder, Loss, Sample
+from genesis.data.chat.template import ChatTemplate
+
+__all__ = ["ChatEncoder", "ChatTemplate", "Limits", "Loss", "Renderer", "Sample"]

@@ -1,0 +1,228 @@
+"""The process that renders chat templates: it reads conversations from its standard input and answers on its output.
+
+It is started by path (`genesis.data.chat.renderer`) in Python's isolated mode and imports nothing of Genesis. A frame
+is eight bytes of length and as many of JSON. The first frame holds templates, variables and limits; each further one is
+a list of jobs, and each job gets one frame in answer. The process ends with its input.
+
+The environment of the templates is that of transformers' `apply_chat_template`, without what would make a render depend
+on anything but its input: `strftime_now` tells a fixed date, and there is no `random` filter and no `lipsum`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+LENGTH_BYTES = 8
+MAX_ERROR_CHARS = 500
+# The date that Llama 3.2's template takes where it cannot ask for today's.
+DATE = datetime.datetime(2024, 7, 26)
+
+
+class TooLong(Exception):
+    """The renders of one conversation have more characters than allowed."""
+
+
+def read_frame(stream: BinaryIO) -> Any:
+    """The next frame's value; None at the end of the input."""
+    head = stream.read(LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        return None
+    size = int.from_bytes(head, "big")
+    data = stream.read(size)
+    return json.loads(data) if len(data) == size else None
+
+
+def write_frame(stream: BinaryIO, value: Any) -> None:
+    """Write `value` as one frame, at once."""
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    stream.write(len(data).to_bytes(LENGTH_BYTES, "big") + data)
+    stream.flush()
+
+
+def set_limits(memory_bytes: int) -> None:
+    """Bound what the process can take; systems that lack a limit go without it."""
+    import resource
+
+    for name, limit in (("AS", memory_bytes), ("CORE", 0), ("FSIZE", 0), ("NPROC", 0)):
+        kind = getattr(resource, f"RLIMIT_{name}", None)
+        try:
+            if kind is not None:
+                resource.setrlimit(kind, (limit, limit))
+        except (OSError, ValueError):
+            pass
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """The sandbox in which chat templates run."""
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(Extension):
+        """`{% generation %}…{% endgeneration %}` gives what it holds: targets come from the renders."""
+
+        tags = {"generation"}  # noqa: RUF012 - so jinja2 declares it
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    class PlainNamespace(Namespace):
+        """A namespace whose attributes are no internals of Python."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            self, rest = args[0], args[1:]
+            for name in dict(*rest, **kwargs):
+                check(name)
+            Namespace.__init__(self, *rest, **kwargs)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            check(name)
+            super().__setitem__(name, value)
+
+    def check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+    def raise_exception(message: Any) -> None:
+        raise jinja2.TemplateError(str(message))
+
+    def strftime_now(form: str) -> str:
+        return DATE.strftime(form)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    result = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    result.filters["tojson"] = tojson
+    result.globals.update(raise_exception=raise_exception, strftime_now=strftime_now, namespace=PlainNamespace)
+    del result.filters["random"], result.globals["lipsum"]
+    return result
+
+
+def error_text(error: BaseException) -> str:
+    """What went wrong, with the template's line where it is known."""
+    import jinja2
+
+    line: int | None = getattr(error, "lineno", None)
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    raised = isinstance(error, jinja2.TemplateError)
+    text = str(error) if raised and str(error) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    return (f"line {line}: " * (line is not None) + text)[:MAX_ERROR_CHARS]
+
+
+class Child:
+    """The compiled templates, and what every render of them is given.
+
+    Args:
+        start: `templates` by name, `variables`, `cpu_s` for each render, `output_chars` for all renders of a job.
+    """
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._cpu_s: float = start["cpu_s"]
+        self._output_chars: int = start["output_chars"]
+        self._variables: dict[str, Any] = start["variables"]
+        self._limit_time()
+        sandbox = environment()
+        self._templates: dict[str, Template] = {}
+        for name, text in start["templates"].items():
+            self._templates[name] = sandbox.from_string(text)
+
+    def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The renders that a job asks for: of all `messages`, and for each of `turns` of its prompt and itself.
+
+        Returns:
+            `whole`, and `turns`: pairs of the prompt before the turn and the render up to and with it. A render that
+            `whole` begins with is given as its length, one that fails as `error`. Or `error`, where `whole` fails.
+        """
+        messages, tools = job["messages"], job["tools"]
+        self._left = self._output_chars
+        try:
+            whole = self._render(messages, tools, False)
+            turns = [
+                [
+                    self._part(whole, messages[:turn], tools, True),
+                    len(whole) if turn + 1 == len(messages) else self._part(whole, messages[: turn + 1], tools, False),
+                ]
+                for turn in job["turns"]
+            ]
+        except TooLong:
+            return {"error": f"its renders have more than {self._output_chars:,} characters"}
+        except MemoryError:
+            return {"error": "it needs more memory than it may take"}
+        except Exception as error:
+            return {"error": error_text(error)}
+        return {"whole": whole, "turns": turns}
+
+    def _part(self, whole: str, messages: Sequence[Any], tools: Any, prompt: bool) -> int | str | dict[str, str]:
+        try:
+            text = self._render(messages, tools, prompt)
+        except (TooLong, MemoryError):
+            raise
+        except Exception as error:
+            return {"error": error_text(error)}
+        return len(text) if whole.startswith(text) else text
+
+    def _render(self, messages: Sequence[Any], tools: Any, prompt: bool) -> str:
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        self._limit_time()
+        parts = []
+        for part in self._templates[name].generate(
+            messages=messages, tools=tools, documents=None, add_generation_prompt=prompt, **self._variables
+        ):
+            self._left -= len(part)
+            if self._left < 0:
+                raise TooLong
+            parts.append(part)
+        return "".join(parts)
+
+    def _limit_time(self) -> None:
+        # Nothing handles the signal, so it ends the process, whatever that is doing.
+        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
+
+
+def main() -> None:
+    """Answer frames until the input ends."""
+    inputs, outputs = sys.stdin.buffer, sys.stdout.buffer
+    start = read_frame(inputs)
+    if start is None:
+        return
+    sys.path += start["paths"]
+    try:
+        set_limits(start["memory_bytes"])
+        child = Child(start)
+    except Exception as error:
+        write_frame(outputs, {"error": error_text(error)})
+        return
+    write_frame(outputs, {})
+    while (jobs := read_frame(inputs)) is not None:
+        for job in jobs:
+            try:
+                write_frame(outputs, child.answer(job))
+            except UnicodeEncodeError:
+                write_frame(outputs, {"error": "it gives half a surrogate pair, which is no character"})
+
+
+if __name__ == "__main__":
+    main()

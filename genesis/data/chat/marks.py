@@ -1,0 +1,168 @@
+"""Special tokens that are written out in a message's text: marked before the render, so that they stay text after it.
+
+A mark is a pair of characters of a private use area that occur nowhere else in the conversation or the template. It
+encloses each special token inside a text, and also the end or start of a text that a template could complete to one
+(`<|im_end|` before the template's `>`). Templates see the text itself, with two characters around such a token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+from urllib.parse import quote
+
+__all__ = ["Marked", "Marker", "MarksError", "unmarked"]
+
+_FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
+# A role names a special token in many templates: `'<|' + message.role + '|>'`.
+_UNMARKED_KEYS = frozenset({"role"})
+
+
+class MarksError(ValueError):
+    """A text in which marks are impossible, or a render in which they no longer enclose anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A text, and the parts of it that come from messages and hold no special tokens whatever they look like.
+
+    Attributes:
+        plain: ordered, disjoint pairs of start and stop.
+    """
+
+    text: str
+    plain: tuple[tuple[int, int], ...] = ()
+
+    def __getitem__(self, part: slice) -> Marked:
+        start, stop, _ = part.indices(len(self.text))
+        cut = ((max(a, start) - start, min(b, stop) - start) for a, b in self.plain if a < stop and b > start)
+        return Marked(self.text[part], tuple(cut))
+
+
+class Marker:
+    """Marks the special tokens of one tokenizer. Args: specials: their texts."""
+
+    def __init__(self, specials: Iterable[str]) -> None:
+        texts = sorted({text for text in specials if text}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        self._heads = frozenset(text[i:] for text in texts for i in range(1, len(text)))
+        self._tails = frozenset(text[:i] for text in texts for i in range(1, len(text)))
+        self._head_starts = frozenset(head[0] for head in self._heads)
+        self._tail_ends = frozenset(tail[-1] for tail in self._tails)
+        self._longest = max(map(len, texts), default=1) - 1
+
+    def specials(self, text: Marked) -> list[tuple[int, int]]:
+        """Where special tokens stand in `text` that are the template's own, as pairs of start and stop."""
+        found = [match.span() for match in self._pattern.finditer(text.text)]
+        if text.plain:
+            found = [(a, b) for a, b in found if not any(a < stop and b > start for start, stop in text.plain)]
+        return found
+
+    def marked(self, value: Any, avoid: Sequence[str]) -> tuple[Any, str]:
+        """`value` with marks in its strings, and the two characters that mark; "" where there is nothing to mark.
+
+        Args:
+            value: what JSON can hold.
+            avoid: further texts that must not hold the characters.
+
+        Raises:
+            MarksError: every possible character occurs.
+        """
+        if not self._needs(value):
+            return value, ""
+        texts = [*_strings(value), *avoid]
+        used = {char for text in texts for char in text if "\ue000" <= char <= "\uf8ff"}
+        used |= {chr(int(code, 16)) for text in texts for code in re.findall(r"\\u([eEfF][0-9a-fA-F]{3})", text)}
+        free = [chr(code) for code in range(_FIRST_MARK, _LAST_MARK + 1) if chr(code) not in used][:2]
+        if len(free) < 2:
+            raise MarksError("the conversation holds every character of Unicode's private use area")
+        return self._replaced(value, *free), "".join(free)
+
+    def _needs(self, value: Any) -> bool:
+        if isinstance(value, str):
+            return bool(self._pattern.search(value)) or self._head(value) > 0 or self._tail(value) > 0
+        if isinstance(value, Mapping):
+            return any(self._needs(key) or (key not in _UNMARKED_KEYS and self._needs(v)) for key, v in value.items())
+        return isinstance(value, (list, tuple)) and any(map(self._needs, value))
+
+    def _replaced(self, value: Any, start: str, stop: str) -> Any:
+        if isinstance(value, str):
+            return self._enclosed(value, start, stop)
+        if isinstance(value, Mapping):
+            return {
+                self._replaced(key, start, stop): v if key in _UNMARKED_KEYS else self._replaced(v, start, stop)
+                for key, v in value.items()
+            }
+        return [self._replaced(v, start, stop) for v in value] if isinstance(value, (list, tuple)) else value
+
+    def _enclosed(self, text: str, start: str, stop: str) -> str:
+        spans = [match.span() for match in self._pattern.finditer(text)]
+        if head := self._head(text):
+            spans.append((0, head))
+        if tail := self._tail(text):
+            spans.append((len(text) - tail, len(text)))
+        parts, done = [], 0
+        for a, b in _joined(spans):
+            parts += [text[done:a], start, text[a:b], stop]
+            done = b
+        return "".join([*parts, text[done:]])
+
+    def _head(self, text: str) -> int:
+        """The length of the longest start of `text` that ends a special token."""
+        if not text or text[0] not in self._head_starts:
+            return 0
+        return next((n for n in range(min(self._longest, len(text)), 0, -1) if text[:n] in self._heads), 0)
+
+    def _tail(self, text: str) -> int:
+        """The length of the longest end of `text` that begins a special token."""
+        if not text or text[-1] not in self._tail_ends:
+            return 0
+        return next((n for n in range(min(self._longest, len(text)), 0, -1) if text[-n:] in self._tails), 0)
+
+
+def unmarked(text: str, marks: str) -> Marked:
+    """A render without its marks, and what they enclosed.
+
+    Raises:
+        MarksError: a mark lost its partner or was rewritten, so that nobody can tell what is the message's text.
+    """
+    if not marks:
+        return Marked(text)
+    for mark in marks:
+        code = ord(mark)
+        for form in (f"\\u{code:04x}", f"\\u{code:04X}", f"&#{code};", f"&#x{code:x};", quote(mark)):
+            if form in text:
+                raise MarksError("the template escapes the characters of a message that holds a special token")
+    # Split at marks, every second piece is a mark, and these must come as start, stop, start, stop, …
+    pieces = re.split(f"([{marks}])", text)
+    found = "".join(pieces[1::2])
+    if found != marks * (len(found) // 2):
+        raise MarksError("the template takes a message's text apart at a special token inside it")
+    stops = list(accumulate(map(len, pieces[::2])))
+    return Marked("".join(pieces[::2]), tuple(zip(stops[:-1:2], stops[1::2], strict=True)))
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The spans in order, those that overlap as one."""
+    result: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if result and start < result[-1][1]:
+            result[-1] = (result[-1][0], max(stop, result[-1][1]))
+        else:
+            result.append((start, stop))
+    return result
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key
+            yield from _strings(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _strings(inner)

@@ -1,0 +1,283 @@
+"""The parent's end of the process that renders templates: jobs go in, renders or errors come out, in order.
+
+A chat template is code from whoever published the model. It runs in jinja2's sandbox, in a process of its own that has
+no environment, no open files, and limits on time, memory and output; what that process answers is checked. A process
+that dies takes only the conversation it was working on with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genesis.errors import ModelError, escape
+
+__all__ = ["Job", "Limits", "RenderError", "Rendered", "Renderer"]
+
+_CHILD = Path(__file__).with_name("child.py")
+_LENGTH_BYTES = 8
+_READ_BYTES = 1 << 20
+_START_S = 60.0
+# A character takes at most six bytes of JSON, and every answer has a few around its texts.
+_BYTES_PER_CHAR = 6
+_ANSWER_SLACK = 1 << 20
+_NONSENSE = "the process that renders it answers nonsense"
+_LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one conversation may take.
+
+    Attributes:
+        cpu_s: CPU seconds of one render.
+        wall_s: seconds until the answer for a conversation, all its renders together.
+        memory_bytes: address space of the process.
+        output_chars: characters of all renders of a conversation.
+    """
+
+    cpu_s: float = 5.0
+    wall_s: float = 60.0
+    memory_bytes: int = 1 << 30
+    output_chars: int = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Messages to render whole, and those of its turns whose prompts and own ends are wanted."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    turns: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderError:
+    """Why there is no render; the text may hold any characters."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a job gave.
+
+    Attributes:
+        whole: the render of all messages.
+        turns: for each turn the render of what is before it with the generation prompt, and the render up to and with
+            it; an error for one that the template refuses.
+    """
+
+    whole: str
+    turns: Sequence[tuple[str | RenderError, str | RenderError]]
+
+
+class _Dead(Exception):
+    """The process ended, hangs or answers nonsense."""
+
+
+class Renderer:
+    """A child process that renders one model's templates; a context manager.
+
+    Args:
+        templates: name -> Jinja text; `default`, and perhaps `tool_use` for conversations with tools.
+        variables: what the templates see beside messages and tools: `bos_token` and the like.
+        where: how errors name the template.
+
+    Raises:
+        ModelError: the template is no valid Jinja, or the process cannot be started.
+    """
+
+    def __init__(
+        self, templates: Mapping[str, str], variables: Mapping[str, Any], *, where: str, limits: Limits | None = None
+    ) -> None:
+        self.limits = Limits() if limits is None else limits
+        self._where = where
+        self._start = {
+            "paths": _library_folders(),
+            "templates": dict(templates),
+            "variables": dict(variables),
+            "cpu_s": self.limits.cpu_s,
+            "memory_bytes": self.limits.memory_bytes,
+            "output_chars": self.limits.output_chars,
+        }
+        self._process: _Process | None = self._started()
+
+    def __enter__(self) -> Renderer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def render(self, jobs: Sequence[Job]) -> list[Rendered | RenderError]:
+        """What each of `jobs` gives. Raises: ModelError where the process cannot be started again."""
+        results: list[Rendered | RenderError] = []
+        while len(results) < len(jobs):
+            if self._process is None:
+                self._process = self._started()
+            try:
+                self._ask(self._process, jobs[len(results) :], results)
+            except _Dead as death:
+                self.close()
+                results.append(RenderError(str(death)))
+            except BaseException:
+                self.close()  # answers that nobody took are still to come
+                raise
+        return results
+
+    def _ask(self, process: _Process, jobs: Sequence[Job], results: list[Rendered | RenderError]) -> None:
+        """Add the answers for `jobs` to `results`. Raises: _Dead at the first that does not come."""
+        process.send([{"messages": job.messages, "tools": job.tools, "turns": job.turns} for job in jobs])
+        for job in jobs:
+            results.append(_checked(process.receive(self.limits.wall_s), len(job.turns)))
+
+    def _started(self) -> _Process:
+        process = _Process(self.limits)
+        try:
+            process.send(self._start)
+            answer = process.receive(_START_S)
+            error = answer.get("error") if isinstance(answer, dict) else "it answers nonsense"
+        except _Dead as death:
+            error = str(death)
+        except BaseException:
+            process.end()
+            raise
+        if error is None:
+            return process
+        process.end()
+        what = f"the chat template cannot be used: {escape(error)}"
+        raise ModelError(what, where=self._where, next="take the template again from its source")
+
+
+class _Process:
+    """The child and its pipes; it ends with this object at the latest."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-X", "utf8", str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ},
+            start_new_session=True,  # an interrupt from the terminal is the parent's to handle
+        )
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._output = self._child.stdout.fileno()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._output, selectors.EVENT_READ)
+        self._buffer = bytearray()
+        self.end = weakref.finalize(self, _end, self._child, self._selector)
+
+    def send(self, value: Any) -> None:
+        """Write one frame. The child reads a frame whole before it answers, so this cannot wait for ever."""
+        data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise self._death() from None
+
+    def receive(self, wall_s: float) -> Any:
+        """The value of the next frame. Raises: _Dead."""
+        deadline = time.monotonic() + wall_s
+        size = int.from_bytes(self._take(_LENGTH_BYTES, deadline), "big")
+        if size > self._limits.output_chars * _BYTES_PER_CHAR + _ANSWER_SLACK:
+            raise _Dead(_NONSENSE)
+        try:
+            return json.loads(self._take(size, deadline).decode("utf-8"))
+        except (ValueError, RecursionError):
+            raise _Dead(_NONSENSE) from None
+
+    def _take(self, size: int, deadline: float) -> bytes:
+        while len(self._buffer) < size:
+            if not self._selector.select(max(0.0, deadline - time.monotonic())):
+                raise _Dead(f"rendering took more than {self._limits.wall_s:g} s")
+            data = os.read(self._output, _READ_BYTES)
+            if not data:
+                raise self._death()
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+    def _death(self) -> _Dead:
+        """Why the child is no longer there."""
+        try:
+            status = self._child.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            return _Dead("the process that renders it closed its output")
+        if status == -signal.SIGPROF:
+            return _Dead(f"a render took more than {self._limits.cpu_s:g} s of CPU time")
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
+        return _Dead(f"the process that renders it {how}")
+
+
+def _end(child: subprocess.Popen[bytes], selector: selectors.BaseSelector) -> None:
+    """Kill the child, reap it, and close the pipes: it has no state that would be worth an orderly end."""
+    selector.close()
+    child.kill()
+    for pipe in (child.stdin, child.stdout):
+        assert pipe is not None
+        try:
+            pipe.close()
+        except OSError:  # what was still to be written
+            pass
+    child.wait()
+
+
+def _checked(answer: Any, turns: int) -> Rendered | RenderError:
+    """The answer for a job of so many turns. Raises: _Dead for what our child would never say."""
+    match answer:
+        case {"error": str(what)}:
+            return RenderError(what)
+        case {"whole": str(whole), "turns": list(pairs)} if len(pairs) == turns:
+            return Rendered(whole, [_checked_pair(pair, whole) for pair in pairs])
+    raise _Dead(_NONSENSE)
+
+
+def _checked_pair(pair: Any, whole: str) -> tuple[str | RenderError, str | RenderError]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise _Dead(_NONSENSE)
+    found: list[str | RenderError] = []
+    for part in pair:
+        match part:
+            case int(length):
+                found.append(whole[:length])
+            case str(text):
+                found.append(text)
+            case {"error": str(what)}:
+                found.append(RenderError(what))
+            case _:
+                raise _Dead(_NONSENSE)
+    return found[0], found[1]
+
+
+def _library_folders() -> list[str]:
+    """Where the child finds jinja2, since it runs without the paths that an environment or a user may have set."""
+    folders = []
+    for name in ("jinja2", "markupsafe"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ModelError(f"the package {name} is missing", where="the chat template", next="install Genesis again")
+        folders.append(str(Path(spec.origin).parents[1]))
+    return sorted(set(folders))

@@ -1,0 +1,295 @@
+"""Documents to samples: token ids, and a mask that says which of them are targets.
+
+The targets of an assistant's turn are what its render adds to the generation prompt before it, up to and with the token
+that ends the turn. Prompts and targets are encoded apart, as a server sees them: it encodes the prompt alone, and the
+model's own tokens follow. Turns share a sample where the later one's prompt begins with the ids of the earlier one's
+prompt and target. Where a template renders earlier turns otherwise than later ones (Qwen3 drops reasoning before the
+last question), they have samples of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from genesis.data.chat.marks import Marked, MarksError, unmarked
+from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError
+from genesis.data.chat.template import CHATML, ChatTemplate
+from genesis.data.chat.text_ids import Part, TextIds, TextParts
+from genesis.data.chat.turns import Loss, TurnError, read_turns, template_messages, wanted_turns
+from genesis.data.records import Completion, Conversation, Defect, Document
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import ModelError, escape
+from genesis.io.strict_json import canonical_bytes
+
+__all__ = ["ChatEncoder", "Loss", "Sample"]
+
+Ids = npt.NDArray[np.int64]
+
+_FORMAT = 1  # of the rules by which a record becomes ids and targets
+_QUESTION = {"role": "user", "content": "Hello"}
+_FUNCTION = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
+_TOOL = {"type": "function", "function": _FUNCTION}
+_CALL = {"type": "function", "id": "call00001", "function": {"name": "now", "arguments": {}}}
+_PROBES: Sequence[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = (
+    ([_QUESTION, {"role": "assistant", "content": "Hi"}], None),
+    (
+        [_QUESTION, {"role": "assistant", "content": "", "tool_calls": [_CALL]}],
+        [{"type": "function", "function": _FUNCTION}],
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Token ids and which of them are targets.
+
+    Attributes:
+        ids: int64 `[n]`.
+        is_target: bool `[n]`; never the first.
+        target_bytes: UTF-8 bytes of the text that the targets stand for; special tokens stand for none.
+    """
+
+    ids: Ids
+    is_target: npt.NDArray[np.bool_]
+    target_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A text of a sample as parts to encode."""
+
+    parts: Sequence[Part]
+    target_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Prompts and targets, in order; one pair a turn, or all of a document of which every token is a target."""
+
+    turns: Sequence[tuple[_Piece, _Piece]]
+    is_all_target: bool = False
+
+
+class ChatEncoder:
+    """Documents of all kinds to samples.
+
+    Attributes:
+        fingerprint: equal ones make equal samples.
+        end_of_turn_ids: the ids that end an assistant's turn, the usual one first; none without a template.
+        split: the conversations so far that became several samples.
+
+    Args:
+        template: what renders conversations; may be None where there are none.
+        loss: which turns are targets: `all_assistant`; `last`; `completion`, those after a record's prompt, else those
+            after the last user message; `all`, every token but the first.
+
+    Raises:
+        ModelError: the template is no valid Jinja, or ends an assistant's turn with no special token.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, *, loss: Loss, limits: Limits | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._parts = TextParts(tokenizer)
+        self._template = template
+        self._loss: Loss = loss
+        self.split = 0
+        self.fingerprint = hashlib.sha256(
+            canonical_bytes(
+                {
+                    "format": _FORMAT,
+                    "tokenizer": tokenizer.fingerprint,
+                    "template": None if template is None else template.fingerprint,
+                    "jinja2": version("jinja2"),
+                    "loss": loss,
+                }
+            )
+        ).hexdigest()
+        self._renderer: Renderer | None = None
+        self.end_of_turn_ids: tuple[int, ...] = ()
+        if template is not None:
+            texts = template.texts_with_defaults
+            self._renderer = Renderer(texts, template_variables(tokenizer), where=template.where, limits=limits)
+            self.end_of_turn_ids = self._probed(template.where)
+
+    def __enter__(self) -> ChatEncoder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that renders."""
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def encode(self, documents: Sequence[Document]) -> list[list[Sample] | Defect]:
+        """The samples of each document, or what is wrong with it.
+
+        Raises:
+            ModelError: a conversation without a template, or a template that can no longer be run.
+        """
+        plans = self._plans(documents)
+        known = TextIds(self._tokenizer)
+        for plan in plans:
+            if isinstance(plan, _Plan):
+                for pieces in plan.turns:
+                    for piece in pieces:
+                        known.want(piece.parts)
+        known.fetch()
+        results: list[list[Sample] | Defect] = []
+        for document, plan in zip(documents, plans, strict=True):
+            samples = self._samples(plan, known) if isinstance(plan, _Plan) else []
+            self.split += len(samples) > 1
+            results.append(plan if isinstance(plan, Defect) else samples or _defect(document, _NO_TARGET))
+        return results
+
+    def _plans(self, documents: Sequence[Document]) -> list[_Plan | Defect]:
+        plans: dict[int, _Plan | Defect] = {}
+        jobs: dict[int, tuple[Job, str]] = {}
+        for index, document in enumerate(documents):
+            try:
+                document.text.encode("utf-8")
+                if isinstance(document.record, Conversation):
+                    jobs[index] = self._job(document.record)
+                else:
+                    plans[index] = self._plain_plan(document)
+            except UnicodeEncodeError:
+                what = "the text holds half a surrogate pair, which is no character"
+                plans[index] = _defect(document, TurnError("bad text", what, "decode the text with errors='replace'"))
+            except (TurnError, MarksError) as error:
+                plans[index] = _defect(document, error)
+        found = self._rendered([job for job, _ in jobs.values()])
+        for (index, (job, marks)), rendered in zip(jobs.items(), found, strict=True):
+            try:
+                plans[index] = self._plan(job, marks, rendered)
+            except (TurnError, MarksError) as error:
+                plans[index] = _defect(documents[index], error)
+        return [plans[index] for index in range(len(documents))]
+
+    def _rendered(self, jobs: Sequence[Job]) -> list[Rendered | RenderError]:
+        if not jobs:
+            return []
+        if self._renderer is None:
+            what = "the data hold conversations, and there is no chat template to make text of them"
+            next = f"set data.template={CHATML}, or to a file with a Jinja template, such as that of the chat model"
+            raise ModelError(what, where="data.template", next=next)
+        return self._renderer.render(jobs)
+
+    def _job(self, conversation: Conversation) -> tuple[Job, str]:
+        """What to render, and the characters that mark. Raises: TurnError, MarksError."""
+        assert self._template is not None or self._renderer is None
+        turns = wanted_turns(conversation, self._loss)
+        messages = template_messages(conversation.messages)
+        if self._loss != "all":
+            if not turns:
+                raise _NO_TARGET
+            messages = messages[: turns[-1] + 1]
+        avoid = () if self._template is None else tuple(self._template.texts.values())
+        (messages, tools), marks = self._parts.marker.marked([messages, conversation.tools], avoid)
+        return Job(messages, tools, turns), marks
+
+    def _plan(self, job: Job, marks: str, rendered: Rendered | RenderError) -> _Plan:
+        """Raises: TurnError, MarksError."""
+        if isinstance(rendered, RenderError):
+            raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it asks for")
+        turns = read_turns(rendered, job.turns, marks, self._parts.marker)
+        if self._loss != "all":
+            return _Plan([self._pair(turn.prompt, turn.target) for turn in turns])
+        whole = unmarked(rendered.whole, marks)
+        if turns and whole.text.startswith(turns[-1].prompt.text + turns[-1].target.text):
+            cut = len(turns[-1].prompt.text)
+            return _Plan([self._pair(whole[:cut], whole[cut:])], is_all_target=True)
+        return _Plan([self._pair(whole, Marked(""))], is_all_target=True)
+
+    def _pair(self, prompt: Marked, target: Marked) -> tuple[_Piece, _Piece]:
+        bytes_of = self._parts.text_bytes
+        before, after = self._parts.parts(prompt, follows=False), self._parts.parts(target, follows=bool(prompt.text))
+        return _Piece(before, bytes_of(prompt) if self._loss == "all" else 0), _Piece(after, bytes_of(target))
+
+    def _plain_plan(self, document: Document) -> _Plan:
+        """The plan of a text or a completion."""
+        start, end = self._tokenizer.start_ids, self._tokenizer.document_end_ids
+        if not isinstance(document.record, Completion):
+            text: tuple[Part, ...] = ((document.text, False, False),)
+            piece = _Piece((*start, *text, *end), len(document.text.encode("utf-8")))
+            return _Plan([(piece, _Piece(()))], is_all_target=True)
+        prompt, completion = document.record.prompt, document.record.completion
+        before: tuple[Part, ...] = ((prompt, False, False),) if prompt else ()
+        after: tuple[Part, ...] = ((completion, bool(prompt), False),) if completion else ()
+        is_all = self._loss == "all"
+        asked = _Piece((*start, *before), len(prompt.encode("utf-8")) if is_all else 0)
+        return _Plan([(asked, _Piece((*after, *end), len(completion.encode("utf-8"))))], is_all)
+
+    def _samples(self, plan: _Plan, known: TextIds) -> list[Sample]:
+        """The samples of a plan, those of later turns after those of earlier ones."""
+        pairs = [(known.ids(prompt.parts), known.ids(target.parts)) for prompt, target in plan.turns]
+        left = list(range(len(pairs)))
+        samples: list[Sample] = []
+        while left:
+            last = left.pop()
+            prompt, target = pairs[last]
+            ids = np.concatenate([prompt, target])
+            is_target = np.full(len(ids), plan.is_all_target)
+            is_target[len(prompt) :] = True
+            total = plan.turns[last][1].target_bytes + (plan.turns[last][0].target_bytes if plan.is_all_target else 0)
+            for turn in [turn for turn in left if _begins(prompt, *pairs[turn])]:
+                left.remove(turn)
+                start = len(pairs[turn][0])
+                is_target[start : start + len(pairs[turn][1])] = True
+                total += plan.turns[turn][1].target_bytes
+            if is_target[:1].any():  # nothing comes before the first token
+                is_target[0] = False
+                total -= self._first_bytes(int(ids[0]))
+            if is_target.any():
+                samples.append(Sample(ids, is_target, max(total, 0)))
+        return samples[::-1]
+
+    def _first_bytes(self, token_id: int) -> int:
+        return 0 if token_id in self._tokenizer.special_ids else self._tokenizer.text_bytes(token_id)
+
+    def _probed(self, where: str) -> tuple[int, ...]:
+        """The ids that end turns of which the template makes no secret. Raises: ModelError."""
+        jobs = [Job(messages, tools, [1]) for messages, tools in _PROBES]
+        ends: list[str] = []
+        for job, rendered in zip(jobs, self._rendered(jobs), strict=True):
+            with suppress(TurnError, MarksError):
+                if isinstance(rendered, Rendered):
+                    ends += [turn.end for turn in read_turns(rendered, job.turns, "", self._parts.marker)]
+        if "" in ends:
+            what = "the chat template ends an assistant's turn with no special token, so the model would never stop"
+            raise ModelError(what, where=where, next="end the turn with {{ eos_token }} in a template file of your own")
+        return tuple(dict.fromkeys(self._parts.special_id(end) for end in ends))
+
+
+_NO_TARGET = TurnError("no target", "no message of it is a target", "see data.loss")
+
+
+def template_variables(tokenizer: Tokenizer) -> Mapping[str, str]:
+    """What templates see of a tokenizer: the texts of its special tokens."""
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    texts = {name: tokenizer.token(number) for name, number in ids.items() if number is not None}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _begins(ids: Ids, prompt: Ids, target: Ids) -> bool:
+    """Whether `ids` begins with those of a prompt and its target."""
+    middle, stop = len(prompt), len(prompt) + len(target)
+    return bool(len(ids) >= stop and np.array_equal(ids[middle:stop], target) and np.array_equal(ids[:middle], prompt))
+
+
+def _defect(document: Document, error: TurnError | MarksError) -> Defect:
+    if isinstance(error, TurnError):
+        return Defect(error.kind, escape(error.what), document.file, document.line, error.next)
+    return Defect(
+        "special token", escape(error), document.file, document.line, "take the special token out of the text"
+    )

@@ -1,0 +1,147 @@
+"""A model's chat template: where it is read from, and the arguments that become its defaults. It renders nothing.
+
+`template_args` are not passed to a render but put at the head of the text, as `{% if x is not defined %}…`: what is
+saved with a model talks as the model was trained to, whoever renders it, and can still be told otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import ConfigError, ModelError, escape
+from genesis.io.boundary import boundary
+from genesis.io.hf import MAX_TEMPLATE_BYTES, read_chat_templates
+from genesis.io.paths import is_folder
+from genesis.io.strict_json import canonical_bytes, read_limited
+
+__all__ = ["CHATML", "ChatTemplate"]
+
+CHATML = "chatml"
+_TEMPLATE_NAME = "chat_template.jinja"
+_FOLDER = "additional_chat_templates"
+_TURN_END = "<|im_end|>"
+_CHATML_TEXT = """\
+{%- for message in messages %}
+    {%- if tools or message.tool_calls %}
+        {{- raise_exception('the built-in ChatML knows no tools') }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}
+        {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+    {%- endif %}
+    {{- message.content + TURN_END + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+# What every render sets itself, and the words that Jinja keeps for itself.
+_RENDER_SETS = ("messages", "tools", "documents", "add_generation_prompt")
+_JINJA_WORDS = ("and", "or", "not", "in", "is", "if", "else", "true", "false", "none")
+_TAKEN = frozenset(_RENDER_SETS + _JINJA_WORDS)
+
+
+class ChatTemplate:
+    """The texts of a chat template and the defaults put before them.
+
+    Attributes:
+        texts: name -> Jinja text as found; `default`, and perhaps `tool_use` for conversations with tools.
+        args: the defaults.
+        where: how errors name the template.
+        fingerprint: sha256 over texts and defaults.
+    """
+
+    def __init__(self, texts: Mapping[str, str], args: Mapping[str, Any] | None = None, *, where: str) -> None:
+        """Raises: ConfigError for an argument that no template could take."""
+        self.texts = dict(texts)
+        self.args = dict(args or {})
+        self.where = where
+        head = "".join(_default(name, value) for name, value in sorted(self.args.items()))
+        # The line end belongs to the block before it, as `trim_blocks` has it: the text begins as it did.
+        self._head = head and head + "\n"
+        self.fingerprint = hashlib.sha256(canonical_bytes(self.texts_with_defaults)).hexdigest()
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], args: Mapping[str, Any] | None = None) -> ChatTemplate:
+        """The template of a model folder, or of a file with Jinja text.
+
+        Raises:
+            ModelError: there is none, or it cannot be read. ConfigError: an argument that no template could take.
+        """
+        where = escape(path)
+        if is_folder(path):
+            texts = read_chat_templates(path)
+            if not texts:
+                what = "the model has no chat template, so it is not known how a conversation becomes text"
+                next = f"set data.template={CHATML}, or to a file with a Jinja template, such as that of the chat model"
+                raise ModelError(what, where=where, next=next)
+            return cls(texts, args, where=where)
+        with boundary(ModelError, "reading the chat template", path):
+            data = read_limited(path, MAX_TEMPLATE_BYTES)
+        try:
+            return cls.from_text(data.decode("utf-8"), args, where=where)
+        except UnicodeDecodeError as error:
+            what = f"the chat template is not UTF-8: byte {error.start:,} is invalid"
+            raise ModelError(what, where=where, next="save it as UTF-8") from error
+
+    @classmethod
+    def from_text(cls, text: str, args: Mapping[str, Any] | None = None, *, where: str = "template") -> ChatTemplate:
+        """The template of this Jinja text."""
+        return cls({"default": text}, args, where=where)
+
+    @classmethod
+    def chatml(cls, tokenizer: Tokenizer, args: Mapping[str, Any] | None = None) -> ChatTemplate:
+        """ChatML, for base models. Where `<|im_end|>` is no special token, the end of text ends the turns."""
+        end = _TURN_END if tokenizer.special_text(_TURN_END) == _TURN_END else tokenizer.token(tokenizer.eos_id)
+        return cls.from_text(_CHATML_TEXT.replace("TURN_END", _literal(end, "")), args, where=CHATML)
+
+    @property
+    def texts_with_defaults(self) -> dict[str, str]:
+        """Name -> text as it is rendered and saved."""
+        return {name: self._head + text for name, text in self.texts.items()}
+
+    @property
+    def text_with_defaults(self) -> str:
+        """The default text as it is rendered and saved."""
+        return self.texts_with_defaults["default"]
+
+    def files(self) -> dict[str, bytes]:
+        """Name -> bytes of the files to save with a model, in the layout of transformers."""
+        return {
+            _TEMPLATE_NAME if name == "default" else f"{_FOLDER}/{name}.jinja": text.encode("utf-8")
+            for name, text in self.texts_with_defaults.items()
+        }
+
+
+def _default(name: str, value: Any) -> str:
+    where = "data.template_args"
+    if not _NAME.fullmatch(name) or name.lower() in _TAKEN:
+        raise ConfigError(f"{escape(name)!r} is no name of a template's argument", where=where, next="see the template")
+    return f"{{% if {name} is not defined %}}{{% set {name} = {_literal(value, name)} %}}{{% endif %}}"
+
+
+def _literal(value: Any, name: str) -> str:
+    """`value` in Jinja. Raises: ConfigError."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False)
+        return "".join(c if ord(c) < 128 else f"\\U{ord(c):08x}" for c in text)
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_literal(inner, name) for inner in value) + "]"
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return "{" + ", ".join(f"{_literal(key, name)}: {_literal(inner, name)}" for key, inner in value.items()) + "}"
+    what = f"the value of {name} cannot be written into a template"
+    raise ConfigError(
+        what, where="data.template_args", next="give text, a number, true, false, null, a list or a mapping"
+    )

@@ -1,0 +1,130 @@
+"""A conversation's turns as texts: which of them are wanted, what comes before each, and what a model says in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from genesis.data.chat.marks import Marked, Marker, unmarked
+from genesis.data.chat.renderer import Rendered, RenderError
+from genesis.data.records import Conversation
+
+__all__ = ["Loss", "Turn", "TurnError", "read_turns", "template_messages", "wanted_turns"]
+
+Loss = Literal["all_assistant", "last", "completion", "all"]
+
+# The names of a message's reasoning; templates read the first one.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_SHOWN_CHARS = 40
+
+
+class TurnError(ValueError):
+    """A turn whose targets are not defined; `kind` is the name under which such conversations are counted."""
+
+    def __init__(self, kind: str, what: str, next: str) -> None:
+        self.kind, self.what, self.next = kind, what, next
+        super().__init__(what)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a server would give the model, and what the model should answer.
+
+    Attributes:
+        prompt: the messages before the turn, with the generation prompt.
+        target: up to and with the end of the turn.
+        end: the special token that ends it, or "".
+    """
+
+    prompt: Marked
+    target: Marked
+    end: str
+
+
+def wanted_turns(conversation: Conversation, loss: Loss) -> list[int]:
+    """The indices of the messages that are targets under `loss`, ascending; under `all` the last that could be one."""
+    roles = [message.get("role") for message in conversation.messages]
+    turns = [index for index, role in enumerate(roles) if role == "assistant"]
+    if loss in ("last", "all"):
+        return turns[-1:]
+    if loss == "completion":
+        users = [index for index, role in enumerate(roles) if role == "user"]
+        first = conversation.prompt_messages or (users[-1] + 1 if users else 0)
+        return [index for index in turns if index >= first]
+    return turns
+
+
+def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as transformers and vLLM hand them to a template.
+
+    Reasoning has the name that templates read, and the arguments of tool calls are an object where they were its JSON.
+    """
+    result = []
+    for message in messages:
+        changed = dict(message)
+        reasoning = next((changed[key] for key in _REASONING if changed.get(key) is not None), None)
+        if reasoning is not None:
+            changed = {"thinking": reasoning, **changed, "reasoning_content": reasoning}
+        if isinstance(changed.get("tool_calls"), (list, tuple)):
+            changed["tool_calls"] = [_call(call) for call in changed["tool_calls"]]
+        result.append(changed)
+    return result
+
+
+def _call(call: Any) -> Any:
+    """A tool call with its arguments as an object."""
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _call(call["function"])}
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(arguments)
+            if isinstance(found, dict):
+                return {**call, "arguments": found}
+    return call
+
+
+def read_turns(rendered: Rendered, numbers: Sequence[int], marks: str, marker: Marker) -> list[Turn]:
+    """The turns that a model could have been asked for: those for which the template gives a prompt.
+
+    Args:
+        numbers: the index of each turn's message.
+
+    Raises:
+        TurnError: there is none, or the render of one does not begin with its prompt. MarksError.
+    """
+    turns: list[Turn] = []
+    refused: RenderError | None = None
+    for number, (prompt, end) in zip(numbers, rendered.turns, strict=True):
+        failed = next((part for part in (prompt, end) if isinstance(part, RenderError)), None)
+        if failed is not None:
+            refused = refused or failed
+            continue
+        assert isinstance(prompt, str) and isinstance(end, str)
+        if not end.startswith(prompt):
+            raise _no_prefix(number, prompt, end)
+        turns.append(_turn(unmarked(prompt, marks), unmarked(end[len(prompt) :], marks), marker))
+    if not turns and refused is not None:
+        raise TurnError("template", f"the template gives no prompt for it: {refused.what}", "see what it asks for")
+    return turns
+
+
+def _turn(prompt: Marked, rest: Marked, marker: Marker) -> Turn:
+    """The turn whose render adds `rest` to `prompt`: what comes after its last special token is white space, if any."""
+    specials = marker.specials(rest)
+    if specials and not rest.text[specials[-1][1] :].strip():
+        start, stop = specials[-1]
+        return Turn(prompt, rest[:stop], rest.text[start:stop])
+    return Turn(prompt, rest, "")
+
+
+def _no_prefix(number: int, prompt: str, end: str) -> TurnError:
+    same = next((i for i, (a, b) in enumerate(zip(prompt, end, strict=False)) if a != b), min(len(prompt), len(end)))
+    asked, said = prompt[same:][:_SHOWN_CHARS], end[same:][:_SHOWN_CHARS]
+    what = f"the render of message {number} does not begin with its prompt: it has {said!r} in place of {asked!r}"
+    return TurnError("template", what, "change data.template_args, or the message's reasoning, so that they agree")
