@@ -1,13 +1,15 @@
-"""What one pass over a corpus remembers of each document (`DocumentIndex`), and the documents as tokens (`TokenSet`).
+"""What one pass over a corpus remembers of each document (`DocumentIndex`), and their samples as tokens (`TokenSet`).
 
-Both hold arrays over documents, no texts; order and number are those in which the corpus gave the documents.
+Both hold arrays, no texts: the index over documents, in the order in which the corpus gave them, the tokens over
+samples. A text is one sample. A record is one, or several, or none where it has no target.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ from genesis.io.hashing import update
 
 __all__ = ["DocumentIndex", "Progress", "TokenSet", "digest", "index_documents"]
 
+Ints = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]
 
 
@@ -28,6 +31,7 @@ class DocumentIndex:
         digests: uint8 `[D, 32]`, sha256 of each text.
         text_bytes: int64 `[D]`, UTF-8 bytes of each text.
         files: the names of the files; file_numbers: int64 `[D]` says which; lines: int64 `[D]`, 0 for a whole file.
+        is_record: `[D]`, whether a document is a record; else it is a text.
     """
 
     digests: npt.NDArray[np.uint8]
@@ -35,6 +39,7 @@ class DocumentIndex:
     files: tuple[str, ...]
     file_numbers: npt.NDArray[np.int64]
     lines: npt.NDArray[np.int64]
+    is_record: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.text_bytes)
@@ -56,11 +61,14 @@ class DocumentIndex:
             self.files,
             self.file_numbers[documents],
             self.lines[documents],
+            self.is_record[documents],
         )
 
     def fingerprint(self) -> str:
         """sha256 over all contents in their order, as 64 hex digits; names have no part in it."""
-        return hashlib.sha256(b"genesis documents 1\0" + self.digests.tobytes()).hexdigest()
+        # A text may spell what a record is hashed as.
+        kinds = b"records\0" + self.is_record.tobytes() if self.is_record.any() else b""
+        return hashlib.sha256(b"genesis documents 1\0" + self.digests.tobytes() + kinds).hexdigest()
 
 
 def digest(text: str) -> bytes:
@@ -76,7 +84,7 @@ def _sha256(data: bytes) -> bytes:
 
 def index_documents(documents: Iterable[Document]) -> DocumentIndex:
     """Read all `documents` once and remember what they are."""
-    digests, sizes, lines = bytearray(), [], []
+    digests, sizes, lines, is_record = bytearray(), [], [], []
     files: dict[str, int] = {}
     file_indices = []
     for document in documents:
@@ -85,39 +93,55 @@ def index_documents(documents: Iterable[Document]) -> DocumentIndex:
         sizes.append(len(data))
         file_indices.append(files.setdefault(document.file, len(files)))
         lines.append(document.line)
+        is_record.append(document.record is not None)
     return DocumentIndex(
         np.frombuffer(bytes(digests), np.uint8).reshape(-1, 32),
         np.array(sizes, np.int64),
         tuple(files),
         np.array(file_indices, np.int64),
         np.array(lines, np.int64),
+        np.array(is_record, np.bool_),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class TokenSet:
-    """D documents as tokens: what the tokenizer puts before a text, the tokens of the text, and the end-of-text token.
+    """S samples of D documents as tokens.
+
+    A sample of a text is what the tokenizer puts before it, its tokens, and the end-of-text token.
 
     Attributes:
-        stream: uint16 or uint32 `[N]`, read-only; it may hold documents of other sets too.
-        starts: int64 `[D]`, where each document begins in the stream. lengths: int64 `[D]`, its tokens, at least 2.
+        stream: uint16 or uint32 `[N]`, read-only; it may hold samples of other sets too.
+        starts: int64 `[S]`, where each sample begins in the stream, ascending. lengths: int64 `[S]`, its tokens, at
+            least 2.
+        documents: int64 `[S]`, the document that each sample is of.
         index: the documents' names and sizes.
         pad_id: the id for slots in a batch that hold no token.
-        data_fingerprint: of the texts, and `tokenizer_fingerprint`: of what cut them; resuming compares both.
-        unpredicted_bytes: int64 `[D]`, bytes of text in the first token, which nothing comes before; None: none.
+        data_fingerprint: of the data, and `tokenizer_fingerprint`: of what cut them; resuming compares both.
+        mask: uint8 `[N]`, 1 where a token of the stream is a target; None: all are but the first of each sample.
+        target_bytes: int64 `[S]`, UTF-8 bytes of text that the targets stand for; None: all of the documents.
+        weights: float64 `[S]`, how often a sample occurs in an epoch on average; None: once each.
     """
 
     stream: npt.NDArray[np.unsignedinteger]
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    starts: Ints
+    lengths: Ints
+    documents: Ints
     index: DocumentIndex
     pad_id: int
     data_fingerprint: str
     tokenizer_fingerprint: str
-    unpredicted_bytes: npt.NDArray[np.int64] | None = None
+    mask: npt.NDArray[np.uint8] | None = None
+    target_bytes: Ints | None = None
+    weights: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents that have a sample."""
+        return len(np.unique(self.documents))
 
     @property
     def num_tokens(self) -> int:
@@ -126,8 +150,25 @@ class TokenSet:
 
     @property
     def num_targets(self) -> int:
-        """Tokens that a model is to predict: all but the first of each document."""
-        return self.num_tokens - len(self)
+        """Tokens that a model is to predict."""
+        return int(self.target_counts.sum())
+
+    @cached_property
+    def target_counts(self) -> Ints:
+        """How many tokens of each sample a model is to predict, int64 `[S]`; never its first."""
+        return self.targets_between(self.starts, self.starts + self.lengths)
+
+    def targets_between(self, begins: Ints, ends: Ints) -> Ints:
+        """How many tokens of each range of the stream are targets, its first left out; ranges ascend, none is empty."""
+        if self.mask is None:
+            return ends - begins - 1
+        bounds = np.stack([begins + 1, ends], axis=1).reshape(-1)
+        # `reduceat` sums from each bound to the next; the end of the stream is the one that it does not take.
+        inside = bounds < len(self.mask)
+        sums = np.zeros(len(bounds), np.int64)
+        sums[inside] = np.add.reduceat(self.mask, bounds[inside], dtype=np.int64) if inside.any() else 0
+        counts: Ints = np.where(ends - begins > 1, sums[::2], 0)
+        return counts
 
     @property
     def total_bytes(self) -> int:
@@ -137,18 +178,22 @@ class TokenSet:
     @property
     def predicted_bytes(self) -> int:
         """UTF-8 bytes of the text that a model is to predict, the denominator of bits per byte; at least 1."""
-        missing = 0 if self.unpredicted_bytes is None else int(self.unpredicted_bytes.sum())
-        return max(self.index.total_bytes - missing, 1)
+        found = self.index.total_bytes if self.target_bytes is None else int(self.target_bytes.sum())
+        return max(found, 1)
 
     def select(self, documents: npt.NDArray[np.bool_]) -> TokenSet:
         """The documents for which the mask `[D]` is true; tokens are shared, fingerprints stay the whole's."""
-        return TokenSet(
-            self.stream,
-            self.starts[documents],
-            self.lengths[documents],
-            self.index.select(documents),
-            self.pad_id,
-            self.data_fingerprint,
-            self.tokenizer_fingerprint,
-            None if self.unpredicted_bytes is None else self.unpredicted_bytes[documents],
+        number = np.cumsum(documents) - 1
+        chosen = self.select_samples(documents[self.documents])
+        return replace(chosen, documents=number[chosen.documents], index=self.index.select(documents))
+
+    def select_samples(self, samples: npt.NDArray[np.bool_]) -> TokenSet:
+        """The samples for which the mask `[S]` is true, of the same documents."""
+        return replace(
+            self,
+            starts=self.starts[samples],
+            lengths=self.lengths[samples],
+            documents=self.documents[samples],
+            target_bytes=None if self.target_bytes is None else self.target_bytes[samples],
+            weights=None if self.weights is None else self.weights[samples],
         )

@@ -1,7 +1,7 @@
-"""Packing: documents cut into chunks of at most T tokens, and chunks laid into rows of T. It sees lengths, no tokens.
+"""Packing: samples cut into chunks of at most T tokens, and chunks laid into rows of T. It sees lengths, no tokens.
 
-A document longer than T is cut into chunks that overlap by one token: the first token of a chunk is never predicted, as
-nothing precedes it, so each token but the document's first is predicted exactly once. Chunks of T tokens are rows
+A sample longer than T is cut into chunks that overlap by one token: the first token of a chunk is never predicted, as
+nothing precedes it, so each token but the sample's first is predicted exactly once. Chunks of T tokens are rows
 by themselves. The others are packed by best fit, the longest first, over a window of chunks at a time: a window keeps
 the order's randomness, and rows left open are filled by later windows.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Chunks", "Packing", "cut", "pack"]
+__all__ = ["Chunks", "Packing", "chunk_counts", "cut", "pack"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -22,14 +22,18 @@ WINDOW = 1024
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """C chunks: the document of each, where it begins in that document, and its length; all int64 `[C]`."""
+    """C chunks: the sample of each, where it begins in that sample, and its length; all int64 `[C]`."""
 
-    documents: Ints
+    samples: Ints
     offsets: Ints
     lengths: Ints
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def select(self, chunks: npt.NDArray[np.bool_]) -> Chunks:
+        """The chunks for which the mask `[C]` is true."""
+        return Chunks(self.samples[chunks], self.offsets[chunks], self.lengths[chunks])
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +62,22 @@ class Packing:
         return float(self.chunks.lengths.sum()) / (self.num_rows * self.seq_len)
 
 
-def cut(documents: Ints, lengths: Ints, seq_len: int) -> Chunks:
-    """The chunks of `documents` (indices, in the order of the result) with `lengths` tokens, 2 at least, in that order.
+def chunk_counts(lengths: Ints, seq_len: int) -> Ints:
+    """How many chunks samples of `lengths` tokens, 2 at least, are cut into."""
+    return (lengths - 1 + seq_len - 2) // (seq_len - 1)
 
-    A chunk begins every `seq_len - 1` tokens, and none begins at a document's last token: each has 2 tokens or more.
+
+def cut(samples: Ints, lengths: Ints, seq_len: int) -> Chunks:
+    """The chunks of `samples` (indices, in the order of the result) with `lengths` tokens, 2 at least, in that order.
+
+    A chunk begins every `seq_len - 1` tokens, and none begins at a sample's last token: each has 2 tokens or more.
     """
     stride = seq_len - 1
-    counts = (lengths - 1 + stride - 1) // stride
+    counts = chunk_counts(lengths, seq_len)
     owner = np.repeat(np.arange(len(lengths)), counts)
     first = np.cumsum(counts) - counts
     offsets = (np.arange(len(owner)) - first[owner]) * stride
-    return Chunks(documents[owner], offsets, np.minimum(lengths[owner] - offsets, seq_len))
+    return Chunks(samples[owner], offsets, np.minimum(lengths[owner] - offsets, seq_len))
 
 
 def pack(chunks: Chunks, seq_len: int) -> Packing:
@@ -81,7 +90,7 @@ def pack(chunks: Chunks, seq_len: int) -> Packing:
     ends = np.cumsum(lengths)
     before_row = np.concatenate([[0], ends])[row_starts[:-1]]
     columns = ends - lengths - before_row[sorted_rows]
-    return Packing(seq_len, Chunks(chunks.documents[order], chunks.offsets[order], lengths), columns, row_starts)
+    return Packing(seq_len, Chunks(chunks.samples[order], chunks.offsets[order], lengths), columns, row_starts)
 
 
 def _assign(lengths: Ints, seq_len: int) -> Ints:

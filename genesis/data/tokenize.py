@@ -5,14 +5,18 @@ with the special tokens that the tokenizer puts before a text, and its end; `off
 document begins, and the end of the last; `unpredicted.bin` holds D uint64: the bytes of text in each document's first
 token, which no token comes before. `special.json` counts documents in which special tokens are written out. All are
 little-endian.
+
+Records become samples: with them `offsets.bin` runs over samples, and in the place of `unpredicted.bin` are
+`documents.bin`, S uint64: the document of each sample; `mask.bin`, a byte for each token: 1 where it is a target;
+`target_bytes.bin`, S uint64: the bytes of text that the targets stand for; `left_out.json`: records without a sample.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +24,24 @@ import numpy.typing as npt
 from genesis.cache import Cache, Entry, EntryWriter, State
 from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
-from genesis.data.records import Document
+from genesis.data.records import Defect, Defects, Document
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
 from genesis.io.strict_json import parse_object
 
-__all__ = ["SpecialText", "Tokenized", "reread", "tokenize"]
+__all__ = ["NO_TARGET", "Encoder", "SpecialText", "Tokenized", "reread", "tokenize"]
 
 FORMAT = 2  # of the files, and of the rules by which a document becomes ids
 TOKENS_NAME = "tokens.bin"
 OFFSETS_NAME = "offsets.bin"
 UNPREDICTED_NAME = "unpredicted.bin"
 SPECIAL_NAME = "special.json"
+DOCUMENTS_NAME = "documents.bin"
+MASK_NAME = "mask.bin"
+TARGET_BYTES_NAME = "target_bytes.bin"
+LEFT_OUT_NAME = "left_out.json"
+
+NO_TARGET = "no target"  # the kind of defect that is always left out: nothing is wrong with such a record
 
 # Encodings take some 300 bytes a token while a batch is worked on; pieces let one long document use all threads.
 BATCH_CHARS = 1 << 20
@@ -39,6 +49,26 @@ PIECE_CHARS = 1 << 18
 _CUT_WINDOW = 1 << 14
 # What is encoded at once where nothing proves that a cut changes no id: some gigabytes of memory.
 MAX_PIECE_CHARS = 1 << 23
+
+
+class EncodedSample(Protocol):
+    """What an encoder makes: ids and which of them are targets, `[n]`, and the bytes of text that those stand for."""
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def is_target(self) -> npt.NDArray[np.bool_]: ...
+    @property
+    def target_bytes(self) -> int: ...
+
+
+class Encoder(Protocol):
+    """Makes samples of records until it is closed; `fingerprint` changes with all that decides them but the records."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    def encode(self, documents: Sequence[Document]) -> Sequence[Sequence[EncodedSample] | Defect]: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +81,14 @@ class SpecialText:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The documents as tokens, whether they came from the cache, and what special tokens their texts hold."""
+    """The documents as tokens, whether they came from the cache, what special tokens their texts hold, and records
+    of which there is no sample.
+    """
 
     tokens: TokenSet
     state: State
     special: SpecialText
+    left_out: Defects
 
 
 def tokenize(
@@ -66,15 +99,21 @@ def tokenize(
     progress: Progress,
     *,
     parse_special: bool = False,
+    encoder: Encoder | None = None,
+    on_error: Literal["fail", "skip"] = "fail",
 ) -> Tokenized:
     """The documents of `corpus`, of which `index` was made, as tokens.
 
     Args:
         parse_special: special tokens written out in a text become their ids.
+        encoder: makes samples of the records, if there are any.
+        on_error: `fail` raises at the first record that cannot be encoded, `skip` counts it. A record that has only no
+            target is counted in any case.
         progress: called with the bytes of text done and their total, if anything is to do.
 
     Raises:
-        DataError: a document changed since it was indexed. DiskError: the cache cannot be written.
+        DataError: a document changed since it was indexed, or cannot be encoded. DiskError: the cache cannot be
+            written.
     """
     documents = index.fingerprint()
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
@@ -85,19 +124,41 @@ def tokenize(
         "library": library_version(),
         "parse_special": parse_special,
     }
+    has_records = bool(index.is_record.any())
+    if has_records:
+        assert encoder is not None, "records need an encoder"
+        key |= {"encoder": encoder.fingerprint, "on_error": on_error}
 
     def make(folder: EntryWriter) -> None:
         writer = _Writer(tokenizer, dtype, parse_special)
-        writer.write(folder, reread(corpus, index), lambda done: progress(done, index.total_bytes))
+        records = _Records(encoder, index, on_error) if has_records and encoder is not None else None
+        writer.write(folder, reread(corpus, index), lambda done: progress(done, index.total_bytes), records)
 
     cached = cache.get("tokens", key, make)
     stream, offsets = _read(cached.entry, dtype)
-    assert len(offsets) == len(index) + 1 and offsets[-1] == len(stream)
-    unpredicted = np.frombuffer(cached.entry.part(UNPREDICTED_NAME), "<u8").astype(np.int64)
-    starts, lengths = offsets[:-1], np.diff(offsets)
-    tokens = TokenSet(stream, starts, lengths, index, tokenizer.pad_id, documents, tokenizer.fingerprint, unpredicted)
+    assert offsets[-1] == len(stream)
+    left_out, mask = Defects(), None
+    if has_records:
+        number, target_bytes = _integers(cached.entry, DOCUMENTS_NAME), _integers(cached.entry, TARGET_BYTES_NAME)
+        mask = np.frombuffer(cached.entry.part(MASK_NAME), np.uint8)
+        left_out = _left_out(cached.entry, index)
+    else:
+        number, target_bytes = np.arange(len(index)), index.text_bytes - _integers(cached.entry, UNPREDICTED_NAME)
+    assert len(offsets) == len(number) + 1
+    tokens = TokenSet(
+        stream,
+        offsets[:-1],
+        np.diff(offsets),
+        number,
+        index,
+        tokenizer.pad_id,
+        documents,
+        tokenizer.fingerprint,
+        mask,
+        target_bytes,
+    )
     special = parse_object(bytes(cached.entry.part(SPECIAL_NAME)), where=SPECIAL_NAME)
-    return Tokenized(tokens, cached.state, SpecialText(special["documents"], special["example"]))
+    return Tokenized(tokens, cached.state, SpecialText(special["documents"], special["example"]), left_out)
 
 
 def reread(corpus: Corpus, index: DocumentIndex) -> Iterator[Document]:
@@ -124,17 +185,35 @@ def _changed(name: str) -> DataError:
 
 def _read(entry: Entry, dtype: np.dtype[np.unsignedinteger]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     # A large entry is mapped: from the file that was checked, which is never written to, only replaced as a whole.
-    stream = np.frombuffer(entry.part(TOKENS_NAME), dtype)
-    return stream, np.frombuffer(entry.part(OFFSETS_NAME), "<u8").astype(np.int64)
+    return np.frombuffer(entry.part(TOKENS_NAME), dtype), _integers(entry, OFFSETS_NAME)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A part of a document that is encoded at once."""
+def _integers(entry: Entry, name: str) -> npt.NDArray[np.int64]:
+    return np.frombuffer(entry.part(name), "<u8").astype(np.int64)
+
+
+def _left_out(entry: Entry, index: DocumentIndex) -> Defects:
+    # An entry knows documents by number: the same texts may be in files of other names.
+    found = parse_object(bytes(entry.part(LEFT_OUT_NAME)), where=LEFT_OUT_NAME)
+    examples = {kind: f"{escape(index.name(number))}: {what}" for kind, (_, number, what) in found.items()}
+    return Defects({kind: count for kind, (count, _, _) in found.items()}, examples)
+
+
+class _Piece(NamedTuple):
+    """A part of a text that is encoded at once."""
 
     text: str
     is_first: bool
     is_last: bool
+    document: int
+
+
+class _Record(NamedTuple):
+    """A record, which is encoded at once."""
+
+    text: str
+    document: int
+    record: Document
 
 
 class _Writer:
@@ -143,53 +222,132 @@ class _Writer:
     def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[np.unsignedinteger], parse_special: bool) -> None:
         self._tokenizer, self._dtype, self._parse_special = tokenizer, dtype, parse_special
         self._special = SpecialText()
+        self._start = np.array(tokenizer.start_ids, np.int64)
+        self._end = np.array(tokenizer.document_end_ids)
+        self._ends, self._unpredicted, self._size = [0], list[int](), 0
 
-    def write(self, folder: EntryWriter, documents: Iterable[Document], progress: Callable[[int], None]) -> None:
-        """Write all files; `progress` is called with the bytes of text done."""
-        start, end = np.array(self._tokenizer.start_ids, np.int64), np.array(self._tokenizer.document_end_ids)
-        ends, unpredicted, size, done = [0], [], 0, 0
+    def write(
+        self,
+        folder: EntryWriter,
+        documents: Iterable[Document],
+        progress: Callable[[int], None],
+        records: _Records | None,
+    ) -> None:
+        """Write all files, those of samples where there are `records`; `progress` gets the bytes of text done."""
+        done = 0
         with folder.create(TOKENS_NAME) as tokens:
             for batch in self._batches(documents):
-                texts = [piece.text for piece in batch]
-                follows = [not piece.is_first for piece in batch]
-                encoded = self._tokenizer.encode_batch(texts, parse_special=self._parse_special, follows=follows)
-                parts: list[npt.NDArray[np.int64]] = []
-                for piece, ids in zip(batch, encoded, strict=True):
-                    parts += [start] * piece.is_first + [ids] + [end] * piece.is_last
-                    size += len(start) * piece.is_first + len(ids) + len(end) * piece.is_last
-                    if piece.is_first:
-                        unpredicted.append(0 if len(start) or not len(ids) else self._tokenizer.text_bytes(int(ids[0])))
-                    if piece.is_last:
-                        ends.append(size)
-                tokens.write(np.concatenate(parts).astype(self._dtype).tobytes())
-                done += sum(len(text.encode("utf-8")) for text in texts)
+                pieces = [item for item in batch if isinstance(item, _Piece)]
+                parts = self._encoded(pieces, records)
+                if records is not None:
+                    for ids in records.encoded([item for item in batch if isinstance(item, _Record)]):
+                        self._size += len(ids)
+                        self._ends.append(self._size)
+                        parts.append(ids)
+                if parts:
+                    tokens.write(np.concatenate(parts).astype(self._dtype).tobytes())
+                done += sum(len(item.text.encode("utf-8")) for item in batch)
                 progress(done)
-        folder.write(OFFSETS_NAME, np.array(ends, "<u8").tobytes())
-        folder.write(UNPREDICTED_NAME, np.array(unpredicted, "<u8").tobytes())
+        folder.write(OFFSETS_NAME, np.array(self._ends, "<u8").tobytes())
+        if records is None:
+            folder.write(UNPREDICTED_NAME, np.array(self._unpredicted, "<u8").tobytes())
+        else:
+            records.write(folder)
         found = {"documents": self._special.documents, "example": self._special.example}
         folder.write(SPECIAL_NAME, json.dumps(found).encode("utf-8"))
 
-    def _batches(self, documents: Iterable[Document]) -> Iterator[list[_Piece]]:
-        batch: list[_Piece] = []
+    def _encoded(self, batch: Sequence[_Piece], records: _Records | None) -> list[npt.NDArray[np.int64]]:
+        """The ids of pieces of texts, with what is around a document."""
+        texts = [piece.text for piece in batch]
+        follows = [not piece.is_first for piece in batch]
+        encoded = self._tokenizer.encode_batch(texts, parse_special=self._parse_special, follows=follows)
+        parts: list[npt.NDArray[np.int64]] = []
+        start, end = self._start, self._end
+        for piece, ids in zip(batch, encoded, strict=True):
+            parts += [start] * piece.is_first + [ids] + [end] * piece.is_last
+            self._size += len(start) * piece.is_first + len(ids) + len(end) * piece.is_last
+            if piece.is_first:
+                first = 0 if len(start) or not len(ids) else self._tokenizer.text_bytes(int(ids[0]))
+                self._unpredicted.append(first)
+            if piece.is_last:
+                if records is not None:
+                    records.add_text(piece.document, self._size - self._ends[-1], self._unpredicted[-1])
+                self._ends.append(self._size)
+        return parts
+
+    def _batches(self, documents: Iterable[Document]) -> Iterator[list[_Piece | _Record]]:
+        """Pieces of texts or records, never both: what is in the pieces of one text must stay together."""
+        batch: list[_Piece | _Record] = []
         chars = 0
-        for document in documents:
-            for piece in self._pieces(document):
-                batch.append(piece)
-                chars += len(piece.text)
+        for number, document in enumerate(documents):
+            if batch and isinstance(batch[0], _Record) is (document.record is None):
+                yield batch
+                batch, chars = [], 0
+            for item in self._items(number, document):
+                batch.append(item)
+                chars += len(item.text)
                 if chars >= BATCH_CHARS:
                     yield batch
                     batch, chars = [], 0
         if batch:
             yield batch
 
-    def _pieces(self, document: Document) -> Iterator[_Piece]:
-        if not self._parse_special and (token := self._tokenizer.special_text(document.text)) is not None:
+    def _items(self, number: int, document: Document) -> Iterator[_Piece | _Record]:
+        is_plain = document.record is not None or not self._parse_special
+        if is_plain and (token := self._tokenizer.special_text(document.text)) is not None:
             self._special = SpecialText(self._special.documents + 1, self._special.example or token)
+        if document.record is not None:
+            yield _Record(document.text, number, document)
+            return
         texts = self._tokenizer.pieces(document.text, PIECE_CHARS, _CUT_WINDOW, parse_special=self._parse_special)
-        for number, text in enumerate(texts):
+        for place, text in enumerate(texts):
             if len(text) > MAX_PIECE_CHARS:
                 what = f"the document has {len(text):,} characters without a point at which this tokenizer's ids can be"
                 what += f" cut, more than the {MAX_PIECE_CHARS:,} that are encoded at once"
                 next = "split it into several files or JSONL records, or break its lines"
                 raise DataError(what, where=escape(document.name), next=next)
-            yield _Piece(text, number == 0, number == len(texts) - 1)
+            yield _Piece(text, place == 0, place == len(texts) - 1, number)
+
+
+class _Records:
+    """What an entry with records says of its samples: document, mask and bytes of the targets, and what has none."""
+
+    def __init__(self, encoder: Encoder, index: DocumentIndex, on_error: Literal["fail", "skip"]) -> None:
+        self._encoder, self._index, self._fails = encoder, index, on_error == "fail"
+        self._documents, self._target_bytes, self._mask = list[int](), list[int](), bytearray()
+        self._left_out: dict[str, list[Any]] = {}  # kind -> count, and number and defect of the first
+
+    def add_text(self, document: int, length: int, unpredicted: int) -> None:
+        """A text of `length` tokens is a sample."""
+        self._add(document, int(self._index.text_bytes[document]) - unpredicted, np.arange(length) > 0)
+
+    def encoded(self, batch: Sequence[_Record]) -> Iterator[npt.NDArray[np.int64]]:
+        """The ids of each sample of the records. Raises: Defect: a record cannot be encoded."""
+        found = self._encoder.encode([item.record for item in batch]) if batch else ()
+        for item, samples in zip(batch, found, strict=True):
+            if isinstance(samples, Defect):
+                if self._fails and samples.kind != NO_TARGET:
+                    raise samples
+                self._leave_out(samples.kind, item.document, samples.what)
+                continue
+            kept = [sample for sample in samples if sample.is_target[1:].any()]
+            if not samples or len(kept) < len(samples):
+                self._leave_out(NO_TARGET, item.document, "nothing in it is a target", max(len(samples) - len(kept), 1))
+            for sample in kept:
+                self._add(item.document, sample.target_bytes, sample.is_target)
+                yield sample.ids
+
+    def _add(self, document: int, target_bytes: int, is_target: npt.NDArray[np.bool_]) -> None:
+        self._documents.append(document)
+        self._target_bytes.append(target_bytes)
+        self._mask += is_target.astype(np.uint8).tobytes()
+
+    def _leave_out(self, kind: str, document: int, what: str, count: int = 1) -> None:
+        self._left_out.setdefault(kind, [0, document, what])[0] += count
+
+    def write(self, folder: EntryWriter) -> None:
+        """Write the parts of the entry."""
+        folder.write(DOCUMENTS_NAME, np.array(self._documents, "<u8").tobytes())
+        folder.write(MASK_NAME, bytes(self._mask))
+        folder.write(TARGET_BYTES_NAME, np.array(self._target_bytes, "<u8").tobytes())
+        folder.write(LEFT_OUT_NAME, json.dumps(self._left_out).encode("utf-8"))

@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import numpy as np
 from genesis.data.documents import TokenSet, index_documents
 from genesis.data.loader import IGNORE_INDEX, Batch
 from genesis.data.pipeline import Prepared, prepare
-from genesis.data.records import Document
+from genesis.data.records import Completion, Defect, Document, record_text
+from genesis.data.tokenize import NO_TARGET
+from genesis.data.tokenizer import Tokenizer
 from genesis.errors import GenesisError
 
 TEXTS = [
@@ -51,17 +54,82 @@ def prepared(folder: Path, cache: Path, **changes: Any) -> Prepared:
     return prepare(**settings | changes)
 
 
-def token_set(lengths: Sequence[int], *, gap: int = 0) -> TokenSet:
-    """Documents of `lengths` tokens in which each token's id is its place in the stream; `gap` ids lie between them."""
+class Documents:
+    """A corpus of documents at hand."""
+
+    def __init__(self, *documents: Document) -> None:
+        self._documents = documents
+
+    def documents(self) -> Iterator[Document]:
+        return iter(self._documents)
+
+
+def completion(prompt: str, text: str, line: int = 1) -> Document:
+    """A record as a document."""
+    record = Completion(prompt, text)
+    return Document(record_text(record), "chats.jsonl", line, record)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A sample."""
+
+    ids: np.ndarray
+    is_target: np.ndarray
+    target_bytes: int
+
+
+class CompletionEncoder:
+    """An encoder whose samples are a prompt and each line of its completion; a prompt `bad` is a defect."""
+
+    def __init__(self, tokenizer: Tokenizer, fingerprint: str = "completions") -> None:
+        self.fingerprint, self._tokenizer, self.batches, self.closed = fingerprint, tokenizer, 0, False
+
+    def encode(self, documents: Sequence[Document]) -> list[list[Encoded] | Defect]:
+        assert not self.closed
+        self.batches += 1
+        return [self._encoded(document) for document in documents]
+
+    def _encoded(self, document: Document) -> list[Encoded] | Defect:
+        assert isinstance(document.record, Completion)
+        if document.record.prompt == "bad":
+            return Defect("template", "the template fails", document.file, document.line)
+        if not document.record.completion:
+            return Defect(NO_TARGET, "the record has no target", document.file, document.line)
+        prompt, samples = self._tokenizer.encode(document.record.prompt), []
+        for line in document.record.completion.split("\n"):
+            ids = [*prompt.tolist(), *self._tokenizer.encode(line).tolist()]
+            samples.append(Encoded(np.array(ids), np.arange(len(ids)) >= len(prompt), len(line.encode())))
+        return samples
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def token_set(lengths: Sequence[int], *, gap: int = 0, mask: Callable[[int], bool] | None = None) -> TokenSet:
+    """Samples of `lengths` tokens in which each token's id is its place in the stream; `gap` ids lie between them.
+
+    `mask` says which ids are targets; the last of each sample is one always.
+    """
     sizes = np.array(lengths, np.int64)
     starts = np.cumsum(sizes + gap) - sizes - gap
     size = int(sizes.sum()) + gap * len(sizes)
-    index = index_documents(Document(f"text {n}", f"file{n}.txt") for n in range(len(sizes)))
-    return TokenSet(np.arange(size, dtype=np.uint32), starts, sizes, index, size + 7, "data", "tokenizer")
+    index = index_documents(
+        Document(f"text {n}", f"file{n}.txt", record=None if mask is None else Completion("", ""))
+        for n in range(len(sizes))
+    )
+    stream = np.arange(size, dtype=np.uint32)
+    tokens = TokenSet(stream, starts, sizes, np.arange(len(sizes)), index, size + 7, "data", "tokenizer")
+    if mask is None:
+        return tokens
+    is_target = np.array([mask(place) for place in range(size)], np.uint8)
+    is_target[starts + sizes - 1] = 1
+    return replace(tokens, mask=is_target)
 
 
 def check_epoch(batches: Sequence[Batch], tokens: TokenSet, shape: tuple[int, int]) -> None:
-    """Assert that an epoch over a `token_set` predicts each token but the separators once, never across a border."""
+    """Assert that an epoch over a `token_set` predicts each target once, never across a border."""
+    mask = np.ones(len(tokens.stream), np.bool_) if tokens.mask is None else tokens.mask != 0
     predicted: list[int] = []
     for batch in batches:
         ids, labels, positions = batch.input_ids, batch.labels, batch.position_ids
@@ -78,7 +146,8 @@ def check_epoch(batches: Sequence[Batch], tokens: TokenSet, shape: tuple[int, in
         assert (np.diff(begins, axis=1) >= 0).all()
         assert (np.take_along_axis(holds_token, begins, 1) == holds_token).all(), "text never attends to empty slots"
         is_target = labels != IGNORE_INDEX
-        assert (is_target == (holds_token & (positions > 0))).all(), "targets are all tokens but each chunk's first"
+        masked = mask[np.where(holds_token, ids, 0)]
+        assert (is_target == (holds_token & (positions > 0) & masked)).all(), "a chunk's first token is no target"
         assert (labels == ids)[is_target].all()
         # What a model does: the logits of a place are compared with the label of the next.
         rows, columns = np.nonzero(is_target[:, 1:])
@@ -93,11 +162,14 @@ def check_epoch(batches: Sequence[Batch], tokens: TokenSet, shape: tuple[int, in
         assert sorted(zip(rows.tolist(), ids[rows, columns].tolist(), strict=True)) == sorted(
             zip(batch.samples[:, 0].tolist(), starts.tolist(), strict=True)
         ), "the samples name the chunks"
-        assert batch.samples[:, 3].min() >= 2, "no chunk without a target"
+        segments = np.cumsum(positions == 0).reshape(shape)  # a number for each chunk
+        with_target = np.unique(segments[is_target])
+        assert (with_target == np.unique(segments[holds_token])).all(), "no chunk without a target"
     expected = [
         place
         for start, length in zip(tokens.starts.tolist(), tokens.lengths.tolist(), strict=True)
         for place in range(start + 1, start + length)
+        if mask[place]
     ]
     assert sorted(predicted) == expected, "each token is a target exactly once"
 

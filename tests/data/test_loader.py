@@ -56,11 +56,13 @@ def same(first: Batch, second: Batch) -> bool:
     epoch=st.integers(0, 10**6),
     shuffle=st.booleans(),
     gap=st.integers(0, 3),
+    every=st.sampled_from([None, 1, 2, 7, 40]),
 )
-def test_an_epoch_predicts_each_token_exactly_once(
-    lengths: list[int], batch_size: int, seq_len: int, seed: int, epoch: int, shuffle: bool, gap: int
+def test_an_epoch_predicts_each_target_exactly_once(
+    lengths: list[int], batch_size: int, seq_len: int, seed: int, epoch: int, shuffle: bool, gap: int, every: int | None
 ) -> None:
-    tokens = token_set(lengths, gap=gap)
+    """With masks too, where chunks and rows of prompts alone could come about."""
+    tokens = token_set(lengths, gap=gap, mask=None if every is None else lambda place: place % every == 0)
     packed = PackedLoader(tokens, batch_size=batch_size, seq_len=seq_len, seed=seed, shuffle=shuffle)
     batches = epoch_of(packed, epoch)
     check_epoch(batches, tokens, (batch_size, seq_len))
@@ -158,6 +160,56 @@ def test_rows_beyond_the_data_hold_no_token_and_no_target() -> None:
     assert (batch.labels[2] == IGNORE_INDEX).all()
     assert batch.position_ids[2].tolist() == list(range(16))
     assert (batch.num_tokens, batch.num_targets) == (32, 30)
+
+
+def test_labels_follow_the_mask_and_a_chunk_of_prompts_alone_is_left_out() -> None:
+    tokens = token_set([12, 3], mask=lambda place: False)
+    batch = PackedLoader(tokens, batch_size=1, seq_len=5, seed=0, shuffle=False).batch(0, 0)
+    assert batch.input_ids.tolist() == [[8, 9, 10, 11, tokens.pad_id]] and batch.samples.tolist() == [[0, 0, 8, 4]]
+    assert batch.labels.tolist() == [[-100, -100, -100, 11, -100]] and batch.num_targets == 1
+    first = PackedLoader(tokens, batch_size=1, seq_len=16, seed=0, shuffle=False).batch(0, 0)
+    assert first.labels[0, [11, 14]].tolist() == [11, 14] and first.num_targets == tokens.num_targets == 2
+    assert tokens.target_counts.tolist() == [1, 1]
+
+
+def test_an_epoch_has_a_sample_as_often_as_its_weight_says() -> None:
+    weights = np.array([0.0, 1.0, 2.0, 0.5, 1.25] * 40)
+    tokens = dataclasses.replace(token_set([4] * 200), weights=weights)
+    packed = PackedLoader(tokens, batch_size=7, seq_len=16, seed=5)
+    counts = np.zeros(200)
+    for epoch in range(40):
+        seen = np.bincount(np.concatenate([b.samples[:, 1] for b in epoch_of(packed, epoch)]), minlength=200)
+        assert (seen >= np.floor(weights)).all() and (seen <= np.ceil(weights)).all()
+        counts += seen
+    for weight in np.unique(weights):
+        mean, spread = counts[weights == weight].mean() / 40, np.sqrt(weight % 1 * (1 - weight % 1) / 1600)
+        assert abs(mean - weight) <= 4 * spread
+    whole = list(itertools.islice(PackedLoader(tokens, batch_size=7, seq_len=16, seed=5), 60))
+    resumed = PackedLoader(tokens, batch_size=7, seq_len=16, seed=5)
+    resumed.load_state({**resumed.state(), "epoch": whole[30].epoch, "index": whole[30].index})
+    assert all(same(a, b) for a, b in zip(resumed, whole[30:], strict=False))
+
+
+def test_weights_of_one_change_nothing() -> None:
+    plain = loader()
+    weighted = PackedLoader(
+        dataclasses.replace(plain.tokens, weights=np.ones(len(LENGTHS))), batch_size=3, seq_len=16, seed=5
+    )
+    assert all(same(a, b) for a, b in zip(epoch_of(plain, 3), epoch_of(weighted, 3), strict=True))
+    assert weighted.state() == plain.state()
+
+
+def test_no_epoch_is_empty_however_small_the_weights() -> None:
+    tokens = dataclasses.replace(token_set([4] * 3), weights=np.array([1e-9, 0.0, 1e-9]))
+    packed = PackedLoader(tokens, batch_size=2, seq_len=8, seed=0)
+    seen = [next(packed).samples[:, 1].tolist() for _ in range(30)]
+    assert {len(samples) for samples in seen} == {1} and {sample for (sample,) in seen} == {0, 2}
+
+
+@pytest.mark.parametrize("weights", [[1.0, -1.0], [0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], [1.0], [1e12, 1.0]])
+def test_weights_that_make_no_epoch_are_refused(weights: list[float]) -> None:
+    with pytest.raises(DataError, match="weights"):
+        PackedLoader(dataclasses.replace(token_set([4, 4]), weights=np.array(weights)), batch_size=1, seq_len=8, seed=0)
 
 
 def test_padding_is_told_by_length_when_the_pad_id_also_ends_texts() -> None:

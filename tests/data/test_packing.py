@@ -37,8 +37,8 @@ def test_rows_hold_their_chunks_without_gaps_and_every_chunk_once(lengths: list[
         row = packing.chunks.lengths[begin:end]
         assert len(row) and row.sum() <= seq_len
         assert packing.columns[begin:end].tolist() == (np.cumsum(row) - row).tolist()
-    packed = zip(packing.chunks.documents.tolist(), packing.chunks.offsets.tolist(), strict=True)
-    assert sorted(packed) == sorted(zip(chunks.documents.tolist(), chunks.offsets.tolist(), strict=True))
+    packed = zip(packing.chunks.samples.tolist(), packing.chunks.offsets.tolist(), strict=True)
+    assert sorted(packed) == sorted(zip(chunks.samples.tolist(), chunks.offsets.tolist(), strict=True))
     assert packing.fill_rate == pytest.approx(chunks.lengths.sum() / packing.num_rows / seq_len)
 
 
@@ -52,7 +52,7 @@ def test_no_two_rows_could_have_been_one(lengths: list[int], seq_len: int) -> No
 
 def test_rows_are_numbered_by_their_first_chunk() -> None:
     packing = pack(chunks_of([3, 10, 4, 6, 7], 10), 10)
-    rows = np.split(packing.chunks.documents, packing.row_starts[1:-1])
+    rows = np.split(packing.chunks.samples, packing.row_starts[1:-1])
     assert [sorted(row.tolist()) for row in rows] == [[0, 4], [1], [2, 3]]
 
 
