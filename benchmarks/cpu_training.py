@@ -62,6 +62,7 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
         on_error="fail",
         text_field="text",
         max_line_bytes=config.data.max_line_bytes,
+        seq_len=job["seq_len"],
         progress=lambda stage, done, total: None,
     )
     if job.get("export"):

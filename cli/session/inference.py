@@ -180,20 +180,24 @@ def _evaluate(
             on_error=data.on_error,
             text_field=data.text_field,
             max_line_bytes=data.max_line_bytes,
+            seq_len=length,
             progress=stages,
             key="--data",
         )
         console.line(str(held_out.files))
+        for note in held_out.notes:
+            console.line(f"--data: {note}")
         if held_out.special.documents:
             console.line(special_text_warning(held_out.special))
         found = measure(model, held_out, batch_size=batch_size, seq_len=length, max_batches=None, device=where)
     assert found is not None, "nothing asks this evaluation to stop"
     if not math.isfinite(found.loss):
         raise NumericError("the loss is not finite", where=escape(folder), next="measure in float32: --dtype fp32")
+    gzip = held_out.gzip_bits_per_byte
     return {
         "eval/loss": found.loss,
         "eval/perplexity": found.perplexity,
         "eval/bits_per_byte": found.bits_per_byte,
-        "eval/gzip_bits_per_byte": held_out.gzip_bits_per_byte,
+        **({} if gzip is None else {"eval/gzip_bits_per_byte": gzip}),
         "eval/num_tokens": found.targets,
     }

@@ -105,6 +105,7 @@ def prepare_data(
             on_error=data.on_error,
             text_field=data.text_field,
             max_line_bytes=data.max_line_bytes,
+            seq_len=data.seq_len,
             parse_special=data.parse_special,
             progress=stages,
         )

@@ -275,10 +275,9 @@ def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path) -> 
     speed = "" if summary.tokens_per_second is None else f", {summary.tokens_per_second:,.0f} tokens/s"
     yield f"done: {summary.step} steps in {duration(summary.seconds)}{speed}"
     if summary.evaluation is not None and held_out is not None:
-        found = summary.evaluation
-        yield (
-            f"held out: loss {found.loss:.4f}, perplexity {found.perplexity:.2f}, {found.bits_per_byte:.3f} bits per"
-            f" byte (gzip -9 on the same files: {held_out.gzip_bits_per_byte:.3f})"
-        )
+        found, gzip = summary.evaluation, held_out.gzip_bits_per_byte
+        baseline = "" if gzip is None else f" (gzip -9 on the same files: {gzip:.3f})"
+        bits = f"{found.bits_per_byte:.3f} bits per byte{baseline}"
+        yield f"held out: loss {found.loss:.4f}, perplexity {found.perplexity:.2f}, {bits}"
     yield f"state hash: {summary.state_hash}"
     yield f"model, metrics and picture: {output}"

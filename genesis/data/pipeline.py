@@ -1,4 +1,4 @@
-"""From source strings to what a run trains and evaluates on: index, split, tokenizer, tokens. Batches are `loader`'s.
+"""From source strings to what a run trains and evaluates on: index, split, tokenizer, samples. Batches are `loader`'s.
 
 Each step is cached by content, so a second start reads the texts once and makes nothing.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -21,17 +22,20 @@ from genesis.data.documents import DocumentIndex, Progress, TokenSet, index_docu
 from genesis.data.formats import SUPPORTED
 from genesis.data.records import Defects, Document
 from genesis.data.split import holdout_points, split
-from genesis.data.tokenize import SpecialText, reread, tokenize
+from genesis.data.tokenize import NO_TARGET, Encoder, SpecialText, reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
 from genesis.data.tokenizer_files import TOKENIZER_NAME
+from genesis.data.too_long import Note, TooLong, fit
 from genesis.errors import DataError, escape
 from genesis.io.boundary import boundary
 from genesis.io.strict_json import canonical_bytes
 
-__all__ = ["DataReport", "HeldOut", "Prepared", "StageProgress", "prepare", "prepare_held_out"]
+__all__ = ["DataReport", "HeldOut", "MakeEncoder", "Prepared", "StageProgress", "prepare", "prepare_held_out"]
 
 # Called with the stage ("train a tokenizer", "tokenize"), the bytes of text done, and their total.
 StageProgress = Callable[[str, int, int], None]
+# Called where there are records; what it makes is closed here.
+MakeEncoder = Callable[[Tokenizer], Encoder]
 
 TOKENIZER_FORMAT = 1
 # More text changes a vocabulary little; a larger corpus gives a sample of its documents.
@@ -44,18 +48,21 @@ class HeldOut:
     """Documents to evaluate on.
 
     Attributes:
-        tokens: the documents; `tokens.total_bytes` is the exact number of their bytes.
-        gzip_bits_per_byte: what `gzip -9` gets on them, each alone.
+        tokens: the samples; `tokens.total_bytes` is the exact number of bytes of their documents.
+        gzip_bits_per_byte: what `gzip -9` gets on them, each alone; None where there are records, as it sees no
+            targets.
         defects: documents left out of held-out sources, where that was asked for.
         files: the files of held-out sources; empty where the documents are of the training sources.
         special: documents of held-out sources that hold text of special tokens.
+        notes: what became of samples of held-out sources that are too long or have no target.
     """
 
     tokens: TokenSet
-    gzip_bits_per_byte: float
+    gzip_bits_per_byte: float | None
     defects: Defects
     files: FileCounts = field(default_factory=FileCounts)
     special: SpecialText = field(default_factory=SpecialText)
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ class DataReport:
         files: the files of the training sources, read and not read.
         special: documents that hold text of special tokens, which is read as plain text.
         tail: where the held-out end of a single text file begins, as `file:line`; empty if documents are held out.
+        notes: what became of samples that are too long or have no target; of the held-out ones too, if they are of the
+            same sources.
     """
 
     defects: Defects
@@ -79,6 +88,7 @@ class DataReport:
     files: FileCounts
     tail: str
     special: SpecialText
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,8 +114,11 @@ def prepare(
     on_error: Literal["fail", "skip"],
     text_field: str,
     max_line_bytes: int,
+    seq_len: int,
     progress: StageProgress,
     parse_special: bool = False,
+    too_long: TooLong | None = None,
+    make_encoder: MakeEncoder | None = None,
 ) -> Prepared:
     """Read, split and tokenize the data of a run.
 
@@ -114,9 +127,11 @@ def prepare(
         tokenizer_path: a folder or tokenizer.json; None trains one of `vocab_size` tokens on the training documents.
         cache_dir: where tokens and a trained tokenizer are kept.
         seed: of the split.
+        seq_len, too_long: see `genesis.data.too_long.fit`.
         on_error, text_field, max_line_bytes: see `genesis.data.corpus.Corpus`.
         progress: called with a stage, the bytes done and their total, while a stage works.
         parse_special: special tokens written out in a text become their ids.
+        make_encoder: makes the encoder of records for a tokenizer.
 
     Raises:
         DataError: the data cannot be used. ModelError: the tokenizer cannot. ConfigError: `vocab_size` is too small.
@@ -128,8 +143,8 @@ def prepare(
     fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
     index, is_held_out = _split(corpus, index, seed, fraction)
     tokenizer, tokenizer_state = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, cache, progress)
-    done = tokenize(corpus, index, tokenizer, cache, _staged(progress, "tokenize"), parse_special=parse_special)
-    tokens = done.tokens
+    how: _How = {"parse_special": parse_special, "too_long": too_long, "make_encoder": make_encoder}
+    done = _samples(corpus, index, tokenizer, cache, _staged(progress, "tokenize"), seq_len, on_error, **how)
 
     held_out = None
     if eval_sources is not None:
@@ -140,16 +155,20 @@ def prepare(
             on_error=on_error,
             text_field=text_field,
             max_line_bytes=max_line_bytes,
+            seq_len=seq_len,
             progress=progress,
-            parse_special=parse_special,
+            **how,
         )
     elif is_held_out.any():
-        baseline = gzip_bits_per_byte(_chosen(corpus, index, is_held_out), index.select(is_held_out), cache)
-        held_out = HeldOut(tokens.select(is_held_out), baseline, Defects())
-    train, held_out = _with_fingerprint(tokens.select(~is_held_out), held_out)
+        baseline = _baseline(_chosen(corpus, index, is_held_out), index.select(is_held_out), cache)
+        held_out = HeldOut(done.tokens.select(is_held_out), baseline, Defects())
+        _check_any(held_out.tokens, "held out of data.train", done.notes)
+    train = done.tokens.select(~is_held_out)
+    _check_any(train, "of data.train", done.notes)
+    train, held_out = _with_fingerprint(train, held_out, done.choices)
     shared = _shared(train.index, held_out.tokens.index) if held_out else 0
     tail = index.name(1) if corpus.is_divided else ""
-    report = DataReport(defects, tokenizer_state, done.state, shared, corpus.counts(), tail, done.special)
+    report = DataReport(defects, tokenizer_state, done.state, shared, corpus.counts(), tail, done.special, done.notes)
     return Prepared(tokenizer, train, held_out, report)
 
 
@@ -162,8 +181,11 @@ def prepare_held_out(
     on_error: Literal["fail", "skip"],
     text_field: str,
     max_line_bytes: int,
+    seq_len: int,
     progress: StageProgress,
     parse_special: bool = False,
+    too_long: TooLong | None = None,
+    make_encoder: MakeEncoder | None = None,
     key: str = "data.eval",
 ) -> HeldOut:
     """Read and tokenize documents only to evaluate on; arguments and errors as in `prepare`.
@@ -175,9 +197,87 @@ def prepare_held_out(
     corpus = Corpus(sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
     index, defects = _indexed(corpus, key)
     staged = _staged(progress, "tokenize held-out data")
-    done = tokenize(corpus, index, tokenizer, cache, staged, parse_special=parse_special)
-    baseline = gzip_bits_per_byte(reread(corpus, index), index, cache)
-    return HeldOut(done.tokens, baseline, defects, corpus.counts(), done.special)
+    how: _How = {"parse_special": parse_special, "too_long": too_long, "make_encoder": make_encoder}
+    done = _samples(corpus, index, tokenizer, cache, staged, seq_len, on_error, **how)
+    _check_any(done.tokens, f"of {key}", done.notes)
+    baseline = _baseline(reread(corpus, index), index, cache)
+    return HeldOut(done.tokens, baseline, defects, corpus.counts(), done.special, done.notes)
+
+
+class _How(TypedDict):
+    """How documents become samples."""
+
+    parse_special: bool
+    too_long: TooLong | None
+    make_encoder: MakeEncoder | None
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Samples for rows of a length; `choices` name what decided them besides documents and tokenizer."""
+
+    tokens: TokenSet
+    state: State
+    special: SpecialText
+    notes: tuple[Note, ...]
+    choices: dict[str, str]
+
+
+def _samples(
+    corpus: Corpus,
+    index: DocumentIndex,
+    tokenizer: Tokenizer,
+    cache: Cache,
+    progress: Progress,
+    seq_len: int,
+    on_error: Literal["fail", "skip"],
+    *,
+    parse_special: bool,
+    too_long: TooLong | None,
+    make_encoder: MakeEncoder | None,
+) -> _Samples:
+    """The documents as samples that fit into rows of `seq_len`. Raises: DataError: a record cannot be encoded."""
+    encoder, choices = None, {}
+    if index.is_record.any():
+        if make_encoder is None:
+            name = escape(index.name(int(np.argmax(index.is_record))))
+            raise DataError("the data hold records, and there is no encoder", where=name, next="give make_encoder")
+        encoder = make_encoder(tokenizer)
+        choices["encoder"] = encoder.fingerprint
+    with nullcontext() if encoder is None else closing(encoder):
+        done = tokenize(
+            corpus,
+            index,
+            tokenizer,
+            cache,
+            progress,
+            parse_special=parse_special,
+            encoder=encoder,
+            on_error=on_error,
+        )
+    notes = [_left_out_note(kind, count, done.left_out) for kind, count in done.left_out.counts.items()]
+    special = tokenizer.special_ids  # stand for no text
+    tokens, more = fit(done.tokens, seq_len, too_long, lambda id: 0 if id in special else tokenizer.text_bytes(id))
+    if tokens is not done.tokens:
+        choices["too_long"] = too_long or "drop"
+    return _Samples(tokens, done.state, done.special, (*notes, *more), choices)
+
+
+def _left_out_note(kind: str, count: int, left_out: Defects) -> Note:
+    what = "samples without a target are left out" if kind == NO_TARGET else f"records are left out: {kind}"
+    return Note(count, what, left_out.examples[kind])
+
+
+def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
+    """Raises: DataError: no sample is left."""
+    if not len(tokens):
+        what = f"no sample {which} is left: " + "; ".join(map(str, notes))
+        next = "raise data.seq_len, set data.too_long to truncate or split, or look at the data: genesis data preview"
+        raise DataError(what, next=next)
+
+
+def _baseline(documents: Iterator[Document], index: DocumentIndex, cache: Cache) -> float | None:
+    return None if index.is_record.any() else gzip_bits_per_byte(documents, index, cache)
 
 
 def _indexed(corpus: Corpus, key: str) -> tuple[DocumentIndex, Defects]:
@@ -198,7 +298,7 @@ def _split(
     corpus: Corpus, index: DocumentIndex, seed: int, fraction: float
 ) -> tuple[DocumentIndex, npt.NDArray[np.bool_]]:
     """What is held out; of a single text file, which has no second document, its end (then the index is a new one)."""
-    if len(index) != 1 or index.lines[0] or not fraction:
+    if len(index) != 1 or index.lines[0] or index.is_record[0] or not fraction:
         return index, split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
     corpus.hold_out_tail(fraction)
     return index_documents(corpus.documents()), np.array([False, True])
@@ -255,9 +355,15 @@ def _chosen(corpus: Corpus, index: DocumentIndex, mask: npt.NDArray[np.bool_]) -
             yield document
 
 
-def _with_fingerprint(train: TokenSet, held_out: HeldOut | None) -> tuple[TokenSet, HeldOut | None]:
+def _with_fingerprint(
+    train: TokenSet, held_out: HeldOut | None, choices: dict[str, str]
+) -> tuple[TokenSet, HeldOut | None]:
     """Both with a fingerprint of what is trained on and what is held out: a resumed run must find both as they were."""
-    parts = [train.index.fingerprint(), held_out.tokens.index.fingerprint() if held_out else None]
+    parts: list[Any] = [train.index.fingerprint(), held_out.tokens.index.fingerprint() if held_out else None]
+    if train.weights is not None:
+        choices = {**choices, "weights": hashlib.sha256(train.weights.tobytes()).hexdigest()}
+    if choices:
+        parts.append(choices)
     fingerprint = hashlib.sha256(canonical_bytes(parts)).hexdigest()
     if held_out:
         held_out = replace(held_out, tokens=replace(held_out.tokens, data_fingerprint=fingerprint))

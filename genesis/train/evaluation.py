@@ -21,7 +21,8 @@ class Evaluation:
 
     Attributes:
         loss: mean cross entropy of a target token, in nats.
-        bits_per_byte: loss in bits times tokens per byte of text, which tokenizers of any kind share as a scale.
+        bits_per_byte: loss in bits times targets per byte of the text that they stand for, which tokenizers of any
+            kind share as a scale.
         targets, batches: how much was measured.
     """
 
@@ -46,7 +47,7 @@ def evaluate(
     device: Device,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """Measure `model` on held-out documents, in their own order.
+    """Measure `model` on held-out samples, in their own order.
 
     Args:
         stop: asked between batches; when it says so the measurement is given up and None returned.

@@ -49,6 +49,7 @@ def prepared(folder: Path, cache: Path, **changes: Any) -> Prepared:
         "on_error": "fail",
         "text_field": "text",
         "max_line_bytes": 1 << 20,
+        "seq_len": 64,
         "progress": lambda stage, done, total: None,
     }
     return prepare(**settings | changes)
