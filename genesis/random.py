@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import operator
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -66,10 +69,16 @@ class Generator:
 
     Args:
         seed: 0 to 2^64 - 1.
+
+    Attributes:
+        offset: the position, in counters.
+        fixed_draws: how many draws, since the generator was made, a graph of their kernels would repeat as they were;
+            those of dropout inside `positioned_by` are not among them.
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.offset = 0
+        self.offset = self.fixed_draws = 0
+        self._base: tuple[int, Any] | None = None  # inside `positioned_by`
         self.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> Generator:
@@ -91,7 +100,31 @@ class Generator:
         """Take the counters for `values` 32-bit words; returns (seed, offset) of the first."""
         start = self.offset
         self.offset += -(-values // 4)
+        self.fixed_draws += 1
         return self.seed, start
+
+    def reserve_relative(self, values: int) -> tuple[int, int, Any]:
+        """As `reserve`, with the device scalar that is to be added to the offset: None outside of `positioned_by`."""
+        seed, start = self.reserve(values)
+        if self._base is None:
+            return seed, start, None
+        self.fixed_draws -= 1
+        return seed, start - self._base[0], self._base[1]
+
+    @contextmanager
+    def positioned_by(self, position: Any) -> Iterator[None]:
+        """Inside the block `reserve_relative` counts from the block's start, whose offset `position` holds.
+
+        So the kernels of a block can be a CUDA graph: before a replay the host writes its offset into `position`.
+
+        Args:
+            position: a 0-d int64 tensor.
+        """
+        outer, self._base = self._base, (self.offset, position)
+        try:
+            yield
+        finally:
+            self._base = outer
 
     def get_state(self) -> dict[str, int]:
         """Seed and position, for a checkpoint."""

@@ -263,4 +263,6 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, generator: Gene
     if not training or p == 0:
         return x
     ops.dropout.infer(array, p=p, seed=0, offset=0)
-    return apply(ops.dropout, x, p=p, **_reserve(generator, array.size))
+    seed, offset, position = (default_generator if generator is None else generator).reserve_relative(array.size)
+    inputs = (x,) if position is None else (x, position)
+    return apply(ops.dropout, *inputs, p=p, seed=seed, offset=offset)

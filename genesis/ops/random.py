@@ -220,22 +220,32 @@ def bernoulli(out: np.ndarray, p: np.ndarray, seed: int, offset: int) -> None:
     _generate(out, seed, offset, 4, values)
 
 
-def _dropout_infer(x: Array, p: float, seed: int, offset: int) -> Spec:
+def _dropout_infer(x: Array, position: Array | None = None, *, p: float, seed: int, offset: int) -> Spec:
     if not 0 <= p <= 1:
         raise UsageError(f"dropout: {p} is no probability", next="give p in [0, 1]")
     if x.dtype.category != FLOAT:
         raise DTypeError(f"dropout takes float tensors, got {x.dtype.name}", next="cast with .float()")
+    if position is not None and (position.shape != () or position.dtype is not int64):
+        raise ShapeError(f"dropout: a position {position.dtype.name} {position.shape} is no 0-d int64")
     return Spec(x.shape, x.dtype)
 
 
 def _dropout_vjp(ctx: Context, g: Array) -> tuple[Array | None, ...]:
     """dx = dropout(g) with the same draws: the mask is not kept but drawn again."""
-    return (dropout(g, **ctx.attrs),)
+    return (dropout(g, *ctx.inputs[1:], **ctx.attrs), *[None] * len(ctx.inputs[1:]))
 
 
-@op("dropout", _dropout_infer, vjp=_dropout_vjp, elementwise=True)
-def dropout(out: np.ndarray, x: np.ndarray, p: float, seed: int, offset: int) -> None:
-    """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0. dx = g with the same mask."""
+@op("dropout", _dropout_infer, vjp=_dropout_vjp, saves=(1,), elementwise=True)
+def dropout(
+    out: np.ndarray, x: np.ndarray, position: np.ndarray | None = None, *, p: float, seed: int, offset: int
+) -> None:
+    """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0. dx = g with the same mask.
+
+    Args:
+        position: 0-d int64, added to `offset`: where the noise of a step starts, which a CUDA graph reads anew.
+    """
+    if position is not None:
+        offset += int(position)
     flat = x.reshape(-1)
     work = np.dtype(np.float32 if is_narrow(x.dtype) else x.dtype)
     limit = np.uint32(min(int(p * 2.0**32), 0xFFFFFFFF))

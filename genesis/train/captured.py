@@ -27,7 +27,8 @@ class Captured:
     """A function without arguments that reads and writes tensors at fixed addresses.
 
     Every call does the function's work exactly once, so calls may be the steps of a run. The results are those of the
-    function itself: the same kernels run on the same values.
+    function itself: the same kernels run on the same values. Random draws count, too: a call moves the default
+    generator as the function does, which draws only inside `Generator.positioned_by`.
 
     Args:
         function: launches the same work in every call, and neither waits nor reads values on the host.
@@ -38,6 +39,7 @@ class Captured:
         self._function, self._device, self._note = function, device, note
         self._graph = cuda.Graph(device)
         self._next = _Next.FIRST
+        self._draws = 0  # counters that a call takes
 
     @property
     def is_captured(self) -> bool:
@@ -47,13 +49,15 @@ class Captured:
     def __call__(self) -> None:
         if self._next is _Next.REPLAY:
             self._graph.replay()
+            random.default_generator.offset += self._draws
         elif self._next is _Next.EAGER:
             self._function()
         elif self._next is _Next.FIRST:
-            drawn = random.get_state()
+            generator = random.default_generator
+            fixed, start = generator.fixed_draws, generator.offset
             self._function()
-            self._next = _Next.WARM_UP
-            if random.get_state() != drawn:
+            self._next, self._draws = _Next.WARM_UP, generator.offset - start
+            if generator.fixed_draws != fixed:
                 self._give_up("they draw random numbers, whose position in the stream is kept on the host")
             elif launches_block():
                 self._give_up("CUDA_LAUNCH_BLOCKING waits for every launch")

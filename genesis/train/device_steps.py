@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from genesis import cuda
+from genesis import cuda, random
 from genesis.autograd import no_grad
 from genesis.backend import Device
 from genesis.data.loader import Batch
@@ -36,6 +36,7 @@ class _Made:
         before: steps done before it.
         batches: (epoch, index) of its batches.
         ended: its position in the stream.
+        drawn: the state of the random generator before it.
     """
 
     before: int
@@ -43,6 +44,7 @@ class _Made:
     targets: int
     tokens: int
     ended: cuda.Event
+    drawn: dict[str, int]
 
 
 class Reading:
@@ -65,7 +67,7 @@ class Reading:
         found, begun = [], self._begun
         for made, (loss, norm) in zip(self._made, self._host.numpy().tolist(), strict=True):
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise self._steps.explain(made.before, made.batches, loss, norm)
+                raise self._steps.explain(made, loss, norm)
             seconds = begun.elapsed_time(made.ended) / 1e3
             found.append(StepResult(loss * made.targets, made.targets, made.tokens, norm, seconds))
             begun = made.ended
@@ -119,14 +121,14 @@ class DeviceSteps:
         for group in state.optimizer.param_groups:
             group["lr"] = lr
         state.optimizer.begin_step()
-        values = state.optimizer.step_scalars()
-        self.feed.put(batches[0], targets, values)
+        values, drawn = state.optimizer.step_scalars(), random.get_state()
+        self._put(batches[0], targets, values)
         if len(batches) == 1 and self._captures_update:
             self._whole()
         else:
             self._first()
             for batch in batches[1:]:
-                self.feed.put(batch, targets, values)
+                self._put(batch, targets, values)
                 self._following()
             if self._captures_update:
                 self._update()
@@ -137,9 +139,12 @@ class DeviceSteps:
         tokens = sum(b.num_tokens for b in batches)
         ended = cuda.Event(enable_timing=True)
         ended.record()
-        self._made.append(_Made(state.step, tuple((b.epoch, b.index) for b in batches), targets, tokens, ended))
+        self._made.append(_Made(state.step, tuple((b.epoch, b.index) for b in batches), targets, tokens, ended, drawn))
         state.step += 1
         state.num_tokens += tokens
+
+    def _put(self, batch: Batch, targets: int, values: Sequence[float]) -> None:
+        self.feed.put(batch, targets, values, random.default_generator.offset)
 
     # --- What is captured ---------------------------------------------------------------------------------------------
 
@@ -158,10 +163,11 @@ class DeviceSteps:
     def _run(self) -> Tensor:
         """Forward and backward of the batch in the feed: its part of the loss."""
         batch = self.feed.batch
-        loss: Tensor = self.state.model.loss(
-            batch.input_ids, batch.labels, position_ids=batch.position_ids, num_targets=batch.num_targets
-        )
-        loss.backward()
+        with random.default_generator.positioned_by(self.feed.position):
+            loss: Tensor = self.state.model.loss(
+                batch.input_ids, batch.labels, position_ids=batch.position_ids, num_targets=batch.num_targets
+            )
+            loss.backward()
         return loss.detach()
 
     def _run_update(self) -> None:
@@ -184,14 +190,15 @@ class DeviceSteps:
         room: Tensor = empty(self.every, 2, dtype=float32, device=self.device)
         return room
 
-    def explain(self, before: int, batches: Sequence[tuple[int, int]], loss: float, norm: float) -> NumericError:
+    def explain(self, made: _Made, loss: float, norm: float) -> NumericError:
         """Make a step without its update once more, and say what was not finite, and on which samples."""
-        self.state.step = before
+        self.state.step = made.before
+        random.set_state(made.drawn)
         self.state.optimizer.zero_grad()
-        again = [self.state.loader.batch(epoch, index) for epoch, index in batches]
+        again = [self.state.loader.batch(epoch, index) for epoch, index in made.batches]
         targets = sum(b.num_targets for b in again)
         losses = []
         for batch in again:
-            self.feed.put(batch, targets, self.state.optimizer.step_scalars())
+            self._put(batch, targets, self.state.optimizer.step_scalars())
             losses.append(float(self._run().item()))
         return not_finite(self.state, again, losses, f"the loss was {loss} and the gradient norm {norm}")

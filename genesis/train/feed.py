@@ -48,21 +48,25 @@ class Feed:
     Attributes:
         batch: where the batch that was put last is, in the order of the stream it was put on.
         scalars: where they are, float64.
+        position: where random draws on the batch start, 0-d int64: see `Generator.positioned_by`.
     """
 
     def __init__(self, device: Device, rows: int, length: int, scalars: int) -> None:
         self.device, self.shape = device, (rows, length)
         self._copies = cuda.Stream(device)
-        size, total = rows * length, 3 * rows * length + 1 + scalars
+        size, total = rows * length, 3 * rows * length + 2 + scalars
         self._slots = [_Slot(device, total) for _ in range(2)]
         self._there = empty(total, dtype=int64, device=device)
         ids, labels, positions = (self._there[i * size : (i + 1) * size].view(rows, length) for i in range(3))
         self.batch = DeviceBatch(ids, labels, positions, self._there[3 * size])
         there = self._there.array
         self.scalars = Array(there.storage, (scalars,), (1,), float64, device, there.offset + 3 * size + 1)
+        self.position = self._there[total - 1]
 
-    def put(self, batch: Batch, num_targets: int, scalars: Sequence[float]) -> DeviceBatch:
-        """Bring a batch and its scalars: work that is launched from now on finds it in `batch`, which is returned."""
+    def put(self, batch: Batch, num_targets: int, scalars: Sequence[float], position: int = 0) -> DeviceBatch:
+        """Bring a batch, its scalars and its position: work that is launched from now on finds it in `batch`, which is
+        returned.
+        """
         compute, slot = cuda.current_stream(self.device), self._slots[0]
         self._slots.reverse()
         slot.copied.synchronize()
@@ -71,7 +75,8 @@ class Feed:
         for i, part in enumerate((batch.input_ids, batch.labels, batch.position_ids)):
             np.copyto(values[i * size : (i + 1) * size].reshape(part.shape), part)
         values[3 * size] = num_targets
-        values[3 * size + 1 :].view(np.float64)[:] = scalars
+        values[3 * size + 1 : -1].view(np.float64)[:] = scalars
+        values[-1] = position
         self._copies.wait_event(slot.read)
         with cuda.stream(self._copies):
             slot.there.copy_(slot.host, non_blocking=True)

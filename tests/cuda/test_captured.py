@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import genesis
-from genesis import cuda
+from genesis import cuda, random
 from genesis.backend import Device, backend_for
 from genesis.errors import DeviceError, UsageError
+from genesis.functions.random import dropout
 from genesis.train.captured import Captured
 
 CUDA = Device("cuda")
@@ -103,3 +104,26 @@ def test_warm_up_and_recording_refuse_what_capture_refuses() -> None:
     for refused in (graph.warm_up, graph.record):
         with pytest.raises(UsageError, match="captured already"):
             refused(lambda: x.add_(1))
+
+
+def test_dropout_draws_other_noise_at_each_replay_as_it_does_launched_one_by_one() -> None:
+    x, seen = genesis.ones(64, device="cuda"), []
+    position, mask = genesis.zeros((), dtype="int64", device="cuda"), genesis.empty(64, device="cuda")
+    generator = random.default_generator
+
+    def drops() -> None:
+        with generator.positioned_by(position):
+            mask.copy_(dropout(dropout(x, 0.5), 0.5))
+
+    part = Captured(drops, CUDA, note=lambda line: pytest.fail(line))
+    random.manual_seed(2**40 + 3)
+    generator.offset = 2**32 - 20  # crosses into the upper half of the counter
+    for calls in range(5):
+        position.fill_(generator.offset)
+        part()
+        seen.append(mask.cpu().tolist())
+        assert generator.offset == 2**32 - 20 + 32 * (calls + 1)
+    random.set_state({"seed": 2**40 + 3, "offset": 2**32 - 20})
+    expected = [dropout(dropout(genesis.ones(64), 0.5), 0.5).tolist() for _ in range(5)]
+    assert seen == expected
+    assert len({tuple(each) for each in seen}) == 5

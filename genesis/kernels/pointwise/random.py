@@ -198,6 +198,21 @@ def dropout_kernel(p_o, p_x, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WOR
     tl.store(p_o + offsets(i, sizes, so), converted(y, p_o.dtype.element_ty), mask=m)
 
 
+@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "limit"])
+def dropout_at_kernel(p_o, p_x, p_position, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr,
+                      COUNT: tl.constexpr):  # fmt: skip
+    """`dropout_kernel` with an offset in memory, which is added to that of the call."""
+    start = tl.program_id(0).to(tl.int64) * COUNT
+    first = int32_to_uint64(f0, f1) + tl.load(p_position).to(tl.uint64, bitcast=True)
+    w0, w1, w2, w3 = philox(s0, s1, first + (start + tl.arange(0, COUNT)).to(tl.uint64))
+    i = start * 4 + tl.arange(0, 4 * COUNT)
+    m = i < n
+    x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)
+    kept = quads(w0, w1, w2, w3) >= limit.to(tl.uint32, bitcast=True)
+    y = tl.where(kept, tl.full(x.shape, scale, WORK), 0.0) * x
+    tl.store(p_o + offsets(i, sizes, so), converted(y, p_o.dtype.element_ty), mask=m)
+
+
 # --- Multinomial ------------------------------------------------------------------------------------------------------
 
 
@@ -355,14 +370,15 @@ def bernoulli(out: Array, p: Array, seed: int, offset: int) -> None:
 
 
 @cuda_impl("dropout")
-def dropout(out: Array, x: Array, p: float, seed: int, offset: int) -> None:
+def dropout(out: Array, x: Array, position: Array | None = None, *, p: float, seed: int, offset: int) -> None:
     """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0."""
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
     work = work_type(x.dtype)
     scale = float_argument(1 / (1 - p) if p < 1 else 0, work)  # p = 1 drops all
     limit, _ = number_words(min(int(p * 2.0**32), 0xFFFFFFFF))
+    kernel, given = (dropout_kernel, (x,)) if position is None else (dropout_at_kernel, (x, position))
     launch(
-        dropout_kernel, _programs(out.size, 4), out, x, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
+        kernel, _programs(out.size, 4), out, *given, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
         WORK=TRITON[work.name], COUNT=COUNTERS,
     )  # fmt: skip
 

@@ -84,7 +84,8 @@ def coins(p: np.ndarray, *, seed: int, offset: int) -> np.ndarray:
     return each(p.shape, lambda i: float(draw32(seed, offset, i) < flat[i] * 2**32)).astype(np.float64)
 
 
-def dropout(x: np.ndarray, *, p: float, seed: int, offset: int) -> np.ndarray:
+def dropout(x: np.ndarray, position: Any = 0, *, p: float, seed: int, offset: int) -> np.ndarray:
+    offset += int(position)
     if p == 1:
         return x * 0
     return x / (1 - p) * each(x.shape, lambda i: float(draw32(seed, offset, i) >= int(p * 2**32))).astype(np.float64)
@@ -130,6 +131,12 @@ def integer_cases(rng: np.random.Generator) -> list[Case]:
 
 def dropout_cases(rng: np.random.Generator) -> list[Case]:
     return [Case((normal(rng, *s),), {**START, "p": p}) for s in SHAPES for p in (0.0, 0.1, 0.5, 0.9, 1.0)]
+
+
+def positioned_dropouts(rng: np.random.Generator) -> list[Case]:
+    """With a part of the offset in memory, above and below 2^32."""
+    at = (3, 1 << 40, 2**32 + 5, 1, 0)
+    return [Case((normal(rng, *s), np.array(n)), {**START, "p": 0.3}) for s, n in zip(SHAPES, at, strict=True)][::-1]
 
 
 def category_cases(rng: np.random.Generator) -> list[Case]:
@@ -195,11 +202,17 @@ ROWS: list[Rows] = [
         ),
     ),
     Rows(
-        "dropout", dropout, dropout_cases, grads=lambda rng: [Case((normal(rng, 3, 4),), {**START, "p": 0.3})],
+        "dropout", dropout, dropout_cases,
+        grads=lambda rng: [Case((normal(rng, 3, 4),), {**START, "p": 0.3})],
         errors=(
             (Case((np.ones(2),), {**AT, "p": 1.5}), UsageError, "dropout: 1.5 is no probability"),
             (Case((np.ones(2, np.int64),), {**AT, "p": 0.5}), DTypeError, "dropout takes float tensors, got int64"),
         ),
+    ),
+    Rows(
+        "dropout", dropout, positioned_dropouts, extremes=False,  # a position is one number
+        grads=lambda rng: [Case((normal(rng, 3, 4), np.array(1 << 35)), {**START, "p": 0.3})],
+        errors=((Case((np.ones(2), np.ones(1)), {**AT, "p": 0.5}), ShapeError, "is no 0-d int64"),),
     ),
     Rows(
         "multinomial", categories, category_cases, exact=True,
