@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from genesis.backend import CPU, Device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
 from genesis_cli.session.memory_plan import MemoryPlan, memory_plan
+from genesis_cli.session.trained import select_trained
 from genesis_cli.session.weights import usable_precision
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
@@ -53,6 +55,7 @@ def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any)
         "precision": usable_precision(config, shape, device)[0],
         "dtype": config.model.dtype,
         "optim": config.optim,
+        "select": functools.partial(select_trained, config),
     }
     return memory_plan(shape, device, **(settings | changed))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
+from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model
 
@@ -76,12 +78,18 @@ def memory_plan(
     precision: str | None = None,
     dtype: str = "bfloat16",
     optim: OptimConfig | None = None,
+    select: Callable[[CausalLM], None] = lambda model: None,
 ) -> MemoryPlan:
-    """The plan of steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`."""
+    """The plan of steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`.
+
+    Args:
+        select: adds adapters, freezes what is not trained.
+    """
     fake = _fake(cuda.get_device_properties(device))
     try:
         with cuda.device(fake):
             model = empty_model(config, device=str(fake), dtype=dtype)
+            select(model)
             model.activation_checkpointing, model.precision = activation_checkpointing, precision
             optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps)
             loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)

@@ -25,7 +25,7 @@ from genesis.train.step import take_step
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.preparation import model_config, prepare_data, resolve_device
-from genesis_cli.session.training import announce, assemble, cpu_threads, make_model
+from genesis_cli.session.training import announce, arithmetic, assemble, make_model
 from genesis_cli.session.weights import settled
 from genesis_models.blocks import CausalLM
 
@@ -62,7 +62,7 @@ def profile(config: Config, *, steps: int, console: Output, ranges: Ranges | Non
     """
     device = resolve_device(config.train.device)
     with ExitStack() as stack:
-        stack.enter_context(cpu_threads(config.train.threads))
+        stack.enter_context(arithmetic(config))
         config, dtype = settled(config, device)
         shape = model_config(config)
         memory = planned_memory(config, shape, device)

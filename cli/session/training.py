@@ -10,7 +10,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from genesis import random
+from genesis import cuda, random
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
 from genesis.data.loader import PackedLoader
@@ -33,6 +33,7 @@ from genesis_cli.session.inference import continue_text, stop_ids
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.preparation import describe_gpu, file_lines, model_config, prepare_data, resolve_device
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
+from genesis_cli.session.trained import select_trained
 from genesis_cli.session.weights import settled, usable_precision
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
@@ -41,7 +42,7 @@ from genesis_models.generate import Sampling
 from genesis_models.precision import WeightType
 from genesis_models.registry import build
 
-__all__ = ["announce", "assemble", "cpu_threads", "make_model", "train"]
+__all__ = ["announce", "arithmetic", "assemble", "cpu_threads", "make_model", "train"]
 
 
 @advised()
@@ -58,7 +59,7 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
     check_reads_back(config)
     check_places(config)
     device = resolve_device(config.train.device)
-    with Interrupts() as interrupts, RunFolder(config) as folder, cpu_threads(config.train.threads):
+    with Interrupts() as interrupts, RunFolder(config) as folder, arithmetic(config):
         asks = bool(resume) or resume_from is not None
         config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
         folder.check_previous(config, resume, resume_from)
@@ -84,6 +85,17 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
 
 
 @contextmanager
+def arithmetic(config: Config) -> Iterator[None]:
+    """Computes as `train.tf32` and `train.threads` say."""
+    before = cuda.allow_tf32.set(config.train.tf32)
+    try:
+        with cpu_threads(config.train.threads):
+            yield
+    finally:
+        cuda.allow_tf32.set(before)
+
+
+@contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
     """As many threads for matmuls as for the rest: how BLAS splits a matmul decides its last bits."""
     if count is None:
@@ -106,6 +118,7 @@ def make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device:
         raw = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, **shape.raw}
         fresh = ModelConfig.from_dict(raw, where="model.config")
         model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
+    select_trained(config, model)
     model.activation_checkpointing = config.train.activation_checkpointing
     model.precision, _ = usable_precision(config, model.config, device)
     return model

@@ -14,6 +14,8 @@ from genesis.train.output import Output
 from genesis_cli.session.memory import planned_memory
 from genesis_cli.session.preparation import file_lines, model_config, prepare_data, resolve_device
 from genesis_cli.session.run_folder import check_is_ours, check_places
+from genesis_cli.session.trained import check_trained
+from genesis_cli.session.training import arithmetic
 from genesis_cli.session.weights import settled
 from genesis_models.folder import check_weights
 from genesis_models.registry import parameter_count
@@ -29,7 +31,9 @@ def validate(config: Config, *, console: Output) -> None:
     check_is_ours(Path(config.train.output_dir))
     config, dtype = settled(config, device)
     shape = model_config(config)
-    memory = planned_memory(config, shape, device)
+    check_trained(config, shape)
+    with arithmetic(config):
+        memory = planned_memory(config, shape, device)
     if config.model.path is not None:
         check_weights(config.model.path)
     with temporary_folder() as cache:

@@ -196,6 +196,7 @@ class Optimizer:
         if names and all(n is not None for n in names):
             full["param_names"] = names
         check_flags(full, ("maximize", "nesterov", "use_muon"))
+        check_range("lr_factor", full.get("lr_factor", 1.0), 0)
         self.check_settings(full)
         self.param_groups.append(full)
         kinds: dict[Any, list[Tensor]] = {}
@@ -271,6 +272,11 @@ class Optimizer:
         return Tensor(array.view((), (), array.offset + 2 * array.strides[0]))
 
     # --- Stepping -----------------------------------------------------------------------------------------------------
+
+    def set_lr(self, lr: float) -> None:
+        """Give each group the learning rate `lr` times its "lr_factor", 1 where it has none."""
+        for group in self.param_groups:
+            group["lr"] = lr * group.get("lr_factor", 1.0)
 
     def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | float | None = None) -> Any:
         """Update every parameter that has a gradient.

@@ -13,7 +13,8 @@ from genesis.errors import KeywordError, unknown_keyword
 
 __all__ = ["OF_GROUPS", "Group", "check_keywords", "without_neutral"]
 
-OF_GROUPS = ("params", "param_names", "initial_lr")  # what a group holds beside the settings of its rule
+# What a group holds beside the settings of its rule. `Optimizer.set_lr` reads "lr_factor".
+OF_GROUPS = ("params", "param_names", "initial_lr", "lr_factor")
 
 NEUTRAL = (None, False)
 # torch's settings that are not offered, with what to do instead.

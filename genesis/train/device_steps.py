@@ -118,8 +118,7 @@ class DeviceSteps:
         if not self._made:
             self._begun.record()
         targets = sum(b.num_targets for b in batches)
-        for group in state.optimizer.param_groups:
-            group["lr"] = lr
+        state.optimizer.set_lr(lr)
         state.optimizer.begin_step()
         values, drawn = state.optimizer.step_scalars(), random.get_state()
         self._put(batches[0], targets, values)

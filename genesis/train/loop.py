@@ -118,7 +118,7 @@ class Training:
         self.state.model.train()
         with self.progress:
             self._recall_evaluation()
-            self._settle()  # a resumed run may owe an evaluation that a signal cut short
+            self._settle()  # the evaluation before step 1; a resumed run may owe one that a signal cut short
             while self.state.step < self.steps:
                 self._step(self._batches())
                 self._report()
@@ -166,7 +166,8 @@ class Training:
     def _settle(self) -> None:
         """What is due between two steps: evaluate, save, and stop if a signal came."""
         step, last = self.state.step, self.state.step == self.steps
-        evaluates = step and self.state.evaluated_at != step and (last or _due(step, self.config.eval.every))
+        is_due = last or _due(step, self.config.eval.every) if step else self.config.eval.at_start
+        evaluates = is_due and self.state.evaluated_at != step
         saves = step and self.saved_at != step and (last or _due(step, self.config.checkpoint.every))
         if evaluates or saves or self.interrupts.received is not None:
             self._catch_up()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from genesis.errors import ModelError, escape
 from genesis.optim import OPTIMIZERS, Optimizer, make_schedule
 from genesis.tensor import Tensor
 from genesis.train.config import OptimConfig
+from genesis.train.parameters import check_factors, factor_of
 
 __all__ = [
     "build_optimizer",
@@ -28,12 +30,15 @@ def build_optimizer(
     Args:
         seed: of stochastic rounding, where an optimizer rounds.
         accumulation_steps: of how many batches gradients are added up.
+
+    Raises:
+        ConfigError: a pattern of `lr_factors` names no parameter that is trained.
     """
     kind = OPTIMIZERS[config.name]
     offered = {key: getattr(config, key) for key in kind.in_runs if key != "weight_decay"}
     groups, settings = kind.for_run(named_parameters, config.weight_decay or 0.0, offered)
     return kind(
-        groups,
+        list(_by_factor(groups, config.lr_factors)) if config.lr_factors else groups,
         **settings,
         fused=True,
         seed=seed,
@@ -41,6 +46,17 @@ def build_optimizer(
         state_dtype=config.state_dtype,
         grad_dtype=config.grad_dtype or ("float32" if accumulation_steps > 1 else None),
     )
+
+
+def _by_factor(groups: Sequence[Mapping[str, Any]], factors: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """The groups divided by the factors of their parameters' learning rates."""
+    check_factors(factors, [name for group in groups for name, _ in group["params"]])
+    for group in groups:
+        parts: dict[float, list[tuple[str, Tensor]]] = {}
+        for name, parameter in group["params"]:
+            parts.setdefault(factor_of(name, factors), []).append((name, parameter))
+        for factor, members in parts.items():
+            yield {**group, "params": members, "lr_factor": factor}
 
 
 def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:

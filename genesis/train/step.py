@@ -51,8 +51,7 @@ def take_step(
     norm = state.optimizer.grad_norm().item()
     if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
         raise not_finite(state, batches, losses, "the gradient norm overflows")
-    for group in state.optimizer.param_groups:
-        group["lr"] = lr
+    state.optimizer.set_lr(lr)
     # torch's clip coefficient; the update multiplies by it on the fly, so clipping costs no pass over the gradients
     scale = 1.0 if max_grad_norm is None else min(1.0, max_grad_norm / (norm + 1e-6))
     state.optimizer.step(grad_scale=scale)

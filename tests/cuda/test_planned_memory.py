@@ -107,3 +107,12 @@ def test_validate_prints_it_and_refuses_what_cannot_fit(config: Config, monkeypa
     leave(monkeypatch, 1 << 10)
     with pytest.raises(OutOfMemoryError, match="a step of this run needs"):
         session.validate(config, console=Output(io.StringIO()))
+
+
+def test_frozen_parameters_are_planned_without_gradients_and_state(config: Config) -> None:
+    frozen = config.model_copy(update={"train": config.train.model_copy(update={"freeze": ["*embed_tokens*"]})})
+    shape = model_config(config)
+    whole, less = run_plan(config, shape, CUDA), run_plan(frozen, shape, CUDA)
+    embedding = shape.vocab_size * shape.hidden_size * 4
+    assert whole.weights == less.weights
+    assert (whole.gradients - less.gradients, whole.optimizer - less.optimizer) == (embedding, 2 * embedding)

@@ -1,0 +1,147 @@
+"""Frozen parameters, learning rates of their own, the evaluation before step 1, TF32: what a run does with each."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from genesis import cuda, tensor
+from genesis.errors import ConfigError
+from genesis.io.safetensors import SafeTensors
+from genesis.optim import AdamW
+from genesis.train.loop import Training
+from genesis.train.output import Output
+from genesis.train.parameters import factor_of
+from genesis_cli import session
+from tests.train.runs import assembled, load, rows, steps, train
+
+FROZEN = "train.freeze=['model.embed_tokens.*', '*.[qk]_proj.*']"
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_frozen_parameters_keep_their_values_and_cost_nothing(recipe: Path, tmp_path: Path, checkpointing: str) -> None:
+    how = f"train.activation_checkpointing={checkpointing}"
+    training = assembled(load(recipe, str(tmp_path / "run"), FROZEN, how))
+    parameters = dict(training.state.model.named_parameters())
+    before = {name: p.numpy().copy() for name, p in parameters.items() if not p.requires_grad}
+    assert [name.rpartition("proj")[0][-2:] for name in before] == ["", "q_", "k_"]
+    steps(training, 2)
+    for name, values in before.items():
+        assert np.array_equal(parameters[name].numpy(), values) and parameters[name].grad is None, name
+    trained = {p for name, p in parameters.items() if name not in before}
+    assert set(training.state.optimizer.state) == trained
+    assert all(p.grad is not None for p in trained)
+
+
+def test_a_checkpoint_has_frozen_weights_but_no_state_of_them(recipe: Path, tmp_path: Path) -> None:
+    train(load(recipe, str(tmp_path / "run"), FROZEN, "train.steps=2"))
+    with SafeTensors(tmp_path / "run/checkpoint-2/optimizer.safetensors") as file:
+        assert not [name for name in file.names if "embed_tokens" in name or "q_proj" in name]
+        assert [name for name in file.names if "v_proj" in name]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words", "advice"),
+    [
+        ("train.freeze=[q_proj]", "q_proj is the name of no parameter", "write *q_proj*, which has model.layers.0"),
+        ("train.freeze=[model.embed_token.weight]", "no parameter", "did you mean model.embed_tokens.weight?"),
+        ("train.freeze=['*']", "every parameter is frozen", "leave out the pattern"),
+        ("optim.lr_factors={x: 2.0}", "x is the name of no trained parameter", "names such as"),
+    ],
+)
+def test_patterns_that_cannot_be_meant(recipe: Path, tmp_path: Path, setting: str, words: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("*", "\\*")) as caught:
+        train(load(recipe, str(tmp_path / "run"), setting))
+    assert (caught.value.where, caught.value.exit_code) == (setting.partition("=")[0], 3)
+    assert advice in caught.value.next
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_frozen_parameter_has_no_learning_rate(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no trained parameter"):
+        train(load(recipe, str(tmp_path / "run"), FROZEN, "optim.lr_factors={'*embed_tokens*': 2.0}"))
+
+
+def test_of_several_patterns_the_first_counts() -> None:
+    factors = {"*.lora_B.*": 16, "model.layers.?.*": 0.5, "*": 2.0}
+    names = ("model.layers.3.q_proj.lora_B.weight", "model.layers.3.q_proj.lora_A.weight", "model.layers.13.x", "norm")
+    assert [factor_of(name, factors) for name in names] == [16, 0.5, 2, 2]
+    assert factor_of("norm", {}) == 1
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_factor_of_all_is_another_learning_rate(recipe: Path, tmp_path: Path, name: str) -> None:
+    plain, halved = (
+        train(load(recipe, str(tmp_path / f"run{number}"), f"optim.name={name}", *settings)).state_hash
+        for number, settings in enumerate((["optim.lr=1e-2"], ["optim.lr=2e-2", "optim.lr_factors={'*': 0.5}"]))
+    )
+    assert plain == halved
+
+
+def test_each_group_keeps_its_factor_in_the_schedule(recipe: Path, tmp_path: Path) -> None:
+    settings = "optim.lr_factors={'*mlp*': 0.5, '*norm.weight': 3.0}"
+    training = assembled(load(recipe, str(tmp_path / "run"), settings))
+    steps(training, 2)
+    optimizer, lr = training.state.optimizer, training.lr_at(1)
+    found = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+    for name, rate in found.items():
+        assert rate == lr * (0.5 if "mlp" in name else 3.0 if name.endswith("norm.weight") else 1.0), name
+    assert len(set(found.values())) == 3
+    # What a captured step reads of each group, and what a checkpoint of the optimizer alone holds.
+    assert optimizer.step_scalars() == [2.0, *(group["lr"] for group in optimizer.param_groups)]
+    assert [g.get("lr_factor") for g in optimizer.state_dict()["param_groups"]] == [1.0, 0.5, 3.0]
+
+
+def test_a_factor_below_0_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lr_factor is -1"):
+        AdamW([{"params": [tensor([1.0], requires_grad=True)], "lr_factor": -1}])
+
+
+def test_a_run_is_evaluated_before_its_first_step(recipe: Path, tmp_path: Path) -> None:
+    told = io.StringIO()
+    config = load(recipe, str(tmp_path / "run"), "eval.at_start=true")
+    first = train(config, console=told)
+    begun, *rest = rows(tmp_path / "run")
+    assert begun["train/global_step"] == 0 and begun["eval/loss"] > 5
+    lines = told.getvalue().split("\n")
+    place = next(n for n, line in enumerate(lines) if line.startswith("eval at step 0: loss"))
+    assert lines[place + 1] == "sample at step 0:" and place < lines.index(
+        "saved " + str(tmp_path / "run/checkpoint-2")
+    )
+    assert not (tmp_path / "run" / "checkpoint-0").exists()
+    # It changes nothing else.
+    train(load(recipe, str(tmp_path / "other")))
+    assert rows(tmp_path / "other") == rest
+    assert first.step == 6
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_tf32_is_on_while_the_run_lasts(recipe: Path, tmp_path: Path, wanted: bool) -> None:
+    seen: list[bool] = []
+    run = Training.run
+
+    def watched(self: Training) -> Any:
+        seen.append(cuda.allow_tf32.get())
+        return run(self)
+
+    before = cuda.allow_tf32.set(not wanted)
+    try:
+        with mock.patch.object(Training, "run", watched):
+            train(load(recipe, str(tmp_path / "run"), f"train.tf32={str(wanted).lower()}", "train.steps=1"))
+        assert (seen, cuda.allow_tf32.get()) == ([wanted], not wanted)
+    finally:
+        cuda.allow_tf32.set(before)
+
+
+def test_validate_finds_a_wrong_pattern_without_the_weights(recipe: Path, tmp_path: Path) -> None:
+    told = io.StringIO()
+    session.validate(load(recipe, str(tmp_path / "run"), FROZEN), console=Output(told))
+    assert "configuration: valid" in told.getvalue()
+    for setting in ("train.freeze=[q_proj]", "optim.lr_factors={x: 2.0}"):
+        with pytest.raises(ConfigError, match="is the name of no"):
+            session.validate(load(recipe, str(tmp_path / "run"), setting), console=Output(None))
