@@ -29,6 +29,7 @@ from genesis.io.hf import (
 )
 from genesis.io.paths import safe_join
 from genesis.io.strict_json import indented_bytes
+from genesis_models.adapters import adapted_layers
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
@@ -214,12 +215,26 @@ def _generation_config(model: CausalLM, eos_token_id: int | None) -> dict[str, A
     return content
 
 
-def _as_stored(model: CausalLM, name: str, parameter: Tensor) -> np.ndarray:
-    """A parameter's values, in the 16-bit type of its tensor in the folder where `load` chose a wider one itself."""
-    values: np.ndarray = parameter.detach().cpu().numpy()
-    stored = model.stored_types.get(name)
-    is_narrow = stored in ("float16", "bfloat16") and values.dtype == np.float32
-    return values.astype(as_dtype(stored).numpy) if is_narrow else values
+def _plain_weights(model: CausalLM, dtype: str | None) -> dict[str, np.ndarray]:
+    """The tensors of a plain model folder by name: adapters are merged in float32, and each is rounded once.
+
+    Args:
+        dtype: of all; None: of each its own, or the 16-bit one of its tensor in the folder where `load` chose a wider
+            one itself.
+    """
+    layers, found = adapted_layers(model), {}
+    for name, parameter in model.named_parameters():
+        owner, _, last = name.rpartition(".")
+        if owner.rpartition(".")[0] in layers:
+            continue  # a part of an adapter
+        merges = last == "weight" and owner in layers
+        values: np.ndarray = (layers[owner].merged_weight() if merges else parameter.detach()).cpu().numpy()
+        kind = parameter.dtype.name if dtype is None else dtype
+        stored = model.stored_types.get(name)
+        if dtype is None and kind == "float32" and stored in ("float16", "bfloat16"):
+            kind = stored
+        found[name] = values.astype(as_dtype(kind).numpy, copy=False)
+    return found
 
 
 def write_model(
@@ -230,16 +245,18 @@ def write_model(
     extra_files: Mapping[str, bytes] | None = None,
     eos_token_id: int | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    dtype: str | None = None,
 ) -> None:
-    """Write a model folder's files through `writer`.
+    """Write a model folder's files through `writer`; adapters are merged into the weights.
 
     Args:
         source: a folder whose license, tokenizer, template and generation files are kept byte for byte.
         extra_files: further files (a tokenizer made by the run), by name; they take precedence over those of `source`,
             of whose tokenizer none is kept where these hold another one.
         eos_token_id: what ends a text, for `generation_config.json` where the source has none.
+        dtype: "float32", "bfloat16" or "float16": that of all weights; None: of each the one that it has.
     """
-    tensors = {name: _as_stored(model, name, p) for name, p in model.named_parameters()}
+    tensors = _plain_weights(model, dtype)
     writer.write("config.json", indented_bytes(_config_json(model, tensors[EMBEDDING].dtype.name)))
     save_weights(writer, tensors, max_shard_bytes)
     extra = dict(extra_files or {})
@@ -261,15 +278,17 @@ def save(
     source: str | os.PathLike[str] | None = None,
     tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    dtype: str | None = None,
 ) -> None:
     """Write `model` into `folder` so that transformers loads it.
 
-    A new folder appears whole; in an existing one the model's files are replaced one by one.
+    A new folder appears whole; in an existing one the model's files are replaced one by one. Adapters are merged.
 
     Args:
         source: a folder whose license, tokenizer, template and generation files are kept byte for byte.
         tokenizer: a tokenizer, or the folder of one, whose files are written instead of those of `source`.
         max_shard_bytes: weights beyond it are written as shards and an index.
+        dtype: as in `write_model`.
 
     Raises:
         DiskError: writing failed; what was there is intact. ModelError: `source` or `tokenizer` cannot be used.
@@ -281,4 +300,12 @@ def save(
     target = Path(folder)
     update = FolderUpdate(target) if target.exists() else AtomicFolder(target)
     with update as writer:
-        write_model(model, writer, source=source, extra_files=files, eos_token_id=end, max_shard_bytes=max_shard_bytes)
+        write_model(
+            model,
+            writer,
+            source=source,
+            extra_files=files,
+            eos_token_id=end,
+            max_shard_bytes=max_shard_bytes,
+            dtype=dtype,
+        )

@@ -1,0 +1,293 @@
+"""Low-rank adapters of a model: its linear layers get some, from PEFT's folders or fresh, and they are written as such.
+
+A layer that gets an adapter keeps its name, so a block stays the fused one that it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from genesis import Tensor, nn, no_grad
+from genesis.backend import backend_for
+from genesis.dtypes import bfloat16, float16, float32, float64
+from genesis.errors import ConfigError, ModelError, UsageError, escape
+from genesis.io.boundary import boundary
+from genesis.io.files import FolderWriter
+from genesis.io.hf import list_names, read_json
+from genesis.io.paths import exists, safe_join
+from genesis.io.safetensors import SafeTensors, write_tensors
+from genesis.optim import Optimizer
+from genesis.optim.saving import MASTER
+from genesis.random import Generator
+from genesis_models.adapter_config import AdapterConfig, adapter_json, read_adapter_config
+from genesis_models.targets import Target, is_part, pattern_of, shortened, targets
+
+__all__ = [
+    "ADAPTER_CONFIG",
+    "ADAPTER_WEIGHTS",
+    "AdapterConfig",
+    "adapted_layers",
+    "adapter_of",
+    "apply_adapters",
+    "is_adapter",
+    "load_adapter",
+    "read_adapter",
+    "write_adapter",
+]
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_FLOATS = [d.numpy for d in (float64, float32, float16, bfloat16)]
+# What PEFT puts before a module's name, and the parts of an adapter behind it: ours -> the saved one.
+_PREFIX = "base_model.model."
+_SAVED = {
+    "lora_A.weight": "lora_A.weight",
+    "lora_B.weight": "lora_B.weight",
+    "lora_magnitude_vector.weight": "lora_magnitude_vector",
+}
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, nn.LoRALinear]:
+    """The layers of a model that have an adapter, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.LoRALinear)}
+
+
+def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | None = None) -> M:
+    """Give the layers that `config` means adapters, in place, and freeze all other parameters; returns the model.
+
+    Args:
+        generator: of the values of A and of dropout; None means the default one.
+
+    Raises:
+        ConfigError: an entry of `target_modules` means no linear layer. UsageError: the model has adapters already.
+    """
+    if adapted_layers(model):
+        raise UsageError("the model has adapters already", next="merge them, or load the base model again")
+    _adapt(model, targets(model, config, ConfigError, "target_modules", strict=True), config, generator)
+    return model
+
+
+def _adapt(model: nn.Module, chosen: Mapping[str, Target], config: AdapterConfig, generator: Generator | None) -> None:
+    model.requires_grad_(False)
+    for name, target in chosen.items():
+        path, _, last = name.rpartition(".")
+        layer = nn.LoRALinear.from_linear(
+            target.linear,
+            r=target.r,
+            alpha=target.alpha,
+            dropout=config.dropout,
+            use_rslora=config.use_rslora,
+            use_dora=config.use_dora,
+            generator=generator,
+        )
+        setattr(model.get_submodule(path), last, layer)
+
+
+# --- The config of a model's adapters ---------------------------------------------------------------------------------
+
+
+def adapter_of(model: nn.Module, *, base: str | None = None) -> AdapterConfig:
+    """The config that gives a model the adapters that it has, its layers listed by the ends of names where these do.
+
+    Args:
+        base: the folder of the base model.
+
+    Raises:
+        UsageError: no layer has an adapter, or they are of different kinds, which PEFT cannot write.
+    """
+    layers = adapted_layers(model)
+    kinds = {(layer.use_rslora, layer.lora_magnitude_vector is not None, layer.dropout) for layer in layers.values()}
+    if len(kinds) != 1:
+        what = "its adapters are of several kinds" if kinds else "the model has no adapters"
+        raise UsageError(what, next="give all layers the same use_rslora, use_dora and dropout")
+    use_rslora, use_dora, dropout = next(iter(kinds))
+    linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and not is_part(name)]
+    ranks = {name: layer.r for name, layer in layers.items()}
+    alphas = {name: layer.alpha for name, layer in layers.items()}
+    r, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
+    return AdapterConfig(
+        r=int(r),
+        alpha=alpha,
+        target_modules=tuple(shortened(set(layers), linears)),
+        dropout=dropout,
+        use_rslora=use_rslora,
+        use_dora=use_dora,
+        rank_pattern=pattern_of(ranks, int(r)),
+        alpha_pattern=pattern_of(alphas, alpha),
+        base=base,
+    )
+
+
+# --- Folders ----------------------------------------------------------------------------------------------------------
+
+
+@boundary(ModelError, "looking for an adapter")
+def is_adapter(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds an adapter as PEFT writes it."""
+    return exists(Path(folder) / ADAPTER_CONFIG)
+
+
+@boundary(ModelError, "reading the adapter")
+def read_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
+    """The config of the adapter in `folder`; no tensor is read.
+
+    Raises:
+        ModelError: there is none, it is malformed, or Genesis does not do what it says.
+    """
+    where = escape(folder)
+    if not exists(Path(folder) / ADAPTER_CONFIG):
+        what = f"{where} has no {ADAPTER_CONFIG}"
+        raise ModelError(what, next=f"name the folder of an adapter: {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
+    path = safe_join(folder, ADAPTER_CONFIG, where=where)
+    return read_adapter_config(read_json(path), escape(Path(folder) / ADAPTER_CONFIG))
+
+
+@boundary(ModelError, "reading the adapter")
+def load_adapter(
+    model: M, folder: str | os.PathLike[str], *, dropout: float | None = None, generator: Generator | None = None
+) -> M:
+    """Give a base model the adapter in `folder`, as PEFT wrote it or `write_adapter`; returns the model.
+
+    A model that has adapters gets new values for them. All is checked before the model is changed.
+
+    Args:
+        dropout: of the low-rank path's input, instead of the folder's.
+        generator: of dropout; None means the default one.
+
+    Raises:
+        ModelError: as in `read_adapter`; tensors that are missing, left over, or of other shapes than the model's
+            layers have.
+    """
+    config = read_adapter(folder)
+    config = config if dropout is None else replace(config, dropout=dropout)
+    with _open_weights(folder) as file:
+        chosen = targets(model, config, ModelError, escape(Path(folder) / ADAPTER_CONFIG), strict=False)
+        stored = _check_tensors(chosen, config, file, escape(Path(folder) / ADAPTER_WEIGHTS))
+        if layers := adapted_layers(model):
+            _check_same(layers, chosen, config, escape(folder))
+        else:
+            _adapt(model, chosen, config, generator)
+        with no_grad():
+            for name, layer in adapted_layers(model).items():
+                for part, parameter in _parts(layer):
+                    _fill(parameter, file.read(stored[name, part]))
+    return model
+
+
+def _open_weights(folder: str | os.PathLike[str]) -> SafeTensors:
+    if not exists(Path(folder) / ADAPTER_WEIGHTS):
+        pickled = exists(Path(folder) / "adapter_model.bin")
+        what = f"{escape(folder)} has no {ADAPTER_WEIGHTS}"
+        if pickled:
+            what += ", but adapter_model.bin, a pickle, which can run code when it is read"
+        raise ModelError(what, next="save it again with PEFT: save_pretrained(FOLDER, safe_serialization=True)")
+    return SafeTensors(safe_join(folder, ADAPTER_WEIGHTS, where=escape(folder)))
+
+
+def _parts(layer: nn.LoRALinear) -> Iterator[tuple[str, nn.Parameter]]:
+    """The trained parameters of a layer's adapter by name."""
+    return ((name, p) for name, p in layer.named_parameters() if name in _SAVED)
+
+
+def _shapes(target: Target, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
+    rows, columns = target.linear.out_features, target.linear.in_features
+    shapes: dict[str, tuple[int, ...]] = {"lora_A.weight": (target.r, columns), "lora_B.weight": (rows, target.r)}
+    return shapes | ({"lora_magnitude_vector.weight": (rows,)} if config.use_dora else {})
+
+
+def _check_tensors(
+    chosen: Mapping[str, Target], config: AdapterConfig, file: SafeTensors, where: str
+) -> dict[tuple[str, str], str]:
+    """The name in the file of each tensor, by layer and part.
+
+    Raises:
+        ModelError: with everything that is wrong with names, shapes and types.
+    """
+    expected = {(name, part): shape for name, t in chosen.items() for part, shape in _shapes(t, config).items()}
+    found: dict[tuple[str, str], str] = {}
+    missing = []
+    for name, part in expected:
+        # PEFT wrote m's name with and without `.weight`.
+        forms = [f"{_PREFIX}{name}.{form}" for form in (_SAVED[part], part)]
+        held = next((form for form in forms if form in file.entries), None)
+        if held is None:
+            missing.append(forms[0])
+        else:
+            found[name, part] = held
+    extra = set(file.names) - set(found.values())
+    problems = [f"missing: {list_names(missing)}"] if missing else []
+    if extra:
+        problems.append(f"not of a layer that {ADAPTER_CONFIG} means: {list_names(extra)}")
+    for key, held in found.items():
+        entry = file.entries[held]
+        if tuple(entry.shape) != expected[key]:
+            problems.append(
+                f"{escape(held)} has shape {tuple(entry.shape)}, the layer and its rank say {expected[key]}"
+            )
+        elif entry.dtype not in _FLOATS:
+            problems.append(
+                f"{escape(held)} has type {entry.dtype}, adapters are float64, float32, float16 or bfloat16"
+            )
+        if len(problems) == 10:
+            break
+    if problems:
+        raise ModelError("; ".join(problems), where=where, next="use the adapter with the base that it was trained on")
+    return found
+
+
+def _check_same(
+    layers: Mapping[str, nn.LoRALinear], chosen: Mapping[str, Target], config: AdapterConfig, where: str
+) -> None:
+    """Raises: ModelError where the model's adapters are not those of the folder."""
+    has = {name: (a.r, a.alpha, a.use_rslora, a.lora_magnitude_vector is not None) for name, a in layers.items()}
+    reads = {name: (t.r, t.alpha, config.use_rslora, config.use_dora) for name, t in chosen.items()}
+    for name in {**has, **reads}:
+        if has.get(name) != reads.get(name):
+            one, other = (
+                "no adapter" if each is None else "r {}, alpha {:g}, use_rslora {}, use_dora {}".format(*each)
+                for each in (reads.get(name), has.get(name))
+            )
+            raise ModelError(f"{name}: the folder has {one}, the model {other}", where=where)
+
+
+def _fill(parameter: Tensor, values: np.ndarray) -> None:
+    """Values into a parameter, cast to its type."""
+    cast = np.ascontiguousarray(values.astype(parameter.dtype.numpy, copy=False))
+    backend_for(parameter.device).from_numpy(cast, parameter.array)
+
+
+def write_adapter(
+    model: nn.Module, writer: FolderWriter, *, base: str | os.PathLike[str] | None, optimizer: Optimizer | None = None
+) -> None:
+    """Write the adapters of a model as PEFT does: `adapter_config.json` and, in float32, `adapter_model.safetensors`.
+
+    Args:
+        base: the folder of the base model, or its name on the hub.
+        optimizer: its float32 masters are written where it keeps some.
+
+    Raises:
+        UsageError: as in `adapter_of`. DiskError: writing failed.
+    """
+    config = adapter_of(model, base=None if base is None else os.fspath(base))
+    tensors = {
+        f"{_PREFIX}{name}.{_SAVED[part]}": _float32(parameter, optimizer)
+        for name, layer in adapted_layers(model).items()
+        for part, parameter in _parts(layer)
+    }
+    writer.write(ADAPTER_CONFIG, adapter_json(config))
+    with writer.create(ADAPTER_WEIGHTS) as file:
+        write_tensors(file, tensors, {"format": "pt"})
+
+
+def _float32(parameter: Tensor, optimizer: Optimizer | None) -> np.ndarray:
+    master = None if optimizer is None else optimizer.saved_state(parameter).get(MASTER)
+    values: np.ndarray = (parameter if master is None else master).detach().cpu().numpy()
+    return np.ascontiguousarray(values.astype(np.float32, copy=False))
