@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 from urllib.parse import quote
 
 __all__ = ["Marked", "Marker", "MarksError", "unmarked"]
 
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
+_MAX_KEYS = 4096
 # A role names a special token in many templates: `'<|' + message.role + '|>'`.
 _UNMARKED_KEYS = frozenset({"role"})
 
@@ -52,6 +53,7 @@ class Marker:
         self._tails = frozenset(text[:i] for text in texts for i in range(1, len(text)))
         self._head_starts = frozenset(head[0] for head in self._heads)
         self._tail_ends = frozenset(tail[-1] for tail in self._tails)
+        self._plain_keys: set[str] = set()  # of mappings seen, so that they are looked at once
         self._longest = max(map(len, texts), default=1) - 1
 
     def specials(self, text: Marked) -> list[tuple[int, int]]:
@@ -82,11 +84,24 @@ class Marker:
         return self._replaced(value, *free), "".join(free)
 
     def _needs(self, value: Any) -> bool:
-        if isinstance(value, str):
-            return bool(self._pattern.search(value)) or self._head(value) > 0 or self._tail(value) > 0
-        if isinstance(value, Mapping):
-            return any(self._needs(key) or (key not in _UNMARKED_KEYS and self._needs(v)) for key, v in value.items())
-        return isinstance(value, (list, tuple)) and any(map(self._needs, value))
+        left = [value]
+        while left:
+            part = left.pop()
+            if isinstance(part, str):
+                if self._needs_text(part):
+                    return True
+            elif isinstance(part, Mapping):
+                if not self._plain_keys.issuperset(part):
+                    if any(map(self._needs_text, part)):
+                        return True
+                    self._plain_keys.update(islice(part, _MAX_KEYS - len(self._plain_keys)))
+                left += [inner for key, inner in part.items() if key not in _UNMARKED_KEYS]
+            elif isinstance(part, (list, tuple)):
+                left += part
+        return False
+
+    def _needs_text(self, text: str) -> bool:
+        return self._pattern.search(text) is not None or self._head(text) > 0 or self._tail(text) > 0
 
     def _replaced(self, value: Any, start: str, stop: str) -> Any:
         if isinstance(value, str):

@@ -7,6 +7,7 @@ that dies takes only the conversation it was working on with it.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,25 +130,53 @@ class Renderer:
 
     def render(self, jobs: Sequence[Job]) -> list[Rendered | RenderError]:
         """What each of `jobs` gives. Raises: ModelError where the process cannot be started again."""
+        [found] = self.render_batches([jobs])
+        return found
+
+    def render_batches(self, batches: Iterable[Sequence[Job]]) -> Iterator[list[Rendered | RenderError]]:
+        """What the jobs of each batch give; while the caller works on one, the process renders the next.
+
+        Raises:
+            ModelError: the process cannot be started again.
+        """
+        waiting: Sequence[Job] | None = None
+        try:
+            for batch in batches:
+                found = None if waiting is None else self._collect(waiting)
+                self._submit(batch)
+                waiting = batch
+                if found is not None:
+                    yield found
+            if waiting is not None:
+                found, waiting = self._collect(waiting), None
+                yield found
+        finally:
+            if waiting is not None:
+                self.close()  # answers that nobody will take are still to come
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        if self._process is None:
+            self._process = self._started()
+        try:
+            self._process.send([{"messages": job.messages, "tools": job.tools, "turns": job.turns} for job in jobs])
+        except _Dead:  # of no conversation's doing
+            self.close()
+
+    def _collect(self, jobs: Sequence[Job]) -> list[Rendered | RenderError]:
+        """The answers for jobs that were submitted; those after one that ends the process go to another."""
         results: list[Rendered | RenderError] = []
         while len(results) < len(jobs):
             if self._process is None:
-                self._process = self._started()
+                self._submit(jobs[len(results) :])
             try:
-                self._ask(self._process, jobs[len(results) :], results)
+                for job in jobs[len(results) :]:
+                    if self._process is None:
+                        raise _Dead("the process that renders it ended at once")
+                    results.append(_checked(self._process.receive(self.limits.wall_s), len(job.turns)))
             except _Dead as death:
                 self.close()
                 results.append(RenderError(str(death)))
-            except BaseException:
-                self.close()  # answers that nobody took are still to come
-                raise
         return results
-
-    def _ask(self, process: _Process, jobs: Sequence[Job], results: list[Rendered | RenderError]) -> None:
-        """Add the answers for `jobs` to `results`. Raises: _Dead at the first that does not come."""
-        process.send([{"messages": job.messages, "tools": job.tools, "turns": job.turns} for job in jobs])
-        for job in jobs:
-            results.append(_checked(process.receive(self.limits.wall_s), len(job.turns)))
 
     def _started(self) -> _Process:
         process = _Process(self.limits)
@@ -182,6 +212,9 @@ class _Process:
         )
         assert self._child.stdin is not None and self._child.stdout is not None
         self._output = self._child.stdout.fileno()
+        if hasattr(fcntl, "F_SETPIPE_SZ"):
+            with suppress(OSError):  # so that the child goes on while its answers are not read yet
+                fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _READ_BYTES)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._output, selectors.EVENT_READ)
         self._buffer = bytearray()

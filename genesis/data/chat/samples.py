@@ -10,7 +10,8 @@ last question), they have samples of their own.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,6 +34,7 @@ __all__ = ["ChatEncoder", "Loss", "Sample"]
 
 Ids = npt.NDArray[np.int64]
 
+_BATCH_DOCUMENTS = 128
 _FORMAT = 1  # of the rules by which a record becomes ids and targets
 _QUESTION = {"role": "user", "content": "Hello"}
 _FUNCTION = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
@@ -76,6 +78,14 @@ class _Plan:
 
     turns: Sequence[tuple[_Piece, _Piece]]
     is_all_target: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A conversation to render, and the characters that mark its special tokens."""
+
+    job: Job
+    marks: str
 
 
 class ChatEncoder:
@@ -138,7 +148,67 @@ class ChatEncoder:
         Raises:
             ModelError: a conversation without a template, or a template that can no longer be run.
         """
-        plans = self._plans(documents)
+        batches = [documents[i : i + _BATCH_DOCUMENTS] for i in range(0, len(documents), _BATCH_DOCUMENTS)]
+        begun: deque[list[_Plan | _Asked | Defect]] = deque()
+        results: list[list[Sample] | Defect] = []
+        for batch, found in zip(batches, self._rendered(self._begun(batches, begun)), strict=True):
+            plans = self._plans(batch, begun.popleft(), found)
+            for document, samples in zip(batch, self._encoded(plans), strict=True):
+                self.split += not isinstance(samples, Defect) and len(samples) > 1
+                results.append(samples or _defect(document, _NO_TARGET))
+        return results
+
+    def _begun(
+        self, batches: Iterable[Sequence[Document]], begun: deque[list[_Plan | _Asked | Defect]]
+    ) -> Iterator[list[Job]]:
+        """For each batch the jobs of its conversations; what its documents are so far is added to `begun`."""
+        for batch in batches:
+            begun.append([self._begin(document) for document in batch])
+            yield [plan.job for plan in begun[-1] if isinstance(plan, _Asked)]
+
+    def _begin(self, document: Document) -> _Plan | _Asked | Defect:
+        try:
+            document.text.encode("utf-8")
+            if isinstance(document.record, Conversation):
+                return self._asked(document.record)
+            return self._plain_plan(document)
+        except UnicodeEncodeError:
+            what = "the text holds half a surrogate pair, which is no character"
+            return _defect(document, TurnError("bad text", what, "decode the text with errors='replace'"))
+        except (TurnError, MarksError) as error:
+            return _defect(document, error)
+
+    def _rendered(self, batches: Iterable[Sequence[Job]]) -> Iterator[list[Rendered | RenderError]]:
+        if self._renderer is not None:
+            yield from self._renderer.render_batches(batches)
+            return
+        for jobs in batches:
+            if jobs:
+                what = "the data hold conversations, and there is no chat template to make text of them"
+                next = f"set data.template={CHATML}, or to a file with a Jinja template, such as that of the chat model"
+                raise ModelError(what, where="data.template", next=next)
+            yield []
+
+    def _plans(
+        self,
+        documents: Sequence[Document],
+        begun: Sequence[_Plan | _Asked | Defect],
+        found: Sequence[Rendered | RenderError],
+    ) -> list[_Plan | Defect]:
+        """What was begun, with the renders that were asked for."""
+        renders = iter(found)
+        plans: list[_Plan | Defect] = []
+        for document, plan in zip(documents, begun, strict=True):
+            if not isinstance(plan, _Asked):
+                plans.append(plan)
+                continue
+            try:
+                plans.append(self._plan(plan, next(renders)))
+            except (TurnError, MarksError) as error:
+                plans.append(_defect(document, error))
+        return plans
+
+    def _encoded(self, plans: Sequence[_Plan | Defect]) -> Iterator[list[Sample] | Defect]:
         known = TextIds(self._tokenizer)
         for plan in plans:
             if isinstance(plan, _Plan):
@@ -146,48 +216,10 @@ class ChatEncoder:
                     for piece in pieces:
                         known.want(piece.parts)
         known.fetch()
-        results: list[list[Sample] | Defect] = []
-        for document, plan in zip(documents, plans, strict=True):
-            samples = self._samples(plan, known) if isinstance(plan, _Plan) else []
-            self.split += len(samples) > 1
-            results.append(plan if isinstance(plan, Defect) else samples or _defect(document, _NO_TARGET))
-        return results
+        return (plan if isinstance(plan, Defect) else self._samples(plan, known) for plan in plans)
 
-    def _plans(self, documents: Sequence[Document]) -> list[_Plan | Defect]:
-        plans: dict[int, _Plan | Defect] = {}
-        jobs: dict[int, tuple[Job, str]] = {}
-        for index, document in enumerate(documents):
-            try:
-                document.text.encode("utf-8")
-                if isinstance(document.record, Conversation):
-                    jobs[index] = self._job(document.record)
-                else:
-                    plans[index] = self._plain_plan(document)
-            except UnicodeEncodeError:
-                what = "the text holds half a surrogate pair, which is no character"
-                plans[index] = _defect(document, TurnError("bad text", what, "decode the text with errors='replace'"))
-            except (TurnError, MarksError) as error:
-                plans[index] = _defect(document, error)
-        found = self._rendered([job for job, _ in jobs.values()])
-        for (index, (job, marks)), rendered in zip(jobs.items(), found, strict=True):
-            try:
-                plans[index] = self._plan(job, marks, rendered)
-            except (TurnError, MarksError) as error:
-                plans[index] = _defect(documents[index], error)
-        return [plans[index] for index in range(len(documents))]
-
-    def _rendered(self, jobs: Sequence[Job]) -> list[Rendered | RenderError]:
-        if not jobs:
-            return []
-        if self._renderer is None:
-            what = "the data hold conversations, and there is no chat template to make text of them"
-            next = f"set data.template={CHATML}, or to a file with a Jinja template, such as that of the chat model"
-            raise ModelError(what, where="data.template", next=next)
-        return self._renderer.render(jobs)
-
-    def _job(self, conversation: Conversation) -> tuple[Job, str]:
-        """What to render, and the characters that mark. Raises: TurnError, MarksError."""
-        assert self._template is not None or self._renderer is None
+    def _asked(self, conversation: Conversation) -> _Asked:
+        """Raises: TurnError, MarksError."""
         turns = wanted_turns(conversation, self._loss)
         messages = template_messages(conversation.messages)
         if self._loss != "all":
@@ -196,16 +228,16 @@ class ChatEncoder:
             messages = messages[: turns[-1] + 1]
         avoid = () if self._template is None else tuple(self._template.texts.values())
         (messages, tools), marks = self._parts.marker.marked([messages, conversation.tools], avoid)
-        return Job(messages, tools, turns), marks
+        return _Asked(Job(messages, tools, turns), marks)
 
-    def _plan(self, job: Job, marks: str, rendered: Rendered | RenderError) -> _Plan:
+    def _plan(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
         """Raises: TurnError, MarksError."""
         if isinstance(rendered, RenderError):
             raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it asks for")
-        turns = read_turns(rendered, job.turns, marks, self._parts.marker)
+        turns = read_turns(rendered, asked.job.turns, asked.marks, self._parts.marker)
         if self._loss != "all":
             return _Plan([self._pair(turn.prompt, turn.target) for turn in turns])
-        whole = unmarked(rendered.whole, marks)
+        whole = unmarked(rendered.whole, asked.marks)
         if turns and whole.text.startswith(turns[-1].prompt.text + turns[-1].target.text):
             cut = len(turns[-1].prompt.text)
             return _Plan([self._pair(whole[:cut], whole[cut:])], is_all_target=True)
@@ -261,13 +293,15 @@ class ChatEncoder:
         """The ids that end turns of which the template makes no secret. Raises: ModelError."""
         jobs = [Job(messages, tools, [1]) for messages, tools in _PROBES]
         ends: list[str] = []
-        for job, rendered in zip(jobs, self._rendered(jobs), strict=True):
+        [found] = self._rendered([jobs])
+        for job, rendered in zip(jobs, found, strict=True):
             with suppress(TurnError, MarksError):
                 if isinstance(rendered, Rendered):
                     ends += [turn.end for turn in read_turns(rendered, job.turns, "", self._parts.marker)]
         if "" in ends:
             what = "the chat template ends an assistant's turn with no special token, so the model would never stop"
-            raise ModelError(what, where=where, next="end the turn with {{ eos_token }} in a template file of your own")
+            next = "take the tokenizer that the template was made for, or end the turn with {{ eos_token }}"
+            raise ModelError(what, where=where, next=next)
         return tuple(dict.fromkeys(self._parts.special_id(end) for end in ends))
 
 
