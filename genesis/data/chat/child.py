@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LENGTH_BYTES = 8
 MAX_ERROR_CHARS = 500
+# More than the parent has, so that what it could write can be read.
+_DEPTH = 4000
 # The date that Llama 3.2's template takes where it cannot ask for today's.
 DATE = datetime.datetime(2024, 7, 26)
 
@@ -209,6 +211,7 @@ def main() -> None:
     if start is None:
         return
     sys.path += start["paths"]
+    sys.setrecursionlimit(_DEPTH)
     try:
         set_limits(start["memory_bytes"])
         child = Child(start)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from genesis.errors import ModelError, escape
+from genesis.io.boundary import system_error
 
 __all__ = ["Job", "Limits", "RenderError", "Rendered", "Renderer"]
 
@@ -57,11 +58,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Messages to render whole, and those of its turns whose prompts and own ends are wanted."""
+    """Messages to render whole, and those of its turns whose prompts and own ends are wanted; as JSON."""
 
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]] | None
+    data: bytes
     turns: Sequence[int]
+
+    @classmethod
+    def of(cls, messages: Sequence[Any], tools: Sequence[Any] | None, turns: Sequence[int]) -> Job:
+        """The job for messages of plain JSON values.
+
+        Raises:
+            ValueError: half a surrogate pair, or a number of thousands of digits. RecursionError: nested too deep.
+        """
+        value = {"messages": messages, "tools": tools, "turns": turns}
+        return cls(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8"), turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +153,8 @@ class Renderer:
         try:
             for batch in batches:
                 found = None if waiting is None else self._collect(waiting)
-                self._submit(batch)
                 waiting = batch
+                self._submit(batch)
                 if found is not None:
                     yield found
             if waiting is not None:
@@ -158,7 +168,7 @@ class Renderer:
         if self._process is None:
             self._process = self._started()
         try:
-            self._process.send([{"messages": job.messages, "tools": job.tools, "turns": job.turns} for job in jobs])
+            self._process.send(b"[" + b",".join(job.data for job in jobs) + b"]")
         except _Dead:  # of no conversation's doing
             self.close()
 
@@ -181,7 +191,7 @@ class Renderer:
     def _started(self) -> _Process:
         process = _Process(self.limits)
         try:
-            process.send(self._start)
+            process.send(json.dumps(self._start).encode("utf-8"))
             answer = process.receive(_START_S)
             error = answer.get("error") if isinstance(answer, dict) else "it answers nonsense"
         except _Dead as death:
@@ -201,15 +211,18 @@ class _Process:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-X", "utf8", str(_CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ},
-            start_new_session=True,  # an interrupt from the terminal is the parent's to handle
-        )
+        try:
+            self._child = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_CHILD)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={name: os.environ[name] for name in _LIBRARY_PATHS if name in os.environ},
+                start_new_session=True,  # an interrupt from the terminal is the parent's to handle
+            )
+        except OSError as error:
+            raise system_error(error, ModelError, "starting Python for chat templates", sys.executable) from error
         assert self._child.stdin is not None and self._child.stdout is not None
         self._output = self._child.stdout.fileno()
         if hasattr(fcntl, "F_SETPIPE_SZ"):
@@ -220,12 +233,12 @@ class _Process:
         self._buffer = bytearray()
         self.end = weakref.finalize(self, _end, self._child, self._selector)
 
-    def send(self, value: Any) -> None:
+    def send(self, data: bytes) -> None:
         """Write one frame. The child reads a frame whole before it answers, so this cannot wait for ever."""
-        data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
         assert self._child.stdin is not None
         try:
-            self._child.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+            self._child.stdin.write(len(data).to_bytes(_LENGTH_BYTES, "big"))
+            self._child.stdin.write(data)
             self._child.stdin.flush()
         except BrokenPipeError:
             raise self._death() from None

@@ -35,6 +35,9 @@ __all__ = ["ChatEncoder", "Loss", "Sample"]
 Ids = npt.NDArray[np.int64]
 
 _BATCH_DOCUMENTS = 128
+_BATCH_CHARS = 1 << 20
+# What a render takes at the least for a byte of its conversation: JSON, characters of up to four bytes, and the output.
+_MEMORY_A_BYTE = 16
 _FORMAT = 1  # of the rules by which a record becomes ids and targets
 _QUESTION = {"role": "user", "content": "Hello"}
 _FUNCTION = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
@@ -112,6 +115,7 @@ class ChatEncoder:
         self._parts = TextParts(tokenizer)
         self._template = template
         self._loss: Loss = loss
+        self._limits = Limits() if limits is None else limits
         self.split = 0
         self.fingerprint = hashlib.sha256(
             canonical_bytes(
@@ -128,7 +132,7 @@ class ChatEncoder:
         self.end_of_turn_ids: tuple[int, ...] = ()
         if template is not None:
             texts = template.texts_with_defaults
-            self._renderer = Renderer(texts, template_variables(tokenizer), where=template.where, limits=limits)
+            self._renderer = Renderer(texts, template_variables(tokenizer), where=template.where, limits=self._limits)
             self.end_of_turn_ids = self._probed(template.where)
 
     def __enter__(self) -> ChatEncoder:
@@ -148,7 +152,7 @@ class ChatEncoder:
         Raises:
             ModelError: a conversation without a template, or a template that can no longer be run.
         """
-        batches = [documents[i : i + _BATCH_DOCUMENTS] for i in range(0, len(documents), _BATCH_DOCUMENTS)]
+        batches = list(_batched(documents))
         begun: deque[list[_Plan | _Asked | Defect]] = deque()
         results: list[list[Sample] | Defect] = []
         for batch, found in zip(batches, self._rendered(self._begun(batches, begun)), strict=True):
@@ -172,11 +176,14 @@ class ChatEncoder:
             if isinstance(document.record, Conversation):
                 return self._asked(document.record)
             return self._plain_plan(document)
+        except (TurnError, MarksError) as error:
+            return _defect(document, error)
         except UnicodeEncodeError:
             what = "the text holds half a surrogate pair, which is no character"
             return _defect(document, TurnError("bad text", what, "decode the text with errors='replace'"))
-        except (TurnError, MarksError) as error:
-            return _defect(document, error)
+        except (ValueError, RecursionError):
+            what = "the record is nested too deep, or holds a number of thousands of digits"
+            return _defect(document, TurnError("bad record", what, "write it in a simpler form"))
 
     def _rendered(self, batches: Iterable[Sequence[Job]]) -> Iterator[list[Rendered | RenderError]]:
         if self._renderer is not None:
@@ -228,7 +235,11 @@ class ChatEncoder:
             messages = messages[: turns[-1] + 1]
         avoid = () if self._template is None else tuple(self._template.texts.values())
         (messages, tools), marks = self._parts.marker.marked([messages, conversation.tools], avoid)
-        return _Asked(Job(messages, tools, turns), marks)
+        job = Job.of(messages, tools, turns)
+        if len(job.data) > self._limits.memory_bytes // _MEMORY_A_BYTE:
+            what = f"the conversation has {len(job.data):,} bytes, more than a template may be given"
+            raise TurnError("huge conversation", what, "split it")
+        return _Asked(job, marks)
 
     def _plan(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
         """Raises: TurnError, MarksError."""
@@ -291,7 +302,7 @@ class ChatEncoder:
 
     def _probed(self, where: str) -> tuple[int, ...]:
         """The ids that end turns of which the template makes no secret. Raises: ModelError."""
-        jobs = [Job(messages, tools, [1]) for messages, tools in _PROBES]
+        jobs = [Job.of(messages, tools, [1]) for messages, tools in _PROBES]
         ends: list[str] = []
         [found] = self._rendered([jobs])
         for job, rendered in zip(jobs, found, strict=True):
@@ -313,6 +324,18 @@ def template_variables(tokenizer: Tokenizer) -> Mapping[str, str]:
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     texts = {name: tokenizer.token(number) for name, number in ids.items() if number is not None}
     return {name: text for name, text in texts.items() if text is not None}
+
+
+def _batched(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
+    """The documents in order, some at a time."""
+    start = chars = 0
+    for index, document in enumerate(documents):
+        chars += len(document.text)
+        if chars >= _BATCH_CHARS or index - start + 1 >= _BATCH_DOCUMENTS:
+            yield documents[start : index + 1]
+            start, chars = index + 1, 0
+    if start < len(documents):
+        yield documents[start:]
 
 
 def _begins(ids: Ids, prompt: Ids, target: Ids) -> bool:

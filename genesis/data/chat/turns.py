@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,36 +55,15 @@ def wanted_turns(conversation: Conversation, loss: Loss) -> list[int]:
     return turns
 
 
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as transformers and vLLM hand them to a template.
-
-    Reasoning has the name that templates read, and the arguments of tool calls are an object where they were its JSON.
-    """
-    result = []
+def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages as transformers hands them to a template: their reasoning has the names that templates read."""
+    result: list[Mapping[str, Any]] = []
     for message in messages:
-        changed = dict(message)
-        reasoning = next((changed[key] for key in _REASONING if changed.get(key) is not None), None)
+        reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
         if reasoning is not None:
-            changed = {"thinking": reasoning, **changed, "reasoning_content": reasoning}
-        if isinstance(changed.get("tool_calls"), (list, tuple)):
-            changed["tool_calls"] = [_call(call) for call in changed["tool_calls"]]
-        result.append(changed)
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        result.append(message)
     return result
-
-
-def _call(call: Any) -> Any:
-    """A tool call with its arguments as an object."""
-    if not isinstance(call, Mapping):
-        return call
-    if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _call(call["function"])}
-    arguments = call.get("arguments")
-    if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):
-            found = json.loads(arguments)
-            if isinstance(found, dict):
-                return {**call, "arguments": found}
-    return call
 
 
 def read_turns(rendered: Rendered, numbers: Sequence[int], marks: str, marker: Marker) -> list[Turn]:

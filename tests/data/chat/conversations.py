@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Message = dict[str, Any]
@@ -156,3 +157,13 @@ CONVERSATIONS: dict[str, tuple[list[Message], list[dict[str, Any]] | None]] = {
         [WEATHER],
     ),
 }
+
+
+def with_objects(messages: list[Any]) -> list[Any]:
+    """Messages whose calls have their arguments as an object, as the readers and servers hand them on."""
+    messages = json.loads(json.dumps(messages))
+    for message in messages:
+        for each in message.get("tool_calls", ()):
+            if isinstance(each["function"]["arguments"], str):
+                each["function"]["arguments"] = json.loads(each["function"]["arguments"])
+    return messages

@@ -10,6 +10,7 @@ from typing import Any
 
 from genesis.data.chat import ChatTemplate, Sample
 from genesis.data.records import Conversation, Document, record_text
+from tests.data.chat.conversations import with_objects
 
 HERE = Path(__file__).parent
 
@@ -38,6 +39,7 @@ def template(name: str, args: dict[str, Any] | None = None) -> ChatTemplate:
 
 def document(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, prompt: int = 0) -> Document:
     """A conversation as the readers give it."""
+    messages = with_objects(messages)
     record = Conversation(tuple(messages), None if tools is None else tuple(tools), prompt)
     return Document(record_text(record), "chats.jsonl", 7, record)
 

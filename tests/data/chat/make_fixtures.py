@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.data.chat.conversations import CONVERSATIONS
+from tests.data.chat.conversations import CONVERSATIONS, with_objects
 from tests.data.make_fixtures import folder_of, qwen
 
 HERE = Path(__file__).parent
@@ -179,16 +179,6 @@ class Oracle:
         for number, a, b in zip(whole, theirs, mask, strict=True):
             assert a == b or (a == 1 and number in said), self.peer.convert_ids_to_tokens([number])
         return True
-
-
-def with_objects(messages: list[Any]) -> list[Any]:
-    """Messages whose calls have their arguments as an object, as servers hand them to a template."""
-    messages = json.loads(json.dumps(messages))
-    for message in messages:
-        for each in message.get("tool_calls", ()):
-            if isinstance(each["function"]["arguments"], str):
-                each["function"]["arguments"] = json.loads(each["function"]["arguments"])
-    return messages
 
 
 def cut_down(content: dict[str, Any], used: set[int]) -> dict[str, Any]:
