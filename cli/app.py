@@ -12,6 +12,7 @@ from genesis.errors import InterruptedRun
 from genesis_cli.bench_all import bench
 from genesis_cli.bench_model import bench_model
 from genesis_cli.bench_ops import bench_ops
+from genesis_cli.data import data
 from genesis_cli.demo import demo
 from genesis_cli.env import env
 from genesis_cli.errors import exit_code, flush_stdout, hold_standard_streams, make_printable, settle_stdout
@@ -40,6 +41,7 @@ app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)
 app.command("eval", epilog=EPILOG)(evaluate)
 app.command("validate", epilog=EPILOG)(validate)
+app.add_typer(data, name="data", epilog=EPILOG)
 app.command("profile", epilog=EPILOG)(profile)
 app.command("bench-model", epilog=EPILOG)(bench_model)
 app.command("bench-ops", epilog=EPILOG)(bench_ops)

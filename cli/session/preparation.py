@@ -106,6 +106,7 @@ def prepare_data(
             text_field=data.text_field,
             max_line_bytes=data.max_line_bytes,
             seq_len=data.seq_len,
+            too_long=data.too_long,
             parse_special=data.parse_special,
             progress=stages,
         )
@@ -119,15 +120,21 @@ def prepare_data(
 
 
 def file_lines(data: Prepared) -> Iterator[str]:
-    """The files that were read and not read, in a line each for training and for held-out sources, and warnings."""
+    """The files that were read and not read, in a line each for training and for held-out sources, what became of
+    samples that are too long or have no target, and warnings.
+    """
     yield str(data.report.files)
     if data.report.tail:
         yield f"held out: the end of the only document, from {escape(data.report.tail)} on"
     if data.held_out is not None and data.held_out.files.read:
         yield f"held out: {data.held_out.files}"
+    yield from (str(note) for note in data.report.notes)
+    yield from (f"held out: {note}" for note in (data.held_out.notes if data.held_out is not None else ()))
+    # In messages such text stays text, whatever the settings.
+    advice = "" if data.train.index.is_record.all() else "; data.parse_special=true reads the tokens"
     for special in (data.report.special, data.held_out.special if data.held_out is not None else SpecialText()):
         if special.documents:
-            yield f"{special_text_warning(special)}; data.parse_special=true reads the tokens"
+            yield f"{special_text_warning(special)}{advice}"
 
 
 def special_text_warning(special: SpecialText) -> str:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from genesis.data.records import Document
 from genesis.io.hashing import update
 
-__all__ = ["DocumentIndex", "Progress", "TokenSet", "digest", "index_documents"]
+__all__ = ["DocumentIndex", "Ints", "Progress", "TokenSet", "digest", "index_documents"]
 
 Ints = npt.NDArray[np.int64]
 Progress = Callable[[int, int], None]

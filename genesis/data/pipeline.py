@@ -18,7 +18,7 @@ import numpy.typing as npt
 from genesis.cache import Cache, EntryWriter, State
 from genesis.data.baseline import gzip_bits_per_byte
 from genesis.data.corpus import Corpus, FileCounts
-from genesis.data.documents import DocumentIndex, Progress, TokenSet, index_documents
+from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, index_documents
 from genesis.data.formats import SUPPORTED
 from genesis.data.records import Defects, Document
 from genesis.data.split import holdout_points, split
@@ -79,6 +79,7 @@ class DataReport:
         tail: where the held-out end of a single text file begins, as `file:line`; empty if documents are held out.
         notes: what became of samples that are too long or have no target; of the held-out ones too, if they are of the
             same sources.
+        lengths: int64, the tokens of each sample before those that are too long were dealt with.
     """
 
     defects: Defects
@@ -88,7 +89,8 @@ class DataReport:
     files: FileCounts
     tail: str
     special: SpecialText
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Note, ...]
+    lengths: Ints
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,17 @@ def prepare(
     train, held_out = _with_fingerprint(train, held_out, done.choices)
     shared = _shared(train.index, held_out.tokens.index) if held_out else 0
     tail = index.name(1) if corpus.is_divided else ""
-    report = DataReport(defects, tokenizer_state, done.state, shared, corpus.counts(), tail, done.special, done.notes)
+    report = DataReport(
+        defects,
+        tokenizer_state,
+        done.state,
+        shared,
+        corpus.counts(),
+        tail,
+        done.special,
+        done.notes,
+        done.lengths,
+    )
     return Prepared(tokenizer, train, held_out, report)
 
 
@@ -220,6 +232,7 @@ class _Samples:
     state: State
     special: SpecialText
     notes: tuple[Note, ...]
+    lengths: Ints
     choices: dict[str, str]
 
 
@@ -256,16 +269,26 @@ def _samples(
             on_error=on_error,
         )
     notes = [_left_out_note(kind, count, done.left_out) for kind, count in done.left_out.counts.items()]
+    notes += _several(done.tokens)
     special = tokenizer.special_ids  # stand for no text
     tokens, more = fit(done.tokens, seq_len, too_long, lambda id: 0 if id in special else tokenizer.text_bytes(id))
     if tokens is not done.tokens:
         choices["too_long"] = too_long or "drop"
-    return _Samples(tokens, done.state, done.special, (*notes, *more), choices)
+    return _Samples(tokens, done.state, done.special, (*notes, *more), done.tokens.lengths, choices)
 
 
 def _left_out_note(kind: str, count: int, left_out: Defects) -> Note:
     what = "samples without a target are left out" if kind == NO_TARGET else f"records are left out: {kind}"
     return Note(count, what, left_out.examples[kind])
+
+
+def _several(tokens: TokenSet) -> Iterator[Note]:
+    """What to say of conversations that a template renders otherwise once later turns are there."""
+    samples = np.bincount(tokens.documents)
+    if (several := samples > 1).any():
+        what = "conversations became several samples: the template renders a turn otherwise when others follow"
+        first = int(np.argmax(several))
+        yield Note(int(several.sum()), what, f"{escape(tokens.index.name(first))}, {samples[first]:,} samples")
 
 
 def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:

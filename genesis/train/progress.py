@@ -15,7 +15,7 @@ from genesis.train.output import Output, printable
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-__all__ = ["SPEED_NOTE", "Progress", "duration", "tokenizing"]
+__all__ = ["SPEED_NOTE", "Progress", "draws", "duration", "tokenizing"]
 
 SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are left out"
 # Seconds between two redraws of a bar, and between two lines about tokenizing where there is no terminal.
@@ -36,7 +36,7 @@ class Progress:
         self.total_steps = total_steps
         self.step = start_step
         self._output = stream if isinstance(stream, Output) else Output(stream)
-        self._bar = _bar(self._output, "{task.completed:.0f}/{task.total:.0f}") if _draws(self._output) else None
+        self._bar = _bar(self._output, "{task.completed:.0f}/{task.total:.0f}") if draws(self._output) else None
         self._task: Any = None
         self._shown: dict[str, float] = {}
         self._drawn_at = -math.inf
@@ -126,8 +126,8 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _draws(output: Output) -> bool:
-    """Whether there is a terminal that can redraw a line."""
+def draws(output: Output) -> bool:
+    """Whether there is a terminal that can redraw a line, and show colours."""
     return output.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
@@ -155,7 +155,7 @@ def tokenizing(label: str, stream: Output | TextIO | None = None) -> Iterator[Ca
     On a terminal a bar; elsewhere a line every five seconds and one at the end.
     """
     output = stream if isinstance(stream, Output) else Output(stream)
-    bar = _bar(output, "{task.percentage:3.0f} %") if _draws(output) else None
+    bar = _bar(output, "{task.percentage:3.0f} %") if draws(output) else None
     started = time.monotonic()
     state = {"at": started if bar is None else -math.inf, "done": 0, "total": 0}
     task = bar.add_task(printable(label), total=None, text="") if bar is not None else None

@@ -92,6 +92,7 @@ CASES = (
     Case("eval", ("eval", "run", "--data", "docs", "--seq-len", "32", "--device", "cpu"), is_exact=True),
     Case("validate", ("validate", "config.yaml"), is_exact=True),
     Case("validate a folder", ("validate", "config.yaml", *_TUNED), is_exact=True),
+    Case("data preview", ("data", "preview", "config.yaml"), is_exact=True),
     Case("schema", ("schema",), is_exact=True),
     Case("env", ("env", "--json")),
     Case("demo", ("demo", "fusion", "--fast", "--device", "cpu", "--json", "demo.json"), made=("demo.json",)),

@@ -1,0 +1,176 @@
+"""`genesis data preview`: what a run would learn from: samples, lengths, rows. No weights, no GPU, nothing is kept."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from genesis.data.documents import Ints, TokenSet
+from genesis.data.loader import PackedLoader
+from genesis.data.pipeline import Prepared
+from genesis.data.stream_decoder import StreamDecoder
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import escape
+from genesis.io.files import temporary_folder
+from genesis.train.config import Config
+from genesis.train.output import Output
+from genesis.train.progress import draws
+from genesis_cli.session.preparation import file_lines, model_config, prepare_data
+
+__all__ = ["preview"]
+
+BINS, BAR = 10, 40
+SHOWN = 1000  # tokens of a sample
+
+
+def preview(config: Config, *, samples: int, output: Output, progress: Output) -> None:
+    """Show what `config` trains on: `samples` samples, from the first to the last, and figures of all of them.
+
+    Args:
+        output: where it goes; a terminal gets colours, unless NO_COLOR is set.
+        progress: where it says what takes time.
+    """
+    shape = model_config(config)
+    with temporary_folder() as cache:
+        data = prepare_data(config, shape, progress, cache)
+        for line in _figures(config, data):
+            output.line(line)
+        page = _Page(output, data.tokenizer)
+        if samples:
+            page.legend()
+        for sample in np.unique(np.linspace(0, len(data.train) - 1, samples).round().astype(np.int64)).tolist():
+            page.show(data.train, sample)
+
+
+def _figures(config: Config, data: Prepared) -> Iterator[str]:
+    yield from file_lines(data)
+    found = [("", data.report.defects)] + ([("held out: ", data.held_out.defects)] if data.held_out else [])
+    for which, defects in found:
+        for kind, count in defects.counts.items():
+            yield f"{which}{count:,} records are left out: {kind}; the first: {escape(defects.examples[kind])}"
+    train = data.train
+    share = f"{100 * train.num_targets / train.num_tokens:.1f} %"
+    yield f"{_size(train)}, {train.num_tokens:,} tokens, {train.num_targets:,} of them targets ({share})"
+    if data.held_out is not None:
+        yield f"held out {_size(data.held_out.tokens)}"
+    yield from _histogram(data.report.lengths, config.data.seq_len)
+    length = config.data.seq_len
+    packing = PackedLoader(train, batch_size=1, seq_len=length, seed=config.train.seed).packing(0)
+    yield f"packed: rows of {length:,} tokens: {packing.num_rows:,}, {100 * packing.fill_rate:.1f} % filled"
+
+
+def _size(tokens: TokenSet) -> str:
+    return f"samples: {len(tokens):,}, of {tokens.num_documents:,} documents"
+
+
+def _histogram(lengths: Ints, seq_len: int) -> Iterator[str]:
+    """How many samples are how long, a line for each range of lengths."""
+    middle, most = np.quantile(lengths, [0.5, 0.95], method="higher").tolist()
+    yield (
+        f"lengths: {lengths.min():,} to {lengths.max():,} tokens; half of the samples have at most {middle:,}, 95 % at"
+        f" most {most:,}; {int((lengths > seq_len).sum()):,} have more than the {seq_len:,} of data.seq_len"
+    )
+    first = int(lengths.min())
+    width = -(-(int(lengths.max()) - first + 1) // BINS)
+    counts = np.bincount((lengths - first) // width)
+    digits = len(f"{first + len(counts) * width:,}")
+    for place, count in enumerate(counts.tolist()):
+        begin, bar = first + place * width, "#" * -(-BAR * count // int(counts.max()))
+        yield f"  {begin:>{digits},} to {begin + width - 1:>{digits},}  {bar:<{BAR}} {count:,}"
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Neighbouring tokens of one kind as text."""
+
+    text: str
+    is_target: bool
+    is_special: bool
+
+
+class _Page:
+    """Prints samples: in colour on a terminal, else with marks."""
+
+    def __init__(self, output: Output, tokenizer: Tokenizer) -> None:
+        from rich.console import Console
+
+        self._output, self._tokenizer = output, tokenizer
+        self._in_colour = draws(output) and not os.environ.get("NO_COLOR")
+        self._console = Console(
+            file=output,  # type: ignore[arg-type]
+            force_terminal=self._in_colour,
+            color_system="standard" if self._in_colour else None,
+            highlight=False,
+            emoji=False,
+            markup=False,
+        )
+        specials = {tokenizer.token(token_id) or "" for token_id in tokenizer.special_ids} - {""}
+        marks = set() if self._in_colour else {"[[", "]]"}
+        ordered = sorted(specials | marks, key=len, reverse=True)
+        self._lookalike = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+
+    def legend(self) -> None:
+        """Say how the samples are to be read."""
+        shown = "targets are [[in brackets]], special tokens stand as they are"
+        if self._in_colour:
+            self._print([("special tokens", _style(_Span("", False, True))), (", ", ""), ("targets", "green")])
+            shown = "special tokens and targets have the colours above"
+        self._output.line(f"{shown}; a \\ is before text that only spells a special token")
+
+    def show(self, tokens: TokenSet, sample: int) -> None:
+        """Print a sample."""
+        begin, length = int(tokens.starts[sample]), int(tokens.lengths[sample])
+        name = escape(tokens.index.name(int(tokens.documents[sample])))
+        targets = int(tokens.target_counts[sample])
+        self._output.line(f"\nsample {sample + 1:,}, of {name}: {length:,} tokens, {targets:,} targets")
+        spans = list(self._spans(tokens, begin, min(length, SHOWN)))
+        if self._in_colour:
+            self._print([(span.text, _style(span)) for span in spans])
+        else:
+            self._print([(f"[[{span.text}]]" if span.is_target else span.text, "") for span in _merged(spans)])
+        if length > SHOWN:
+            self._output.line(f"… and {length - SHOWN:,} more tokens")
+
+    def _print(self, parts: list[tuple[str, str]]) -> None:
+        from rich.text import Text
+
+        self._console.print(Text.assemble(*parts), soft_wrap=True)
+
+    def _spans(self, tokens: TokenSet, begin: int, length: int) -> Iterator[_Span]:
+        """The sample's beginning as text that can be printed."""
+        decoder = StreamDecoder(self._tokenizer, skip_special=False)
+        ids = tokens.stream[begin : begin + length].tolist()
+        is_target = [True] * length if tokens.mask is None else (tokens.mask[begin : begin + length] != 0).tolist()
+        is_target[0] = False
+        text, kind = "", (False, False)
+        for token_id, target in zip(ids, is_target, strict=True):
+            found = (target, token_id in self._tokenizer.special_ids)
+            if found != kind:
+                yield from self._span(text + decoder.finish(), *kind)
+                text, kind = "", found
+            text += decoder.push(token_id)
+        yield from self._span(text + decoder.finish(), *kind)
+
+    def _span(self, text: str, is_target: bool, is_special: bool) -> Iterator[_Span]:
+        if text:
+            plain = text if is_special else self._lookalike.sub(lambda found: "\\" + found[0], text)
+            yield _Span("\n".join(escape(line) for line in plain.split("\n")), is_target, is_special)
+
+
+def _style(span: _Span) -> str:
+    return " ".join(["green"] * span.is_target + ["bold"] * span.is_special)
+
+
+def _merged(spans: list[_Span]) -> Iterator[_Span]:
+    """Neighbours of which both are targets, or neither, as one."""
+    text, is_target = "", False
+    for span in spans:
+        if text and span.is_target != is_target:
+            yield _Span(text, is_target, False)
+            text = ""
+        text, is_target = text + span.text, span.is_target
+    yield _Span(text, is_target, False)
