@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from genesis.array import Array, Spec, empty
 from genesis.backend import CPU, Device, backend_for
@@ -183,6 +183,10 @@ class Op:
         method: the public function is also a method of Tensor.
         in_place: Tensor also has the method with a trailing underscore, which overwrites its tensor.
         module: the name of the activation module in `genesis.nn`; `nn.functional` has the function, too.
+        autocast: what inputs of float types are cast to inside `autocast`. "low_precision": matmuls, and what is fused
+            with them (norm, activation and sums in it are fp32 inside, and rounded once); "fp32": what needs range or
+            sums; "widest": the widest type of the inputs; empty: they stay as they are.
+        autocast_inputs: how many leading inputs that means; None for all.
         torch: what torch calls the op, on the same operands (and dimensions): "torch.add". Empty where torch has
             nothing like it, or where a call of another form is in `genesis.profile.peers.torch_ops`.
     """
@@ -206,6 +210,8 @@ class Op:
     method: bool = False
     in_place: bool = False
     module: str = ""
+    autocast: Literal["", "low_precision", "fp32", "widest"] = ""
+    autocast_inputs: int | None = None
     torch: str = ""
 
     def __post_init__(self) -> None:

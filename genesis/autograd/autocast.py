@@ -1,7 +1,7 @@
 """Mixed precision by the op: inside `autocast` matmuls run in two bytes, and what needs range or sums in float32.
 
-This is the state of a thread and the table of ops; record.py casts. The table holds torch's lists for CUDA with what
-those for the CPU add, and is one for all devices, so that a program computes in the same types everywhere.
+This is the state of a thread; record.py casts. Which ops are cast, their records say (`Op.autocast`): torch's lists for
+CUDA with what those for the CPU add, the same on all devices, so that a program computes in the same types everywhere.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from genesis.errors import DTypeError, UsageError
 from genesis.op import Op
 
 __all__ = [
-    "FP32",
-    "LOW_PRECISION",
-    "WIDEST",
     "Kept",
     "Settings",
     "autocast",
@@ -35,31 +32,6 @@ __all__ = [
     "settings",
     "wanted_types",
 ]
-
-# Matmuls, run in the low type, with the number of leading inputs that this means (None: all). A fused op counts as the
-# matmuls in it: its norm, its activation and its sums are wide inside, and rounded once.
-LOW_PRECISION: dict[str, int | None] = {
-    "matmul": None,
-    "linear": None,
-    "packed_linear": None,
-    "norm_linear": None,
-    "norm_mlp": None,
-    "attention": None,
-    "attention_packed": 1,  # not the tables of angles
-    "linear_cross_entropy": 2,  # not what the mean divides by
-}
-
-# What needs range or sums, run in float32.
-FP32 = frozenset(
-    (
-        "cross_entropy", "cumsum", "exp", "expm1", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax",
-        "logsumexp", "norm", "norm_rope", "pow", "prod", "reciprocal", "rms_norm", "rsqrt", "softmax", "square", "sum",
-        "tan",
-    )
-)  # fmt: skip
-
-# Run in the widest type of their inputs, as arithmetic and cat do by themselves.
-WIDEST = frozenset(("index_put",))
 
 DEVICES = ("cpu", "cuda")
 CHOICES = (bfloat16, float16)
@@ -155,14 +127,12 @@ def _widest(arrays: tuple[Any, ...]) -> list[DType | None]:
 
 def wanted_types(op: Op, arrays: tuple[Any, ...]) -> list[DType | None]:
     """For each input the type that it is to be cast to, None to leave it as it is; empty where nothing is cast."""
-    if op.cuda_impl is not None:  # a user's op, whatever its name
-        return []
-    if op.name in LOW_PRECISION:
-        count = LOW_PRECISION[op.name]
+    if op.autocast == "low_precision":
+        count = op.autocast_inputs
         return [low_precision_type(x) if count is None or i < count else None for i, x in enumerate(arrays)]
-    if op.name in FP32:
+    if op.autocast == "fp32":
         return [fp32_type(x) for x in arrays]
-    return _widest(arrays) if op.name in WIDEST else []
+    return _widest(arrays) if op.autocast else []
 
 
 # --- What users call --------------------------------------------------------------------------------------------------

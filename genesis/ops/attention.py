@@ -204,7 +204,15 @@ def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     return (dq, dk, dv, None)[: len(ctx.inputs)]
 
 
-@op("attention", _infer, vjp=_vjp, saves=(0, 1, 2, 3, "out"), auxiliary=(1,), flops=lambda i, o, a: _flops(i, a))
+@op(
+    "attention",
+    _infer,
+    vjp=_vjp,
+    saves=(0, 1, 2, 3, "out"),
+    auxiliary=(1,),
+    flops=lambda i, o, a: _flops(i, a),
+    autocast="low_precision",
+)
 def attention(
     out: tuple[np.ndarray, np.ndarray],
     q: np.ndarray,
@@ -390,6 +398,8 @@ def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     saves=_packed_saves,
     auxiliary=(1, 2),
     flops=lambda i, o, a: _packed_flops(i, a),
+    autocast="low_precision",
+    autocast_inputs=1,
 )
 def attention_packed(
     out: tuple[np.ndarray, ...],

@@ -202,15 +202,15 @@ def _unary(
     saves: Saves = (),
     flops: int = 1,
     in_place: bool = True,
-    module: str = "",
+    **rest: Any,
 ) -> Op:
     """An op of one operand, whose reference sweeps `function` in the result's type."""
 
     def reference(out: np.ndarray, x: Any) -> None:
         sweep(function, out, x)
 
-    facts: dict[str, Any] = {"in_place": in_place, "module": module}
-    return _register(name, doc, reference, infer, vjp=vjp, saves=saves, flops=_count(flops), **facts)
+    facts: dict[str, Any] = {"flops": _count(flops), "in_place": in_place, **rest}
+    return _register(name, doc, reference, infer, vjp=vjp, saves=saves, **facts)
 
 
 def _binary(
@@ -426,7 +426,7 @@ remainder = _binary(
     saves=lambda needs: (0, 1) if needs[1] else (),
     in_place=True,
 )
-pow = _binary("pow", "x^y.", _pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10, **_WRITTEN)
+pow = _binary("pow", "x^y.", _pow_infer, _power, _pow_vjp, saves=_pow_saves, flops=10, autocast="fp32", **_WRITTEN)
 maximum = _binary(
     "maximum",
     "The larger of x and y; NaN where one is NaN.",
@@ -568,14 +568,28 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
 neg: Op = _unary("neg", "-x.", _numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
 abs = _unary("abs", "|x|.", _numeric("abs"), np.abs, _from_x(lambda x: sign(x)), saves=(0,))  # noqa: PLW0108  defined below
 sign: Op = _unary("sign", "-1, 0 or 1.", _common, _sign, _no_derivative)
-square = _unary("square", "x².", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,))
-exp = _unary("exp", "e^x.", _floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4)
+square = _unary("square", "x².", _square_infer, np.square, _from_x(lambda x: mul(x, 2)), saves=(0,), autocast="fp32")
+exp = _unary("exp", "e^x.", _floating, np.exp, _from_y(lambda y: y), saves=("out",), flops=4, autocast="fp32")
 exp2 = _unary("exp2", "2^x.", _floating, np.exp2, _from_y(lambda y: mul(y, math.log(2))), saves=("out",), flops=4)
 expm1 = _unary(
-    "expm1", "e^x - 1, exact near 0.", _floating, np.expm1, _from_y(lambda y: add(y, 1)), saves=("out",), flops=5
+    "expm1",
+    "e^x - 1, exact near 0.",
+    _floating,
+    np.expm1,
+    _from_y(lambda y: add(y, 1)),
+    saves=("out",),
+    flops=5,
+    autocast="fp32",
 )
 log = _unary(
-    "log", "The natural logarithm.", _floating, np.log, lambda ctx, g: (div(g, ctx.inputs[0]),), saves=(0,), flops=5
+    "log",
+    "The natural logarithm.",
+    _floating,
+    np.log,
+    lambda ctx, g: (div(g, ctx.inputs[0]),),
+    saves=(0,),
+    flops=5,
+    autocast="fp32",
 )
 log2 = _unary(
     "log2",
@@ -585,6 +599,7 @@ log2 = _unary(
     lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(2))),),
     saves=(0,),
     flops=5,
+    autocast="fp32",
 )
 log10 = _unary(
     "log10",
@@ -594,6 +609,7 @@ log10 = _unary(
     lambda ctx, g: (div(g, mul(ctx.inputs[0], math.log(10))),),
     saves=(0,),
     flops=5,
+    autocast="fp32",
 )
 log1p = _unary(
     "log1p",
@@ -603,17 +619,36 @@ log1p = _unary(
     lambda ctx, g: (div(g, add(ctx.inputs[0], 1)),),
     saves=(0,),
     flops=5,
+    autocast="fp32",
 )
 sqrt = _unary(
     "sqrt", "√x.", _floating, np.sqrt, lambda ctx, g: (div(mul(g, 0.5), ctx.outputs[0]),), saves=("out",), flops=2
 )
 rsqrt = _unary(
-    "rsqrt", "1 / √x.", _floating, _rsqrt, _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)), saves=("out",), flops=3
+    "rsqrt",
+    "1 / √x.",
+    _floating,
+    _rsqrt,
+    _from_y(lambda y: mul(mul(mul(y, y), y), -0.5)),
+    saves=("out",),
+    flops=3,
+    autocast="fp32",
 )
-reciprocal = _unary("reciprocal", "1 / x.", _floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",))
+reciprocal = _unary(
+    "reciprocal", "1 / x.", _floating, np.reciprocal, _from_y(lambda y: neg(mul(y, y))), saves=("out",), autocast="fp32"
+)
 sin = _unary("sin", "The sine.", _floating, np.sin, _from_x(lambda x: cos(x)), saves=(0,), flops=8)  # noqa: PLW0108  defined below
 cos: Op = _unary("cos", "The cosine.", _floating, np.cos, _from_x(lambda x: neg(sin(x))), saves=(0,), flops=8)
-tan = _unary("tan", "The tangent.", _floating, np.tan, _from_y(lambda y: add(mul(y, y), 1)), saves=("out",), flops=8)
+tan = _unary(
+    "tan",
+    "The tangent.",
+    _floating,
+    np.tan,
+    _from_y(lambda y: add(mul(y, y), 1)),
+    saves=("out",),
+    flops=8,
+    autocast="fp32",
+)
 tanh = _unary(
     "tanh",
     "The hyperbolic tangent.",

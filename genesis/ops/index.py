@@ -222,7 +222,7 @@ def _last_writes(x: Array, indices: tuple[Array, ...], dims: Shape) -> Array:
     return reshaped(eq(stayed, numbers), (*shape, *(1,) * (len(x.shape) - len(dims) - at)))
 
 
-@op("index_put", _put_infer, vjp=_put_vjp, saves=tuple(range(2, 2 + _INDICES)))
+@op("index_put", _put_infer, vjp=_put_vjp, saves=tuple(range(2, 2 + _INDICES)), autocast="widest")
 def index_put(
     out: np.ndarray,
     x: np.ndarray,

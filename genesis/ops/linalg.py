@@ -112,7 +112,15 @@ def _reduced(grad: Array, x: Array) -> Array:
     return reshaped(sum_to_shape(grad, shape=shape) if grad.shape != shape else grad, x.shape)
 
 
-@op("matmul", _matmul_infer, vjp=_matmul_vjp, saves=(0, 1), flops=matmul_flops, torch="torch.matmul")
+@op(
+    "matmul",
+    _matmul_infer,
+    vjp=_matmul_vjp,
+    saves=(0, 1),
+    flops=matmul_flops,
+    autocast="low_precision",
+    torch="torch.matmul",
+)
 def matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
     """y = x @ y: `[..., n, k]` with `[..., k, m]`, batch dimensions broadcast; a vector counts as a row on the left and
     as a column on the right, and its dimension is then dropped.

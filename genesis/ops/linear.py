@@ -235,6 +235,7 @@ def _linear_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
     vjp=_linear_vjp,
     saves=_linear_saves,
     flops=matmul_flops,
+    autocast="low_precision",
     torch="torch.nn.functional.linear",
 )
 def linear(
@@ -335,6 +336,7 @@ def packed_saves(needs: tuple[bool, ...]) -> tuple[int, ...]:
     saves=packed_saves,
     flops=matmul_flops,
     join=join_parameters(1),
+    autocast="low_precision",
     torch="torch.nn.functional.linear",
 )
 def packed_linear(out: np.ndarray, x: np.ndarray, *parameters: np.ndarray, fp8: int = 0) -> None:

@@ -55,7 +55,15 @@ def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     return cross_entropy_backward(g, ctx.inputs[0], ctx.inputs[1], ctx.outputs[1], **ctx.attrs), None
 
 
-@op("cross_entropy", _infer, vjp=_vjp, saves=(0, 1, "out"), auxiliary=(1,), flops=lambda i, o, a: 4 * i[0].size)
+@op(
+    "cross_entropy",
+    _infer,
+    vjp=_vjp,
+    saves=(0, 1, "out"),
+    auxiliary=(1,),
+    flops=lambda i, o, a: 4 * i[0].size,
+    autocast="fp32",
+)
 def cross_entropy(
     out: tuple[np.ndarray, np.ndarray],
     logits: np.ndarray,
@@ -174,6 +182,8 @@ def _linear_flops(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: 
     auxiliary=(1, 2),
     gradient_outputs=((2, 1),),
     flops=_linear_flops,
+    autocast="low_precision",
+    autocast_inputs=2,
 )
 def linear_cross_entropy(
     out: np.ndarray | tuple[np.ndarray, ...],

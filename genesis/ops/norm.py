@@ -94,6 +94,7 @@ def _rms_norm_vjp(ctx: Context, g: Array, _: None) -> Grads:
     saves=(0, 1, "out1"),
     auxiliary=(1,),
     flops=lambda i, o, a: 4 * o[0].size,
+    autocast="fp32",
 )
 def rms_norm(out: tuple[np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarray, eps: float) -> None:
     """y = x·r·weight with r = 1 / sqrt(mean(x²) + eps); also gives r, without gradient (Zhang & Sennrich, 2019)."""
@@ -203,6 +204,7 @@ def _layer_norm_vjp(ctx: Context, g: Array, _m: None, _r: None) -> Grads:
     saves=(0, 1, "out1", "out2"),
     auxiliary=(1, 2),
     flops=lambda i, o, a: 7 * o[0].size,
+    autocast="fp32",
 )
 def layer_norm(
     out: tuple[np.ndarray, np.ndarray, np.ndarray], x: np.ndarray, weight: np.ndarray, bias: np.ndarray, eps: float

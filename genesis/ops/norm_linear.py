@@ -62,6 +62,7 @@ def _saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
     auxiliary=(1,),
     flops=lambda i, o, a: matmul_flops(i, o, a) + 4 * i[0].size,
     join=join_parameters(2),
+    autocast="low_precision",
 )
 def norm_linear(
     out: tuple[np.ndarray, np.ndarray], x: np.ndarray, scale: np.ndarray, *parameters: np.ndarray, eps: float,

@@ -114,7 +114,16 @@ def _flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str,
     return int(4 * x.size + gate_up.size * (6 * x.shape[-1] + 7) // 2)
 
 
-@op("norm_mlp", _infer, vjp=_vjp, saves=_saves, auxiliary=(1, 2, 3, 4), flops=_flops, join=join_parameters(FIRST))
+@op(
+    "norm_mlp",
+    _infer,
+    vjp=_vjp,
+    saves=_saves,
+    auxiliary=(1, 2, 3, 4),
+    flops=_flops,
+    join=join_parameters(FIRST),
+    autocast="low_precision",
+)
 def norm_mlp(
     out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, down: np.ndarray, down_bias: np.ndarray | None,
     *parameters: np.ndarray, eps: float, keep: bool = False, fp8: int = 0,

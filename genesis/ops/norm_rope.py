@@ -67,6 +67,7 @@ def _crossed(x: np.ndarray) -> np.ndarray:
     saves=(0, 1, 2, 3, 4, "out1"),
     auxiliary=(1,),
     flops=lambda i, o, a: 7 * o[0].size,
+    autocast="fp32",
 )
 def norm_rope(
     out: tuple[np.ndarray, np.ndarray],

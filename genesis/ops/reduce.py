@@ -189,7 +189,9 @@ def sum_to_shape(out: np.ndarray, x: np.ndarray, shape: Shape) -> None:
     reduce_into(np.add, x, axes, squeezed, _sum_type(x.dtype))
 
 
-@op("sum", _rule("sum", _widest), vjp=lambda ctx, g: (_repeat(ctx, g),), flops=reads, torch="torch.sum")
+@op(
+    "sum", _rule("sum", _widest), vjp=lambda ctx, g: (_repeat(ctx, g),), flops=reads, autocast="fp32", torch="torch.sum"
+)
 def sum(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Σ x over `axes`; 0 where there is nothing to add. dx = g."""
     axes = normalize_axes(axes, x.ndim)
@@ -286,7 +288,7 @@ def _prod_vjp(ctx: Context, g: Array) -> Grads:
     return (prod_backward(_repeat(ctx, g), ctx.inputs[0], axes=ctx.attrs.get("axes")),)
 
 
-@op("prod", _rule("prod", _widest), vjp=_prod_vjp, saves=(0,), flops=reads)
+@op("prod", _rule("prod", _widest), vjp=_prod_vjp, saves=(0,), flops=reads, autocast="fp32")
 def prod(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = Π x over `axes`; 1 where there is nothing to multiply. dx = g · the product of the other elements."""
     axes = normalize_axes(axes, x.ndim)
@@ -479,6 +481,7 @@ def _logsumexp_vjp(ctx: Context, g: Array) -> Grads:
     vjp=_logsumexp_vjp,
     saves=(0, "out"),
     flops=lambda inputs, outputs, attrs: 6 * inputs[0].size,
+    autocast="fp32",
 )
 def logsumexp(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False) -> None:
     """y = log Σ e^x over `axes`, with the largest element taken out first; -∞ where there is none. dx = g·e^(x - y)."""
@@ -546,6 +549,7 @@ def _powers(p: float) -> tuple[Any, Callable[[np.ndarray], Any], Callable[[np.nd
     vjp=_norm_vjp,
     saves=(0, "out"),
     flops=lambda inputs, outputs, attrs: 2 * inputs[0].size,
+    autocast="fp32",
 )
 def norm(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False, *, p: float) -> None:
     """y = (Σ |x|^p)^(1/p) over `axes`; p = ±∞ is the largest or smallest |x|, p = 0 counts elements that are not 0.
@@ -584,7 +588,7 @@ def _cumsum_vjp(ctx: Context, g: Array) -> Grads:
     return (cumsum(g, axis=ctx.attrs["axis"], reverse=not ctx.attrs.get("reverse", False)),)
 
 
-@op("cumsum", _cumsum_infer, vjp=_cumsum_vjp, flops=reads, torch="torch.cumsum")
+@op("cumsum", _cumsum_infer, vjp=_cumsum_vjp, flops=reads, autocast="fp32", torch="torch.cumsum")
 def cumsum(out: np.ndarray, x: np.ndarray, axis: int, reverse: bool = False) -> None:
     """y_i = Σ x_j over j ≤ i along `axis` (j ≥ i with `reverse`), floats in float64. dx_i = Σ g_j over j ≥ i."""
     if x.ndim == 0:

@@ -67,7 +67,15 @@ def _log_softmax_vjp(ctx: Context, g: Array) -> Grads:
     return (log_softmax_backward(g, ctx.outputs[0], dim=ctx.attrs["dim"]),)
 
 
-@op("softmax", _infer, vjp=_softmax_vjp, saves=("out",), flops=lambda i, o, a: 5 * o[0].size, torch="torch.softmax")
+@op(
+    "softmax",
+    _infer,
+    vjp=_softmax_vjp,
+    saves=("out",),
+    flops=lambda i, o, a: 5 * o[0].size,
+    autocast="fp32",
+    torch="torch.softmax",
+)
 def softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
     """y = e^(x - max x) / Σ e^(x - max x) along `dim`."""
     _rowwise(_softmax_rows, out, x, dim=dim)
@@ -85,6 +93,7 @@ def softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) ->
     vjp=_log_softmax_vjp,
     saves=("out",),
     flops=lambda i, o, a: 5 * o[0].size,
+    autocast="fp32",
     torch="torch.log_softmax",
 )
 def log_softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 import genesis
 from genesis import cuda, optim
 from genesis.autograd import Function, checkpoint
-from genesis.autograd.autocast import FP32, LOW_PRECISION, WIDEST, autocasting, wanted_types
+from genesis.autograd.autocast import autocasting, wanted_types
 from genesis.errors import DTypeError, GenesisError, UsageError
 from genesis.nn import functional as F
 from genesis.op import Op, Spec, observe, registry
@@ -79,9 +79,31 @@ def test_differences_are_real() -> None:
         assert found != TABLE["cuda"][name], name
 
 
-def test_the_table_names_ops() -> None:
-    assert (set(LOW_PRECISION) | FP32 | WIDEST) <= set(registry)
-    assert len(set(LOW_PRECISION) | FP32 | WIDEST) == len(LOW_PRECISION) + len(FP32) + len(WIDEST)
+def types_and_casts() -> list[Any]:
+    """What torch's cases and the fused functions give inside autocast."""
+    x, cosine = genesis.ones(2, 8, dtype=BFLOAT16), genesis.ones(3, 2, dtype=BFLOAT16)
+    heads, scale = genesis.ones(1, 3, 3, 4, dtype=BFLOAT16), genesis.ones(4, dtype=BFLOAT16)
+    calls = [call for call, _, _ in fused().values()]
+    calls += [lambda: F.rms_norm(x, (8,)), lambda: F.cross_entropy(x, genesis.tensor([1, 2]))]
+    calls += [lambda: F.norm_rope(heads, scale, scale, cosine, cosine, heads=1, key_heads=1, eps=1e-6)]
+    with genesis.autocast("cpu", cache_enabled=False), casts() as found:
+        cases = [
+            type_of(case, Inputs(genesis, *types, "cpu"), GenesisError) for case in CASES.values() for types in TYPES
+        ]
+        return [*cases, *(call().dtype.name for call in calls), found]
+
+
+@pytest.fixture(scope="module")
+def expected_types() -> list[Any]:
+    return types_and_casts()
+
+
+@pytest.mark.parametrize("name", [op.name for op in registry.values() if op.autocast])
+def test_a_record_without_its_autocast_is_noticed(
+    name: str, expected_types: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry[name], "autocast", "")
+    assert types_and_casts() != expected_types
 
 
 def test_a_users_op_of_the_same_name_is_left_alone() -> None:
