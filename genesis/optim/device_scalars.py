@@ -30,7 +30,7 @@ class DeviceScalars:
         self._is_fed = False
         self._sent: tuple[float, ...] = ()
 
-    def place(self, array: Array) -> None:
+    def read_from(self, array: Array) -> None:
         """Read the scalars from `array` from now on, which the caller fills with `Optimizer.step_scalars` before each
         step; the batch may bring them along.
 

@@ -2,7 +2,7 @@
 
 The tensors become views of the buffers. An optimizer step, the gradient norm, clipping and zeroing are then one call
 for the whole group, as a checkpoint's copy or a collective will be. Each tensor starts at a multiple of 64 bytes; the
-few elements between two tensors stay zero in the gradients and harm nobody.
+few elements between two tensors stay zero in the gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from genesis.tensor import Tensor
 __all__ = ["FlatBuffers", "Run"]
 
 ALIGNMENT = 64  # bytes
-PLACE = 32  # elements: 64 bytes of the narrowest float, so that all buffers of a group share their offsets
+ALIGNED_ELEMENTS = 32  # elements: 64 bytes of the narrowest float, so that all buffers of a group share their offsets
 
 
 def _idle_memory(flat: weakref.ref[FlatBuffers], index: int) -> Array | None:
@@ -46,7 +46,7 @@ class FlatBuffers:
     """The memory of several leaf tensors of one dtype and device, and of their gradients.
 
     The tensors are re-pointed: `param.array` becomes a view of `values`, and a first gradient is written into its slot
-    in `gradients` without a pass to zero it. `param.grad` keeps torch's meaning: None until a gradient arrived.
+    in `gradients` without a pass to zero it. `param.grad` keeps torch's meaning: None until a gradient is accumulated.
 
     Args:
         params: distinct leaves of one float dtype on one device.
@@ -61,7 +61,7 @@ class FlatBuffers:
         for param in self.params:
             assert param.array.dtype is self.dtype and param.array.device == self.device, "one dtype and device"
             self.starts.append(end)
-            end += -(-param.array.size // PLACE) * PLACE
+            end += -(-param.array.size // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
         self.size = end
         self.states: dict[str, Array] = {}  # optimizer states by name, as the optimizer asks for them
         self.grad_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
@@ -90,14 +90,14 @@ class FlatBuffers:
         return buffer.view(shape, contiguous_strides(shape), buffer.offset + self.starts[index])
 
     def idle_memory(self, index: int) -> Array | None:
-        """The gradients' memory before or behind parameter `index`, whichever is more, while no gradient is there.
+        """The gradients' memory before or after parameter `index`, whichever is more, while no gradient is in it.
 
-        None where one does, and where there are gaps between the parameters, which have to stay zero.
+        None where one is, and where there are gaps between the parameters, which have to stay zero.
         """
         others = (p for i, p in enumerate(self.params) if i != index)
         if any(p.grad is not None or p._gradient_slot is None or p._gradient_slot.is_leased for p in others):
             return None
-        if any(p.array.size % PLACE for p in self.params):
+        if any(p.array.size % ALIGNED_ELEMENTS for p in self.params):
             return None
         start, stop = self.starts[index], self.starts[index] + self.params[index].array.size
         first, last = (0, start) if start >= self.size - stop else (stop, self.size)
@@ -112,7 +112,7 @@ class FlatBuffers:
         found: list[Run] = []
         for i, param in enumerate(self.params):
             value = key(param)
-            start, stop = self.starts[i], self.starts[i] + -(-param.array.size // PLACE) * PLACE
+            start, stop = self.starts[i], self.starts[i] + -(-param.array.size // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
             if value is None:
                 continue
             last = found[-1] if found else None
@@ -123,7 +123,7 @@ class FlatBuffers:
         return found
 
     def collect_gradients(self) -> None:
-        """Bring gradients that were assigned from outside to their slots.
+        """Copy gradients that were assigned from outside into their slots.
 
         Raises:
             GenesisError: if a parameter was given other memory, as `Module.to` does.
@@ -137,27 +137,27 @@ class FlatBuffers:
                 )
             grad = param.grad
             if grad is not None and (grad.array.storage is not slot.storage or grad.array.offset != slot.offset):
-                param.claim_gradient_slot()  # what an op's forward keeps there moves out
+                param.claim_gradient_slot()  # which moves out what an op's forward pass has there under a lease
                 registry["cast"](grad.array, dtype=self.grad_dtype, out=slot)
                 param.grad = Tensor(slot)
 
     def gradient_spans(self) -> list[Array]:
-        """The gradients that have arrived, in as few pieces as possible."""
+        """The accumulated gradients, in as few pieces as possible."""
         self.collect_gradients()
         return [self.span(self.gradients, r) for r in self.runs(lambda p: None if p.grad is None else True)]
 
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
-        """The norm of all gradients that have arrived: a 0-d tensor."""
+        """The norm of all accumulated gradients: a 0-d tensor."""
         return Tensor(total_norm(*self.gradient_spans(), ord=float(norm_type)))
 
     def scale_gradients(self, factor: Tensor | float) -> None:
-        """Multiply the gradients that have arrived by a number or a 0-d tensor."""
+        """Multiply the accumulated gradients by a number or a 0-d tensor."""
         value = factor.array if isinstance(factor, Tensor) else factor
         for span in self.gradient_spans():
             registry["mul"](span, value, out=span)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, or set those that have arrived to 0."""
+        """Forget the gradients, or set the accumulated ones to 0."""
         if set_to_none:
             for param in self.params:
                 param.grad = None

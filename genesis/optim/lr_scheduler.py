@@ -350,11 +350,11 @@ class CosineAnnealingWarmRestarts(LRScheduler):
                 self.T_cur, self.T_i = self.T_cur % self.T_i, self.T_i * self.T_mult
         else:
             check_range("epoch", epoch, 0)
-            self._place(epoch)
+            self._find_wave(epoch)
         self.last_epoch = math.floor(epoch)
         self.set([self.next_rate(0.0, i) for i in range(len(self.base_lrs))])
 
-    def _place(self, epoch: float) -> None:
+    def _find_wave(self, epoch: float) -> None:
         """Find the wave that `epoch` lies in."""
         start, length = 0, self.T_0
         if self.T_mult == 1:
@@ -486,7 +486,7 @@ class CyclicLR(LRScheduler):
         base_lr, max_lr: one, or one for each group.
         step_size_up, step_size_down: steps of a rise, and of a fall; None means as many.
         mode: "triangular"; "triangular2", whose height is halved every cycle; "exp_range", times gamma^step.
-        scale_fn, scale_mode: in the place of `mode`: the height's factor, a function of the "cycle" or of the step
+        scale_fn, scale_mode: instead of `mode`: the height's factor, a function of the "cycle" or of the step
             ("iterations").
         cycle_momentum: whether momentum (or the first of the betas) goes along.
     """

@@ -32,7 +32,7 @@ from genesis.ops.gradients import clip_factor, total_norm
 from genesis.ops.optimizers import DeviceScalar
 from genesis.ops.rounding import Noise, rounding_counters, stochastic_round
 from genesis.optim.device_scalars import DeviceScalars, sent
-from genesis.optim.flat import PLACE, FlatBuffers, Run
+from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Run
 from genesis.optim.groups import decay_groups
 from genesis.optim.saving import MASTER, RESIDUAL, load_state, saved_state, state_dict
 from genesis.optim.settings import Group, check_keywords, without_neutral
@@ -124,7 +124,7 @@ class Optimizer:
         self.steps = 0
         self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
         self._flats: list[list[FlatBuffers]] = []  # for each group, one for each dtype and device
-        self._places: dict[Tensor, tuple[FlatBuffers, int]] = {}
+        self._positions: dict[Tensor, tuple[FlatBuffers, int]] = {}
         self._device_scalars: dict[tuple[Device, int], DeviceScalars] = {}
         self._scales: dict[Device, tuple[float, Array]] = {}
         self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a stream
@@ -204,7 +204,7 @@ class Optimizer:
             kinds.setdefault((param.dtype, param.device), []).append(param)
         for param in (p for members in kinds.values() for p in members):  # in the order of flat buffers
             self._counters[param] = self._counters_per_stream
-            self._counters_per_stream += rounding_counters(param.shape, PLACE)
+            self._counters_per_stream += rounding_counters(param.shape, ALIGNED_ELEMENTS)
         self._flats.append(self._flatten(kinds.values()) if self.implementation == "fused" else [])
 
     def _check_param(self, name: str | None, param: Any, known: set[int]) -> None:
@@ -221,7 +221,7 @@ class Optimizer:
     def _flatten(self, kinds: Iterable[Sequence[Tensor]]) -> list[FlatBuffers]:
         flats = [FlatBuffers(members, self.grad_dtype) for members in kinds]
         for flat in flats:
-            self._places.update({p: (flat, i) for i, p in enumerate(flat.params)})
+            self._positions.update({p: (flat, i) for i, p in enumerate(flat.params)})
         return flats
 
     # --- Gradients ----------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Optimizer:
                     param.grad.zero_()
 
     def _gradients(self) -> list[Array]:
-        """All gradients that have arrived, in as few pieces as the memory allows."""
+        """All accumulated gradients, in as few pieces as the memory allows."""
         arrays: list[Array] = []
         for group, flats in zip(self.param_groups, self._flats, strict=True):
             arrays += [span for flat in flats for span in flat.gradient_spans()]
@@ -323,7 +323,7 @@ class Optimizer:
         is_flat = self.implementation == "fused" and self.elementwise
         rounds = self.low_precision == "stochastic" or self.state_dtype is bfloat16
         if rounds and not is_flat:
-            return f"{type(self).__name__} rounds parameter by parameter, with noise whose place the host counts"
+            return f"{type(self).__name__} rounds parameter by parameter, with noise whose position the host counts"
         return None
 
     def device_scalars(self, device: Device) -> DeviceScalars:
@@ -467,13 +467,13 @@ class Optimizer:
 
     def _is_in_flat(self, param: Tensor) -> bool:
         """Whether the states of a parameter are in flat buffers, as it is itself."""
-        return self.elementwise and param in self._places
+        return self.elementwise and param in self._positions
 
     def _state_tensor(self, param: Tensor, name: str, shape: Shape, dtype: DType) -> Tensor:
         """Zeros of `shape`, in the flat buffer of that state where the parameter is in one."""
         owner = f"{type(self).__name__} {name}"
         if self._is_in_flat(param):
-            flat, index = self._places[param]
+            flat, index = self._positions[param]
             if name not in flat.states:
                 flat.states[name] = flat.buffer(dtype, owner)
             array = flat.view(flat.states[name], index)

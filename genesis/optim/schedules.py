@@ -170,8 +170,8 @@ class Sequential:
 
     def lr_at(self, step: int) -> float:
         """The learning rate of step `step`."""
-        place = sum(step >= m for m in self.milestones)
-        return self.schedules[place].lr_at(step - (self.milestones[place - 1] if place else 0))
+        index = sum(step >= m for m in self.milestones)
+        return self.schedules[index].lr_at(step - (self.milestones[index - 1] if index else 0))
 
 
 def make_schedule(

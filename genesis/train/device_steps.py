@@ -99,7 +99,7 @@ class DeviceSteps:
         optimizer = state.optimizer
         scalars = optimizer.device_scalars(device)
         self.feed = Feed(device, state.loader.batch_size, state.loader.seq_len, scalars.array.size)
-        scalars.place(self.feed.scalars)
+        scalars.read_from(self.feed.scalars)
         self._loss, self._report = zeros((), device=device), zeros(4, device=device)
         self._made: list[_Made] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)

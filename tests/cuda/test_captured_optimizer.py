@@ -133,7 +133,7 @@ def test_a_step_neither_waits_nor_copies_from_ordinary_memory(monkeypatch: pytes
 def test_numbers_may_come_with_the_batch() -> None:
     optimizer, params = make("adamw")
     there = genesis.zeros(3, dtype="float64", device="cuda")
-    optimizer.device_scalars(CUDA).place(there.array)
+    optimizer.device_scalars(CUDA).read_from(there.array)
     for step in range(3):
         give(optimizer, params, step)
         optimizer.begin_step()
@@ -145,7 +145,7 @@ def test_numbers_may_come_with_the_batch() -> None:
         other.step()
     assert everything(optimizer, params) == everything(other, others)
     with pytest.raises(ShapeError, match=r"float64 \(3,\), not .*float32"):
-        optimizer.device_scalars(CUDA).place(genesis.zeros(3, device="cuda").array)
+        optimizer.device_scalars(CUDA).read_from(genesis.zeros(3, device="cuda").array)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

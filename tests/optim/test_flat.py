@@ -12,7 +12,7 @@ from genesis.array import Array
 from genesis.errors import GenesisError
 from genesis.functions.create import tensor
 from genesis.functions.random import randn
-from genesis.optim.flat import ALIGNMENT, PLACE, FlatBuffers
+from genesis.optim.flat import ALIGNED_ELEMENTS, ALIGNMENT, FlatBuffers
 from genesis.tensor import Tensor
 
 
@@ -33,7 +33,7 @@ def test_tensors_become_aligned_views_with_the_same_values(dtype: str) -> None:
         assert param.grad is None
         flat.view(flat.values, i).view_np()[...] = 7
         assert (param.detach().numpy() == 7).all()
-    assert flat.size % PLACE == 0 and flat.size >= sum(p.numel() for p in params)
+    assert flat.size % ALIGNED_ELEMENTS == 0 and flat.size >= sum(p.numel() for p in params)
 
 
 def test_transposed_parameters_and_old_gradients_are_taken_over() -> None:
