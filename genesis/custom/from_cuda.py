@@ -15,8 +15,8 @@ from genesis.custom.user_op import Rule, Saved, UserOp
 from genesis.errors import DeviceError, UsageError, UserCode
 
 if TYPE_CHECKING:
-    from genesis.backend.cuda.nvrtc import Compiled
     from genesis.custom.cuda_source import SourceKernel
+    from genesis.custom.nvrtc import Compiled
 
 __all__ = ["CudaOp", "cuda_op"]
 

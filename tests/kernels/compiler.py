@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from genesis.backend.cuda import nvrtc
 from genesis.backend.cuda.driver import is_interpreted
+from genesis.custom import nvrtc
 from genesis.errors import DeviceError
 
 __all__ = ["has_nvrtc", "runs_cuda"]

@@ -13,9 +13,10 @@ import pytest
 import genesis
 from genesis.array import Array, empty
 from genesis.backend import backend_for
-from genesis.backend.cuda import CudaBackend, dispatch, launch, nvrtc
+from genesis.backend.cuda import CudaBackend, dispatch, launch
 from genesis.backend.cuda.dispatch import call_key, cuda_impls, exact, layout_of
 from genesis.backend.cuda.launch import KernelLaunch, submit, watching_launches
+from genesis.custom import nvrtc
 from genesis.dtypes import float32
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.op import Op, Spec, registry
