@@ -28,6 +28,7 @@ __all__ = [
     "Spec",
     "common_device",
     "execute",
+    "gradient_like",
     "observe",
     "op",
     "registry",
@@ -282,6 +283,23 @@ def op(name: str, infer: Infer, **rest: Any) -> Callable[[Callable[..., Any]], O
         return Op(name, reference, infer, family=reference.__module__.rpartition(".")[2], **rest)
 
     return register
+
+
+def gradient_like(name: str, g: Array, *outputs: Array, like: Array | Spec | None = None) -> tuple[Spec, ...]:
+    """The shape and dtype rule of a backward op: gradients of `outputs`, where the incoming gradient fits.
+
+    Args:
+        g: the gradient of the forward op's result.
+        outputs: the inputs that get gradients, of their shape and dtype.
+        like: what `g` must have the shape of; the first of `outputs` unless given.
+
+    Raises:
+        ShapeError: naming op and shapes.
+    """
+    expected = outputs[0] if like is None else like
+    if g.shape != expected.shape:
+        raise ShapeError(f"{name}: the gradient has shape {g.shape}, the result has {expected.shape}")
+    return tuple(Spec(x.shape, x.dtype) for x in outputs)
 
 
 Observer = Callable[[Op, tuple[Any, ...], tuple[Array, ...], dict[str, Any], float], None]

@@ -11,9 +11,8 @@ import numpy as np
 from genesis.array import Array
 from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Op, Spec, op
+from genesis.op import Context, Op, Spec, gradient_like, op
 from genesis.ops.blocks import each_block, store, upcast, working
-from genesis.ops.checks import gradient_like
 from genesis.ops.elementwise import erf_values, sigmoid_values
 from genesis.ops.sweep import sweep
 

@@ -20,9 +20,8 @@ from genesis.array import Array
 from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, Spec, gradient_like, op
 from genesis.ops.blocks import BLOCK, upcast
-from genesis.ops.checks import gradient_like
 from genesis.ops.rope import rope
 
 __all__ = ["attention", "attention_backward", "attention_packed", "attention_packed_backward", "parts_of"]

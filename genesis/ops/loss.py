@@ -8,9 +8,8 @@ from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, Spec, gradient_like, op
 from genesis.ops.blocks import each_block, upcast
-from genesis.ops.checks import gradient_like
 from genesis.shapes import Shape
 
 __all__ = ["cross_entropy", "cross_entropy_backward", "linear_cross_entropy"]

@@ -6,7 +6,7 @@ import numpy as np
 
 from genesis.array import Array
 from genesis.errors import ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, Spec, gradient_like, op
 from genesis.ops.blocks import each_block, sum_blocks, upcast
 from genesis.ops.elementwise import add
 from genesis.ops.norm import check_norm, statistics_type
@@ -120,10 +120,8 @@ def _backward_infer(
     g: Array, x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array, rstd: Array, *, heads: int,
     key_heads: int,
 ) -> tuple[Spec, ...]:  # fmt: skip
-    if g.shape != x.shape:
-        raise ShapeError(f"norm_rope_backward: the gradient has shape {g.shape}, the result has {x.shape}")
     _check("norm_rope_backward", x, (query_weight, key_weight), (cos, sin), heads, key_heads)
-    return x.spec, query_weight.spec, key_weight.spec
+    return gradient_like("norm_rope_backward", g, x, query_weight, key_weight)
 
 
 @op("norm_rope_backward", _backward_infer, flops=lambda i, o, a: 11 * o[0].size)

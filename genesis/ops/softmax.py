@@ -6,9 +6,8 @@ import numpy as np
 
 from genesis.array import Array
 from genesis.errors import DTypeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, Spec, gradient_like, op
 from genesis.ops.blocks import each_block, upcast
-from genesis.ops.checks import gradient_like
 from genesis.shapes import normalize_axis
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]

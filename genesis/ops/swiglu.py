@@ -10,7 +10,7 @@ import numpy as np
 from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Spec, op
+from genesis.op import Context, Spec, gradient_like, op
 from genesis.ops.blocks import each_block, rows_of, store, upcast, working
 from genesis.ops.elementwise import sigmoid_values
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_scaled
@@ -60,9 +60,7 @@ def swiglu_packed(out: np.ndarray, gate_up: np.ndarray) -> None:
 
 def _backward_infer(g: Array, gate_up: Array, *, with_result: bool = False) -> Spec | tuple[Spec, ...]:
     result = _half("swiglu_packed_backward", gate_up)
-    if g.shape != result.shape:
-        raise ShapeError(f"swiglu_packed_backward: the gradient has shape {g.shape}, the result has {result.shape}")
-    spec = Spec(gate_up.shape, gate_up.dtype)
+    (spec,) = gradient_like("swiglu_packed_backward", g, gate_up, like=result)
     return (spec, result) if with_result else spec
 
 
