@@ -35,7 +35,10 @@ __all__ = [
     "AdapterConfig",
     "adapted_layers",
     "adapter_of",
+    "adapter_parameters",
+    "adapter_values",
     "apply_adapters",
+    "apply_adapters_of",
     "is_adapter",
     "load_adapter",
     "read_adapter",
@@ -58,6 +61,12 @@ M = TypeVar("M", bound=nn.Module)
 def adapted_layers(model: nn.Module) -> dict[str, nn.LoRALinear]:
     """The layers of a model that have an adapter, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.LoRALinear)}
+
+
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a model's adapters, by name."""
+    layers = adapted_layers(model)
+    return {f"{name}.{part}": p for name, layer in layers.items() for part, p in _parts(layer)}
 
 
 def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | None = None) -> M:
@@ -166,20 +175,51 @@ def load_adapter(
         ModelError: as in `read_adapter`; tensors that are missing, left over, or of other shapes than the model's
             layers have.
     """
+    apply_adapters_of(model, folder, dropout=dropout, generator=generator)
+    values = adapter_values(model, folder)
+    with no_grad():
+        for name, parameter in adapter_parameters(model).items():
+            _fill(parameter, values[name])
+    return model
+
+
+@boundary(ModelError, "reading the adapter")
+def apply_adapters_of(
+    model: M, folder: str | os.PathLike[str], *, dropout: float | None = None, generator: Generator | None = None
+) -> M:
+    """Give a base model fresh adapters like the one in `folder`, of whose tensors only the headers are read; returns
+    the model. One that has such adapters stays as it is.
+
+    Args:
+        dropout, generator: as in `load_adapter`.
+
+    Raises:
+        ModelError: as in `load_adapter`.
+    """
     config = read_adapter(folder)
     config = config if dropout is None else replace(config, dropout=dropout)
     with _open_weights(folder) as file:
         chosen = targets(model, config, ModelError, escape(Path(folder) / ADAPTER_CONFIG), strict=False)
-        stored = _check_tensors(chosen, config, file, escape(Path(folder) / ADAPTER_WEIGHTS))
-        if layers := adapted_layers(model):
-            _check_same(layers, chosen, config, escape(folder))
-        else:
-            _adapt(model, chosen, config, generator)
-        with no_grad():
-            for name, layer in adapted_layers(model).items():
-                for part, parameter in _parts(layer):
-                    _fill(parameter, file.read(stored[name, part]))
+        _check_tensors(chosen, config, file, escape(Path(folder) / ADAPTER_WEIGHTS))
+    if layers := adapted_layers(model):
+        _check_same(layers, chosen, config, escape(folder))
+    else:
+        _adapt(model, chosen, config, generator)
     return model
+
+
+@boundary(ModelError, "reading the adapter")
+def adapter_values(model: nn.Module, folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The tensors in `folder` as it stores them, by the names of the parameters of a model with such adapters.
+
+    Raises:
+        ModelError: as in `load_adapter`.
+    """
+    config = read_adapter(folder)
+    with _open_weights(folder) as file:
+        chosen = targets(model, config, ModelError, escape(Path(folder) / ADAPTER_CONFIG), strict=False)
+        stored = _check_tensors(chosen, config, file, escape(Path(folder) / ADAPTER_WEIGHTS))
+        return {f"{name}.{part}": file.read(held) for (name, part), held in stored.items()}
 
 
 def _open_weights(folder: str | os.PathLike[str]) -> SafeTensors:

@@ -26,15 +26,17 @@ from genesis.train.config_file import RESOLVED, check_resume, parse_config
 from genesis.train.metrics import FILE_NAME, check_metrics
 from genesis.train.plot import PICTURE_NAME
 from genesis.train.strict_yaml import MAX_BYTES
+from genesis_models.adapters import ADAPTER_CONFIG
+from genesis_models.base import BASE_NAME
 
 __all__ = ["Resume", "RunFolder", "check_is_ours", "check_places"]
 
 # Go on from the newest checkpoint: never, always, or where there is a run.
 Resume = bool | Literal["allow"]
 
-_WEIGHTS = re.compile(r"model.*\.safetensors")
+_WEIGHTS = re.compile(r"(adapter_)?model.*\.safetensors")
 # What only the end of a run writes.
-_AT_THE_END = {"config.json", INDEX_NAME, PICTURE_NAME, *SIDE_FILES}
+_AT_THE_END = {"config.json", INDEX_NAME, PICTURE_NAME, ADAPTER_CONFIG, BASE_NAME, *SIDE_FILES}
 _MAX_NAMES = 5
 
 

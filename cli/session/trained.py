@@ -2,32 +2,133 @@
 
 from __future__ import annotations
 
-from genesis.nn import init
-from genesis.train.config import Config
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from genesis.errors import ConfigError, escape
+from genesis.nn import LoRALinear, init
+from genesis.train.config import LORA, Config, LoraConfig, fine_tuning_defaults
+from genesis.train.config_help import show
 from genesis.train.parameters import check_factors, freeze
+from genesis_models.adapters import (
+    AdapterConfig,
+    adapted_layers,
+    apply_adapters,
+    apply_adapters_of,
+    read_adapter,
+)
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import ARCHITECTURES
 
-__all__ = ["check_trained", "select_trained"]
+__all__ = ["check_trained", "filled_lora", "select_trained", "trained_lines"]
+
+# Settings that may differ from those of the adapter in `lora.init_from`: they change nothing that was trained.
+FREE = ("dropout",)
 
 
-def select_trained(config: Config, model: CausalLM) -> None:
-    """Freeze what `model` does not learn in a run.
+def filled_lora(lora: LoraConfig, recorded: LoraConfig | None) -> LoraConfig:
+    """`lora` with what it leaves to the adapter in `init_from`.
+
+    Args:
+        recorded: of the run that is resumed, which has them already.
 
     Raises:
-        ConfigError: a pattern names no parameter, or nothing is left to train.
+        ConfigError: a setting contradicts the adapter's. ModelError: that is no adapter.
     """
+    if lora.init_from is None:
+        return lora
+    if recorded is not None and recorded.init_from == lora.init_from:
+        found = recorded.model_dump()
+    else:
+        found = _settings_of(read_adapter(lora.init_from))
+    for key in LORA:
+        given = getattr(lora, key)
+        if given is not None and key not in FREE and not _same(given, found[key]):
+            what = f"lora.{key} is {show(given)}, and that of the adapter in lora.init_from {show(found[key])}"
+            next = f"remove lora.{key}: training goes on with what the adapter has"
+            raise ConfigError(what, where=escape(lora.init_from), next=next)
+    return lora.model_copy(update={key: found[key] for key in LORA if getattr(lora, key) is None})
+
+
+def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
+    modules = adapter.target_modules
+    listed = {"target_modules": list(modules) if isinstance(modules, tuple) else modules}
+    return {key: getattr(adapter, key) for key in LORA if key != "target_modules"} | listed
+
+
+def _same(one: Any, other: Any) -> bool:
+    return sorted(one) == sorted(other) if isinstance(one, list) and isinstance(other, list) else bool(one == other)
+
+
+def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[str] | None = None) -> None:
+    """Give `model` the adapters of a run, with fresh values, and freeze what it does not learn.
+
+    Args:
+        adapter: the folder of one that went on from `lora.init_from`, which may be gone.
+
+    Raises:
+        ConfigError: a pattern names no parameter or layer, or nothing is left to train. ModelError: the adapter in
+            `lora.init_from` cannot be read or is not of this model.
+    """
+    lora = config.lora
+    if lora is not None and lora.init_from is not None:
+        apply_adapters_of(model, lora.init_from if adapter is None else adapter, dropout=lora.dropout)
+    elif lora is not None:
+        apply_adapters(model, _adapter_config(lora))
     freeze(model.named_parameters(), config.train.freeze)
+
+
+def _adapter_config(lora: LoraConfig) -> AdapterConfig:
+    settings = {key: getattr(lora, key) for key in LORA}
+    if isinstance(lora.target_modules, list):
+        settings["target_modules"] = tuple(lora.target_modules)
+    return AdapterConfig(**settings)
 
 
 def check_trained(config: Config, shape: ModelConfig) -> None:
     """Check the settings that name parts of the model, without the memory of its weights.
 
     Raises:
-        ConfigError: as in `select_trained`, and of `optim.lr_factors`.
+        ConfigError, ModelError: as in `select_trained`; ConfigError: of `optim.lr_factors`.
     """
     with init.shapes_only():
         model = ARCHITECTURES[shape.model_type](shape)
         select_trained(config, model)
     check_factors(config.optim.lr_factors, [name for name, p in model.named_parameters() if p.requires_grad])
+
+
+def trained_lines(config: Config, model: CausalLM) -> Iterator[str]:
+    """What is trained, and which settings have the defaults of fine-tuning, in a line each; nothing from scratch."""
+    parameters = dict(model.named_parameters())
+    total = sum(p.numel() for p in parameters.values())
+    trained = sum(p.numel() for p in parameters.values() if p.requires_grad)
+    share = f"{trained:,} of {total:,} parameters are trained, {100 * trained / total:.3g} %"
+    if config.lora is not None:
+        yield f"{_adapters_line(adapted_layers(model))}: {share}"
+    elif trained < total:
+        yield share
+    chosen = fine_tuning_defaults(config)
+    if chosen:
+        yield _defaults_line(config, chosen)
+
+
+def _adapters_line(layers: Mapping[str, LoRALinear]) -> str:
+    one = next(iter(layers.values()))
+    kind = ("DoRA" if one.lora_magnitude_vector is not None else "LoRA") + (", rank-stabilized" * one.use_rslora)
+    ranks, scalings = ({getattr(layer, key) for layer in layers.values()} for key in ("r", "scaling"))
+    ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers))
+    sizes = f"r {_spread(ranks)}, scaling {_spread(scalings)}"
+    return f"{kind}: {sizes}, on {len(layers):,} layers ({ends})"
+
+
+def _spread(values: set[float]) -> str:
+    return " to ".join(f"{value:g}" for value in sorted({min(values), max(values)}))
+
+
+def _defaults_line(config: Config, chosen: Mapping[str, float | bool]) -> str:
+    """What the schema filled in, and why."""
+    kind = "in full" if config.lora is None else "with adapters"
+    values = ", ".join(f"{key} {show(value)}" for key, value in chosen.items())
+    return f"defaults of fine-tuning {kind}, as model.path names a trained model: {values}"

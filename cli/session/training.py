@@ -17,7 +17,7 @@ from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ConfigError, InterruptedRun, escape
-from genesis.io.files import FolderUpdate, FolderWriter, sweep
+from genesis.io.files import FolderUpdate, sweep
 from genesis.io.owner import check_owner
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
@@ -29,15 +29,19 @@ from genesis.train.output import Output
 from genesis.train.progress import Progress, duration
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
+from genesis_cli.session.base_model import adapter_to_resume, checked_base
 from genesis_cli.session.inference import continue_text, stop_ids
 from genesis_cli.session.memory import advised, planned_memory
+from genesis_cli.session.model_files import ModelFiles
 from genesis_cli.session.preparation import describe_gpu, file_lines, model_config, prepare_data, resolve_device
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
-from genesis_cli.session.trained import select_trained
+from genesis_cli.session.trained import select_trained, trained_lines
 from genesis_cli.session.weights import settled, usable_precision
+from genesis_models.adapters import adapter_parameters, load_adapter
+from genesis_models.base import Base
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
-from genesis_models.folder import load, write_model
+from genesis_models.folder import load
 from genesis_models.generate import Sampling
 from genesis_models.precision import WeightType
 from genesis_models.registry import build
@@ -63,14 +67,16 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
         asks = bool(resume) or resume_from is not None
         config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
         folder.check_previous(config, resume, resume_from)
+        previous = adapter_to_resume(config, resume, resume_from)
+        base = checked_base(config, previous)
         if not folder.is_known:
             folder.record(config)
         shape = model_config(config)
         memory = planned_memory(config, shape, device)  # before the data: what cannot fit is refused at once
         data = prepare_data(config, shape, console)
-        model = make_model(config, shape, data.tokenizer, device)
+        model = make_model(config, shape, data.tokenizer, device, previous)
         announce(config, data, model, device, dtype, memory, console)
-        training = assemble(config, data, model, device, interrupts, console)
+        training = assemble(config, data, model, device, interrupts, console, base)
         # A killed run may have left its checkpoint between two renames.
         sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
         _restore(training, resume, resume_from, console)
@@ -80,7 +86,7 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
             interrupts.deferred = True
             summary = training.run()
             interrupts.deferred = False
-        _finish(config, data.tokenizer, model, data.held_out, summary, console)
+        _finish(config, training, data.held_out, summary, console)
     return summary
 
 
@@ -110,15 +116,24 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         set_threads(before)
 
 
-def make_model(config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device) -> CausalLM:
-    """The model with the weights that training starts from."""
+def make_model(
+    config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device, adapter: Path | None = None
+) -> CausalLM:
+    """The model with the weights that training starts from.
+
+    Args:
+        adapter: a checkpoint that is about to be loaded.
+    """
+    random.manual_seed(config.train.seed)
     if config.model.path is not None:
         model = load(config.model.path, device=str(device), dtype=config.model.dtype)
     else:
         raw = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, **shape.raw}
         fresh = ModelConfig.from_dict(raw, where="model.config")
         model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
-    select_trained(config, model)
+    select_trained(config, model, adapter)
+    if adapter is None and config.lora is not None and config.lora.init_from is not None:
+        load_adapter(model, config.lora.init_from, dropout=config.lora.dropout)
     model.activation_checkpointing = config.train.activation_checkpointing
     model.precision, _ = usable_precision(config, model.config, device)
     return model
@@ -135,13 +150,15 @@ def announce(
 ) -> None:
     """What is about to happen, in a few lines."""
     chosen = f" (auto: {describe_gpu()[1]})" if config.train.device == "auto" else ""
-    count = sum(p.numel() for p in model.parameters())
+    count = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in adapter_parameters(model).values())
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {count:,} parameters, {dtype}")
     for name, probability in model.config.dropout.items():
         console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
     if (said := usable_precision(config, model.config, device)[1]) is not None:
         console.line(said)
+    for line in trained_lines(config, model):
+        console.line(line)
     if memory is not None:
         console.line(memory)
     for line in file_lines(data):
@@ -162,17 +179,28 @@ def _first_defect(data: Prepared) -> str:
 
 
 def assemble(
-    config: Config, data: Prepared, model: CausalLM, device: Device, interrupts: Interrupts, console: Output
+    config: Config,
+    data: Prepared,
+    model: CausalLM,
+    device: Device,
+    interrupts: Interrupts,
+    console: Output,
+    base: Base | None = None,
 ) -> Training:
-    """The training loop's parts, at step 0."""
+    """The training loop's parts, at step 0.
+
+    Args:
+        base: of adapters; without it nothing can be saved.
+    """
     output = Path(config.train.output_dir)
     loader = PackedLoader(
         data.train, batch_size=config.train.batch_size, seq_len=config.data.seq_len, seed=config.train.seed
     )
     steps = total_steps(config, loader)
-    random.manual_seed(config.train.seed)
     seed, accumulated = config.train.seed, config.train.accumulation_steps
-    state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), seed, accumulated), loader)
+    optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated)
+    files = ModelFiles(config, data.tokenizer, model, optimizer, base)
+    state = TrainState(model, optimizer, loader, base=files.frozen)
     sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
 
     stop = stop_ids(config.model.path, data.tokenizer)
@@ -182,14 +210,17 @@ def assemble(
         pieces = continue_text(model, data.tokenizer, prompt, sampling, count, stop=stop, parse_special=special)
         return "".join(itertools.takewhile(lambda _: interrupts.received is None, pieces))
 
-    def write(folder: FolderWriter) -> None:
-        _write_model(config, data.tokenizer, model, folder)
-
     progress = Progress(steps, 0, console)
     return Training(
         config=config,
         state=state,
-        checkpoints=Checkpoints(output, write, config.checkpoint.save_total_limit, warn=progress.note),
+        checkpoints=Checkpoints(
+            output,
+            files.write,
+            config.checkpoint.save_total_limit,
+            read_masters=None if config.lora is None else files.read_masters,
+            warn=progress.note,
+        ),
         lr_at=build_schedule(config.optim, steps),
         sample=sample,
         held_out=data.held_out,
@@ -209,18 +240,6 @@ def _sinks(config: Config, output: Path) -> tuple[Any, ...]:
     if config.log.wandb:
         sinks.append(WandbSink(output, config.log.wandb_project, config.model_dump(mode="json")))
     return tuple(sinks)
-
-
-def _write_model(config: Config, tokenizer: Tokenizer, model: CausalLM, folder: FolderWriter) -> None:
-    """Model, tokenizer and side files; a source folder's own files are kept byte for byte."""
-    own_tokenizer = config.model.path is not None and config.data.tokenizer is None
-    write_model(
-        model,
-        folder,
-        source=config.model.path,
-        extra_files=None if own_tokenizer else tokenizer.files(),
-        eos_token_id=tokenizer.eos_id,
-    )
 
 
 def _restore(training: Training, resume: Resume, resume_from: str | None, console: Output) -> None:
@@ -259,14 +278,12 @@ def _restore(training: Training, resume: Resume, resume_from: str | None, consol
         console.line("no complete checkpoint here: starting from the beginning")
 
 
-def _finish(
-    config: Config, tokenizer: Tokenizer, model: CausalLM, held_out: HeldOut | None, summary: Summary, console: Output
-) -> None:
+def _finish(config: Config, training: Training, held_out: HeldOut | None, summary: Summary, console: Output) -> None:
     """The final model at the root of the run, the loss picture, and the summary."""
     output = Path(config.train.output_dir)
     if config.checkpoint.save_final:
         with FolderUpdate(output) as folder:
-            _write_model(config, tokenizer, model, folder)
+            training.checkpoints.write_model(folder)
     _draw(output, console)
     for line in _summary_lines(summary, held_out, output):
         console.line(line)

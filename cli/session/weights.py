@@ -1,4 +1,4 @@
-"""What `model.dtype` and `train.precision` mean for a run, before anything is built, recorded or planned."""
+"""What `model.dtype`, `train.precision` and `lora.init_from` mean for a run, before anything is built or recorded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from genesis.ops import fp8 as fp8_ops
 from genesis.train.config import Config
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import MAX_BYTES
+from genesis_cli.session.trained import filled_lora
 from genesis_models.blocks import widest_matmul
 from genesis_models.config import ModelConfig
 from genesis_models.folder import stored_dtype
@@ -22,24 +23,32 @@ __all__ = ["settled", "usable_precision"]
 
 
 def settled(config: Config, device: Device, record: Path | None = None) -> tuple[Config, WeightType]:
-    """`config` with the type that its `model.dtype` means on `device`, and that type with the reason for it.
+    """`config` with the type that its `model.dtype` means on `device`, and that type with the reason for it; and with
+    the settings of the adapter that `lora.init_from` names.
 
     Args:
         record: the resolved configuration of the run that is resumed: "auto" is the type that it has there.
 
     Raises:
-        ModelError: the model's folder cannot be read. ConfigError: the record is malformed.
+        ModelError: the model's folder or the adapter cannot be read. ConfigError: the record is malformed, or settings
+            contradict the adapter.
     """
+    recorded: Config | None = None
+    if record is not None and os.path.lexists(record):
+        recorded = parse_config(read_limited(record, MAX_BYTES), str(record))
     found: WeightType | None = None
-    if config.model.dtype == AUTO and record is not None and os.path.lexists(record):
-        before = parse_config(read_limited(record, MAX_BYTES), str(record)).model.dtype
+    if config.model.dtype == AUTO and recorded is not None:
+        before = recorded.model.dtype
         found = None if before == AUTO else WeightType(before, "as the run began")
     if found is None:
         is_open = config.model.dtype == AUTO and device.type != "cpu" and config.model.path is not None
         stored = stored_dtype(config.model.path) if is_open and config.model.path is not None else None
         found = weight_type(config.model.dtype, device, stored, trains=True)
     model = config.model.model_copy(update={"dtype": found.name})
-    return config.model_copy(update={"model": model}), found
+    lora = config.lora
+    if lora is not None:
+        lora = filled_lora(lora, None if recorded is None else recorded.lora)
+    return config.model_copy(update={"model": model, "lora": lora}), found
 
 
 def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:

@@ -54,6 +54,11 @@ def skip_init(device: Any = None, dtype: Any = None) -> Iterator[None]:
         _place.reset(place)
 
 
+def is_skipped() -> bool:
+    """Whether weights keep undefined values here."""
+    return _skipping.get()
+
+
 @contextmanager
 def shapes_only() -> Iterator[None]:
     """Layers made inside the block have parameters of their shapes without the memory: to ask a model about them."""

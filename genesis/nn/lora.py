@@ -120,7 +120,7 @@ class LoRALinear(Linear):
 
     def reset_magnitude(self) -> None:
         """Set m to the norm of the rows of W + s·B·A, so that c is 1."""
-        if self.lora_magnitude_vector is not None:
+        if self.lora_magnitude_vector is not None and not init.is_skipped():
             with no_grad():
                 self.lora_magnitude_vector.weight.copy_(self._norm())
 

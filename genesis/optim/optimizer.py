@@ -457,13 +457,17 @@ class Optimizer:
             state = self.state[param] = {"step": 0}
             for name, shape in self.rule(param.shape, group).state_shapes(param.shape).items():
                 state[name] = self._state_tensor(param, name, shape, self.kept_dtype(param))
-            if param.dtype.itemsize == 2 and self.low_precision == "master":
+            if self.keeps_master(param):
                 if param.dtype is bfloat16 and self._is_in_flat(param):
                     state[RESIDUAL] = self._state_tensor(param, RESIDUAL, param.shape, int16)
                 else:
                     state[MASTER] = self._state_tensor(param, MASTER, param.shape, float32)
                     registry["cast"](param.array, dtype=float32, out=state[MASTER].array)
         return state
+
+    def keeps_master(self, param: Tensor) -> bool:
+        """Whether a parameter is updated in float32: a 2-byte one, unless it is rounded at random."""
+        return param.dtype.itemsize == 2 and self.low_precision == "master"
 
     def _is_in_flat(self, param: Tensor) -> bool:
         """Whether the states of a parameter are in flat buffers, as it is itself."""

@@ -117,7 +117,7 @@ def _expected(optimizer: Optimizer, param: Tensor, group: dict[str, Any]) -> dic
     found: dict[str, tuple[Any, DType]] = {
         n: (s, dtype) for n, s in optimizer.rule(param.shape, group).state_shapes(param.shape).items()
     }
-    if param.dtype.itemsize == 2 and optimizer.low_precision == "master":
+    if optimizer.keeps_master(param):
         found[MASTER] = (param.shape, float32)
     return found
 

@@ -1,4 +1,4 @@
-"""Checkpoints: folders `checkpoint-<step>` that transformers loads and that a run resumes from. No pickle.
+"""Checkpoints: folders `checkpoint-<step>` that transformers or PEFT loads and that a run resumes from. No pickle.
 
 A checkpoint is committed whole (see `genesis.io.files`); nothing is removed before a newer one is complete.
 """
@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from genesis.io.hf import WeightFolder, read_json
 from genesis.io.paths import is_folder, list_folder, safe_join
 from genesis.io.safetensors import SafeTensors, write_tensors
 from genesis.io.strict_json import indented_bytes
+from genesis.optim.saving import MASTER
 from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, restore_optimizer
 from genesis.train.state import Interval, TrainState
@@ -45,6 +46,7 @@ OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "
 RUN_NAMES = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 
 WriteModel = Callable[[FolderWriter], None]
+ReadMasters = Callable[[Path], Mapping[str, np.ndarray]]
 
 
 class Checkpoints:
@@ -53,6 +55,8 @@ class Checkpoints:
     Args:
         output_dir: the run's folder.
         write_model: writes the model's own files (config, weights, tokenizer).
+        read_masters: reads the run's own parameters from a checkpoint, in float32: masters where the optimizer keeps
+            some, whose file then has none. None: the folder holds the model as it is.
         keep: how many to keep; None for all.
         warn: called once for each old checkpoint that cannot be removed.
     """
@@ -63,11 +67,12 @@ class Checkpoints:
         write_model: WriteModel,
         keep: int | None,
         *,
+        read_masters: ReadMasters | None = None,
         fs: FileSystem = DEFAULT,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.output_dir, self.keep = output_dir, keep
-        self._write_model, self._fs, self._warn = write_model, fs, warn
+        self.write_model, self._read_masters, self._fs, self._warn = write_model, read_masters, fs, warn
         self._stuck: set[int] = set()
 
     @boundary(ModelError, "listing the checkpoints")
@@ -92,11 +97,14 @@ class Checkpoints:
         """
         digest = state.hash()
         arrays = optimizer_arrays(state.optimizer)
-        weights = sum(p.array.nbytes for _, p in state.model.named_parameters())
+        in_float32 = self._read_masters is not None
+        if in_float32:
+            arrays = {name: array for name, array in arrays.items() if not name.endswith(f".{MASTER}")}
+        weights = sum(p.numel() * (4 if in_float32 else p.dtype.itemsize) for _, p in state.own_parameters())
         check_room(self.output_dir, weights + sum(a.nbytes for a in arrays.values()))
         with AtomicFolder(self.folder(state.step), fs=self._fs, replace=True) as folder:
             folder.metadata.update(step=state.step, state_hash=digest, threads=threads())
-            self._write_model(folder)
+            self.write_model(folder)
             with folder.create(OPTIMIZER) as file:
                 write_tensors(file, arrays, {"format": "pt"})
             folder.write(RNG, indented_bytes(random.get_state()))
@@ -168,12 +176,15 @@ class Checkpoints:
 
     def _read(self, state: TrainState, folder: Path) -> None:
         counters = read_json(safe_join(folder, TRAINER))
-        with WeightFolder(folder) as weights:
-            for name, parameter in state.model.named_parameters():
-                _copy_into(parameter, weights.read(name), name, folder)
         with SafeTensors(safe_join(folder, OPTIMIZER)) as file:
             arrays = {name: file.read(name) for name in file.names}
         try:
+            if self._read_masters is None:
+                with WeightFolder(folder) as weights:
+                    for name, parameter in state.model.named_parameters():
+                        _copy_into(parameter, weights.read(name), name, folder)
+            else:
+                arrays |= _read_adapter(state, self._read_masters(folder), counters["optimizer"], folder)
             restore_optimizer(state.optimizer, arrays, counters["optimizer"])
             random.set_state(read_json(safe_join(folder, RNG)))
             state.loader.load_state(read_json(safe_join(folder, DATA)))
@@ -185,6 +196,18 @@ class Checkpoints:
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
+
+
+def _read_adapter(
+    state: TrainState, values: Mapping[str, np.ndarray], updated: Mapping[str, Any], folder: Path
+) -> dict[str, np.ndarray]:
+    """Set the run's own parameters to `values`, rounded where they are; the masters among these, for the optimizer."""
+    masters = {}
+    for name, parameter in state.own_parameters():
+        _copy_into(parameter, values[name].astype(parameter.dtype.numpy), name, folder)
+        if name in updated and state.optimizer.keeps_master(parameter):
+            masters[f"{name}.{MASTER}"] = values[name]
+    return masters
 
 
 def _count(value: Any) -> int:

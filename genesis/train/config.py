@@ -702,6 +702,8 @@ class Config(Section):
             filled["eval"] = {**evaluation, "at_start": trains_further}
         config = handler(filled)
         config.optim.model_fields_set.difference_update(chosen)
+        if filled.get("eval") is not evaluation:
+            config.eval.model_fields_set.discard("at_start")
         return config
 
     @model_validator(mode="after")
@@ -777,14 +779,16 @@ def _fine_tuning(optim: Mapping[str, Any], kind: str) -> dict[str, float]:
     return {key: value for key, value in found.items() if key in used and optim.get(key) is None}
 
 
-def fine_tuning_defaults(config: Config) -> dict[str, float]:
+def fine_tuning_defaults(config: Config) -> dict[str, float | bool]:
     """The settings that were filled in because weights are trained further, by name."""
     if config.model.path is None:
         return {}
-    keys = FINE_TUNING["full" if config.lora is None else "lora"]
-    missing = (key for key in keys if key not in config.optim.model_fields_set)
-    found = {f"optim.{key}": getattr(config.optim, key) for key in missing}
-    return {key: value for key, value in found.items() if value is not None}
+    keys = [("optim", key) for key in FINE_TUNING["full" if config.lora is None else "lora"]]
+    sections = ((key, getattr(config, section), section) for section, key in (*keys, ("eval", "at_start")))
+    missing = (
+        (f"{name}.{key}", getattr(part, key)) for key, part, name in sections if key not in part.model_fields_set
+    )
+    return {key: value for key, value in missing if value is not None}
 
 
 def json_schema() -> dict[str, Any]:

@@ -215,7 +215,8 @@ def changes(old: Config, new: Config) -> list[Change]:
     """Every setting in which `new` differs from `old`; `allowed` says whether a resumed run may change it."""
     found = []
     for (key, before), (_, after) in zip(old.settings(), new.settings(), strict=True):
-        allowed = _may_change(key)
+        # The base of adapters may be moved: its fingerprint says whether it is the same.
+        allowed = _may_change(key) or (key == "model.path" and None not in (old.lora, new.lora, before, after))
         found += [Change(key + rest, a, b, allowed) for rest, a, b in _differences(before, after)]
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from genesis.optim import Optimizer
 from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, optimizer_counts
 
-__all__ = ["Interval", "LanguageModel", "TrainState"]
+__all__ = ["FrozenBase", "Interval", "LanguageModel", "TrainState"]
 
 
 class LanguageModel(Protocol):
@@ -51,6 +51,14 @@ class Interval:
         return self.loss_sum / max(self.targets, 1)
 
 
+@dataclass(frozen=True)
+class FrozenBase:
+    """A model that a run reads and never changes: the sha256 of its files, and the names of its parameters."""
+
+    sha256: str
+    parameters: frozenset[str]
+
+
 @dataclass
 class TrainState:
     """A run between two steps.
@@ -59,6 +67,7 @@ class TrainState:
         step: optimizer steps done.
         num_tokens: tokens trained on so far.
         evaluated_at: the step of the last complete evaluation; no part of H.
+        base: the frozen model that adapters are trained beside, None where the model itself is trained.
     """
 
     model: LanguageModel
@@ -68,6 +77,12 @@ class TrainState:
     num_tokens: int = 0
     interval: Interval = field(default_factory=Interval)
     evaluated_at: int = -1
+    base: FrozenBase | None = None
+
+    def own_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters that are the run's: all but those of the base."""
+        of_base = frozenset() if self.base is None else self.base.parameters
+        return ((name, p) for name, p in self.model.named_parameters() if name not in of_base)
 
     def counters(self) -> dict[str, Any]:
         """Step, tokens, running sums and how often each parameter was updated, as JSON values."""
@@ -89,9 +104,14 @@ class TrainState:
         }
 
     def hash(self) -> str:
-        """H: sha256 over parameters, optimizer, random generators, data position and step. No clock enters."""
+        """H: sha256 over parameters, optimizer, random generators, data position and step. No clock enters.
+
+        A base enters by its fingerprint.
+        """
         state = StateHash()
-        for name, parameter in self.model.named_parameters():
+        if self.base is not None:
+            state.add_json("base", self.base.sha256)
+        for name, parameter in self.own_parameters():
             state.add_array(f"model.{name}", parameter.detach().numpy())
         for name, array in sorted(optimizer_arrays(self.optimizer).items()):
             state.add_array(f"optimizer.{name}", array)

@@ -19,6 +19,8 @@ from unittest import mock
 
 import pytest
 
+import genesis_models
+from genesis.data.tokenizer import train_bpe
 from genesis.io.files import DEFAULT, Call, Observer
 from genesis.io.manifest import verify_manifest
 from genesis.train.config import Config
@@ -40,6 +42,8 @@ __all__ = [
     "command",
     "load",
     "make",
+    "make_base",
+    "make_lora",
     "memory_folder",
     "no_waiting",
     "observed",
@@ -278,3 +282,23 @@ class Forks:
     def run(self, *words: str | Path, **options: Any) -> Ended:
         """Starts a command and waits until it ends."""
         return self.start(*words, **options).wait()
+
+
+def make_base(folder: Path, path: Path, *, name: str = "base", seed: int = 0) -> Path:
+    """A model folder that a run with the configuration at `path` may go on from: its model, and a tokenizer."""
+    config = load(path, "unused")
+    texts = [file.read_text() for file in sorted(folder.glob("doc*.txt"))]
+    tokenizer = train_bpe(texts, vocab_size=272)
+    raw = {**(config.model.config or {}), "eos_token_id": tokenizer.eos_id}
+    genesis_models.save(genesis_models.build(raw, seed), folder / name, tokenizer=tokenizer)
+    return folder / name
+
+
+def make_lora(folder: Path) -> Path:
+    """As `make`, with adapters of a model in `folder / "base"`."""
+    path = make(folder)
+    base = make_base(folder, path)
+    lines = path.read_text().split("\n")
+    start, end = lines.index("  config:"), next(n for n, line in enumerate(lines) if line.startswith("data:"))
+    path.write_text("\n".join([*lines[:start], f"  path: {base}", *lines[end:], "lora: {r: 4}"]))
+    return path

@@ -58,7 +58,7 @@ def run(recipe: Path, tmp_path: Path) -> Training:
 def saver(training: Training, observer: Any = None, keep: int | None = None, **options: Any) -> Checkpoints:
     """The run's checkpoints, written through an observed file system."""
     own = training.checkpoints
-    return Checkpoints(own.output_dir, own._write_model, keep, fs=FileSystem(observer), **options)
+    return Checkpoints(own.output_dir, own.write_model, keep, fs=FileSystem(observer), **options)
 
 
 def bytes_of(folder: Path) -> dict[str, str]:

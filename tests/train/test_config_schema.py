@@ -261,7 +261,9 @@ def test_weights_that_are_trained_further_have_defaults_of_their_own(
     assert config.eval.at_start is True
     # What was filled in is known, and what was set is not among it; the record of a run sets all of it.
     given, known = sections.get("optim", {}), fine_tuning_defaults(config)
-    usual = {"optim.lr", "optim.warmup_ratio"} | ({"optim.weight_decay"} if "lora" in sections else set())
+    usual = {"optim.lr", "optim.warmup_ratio", "eval.at_start"} | (
+        {"optim.weight_decay"} if "lora" in sections else set()
+    )
     if not given.keys() & {"schedule", "warmup_steps"}:
         assert known.keys() == usual - {f"optim.{key}" for key in given}
     again = parse_config(config.resolved_yaml(), "c.yaml")
