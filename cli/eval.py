@@ -9,7 +9,7 @@ import typer
 
 from genesis.errors import ModelError
 from genesis.io.boundary import fitting
-from genesis_cli.options import Device, Dtype, Folder, settings, weight_dtype
+from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["evaluate"]
 
@@ -28,6 +28,7 @@ def evaluate(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", metavar="N", help="Sequences in one forward pass.")
     ] = None,
+    base: Base = None,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -45,7 +46,7 @@ def evaluate(
     from genesis_cli import session
 
     with fitting(ModelError, "running the model", folder):
-        found = session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind)
+        found = session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind, base=base)
     if as_json:
         print(json.dumps(found))
         return

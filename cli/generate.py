@@ -9,7 +9,7 @@ import typer
 
 from genesis.errors import ModelError
 from genesis.io.boundary import fitting
-from genesis_cli.options import Device, Dtype, Folder, settings, weight_dtype
+from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["generate"]
 
@@ -30,6 +30,7 @@ def generate(
         float | None, typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens of probability P.")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")] = None,
+    base: Base = None,
     device: Device = None,
     dtype: Dtype = None,
     special: Annotated[
@@ -58,7 +59,7 @@ def generate(
     output = Output(sys.stdout)
     sampling = {"max_tokens": sampling.pop("sample_tokens"), **sampling}
     with fitting(ModelError, "running the model", folder):
-        pieces = session.generate(folder, prompt, **sampling, **run, dtype=kind, parse_special=special)
+        pieces = session.generate(folder, prompt, **sampling, **run, dtype=kind, base=base, parse_special=special)
         for piece in ["".join(pieces)] if no_stream else pieces:
             output.write(printable(piece))
             output.flush()

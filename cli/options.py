@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
+    "Base",
     "ConfigName",
     "Device",
     "Dtype",
@@ -34,7 +35,15 @@ Overrides = Annotated[
     typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file."),
 ]
 Folder = Annotated[
-    str, typer.Argument(metavar="FOLDER", help="Model folder: a run's output_dir, a checkpoint, a Hugging Face folder.")
+    str,
+    typer.Argument(
+        metavar="FOLDER",
+        help="Model or adapter: a run's output_dir, a checkpoint, a Hugging Face folder, a PEFT adapter.",
+    ),
+]
+Base = Annotated[
+    str | None,
+    typer.Option("--base", metavar="FOLDER", help="Base model of an adapter.  [default: the one that it names]"),
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[

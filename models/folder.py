@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,17 @@ from genesis.io.hf import (
 )
 from genesis.io.paths import safe_join
 from genesis.io.strict_json import indented_bytes
-from genesis_models.adapters import adapted_layers
+from genesis_models.adapters import adapted_layers, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.precision import weight_type
 from genesis_models.recognition import check_model_folder
 from genesis_models.registry import empty_model, parameter_shapes
+from genesis_models.source import ModelSource, find_source
+from genesis_models.talking import GENERATION_CONFIG, generation_config
 
-__all__ = ["check_weights", "load", "read_config", "save", "stored_dtype", "write_model"]
+__all__ = ["check_weights", "load", "load_source", "read_config", "save", "stored_dtype", "write_model"]
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
@@ -81,8 +83,14 @@ def _main_type(weights: WeightFolder) -> str:
     return max(sizes, key=sizes.__getitem__, default="float32")
 
 
-def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: object = None) -> CausalLM:
-    """The model in `folder`: `config.json` and safetensors, in one file or in shards.
+def load(
+    folder: str | os.PathLike[str],
+    device: str = "cpu",
+    dtype: object = None,
+    *,
+    base: str | os.PathLike[str] | None = None,
+) -> CausalLM:
+    """The model in `folder`: `config.json` and safetensors, in one file or in shards; or an adapter on its base.
 
     Loading is strict: every parameter is found once, with its shape, and nothing is left over; the check is made on the
     headers, before memory is taken.
@@ -92,11 +100,24 @@ def load(folder: str | os.PathLike[str], device: str = "cpu", dtype: object = No
         dtype: "float32", "bfloat16" or "float16" (or "fp32", "bf16", "fp16", a DType); stored weights of another float
             type are cast. None or "auto": float32 on the CPU, the folder's own type on a GPU; `save` then writes each
             tensor in the type that it had in the folder.
+        base: the folder of an adapter's base, instead of the one that it names.
 
     Raises:
         ModelError: the path is no model folder; what is missing, left over or mis-shaped, at most 10 names of each,
-            with the counts. DTypeError: weights cannot have the type. OutOfMemoryError: they do not fit.
+            with the counts; the base of an adapter is missing or another one. DTypeError: weights cannot have the type.
+            OutOfMemoryError: they do not fit.
     """
+    return load_source(find_source(folder, base), device, dtype)
+
+
+def load_source(source: ModelSource, device: str = "cpu", dtype: object = None) -> CausalLM:
+    """The model of a source; arguments and errors as in `load`."""
+    model = _load_whole(source.folder, device, dtype)
+    return model if source.adapter is None else load_adapter(model, source.adapter)
+
+
+def _load_whole(folder: Path, device: str, dtype: object) -> CausalLM:
+    """The model in a folder of whole weights."""
     config, target = read_config(folder), as_device(device)
     with WeightFolder(folder) as weights:
         shapes = parameter_shapes(config)
@@ -204,17 +225,6 @@ def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
     return raw
 
 
-def _generation_config(model: CausalLM, eos_token_id: int | None) -> dict[str, Any]:
-    """The smallest file that transformers reads; a source folder's own file takes precedence."""
-    content: dict[str, Any] = {"_from_model_config": True}
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        if model.config.raw.get(key) is not None:
-            content[key] = model.config.raw[key]
-    if eos_token_id is not None:
-        content["eos_token_id"] = eos_token_id
-    return content
-
-
 def _plain_weights(model: CausalLM, dtype: str | None) -> dict[str, np.ndarray]:
     """The tensors of a plain model folder by name: adapters are merged in float32, and each is rounded once.
 
@@ -244,6 +254,7 @@ def write_model(
     source: str | os.PathLike[str] | None = None,
     extra_files: Mapping[str, bytes] | None = None,
     eos_token_id: int | None = None,
+    ends: Sequence[int] = (),
     max_shard_bytes: int = MAX_SHARD_BYTES,
     dtype: str | None = None,
 ) -> None:
@@ -254,6 +265,8 @@ def write_model(
         extra_files: further files (a tokenizer made by the run), by name; they take precedence over those of `source`,
             of whose tokenizer none is kept where these hold another one.
         eos_token_id: what ends a text, for `generation_config.json` where the source has none.
+        ends: the ids that end what the model was trained to say; they go before those that the source's file names,
+            which is kept byte for byte where none is given.
         dtype: "float32", "bfloat16" or "float16": that of all weights; None: of each the one that it has.
     """
     tensors = _plain_weights(model, dtype)
@@ -263,10 +276,11 @@ def write_model(
     kept = [] if source is None else [name for name in side_files(source) if name not in extra]
     if "tokenizer.json" in extra:
         kept = [name for name in kept if not TOKENIZER_FILES.fullmatch(name)]
+    if ends or not {GENERATION_CONFIG} & {*kept, *extra}:
+        extra[GENERATION_CONFIG] = generation_config(model.config, source, ends, eos_token_id)
+        kept = [name for name in kept if name != GENERATION_CONFIG]
     if source is not None:
         copy_side_files(source, writer, kept)
-    if "generation_config.json" not in kept and "generation_config.json" not in extra:
-        extra["generation_config.json"] = indented_bytes(_generation_config(model, eos_token_id))
     for name, data in extra.items():
         writer.write(name, data)
 

@@ -13,13 +13,13 @@ from genesis.io.hf import INDEX_NAME, WEIGHTS_NAME, read_json
 from genesis.io.manifest import MANIFEST_NAME
 from genesis.io.paths import exists, is_folder, safe_join
 
-__all__ = ["check_model_folder"]
+__all__ = ["CHECKPOINT", "check_model_folder", "hub_advice"]
 
 CONFIG, ADAPTER, RESOLVED = "config.json", "adapter_config.json", "config.resolved.yaml"
 NEEDED = f"{CONFIG} and safetensors weights"
 # A name on the Hugging Face hub: owner and model.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
+CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONVERT = 'in Python: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW", safe_serialization=True)'
 MAX_LISTED = 10_000
@@ -59,17 +59,24 @@ def check_model_folder(path: str | os.PathLike[str]) -> None:
 
 def _nothing_there(name: str) -> ModelError:
     """A path that does not exist: perhaps a hub id."""
-    if _HUB_ID.fullmatch(name) is None:
+    next = hub_advice(name)
+    if next is None:
         return ModelError(f"there is no folder {escape(name)}", next=f"name a model folder: {NEEDED}")
-    copy = name.rpartition("/")[2]
-    next = f"get the model with `hf download {name} --local-dir {copy}` (pip install huggingface_hub), then name {copy}"
-    if (cached := _cached(name)) is not None:
-        next = f"it is in the cache of huggingface_hub: name {escape(cached)}"
     return ModelError(
         f"there is no folder {escape(name)}; it looks like a model of the Hugging Face hub, and Genesis downloads"
         " nothing by itself",
         next=next,
     )
+
+
+def hub_advice(name: str) -> str | None:
+    """How to come by the model that the Hugging Face hub has under this name; None where it is no such name."""
+    if _HUB_ID.fullmatch(name) is None:
+        return None
+    copy = name.rpartition("/")[2]
+    if (cached := _cached(name)) is not None:
+        return f"it is in the cache of huggingface_hub: name {escape(cached)}"
+    return f"get the model with `hf download {name} --local-dir {copy}` (pip install huggingface_hub), then name {copy}"
 
 
 def _cached(name: str) -> Path | None:
@@ -125,14 +132,14 @@ def _adapter(folder: Path, names: list[str]) -> ModelError | None:
     base = read_json(safe_join(folder, ADAPTER, where=escape(folder))).get("base_model_name_or_path")
     of = f", base model {escape(base)[:200]}" if isinstance(base, str) and base else ""
     return ModelError(
-        f"{escape(folder)} is a PEFT adapter{of}; Genesis does not load adapters",
-        next="merge it into its base with PEFT (merge_and_unload, save_pretrained), and name the merged folder",
+        f"{escape(folder)} is a PEFT adapter{of}, and a whole model is needed here",
+        next="name its base; to train from it, name the adapter as lora.init_from; or merge it: genesis export --merge",
     )
 
 
 def _unfinished_run(folder: Path, names: list[str]) -> ModelError | None:
     """A run's folder without a final model: its newest complete checkpoint is one."""
-    found = [int(m[1]) for m in map(_CHECKPOINT.fullmatch, names) if m]
+    found = [int(m[1]) for m in map(CHECKPOINT.fullmatch, names) if m]
     complete = [step for step in found if (folder / f"checkpoint-{step}" / MANIFEST_NAME).is_file()]
     if complete:
         newest = escape(folder / f"checkpoint-{max(complete)}")

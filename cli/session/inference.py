@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from genesis.backend import Device
@@ -16,7 +16,7 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError, UsageError, escape
 from genesis.io.files import temporary_folder
 from genesis.io.hf import read_json
-from genesis.io.paths import quote, safe_join
+from genesis.io.paths import safe_join
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
 from genesis.train.output import Output
@@ -24,14 +24,16 @@ from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import Stages, resolve_device, special_text_warning
 from genesis_models.blocks import CausalLM
 from genesis_models.finite import check_finite
-from genesis_models.folder import load, read_config
+from genesis_models.folder import load_source, read_config
 from genesis_models.generate import Sampling
 from genesis_models.generate import generate as generate_ids
+from genesis_models.source import ModelSource, find_source
+from genesis_models.talking import end_ids
 
 __all__ = ["continue_text", "evaluate", "generate", "stop_ids"]
 
 # What a user types where a training run has a setting.
-COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER"}
+COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "--base"}
 GENERATE = COMMON | {
     "train.seed": "--seed",
     "eval.sample_tokens": "--max-tokens",
@@ -77,24 +79,20 @@ def continue_text(
         yield rest
 
 
-def stop_ids(folder: str | os.PathLike[str] | None, tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids that end a text: every `eos_token_id` of the model's generation_config.json and config.json; the
-    tokenizer's, where they name none.
+def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids that end a text: every `eos_token_id` of the generation_config.json and config.json in the folders of a
+    model; the tokenizer's, where they name none.
 
     Raises:
         ModelError: an `eos_token_id` that is neither an id nor a list of ids.
     """
+    listed = [] if folders is None else [Path(folders)] if isinstance(folders, str | os.PathLike) else folders
     found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        if folder is None or not os.path.lexists(Path(folder) / name):
-            continue
-        where = escape(Path(folder) / name)
-        value = read_json(safe_join(folder, name, where=where)).get("eos_token_id")
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(type(number) is int and number >= 0 for number in ids):
-            what = f"`eos_token_id` is {quote(value)}, which is neither an id nor a list of ids"
-            raise ModelError(what, where=where, next="repair the file")
-        found.update(ids)
+    for folder in listed:
+        for name in ("generation_config.json", "config.json"):
+            if os.path.lexists(folder / name):
+                where = escape(folder / name)
+                found.update(end_ids(read_json(safe_join(folder, name, where=where)), where))
     return frozenset(found) or frozenset({tokenizer.eos_id})
 
 
@@ -109,17 +107,20 @@ def generate(
     seed: int,
     device: str,
     dtype: str,
+    base: str | None = None,
     parse_special: bool = False,
 ) -> Iterator[str]:
     """Pieces of text that continue `prompt` with the model in `folder`; arguments as in the eval section.
 
     Args:
+        base: the folder of an adapter's base, instead of the one that it names.
         parse_special: special tokens written out in the prompt become their ids; else a warning names one.
     """
     sampling = Sampling(temperature, top_k, top_p, seed)
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
-        model, tokenizer = _opened(folder, resolve_device(device), dtype)
-        stop = stop_ids(folder, tokenizer)
+        source = _found(folder, base)
+        model, tokenizer = _opened(source, resolve_device(device), dtype)
+        stop = stop_ids(source.folders, tokenizer)
         if not parse_special and (token := tokenizer.special_text(prompt)) is not None:
             what = f"the prompt holds text of a special token, {escape(token)}, which is read as plain text"
             Output(sys.stderr).line(f"warning: {what}; --special reads the token")
@@ -133,37 +134,52 @@ def _worded(pieces: Iterator[str]) -> Iterator[str]:
         yield from pieces
 
 
-def _opened(folder: str, device: Device, dtype: str) -> tuple[CausalLM, Tokenizer]:
-    """The model and the tokenizer of a folder, which fit together; the folder itself is looked at first.
+def _found(folder: str, base: str | None) -> ModelSource:
+    """What `folder` stands for; of an adapter a line says on which base it is."""
+    source = find_source(folder, base)
+    if source.adapter is not None:
+        Output(sys.stderr).line(str(source))
+    return source
+
+
+def _opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, Tokenizer]:
+    """The model and the tokenizer of a source, which fit together.
 
     Raises:
-        ModelError: it is no model folder, or its tokenizer has ids that the model has not. NumericError: NaN weights.
+        ModelError: its tokenizer has ids that the model has not. NumericError: NaN weights.
     """
-    config = read_config(folder)
-    tokenizer = Tokenizer.load(folder)
+    config, where = read_config(source.folder), escape(source.adapter or source.folder)
+    tokenizer = Tokenizer.load(source.holding("tokenizer.json"))
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
-            where=escape(folder),
+            where=where,
             next="use the tokenizer and the config.json of the same model",
         )
-    model = load(folder, device=str(device), dtype=dtype)
-    check_finite(model, where=escape(folder))
+    model = load_source(source, device=str(device), dtype=dtype)
+    check_finite(model, where=where)
     return model, tokenizer
 
 
 def evaluate(
-    folder: str, sources: Sequence[str], *, seq_len: int | None, batch_size: int, device: str, dtype: str
+    folder: str,
+    sources: Sequence[str],
+    *,
+    seq_len: int | None,
+    batch_size: int,
+    device: str,
+    dtype: str,
+    base: str | None = None,
 ) -> dict[str, float | int]:
     """Loss, perplexity and bits per byte of the model in `folder` on `sources`, each document alone, and gzip's."""
     with phrased_for(EVAL, memory=EVAL_MEMORY):
-        return _evaluate(folder, sources, seq_len, batch_size, resolve_device(device), dtype)
+        return _evaluate(_found(folder, base), sources, seq_len, batch_size, resolve_device(device), dtype)
 
 
 def _evaluate(
-    folder: str, sources: Sequence[str], seq_len: int | None, batch_size: int, where: Device, dtype: str
+    source: ModelSource, sources: Sequence[str], seq_len: int | None, batch_size: int, where: Device, dtype: str
 ) -> dict[str, float | int]:
-    model, tokenizer = _opened(folder, where, dtype)
+    model, tokenizer = _opened(source, where, dtype)
     longest = model.config.packed_length
     length = min(LONGEST_EVAL, longest) if seq_len is None else seq_len
     if length > longest:
@@ -192,7 +208,11 @@ def _evaluate(
         found = measure(model, held_out, batch_size=batch_size, seq_len=length, max_batches=None, device=where)
     assert found is not None, "nothing asks this evaluation to stop"
     if not math.isfinite(found.loss):
-        raise NumericError("the loss is not finite", where=escape(folder), next="measure in float32: --dtype fp32")
+        raise NumericError(
+            "the loss is not finite",
+            where=escape(source.adapter or source.folder),
+            next="measure in float32: --dtype fp32",
+        )
     gzip = held_out.gzip_bits_per_byte
     return {
         "eval/loss": found.loss,

@@ -149,7 +149,7 @@ def test_running_out_of_memory_names_options(folder: Path, monkeypatch: pytest.M
     def full(*args: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr(inference, "load", full)
+    monkeypatch.setattr(inference, "load_source", full)
     for command, option in ((generated, "--max-tokens"), (measured, "--batch-size")):
         with pytest.raises(OutOfMemoryError) as caught:
             command(folder)

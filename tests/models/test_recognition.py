@@ -19,9 +19,9 @@ from tests.models.golden import FIXTURES
 SOURCE = FIXTURES / "qwen3-tied"
 
 
-def refused(path: Path | str) -> ModelError:
+def refused(path: Path | str, load: Callable[[Path | str], object] = genesis_models.load) -> ModelError:
     with pytest.raises(ModelError) as caught:
-        genesis_models.load(path)
+        load(path)
     assert caught.value.exit_code == 5
     return caught.value
 
@@ -64,7 +64,7 @@ def hub_cache(folder: Path) -> None:
     [
         (weights_as("pytorch_model.bin"), "holds pickled weights", "AutoModelForCausalLM"),
         (weights_as("model-q4.gguf"), "holds GGUF", "original folder: config.json and safetensors weights"),
-        (adapter, "is a PEFT adapter, base model Qwen/Qwen2.5-0.5B", "merge it into its base"),
+        (adapter, "is a PEFT adapter, base model Qwen/Qwen2.5-0.5B", "name its base"),
         (run_folder, "is a run without a final model", "name its newest checkpoint: {}/checkpoint-10"),
         (young_run, "is a run that has no model and no complete checkpoint yet", "--resume"),
         (parent, "is no model folder, but holds 1", "name one: {}/tiny"),
@@ -75,7 +75,7 @@ def hub_cache(folder: Path) -> None:
 )
 def test_a_folder_that_is_something_else(tmp_path: Path, make: Callable[[Path], None], what: str, next: str) -> None:
     make(tmp_path)
-    error = refused(tmp_path)
+    error = refused(tmp_path, check_model_folder)
     assert f"{tmp_path} {what}" in error.what
     assert next.format(tmp_path) in error.next
 

@@ -1,0 +1,158 @@
+"""An adapter's folder where a model's is expected: its base is found, checked and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis_models
+from genesis.data.tokenizer import Tokenizer, train_bpe
+from genesis.errors import ModelError
+from genesis.io.files import AtomicFolder
+from genesis.io.safetensors import load_file, save_file
+from genesis_cli.session import evaluate, generate
+from genesis_models.adapters import ADAPTER_CONFIG, load_adapter, write_adapter
+from genesis_models.base import BASE_NAME, base_of
+from genesis_models.folder import read_config
+from genesis_models.source import find_source, newest_checkpoint
+from tests.adapters.golden import FIXTURES, logits, reference
+from tests.models.golden import FIXTURES as MODELS
+
+NAME = "qwen3-tied-dora"
+GREEDY: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "top_k": None, "top_p": None, "seed": 0}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """The base model with a tokenizer."""
+    tokenizer = train_bpe(["some words to learn, and more words to learn"], vocab_size=262)
+    genesis_models.save(genesis_models.load(MODELS / "qwen3-tied"), tmp_path / "base", tokenizer=tokenizer)
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    """An adapter as a run saves it, base.json too; its own copy of the tokenizer, and an end of its own."""
+    with AtomicFolder(tmp_path / "adapter") as writer:
+        write_adapter(load_adapter(genesis_models.load(base), FIXTURES / NAME), writer, base=base)
+        writer.write(BASE_NAME, base_of(base).to_json())
+    return tmp_path / "adapter"
+
+
+def changed(folder: Path, **values: Any) -> Path:
+    path = folder / ADAPTER_CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return folder
+
+
+def refused(path: Path, *words: str, base: Path | None = None) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        find_source(path, base)
+    for word in words:
+        assert word in str(caught.value)
+    assert caught.value.exit_code == 5
+    return caught.value
+
+
+def test_the_committed_adapters_find_their_base_from_their_own_folder() -> None:
+    source = find_source(FIXTURES / NAME)
+    assert os.path.samefile(source.folder, MODELS / "qwen3-tied")
+    model = genesis_models.load(FIXTURES / NAME)
+    assert np.abs(logits(model, reference(NAME)["input_ids"]) - reference(NAME)["logits"]).max() < 1e-5
+    assert str(source).startswith(f"adapter {FIXTURES / NAME} (DoRA, r 2) on ")
+
+
+def test_from_the_current_folder_or_named(adapter: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed(adapter, base_model_name_or_path="base")
+    refused(adapter, "'base', which is not there", str(adapter), "--base FOLDER")
+    assert find_source(adapter, base).folder == base
+    monkeypatch.chdir(base.parent)
+    assert find_source(adapter).folder == Path("base")
+
+
+def test_a_base_that_moved(adapter: Path, base: Path) -> None:
+    shutil.move(base, base.parent / "elsewhere")
+    refused(adapter, f"the adapter in {adapter}", f"'{base}', which is not there", "--base FOLDER")
+    assert find_source(adapter, base.parent / "elsewhere").folder == base.parent / "elsewhere"
+
+
+def test_a_base_that_changed(adapter: Path, base: Path) -> None:
+    arrays = load_file(base / "model.safetensors")
+    arrays["model.norm.weight"][0] += 1e-3
+    save_file(arrays, base / "model.safetensors")
+    refused(adapter, f"the base model in {base} has changed")
+    (adapter / BASE_NAME).unlink()  # PEFT's own folders do not have it
+    find_source(adapter)
+
+
+def test_another_base_of_the_same_shape(adapter: Path, base: Path) -> None:
+    other = base.parent / "other"
+    genesis_models.save(genesis_models.build(genesis_models.load(base).config, seed=1), other)
+    refused(adapter, f"the model in {other} is not the base of this adapter, which was in {base}", base=other)
+
+
+def test_a_name_of_the_hub(adapter: Path) -> None:
+    refused(changed(adapter, base_model_name_or_path="Qwen/Qwen2.5-0.5B"), "hf download Qwen/Qwen2.5-0.5B", "--base")
+
+
+def test_no_base_named_and_an_adapter_as_base(adapter: Path) -> None:
+    refused(changed(adapter, base_model_name_or_path=None), "names no base model", "--base")
+    refused(adapter, "which is an adapter, too", base=FIXTURES / NAME)
+
+
+def test_a_model_has_no_base(base: Path) -> None:
+    refused(base, "is a model, not an adapter, and has no base", base=base)
+
+
+def test_where_a_whole_model_is_needed_an_adapter_says_so(adapter: Path) -> None:
+    with pytest.raises(ModelError, match=r"is a PEFT adapter, .* a whole model is needed.*lora.init_from"):
+        read_config(adapter)
+
+
+def test_a_whole_model_beside_an_adapter_goes_first(adapter: Path, base: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(base / name, adapter / name)
+    assert find_source(adapter).adapter is None
+
+
+def test_generate_and_eval_take_adapters(adapter: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    merged = base.parent / "merged"
+    genesis_models.save(genesis_models.load(adapter), merged, source=base)
+
+    def text(folder: Path, **options: Any) -> str:
+        return "".join(generate(str(folder), "words", **GREEDY, device="cpu", dtype="auto", **options))
+
+    assert text(adapter) == text(merged) == text(adapter, base=str(base))
+    assert f"adapter {adapter} (DoRA, r 2) on {base}" in capsys.readouterr().err
+    (base.parent / "text.txt").write_text("words to learn\n" * 20)
+    options: dict[str, Any] = {"seq_len": None, "batch_size": 2, "device": "cpu", "dtype": "auto"}
+    one, other, plain = (
+        evaluate(str(folder), [str(base.parent / "text.txt")], **options) for folder in (adapter, merged, base)
+    )
+    assert one["eval/loss"] == pytest.approx(other["eval/loss"], abs=1e-5)
+    assert abs(one["eval/loss"] - plain["eval/loss"]) > 1e-3
+
+
+def test_what_an_adapter_was_trained_to_end_with_ends_its_text(adapter: Path) -> None:
+    def text() -> str:
+        return "".join(generate(str(adapter), "words", **GREEDY, device="cpu", dtype="auto"))
+
+    whole = text()
+    first = Tokenizer.load(adapter.parent / "base").encode(whole)[0]
+    (adapter / "generation_config.json").write_text(json.dumps({"eos_token_id": [int(first)]}))
+    assert text() == ""
+
+
+def test_the_newest_complete_checkpoint(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path / "nowhere") is None
+    for step in (9, 10):
+        with AtomicFolder(tmp_path / f"checkpoint-{step}") as checkpoint:
+            checkpoint.write("config.json", b"{}")
+    (tmp_path / "checkpoint-11").mkdir()  # not committed
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
