@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from genesis.errors import DataError, escape
 
-__all__ = ["Completion", "Conversation", "Defect", "Defects", "Document", "Message", "record_text"]
+__all__ = ["Completion", "Conversation", "Defect", "Defects", "Document", "Message", "Position", "Row", "record_text"]
 
 Message = dict[str, Any]
 
@@ -77,13 +77,39 @@ class Document:
 
 
 class Defect(DataError):
-    """A document that cannot be used; `kind` is the name under which such defects are counted."""
+    """A document that cannot be used.
 
-    def __init__(self, kind: str, what: str, file: str, line: int, next: str = "") -> None:
-        self.kind = kind
+    Args:
+        kind: the name under which such defects are counted.
+        file, line: where it is; line 0: the document is the whole file.
+        field: the field that is wrong, as `messages[2].role`; empty if it is the record as a whole.
+    """
+
+    def __init__(self, kind: str, what: str, file: str, line: int, next: str = "", field: str = "") -> None:
+        self.kind, self.field = kind, field
         skip = "or leave such documents out with data.on_error=skip"
-        where = f"{escape(file)}:{line}" if line else escape(file)
+        where = escape(file) + f":{line}" * bool(line) + f": {escape(field)}" * bool(field)
         super().__init__(what, where=where, next=f"{next or 'repair the file'}, {skip}")
+
+
+class Position(NamedTuple):
+    """Where a record is: its file, its line or row there, and its path in an array that may be all on one line."""
+
+    file: str
+    line: int
+    path: str = ""
+
+    def defect(self, kind: str, what: str, next: str = "", field: str = "") -> Defect:
+        """The defect of the record here."""
+        return Defect(kind, what, self.file, self.line, next, ".".join(filter(None, (self.path, field))))
+
+
+class Row(NamedTuple):
+    """What a reader found: a value, its line (of a Parquet file its row), and its path as in `Position`."""
+
+    line: int
+    value: object
+    path: str = ""
 
 
 @dataclass

@@ -36,7 +36,7 @@ EVERYWHERE = {
 }
 LINUX = {"cuda-core", "cuda-python", "triton"}
 BROUGHT_BY = {"cuda": "cuda-python", "pydantic_core": "pydantic", "yaml": "pyyaml"}
-EXTRAS = {"bench", "dev", "tensorboard", "wandb", "nvrtc"}
+EXTRAS = {"bench", "dev", "tensorboard", "wandb", "nvrtc", "parquet"}
 
 
 @pytest.fixture(scope="session")

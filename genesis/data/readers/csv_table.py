@@ -1,0 +1,119 @@
+"""CSV with a header row (RFC 4180): a row is a mapping from the header's names to strings.
+
+A row of another length than the header is a defect of its own. What leaves open where the next row begins (a quote
+that is never closed, text after a closing quote, a row beyond the limit) ends the file.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+
+from genesis.data.readers.stream import BOM, Stream
+from genesis.data.records import Defect, Row
+from genesis.data.sources import SourceFile
+from genesis.errors import escape
+from genesis.io.paths import quote
+
+__all__ = ["csv_rows"]
+
+MAX_COLUMNS = 10_000
+_REST = "; the rest of the file is not read"
+
+
+def csv_rows(file: SourceFile, stream: Stream, limit: int) -> Iterator[Row | Defect]:
+    """The rows below the header, each with the line on which it begins; one may have at most `limit` bytes."""
+    source = _Lines(file, stream, limit)
+    reader = csv.reader(source, strict=True)
+    header: list[str] | None = None
+    while True:
+        line = source.begin_row()
+        try:
+            values = _next(reader, limit)
+        except csv.Error as error:
+            yield Defect("bad CSV", f"the row is not CSV: {escape(error)}{_REST}", file.name, line, "check its quotes")
+            return
+        except Defect as defect:
+            yield defect
+            return
+        if values is None:
+            return
+        if not values:
+            continue
+        if header is None:
+            header = values
+            _check_header(file, header, line)
+        elif len(values) != len(header):
+            what = f"the row has {len(values):,} columns, the header {len(header):,}"
+            yield Defect("bad CSV", what, file.name, line, "quote values that hold commas or line ends")
+        else:
+            yield _row(file, header, values, line)
+
+
+def _next(reader: Iterator[list[str]], limit: int) -> list[str] | None:
+    # The limit of the csv module is one for the process: 131,072 characters, which a text may well exceed.
+    before = csv.field_size_limit(limit + 1)
+    try:
+        return next(reader, None)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _check_header(file: SourceFile, header: list[str], line: int) -> None:
+    """Raises: Defect."""
+    if len(header) > MAX_COLUMNS:
+        raise Defect("bad CSV", f"the header has more than {MAX_COLUMNS:,} columns", file.name, line)
+    twice = next((name for number, name in enumerate(header) if name in header[:number]), None)
+    if twice is not None:
+        raise Defect("bad CSV", f"the column {quote(twice)} appears twice in the header", file.name, line)
+    invalid = next((name for name in header if not _is_text(name)), None)
+    if invalid is not None:
+        raise Defect("invalid UTF-8", "the header is not UTF-8", file.name, line, "save the file as UTF-8")
+
+
+def _row(file: SourceFile, header: list[str], values: list[str], line: int) -> Row | Defect:
+    row = dict(zip(header, values, strict=True))
+    for name, value in row.items():
+        if not _is_text(value):
+            return Defect("invalid UTF-8", "the value is not UTF-8", file.name, line, "save the file as UTF-8", name)
+    return Row(line, row)
+
+
+def _is_text(value: str) -> bool:
+    """Whether no byte of `value` failed to decode."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class _Lines:
+    """The lines of the file for the csv module, which counts rows in lines and sets no limit to them."""
+
+    def __init__(self, file: SourceFile, stream: Stream, limit: int) -> None:
+        self._file, self._stream, self._limit = file, stream, limit
+        self._first_line, self._left = 1, 0
+
+    def begin_row(self) -> int:
+        """The line on which the next row begins."""
+        self._first_line, self._left = self._stream.line + 1, self._limit + len(b"\r\n")
+        return self._first_line
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        data = self._stream.readline(self._left + 1)
+        if not data:
+            raise StopIteration
+        self._left -= len(data)
+        if self._left < 0:
+            what = f"the row has more than {self._limit:,} bytes, or a quote is never closed{_REST}"
+            next = "check its quotes, raise data.max_line_bytes"
+            raise Defect("huge line", what, self._file.name, self._first_line, next)
+        if self._stream.line == 0:
+            data = data.removeprefix(BOM)
+        self._stream.line += 1
+        # A byte that is no UTF-8 is found in the value that holds it, so that the row is still whole.
+        return data.decode("utf-8", "surrogateescape")

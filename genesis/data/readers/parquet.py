@@ -1,0 +1,115 @@
+"""Parquet through pyarrow, which is imported when such a file is read: batches of rows, of the columns that are used.
+
+Arrow gives every struct all of its fields, those that a row does not have as null: nulls inside a value mean "absent".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from genesis.data.readers.stream import Stream
+from genesis.data.records import Defect, Row
+from genesis.data.sources import SourceFile
+from genesis.errors import DataError, escape
+from genesis.io.paths import quote
+
+__all__ = ["parquet_rows"]
+
+MAX_FOOTER_BYTES = 64 << 20
+MAX_FOOTER_PARTS = 1_000_000
+BATCH_ROWS = 64
+_MAGIC = b"PAR1"
+
+
+def parquet_rows(
+    file: SourceFile, stream: Stream, limit: int, columns: Callable[[Sequence[str]], Sequence[str]]
+) -> Iterator[Row | Defect]:
+    """The rows, counted from one; one of more than `limit` bytes is a defect.
+
+    Args:
+        columns: those to read of the columns that the file has.
+
+    Raises:
+        DataError: pyarrow is not installed. Defect: no Parquet, or a damaged one.
+    """
+    arrow, parquet = _pyarrow(file)
+    _check_footer(file, stream)
+    try:
+        with parquet.ParquetFile(
+            stream.raw,
+            pre_buffer=False,
+            buffer_size=1 << 20,
+            thrift_string_size_limit=MAX_FOOTER_BYTES,
+            thrift_container_size_limit=MAX_FOOTER_PARTS,
+        ) as table:
+            names = list(table.schema_arrow.names)
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise Defect("bad Parquet", f"the column {quote(twice)} appears twice", file.name, 1)
+            chosen = list(columns(names))
+            for batch in table.iter_batches(BATCH_ROWS, columns=chosen, use_threads=False):
+                yield from _rows(file, stream, limit, batch)
+                stream.line += batch.num_rows
+    # Of what pyarrow raises on damaged files not all is an ArrowException.
+    except (arrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
+        if isinstance(error, DataError):
+            raise
+        what = f"the Parquet data are damaged or of an unknown kind: {escape(str(error)[:200])}"
+        raise Defect("bad Parquet", what, file.name, stream.line + 1, "write the file again") from error
+
+
+def _rows(file: SourceFile, stream: Stream, limit: int, batch: Any) -> Iterator[Row | Defect]:
+    batch.validate(full=True)  # offsets and UTF-8, which the reader takes on trust
+    stream.grown(batch.nbytes)
+    if batch.nbytes <= limit:
+        for number, values in enumerate(batch.to_pylist(), start=stream.line + 1):
+            yield Row(number, _without_nulls(values))
+        return
+    for index in range(batch.num_rows):
+        row, number = batch.slice(index, 1), stream.line + 1 + index
+        if row.nbytes > limit:
+            what, next = f"the row has more than {limit:,} bytes", "split the record, raise data.max_line_bytes"
+            yield Defect("huge line", what, file.name, number, next)
+        else:
+            yield Row(number, _without_nulls(row.to_pylist()[0]))
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, whose columns stay, without the fields of structs in it that are null."""
+    return {name: _present(value) for name, value in row.items()}
+
+
+def _present(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _present(item) for key, item in value.items() if item is not None}
+    return [_present(item) for item in value] if isinstance(value, list) else value
+
+
+def _check_footer(file: SourceFile, stream: Stream) -> None:
+    """Refuse a file whose footer is not where its last bytes say. Raises: Defect."""
+    raw, size = stream.raw, stream.size
+    tail = b""
+    if size >= 12:
+        raw.seek(size - 8)
+        tail = raw.read(8)
+        raw.seek(0)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _MAGIC or raw.read(4) != _MAGIC or not 0 < length <= size - 12:
+        what = "the file is no Parquet: its footer is damaged or cut off"
+        raise Defect("bad Parquet", what, file.name, 1, "write the file again")
+    if length > MAX_FOOTER_BYTES:
+        what = f"the Parquet footer has {length:,} bytes, more than the {MAX_FOOTER_BYTES:,} allowed"
+        raise Defect("bad Parquet", what, file.name, 1, "write the file with larger row groups")
+    raw.seek(0)
+
+
+def _pyarrow(file: SourceFile) -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        what = "Parquet files are read through pyarrow, which is not installed"
+        next = "pip install 'pyarrow>=18', which is the extra `parquet` of Genesis"
+        raise DataError(what, where=escape(file.name), next=next) from error
+    return pyarrow, pyarrow.parquet
