@@ -1,0 +1,242 @@
+"""Formats of records: which one a record has, found by its fields' names, and what each becomes.
+
+| Format | Fields | Becomes |
+|---|---|---|
+| text | text | the text |
+| messages | messages, tools? | a conversation |
+| prompt_completion | prompt, completion, tools? | strings: a completion; lists of messages: a conversation |
+| alpaca | instruction, input?, output, system?, history? | a conversation: system, history, instruction, output |
+| sharegpt | conversations, system?, tools? | a conversation: from and value are role and content |
+| preference | chosen, rejected | nothing: it is recognised, and refused |
+
+What alpaca and ShareGPT become is as LLaMA-Factory and TRL make it: an instruction and its input are one message, with
+a line end between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from genesis.data.messages import MessageKeys, check_plain, describe, objects, read_messages, read_tools
+from genesis.data.readers.json_value import parse
+from genesis.data.records import Completion, Conversation, Message, Position
+from genesis.io.paths import quote
+
+__all__ = ["FIELDS", "Field", "FieldNames", "Format", "RecordFormat"]
+
+Format = Literal["auto", "text", "messages", "prompt_completion", "alpaca", "sharegpt"]
+Field = Literal[
+    "text", "messages", "tools", "prompt", "completion", "instruction", "input", "output", "system", "history",
+    "conversations", "role", "content",
+]  # fmt: skip
+FieldNames = Mapping[Field, str]
+FIELDS: tuple[str, ...] = get_args(Field)
+
+# Format -> the fields that a record must have, and those that it may have.
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "text": ("text",),
+    "messages": ("messages",),
+    "prompt_completion": ("prompt", "completion"),
+    "alpaca": ("instruction", "output"),
+    "sharegpt": ("conversations",),
+    "preference": ("chosen", "rejected"),
+}
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "messages": ("tools",),
+    "prompt_completion": ("tools",),
+    "alpaca": ("input", "system", "history"),
+    "sharegpt": ("system", "tools"),
+}
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
+_FUNCTION_CALL = "function_call"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """How records are read: by their own format or by a given one, and the names of their fields.
+
+    Attributes:
+        fields: a field's name in the table above, or `role` and `content` of messages -> its name in the data.
+    """
+
+    format: Format = "auto"
+    fields: FieldNames | None = None
+
+    def columns(self, keys: Sequence[str], position: Position) -> list[str]:
+        """Those of `keys` that a record with these fields uses. Raises: Defect."""
+        format = self._format(keys, position)
+        names = (self._name(field) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ())))
+        return [name for name in names if name in keys]
+
+    def read(self, value: object, position: Position) -> str | Completion | Conversation:
+        """What the record in `value` becomes. Raises: Defect."""
+        if not isinstance(value, dict):
+            what = f"the record is {describe(value)}, not an object with fields"
+            raise position.defect("no record", what, "write one JSON object for each record")
+        format = self._format(value.keys(), position)
+        found = {field: value.get(self._name(field)) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ()))}
+        if format == "text":
+            return self._text(found["text"], "text", position)
+        if format == "prompt_completion":
+            return self._prompt_completion(found, position)
+        make = {"messages": self._messages, "alpaca": self._alpaca, "sharegpt": self._sharegpt}[format]
+        return make(found, position)
+
+    def _name(self, field: str) -> str:
+        names: Mapping[Any, str] = self.fields or {}
+        return names.get(field, field)
+
+    def _format(self, keys: Any, position: Position) -> str:
+        """The format of a record with these keys. Raises: Defect."""
+        if self.format != "auto":
+            missing = [self._name(field) for field in _NEEDED[self.format] if self._name(field) not in keys]
+            if missing:
+                what = f"the record has no field {quote(missing[0])}; its fields: {_listed(keys)}"
+                next = f"name the field with data.fields, or choose another data.format than {self.format}"
+                raise position.defect("missing field", what, next)
+            return self.format
+        found = [name for name, needed in _NEEDED.items() if all(self._name(field) in keys for field in needed)]
+        if found == ["preference"]:
+            what = "the record holds a preference (chosen, rejected), and preferences are not trained yet"
+            next = "train on the chosen answers: name their field with data.fields and set data.format"
+            raise position.defect("preference", what, next)
+        possible = [name for name in found if name != "preference"]
+        if len(found) > 1:
+            what = f"the record can be read in several formats: {', '.join(found)}; its fields: {_listed(keys)}"
+            raise position.defect("ambiguous format", what, f"choose one: data.format={possible[0]}")
+        if not found:
+            forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _NEEDED.items() if name in _READ)
+            what = f"the record has the fields of no format; its fields: {_listed(keys)}"
+            next = f"name its fields with data.fields, as data.fields.text=body, for one of the formats ({forms})"
+            raise position.defect("missing field", what, next)
+        return found[0]
+
+    def _text(self, value: object, field: str, position: Position) -> str:
+        name = self._name(field)
+        if not isinstance(value, str):
+            what = f"the field holds {describe(value)}, not a string"
+            raise position.defect("wrong type", what, "write the text as a string", name)
+        check_plain(value, position, name)
+        if value.isspace() or not value:
+            raise position.defect("empty document", "the field holds no text", "remove the record", name)
+        return value
+
+    def _keys(
+        self, role: str = "role", content: str = "content", roles: Mapping[str, str] | None = None
+    ) -> MessageKeys:
+        names = self.fields or {}
+        return MessageKeys(names.get("role", role), names.get("content", content), roles)
+
+    def _tools(self, found: Mapping[str, Any], position: Position) -> tuple[dict[str, Any], ...] | None:
+        return read_tools(found.get("tools"), position, self._name("tools"))
+
+    def _messages(self, found: Mapping[str, Any], position: Position) -> Conversation:
+        name = self._name("messages")
+        messages = read_messages(found["messages"], position, name, self._keys())
+        return _conversation(messages, position, name, self._tools(found, position))
+
+    def _prompt_completion(self, found: Mapping[str, Any], position: Position) -> Completion | Conversation:
+        prompt, completion = found["prompt"], found["completion"]
+        names = self._name("prompt"), self._name("completion")
+        if isinstance(prompt, str) and isinstance(completion, str):
+            check_plain(prompt, position, names[0])
+            return Completion(prompt, self._text(completion, "completion", position))
+        if isinstance(prompt, list) and isinstance(completion, list):
+            before = read_messages(prompt, position, names[0], self._keys())
+            after = read_messages(completion, position, names[1], self._keys())
+            _check_answered(after, position, names[1])
+            return Conversation((*before, *after), self._tools(found, position), len(before))
+        for name, value in zip(names, (prompt, completion), strict=True):
+            if not isinstance(value, str | list):
+                what = f"the field holds {describe(value)}, not a string or a list of messages"
+                raise position.defect("wrong type", what, field=name)
+        what = f"{names[0]} is {describe(prompt)} and {names[1]} {describe(completion)}"
+        raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", names[1])
+
+    def _alpaca(self, found: Mapping[str, Any], position: Position) -> Conversation:
+        messages: list[Message] = []
+        texts = {field: self._optional(found[field], field, position) for field in ("instruction", "input", "system")}
+        if texts["system"]:
+            messages.append({"role": "system", "content": texts["system"]})
+        if found["history"]:
+            messages += self._history(found["history"], position)
+        asked = [text for text in (texts["instruction"], texts["input"]) if text]
+        if not asked:
+            name = self._name("instruction")
+            raise position.defect("empty document", "instruction and input are empty", "remove the record", name)
+        messages.append({"role": "user", "content": "\n".join(asked)})
+        messages.append({"role": "assistant", "content": self._text(found["output"], "output", position)})
+        return Conversation(tuple(messages))
+
+    def _optional(self, value: object, field: str, position: Position) -> str:
+        if value is not None and not isinstance(value, str):
+            what = f"the field holds {describe(value)}, not a string"
+            raise position.defect("wrong type", what, field=self._name(field))
+        check_plain(value, position, self._name(field))
+        return value or ""
+
+    def _history(self, value: object, position: Position) -> list[Message]:
+        messages: list[Message] = []
+        name = self._name("history")
+        for number, pair in enumerate(objects(value, position, name)):
+            is_pair = isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+            if not is_pair:
+                what = "the turn is no pair of strings, what was asked and what was answered"
+                raise position.defect("wrong type", what, field=f"{name}[{number}]")
+            check_plain(pair, position, f"{name}[{number}]")
+            messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+        return messages
+
+    def _sharegpt(self, found: Mapping[str, Any], position: Position) -> Conversation:
+        name = self._name("conversations")
+        turns = objects(found["conversations"], position, name)
+        # Some call such a list of messages `conversations` as well.
+        has_roles = bool(turns) and isinstance(turns[0], dict) and "role" in turns[0] and "from" not in turns[0]
+        keys = self._keys(roles=_SHAREGPT_ROLES) if has_roles else self._keys("from", "value", _SHAREGPT_ROLES)
+        turns = [_as_tool_calls(turn, keys, position, f"{name}[{number}]") for number, turn in enumerate(turns)]
+        messages = read_messages(turns, position, name, keys)
+        system = self._optional(found["system"], "system", position)
+        if system and messages[0]["role"] != "system":
+            messages = ({"role": "system", "content": system}, *messages)
+        return _conversation(messages, position, name, self._tools(found, position))
+
+
+_READ = [name for name in get_args(Format) if name != "auto"]
+
+
+def _listed(keys: Any) -> str:
+    return ", ".join(quote(key, 40) for key in list(keys)[:10]) or "none"
+
+
+def _conversation(
+    messages: tuple[Message, ...], position: Position, field: str, tools: tuple[dict[str, Any], ...] | None
+) -> Conversation:
+    _check_answered(messages, position, field)
+    return Conversation(messages, tools)
+
+
+def _check_answered(messages: tuple[Message, ...], position: Position, field: str) -> None:
+    if not any(message["role"] == "assistant" for message in messages):
+        what = "the conversation has no assistant turn, so there is nothing to learn"
+        raise position.defect("no assistant turn", what, "remove the record", field)
+
+
+def _as_tool_calls(turn: object, keys: MessageKeys, position: Position, field: str) -> object:
+    """A ShareGPT turn; one from `function_call` gets the calls in its value as `tool_calls`."""
+    if not isinstance(turn, dict) or turn.get(keys.role) != _FUNCTION_CALL:
+        return turn
+    value = turn.get(keys.content)
+    calls = parse(value, position, "string", f"{field}.{keys.content}") if isinstance(value, str) else value
+    calls = [calls] if isinstance(calls, dict) else calls
+    if not isinstance(calls, list) or not calls:
+        what = f"the function call is {describe(calls)}, not an object with name and arguments"
+        raise position.defect("bad tool call", what, field=f"{field}.{keys.content}")
+    functions = [call if isinstance(call, dict) and "function" in call else {"function": call} for call in calls]
+    return {**turn, keys.content: None, "tool_calls": [{"type": "function", **call} for call in functions]}
