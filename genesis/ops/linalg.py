@@ -20,7 +20,17 @@ from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import broadcast_shapes, numel
 
-__all__ = ["add_matmul", "matmul", "matmul_add", "matmul_flops", "mixed_matmul", "multiply", "same_type", "transposed"]
+__all__ = [
+    "add_matmul",
+    "matmul",
+    "matmul_add",
+    "matmul_flops",
+    "matmul_sum",
+    "mixed_matmul",
+    "multiply",
+    "same_type",
+    "transposed",
+]
 
 Grads = tuple[Array | None, ...]
 
@@ -188,6 +198,32 @@ def matmul_add(out: np.ndarray, x: np.ndarray, y: np.ndarray, addend: np.ndarray
         return
     multiply(x, y, out)
     np.add(out, addend, out=out)
+
+
+def _sum_infer(x: Array, y: Array, u: Array, w: Array, addend: Array | None = None) -> Spec:
+    spec, other = _matmul_infer(x, y), _matmul_infer(u, w)
+    if spec != other:
+        raise ShapeError(f"matmul_sum: products {spec} and {other}")
+    if not spec.dtype.is_floating_point:
+        raise DTypeError(f"matmul_sum takes float tensors, got {spec.dtype}", next="cast with .float()")
+    return spec if addend is None else _plus_infer("matmul_sum", x, y, addend)
+
+
+@op("matmul_sum", _sum_infer, flops=lambda i, o, a: 2 * o[0].size * (i[0].shape[-1] + i[2].shape[-1]))
+def matmul_sum(
+    out: np.ndarray, x: np.ndarray, y: np.ndarray, u: np.ndarray, w: np.ndarray, addend: np.ndarray | None = None
+) -> None:
+    """x @ y + u @ w + addend, rounded once; without gradient: the gradient of an input that meets a weight and a
+    low-rank pair.
+    """
+    work = np.float32 if is_narrow(out.dtype) else out.dtype
+    with scratch(out.shape, work) as wide, scratch(out.shape, work) as more:
+        multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)
+        multiply(as_type(u, wide.dtype), as_type(w, wide.dtype), more)
+        np.add(wide, more, out=wide)
+        if addend is not None:
+            np.add(wide, addend, out=wide)
+        np.copyto(out, wide, casting="unsafe")
 
 
 def _add_infer(target: Array, x: Array, y: Array) -> tuple[Spec, ...]:

@@ -5,7 +5,9 @@ What backward reads again is kept as asked: all of it, or gate and up alone, fro
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,22 +15,16 @@ from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.linear import (
-    bias_gradients,
-    check_linear,
-    input_gradient,
-    join_parameters,
-    linear,
-    packed_gradients,
-    packed_linear,
-    split_parameters,
-    weight_gradients,
-)
+from genesis.ops.elementwise import cast, div, mul, sub
+from genesis.ops.linear import check_linear, join_parameters, linear, packed_gradients, packed_linear, split_parameters
+from genesis.ops.linear_gradients import bias_gradients, input_gradient, weight_gradients
+from genesis.ops.low_rank import LowRank, PairsBackward, check_low_rank, pairs_backward, split_pairs
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
+from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
 from genesis.ops.sweep import as_type, is_narrow
-from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed
-from genesis.shapes import numel
+from genesis.ops.swiglu import swiglu_linear_backward, swiglu_packed, swiglu_packed_backward
+from genesis.shapes import Shape, numel
 
 __all__ = ["norm_mlp"]
 
@@ -38,9 +34,11 @@ FIRST = 4  # the first input of the weights and biases of gate and up
 
 def _infer(
     x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array, eps: float, keep: bool = False,
-    fp8: int = 0,
+    fp8: int = 0, low_rank: LowRank | None = None, down_low_rank: LowRank | None = None,
 ) -> tuple[Spec, ...]:  # fmt: skip
-    weights, biases = split_parameters(parameters)
+    others, at_down = split_pairs(parameters, down_low_rank)
+    own, at_gate_up = split_pairs(others, low_rank)
+    weights, biases = split_parameters(own)
     sizes = [w.shape[0] for w in weights]
     if len(weights) not in (1, 2) or sizes[0] != sizes[-1] or sum(sizes) % 2:
         raise ShapeError(
@@ -53,65 +51,138 @@ def _infer(
     like = Array(x.storage, h.shape, h.shape, h.dtype, x.device)  # only its shape and dtype are read
     y = check_linear("norm_mlp", like, (down,), () if down_bias is None else (down_bias,), x, fp8)
     kept = (x.spec, h) if keep else ()
-    return y, Spec(x.shape[:-1], statistics_type(x.dtype)), gate_up, *kept
+    of_gate_up = check_low_rank("norm_mlp", x, gate_up.shape[-1], at_gate_up, low_rank)[:1]
+    of_down = check_low_rank("norm_mlp", like, down.shape[0], at_down, down_low_rank)
+    return y, Spec(x.shape[:-1], statistics_type(x.dtype)), gate_up, *kept, *of_gate_up, *of_down
 
 
-def _at_down(ctx: Context, g: Array, h: Array | None) -> tuple[Array | None, list[Array | None]]:
-    """The gradient of gate and up, where it is needed, and those of down's weight and bias; h where it was kept."""
-    down, gate_up = ctx.inputs[2], ctx.outputs[2]
-    assert gate_up is not None
-    d, needs_d, fp8 = None, any((*ctx.needs[:2], *ctx.needs[FIRST:])), ctx.attrs.get("fp8", 0)
-    if needs_d and ctx.needs[2] and h is None:
-        d, h = swiglu_linear_backward(g, down, gate_up, with_result=True, fp8=fp8)
+# --- Backward ---------------------------------------------------------------------------------------------------------
+
+
+class _Kept(NamedTuple):
+    """The outputs of a call, and where its pairs' inputs are.
+
+    Attributes:
+        normed, h: where they were kept.
+        u: of the pairs of gate and up.
+        of_down: u and, with c, z of down's pairs.
+        end: where the inputs of the pairs of gate and up end, and those of down's begin.
+    """
+
+    rstd: Array
+    gate_up: Array
+    normed: Array | None
+    h: Array | None
+    u: Array | None
+    of_down: tuple[Array | None, ...]
+    end: int
+
+
+def _kept(ctx: Context) -> _Kept:
+    _, rstd, gate_up, *rest = ctx.outputs
+    assert rstd is not None and gate_up is not None
+    normed = h = u = None
+    if ctx.attrs.get("keep", False):
+        normed, h, *rest = rest
+    if ctx.attrs.get("low_rank") is not None:
+        u, *rest = rest
+    down = ctx.attrs.get("down_low_rank")
+    return _Kept(rstd, gate_up, normed, h, u, tuple(rest), len(ctx.inputs) - (0 if down is None else down.inputs))
+
+
+def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Array | None], list[Array | None]]:
+    """The gradient of gate and up, where it is needed, those of down's weight and bias, and those of its pairs."""
+    down, gate_up, h = ctx.inputs[2], kept.gate_up, kept.h
+    d, needs_d, fp8 = None, any((*ctx.needs[:2], *ctx.needs[FIRST : kept.end])), ctx.attrs.get("fp8", 0)
+    pairs = pairs_backward(ctx, g, ctx.attrs.get("down_low_rank"), kept.of_down, needs_d)
+    reads_h = ctx.needs[2] or pairs.reads_input(ctx)
+
+    def at_gate_up(with_result: bool) -> Any:
+        if pairs.term is None:
+            return swiglu_linear_backward(pairs.g, down, gate_up, with_result=with_result, fp8=fp8)
+        dh = input_gradient(None, 0, pairs.g, (down,), fp8, pairs.term)
+        return swiglu_packed_backward(dh, gate_up, with_result=with_result)
+
+    if needs_d and reads_h and h is None:
+        d, h = at_gate_up(True)
     found: list[Array | None] = [None, None]
     rows = numel(g.shape[:-1])
-    flat, size = reshaped(g, (rows, g.shape[-1])), g.shape[-1:]
-    if ctx.needs[2]:
+    size = g.shape[-1:]
+    if reads_h:
         h = swiglu_packed(gate_up) if h is None else h
+    if ctx.needs[2]:
+        assert h is not None
+        flat = reshaped(pairs.g, (rows, g.shape[-1]))
         (found[0],) = weight_gradients(ctx, (2,), flat, reshaped(h, (rows, h.shape[-1])), size)
     if ctx.needs[3]:
-        (found[1],) = bias_gradients(ctx, (3,), flat, size)
+        (found[1],) = bias_gradients(ctx, (3,), reshaped(g, (rows, g.shape[-1])), size)
+    of_pairs = pairs.gradients(ctx, h)
     if needs_d and d is None:
-        d = swiglu_linear_backward(g, down, gate_up, fp8=fp8)
-    return d, found
+        d = at_gate_up(False)
+    return d, found, of_pairs
+
+
+def _at_gate_up(ctx: Context, d: Array, kept: _Kept, biases: list[Array], needs_x: bool) -> PairsBackward:
+    """The backward pass of the pairs of gate and up. For c, z is not kept: it is (gate_up - b) / c."""
+    low_rank = ctx.attrs.get("low_rank")
+    pairs = pairs_backward(ctx, d, low_rank, (kept.u, kept.gate_up), needs_x, kept.end)
+    if pairs.factors is None or low_rank is None:
+        return pairs
+    factors, start = pairs.factors, 0
+    if biases:
+        sums = sum_to_shape(d, shape=d.shape[-1:])
+        for bias in biases:
+            part, total = (x.view(bias.shape, (1,), x.offset + start) for x in (factors, sums))
+            kind = factors.dtype
+            sub(part, mul(cast(bias, dtype=kind), cast(total, dtype=kind)), out=part)
+            start += bias.size
+    c = ctx.inputs[pairs.first + 2 * len(low_rank.pairs)]
+    return pairs._replace(factors=div(factors, cast(c, dtype=factors.dtype)))
 
 
 def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     """Those of `linear` at h = silu(gate)·up, of SwiGLU, of `packed_linear` at n = rms_norm(x) and of the norm; the
     residual's, which is g, is added to the norm's.
     """
-    x, scale, _, _, *parameters = ctx.inputs
-    rstd = ctx.outputs[1]
-    assert rstd is not None
-    normed, h = ctx.outputs[3:] or (None, None)
-    d, found = _at_down(ctx, g, h)
+    kept = _kept(ctx)
+    x, scale, _, _, *parameters = ctx.inputs[: kept.end]
+    d, found, of_down = _at_down(ctx, g, kept)
     if d is None:
-        return None, None, *found, *[None] * len(parameters)
-    weights = [w for w in parameters if w.ndim == 2]
-    learns = any(ctx.needs[FIRST : FIRST + len(weights)])
-    if normed is None and learns and not (ctx.needs[0] or ctx.needs[1]):
-        normed = rms_norm_scale(x, scale, rstd)
+        return None, None, *found, *[None] * len(parameters), *of_down
+    needs_norm, normed, low_rank = ctx.needs[0] or ctx.needs[1], kept.normed, ctx.attrs.get("low_rank")
+    weights, biases = split_parameters(split_pairs(parameters, low_rank)[0])
+    pairs = _at_gate_up(ctx, d, kept, biases, needs_norm)
+    learns = any(ctx.needs[FIRST : FIRST + len(weights)]) or pairs.reads_input(ctx)
+    if normed is None and learns and not needs_norm:
+        normed = rms_norm_scale(x, scale, kept.rstd)
     if normed is not None or not learns:
-        found += packed_gradients(ctx, d, FIRST, normed)
-    if not (ctx.needs[0] or ctx.needs[1]):
-        return None, None, *found
+        found += packed_gradients(ctx, d, FIRST, normed, pairs)
+    if not needs_norm:
+        return None, None, *found, *of_down
     makes = normed is None and learns
-    dn = input_gradient(None, 0, d, weights, ctx.attrs.get("fp8", 0))
-    dx, dscale, *result = norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, plus=g, with_result=makes)
+    dn = input_gradient(None, 0, pairs.g, weights, ctx.attrs.get("fp8", 0), pairs.term)
+    backward = norm_gradients(ctx, rms_norm_backward, dn, x, scale, kept.rstd, count=2, plus=g, with_result=makes)
+    dx, dscale, *result = backward
     if makes:
-        found += packed_gradients(ctx, d, FIRST, *result)
-    return dx, dscale, *found
+        found += packed_gradients(ctx, d, FIRST, result[0], pairs)
+    return dx, dscale, *found, *of_down
 
 
 def _saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:
-    """x, the weights (which lie in memory anyway), 1/rms, gate and up; n and h where a weight behind them learns."""
-    kept = [name for name, need in (("out3", any(needs[FIRST:])), ("out4", needs[2])) if need]
-    return (*range(len(needs)), "out1", "out2", *kept)
+    """x, the weights (which lie in memory anyway), 1/rms, gate and up, what pairs gave; n and h where a weight behind
+    them learns, or a pair.
+    """
+    kept = [name for name, need in (("out3", any(needs[FIRST:])), ("out4", any(needs[2:]))) if need]
+    return (*range(len(needs)), "out1", "out2", *kept, "out5", "out6", "out7")
 
 
 def _flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
     x, gate_up = inputs[0], outputs[2]
-    return int(4 * x.size + gate_up.size * (6 * x.shape[-1] + 7) // 2)
+    width, half = x.shape[-1], gate_up.shape[-1] // 2
+    rows, more = x.size // max(width, 1), 0
+    for name, size in (("low_rank", width), ("down_low_rank", half)):
+        more += sum(2 * rows * p.rank * (size + p.stop - p.start) for p in getattr(attrs.get(name), "pairs", ()))
+    return int(4 * x.size + gate_up.size * (6 * width + 7) // 2) + more
 
 
 @op(
@@ -119,54 +190,55 @@ def _flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str,
     _infer,
     vjp=_vjp,
     saves=_saves,
-    auxiliary=(1, 2, 3, 4),
+    auxiliary=tuple(range(1, 8)),
     flops=_flops,
     join=join_parameters(FIRST),
     autocast="low_precision",
 )
 def norm_mlp(
     out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, down: np.ndarray, down_bias: np.ndarray | None,
-    *parameters: np.ndarray, eps: float, keep: bool = False, fp8: int = 0,
+    *parameters: np.ndarray, eps: float, keep: bool = False, fp8: int = 0, low_rank: LowRank | None = None,
+    down_low_rank: LowRank | None = None,
 ) -> None:  # fmt: skip
     """x + h·Wdᵀ + bd with h = silu(gate)·up, [gate | up] = n·[Wg | Wu]ᵀ + [bg | bu], n = rms_norm(x).
 
     Also gives, without gradient, r = 1 / sqrt(mean(x²) + eps) and [gate | up] `[..., 2F]`; with `keep` n and h, too,
-    which backward then need not recompute.
+    which backward then need not recompute; with pairs at gate and up their u, with pairs at down what `linear` gives.
 
     Args:
         x: `[..., in]`.
         scale: the norm's weight `[in]`.
         down: `[in, F]`.
         down_bias: `[in]`.
-        parameters: weights of gate and up `[F, in]`, or one `[2F, in]`; then for each its bias, or none.
+        parameters: weights of gate and up `[F, in]`, or one `[2F, in]`; then for each its bias, or none; then the
+            inputs of low-rank pairs at gate and up, and of those at down.
         fp8: as for `packed_linear` and `linear`, of each product by itself.
+        low_rank, down_low_rank: the pairs; see low_rank.py.
     """
-    y, rstd, gate_up, *kept = out
-    shapes = x.shape, gate_up.shape, (*x.shape[:-1], gate_up.shape[-1] // 2)
-    if is_narrow(x.dtype):
-        with (
-            scratch(shapes[0], np.float32) as n,
-            scratch(shapes[1], np.float32) as wide,
-            scratch(shapes[2], np.float32) as h,
-        ):
-            parameters = tuple(as_type(p, n.dtype) for p in parameters)
-            _through((y, rstd, wide, n, h), x, scale, down, down_bias, *parameters, eps=eps, fp8=fp8)
-            for stored, values in zip((gate_up, *kept), (wide, n, h), strict=False):
-                np.copyto(stored, values, casting="unsafe")
-    elif kept:
-        _through(out, x, scale, down, down_bias, *parameters, eps=eps, fp8=fp8)
-    else:
-        with scratch(shapes[0], x.dtype) as n, scratch(shapes[2], x.dtype) as h:
-            _through((*out, n, h), x, scale, down, down_bias, *parameters, eps=eps, fp8=fp8)
+    own, _ = split_pairs(parameters, down_low_rank)
+    count = 5 if keep else 3
+    u, of_down = out[count : count + (low_rank is not None)], out[count + (low_rank is not None) :]
+    with (
+        _inner(out[3] if keep else None, x.shape, x) as n,
+        _inner(out[2], out[2].shape, x) as gate_up,
+        _inner(out[4] if keep else None, (*x.shape[:-1], out[2].shape[-1] // 2), x) as h,
+    ):
+        rms_norm.reference((n, out[1]), x, scale, eps)
+        wide = (p if p.ndim == 0 else as_type(p, n.dtype) for p in own)
+        packed_linear.reference((gate_up, *u) if u else gate_up, n, *wide, fp8=fp8, low_rank=low_rank)
+        swiglu_packed.reference(h, gate_up)
+        pairs = parameters[len(own) :]
+        y = (out[0], *of_down) if of_down else out[0]
+        linear.reference(y, h, down, down_bias, x, *pairs, fp8=fp8, low_rank=down_low_rank)
 
 
-def _through(
-    out: tuple[np.ndarray, ...], x: np.ndarray, scale: np.ndarray, down: np.ndarray, down_bias: np.ndarray | None,
-    *parameters: np.ndarray, eps: float, fp8: int,
-) -> None:  # fmt: skip
-    """The steps one after the other; all but y and the statistics in a type of 4 bytes or more."""
-    y, rstd, gate_up, n, h = out
-    rms_norm.reference((n, rstd), x, scale, eps)
-    packed_linear.reference(gate_up, n, *parameters, fp8=fp8)
-    swiglu_packed.reference(h, gate_up)
-    linear.reference(y, h, down, down_bias, x, fp8=fp8)
+@contextmanager
+def _inner(kept: np.ndarray | None, shape: Shape, x: np.ndarray) -> Iterator[np.ndarray]:
+    """Memory for a step's result, in a type of 4 bytes or more: that where it is kept, if it is of such a type."""
+    if kept is not None and not is_narrow(x.dtype):
+        yield kept
+        return
+    with scratch(shape, np.float32 if is_narrow(x.dtype) else x.dtype) as room:
+        yield room
+        if kept is not None:
+            np.copyto(kept, room, casting="unsafe")

@@ -287,6 +287,8 @@ STATISTICS = {
     "norm_mlp": {1},
     "norm_rope": {1},
     "layer_norm": {1, 2},
+    "scale_columns_backward": {1},
+    "dora_factors": {1},
     "cross_entropy": {0, 1},
     "linear_cross_entropy": {0},
 }

@@ -5,13 +5,19 @@ Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.kernels.gemm.dora import scale_columns_into
 from genesis.kernels.gemm.fp8 import quantized_gemm_into
 from genesis.kernels.gemm.linalg import matmul_into
+from genesis.kernels.gemm.low_rank import add_terms, low_rank_product, make_u, terms_of
 from genesis.kernels.strides import as_matrix
 from genesis.ops.fp8 import is_wide_enough
-from genesis.ops.linear import columns, split_parameters
+from genesis.ops.linear import split_parameters
+from genesis.ops.linear_gradients import columns
+from genesis.ops.low_rank import LowRank, split_pairs
 from genesis.ops.shape import contiguous
 
 __all__: list[str] = []
@@ -19,9 +25,13 @@ __all__: list[str] = []
 
 @cuda_impl("linear")
 def linear(
-    out: Array, x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None, fp8: int = 0
-) -> None:
-    """y = x·Wᵀ + b + residual."""
+    out: Array | tuple[Array, ...], x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None,
+    *pairs: Array, fp8: int = 0, low_rank: LowRank | None = None,
+) -> None:  # fmt: skip
+    """y = x·Wᵀ + b + residual; with pairs also u and z."""
+    if isinstance(out, tuple):
+        _adapted(out, x, [weight], [] if bias is None else [bias], residual, pairs, low_rank, fp8)
+        return
     residual = None if residual is None else contiguous(residual)
     if is_wide_enough(fp8, out.shape[-1]):
         residual = None if residual is None else as_matrix(residual)
@@ -32,8 +42,14 @@ def linear(
 
 
 @cuda_impl("packed_linear")
-def packed_linear(out: Array, x: Array, *parameters: Array, fp8: int = 0) -> None:
+def packed_linear(
+    out: Array | tuple[Array, ...], x: Array, *parameters: Array, fp8: int = 0, low_rank: LowRank | None = None
+) -> None:
     """[x·W1ᵀ + b1, …, x·Wnᵀ + bn], a GEMM for each weight: those contiguous in memory were joined before."""
+    if isinstance(out, tuple):
+        own, _ = split_pairs(parameters, low_rank)
+        _adapted(out, x, *split_parameters(own), None, parameters[len(own) :], low_rank, fp8)
+        return
     weights, biases = split_parameters(parameters)
     is_quantized = is_wide_enough(fp8, out.shape[-1])
     if is_quantized:
@@ -45,3 +61,36 @@ def packed_linear(out: Array, x: Array, *parameters: Array, fp8: int = 0) -> Non
             quantized_gemm_into(part, x, contiguous(weight), bias=bias)
         else:
             matmul_into(part, x, weight, transpose_b=True, bias=bias)
+
+
+def _adapted(
+    out: tuple[Array, ...], x: Array, weights: list[Array], biases: list[Array], residual: Array | None,
+    pairs: Sequence[Array], low_rank: LowRank | None, fp8: int,
+) -> None:  # fmt: skip
+    """`linear` and `packed_linear` with low-rank pairs: y, u and, with c, z, unless only y is kept, which then holds it
+    in between. The pairs' path is in x's type, also where x·Wᵀ is in 8-bit floats.
+    """
+    assert low_rank is not None
+    _, operands = split_pairs(pairs, low_rank)
+    assert operands is not None
+    y, u, x = out[0], out[1], contiguous(x)
+    residual = None if residual is None else contiguous(residual)
+    make_u(u, x, operands, low_rank)
+    terms, factors = terms_of(u, operands, low_rank), operands.factors
+    z = y if factors is None or len(out) < 3 else out[2]
+    added = (biases, residual) if factors is None else ([], None)
+    if len(weights) == 1 and not is_wide_enough(fp8, y.shape[-1]):
+        bias = added[0][0] if added[0] else None
+        low_rank_product(z, x, weights[0], terms, transpose_b=True, bias=bias, residual=added[1])
+    elif added[1] is not None:
+        linear(z, x, weights[0], *(added[0] or [None]), added[1], fp8=fp8)
+        add_terms(z, terms, True)
+    else:
+        packed_linear(z, x, *weights, *added[0], fp8=fp8)
+        add_terms(z, terms, True)
+    if factors is not None and y.size:
+        whole = [as_matrix(a) for a in (y, z)]
+        parts = [columns(a, [w.shape[0] for w in weights]) for a in (*whole, contiguous(factors))]
+        rest = None if residual is None else as_matrix(residual)
+        for i, (part, source, c) in enumerate(zip(*parts, strict=True)):
+            scale_columns_into(part, source, c, contiguous(biases[i]) if biases else None, rest)

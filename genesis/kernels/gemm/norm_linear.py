@@ -9,13 +9,18 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.kernels.gemm.linear import packed_linear
 from genesis.kernels.norm.norm import rms_norm
+from genesis.ops.low_rank import LowRank
 
 __all__: list[str] = []
 
 
 @cuda_impl("norm_linear")
-def norm_linear(out: tuple[Array, Array], x: Array, scale: Array, *parameters: Array, eps: float, fp8: int = 0) -> None:
+def norm_linear(
+    out: tuple[Array, ...], x: Array, scale: Array, *parameters: Array, eps: float, fp8: int = 0,
+    low_rank: LowRank | None = None,
+) -> None:  # fmt: skip
     """`packed_linear(rms_norm(x), …)`, and r = 1 / sqrt(mean(x²) + eps)."""
+    y, rstd, *more = out
     normed = empty(x.shape, x.dtype, x.device)
-    rms_norm((normed, out[1]), x, scale, eps)
-    packed_linear(out[0], normed, *parameters, fp8=fp8)
+    rms_norm((normed, rstd), x, scale, eps)
+    packed_linear((y, *more) if more else y, normed, *parameters, fp8=fp8, low_rank=low_rank)

@@ -13,6 +13,7 @@ from genesis.kernels.norm.norm import rms_norm
 from genesis.kernels.pointwise.swiglu import swiglu_packed
 from genesis.kernels.strides import as_matrix
 from genesis.ops.fp8 import is_wide_enough
+from genesis.ops.low_rank import LowRank, split_pairs
 from genesis.ops.shape import contiguous
 
 __all__: list[str] = []
@@ -21,21 +22,29 @@ __all__: list[str] = []
 @cuda_impl("norm_mlp")
 def norm_mlp(
     out: tuple[Array, ...], x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array,
-    eps: float, keep: bool = False, fp8: int = 0,
+    eps: float, keep: bool = False, fp8: int = 0, low_rank: LowRank | None = None,
+    down_low_rank: LowRank | None = None,
 ) -> None:  # fmt: skip
-    """x + h·Wdᵀ + bd. Where one weight without bias holds gate and up, one kernel computes them and h."""
+    """x + h·Wdᵀ + bd. Where one weight without bias or pairs holds gate and up, one kernel computes them and h."""
+    own, _ = split_pairs(parameters, down_low_rank)
+    at_down, of_pairs = parameters[len(own) :], out[5 if keep else 3 :]
     y, rstd, gate_up = out[:3]
-    normed, h = out[3:] if keep else (_empty_like(x, x.shape[-1]), _empty_like(x, gate_up.shape[-1] // 2))
+    normed, h = out[3:5] if keep else (_empty_like(x, x.shape[-1]), _empty_like(x, gate_up.shape[-1] // 2))
     rms_norm((normed, rstd), x, scale, eps)
     parts = tuple(map(as_matrix, (h, gate_up, normed)))
     is_quantized = is_wide_enough(fp8, gate_up.shape[-1])
-    if is_quantized and len(parameters) == 1:
-        quantized_gemm_swiglu_into(*parts, contiguous(parameters[0]))
-    elif is_quantized or len(parameters) != 1 or not gemm_swiglu_into(*parts, parameters[0]):
-        packed_linear(gate_up, normed, *parameters, fp8=fp8)
+    if low_rank is not None:
+        packed_linear((gate_up, of_pairs[0]), normed, *own, fp8=fp8, low_rank=low_rank)
+        of_pairs = of_pairs[1:]
+        swiglu_packed(h, gate_up)
+    elif is_quantized and len(own) == 1:
+        quantized_gemm_swiglu_into(*parts, contiguous(own[0]))
+    elif is_quantized or len(own) != 1 or not gemm_swiglu_into(*parts, own[0]):
+        packed_linear(gate_up, normed, *own, fp8=fp8)
         swiglu_packed(h, gate_up)
     del normed, parts
-    linear(y, h, down, down_bias, x, fp8=fp8)
+    results = (y, *of_pairs) if of_pairs else y
+    linear(results, h, down, down_bias, x, *at_down, fp8=fp8, low_rank=down_low_rank)
 
 
 def _empty_like(x: Array, width: int) -> Array:

@@ -1,0 +1,195 @@
+"""DoRA on CUDA: the factors of a layer's rows in one kernel, and passes that scale columns.
+
+Plain reference: genesis/ops/dora.py: `dora_factors`, `scale_columns`, `scale_columns_backward`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import bfloat16, float32, float64
+from genesis.kernels.norm.norm import sum_partials
+from genesis.kernels.pointwise.elementwise import fill
+from genesis.kernels.strides import as_matrix, needs_int64, program_indices
+from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.dora import split_layers
+from genesis.ops.elementwise import add, cast, mul
+from genesis.ops.linalg import mixed_matmul, transposed
+from genesis.ops.reduce import sum_to_shape
+from genesis.ops.shape import contiguous
+
+__all__: list[str] = []
+
+LARGEST_RANK = 128  # A·Aᵀ is in registers
+
+
+# --- The factors ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def root_and_quotient(p_c, p_norm, p_m, total, i_n, n):
+    """norm = √total and c = m / norm of rows i_n."""
+    mask = i_n < n
+    norm = tl.sqrt(tl.maximum(total, 0))  # rounding must not make a root of less than 0
+    m = converted(tl.load(p_m + i_n, mask=mask, other=0), total.dtype)
+    tl.store(p_norm + i_n, norm, mask=mask)
+    tl.store(p_c + i_n, converted(m / norm, p_c.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def dora_factors_kernel(p_c, p_norm, p_m, p_squares, p_w, p_a, p_b, n, k, r, scale, DOT: tl.constexpr,
+                        PRECISION: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+                        R: tl.constexpr):  # fmt: skip
+    """The factors of BM rows of W `[n, k]`, with A `[r, k]` and B `[n, r]`; all contiguous."""
+    i_n, i_r = program_indices(BM, INT64), tl.arange(0, R)
+    m_n, m_r = (i_n < n)[:, None], i_r < r
+    b_cross, b_gram = tl.zeros((BM, R), tl.float32), tl.zeros((R, R), tl.float32)  # W·Aᵀ [BM, R], A·Aᵀ [R, R]
+    for first in range(0, k, BK):
+        i_k = first + tl.arange(0, BK)
+        m_k = (i_k < k)[None, :]
+        b_w = tl.load(p_w + (i_n * k)[:, None] + i_k[None, :], mask=m_n & m_k, other=0)  # [BM, BK]
+        b_a = tl.load(p_a + (i_r * k)[:, None] + i_k[None, :], mask=m_r[:, None] & m_k, other=0)  # [R, BK]
+        b_w, b_a = converted(b_w, DOT), converted(b_a, DOT)
+        b_cross = tl.dot(b_w, b_a.T, b_cross, input_precision=PRECISION)
+        b_gram = tl.dot(b_a, b_a.T, b_gram, input_precision=PRECISION)
+    b_b = tl.load(p_b + (i_n * r)[:, None] + i_r[None, :], mask=m_n & m_r[None, :], other=0)
+    b_b = converted(b_b, tl.float32)  # [BM, R]
+    b_change = 2 * b_cross + scale * tl.dot(b_b, b_gram, input_precision="ieee")  # [BM, R]
+    squares = converted(tl.load(p_squares + i_n, mask=i_n < n, other=0), tl.float32)
+    root_and_quotient(p_c, p_norm, p_m, squares + scale * tl.sum(b_change * b_b, 1), i_n, n)
+
+
+@triton.jit
+def dora_quotient_kernel(p_c, p_norm, p_m, p_total, n, BM: tl.constexpr):
+    """The factors where the squares of the norms are known."""
+    i_n = tl.program_id(0) * BM + tl.arange(0, BM)
+    root_and_quotient(p_c, p_norm, p_m, tl.load(p_total + i_n, mask=i_n < n, other=0), i_n, n)
+
+
+@cuda_impl("dora_factors")
+def dora_factors(
+    out: tuple[Array, Array], *arrays: Array, columns: tuple[tuple[int, int], ...], scales: tuple[float, ...],
+    width: int,
+) -> None:  # fmt: skip
+    """c of several layers side by side, 1 in columns of none; also the norms."""
+    if sum(stop - start for start, stop in columns) < width:
+        for whole in out:
+            fill(whole, value=1, shape=whole.shape, dtype=whole.dtype)
+    for layer, (start, stop), scale in zip(zip(*split_layers(arrays), strict=True), columns, scales, strict=True):
+        if stop > start:
+            c, norm = (x.view((stop - start,), (1,), x.offset + start) for x in out)
+            _factors(c, norm, *map(contiguous, layer), scale)
+
+
+def _factors(c: Array, norm: Array, m: Array, squares: Array, w: Array, a: Array, b: Array, scale: float) -> None:
+    (n, k), r = w.shape, a.shape[0]
+    if r > LARGEST_RANK or norm.dtype is float64 or w.dtype is float64:
+        _composed_factors(c, norm, m, squares, w, a, b, scale)
+        return
+    is_float32 = w.dtype is float32
+    dot = float32 if is_interpreted() and w.dtype is bfloat16 else w.dtype
+    rank = max(16, triton.next_power_of_2(r))
+    rows = 32 if rank > 64 else 64
+    launch(
+        dora_factors_kernel, triton.cdiv(n, rows), c, norm, m, squares, w, a, b, n, k, r, float(scale),
+        DOT=TRITON[dot.name], PRECISION="ieee" if is_float32 else "tf32", INT64=needs_int64((n + rows, k), (k, 1)),
+        BM=rows, BK=32 if is_float32 else 64, R=rank, num_warps=8 if rank > 32 else 4,
+    )  # fmt: skip
+
+
+def _composed_factors(
+    c: Array, norm: Array, m: Array, squares: Array, w: Array, a: Array, b: Array, scale: float
+) -> None:
+    """The same, by products in memory."""
+    kind = norm.dtype
+    cross, gram = (mixed_matmul(x, transposed(a), dtype=kind) for x in (w, a))
+    wide = cast(b, dtype=kind)
+    change = add(mul(cross, 2.0), mul(mixed_matmul(wide, gram, dtype=kind), scale))
+    total = mul(sum_to_shape(mul(change, wide), shape=(b.shape[0], 1)), scale)
+    total = add(total.view(squares.shape, (1,)), cast(squares, dtype=kind))
+    launch(dora_quotient_kernel, triton.cdiv(b.shape[0], 256), c, norm, m, total, b.shape[0], BM=256)
+
+
+# --- Scaling columns --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scale_columns_kernel(p_y, p_z, p_c, p_b, p_residual, n, h, sy, sz, WORK: tl.constexpr, INT64: tl.constexpr,
+                         BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    """c∘z + b + residual of a tile [BN, BH]; the residual has y's strides."""
+    i_n, i_h = program_indices(BN, INT64), tl.program_id(1) * BH + tl.arange(0, BH)
+    m_h = i_h < h
+    m = (i_n < n)[:, None] & m_h[None, :]
+    o_y = (i_n * sy)[:, None] + i_h[None, :]
+    z = converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)
+    y = z * converted(tl.load(p_c + i_h, mask=m_h, other=0), WORK)[None, :]
+    if p_b is not None:
+        y += converted(tl.load(p_b + i_h, mask=m_h, other=0), WORK)[None, :]
+    if p_residual is not None:
+        y += converted(tl.load(p_residual + o_y, mask=m, other=0), WORK)
+    tl.store(p_y + o_y, converted(y, p_y.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def scale_columns_backward_kernel(p_d, p_partial, p_g, p_z, p_c, n, h, WORK: tl.constexpr, BN: tl.constexpr,
+                                  BH: tl.constexpr):  # fmt: skip
+    """c∘g of BH columns and every programs-th tile of rows, and the sums of g∘z over these."""
+    i_h = tl.program_id(0) * BH + tl.arange(0, BH)
+    m_h = i_h < h
+    c = converted(tl.load(p_c + i_h, mask=m_h, other=0), WORK)[None, :]
+    b_sum = tl.zeros((BN, BH), WORK)  # [BN, BH]
+    for first in range(tl.program_id(1) * BN, n, tl.num_programs(1) * BN):
+        i_n = first + tl.arange(0, BN).to(tl.int64)
+        o, m = (i_n * h)[:, None] + i_h[None, :], (i_n < n)[:, None] & m_h[None, :]
+        g = converted(tl.load(p_g + o, mask=m, other=0), WORK)
+        b_sum += g * converted(tl.load(p_z + o, mask=m, other=0), WORK)
+        tl.store(p_d + o, converted(g * c, p_d.dtype.element_ty), mask=m)
+    tl.store(p_partial + tl.program_id(1).to(tl.int64) * h + i_h, tl.sum(b_sum, 0), mask=m_h)
+
+
+@cuda_impl("scale_columns")
+def scale_columns(
+    out: Array, z: Array, factors: Array, bias: Array | None = None, residual: Array | None = None
+) -> None:
+    """y = c∘z + b + residual."""
+    if out.size:
+        bias, residual = (None if x is None else contiguous(x) for x in (bias, residual))
+        scale_columns_into(
+            as_matrix(out), as_matrix(contiguous(z)), contiguous(factors), bias, residual and as_matrix(residual)
+        )
+
+
+def scale_columns_into(y: Array, z: Array, factors: Array, bias: Array | None, residual: Array | None) -> None:
+    """The same for matrices whose rows may have any stride (y and the residual the same one); z may be y itself."""
+    (n, h), work = y.shape, work_type(z.dtype)
+    columns = min(triton.next_power_of_2(h), 256)
+    rows = min(max(1, 2048 // columns), triton.next_power_of_2(n))
+    wide = needs_int64((n, h), y.strides, z.strides)
+    launch(
+        scale_columns_kernel, (triton.cdiv(n, rows), triton.cdiv(h, columns)), y, z, factors, bias, residual, n, h,
+        y.strides[0], z.strides[0], WORK=TRITON[work.name], INT64=wide, BN=rows, BH=columns,
+    )  # fmt: skip
+
+
+@cuda_impl("scale_columns_backward")
+def scale_columns_backward(out: tuple[Array, Array], g: Array, z: Array, factors: Array) -> None:
+    """dz = c∘g and dc = Σ rows g∘z: partial sums of some rows each, added in order."""
+    d, dc = out
+    h, work = z.shape[-1], work_type(z.dtype)
+    n = z.size // h if h else 0
+    if not n:
+        fill(dc, value=0, shape=dc.shape, dtype=dc.dtype)
+        return
+    columns = min(triton.next_power_of_2(h), 128)
+    programs = max(1, min(triton.cdiv(n, 16), 512 // triton.cdiv(h, columns)))
+    partial = empty((programs, h), work, z.device)
+    launch(
+        scale_columns_backward_kernel, (triton.cdiv(h, columns), programs), d, partial, *map(contiguous, (g, z)),
+        contiguous(factors), n, h, WORK=TRITON[work.name], BN=16, BH=columns,
+    )  # fmt: skip
+    sum_partials(dc, partial)

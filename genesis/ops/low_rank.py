@@ -1,0 +1,298 @@
+"""Low-rank pairs of linear ops: what adapters (LoRA, DoRA) add to a product, its shape rule, reference and gradients.
+
+    y = c∘z + b + residual        z = x·Wᵀ + u·Bᵀ        u = s·dropout(x)·Aᵀ
+
+A pair is A `[r, in]` and B `[columns, r]`, and adds to a part of the result's columns; u of all pairs of a call is one
+array `[..., Σ r]`, which is kept for backward. c, DoRA's factors, scales columns. With g' = c∘g and v = s·g'·B:
+
+    dx = g'·W + dropout(v·A)     dA = vᵀ·dropout(x)     dB = g'ᵀ·u     dc = Σ rows g∘z     dW = g'ᵀ·x     db = Σ rows g
+
+An op that takes pairs has an attribute `LowRank`, and these inputs behind its own: A of each pair, B of each, c if
+there is one `[out]`, the position of dropout's noise if it has one (0-d). Pairs next to each other in memory may be
+given as one A `[Σ r, in]` and one B `[Σ columns, r]`. Behind its own outputs the op has u and, with c, z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Context, Spec, op
+from genesis.ops.dora import check_factors, scale_columns_backward
+from genesis.ops.elementwise import cast
+from genesis.ops.linalg import multiply, same_type
+from genesis.ops.linear_gradients import LowRankTerm, joined, weight_gradients
+from genesis.ops.random import dropout
+from genesis.ops.shape import reshaped
+from genesis.ops.sweep import as_type, is_narrow
+from genesis.shapes import numel
+
+__all__ = [
+    "LowRank",
+    "Operands",
+    "Pair",
+    "PairsBackward",
+    "add_low_rank",
+    "check_low_rank",
+    "join_pairs",
+    "low_rank_gradient",
+    "pairs_backward",
+    "split_pairs",
+    "window",
+]
+
+
+class Pair(NamedTuple):
+    """Where a pair adds to: columns [start, stop) of the result, with u's scale."""
+
+    start: int
+    stop: int
+    rank: int
+    scale: float
+
+
+class LowRank(NamedTuple):
+    """The pairs of a call.
+
+    Attributes:
+        pairs: in the order of their columns.
+        inputs: how many of the op's inputs, the last ones, are theirs.
+        dropout: (p, seed, offset) of the noise on u's input; None: there is none.
+    """
+
+    pairs: tuple[Pair, ...]
+    inputs: int
+    dropout: tuple[float, int, int] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of all pairs."""
+        return sum(p.rank for p in self.pairs)
+
+    @property
+    def ranks(self) -> list[tuple[int, int]]:
+        """The columns of u of each pair."""
+        found, start = [], 0
+        for p in self.pairs:
+            found.append((start, start + p.rank))
+            start += p.rank
+        return found
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """Attributes of `dropout`."""
+        assert self.dropout is not None
+        return dict(zip(("p", "seed", "offset"), self.dropout, strict=True))
+
+
+class Operands(NamedTuple):
+    """The inputs of the pairs: A and B of each, or one of all; c; the position of dropout's noise."""
+
+    a: list[Any]
+    b: list[Any]
+    factors: Any = None
+    position: Any = None
+
+    @property
+    def where(self) -> tuple[Any, ...]:
+        """The position as an input of `dropout`."""
+        return () if self.position is None else (self.position,)
+
+
+def split_pairs(inputs: Sequence[Any], low_rank: LowRank | None) -> tuple[list[Any], Operands | None]:
+    """An op's own inputs, and those of the pairs."""
+    if low_rank is None:
+        return list(inputs), None
+    own, rest = list(inputs[: -low_rank.inputs]), inputs[-low_rank.inputs :]
+    matrices = [x for x in rest if x.ndim == 2]
+    half = len(matrices) // 2
+    factors, position = (next((x for x in rest if x.ndim == n), None) for n in (1, 0))
+    return own, Operands(matrices[:half], matrices[half:], factors, position)
+
+
+def join_pairs(inputs: Sequence[Any], low_rank: LowRank) -> tuple[tuple[Any, ...], LowRank]:
+    """The inputs of the pairs with one A and one B where all A and all B are neighbours in memory; else as they are."""
+    _, operands = split_pairs(inputs, low_rank)
+    assert operands is not None
+    if len(operands.a) > 1 and (a := joined(operands.a)) is not None and (b := joined(operands.b)) is not None:
+        rest = inputs[len(operands.a) * 2 :]
+        return (a, b, *rest), low_rank._replace(inputs=2 + len(rest))
+    return tuple(inputs), low_rank
+
+
+# --- The rule of shapes and types -------------------------------------------------------------------------------------
+
+
+def check_low_rank(
+    name: str, x: Array, columns: int, operands: Operands | None, low_rank: LowRank | None
+) -> tuple[Spec, ...]:
+    """The specs of u and, with c, of z, for the pairs of an op with so many columns."""
+    if operands is None or low_rank is None:
+        return ()
+    a, b, factors, position = operands
+    pairs, ends = low_rank.pairs, [0, *(p.stop for p in low_rank.pairs)]
+    if any(p.start < end or p.stop < p.start for p, end in zip(pairs, ends, strict=False)) or ends[-1] > columns:
+        raise ShapeError(f"{name}: pairs on the columns {[p[:2] for p in pairs]} of {columns}, each behind the last")
+    alone = len(a) == len(pairs)
+    ranks = [p.rank for p in pairs] if alone else [low_rank.rank]
+    sizes = [p.stop - p.start for p in pairs] if alone else [sum(p.stop - p.start for p in pairs)]
+    wanted = [(r, x.shape[-1]) for r in ranks], [(n, p.rank) for n, p in zip(sizes, pairs, strict=False)]
+    if [w.shape for w in a] != wanted[0] or [w.shape for w in b] != wanted[1]:
+        got = " and ".join(str(w.shape) for w in (*a, *b))
+        raise ShapeError(f"{name}: low-rank pairs of shape {got}: A is {wanted[0]} [r, in], B {wanted[1]} [out, r]")
+    same_type(name, x, *a, *b)
+    if not x.dtype.is_floating_point:
+        raise DTypeError(f"{name} takes low-rank pairs of floats, got {x.dtype}")
+    if position is not None or low_rank.dropout is not None:
+        p, seed, offset = low_rank.dropout or (0.0, 0, 0)
+        dropout.infer(x, position, p=p, seed=seed, offset=offset)
+    u = Spec((*x.shape[:-1], low_rank.rank), x.dtype)
+    if factors is None:
+        return (u,)
+    check_factors(name, x, columns, factors)
+    return u, Spec((*x.shape[:-1], columns), x.dtype)
+
+
+# --- Reference --------------------------------------------------------------------------------------------------------
+
+
+def add_low_rank(z: np.ndarray, u: np.ndarray, x: np.ndarray, operands: Operands, low_rank: LowRank) -> None:
+    """u = s·dropout(x)·Aᵀ, and z += u·Bᵀ.
+
+    Args:
+        z, x: `[rows, …]`, of one type of 4 bytes or more.
+        u: `[rows, Σ r]`, of any type.
+    """
+    if low_rank.dropout is not None:
+        dropped = np.empty_like(x)
+        dropout.reference(dropped, x, operands.position, **low_rank.noise)
+        x = dropped
+    a = np.concatenate([as_type(w, x.dtype) for w in operands.a])
+    b = np.concatenate([as_type(w, x.dtype) for w in operands.b]) if len({p.rank for p in low_rank.pairs}) < 2 else None
+    wide, row = np.empty((x.shape[0], low_rank.rank), x.dtype), 0
+    multiply(x, a.T, wide)
+    for i, (p, (start, stop)) in enumerate(zip(low_rank.pairs, low_rank.ranks, strict=True)):
+        part, size = wide[:, start:stop], p.stop - p.start
+        part *= x.dtype.type(p.scale)
+        more = np.empty((x.shape[0], size), x.dtype)
+        multiply(part, (as_type(operands.b[i], x.dtype) if b is None else b[row : row + size]).T, more)
+        z[:, p.start : p.stop] += more
+        row += size
+    np.copyto(u, wide, casting="unsafe")
+
+
+# --- v ----------------------------------------------------------------------------------------------------------------
+
+
+def _v_infer(g: Array, *b: Array, pairs: tuple[Pair, ...]) -> Spec:
+    if len(b) != len(pairs) or any(w.shape != (p.stop - p.start, p.rank) for w, p in zip(b, pairs, strict=False)):
+        raise ShapeError(f"low_rank_gradient: B of shape {[w.shape for w in b]} for {pairs}")
+    if not g.shape or any(p.stop > g.shape[-1] for p in pairs):
+        raise ShapeError(f"low_rank_gradient: a gradient of shape {g.shape} for pairs on {[p[:2] for p in pairs]}")
+    same_type("low_rank_gradient", g, *b)
+    return Spec((*g.shape[:-1], sum(p.rank for p in pairs)), g.dtype)
+
+
+@op("low_rank_gradient", _v_infer, flops=lambda i, o, a: 2 * o[0].size * max((w.shape[0] for w in i[1:]), default=0))
+def low_rank_gradient(out: np.ndarray, g: np.ndarray, *b: np.ndarray, pairs: tuple[Pair, ...]) -> None:
+    """v = [s1·g1·B1, …], g1 being the columns of g `[..., out]` that the pair adds to; without gradient.
+
+    Args:
+        b: `[columns, r]` of each pair.
+    """
+    start = 0
+    for p, weight in zip(pairs, b, strict=True):
+        part = np.empty((*g.shape[:-1], p.rank), np.float32 if is_narrow(g.dtype) else g.dtype)
+        multiply(as_type(g[..., p.start : p.stop], part.dtype), as_type(weight, part.dtype), part)
+        part *= part.dtype.type(p.scale)
+        np.copyto(out[..., start : start + p.rank], part, casting="unsafe")
+        start += p.rank
+
+
+# --- Gradients --------------------------------------------------------------------------------------------------------
+
+
+class PairsBackward(NamedTuple):
+    """What the gradients of a call are made of: without pairs, g' alone, which is then g.
+
+    Attributes:
+        g: g' = c∘g, `[..., out]`.
+        first: the first input of the pairs, behind the op's own.
+        u: as forward gave it.
+        factors: c's gradient.
+        term: v, and what makes it a part of dx; None where nobody needs it.
+    """
+
+    g: Array
+    first: int
+    low_rank: LowRank | None = None
+    u: Array | None = None
+    factors: Array | None = None
+    term: LowRankTerm | None = None
+
+    def reads_input(self, ctx: Context) -> bool:
+        """Whether the gradient of an A is wanted, for which x is read."""
+        count = 0 if self.low_rank is None else len(self.low_rank.pairs)
+        return any(ctx.needs[self.first : self.first + count])
+
+    def gradients(self, ctx: Context, x: Array | None) -> list[Array | None]:
+        """The gradients of the pairs' inputs; x `[..., in]` is read where an A learns."""
+        if self.low_rank is None:
+            return []
+        pairs, rows = self.low_rank.pairs, numel(self.g.shape[:-1])
+        count, first = len(pairs), self.first
+        found: list[Array | None] = [None] * self.low_rank.inputs
+        if self.reads_input(ctx):
+            term = self.term
+            assert term is not None and x is not None
+            dropped = x if term.noise is None else dropout(x, *term.position, **term.noise)
+            v, flat = (reshaped(y, (rows, y.shape[-1])) for y in (term.v, dropped))
+            found[:count] = weight_gradients(ctx, range(first, first + count), v, flat, term.ranks)
+        g = reshaped(self.g, (rows, self.g.shape[-1]))
+        for i, (p, (start, stop)) in enumerate(zip(pairs, self.low_rank.ranks, strict=True), count):
+            if ctx.needs[first + i]:
+                assert self.u is not None
+                u = window(reshaped(self.u, (rows, self.low_rank.rank)), start, stop)
+                part = window(g, p.start, p.stop)
+                (found[i],) = weight_gradients(ctx, (first + i,), part, u, (p.stop - p.start,))
+        if self.factors is not None and ctx.needs[first + 2 * count]:
+            c = ctx.inputs[first + 2 * count]
+            found[2 * count] = self.factors if self.factors.dtype is c.dtype else cast(self.factors, dtype=c.dtype)
+        return found
+
+
+def pairs_backward(
+    ctx: Context, g: Array, low_rank: LowRank | None, kept: Sequence[Array | None], needs_x: bool,
+    end: int | None = None,
+) -> PairsBackward:  # fmt: skip
+    """The backward pass of a call's pairs.
+
+    Args:
+        g: the gradient of the result, `[..., out]`.
+        kept: u and, with c, z.
+        needs_x: whether dx is wanted.
+        end: where the inputs of the pairs end; None means behind the last one.
+    """
+    end = len(ctx.inputs) if end is None else end
+    _, operands = split_pairs(ctx.inputs[:end], low_rank)
+    if operands is None or low_rank is None:
+        return PairsBackward(g, end)
+    first, factors = end - low_rank.inputs, None
+    if operands.factors is not None:
+        assert kept[1] is not None
+        g, factors = scale_columns_backward(g, kept[1], operands.factors)
+    found = PairsBackward(g, first, low_rank, kept[0], factors)
+    if not (needs_x or found.reads_input(ctx)):
+        return found
+    v = low_rank_gradient(g, *operands.b, pairs=low_rank.pairs)
+    noise = None if low_rank.dropout is None else low_rank.noise
+    return found._replace(term=LowRankTerm(v, operands.a, [p.rank for p in low_rank.pairs], noise, operands.where))
+
+
+def window(x: Array, start: int, stop: int) -> Array:
+    """Columns [start, stop) of x."""
+    return x.view((*x.shape[:-1], stop - start), x.strides, x.offset + (start * x.strides[-1] if x.size else 0))
