@@ -34,6 +34,7 @@ from genesis.dtypes import promote_types as promote_types
 from genesis.functions.index import IndexPlan
 from genesis.functions.info import finfo as finfo
 from genesis.functions.info import iinfo as iinfo
+from genesis.functions.low_rank import LowRankPairs
 from genesis.functions.reduce import ValuesAndIndices as ValuesAndIndices
 from genesis.functions.types import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.io.objects import load as load
@@ -648,7 +649,13 @@ def lerp(
     """x + weight·(end - x)."""
 
 def linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, fp8: builtins.int = 0
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    fp8: builtins.int = 0,
+    low_rank: LowRankPairs | None = None,
 ) -> Tensor:
     """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded
     once."""

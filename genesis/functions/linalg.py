@@ -8,6 +8,7 @@ from typing import Any
 from genesis.autograd.record import apply, in_low_precision
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions import elementwise, pointwise
+from genesis.functions.low_rank import LowRankPairs, with_pairs
 from genesis.functions.shape import array_of, diagonal, expand, permute, reshape, unsqueeze
 from genesis.functions.surface import public
 from genesis.functions.types import Tensor
@@ -101,15 +102,27 @@ def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha
 
 @public(method=False, nn=True)
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, fp8: int = 0
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    fp8: int = 0,
+    low_rank: LowRankPairs | None = None,
 ) -> Tensor:
     """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded once.
 
     Args:
         fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none: `out` forward, `in` for x's
             gradient. Both sizes of the weight are multiples of 16.
+        low_rank: what an adapter adds, for one weight.
     """
     array_of(x, "linear"), array_of(weight, "linear")
+    if low_rank is not None:
+        pairs, attr = with_pairs(low_rank, (weight,), x.numel())
+        if attr is not None:
+            attrs: dict[str, Any] = {"fp8": fp8, "low_rank": attr} if fp8 else {"low_rank": attr}
+            return apply(linear_ops.linear, x, weight, bias, residual, *pairs, **attrs)[0]
     if fp8:
         return apply(linear_ops.linear, x, weight, bias, residual, fp8=fp8)
     if residual is not None:
@@ -118,7 +131,14 @@ def linear(
 
 
 @public(function=False, method=False, nn=True)
-def packed_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, fp8: int = 0) -> Tensor:
+def packed_linear(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] = (),
+    *,
+    fp8: int = 0,
+    low_rank: LowRankPairs | None = None,
+) -> Tensor:
     """Several linear layers on one input, their results side by side in the last dimension.
 
     One product where the weights lie next to each other in memory, as in an optimizer's flat buffers.
@@ -128,10 +148,14 @@ def packed_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
         weights: each `[out, in]`.
         biases: one `[out]` for each weight, or none.
         fp8: as for `linear`, forward of all columns together.
+        low_rank: what adapters add.
     """
     array_of(x, "packed_linear")
     attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
-    return apply(linear_ops.packed_linear, x, *weights, *biases, **attrs)
+    pairs, attr = with_pairs(low_rank, weights, x.numel())
+    if attr is None:
+        return apply(linear_ops.packed_linear, x, *weights, *biases, **attrs)
+    return apply(linear_ops.packed_linear, x, *weights, *biases, *pairs, **attrs, low_rank=attr)[0]
 
 
 # --- einsum -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Made by `make stubs`: do not edit.
 
 from collections.abc import Sequence
 
+from genesis.functions.low_rank import LowRankPairs
 from genesis.functions.types import DTypeLike
 from genesis.random import Generator
 from genesis.tensor import Tensor
@@ -122,7 +123,13 @@ def layer_norm(
     wider."""
 
 def linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, fp8: int = 0
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    fp8: int = 0,
+    low_rank: LowRankPairs | None = None,
 ) -> Tensor:
     """x·Wᵀ + b + residual for x `[..., in]`, weight `[out, in]`, bias `[out]`, residual `[..., out]`, rounded
     once."""
@@ -153,7 +160,14 @@ def mse_loss(
     """(input - target)²."""
 
 def norm_linear(
-    input: Tensor, scale: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, eps: float, fp8: int = 0
+    input: Tensor,
+    scale: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] = (),
+    *,
+    eps: float,
+    fp8: int = 0,
+    low_rank: LowRankPairs | None = None,
 ) -> Tensor:
     """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept."""
 
@@ -168,6 +182,8 @@ def norm_mlp(
     eps: float,
     keep: bool = True,
     fp8: int = 0,
+    low_rank: LowRankPairs | None = None,
+    down_low_rank: LowRankPairs | None = None,
 ) -> Tensor:
     """`x + linear(silu(gate)·up, down, down_bias)`, gate and up being linear in `rms_norm(x)`."""
 
@@ -185,7 +201,14 @@ def norm_rope(
     """`rope(rms_norm(x))` of queries and keys that are side by side with the values, each with the norm's
     weight."""
 
-def packed_linear(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, fp8: int = 0) -> Tensor:
+def packed_linear(
+    input: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] = (),
+    *,
+    fp8: int = 0,
+    low_rank: LowRankPairs | None = None,
+) -> Tensor:
     """Several linear layers on one input, their results side by side in the last dimension."""
 
 def relu(input: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -1,16 +1,19 @@
 """Modules called together: layers on one input in one product, a norm before it, a residual added by it.
 
-Each function gives what the modules would give one after the other. It calls them so where one of them is not a plain
-layer (another class in its place, such as an adapter) or is watched by a hook.
+Each function gives what the modules would give one after the other. It calls them so where one of them is neither a
+plain layer nor an adapter (another class in its place) or is watched by a hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from genesis.functions.low_rank import LowRankPairs
 from genesis.functions.shape import cat
 from genesis.nn import functional as F
 from genesis.nn.layers import Linear, RMSNorm
+from genesis.nn.lora import LoRALinear, low_rank_pairs
 from genesis.nn.module import Module
 from genesis.ops.fp8 import suits_fp8
 from genesis.tensor import Tensor
@@ -20,6 +23,23 @@ __all__ = ["gated_mlp", "linear_sum", "norm_rope", "packed_linear"]
 
 def _is_plain(module: Module, kind: type[Module]) -> bool:
     return type(module) is kind and not (module._pre_hooks or module._forward_hooks or module._backward_hooks)
+
+
+def _is_linear(module: Module) -> bool:
+    """Whether a layer can be computed with others: a linear one, or an adapter of one."""
+    if type(module) is not LoRALinear:
+        return _is_plain(module, Linear)
+    return all(_is_plain(m, k) for m, k in ((module, LoRALinear), (module.lora_A, Linear), (module.lora_B, Linear)))
+
+
+def _pairs(layers: Sequence[Module]) -> tuple[bool, LowRankPairs | None]:
+    """What adapters among layers on one input add; whether they agree on dropout, so that one draw can serve all."""
+    adapters = [layer for layer in layers if type(layer) is LoRALinear]
+    if not adapters:
+        return True, None
+    if len({a.dropout if a.training else 0.0 for a in adapters}) > 1:
+        return False, None
+    return True, low_rank_pairs(layers)
 
 
 def _allowed(fp8: int, *layers: Linear) -> int:
@@ -38,25 +58,28 @@ def packed_linear(
         recompute: do not keep norm(x) for backward, which makes it again.
         fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
-    biases = [layer.bias for layer in layers if _is_plain(layer, Linear) and layer.bias is not None]
-    plain = all(_is_plain(layer, Linear) for layer in layers) and len(biases) in (0, len(layers))
+    biases = [layer.bias for layer in layers if _is_linear(layer) and layer.bias is not None]
+    plain = all(map(_is_linear, layers)) and len(biases) in (0, len(layers))
+    agree, pairs = _pairs(layers) if plain else (False, None)
+    plain = plain and agree
     weights = [layer.weight for layer in layers] if plain else []
     fp8 = _allowed(fp8, *layers) if plain else 0
     if recompute and plain and norm is not None and _is_plain(norm, RMSNorm):
         scale, eps = norm.weight, norm.eps
         if scale is not None and eps is not None:
-            return F.norm_linear(x, scale, weights, biases, eps=eps, fp8=fp8)
+            return F.norm_linear(x, scale, weights, biases, eps=eps, fp8=fp8, low_rank=pairs)
     if norm is not None:
         x = norm(x)
     if plain:
-        return F.packed_linear(x, weights, biases, fp8=fp8)
+        return F.packed_linear(x, weights, biases, fp8=fp8, low_rank=pairs)
     return cat([layer(x) for layer in layers], -1)  # type: ignore[no-any-return]
 
 
 def linear_sum(x: Tensor, layer: Linear, residual: Tensor, fp8: int = 0) -> Tensor:
     """residual + layer(x); `fp8` as for `packed_linear`."""
-    if _is_plain(layer, Linear):
-        return F.linear(x, layer.weight, layer.bias, residual, fp8=_allowed(fp8, layer))
+    if _is_linear(layer):
+        _, pairs = _pairs((layer,))
+        return F.linear(x, layer.weight, layer.bias, residual, fp8=_allowed(fp8, layer), low_rank=pairs)
     return residual + layer(x)  # type: ignore[no-any-return]
 
 
@@ -70,11 +93,15 @@ def gated_mlp(
         recompute: do not keep n and down's input for backward, which makes them again.
         fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
-    plain = all(_is_plain(layer, Linear) for layer in (*gate_up, down)) and _is_plain(norm, RMSNorm)
+    plain = all(map(_is_linear, (*gate_up, down))) and _is_plain(norm, RMSNorm)
     biases = [layer.bias for layer in gate_up if layer.bias is not None] if plain else []
     if plain and len(biases) in (0, len(gate_up)) and norm.weight is not None and norm.eps is not None:
-        weights, rest, fp8 = [each.weight for each in gate_up], (down.weight, down.bias), _allowed(fp8, *gate_up, down)
-        return F.norm_mlp(x, norm.weight, weights, biases, *rest, eps=norm.eps, keep=not recompute, fp8=fp8)
+        agree, pairs = _pairs(gate_up)
+        if agree:
+            weights, rest = [each.weight for each in gate_up], (down.weight, down.bias)
+            how: dict[str, Any] = {"keep": not recompute, "fp8": _allowed(fp8, *gate_up, down), "low_rank": pairs}
+            at_down = _pairs((down,))[1]
+            return F.norm_mlp(x, norm.weight, weights, biases, *rest, eps=norm.eps, down_low_rank=at_down, **how)
     return linear_sum(F.swiglu(packed_linear(x, gate_up, norm, recompute, fp8)), down, x, fp8)
 
 

@@ -16,6 +16,7 @@ from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
 from genesis.functions.create import arange, zeros
 from genesis.functions.info import finfo
+from genesis.functions.low_rank import LowRankPairs, with_pairs
 from genesis.functions.surface import layer_function
 from genesis.ops import activation as activation_ops
 from genesis.ops import attention as attention_ops
@@ -98,7 +99,14 @@ def rms_norm(
 
 @layer_function
 def norm_linear(
-    x: Tensor, scale: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = (), *, eps: float, fp8: int = 0
+    x: Tensor,
+    scale: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] = (),
+    *,
+    eps: float,
+    fp8: int = 0,
+    low_rank: LowRankPairs | None = None,
 ) -> Tensor:
     """`packed_linear(rms_norm(x), weights, biases)`; backward makes the normed x again, which is not kept.
 
@@ -106,10 +114,13 @@ def norm_linear(
         scale: the norm's weight.
         weights: each `[out, in]`.
         biases: one `[out]` for each weight, or none.
-        fp8: as for `packed_linear`.
+        fp8, low_rank: as for `packed_linear`.
     """
     attrs: dict[str, Any] = {"eps": eps, "fp8": fp8} if fp8 else {"eps": eps}
-    return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, **attrs)[0]  # type: ignore[no-any-return]
+    pairs, attr = with_pairs(low_rank, weights, x.numel())
+    if attr is not None:
+        attrs["low_rank"] = attr
+    return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, *pairs, **attrs)[0]  # type: ignore[no-any-return]
 
 
 @layer_function
@@ -124,6 +135,8 @@ def norm_mlp(
     eps: float,
     keep: bool = True,
     fp8: int = 0,
+    low_rank: LowRankPairs | None = None,
+    down_low_rank: LowRankPairs | None = None,
 ) -> Tensor:
     """`x + linear(silu(gate)·up, down, down_bias)`, gate and up being linear in `rms_norm(x)`.
 
@@ -134,9 +147,16 @@ def norm_mlp(
         down: `[in, F]`.
         keep: keep the results of the norm and of SwiGLU for backward, which else makes them again.
         fp8: as for `packed_linear`.
+        low_rank, down_low_rank: what adapters of gate and up, and of down, add.
     """
-    inputs = (x, scale, down, down_bias, *weights, *biases)
     attrs: dict[str, Any] = {"eps": eps, "keep": keep, **({"fp8": fp8} if fp8 else {})}
+    pairs, attr = with_pairs(low_rank, weights, x.numel())
+    size = x.numel() // max(x.shape[-1], 1) * down.shape[-1]
+    down_pairs, down_attr = with_pairs(down_low_rank, (down,), size)
+    for name, each in (("low_rank", attr), ("down_low_rank", down_attr)):
+        if each is not None:
+            attrs[name] = each
+    inputs = (x, scale, down, down_bias, *weights, *biases, *pairs, *down_pairs)
     return apply(norm_mlp_ops.norm_mlp, *inputs, **attrs)[0]  # type: ignore[no-any-return]
 
 

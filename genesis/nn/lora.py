@@ -6,12 +6,15 @@ Parameters have PEFT's names. Which layers of a model get an adapter, and the fi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Self
 
+from genesis.array import Array
 from genesis.autograd import no_grad
 from genesis.dtypes import float32
 from genesis.errors import ShapeError, UsageError
 from genesis.functions import pointwise as pw
+from genesis.functions.low_rank import LowRankPairs, dora_factors
 from genesis.nn import functional as F
 from genesis.nn import init
 from genesis.nn.layers import Linear
@@ -20,7 +23,7 @@ from genesis.nn.parameter import Parameter
 from genesis.random import Generator
 from genesis.tensor import Tensor
 
-__all__ = ["LoRALinear"]
+__all__ = ["LoRALinear", "low_rank_pairs"]
 
 
 class LoRALinear(Linear):
@@ -37,10 +40,10 @@ class LoRALinear(Linear):
         in_features, out_features, bias: as for `Linear`; W and b are frozen.
         r: the rank, 1 or more.
         alpha: the path's scale is alpha / r, or alpha / √r with `use_rslora`.
-        dropout: with which probability an element of the low-rank path's input is 0 in training. Where DoRA's paper
-            drops elements nowhere and PEFT also in part of W's input, here W's input keeps all.
-        use_rslora, use_dora: whether these are.
-        generator: of A's values and of dropout; None means the default one.
+        dropout: with which probability an element of A's input is 0 in training; layers called together on one input
+            share the draw. W's input keeps all elements, with DoRA, too, where PEFT drops them in a part of it.
+        use_rslora, use_dora: whether to scale by √r, and to learn m.
+        generator: of A's values; None means the default one, from which dropout draws in each case.
 
     Attributes:
         weight, bias: frozen.
@@ -103,6 +106,7 @@ class LoRALinear(Linear):
         self.r, self.alpha, self.dropout, self.use_rslora = r, float(alpha), dropout, use_rslora
         self.scaling = self.alpha / (math.sqrt(r) if use_rslora else r)
         self.generator = generator
+        self._squares: tuple[Array, int, Tensor] | None = None
         place = {"device": self.weight.device, "dtype": self.weight.dtype}
         with init.skip_init():
             self.lora_A = Linear(self.in_features, r, False, **place)
@@ -122,37 +126,41 @@ class LoRALinear(Linear):
         """Set m to the norm of the rows of W + s·B·A, so that c is 1."""
         if self.lora_magnitude_vector is not None and not init.is_skipped():
             with no_grad():
-                self.lora_magnitude_vector.weight.copy_(self._norm())
+                self.lora_magnitude_vector.weight.copy_(dora_factors([self._of_dora()], [self.out_features])[1])
 
-    def _norm(self) -> Tensor:
-        """‖W + s·B·A‖ by rows, `[out_features]` in float32, without gradient."""
-        with no_grad():
-            return pw.sqrt(self._sum().square().sum(-1))  # type: ignore[no-any-return]
+    def low_rank(self) -> LowRankPairs:
+        """What the adapter adds, as functions of linear layers take it."""
+        return low_rank_pairs((self,))
 
-    def _sum(self) -> Tensor:
-        """W + s·B·A in float32."""
-        a, b = (self.lora_A.weight.to(float32), self.lora_B.weight.to(float32))
-        return self.weight.to(float32) + (b @ a) * self.scaling
+    def _of_dora(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float]:
+        """What `dora_factors` takes of a layer."""
+        assert self.lora_magnitude_vector is not None
+        pair = self.lora_A.weight, self.lora_B.weight, self.scaling
+        return self.lora_magnitude_vector.weight, self._row_squares(), self.weight, *pair
+
+    def _row_squares(self) -> Tensor:
+        """‖W‖² by rows in float32, computed again when W has changed."""
+        array = self.weight.array
+        if self._squares is None or self._squares[0] is not array or self._squares[1] != array.storage.version:
+            with no_grad():
+                squares = self.weight.detach().to(float32).square().sum(-1)
+            self._squares = array, array.storage.version, squares
+        return self._squares[2]
 
     def merged_weight(self) -> Tensor:
         """c∘(W + s·B·A) `[out_features, in_features]` in float32, without gradient: a linear layer's weight that does
         what this layer does.
         """
         with no_grad():
-            whole = self._sum()
+            a, b = self.lora_A.weight.to(float32), self.lora_B.weight.to(float32)
+            whole = self.weight.to(float32) + (b @ a) * self.scaling
             if self.lora_magnitude_vector is None:
                 return whole
             factors = self.lora_magnitude_vector.weight.to(float32) / pw.sqrt(whole.square().sum(-1))
             return whole * factors.unsqueeze(-1)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
-        dropped = F.dropout(x, self.dropout, self.training, generator=self.generator)
-        low_rank = self.lora_B(self.lora_A(dropped)) * self.scaling
-        if self.lora_magnitude_vector is None:
-            return F.linear(x, self.weight, self.bias) + low_rank  # type: ignore[no-any-return]
-        factors = self.lora_magnitude_vector.weight / self._norm()
-        y = (F.linear(x, self.weight) + low_rank) * factors.to(x.dtype)
-        return y if self.bias is None else y + self.bias  # type: ignore[no-any-return]
+        return F.linear(x, self.weight, self.bias, low_rank=self.low_rank())
 
     def extra_repr(self) -> str:
         kind = "" if self.lora_magnitude_vector is None else ", use_dora=True"
@@ -170,3 +178,16 @@ class Magnitude(Module):
     def __init__(self, out_features: int, *, device: Any = None) -> None:
         super().__init__()
         self.weight = Parameter(init.new((out_features,), device, float32))
+
+
+def low_rank_pairs(layers: Sequence[Module]) -> LowRankPairs:
+    """What the adapters among `layers`, which read one input, add; those in training drop elements alike."""
+    adapters = [layer if isinstance(layer, LoRALinear) else None for layer in layers]
+    pairs = [None if a is None else (a.lora_A.weight, a.lora_B.weight, a.scaling) for a in adapters]
+    dora = [a._of_dora() if a is not None and a.lora_magnitude_vector is not None else None for a in adapters]
+    factors = None
+    if any(dora):
+        sizes = [layer.out_features for layer in layers]
+        factors = dora_factors(dora, sizes)[0]
+    dropout = max(a.dropout if a is not None and a.training else 0.0 for a in adapters)
+    return LowRankPairs(pairs, factors, dropout)

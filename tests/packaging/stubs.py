@@ -38,6 +38,7 @@ IMPORTS = {
     "DType": "from genesis.dtypes import DType",
     "Generator": "from genesis.random import Generator",
     "IndexPlan": "from genesis.functions.index import IndexPlan",
+    "LowRankPairs": "from genesis.functions.low_rank import LowRankPairs",
     "Tensor": "from genesis.tensor import Tensor",
     "types": "from genesis.functions.types import DeviceLike, Dims, DTypeLike, Sizes",
     "ValuesAndIndices": "from genesis.functions.reduce import ValuesAndIndices",
