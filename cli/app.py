@@ -17,6 +17,7 @@ from genesis_cli.demo import demo
 from genesis_cli.env import env
 from genesis_cli.errors import exit_code, flush_stdout, hold_standard_streams, make_printable, settle_stdout
 from genesis_cli.eval import evaluate
+from genesis_cli.export import export
 from genesis_cli.generate import generate
 from genesis_cli.profile import profile
 from genesis_cli.schema import schema
@@ -40,6 +41,7 @@ app = typer.Typer(
 app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)
 app.command("eval", epilog=EPILOG)(evaluate)
+app.command("export", epilog=EPILOG)(export)
 app.command("validate", epilog=EPILOG)(validate)
 app.add_typer(data, name="data", epilog=EPILOG)
 app.command("profile", epilog=EPILOG)(profile)

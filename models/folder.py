@@ -15,7 +15,7 @@ from genesis import Tensor, no_grad
 from genesis.backend import CPU, as_device
 from genesis.data.tokenizer import Tokenizer
 from genesis.dtypes import as_dtype, bfloat16, float16, float32, float64
-from genesis.errors import ModelError, escape
+from genesis.errors import ModelError, NumericError, escape
 from genesis.functions.transfer import pinned_empty
 from genesis.io.files import AtomicFolder, FolderUpdate, FolderWriter
 from genesis.io.hf import (
@@ -231,6 +231,9 @@ def _plain_weights(model: CausalLM, dtype: str | None) -> dict[str, np.ndarray]:
     Args:
         dtype: of all; None: of each its own, or the 16-bit one of its tensor in the folder where `load` chose a wider
             one itself.
+
+    Raises:
+        NumericError: float16 is too narrow for a weight.
     """
     layers, found = adapted_layers(model), {}
     for name, parameter in model.named_parameters():
@@ -243,7 +246,17 @@ def _plain_weights(model: CausalLM, dtype: str | None) -> dict[str, np.ndarray]:
         stored = model.stored_types.get(name)
         if dtype is None and kind == "float32" and stored in ("float16", "bfloat16"):
             kind = stored
-        found[name] = values.astype(as_dtype(kind).numpy, copy=False)
+        found[name] = _rounded(name, values, kind)
+    return found
+
+
+def _rounded(name: str, values: np.ndarray, kind: str) -> np.ndarray:
+    """`values` in another float type. Raises: NumericError where they are beyond what it holds."""
+    with np.errstate(over="ignore"):
+        found = values.astype(as_dtype(kind).numpy, copy=False)
+    if kind == "float16" and not np.array_equal(np.isfinite(found), np.isfinite(values)):
+        what = f"{escape(name)} has a weight of {np.abs(values).max():.3g}, and float16 ends at 65,504"
+        raise NumericError(what, next="write it as float32 or bfloat16")
     return found
 
 

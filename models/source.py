@@ -17,7 +17,7 @@ from genesis_models.adapters import ADAPTER_CONFIG, is_adapter, read_adapter
 from genesis_models.base import Base, base_of, check_same_base, read_base
 from genesis_models.recognition import CHECKPOINT, check_model_folder, hub_advice
 
-__all__ = ["ModelSource", "find_source", "newest_checkpoint"]
+__all__ = ["ModelSource", "find_source", "newest_checkpoint", "saved_model"]
 
 _NEXT = "name the folder of its base model: --base FOLDER"
 
@@ -111,6 +111,14 @@ def _named_base(adapter: Path, config: AdapterConfig) -> Path:
     advice = hub_advice(config.base)
     what = f"the adapter in {escape(adapter)} is of the base model {quote(config.base, 300)}, which is not there"
     raise ModelError(what, where=where, next=_NEXT if advice is None else f"{_NEXT}; {advice}")
+
+
+@boundary(ModelError, "looking for the model")
+def saved_model(path: str | os.PathLike[str]) -> Path:
+    """The folder `path` itself, or the newest complete checkpoint of a run that has no final model yet."""
+    folder = Path(path)
+    has_weights = any(exists(folder / name) for name in (WEIGHTS_NAME, INDEX_NAME, ADAPTER_CONFIG))
+    return folder if has_weights else newest_checkpoint(folder) or folder
 
 
 @boundary(ModelError, "looking for checkpoints")

@@ -1,8 +1,9 @@
 """What the commands do, start to end: model, data and loop put together. No parsing, no formatting of errors."""
 
 from genesis_cli.session.data_preview import preview
+from genesis_cli.session.export import export
 from genesis_cli.session.inference import evaluate, generate
 from genesis_cli.session.training import train
 from genesis_cli.session.validation import validate
 
-__all__ = ["evaluate", "generate", "preview", "train", "validate"]
+__all__ = ["evaluate", "export", "generate", "preview", "train", "validate"]

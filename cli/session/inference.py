@@ -23,6 +23,7 @@ from genesis.train.output import Output
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import Stages, resolve_device, special_text_warning
 from genesis_models.blocks import CausalLM
+from genesis_models.config import ModelConfig
 from genesis_models.finite import check_finite
 from genesis_models.folder import load_source, read_config
 from genesis_models.generate import Sampling
@@ -30,7 +31,7 @@ from genesis_models.generate import generate as generate_ids
 from genesis_models.source import ModelSource, find_source
 from genesis_models.talking import end_ids
 
-__all__ = ["continue_text", "evaluate", "generate", "stop_ids"]
+__all__ = ["check_ids", "continue_text", "evaluate", "generate", "stop_ids"]
 
 # What a user types where a training run has a setting.
 COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "--base"}
@@ -150,15 +151,20 @@ def _opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, 
     """
     config, where = read_config(source.folder), escape(source.adapter or source.folder)
     tokenizer = Tokenizer.load(source.holding("tokenizer.json"))
+    check_ids(tokenizer, config, where)
+    model = load_source(source, device=str(device), dtype=dtype)
+    check_finite(model, where=where)
+    return model, tokenizer
+
+
+def check_ids(tokenizer: Tokenizer, config: ModelConfig, where: str) -> None:
+    """Raises: ModelError where the tokenizer has ids that the model has not."""
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelError(
             f"the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
             where=where,
             next="use the tokenizer and the config.json of the same model",
         )
-    model = load_source(source, device=str(device), dtype=dtype)
-    check_finite(model, where=where)
-    return model, tokenizer
 
 
 def evaluate(

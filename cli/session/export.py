@@ -1,0 +1,122 @@
+"""`genesis export`: what is exported, where to, and whether what was written is what was trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import escape
+from genesis.io.files import MANIFEST_NAME, read_manifest, verify_manifest
+from genesis.train.output import Output
+from genesis_cli.session.inference import check_ids
+from genesis_cli.session.phrases import phrased_for
+from genesis_models.adapters import is_adapter
+from genesis_models.blocks import CausalLM
+from genesis_models.export import check_target, write_export
+from genesis_models.export_check import answers, check_answers, check_weights_of, difference
+from genesis_models.finite import check_finite
+from genesis_models.folder import load, load_source
+from genesis_models.recognition import CHECKPOINT
+from genesis_models.source import ModelSource, find_source, saved_model
+
+__all__ = ["export"]
+
+EXPORT = {"model.path": "--base", "model.dtype": "--dtype"}
+MEMORY = "it needs 4 bytes for each parameter, and as many again with --check: use a machine with more memory"
+# What a model is asked where nothing else is at hand: prose, code, figures, a dialogue, other scripts.
+TEXTS = (
+    "The ship left the harbour at dawn, and by noon the wind had turned. Nobody on board had expected that.",
+    "def mean(values):\n    if not values:\n        raise ValueError('empty')\n    return sum(values) / len(values)\n",
+    "17 + 25 = 42, 3 * 14 = 42, and 1,000 / 8 = 125.",
+    "User: How do I boil an egg?\nAssistant: Put it into boiling water for seven minutes, then into cold water.",
+    "Die Sonne scheint, und die Kinder spielen im Garten. Le chat dort sur la chaise.",
+    "今日は天気がいいから、散歩しましょう。 Сегодня хорошая погода.",
+    '{"name": "Ada", "tools": [{"type": "function", "arguments": {"x": 1}}]}',
+    "1. Read the manual.\n2. Check the cable.\n3. Restart the machine.\n",
+)
+LONGEST = 64  # tokens of a text
+
+
+def export(
+    folder: str, *, merge: bool, dtype: str | None, out: str | None, check: bool, base: str | None, console: Output
+) -> Path:
+    """Write the model or adapter in `folder` into another folder, and return that.
+
+    Args:
+        folder: of a run, a checkpoint, an adapter or a model.
+        merge, dtype: as for `write_export`.
+        out: where to; None: beside `folder`.
+        check: load what was written, and compare it with what was trained.
+        base: the folder of an adapter's base, instead of the one that it names.
+
+    Raises:
+        ModelError: `folder` is none of these or damaged, or what was written is not what was trained.
+            ConfigError, UsageError, NumericError, DiskError: as in `write_export`.
+    """
+    with phrased_for(EXPORT, memory=MEMORY):
+        saved = saved_model(folder)
+        if CHECKPOINT.fullmatch(saved.name) and os.path.lexists(saved / MANIFEST_NAME):
+            verify_manifest(saved)  # of the other folders people change files
+        source = find_source(saved, base)
+        console.line(str(source))
+        target = _beside(saved, merge) if out is None else Path(out)
+        check_target(target, source)
+        model = load_source(source)
+        check_finite(model, where=escape(saved))
+        write_export(model, source, target, merge=merge, dtype=dtype)
+        console.line(_written(target))
+        if check:
+            for line in _checked(model, source, target):
+                console.line(line)
+    return target
+
+
+def _beside(folder: Path, merge: bool) -> Path:
+    """Where an export goes of which nobody says it: beside the model or, of a checkpoint, beside its run."""
+    whole = Path(os.path.abspath(folder))
+    is_checkpoint = CHECKPOINT.fullmatch(whole.name) is not None
+    run = whole.parent if is_checkpoint else whole
+    middle = f"-{whole.name}" if is_checkpoint else ""
+    return run.parent / f"{run.name}{middle}-{'merged' if merge else 'export'}"
+
+
+def _written(target: Path) -> str:
+    files = read_manifest(target).files
+    size = sum(record.size for record in files.values())
+    return f"wrote {escape(target)}: {size / 1e6:,.1f} MB in {len(files)} files"
+
+
+def _checked(model: CausalLM, source: ModelSource, target: Path) -> Iterator[str]:
+    """Compares the folder with the model in memory; what was found, line by line.
+
+    Raises:
+        ModelError: it is another model.
+    """
+    count, kind = check_weights_of(model, target)
+    yield f"check: {count:,} tensors are those that were trained, as near as {kind} allows"
+    texts = _texts(source, model)
+    expected = answers(model, texts)
+    written = load(target, dtype="float32", base=source.folder if is_adapter(target) else None)
+    found = difference(expected, answers(written, texts))
+    yield (
+        f"check: {found.tokens:,} tokens of {len(texts)} texts: largest difference of logits {found.logit:.3g},"
+        f" KL {found.kl:.3g} nats a token"
+    )
+    if kind != "float32":
+        yield f"check: that is what rounding the weights to {kind} costs"
+    check_answers(found, kind, model.config, target)
+
+
+def _texts(source: ModelSource, model: CausalLM) -> list[np.ndarray]:
+    """Ids that the model is asked about: of `TEXTS`, or where there is no tokenizer drawn ones."""
+    longest = min(LONGEST, model.config.packed_length)
+    folder = source.holding("tokenizer.json")
+    if not os.path.lexists(folder / "tokenizer.json"):
+        return [np.random.default_rng(0).integers(0, model.config.vocab_size, longest) for _ in TEXTS]
+    tokenizer = Tokenizer.load(folder)
+    check_ids(tokenizer, model.config, escape(folder))
+    return [np.array(tokenizer.prompt(text)[:longest]) for text in TEXTS]

@@ -1,0 +1,114 @@
+"""A trained model or adapter as a folder for other programs: whole, merged, or as the adapter that it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from genesis.dtypes import as_dtype
+from genesis.errors import ConfigError, ModelError, UsageError, escape
+from genesis.io.boundary import boundary
+from genesis.io.files import MANIFEST_NAME, AtomicFolder, read_manifest
+from genesis.io.hf import SIDE_FILES, side_files
+from genesis.io.paths import exists, is_folder, list_folder, safe_join
+from genesis.io.strict_json import read_limited
+from genesis_models.adapters import write_adapter
+from genesis_models.base import BASE_NAME, base_of
+from genesis_models.blocks import CausalLM
+from genesis_models.folder import write_model
+from genesis_models.recognition import hub_advice
+from genesis_models.source import ModelSource
+
+__all__ = ["EXPORT", "check_target", "write_export"]
+
+EXPORT = "export"  # in the metadata of an export's manifest; what has it may be written over
+
+
+def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: bool, dtype: str | None) -> None:
+    """Write the folder `target`, which appears whole; an export there is replaced.
+
+    Args:
+        model: of the source, loaded as float32 or in the type that it has there.
+        merge: write an adapter merged into the weights of its base.
+        dtype: "float32", "bfloat16" or "float16": of whole weights; None: of each tensor the one that it has.
+
+    Raises:
+        UsageError: there is nothing to merge, or a dtype for an adapter. ConfigError: as in `check_target`.
+        NumericError: float16 is too narrow for a weight. DiskError: writing failed; what was there is intact.
+    """
+    if merge and source.adapter is None:
+        raise UsageError(
+            f"{escape(source.folder)} is a whole model: there is no adapter to merge", next="leave --merge out"
+        )
+    is_whole = merge or source.adapter is None
+    if dtype is not None and not is_whole:
+        raise UsageError("an adapter is written in float32", next="leave --dtype out, or merge it: --merge")
+    check_target(target, source)
+    about: dict[str, Any] = {"merged": merge, "dtype": dtype, "from": os.fspath(source.adapter or source.folder)}
+    with AtomicFolder(target, replace=True, metadata={EXPORT: about}) as writer:
+        own = {} if source.adapter is None else _side_bytes(source.adapter)
+        if is_whole:
+            kind = None if dtype is None else as_dtype(dtype).name
+            write_model(model, writer, source=source.folder, extra_files=own, dtype=kind)
+        else:
+            write_adapter(model, writer, base=_base_name(source))
+            writer.write(BASE_NAME, base_of(source.folder, source.base).to_json())
+            for name, data in own.items():
+                writer.write(name, data)
+
+
+def _base_name(source: ModelSource) -> str:
+    """What an adapter calls its base: the name on the hub where it has that, else the folder's whole path."""
+    named = None if source.config is None else source.config.base
+    if named and hub_advice(named) is not None and not os.path.lexists(named):
+        return named
+    return os.path.abspath(source.folder)
+
+
+@boundary(ModelError, "reading the adapter's folder")
+def _side_bytes(folder: Path) -> Mapping[str, bytes]:
+    """The tokenizer, template, generation and license files of an adapter's folder."""
+    names = side_files(folder)
+    largest = max(SIDE_FILES.values())
+    return {name: read_limited(safe_join(folder, name), SIDE_FILES.get(name, largest)) for name in names}
+
+
+def check_target(target: Path, source: ModelSource) -> None:
+    """Refuse a folder that an export must not be written to: only a new or empty one, and an earlier export, is ours.
+
+    Raises:
+        ConfigError: what is there is something else, or a part of what is exported.
+    """
+    where, next = "--out", "name a new or an empty folder"
+    real = Path(os.path.realpath(target))
+    for folder in source.folders:
+        other = Path(os.path.realpath(folder))
+        if real == other or other.is_relative_to(real) or real.is_relative_to(other):
+            what = f"{escape(target)} and {escape(folder)}, which is exported, are in one another"
+            raise ConfigError(what, where=where, next=next)
+    with boundary(ConfigError, "looking at the folder", target):
+        if not os.path.lexists(target):
+            return
+        if target.is_symlink() or not is_folder(target):
+            raise ConfigError(f"{escape(target)} is no plain folder", where=where, next=next)
+        names = set(list_folder(target))
+        if not names:
+            os.rmdir(target)
+        elif not _is_export(target, names):
+            what = f"{escape(target)} holds files of something else than an export"
+            raise ConfigError(what, where=where, next=next)
+
+
+def _is_export(folder: Path, names: set[str]) -> bool:
+    """Whether an export wrote the folder, and all that is in it."""
+    if not exists(folder / MANIFEST_NAME):
+        return False
+    try:
+        manifest = read_manifest(folder)
+    except ModelError:
+        return False
+    return EXPORT in manifest.metadata and names == {name.partition("/")[0] for name in manifest.files} | {
+        MANIFEST_NAME
+    }
