@@ -20,7 +20,19 @@ from genesis_cli.env import report
 from genesis_cli.environment import missing_for_cuda, packages
 from tests.cli.command import FAKE_SESSION, genesis, genesis_with, here
 
-COMMANDS = ["train", "generate", "eval", "validate", "profile", "bench-model", "bench-ops", "demo", "schema", "env"]
+COMMANDS = [
+    "train",
+    "generate",
+    "eval",
+    "export",
+    "validate",
+    "profile",
+    "bench-model",
+    "bench-ops",
+    "demo",
+    "schema",
+    "env",
+]
 # Says how it was called, and never runs a model.
 ECHO = """
 import json
@@ -104,14 +116,15 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
         "seed": 0,
         "device": "auto",
         "dtype": "auto",
+        "base": None,
         "parse_special": DataConfig(train=["x"]).parse_special,
     }
 
 
 def test_generate_passes_what_is_given() -> None:
     given = ["--max-tokens", "5", "--temperature", "0", "--top-k", "3", "--top-p", "0.5", "--seed", "9"]
-    called = echoed("generate", "f", "--prompt", "", *given, "--device", "cpu", "--dtype", "bfloat16", "--special")
-    assert list(called.values()) == ["f", "", 5, 0.0, 3, 0.5, 9, "cpu", "bfloat16", True]
+    called = echoed("generate", "f", "--prompt", "", *given, "--base", "b", "--dtype", "bf16", "--special")
+    assert list(called.values()) == ["f", "", 5, 0.0, 3, 0.5, 9, "auto", "bfloat16", "b", True]
 
 
 @pytest.mark.parametrize("stream", [[], ["--no-stream"]])
@@ -156,7 +169,7 @@ def test_eval_prints_its_numbers() -> None:
     assert lines[:2] == ["eval/loss        2.5", "eval/num_tokens  100"]
     folder, sources, options = json.loads(lines[2].split(maxsplit=1)[1])
     assert (folder, sources) == ("f", ["a", "b"])
-    assert options == {"seq_len": 64, "batch_size": 8, "device": "auto", "dtype": "auto"}
+    assert options == {"seq_len": 64, "batch_size": 8, "device": "auto", "dtype": "auto", "base": None}
     assert echoed("eval", "f", "--data", "a", "--json")["eval/loss"] == 2.5
     assert here("eval", "f", "--data", "a", "--seq-len", "1").returncode == 2
 
