@@ -19,7 +19,7 @@ PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
 .PHONY: help quickstart install install-dev test lint style types layers unit faults gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
-	kernels-lowest format peers stubs clean
+	kernels-lowest format peers peers-test stubs clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ peers: $(PEERS_VENV)/.installed ## .venv-peers: Genesis beside torch, transforme
 $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench]' transformers peft
 	@touch $@
+
+peers-test: peers ## adapters and merged models that Genesis writes, loaded by PEFT and transformers, in about a minute
+	$(PEERS_VENV)/bin/python -m tests.peers.adapters
 
 clean: ## remove what the commands above made, the virtual environments included; runs/ stays
 	rm -rf $(VENV) $(LOWEST_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

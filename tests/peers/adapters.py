@@ -1,0 +1,127 @@
+"""Adapters and merged models that Genesis writes, loaded by PEFT and transformers: their logits, and nothing left over.
+
+    .venv-peers/bin/python -m tests.peers.adapters
+
+Needs an environment with Genesis, torch, transformers and peft (`make peers`), so it is no part of `make test`;
+`make peers-test` runs it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging
+
+import genesis
+import genesis_models
+from genesis.io.files import AtomicFolder
+from genesis.train.output import Output
+from genesis_cli.session.export import export
+from genesis_models.adapters import AdapterConfig, adapted_layers, apply_adapters, write_adapter
+from genesis_models.blocks import CausalLM
+from genesis_models.talking import generation_config
+from tests.models.golden import FIXTURES
+
+ADAPTER, MERGED = 1e-5, 1e-4  # the largest difference of a logit, in float32
+BFLOAT16 = 2e-2  # relative: a rounding of each weight to 8 bits
+MODELS = ("qwen2-tied", "qwen2-untied-sharded", "qwen3-tied", "phi3", "smollm3")
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "q and v": {"target_modules": (r".*\.self_attn\.(q|v|qkv)_proj")},
+    "ranks": {"rank_pattern": {"o_proj": 5, r"layers\.0\.mlp.*": 1}, "alpha_pattern": {"down_proj": 1.5}},
+    "dora, ranks": {"use_dora": True, "use_rslora": True, "rank_pattern": {"o_proj": 5}},
+}
+END = 5
+
+
+def adapted(base: Path, settings: dict[str, Any]) -> CausalLM:
+    """A model with an adapter whose every tensor does something."""
+    genesis.manual_seed(1)
+    config = AdapterConfig(**{"r": 3, "alpha": 6.0} | settings)
+    model = apply_adapters(genesis_models.load(base, dtype="float32"), config)
+    with genesis.no_grad():
+        for layer in adapted_layers(model).values():
+            layer.lora_B.weight.normal_(0.0, 0.05)
+            if layer.lora_magnitude_vector is not None:
+                layer.reset_magnitude()
+                layer.lora_magnitude_vector.weight.mul_(1.05)
+    return model
+
+
+def ours(model: CausalLM, ids: np.ndarray) -> np.ndarray:
+    with genesis.no_grad():
+        found: np.ndarray = model.eval()(genesis.from_numpy(ids)).numpy()
+    return found
+
+
+def theirs(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(model.eval()(input_ids=torch.from_numpy(ids), use_cache=False).logits.float())
+
+
+def compared(name: str, settings: dict[str, Any], folder: Path) -> Iterator[tuple[str, float, float]]:
+    """Of one adapter: what was compared, the difference, and what it may be."""
+    base = FIXTURES / name
+    model = adapted(base, settings)
+    with AtomicFolder(folder / "adapter") as writer:
+        write_adapter(model, writer, base=base)
+        writer.write("generation_config.json", generation_config(model.config, base, [END]))
+    ids = np.random.default_rng(0).integers(0, model.config.vocab_size, (2, 16))
+    expected = ours(model, ids)
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    assert np.abs(theirs(plain, ids) - expected).max() > 1e-2, "the adapter does nothing"
+    yield "PeftModel", largest(theirs(PeftModel.from_pretrained(plain, folder / "adapter"), ids), expected), ADAPTER
+    automatic = AutoPeftModelForCausalLM.from_pretrained(folder / "adapter", dtype=torch.float32)
+    yield "AutoPeftModel", largest(theirs(automatic, ids), expected), ADAPTER
+    for what, dtype in (("merged", "float32"), ("merged bf16", "bfloat16")):
+        out = folder / what.replace(" ", "-")
+        given: dict[str, Any] = {"merge": True, "dtype": dtype, "check": True, "base": None}
+        export(str(folder / "adapter"), out=str(out), **given, console=Output(sys.stderr))
+        merged, report = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
+        left = [found for found in report.values() if found]
+        assert not left, f"transformers says: {left}"
+        ends = GenerationConfig.from_pretrained(out).eos_token_id
+        assert END in (ends if isinstance(ends, list) else [ends]), f"it ends at {ends}"
+        found = theirs(merged, ids)
+        if dtype == "float32":
+            yield what, largest(found, expected), MERGED
+        else:
+            yield what, float(np.linalg.norm(found - expected) / np.linalg.norm(expected)), BFLOAT16
+
+
+def largest(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one - other).max())
+
+
+def main() -> int:
+    """Prints a line for each comparison; 1 where one fails."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("error", message=".*(missing|unexpected).*")
+    failed = 0
+    for name in MODELS:
+        for kind, settings in KINDS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                for what, found, allowed in compared(name, settings, Path(folder)):
+                    is_right = found < allowed
+                    failed += not is_right
+                    print(
+                        f"{'ok    ' if is_right else 'FAILED'} {name:22} {kind:12} {what:14} {found:.2e} < {allowed:g}"
+                    )
+    print("all as expected" if not failed else f"{failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
