@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from genesis.report.markdown import markdown_table
-from genesis.train.config import json_schema
+from genesis.train.config import Config, fine_tuning_defaults, json_schema
 
 __all__ = ["PAGES", "api_page", "configuration_page", "is_current"]
 
@@ -41,10 +41,18 @@ marked *may change* may differ from it.
 """
 
 
+FINE_TUNING = """\
+## Defaults of fine-tuning
+
+A run that goes on from the weights of `model.path` has other defaults. It says at its start which of them it took; a
+setting that is given counts. The rates are AdamW's: those of other optimizers change by the same factor.
+"""
+
+
 def configuration_page() -> str:
     """docs/configuration.md."""
     schema = json_schema()
-    lines = [CONFIGURATION]
+    lines = [CONFIGURATION, *_fine_tuning(), ""]
     for name, reference in schema["properties"].items():
         section = schema["$defs"][_reference(reference)]
         lines += [f"## {name}", "", _sentence(section["description"]), ""]
@@ -55,6 +63,21 @@ def configuration_page() -> str:
             "",
         ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _fine_tuning() -> list[str]:
+    """What the schema fills in where weights are trained further, beside what a run from scratch has."""
+    path, lora = {"path": "folder"}, {"lora": {}}
+    rest = {"data": {"train": "x"}, "train": {"output_dir": "run", "steps": 1}}
+    runs = [
+        Config.model_validate(run)
+        for run in ({"model": {"preset": "0.5B"}, **rest}, {"model": path, **rest}, {"model": path, **lora, **rest})
+    ]
+    keys = list(dict.fromkeys(key for run in runs for key in fine_tuning_defaults(run)))
+    columns = [dict(run.settings()) for run in runs]
+    rows = [[f"`{key}`", *(f"`{json.dumps(column[key])}`" for column in columns)] for key in keys]
+    names = ("setting", "from scratch", "with `model.path`", "with `lora`")
+    return [FINE_TUNING, *markdown_table(names, rows, ("setting",))]
 
 
 def _reference(field: dict[str, Any]) -> str:

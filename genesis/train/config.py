@@ -223,7 +223,9 @@ class ModelConfig(Section):
     model_config = ConfigDict(json_schema_extra=_exactly_one("path", "preset", "config"))
 
     path: PathText | None = Field(
-        default=None, description="Hugging Face folder (config.json, safetensors) whose weights training starts from."
+        default=None,
+        description="Hugging Face folder (config.json, safetensors) whose weights training starts from. With lora a "
+        "resumed run may name another folder, if that holds the same model.",
     )
     preset: Text | None = Field(
         default=None,
