@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from genesis.data.chat import ChatEncoder, Loss
+from genesis.data.chat import ChatEncoder, ChatTemplate, Loss
 from genesis.data.tokenizer import Tokenizer
 from tests.data.chat.golden import template, write_tokenizer
 
@@ -28,14 +28,15 @@ Encoders = Callable[..., ChatEncoder]
 
 @pytest.fixture(scope="session")
 def encoders(qwen: Tokenizer, llama: Tokenizer) -> Iterator[Encoders]:
-    """`encoders(name, loss, **args)`: the encoder of one of the templates, made once."""
+    """`encoders(name, loss, **args)`: the encoder of one of the templates or of `chatml`, made once."""
     made: dict[tuple[str, str, str], ChatEncoder] = {}
 
     def encoder(name: str, loss: Loss = "all_assistant", **args: object) -> ChatEncoder:
         key = (name, loss, repr(args))
         if key not in made:
             tokenizer = llama if name == "llama3_2" else qwen
-            made[key] = ChatEncoder(tokenizer, template(name, args), loss=loss)
+            text = ChatTemplate.chatml(tokenizer, args) if name == "chatml" else template(name, args)
+            made[key] = ChatEncoder(tokenizer, text, loss=loss)
         return made[key]
 
     yield encoder

@@ -1,0 +1,307 @@
+"""Samples: which tokens of a document are targets, under each loss, and which documents have none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genesis.data.chat import ChatEncoder, ChatTemplate, Loss, Sample
+from genesis.data.chat.renderer import Limits
+from genesis.data.records import Completion, Conversation, Defect, Document, record_text
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import ModelError
+from tests.data.chat.conftest import Encoders
+from tests.data.chat.conversations import CONVERSATIONS, SYSTEM, WEATHER, assistant, call, tool, user
+from tests.data.chat.golden import document, pairs
+from tests.data.make_fixtures import FIXTURE, folder_of
+
+TURNS = [SYSTEM, user("a"), assistant("A"), user("b"), assistant("B", tool_calls=[call({})]), tool("t"), assistant("C")]
+
+
+def samples_of(encoder: ChatEncoder, *documents: Document) -> list[Sample]:
+    """The samples of documents that have some."""
+    found = encoder.encode(documents)
+    assert all(isinstance(samples, list) for samples in found), found
+    return [sample for samples in found if isinstance(samples, list) for sample in samples]
+
+
+def targets(tokenizer: Tokenizer, samples: list[Sample]) -> list[str]:
+    return [tokenizer.decode(target, skip_special=False) for _, target in pairs(samples)]
+
+
+def defect_of(encoder: ChatEncoder, messages: list[dict[str, Any]], tools: Any = None) -> Defect:
+    [found] = encoder.encode([document(messages, tools)])
+    assert isinstance(found, Defect)
+    return found
+
+
+class TestLoss:
+    @pytest.mark.parametrize("loss, expected", [("all_assistant", "A B C"), ("last", "C"), ("completion", "B C")])
+    def test_of_a_conversation(self, loss: Loss, expected: str, qwen: Tokenizer, encoders: Encoders) -> None:
+        encoder = encoders("qwen2_5", loss)
+        [sample] = samples_of(encoder, document(TURNS, [WEATHER]))
+        said = targets(qwen, [sample])
+        assert [text[0] for text in said] == expected.split() and all(text.endswith("<|im_end|>") for text in said)
+        assert sample.target_bytes == sum(len(text.removesuffix("<|im_end|>")) for text in said)
+        assert qwen.decode(sample.ids, skip_special=False).endswith("<|im_start|>assistant\nC<|im_end|>")
+
+    def test_completion_of_a_record_with_a_prompt(self, qwen: Tokenizer, encoders: Encoders) -> None:
+        encoder = encoders("qwen2_5", "completion")
+        [sample] = samples_of(encoder, document(TURNS, [WEATHER], prompt=2))
+        assert [text[0] for text in targets(qwen, [sample])] == ["A", "B", "C"]
+        assert defect_of(encoder, [*TURNS, user("d")]).kind == "no target"
+
+    def test_all_is_every_token_but_the_first(self, qwen: Tokenizer, encoders: Encoders) -> None:
+        messages = [*TURNS, user("bye")]
+        [sample] = samples_of(encoders("qwen2_5", "all"), document(messages, [WEATHER]))
+        assert not sample.is_target[0] and sample.is_target[1:].all()
+        text = qwen.decode(sample.ids, skip_special=False)
+        assert text.endswith("C<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n")
+        assert sample.target_bytes == len(text.replace("<|im_end|>", "").replace("<|im_start|>", "").encode())
+        [other] = samples_of(encoders("qwen3", "all"), document([user("a"), assistant("A"), user("b"), assistant("B")]))
+        assert other.is_target[1:].all() and "user\na<|im_end|>" in qwen.decode(other.ids, skip_special=False)
+
+    def test_what_follows_the_last_target_is_left_out(self, encoders: Encoders) -> None:
+        encoder = encoders("qwen3")
+        [one] = samples_of(encoder, document([user("a"), assistant("A")]))
+        [other] = samples_of(encoder, document([user("a"), assistant("A"), user("b")]))
+        assert one.ids.tolist() == other.ids.tolist()
+
+    def test_a_first_turn_that_nobody_asked_for_is_context(self, qwen: Tokenizer, encoders: Encoders) -> None:
+        messages = [assistant("Welcome!"), user("a"), assistant("A")]
+        [sample] = samples_of(encoders("qwen2_5"), document(messages))
+        assert targets(qwen, [sample]) == ["A<|im_end|>"] and "Welcome!" in qwen.decode(sample.ids)
+        assert "gives no prompt" in defect_of(encoders("qwen2_5"), messages[:1]).what
+
+
+class TestOtherDocuments:
+    def test_a_completion(self, qwen: Tokenizer, llama: Tokenizer) -> None:
+        record = Completion("2 + 2 = <|im_end|>", "4<|eot_id|>")
+        for tokenizer in (qwen, llama):
+            with ChatEncoder(tokenizer, None, loss="all_assistant") as encoder:
+                [sample] = samples_of(encoder, Document(record_text(record), "f", 1, record))
+            before = [*tokenizer.start_ids, *tokenizer.encode(record.prompt)]
+            after = [*tokenizer.encode(record.completion), *tokenizer.document_end_ids]
+            assert pairs([sample]) == [(before, after)] and sample.target_bytes == len(record.completion)
+            assert encoder.end_of_turn_ids == ()
+
+    @pytest.mark.parametrize("record", [Completion("", "4"), Completion("a", ""), Completion("", "")])
+    def test_empty_sides(self, record: Completion, qwen: Tokenizer) -> None:
+        with ChatEncoder(qwen, None, loss="last") as encoder:
+            [found] = encoder.encode([Document(record_text(record), "f", 1, record)])
+        if record == Completion("", ""):
+            assert isinstance(found, Defect) and found.kind == "no target"
+        else:
+            assert isinstance(found, list)
+            [sample] = found
+            assert sample.is_target.tolist() == [False, True] and sample.target_bytes == 0
+
+    @pytest.mark.parametrize("loss", ["all", "last"])
+    def test_a_text_is_target_but_for_its_first_token(self, loss: Loss, qwen: Tokenizer, llama: Tokenizer) -> None:
+        for tokenizer, first in ((qwen, len("H")), (llama, 0)):
+            with ChatEncoder(tokenizer, None, loss=loss) as encoder:
+                [sample] = samples_of(encoder, Document("H\u00e9 <|eot_id|>", "f"))
+            ids = [*tokenizer.start_ids, *tokenizer.encode("H\u00e9 <|eot_id|>"), *tokenizer.document_end_ids]
+            assert sample.ids.tolist() == ids and sample.is_target.tolist() == [False] + [True] * (len(ids) - 1)
+            assert sample.target_bytes == len("H\u00e9 <|eot_id|>".encode()) - first
+            assert sample.ids.dtype == np.int64 and sample.is_target.dtype == np.bool_
+
+    def test_all_of_a_completion(self, qwen: Tokenizer) -> None:
+        record = Completion("ab", "cd")
+        with ChatEncoder(qwen, None, loss="all") as encoder:
+            [sample] = samples_of(encoder, Document(record_text(record), "f", 1, record))
+        assert sample.is_target[1:].all() and not sample.is_target[0]
+        assert sample.target_bytes == 4 - qwen.text_bytes(int(sample.ids[0]))
+
+    def test_conversations_need_a_template(self, qwen: Tokenizer) -> None:
+        with ChatEncoder(qwen, None, loss="last") as encoder, pytest.raises(ModelError, match="no chat template"):
+            encoder.encode([document([user("a"), assistant("b")])])
+
+
+class TestDefects:
+    def test_name_the_document(self, encoders: Encoders) -> None:
+        found = defect_of(encoders("qwen2_5"), [user("a")])
+        assert (found.kind, found.where) == ("no target", "chats.jsonl:7") and "data.on_error=skip" in found.next
+
+    def test_a_template_that_raises(self, encoders: Encoders) -> None:
+        found = defect_of(encoders("qwen3_5_think"), [user("a"), SYSTEM, assistant("b")])
+        assert found.kind == "template" and "System message must be at the beginning." in found.what
+
+    def test_a_template_that_loops(self, qwen: Tokenizer) -> None:
+        text = "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}"
+        text += "{% endfor %}{% endfor %}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}"
+        text += "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+        template = ChatTemplate.from_text(text)
+        with ChatEncoder(qwen, template, loss="last", limits=Limits(cpu_s=0.2)) as encoder:
+            found = encoder.encode([document([user(word), assistant("x")]) for word in ("a", "loop", "b")])
+        assert [type(each) for each in found] == [list, Defect, list]
+        assert "more than 0.2 s of CPU time" in str(found[1])
+
+    def test_reasoning_that_the_prompt_rules_out(self, encoders: Encoders) -> None:
+        messages = [user("a"), assistant("b", reasoning_content="r")]
+        found = defect_of(encoders("qwen3", enable_thinking=False), messages)
+        assert "does not begin with its prompt" in found.what and "template_args" in found.next
+        assert len(samples_of(encoders("qwen3"), document(messages))) == 1
+
+    def test_half_a_surrogate_pair(self, encoders: Encoders) -> None:
+        found = encoders("qwen2_5").encode(
+            [document([user("a"), assistant("b")]), document([user("\ud83d"), assistant("x")])]
+        )
+        assert isinstance(found[0], list) and isinstance(found[1], Defect) and found[1].kind == "bad text"
+
+    def test_one_that_is_nested_too_deep(self, encoders: Encoders) -> None:
+        deep: Any = "x"
+        for _ in range(5000):
+            deep = [deep]
+        record = Conversation(({"role": "user", "content": "a", "x": deep}, assistant("b")))
+        [found] = encoders("qwen2_5").encode([Document("{}", "f", 1, record)])
+        assert isinstance(found, Defect) and found.kind == "bad record"
+
+    def test_one_that_is_huge(self, qwen: Tokenizer) -> None:
+        template = ChatTemplate.chatml(qwen)
+        with ChatEncoder(qwen, template, loss="last", limits=Limits(memory_bytes=1 << 28)) as encoder:
+            found = defect_of(encoder, [user("x" * (17 << 20)), assistant("y")])
+        assert found.kind == "huge conversation" and "17,8" in found.what
+
+    @pytest.mark.parametrize("change", ["reverse", "replace('im', 'x' ) | tojson(ensure_ascii=true)", "list | last"])
+    def test_a_template_that_takes_a_special_token_apart(self, change: str, qwen: Tokenizer) -> None:
+        text = "{% for m in messages %}<|im_start|>{{ m.content | CHANGE }}<|im_end|>{% endfor %}"
+        text = text.replace("CHANGE", change) + "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+        with ChatEncoder(qwen, ChatTemplate.from_text(text), loss="last") as encoder:
+            found = defect_of(encoder, [user("a"), assistant("x<|im_end|>")])
+            assert samples_of(encoder, document([user("a"), assistant("x")]))
+        assert found.kind == "special token"
+
+
+class TestEnds:
+    def test_the_ids_that_end_a_turn(self, qwen: Tokenizer, llama: Tokenizer, encoders: Encoders) -> None:
+        assert encoders("qwen3_5_think").end_of_turn_ids == (qwen.token_id("<|im_end|>"),)
+        assert encoders("llama3_2").end_of_turn_ids == (llama.token_id("<|eot_id|>"),)
+
+    def test_calls_may_end_otherwise(self, llama: Tokenizer) -> None:
+        text = "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        text += "<|{{ 'eom' if m.tool_calls else 'eot' }}_id|>{% endfor %}"
+        template = ChatTemplate.from_text(text + "{% if add_generation_prompt %}assistant:{% endif %}")
+        with ChatEncoder(llama, template, loss="last") as encoder:
+            ends = [llama.token_id("<|eot_id|>"), llama.token_id("<|eom_id|>")]
+            assert list(encoder.end_of_turn_ids) == ends
+
+
+def test_fingerprints(qwen: Tokenizer, llama: Tokenizer) -> None:
+    template = ChatTemplate.chatml(qwen)
+    makers: list[Callable[[], ChatEncoder]] = [
+        lambda: ChatEncoder(qwen, template, loss="last"),
+        lambda: ChatEncoder(qwen, template, loss="all"),
+        lambda: ChatEncoder(qwen, ChatTemplate.chatml(qwen, {"x": 1}), loss="last"),
+        lambda: ChatEncoder(qwen, None, loss="last"),
+        lambda: ChatEncoder(llama, None, loss="last"),
+        lambda: ChatEncoder(qwen, template, loss="last"),
+    ]
+    prints = []
+    for make in makers:
+        with make() as encoder:
+            prints.append(encoder.fingerprint)
+    assert len(set(prints[:5])) == 5 and prints[0] == prints[5]
+
+
+class TestSentencePiece:
+    TEMPLATE = (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+        "{% else %}{{ SPACE }}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+
+    @pytest.mark.parametrize("name", ["mistral-v1", "mistral-v3"])
+    @pytest.mark.parametrize("space", ["", " "])
+    def test_targets_follow_their_prompts(self, name: str, space: str, tmp_path: Path) -> None:
+        """No space is put before a target, and prompts have the ids of the whole text."""
+        found = json.loads(FIXTURE.read_text("utf-8"))[name]
+        tokenizer = Tokenizer.load(folder_of(tmp_path, found["content"], found["config"]))
+        template = ChatTemplate.from_text(self.TEMPLATE.replace("SPACE", f"'{space}'"))
+        messages = [user("test"), assistant("Hello"), user("x y"), assistant("world")]
+        with ChatEncoder(tokenizer, template, loss="all_assistant") as encoder:
+            samples = samples_of(encoder, document(messages))
+            refused = defect_of(encoder, [user("</s>"), assistant("x")])
+        asked = [f"<s>[INST] test [/INST]{space}", f"<s>[INST] test [/INST]{space}Hello</s>[INST] x y [/INST]"]
+        assert [prompt for prompt, _ in pairs(samples)] == [
+            tokenizer.encode(text.removesuffix(" "), parse_special=True).tolist() for text in asked
+        ]
+        texts = [tokenizer.token(target[0]) for _, target in pairs(samples)]
+        assert [(text or "").startswith("\u2581") for text in texts] == [bool(space)] * 2
+        assert refused.kind == "special token" and "cannot take the special tokens" in refused.what
+
+
+SPECIAL = ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "|>", "<", "<|endoftext|>", "\ue000", "\ue001"]
+OTHERS = [
+    "\n",
+    " ",
+    "a",
+    "1",
+    "<think>",
+    "</think>",
+    "\u00e9",
+    "e\u0301",
+    "\u6f22",
+    "\U0001f388",
+    "<tool_call>",
+    "\\",
+    '"',
+]
+CONTENTS = st.lists(st.sampled_from([*SPECIAL, *OTHERS, "{{ x }}", "\r\n"]), max_size=6).map("".join)
+
+
+@given(
+    turns=st.lists(st.tuples(CONTENTS, CONTENTS), min_size=1, max_size=3), name=st.sampled_from(["qwen2_5", "chatml"])
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_said_is_what_is_learned(
+    turns: list[tuple[str, str]], name: str, qwen: Tokenizer, encoders: Encoders
+) -> None:
+    """Whatever messages hold: targets are the assistant's texts and their ends, prompts what a server would encode."""
+    encoder = encoders(name)
+    messages = [message for asked, said in turns for message in (user(asked), assistant(said))]
+    samples = samples_of(encoder, document(messages))
+    found = sorted(pairs(samples), key=lambda pair: len(pair[0]))
+    im_start, im_end = qwen.token_id("<|im_start|>"), qwen.token_id("<|im_end|>")
+    assert im_start is not None and im_end is not None
+    line = qwen.encode("\n").tolist()
+    before = [] if name == "chatml" else [im_start, *qwen.encode(
+        "system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."), im_end, *line]  # fmt: skip
+    for (asked, said), (prompt, target) in zip(turns, found, strict=True):
+        before += [im_start, *qwen.encode(f"user\n{asked}"), im_end, *line]
+        assert prompt == [*before, im_start, *qwen.encode("assistant\n")]
+        assert target == [*qwen.encode(said), im_end]
+        before += [im_start, *qwen.encode(f"assistant\n{said}"), im_end, *line]
+    assert sum(sample.target_bytes for sample in samples) == sum(len(said.encode()) for _, said in turns)
+    assert not any(sample.is_target[0] for sample in samples)
+
+
+def test_every_turn_is_a_target_once(encoders: Encoders) -> None:
+    for name in ("qwen2_5", "qwen3", "qwen3_5_think", "llama3_2"):
+        encoder = encoders(name)
+        for conversation in CONVERSATIONS.values():
+            [found] = encoder.encode([document(*conversation)])
+            if isinstance(found, list):
+                turns = [message for message in conversation[0] if message["role"] == "assistant"]
+                assert len(pairs(found)) == len(turns)
+
+
+def test_order_and_batches_do_not_matter(encoders: Encoders) -> None:
+    encoder = encoders("qwen3")
+    documents = [document(*conversation) for conversation in CONVERSATIONS.values()] * 10
+    together = encoder.encode(documents)
+    alone = [found for each in documents[:15] for found in encoder.encode([each])] * 10
+    for one, other in zip(together, alone, strict=True):
+        if isinstance(one, Defect):
+            assert str(one) == str(other)
+        else:
+            assert isinstance(other, list)
+            assert [sample.ids.tolist() for sample in one] == [sample.ids.tolist() for sample in other]
+            assert [sample.is_target.tolist() for sample in one] == [sample.is_target.tolist() for sample in other]
+    assert encoder.encode([]) == []
