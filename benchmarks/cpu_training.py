@@ -60,7 +60,6 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
         cache_dir=job["cache"],
         seed=config.train.seed,
         on_error="fail",
-        text_field="text",
         max_line_bytes=config.data.max_line_bytes,
         seq_len=job["seq_len"],
         progress=lambda stage, done, total: None,

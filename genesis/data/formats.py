@@ -1,4 +1,4 @@
-"""What kind of file this is: text that Genesis reads, or a table, picture, archive, program. It reads nothing itself.
+"""What kind of file this is: text or records, which Genesis reads, or a picture, archive, program. It reads none.
 
 A file is judged by its name, then by its first bytes: a text may be named anything, but what holds a picture is no text
 under any name. Formats that differ from text by their bytes alone are refused by both.
@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Literal
 
-__all__ = ["HEAD_BYTES", "SUPPORTED", "kind_by_content", "kind_by_name", "way_out"]
+__all__ = ["HEAD_BYTES", "SUPPORTED", "FileFormat", "format_by_name", "kind_by_content", "kind_by_name", "way_out"]
 
-SUPPORTED = "Genesis reads UTF-8 text and JSONL (one JSON object a line), each also as .gz"
+FileFormat = Literal["text", "jsonl", "json", "csv", "parquet"]
+
+SUPPORTED = "Genesis reads UTF-8 text, JSONL, arrays in JSON and CSV, each also as .gz, and Parquet"
 HEAD_BYTES = 8192
 # Text holds hardly any; of random bytes a tenth are control characters.
 _MAX_CONTROL_SHARE = 0.05
 
+# Endings of names -> how such a file is read; any other is read as text.
+_FORMATS: Mapping[str, FileFormat] = {
+    "jsonl": "jsonl",
+    "ndjson": "jsonl",
+    "json": "json",
+    "csv": "csv",
+    "parquet": "parquet",
+    "pq": "parquet",
+}
 # What is shown -> the endings of such names.
 _BY_NAME: Mapping[str, str] = {
-    "csv": "csv tsv psv",
-    "json": "json json5 geojson",
+    "table": "tsv psv",
+    "json": "json5 geojson",
     "spreadsheet": "xls xlsx xlsm xlsb ods numbers",
-    "parquet": "parquet pq",
     "arrow": "arrow feather ipc",
     "orc": "orc",
     "avro": "avro",
@@ -82,23 +93,32 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b")) + b"\x7f"
 
 _WAYS_OUT: Mapping[str, str] = {
-    "csv": "write the table as JSONL, one object a line",
-    "spreadsheet": "write the table as JSONL, one object a line",
+    "table": "write the table as CSV",
+    "spreadsheet": "write the table as CSV",
     "json": "write one JSON object a line and name the file .jsonl",
-    "parquet": "write its rows as JSONL, one object a line",
-    "arrow": "write its rows as JSONL, one object a line",
+    "parquet": "name the file .parquet; Parquet is compressed already, without .gz",
+    "arrow": "write its rows as Parquet",
     "pdf": "extract its text",
     "document": "extract its text",
     "archive": "unpack it",
 }
 
 
+def format_by_name(name: str) -> FileFormat:
+    """How a file of this name is read, if it is. `x.csv.gz` is as `x.csv`."""
+    return _FORMATS.get(_ending(name), "text")
+
+
 def kind_by_name(name: str) -> str | None:
-    """The kind of file that the ending of `name` promises; None where it may be text. `x.csv.gz` is as `x.csv`."""
-    lower = name.lower().rpartition("/")[2]
-    inner = lower.removesuffix(".gz")
-    _, dot, ending = inner.rpartition(".")
-    return _KINDS.get(ending) if dot else None
+    """The kind of file, none that is read, that the ending of `name` promises; None where it may be read."""
+    if _FORMATS.get(_ending(name)) == "parquet" and name.lower().endswith(".gz"):
+        return "parquet"
+    return _KINDS.get(_ending(name))
+
+
+def _ending(name: str) -> str:
+    _, dot, ending = name.lower().rpartition("/")[2].removesuffix(".gz").rpartition(".")
+    return ending if dot else ""
 
 
 def kind_by_content(head: bytes) -> str | None:

@@ -20,7 +20,9 @@ from genesis.data.baseline import gzip_bits_per_byte
 from genesis.data.corpus import Corpus, FileCounts
 from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, index_documents
 from genesis.data.formats import SUPPORTED
+from genesis.data.record_formats import FieldNames, Format
 from genesis.data.records import Defects, Document
+from genesis.data.sources import WeightedSource
 from genesis.data.split import holdout_points, split
 from genesis.data.tokenize import NO_TARGET, Encoder, SpecialText, reread, tokenize
 from genesis.data.tokenizer import PATTERN, Tokenizer, library_version, train_bpe, trained_files
@@ -106,7 +108,7 @@ class Prepared:
 @boundary(DataError, "reading the data")
 def prepare(
     *,
-    train_sources: Sequence[str],
+    train_sources: Sequence[str | WeightedSource],
     eval_sources: Sequence[str] | None,
     eval_fraction: float | None,
     tokenizer_path: str | os.PathLike[str] | None,
@@ -114,10 +116,11 @@ def prepare(
     cache_dir: str | os.PathLike[str],
     seed: int,
     on_error: Literal["fail", "skip"],
-    text_field: str,
     max_line_bytes: int,
     seq_len: int,
     progress: StageProgress,
+    format: Format = "auto",
+    fields: FieldNames | None = None,
     parse_special: bool = False,
     too_long: TooLong | None = None,
     make_encoder: MakeEncoder | None = None,
@@ -130,7 +133,7 @@ def prepare(
         cache_dir: where tokens and a trained tokenizer are kept.
         seed: of the split.
         seq_len, too_long: see `genesis.data.too_long.fit`.
-        on_error, text_field, max_line_bytes: see `genesis.data.corpus.Corpus`.
+        on_error, max_line_bytes, format, fields: see `genesis.data.corpus.Corpus`.
         progress: called with a stage, the bytes done and their total, while a stage works.
         parse_special: special tokens written out in a text become their ids.
         make_encoder: makes the encoder of records for a tokenizer.
@@ -140,7 +143,7 @@ def prepare(
         DiskError: the cache cannot be written.
     """
     cache = Cache(cache_dir)
-    corpus = Corpus(train_sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
+    corpus = Corpus(train_sources, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
     index, defects = _indexed(corpus, "data.train")
     fraction = 0.0 if eval_sources is not None or eval_fraction is None else eval_fraction
     index, is_held_out = _split(corpus, index, seed, fraction)
@@ -155,9 +158,10 @@ def prepare(
             tokenizer=tokenizer,
             cache_dir=cache_dir,
             on_error=on_error,
-            text_field=text_field,
             max_line_bytes=max_line_bytes,
             seq_len=seq_len,
+            format=format,
+            fields=fields,
             progress=progress,
             **how,
         )
@@ -191,10 +195,11 @@ def prepare_held_out(
     tokenizer: Tokenizer,
     cache_dir: str | os.PathLike[str],
     on_error: Literal["fail", "skip"],
-    text_field: str,
     max_line_bytes: int,
     seq_len: int,
     progress: StageProgress,
+    format: Format = "auto",
+    fields: FieldNames | None = None,
     parse_special: bool = False,
     too_long: TooLong | None = None,
     make_encoder: MakeEncoder | None = None,
@@ -206,7 +211,7 @@ def prepare_held_out(
         key: how errors name the sources.
     """
     cache = Cache(cache_dir)
-    corpus = Corpus(sources, on_error=on_error, text_field=text_field, max_line_bytes=max_line_bytes)
+    corpus = Corpus(sources, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
     index, defects = _indexed(corpus, key)
     staged = _staged(progress, "tokenize held-out data")
     how: _How = {"parse_special": parse_special, "too_long": too_long, "make_encoder": make_encoder}

@@ -9,6 +9,9 @@
 
 Relative paths start at the working directory, `~` is the home folder. A file that several sources match is read once,
 at its first position. Of globs and folders, files that are no text by their names are left out and counted.
+
+A source may have a weight, how often its documents are seen in an epoch; a file has that of the last source that
+matches it.
 """
 
 from __future__ import annotations
@@ -20,17 +23,29 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Protocol
 
-from genesis.data.formats import kind_by_name, way_out
+from genesis.data.formats import FileFormat, format_by_name, kind_by_name, way_out
 from genesis.errors import DataError, escape
 from genesis.io.boundary import boundary
 from genesis.io.paths import exists, is_folder, quote
 
-__all__ = ["STDLIB", "SourceFile", "expand", "not_text"]
+__all__ = ["STDLIB", "SourceFile", "WeightedSource", "expand", "not_text"]
 
 STDLIB = "stdlib:"
 _NOT_STDLIB = ("site-packages", "dist-packages", "idlelib")
+
+
+class WeightedSource(Protocol):
+    """A source with a weight above 0; one that is a string weighs 1."""
+
+    @property
+    def path(self) -> str:
+        """A file, a folder, a glob, or `stdlib:`."""
+
+    @property
+    def weight(self) -> float:
+        """How often its documents are seen in an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +56,25 @@ class SourceFile:
         optional: the file is left out silently when it holds no usable text; the user did not choose it by name.
         named: the user named this file, so that it is an error if it is no text.
         kind: what it is instead of text by its name; None for a file to read.
+        weight: how often its documents are seen in an epoch.
     """
 
     path: Path
     name: str
-    format: Literal["text", "jsonl"]
+    format: FileFormat
     gzip: bool
     optional: bool = False
     named: bool = False
     kind: str | None = None
+    weight: float = 1.0
 
     @property
     def label(self) -> str:
-        """How reports count the file: `text`, `jsonl.gz`, `png`."""
+        """How reports count the file: `text`, `jsonl.gz`, `parquet`, `png`."""
         return self.kind or self.format + ".gz" * self.gzip
 
 
-def expand(sources: Sequence[str]) -> tuple[SourceFile, ...]:
+def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
     """The files that `sources` name, in reading order, each once; those with a `kind` are not to be read.
 
     Raises:
@@ -65,7 +82,8 @@ def expand(sources: Sequence[str]) -> tuple[SourceFile, ...]:
             that cannot be listed.
     """
     files: dict[str, SourceFile] = {}
-    for source in sources:
+    for item in sources:
+        source, weight = (item, 1.0) if isinstance(item, str) else (item.path, item.weight)
         found = _stdlib() if source == STDLIB else _files(os.path.expanduser(source))
         if not found:
             raise _nothing(source)
@@ -73,7 +91,8 @@ def expand(sources: Sequence[str]) -> tuple[SourceFile, ...]:
             if file.named and file.kind is not None:
                 raise not_text(file, file.kind)
             key = os.path.realpath(file.path)
-            files[key] = replace(files.get(key, file), named=file.named or files.get(key, file).named)
+            known = files.get(key, file)
+            files[key] = replace(known, named=file.named or known.named, weight=weight)
     return tuple(files.values())
 
 
@@ -121,10 +140,8 @@ def _below(folder: str) -> Iterator[str]:
 
 
 def _source_file(path: str, *, named: bool = False) -> SourceFile:
-    lower = path.lower()
-    gzip = lower.endswith(".gz")
-    jsonl = lower.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
-    return SourceFile(Path(path), path, "jsonl" if jsonl else "text", gzip, named=named, kind=kind_by_name(path))
+    gzip = path.lower().endswith(".gz")
+    return SourceFile(Path(path), path, format_by_name(path), gzip, named=named, kind=kind_by_name(path))
 
 
 def _stdlib() -> list[SourceFile]:

@@ -16,15 +16,18 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     JsonValue,
     ModelWrapValidatorHandler,
+    Tag,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from genesis import optim
+from genesis.data import record_formats
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError
 from genesis.ops.fp8 import MIN_COLUMNS
@@ -40,6 +43,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "TrainConfig",
+    "WeightedSource",
     "fine_tuning_defaults",
     "json_schema",
     "section_class",
@@ -111,18 +115,19 @@ Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_check_text)]
 PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_expanded)]
+_TEXT_SCHEMA: dict[str, JsonValue] = {"type": "string", "minLength": 1, "maxLength": 4096}
+
+
+def _sources_schema(item: dict[str, JsonValue]) -> WithJsonSchema:
+    """The JSON schema of one source, or of a list of such items."""
+    return WithJsonSchema({"anyOf": [_TEXT_SCHEMA, {"type": "array", "items": item, "minItems": 1, "maxItems": 1000}]})
+
+
 Sources = Annotated[
     list[PathText],
     Field(min_length=1, max_length=1000),
     BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": 4096},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1000},
-            ]
-        }
-    ),
+    _sources_schema(_TEXT_SCHEMA),
 ]
 
 # Of parameter names, with the wildcards of file names.
@@ -270,12 +275,45 @@ def _check_json(value: Mapping[str, Any], key: str, setting: str) -> None:
         raise _problem(key, f"{setting} holds a value that JSON cannot", "use strings, finite numbers, lists") from None
 
 
-class DataConfig(Section):
-    """What is learned: sources, tokenizer, sequence length. A source is a file, a folder, a glob, or `stdlib:`."""
+class WeightedSource(Section):
+    """A source whose documents are seen more or less often than once in an epoch."""
 
-    train: Sources = Field(
-        description="What to learn: text or JSONL files, also as .gz, folders and globs of them, or "
-        '"stdlib:" (code of the running Python). Of folders and globs, what is no text is listed and not read.'
+    path: PathText = Field(description="A file, a folder, a glob, or `stdlib:`.")
+    weight: Factor = Field(default=1.0, description="How often its documents are seen in an epoch.")
+
+
+# What pydantic adds to the path of a value that can be of two kinds; errors leave it out.
+SOURCE_KINDS = ("<path>", "<weighted source>")
+_Source = Annotated[
+    Annotated[PathText, Tag(SOURCE_KINDS[0])] | Annotated[WeightedSource, Tag(SOURCE_KINDS[1])],
+    Discriminator(lambda value: SOURCE_KINDS[isinstance(value, dict | WeightedSource)]),
+]
+TrainSources = Annotated[
+    list[_Source],
+    Field(min_length=1, max_length=1000),
+    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+    _sources_schema({"anyOf": [_TEXT_SCHEMA, WeightedSource.model_json_schema()]}),
+]
+FieldNames = Annotated[
+    dict[record_formats.Field, Text],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": dict.fromkeys(record_formats.FIELDS, _TEXT_SCHEMA),
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+class DataConfig(Section):
+    """What is learned: sources, records, tokenizer, length. A source is a file, a folder, a glob, or `stdlib:`."""
+
+    train: TrainSources = Field(
+        description="What to learn: files of text, JSONL, JSON arrays, CSV (each also as .gz) or Parquet, folders and "
+        'globs of them, or "stdlib:" (code of the running Python). Of folders and globs, what is no text is listed and '
+        "not read. An item of a list may be a mapping of `path` and `weight`, how often its documents are seen in an "
+        "epoch."
     )
     eval: Sources | None = Field(
         default=None, description="Held-out sources. null: a fraction of the training documents is held out."
@@ -293,7 +331,14 @@ class DataConfig(Section):
         description="Size of the byte-level BPE trained on the data when there is no tokenizer. null: the model's.",
     )
     seq_len: Annotated[int, Field(ge=2, le=1_048_576)] = Field(default=1024, description="Tokens in a packed sequence.")
-    text_field: Text = Field(default="text", description="Name of the field of a JSONL record that holds the text.")
+    format: record_formats.Format = Field(
+        default="auto", description="Fields of a record and what they mean. auto: found by their names."
+    )
+    fields: FieldNames = Field(
+        default_factory=dict,
+        description="Other names of fields, as {messages: conv, role: from}; role and content are those of messages.",
+        examples=[{"text": "body"}],
+    )
     parse_special: bool = Field(
         default=False,
         description="Whether special tokens written out in a text, such as <|im_end|>, become those tokens. false: "
@@ -305,7 +350,8 @@ class DataConfig(Section):
     )
     max_line_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
         default=16 * 2**20,
-        description="Longest line of a JSONL file, in bytes; a longer one is an error (see on_error).",
+        description="Longest record, in bytes: a line of JSONL, an element of an array, a row. A longer one is an "
+        "error (see on_error).",
     )
     template: PathText | None = Field(
         default=None,

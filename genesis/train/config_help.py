@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from genesis.errors import escape, nearest
-from genesis.train.config import json_schema
+from genesis.train.config import SOURCE_KINDS, json_schema
 from genesis.train.strict_yaml import KeyPath, scalar, spell
 
 __all__ = ["Problem", "expected", "explain", "nearest_key", "show"]
@@ -54,6 +54,7 @@ KNOWN_NAMES = {
     "per_device_eval_batch_size": "eval.batch_size",
     "per_device_train_batch_size": "train.batch_size",
     "save_steps": "checkpoint.every",
+    "text_field": "data.fields.text",
     "torch_dtype": "model.dtype",
     "val_size": "data.eval_fraction",
 }
@@ -74,13 +75,13 @@ def explain(error: ValidationError) -> list[Problem]:
     """The problems behind a validation error of `Config`, each once."""
     problems, missing = [], []
     for detail in error.errors(include_url=False)[:MAX_EXPLAINED]:
-        path: KeyPath = tuple(detail["loc"])
+        path: KeyPath = tuple(part for part in detail["loc"] if part not in SOURCE_KINDS)
         kind, context = detail["type"], detail.get("ctx", {})
         if kind == "genesis_rule":
             key = tuple(part for part in context["key"].split(".") if part)
             problems.append(Problem((*path, *key), context["what"], context["next"], at_key=True))
-        elif kind == "extra_forbidden":
-            problems.append(_unknown_key(path))
+        elif kind == "extra_forbidden" or path[-1:] == ("[key]",):
+            problems.append(_unknown_key(path if kind == "extra_forbidden" else path[:-1]))
         elif kind == "missing" and isinstance(path[-1], str):
             missing.append(path)
         else:

@@ -47,7 +47,6 @@ def prepared(folder: Path, cache: Path, **changes: Any) -> Prepared:
         "cache_dir": cache,
         "seed": 7,
         "on_error": "fail",
-        "text_field": "text",
         "max_line_bytes": 1 << 20,
         "seq_len": 64,
         "progress": lambda stage, done, total: None,

@@ -90,7 +90,7 @@ def test_content_that_is_no_text_is_refused_under_any_name_and_the_kind_is_said(
     path.write_bytes(BINARY[kind])
     assert kind_by_content(BINARY[kind]) == kind
     for on_error in ("fail", "skip"):
-        corpus = Corpus([str(path)], on_error=on_error, text_field="text", max_line_bytes=1024)
+        corpus = Corpus([str(path)], on_error=on_error, max_line_bytes=1024)
         with pytest.raises(DataError, match=f"the file is no text: {kind}") as caught:
             list(corpus.documents(Defects()))
         assert caught.value.exit_code == 4
@@ -107,7 +107,7 @@ def test_a_packed_or_mislabelled_jsonl_file_is_judged_by_what_is_in_it(tmp_path:
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(BINARY["png"]))
     (tmp_path / "c.gz").write_bytes(gzip.compress(ARCHIVES["tar"]))
     (tmp_path / "d.txt").write_text("text")
-    corpus = Corpus([str(tmp_path)], on_error="fail", text_field="text", max_line_bytes=1024)
+    corpus = Corpus([str(tmp_path)], on_error="fail", max_line_bytes=1024)
     assert [document.text for document in corpus.documents()] == ["text"]
     assert str(corpus.counts()) == "read: 1 text; not read: 1 archive, 1 parquet, 1 png"
 
@@ -115,13 +115,12 @@ def test_a_packed_or_mislabelled_jsonl_file_is_judged_by_what_is_in_it(tmp_path:
 @pytest.mark.parametrize(
     "name,kind",
     [
-        ("a.csv", "csv"),
-        ("A.CSV", "csv"),
-        ("a.csv.gz", "csv"),
-        ("a.tsv", "csv"),
-        ("a.json", "json"),
-        ("a.json.gz", "json"),
-        ("x/a.parquet", "parquet"),
+        ("a.tsv", "table"),
+        ("A.TSV", "table"),
+        ("a.tsv.gz", "table"),
+        ("a.geojson", "json"),
+        ("a.json5.gz", "json"),
+        ("x/a.parquet.gz", "parquet"),
         ("model.safetensors", "safetensors"),
         ("m.Q4.gguf", "gguf"),
         ("pytorch_model.bin", "weights"),
@@ -129,7 +128,26 @@ def test_a_packed_or_mislabelled_jsonl_file_is_judged_by_what_is_in_it(tmp_path:
         ("a.tar.gz", "archive"),
         ("a.pkl", "pickle"),
         ("a.exe", "program"),
-        *[(name, None) for name in ("a", "csv", ".json", "a.txt", "a.md", "a.jsonl", "a.gz", "a.ts", "png/a", "a.xml")],
+        *[
+            (name, None)
+            for name in (
+                "a",
+                "csv",
+                "a.csv.gz",
+                "A.CSV",
+                "a.json",
+                "a.json.gz",
+                "a.parquet",
+                ".json",
+                "a.txt",
+                "a.md",
+                "a.jsonl",
+                "a.gz",
+                "a.ts",
+                "png/a",
+                "a.xml",
+            )
+        ],
     ],
 )
 def test_names_that_promise_something_else_than_text(name: str, kind: str | None) -> None:
@@ -138,11 +156,11 @@ def test_names_that_promise_something_else_than_text(name: str, kind: str | None
     assert kind_by_name(name) == kind
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.parquet", "a.png"])
+@pytest.mark.parametrize("name", ["a.tsv", "a.json5", "a.parquet.gz", "a.png"])
 def test_a_named_file_is_an_error_before_it_is_opened(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)  # reading it would wait for ever
     with pytest.raises(DataError, match=r"the file is no text.*by its name"):
-        Corpus([f"{tmp_path}/*", str(tmp_path / name)], on_error="skip", text_field="text", max_line_bytes=1024)
+        Corpus([f"{tmp_path}/*", str(tmp_path / name)], on_error="skip", max_line_bytes=1024)
 
 
 @pytest.mark.parametrize(
@@ -185,4 +203,4 @@ def test_a_defect_in_a_text_of_a_folder_is_still_an_error(tmp_path: Path) -> Non
     (tmp_path / "a.txt").write_bytes("UTF-16 text".encode("utf-16"))
     (tmp_path / "b.txt").write_text("text")
     with pytest.raises(DataError, match="save it as UTF-8"):
-        list(Corpus([str(tmp_path)], on_error="fail", text_field="text", max_line_bytes=1024).documents())
+        list(Corpus([str(tmp_path)], on_error="fail", max_line_bytes=1024).documents())

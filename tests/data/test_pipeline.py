@@ -168,7 +168,7 @@ def test_the_end_of_a_single_text_file_is_held_out_from_a_line_on(tmp_path: Path
 )
 def test_a_single_text_without_lines_is_cut_before_a_word(tmp_path: Path, text: str, tail: str) -> None:
     folder = write_corpus(tmp_path / "corpus", [text])
-    corpus = Corpus([str(folder)], on_error="fail", text_field="text", max_line_bytes=1024)
+    corpus = Corpus([str(folder)], on_error="fail", max_line_bytes=1024)
     corpus.hold_out_tail(0.2)
     if tail.startswith("b"):
         with pytest.raises(DataError, match="the last 20%"):
@@ -189,9 +189,9 @@ def test_files_that_are_no_text_are_counted_and_not_read(tmp_path: Path) -> None
     (folder / "more.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a record"}\n'))
     (folder / "shot.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
     (folder / "mislabelled.txt").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
-    (folder / "table.csv").write_bytes(b"a,b\n1,2\n")
+    (folder / "table.tsv").write_bytes(b"a\tb\n1\t2\n")
     data = prepared(folder, tmp_path / "cache", train_sources=[str(folder)])
-    assert str(data.report.files) == "read: 40 text, 1 jsonl.gz; not read: 2 png, 1 csv"
+    assert str(data.report.files) == "read: 40 text, 1 jsonl.gz; not read: 2 png, 1 table"
     assert len(data.train) + len(data.held_out.tokens if data.held_out else []) == 41
 
 
@@ -199,10 +199,10 @@ def test_sources_without_any_text_say_what_was_found(tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
     (folder / "a.txt").write_bytes(b"GIF89a\x01\0")
-    with pytest.raises(DataError, match=r"of data\.train hold no text; not read: 1 gif.*UTF-8 text and JSONL"):
+    with pytest.raises(DataError, match=r"of data\.train hold no text; not read: 1 gif.*UTF-8 text, JSONL"):
         prepared(folder, tmp_path / "cache")
     (folder / "a.txt").rename(folder / "a.gif")
-    with pytest.raises(DataError, match=r"the sources hold no text; not read: 1 gif.*UTF-8 text and JSONL"):
+    with pytest.raises(DataError, match=r"the sources hold no text; not read: 1 gif.*UTF-8 text, JSONL"):
         prepared(folder, tmp_path / "cache", train_sources=[str(folder)])
 
 

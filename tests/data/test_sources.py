@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from genesis.data.corpus import Corpus
 from genesis.data.sources import expand
 from genesis.errors import DataError
+from genesis.train.config import WeightedSource
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_a_source_names_files_in_a_fixed_order_each_once(tree: Path, sources: li
 
 
 def test_the_name_decides_the_format(tree: Path) -> None:
-    names = ["x.txt", "x.jsonl", "x.JSONL.GZ", "x.gz", "x", "x.ndjson"]
+    names = ["x.txt", "x.jsonl", "x.JSONL.GZ", "x.gz", "x", "x.ndjson", "x.json", "x.csv.gz", "x.PARQUET", "x.pq"]
     for name in names:
         Path(name).write_text("x")
     formats = {file.name: (file.format, file.gzip) for file in expand(names)}
@@ -52,7 +54,18 @@ def test_the_name_decides_the_format(tree: Path) -> None:
         "x.gz": ("text", True),
         "x": ("text", False),
         "x.ndjson": ("jsonl", False),
+        "x.json": ("json", False),
+        "x.csv.gz": ("csv", True),
+        "x.PARQUET": ("parquet", False),
+        "x.pq": ("parquet", False),
     }
+
+
+def test_a_file_has_the_weight_of_the_last_source_that_matches_it(tree: Path) -> None:
+    sources = ["sub", WeightedSource(path="*.txt", weight=2.5), WeightedSource(path="sub/c.txt", weight=0.5), "b.txt"]
+    weights = {"sub/c.txt": 0.5, "sub/deep/d.jsonl": 1.0, "sub/e.txt.gz": 1.0, "a.txt": 2.5, "b.txt": 1.0}
+    assert {file.name: file.weight for file in expand(sources)} == weights
+    assert Corpus(sources, on_error="fail", max_line_bytes=1024).weights == weights
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_meant_literally(tree: Path) -> None:

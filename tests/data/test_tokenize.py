@@ -21,7 +21,7 @@ from tests.data.test_tokenizer_files import byte_level, sentence_piece, write
 
 
 def corpus_of(folder: Path) -> Corpus:
-    return Corpus([f"{folder}/*.txt"], on_error="fail", text_field="text", max_line_bytes=1 << 20)
+    return Corpus([f"{folder}/*.txt"], on_error="fail", max_line_bytes=1 << 20)
 
 
 def indexed(folder: Path) -> tuple[Corpus, DocumentIndex]:
@@ -202,7 +202,7 @@ def test_data_that_change_after_they_were_indexed_are_an_error(
 def test_records_that_come_or_go_after_indexing_are_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b"}\n')
-    corpus = Corpus([str(path)], on_error="fail", text_field="text", max_line_bytes=1024)
+    corpus = Corpus([str(path)], on_error="fail", max_line_bytes=1024)
     index = index_documents(corpus.documents())
     for lines in (1, 3):
         path.write_text("".join(f'{{"text": "{name}"}}\n' for name in "abc"[:lines]))

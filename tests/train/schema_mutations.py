@@ -86,7 +86,7 @@ def _just_outside(one: dict[str, Any]) -> Iterator[Any]:
             yield []
         if "maxItems" in one:
             item = one["items"] if "items" in one else one["prefixItems"][0]
-            yield [right_values([item])[0]] * (one["maxItems"] + 1)
+            yield [right_values(item.get("anyOf", [item]))[0]] * (one["maxItems"] + 1)
 
 
 def right_values(alternatives: list[dict[str, Any]]) -> list[Any]:
@@ -104,9 +104,11 @@ def right_values(alternatives: list[dict[str, Any]]) -> list[Any]:
             values += ["cuda:1", "cpu"] if "pattern" in one else ["x", "x" * one.get("maxLength", 1)]
         elif kind == "array":
             items = one.get("prefixItems") or [one["items"]] * max(1, one.get("minItems", 0))
-            values.append([right_values([item])[0] for item in items])
+            values.append([right_values(item.get("anyOf", [item]))[0] for item in items])
         elif kind == "object" and isinstance(one.get("additionalProperties"), dict):
             values += [{"x": value} for value in right_values([one["additionalProperties"]])]
+        elif kind == "object" and "properties" in one:
+            values += [{key: value} for key, each in one["properties"].items() for value in right_values([each])]
         else:
             values += {"boolean": [True, False], "null": [None], "object": [{"model_type": "qwen3"}]}[kind]
     return values

@@ -145,7 +145,10 @@ def test_the_resolved_configuration_loads_back_equal() -> None:
 SECTIONS = {
     "optim": st.sampled_from(list(OPTIMIZERS)).map(lambda name: {"name": name}),
     "data": st.fixed_dictionaries(
-        {"train": st.just(["x"]), "text_field": st.text("aé'\"\\:#{}[]\n\t\x1b\u2028😀 ", min_size=1)}
+        {
+            "train": st.just(["x", {"path": "y", "weight": 0.1}]),
+            "fields": st.fixed_dictionaries({"text": st.text("aé'\"\\:#{}[]\n\t\x1b\u2028😀 ", min_size=1)}),
+        }
     ),
     "eval": st.fixed_dictionaries(
         {"prompts": st.lists(st.text(min_size=1, max_size=20).filter(lambda t: "\0" not in t))}

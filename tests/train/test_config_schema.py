@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from genesis.errors import ConfigError
-from genesis.train.config import OPTIMIZERS, SCHEDULES, Config, fine_tuning_defaults, json_schema
+from genesis.train.config import OPTIMIZERS, SCHEDULES, Config, WeightedSource, fine_tuning_defaults, json_schema
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import emit
 from tests.train.schema_mutations import (
@@ -155,7 +155,7 @@ def test_a_key_like_no_other_gets_the_list() -> None:
         ("optim", "schedule", "cosin", "did you mean cosine?"),
         ("model", "dtype", "bf15", "did you mean bf16?"),
         ("model", "path", 5, 'quote it: "5"'),
-        ("data", "text_field", True, 'quote it: "true"'),
+        ("data", "fields", {"text": True}, 'quote it: "true"'),
         ("eval", "prompts", "def f", 'write a list: ["def f"]'),
         ("optim", "betas", [0.9, 1.0], "Decay of the running averages, each below 1."),
         ("optim", "betas", 0.9, "write a list: [0.9, 0.95]"),
@@ -346,3 +346,39 @@ def test_the_schema_is_json_and_describes_every_setting() -> None:
 def test_settings_cannot_be_changed_once_made() -> None:
     with pytest.raises(ValidationError):
         base_config().train.steps = 5  # type: ignore[misc]
+
+
+SOURCES = "model: {preset: 0.5B}\ntrain: {output_dir: x, steps: 3}\ndata:\n  train: "
+
+
+@pytest.mark.parametrize(
+    ("value", "what", "next"),
+    [
+        ("[{path: b, weight: 0}]", "data.train[0].weight must be a number above 0 and at most 1000", "How often"),
+        ("[a, {path: b, weight: 1001}]", "data.train[1].weight must be a number above 0 and at most 1000", "How often"),
+        ("[a, {path: b, wieght: 2}]", "unknown key data.train[1].wieght", "did you mean data.train[1].weight?"),
+        ("[{weight: 2}]", "data.train[0].path is missing", "add it: A file, a folder"),
+        ("[3]", "data.train[0] must be a string of 1 to 4096 characters or a mapping", 'quote it: "3"'),
+        ("{path: b}", "data.train must be a string of 1 to 4096 characters or a list", "What to learn"),
+        ("a\n  eval: [{path: b}]", "data.eval[0] must be a string", "Held-out sources"),
+        ("a\n  fields: {rol: from}", "unknown key data.fields.rol", "did you mean data.fields.role?"),
+        ("a\n  fields: {role: 3}", "data.fields.role must be a string", 'quote it: "3"'),
+        ("a\n  text_field: body", "unknown key data.text_field", "did you mean data.fields.text?"),
+    ],
+)
+def test_a_wrong_source_or_field_is_named_by_its_path(value: str, what: str, next: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(SOURCES + value + "\n", "c.yaml")
+    assert caught.value.what.startswith(what)
+    assert caught.value.next.startswith(next)
+    assert caught.value.where.startswith("c.yaml:")
+
+
+def test_weighted_sources_are_set_in_the_file_or_on_the_command_line() -> None:
+    config = parse_config(SOURCES + "[a, {path: b, weight: 2}, {path: c}]\n", "c.yaml")
+    assert config.data.train == ["a", WeightedSource(path="b", weight=2.0), WeightedSource(path="c")]
+    assert parse_config(config.resolved_yaml(), "r.yaml") == config
+    override = ["data.train=[{path: b, weight: 0.5}]", "data.fields.messages=conv", "data.format=messages"]
+    again = parse_config(SOURCES + "a\n", "c.yaml", override)
+    assert again.data.train == [WeightedSource(path="b", weight=0.5)]
+    assert (again.data.fields, again.data.format) == ({"messages": "conv"}, "messages")
