@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
@@ -169,7 +169,7 @@ def prepare(
         baseline = _baseline(_chosen(corpus, index, is_held_out), index.select(is_held_out), cache)
         held_out = HeldOut(done.tokens.select(is_held_out), baseline, Defects())
         _check_any(held_out.tokens, "held out of data.train", done.notes)
-    train = done.tokens.select(~is_held_out)
+    train = _weighted(done.tokens.select(~is_held_out), corpus.weights)
     _check_any(train, "of data.train", done.notes)
     train, held_out = _with_fingerprint(train, held_out, done.choices)
     shared = _shared(train.index, held_out.tokens.index) if held_out else 0
@@ -381,6 +381,15 @@ def _chosen(corpus: Corpus, index: DocumentIndex, mask: npt.NDArray[np.bool_]) -
     for document, is_chosen in zip(reread(corpus, index), mask.tolist(), strict=True):
         if is_chosen:
             yield document
+
+
+def _weighted(tokens: TokenSet, weights: Mapping[str, float]) -> TokenSet:
+    """The samples with the weights of the files that they are from."""
+    if all(weight == 1 for weight in weights.values()):
+        return tokens
+    index = tokens.index
+    of_files = np.array([weights[name] for name in index.files], np.float64)
+    return replace(tokens, weights=of_files[index.file_numbers][tokens.documents])
 
 
 def _with_fingerprint(

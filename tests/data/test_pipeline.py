@@ -21,6 +21,7 @@ from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import Prepared
 from genesis.data.tokenizer import train_bpe
 from genesis.errors import DataError
+from genesis.train.config import WeightedSource
 from tests.data.helpers import TEXTS, prepared, raised, run_python, write_corpus
 
 PREPARE = """
@@ -288,3 +289,23 @@ def test_no_clock_and_no_file_time_plays_a_part(
 def test_importing_the_data_package_does_not_import_the_tokenizers_library() -> None:
     program = "import json, sys, genesis.data; print(json.dumps('tokenizers' in sys.modules))"
     assert run_python(program) is False
+
+
+def test_an_epoch_has_the_documents_of_a_source_as_often_as_its_weight_says(tmp_path: Path) -> None:
+    few, many = write_corpus(tmp_path / "few", TEXTS[:10]), write_corpus(tmp_path / "many", TEXTS[10:])
+    sources: list[Any] = [str(few), WeightedSource(path=f"{many}/*", weight=3)]
+    plain = prepared(few, tmp_path / "cache", train_sources=[str(few), str(many)])
+    data = prepared(few, tmp_path / "cache", train_sources=sources)
+    names = [data.train.index.name(document) for document in data.train.documents]
+    weights = data.train.weights
+    assert weights is not None
+    assert weights.tolist() == [1.0 if name.startswith(f"{few}/") else 3.0 for name in names]
+    assert set(weights.tolist()) == {1.0, 3.0}
+    loader = PackedLoader(data.train, batch_size=2, seq_len=64, seed=0)
+    seen = sum(loader.batch(0, number).num_targets for number in range(loader.num_batches(0)))
+    assert seen == int((weights * data.train.target_counts).sum())
+    # Held-out documents are measured once each, and weights are part of what a resumed run must find again.
+    assert data.held_out is not None and data.held_out.tokens.weights is None
+    assert plain.train.weights is None and plain.train.data_fingerprint != data.train.data_fingerprint
+    ones: list[Any] = [WeightedSource(path=str(few)), str(many)]
+    assert prepared(few, tmp_path / "cache", train_sources=ones).train.data_fingerprint == plain.train.data_fingerprint
