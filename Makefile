@@ -82,22 +82,25 @@ docs: install-dev ## write docs/configuration.md from the schema and the API ref
 
 # Signatures that show every feature of every kernel: in bfloat16 with both Tritons, in float32 with the lowest; and attention's
 # products must not wait for each other. What sm_80, sm_90 and sm_100 share is compiled for one of them, with the two Tritons
-# for different ones. `make kernels` has all types, for all three.
+# for different ones, and of attention's forms each Triton has one half. `make kernels` has all types, for all three, and all
+# forms with both.
 kernels-newest: install-dev ## compile the kernels ahead of time with the newest Triton; needs no GPU
 	$(BIN)/python -m tests.kernels.ahead --dtypes bfloat16 --once 0 --jobs $(WORKERS)
-	$(BIN)/python -m tests.kernels.waits
+	$(BIN)/python -m tests.kernels.waits --once 0
 
 kernels-lowest: $(LOWEST_VENV)/.installed ## the same with the lowest supported Triton
 	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --once 1 --jobs $(WORKERS)
-	$(LOWEST_VENV)/bin/python -m tests.kernels.waits
+	$(LOWEST_VENV)/bin/python -m tests.kernels.waits --once 1
 
 # Triton 3.6 and what collecting signatures needs besides, so that it is there before .venv is.
 $(LOWEST_VENV)/.installed: pyproject.toml | $(LOWEST_VENV)/.created
 	@$(LOWEST_VENV)/bin/python $(PIP_INSTALL) 'triton==3.6.*' numpy ml_dtypes pytest
 	@touch $@
 
-kernels: install-dev ## compile every kernel signature of the suite, in all types, with the newest Triton
+kernels: install-dev $(LOWEST_VENV)/.installed ## compile every kernel signature of the suite, in all types, with the newest Triton
 	$(BIN)/python -m tests.kernels.ahead --all --jobs $(WORKERS)
+	$(BIN)/python -m tests.kernels.waits
+	$(LOWEST_VENV)/bin/python -m tests.kernels.waits
 
 stubs: install-dev ## write the .pyi files again, which say what the functions made of op records take
 	$(BIN)/python -m tests.packaging.stubs

@@ -1,4 +1,4 @@
-"""The shared memory that a kernel takes, without its machine code: Triton decides it before the longer part of its work."""
+"""The shared memory that a kernel takes, without machine code: Triton decides it before the longer part of its work."""
 
 from __future__ import annotations
 
