@@ -185,6 +185,8 @@ def linear_cross_entropy(
     attrs: dict[str, Any] = {"ignore_index": ignore_index, "shift": shift}
     attrs["mean"] = reduction == "mean" and num_targets is None
     attrs["with_grads"] = is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if attrs["with_grads"] and not weight.requires_grad:  # a frozen head
+        attrs["weight_grad"] = False
     found = apply(loss_ops.linear_cross_entropy, x.reshape(-1, x.shape[-1]), weight, labels, *divisor, **attrs)
     return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
 

@@ -139,6 +139,7 @@ def _linear_infer(
     *,
     ignore_index: int,
     with_grads: bool,
+    weight_grad: bool = True,
     mean: bool = False,
     shift: int = 0,
 ) -> tuple[Spec, ...]:
@@ -152,8 +153,8 @@ def _linear_infer(
         _check_labels("linear_cross_entropy", labels, x.shape[:1])
     if isinstance(divisor, Array) and divisor.ndim:
         raise ShapeError(f"linear_cross_entropy: the divisor has shape {divisor.shape}, and must be one number")
-    grads = (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype)) if with_grads else ()
-    return _sum_type(x), *grads
+    grads = (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype))
+    return _sum_type(x), *grads[: int(with_grads) * (1 + weight_grad)]
 
 
 def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
@@ -161,7 +162,8 @@ def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     from genesis.ops.elementwise import mul
 
     assert ctx.attrs["with_grads"], "linear_cross_entropy was recorded without its gradients"
-    dx, dw = ctx.outputs[1], ctx.outputs[2]
+    dx, dw = (*ctx.outputs, None)[1:3]
+    assert dw is not None or not ctx.needs[1], "linear_cross_entropy was recorded without the weight's gradient"
     if not ctx.is_unit(g):
         dx = mul(dx, g) if ctx.needs[0] else None
         dw = mul(dw, g, out=dw if ctx.is_last else None) if ctx.needs[1] else None
@@ -170,7 +172,8 @@ def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
 
 def _linear_flops(inputs: tuple[Array, ...], outputs: tuple[Array, ...], attrs: dict[str, object]) -> int:
     product = 2 * inputs[0].size * inputs[1].shape[0]
-    return product * (3 if attrs["with_grads"] else 1) + 4 * inputs[0].shape[0] * inputs[1].shape[0]
+    gradients = (1 + bool(attrs.get("weight_grad", True))) * bool(attrs["with_grads"])
+    return product * (1 + gradients) + 4 * inputs[0].shape[0] * inputs[1].shape[0]
 
 
 @op(
@@ -193,11 +196,12 @@ def linear_cross_entropy(
     *,
     ignore_index: int,
     with_grads: bool,
+    weight_grad: bool = True,
     mean: bool = False,
     shift: int = 0,
 ) -> None:
     """The cross entropy of logits x·weightᵀ, summed and divided, chunk of tokens by chunk; `with_grads` gives its
-    gradients dx and dweight, too.
+    gradients dx and, unless `weight_grad` is False, dweight, too.
 
     With p = softmax(logits): dlogits = (p - onehot) / divisor, dx = dlogits·weight, dweight = dlogitsᵀ·x. Rows whose
     label is `ignore_index` count for nothing.
@@ -210,16 +214,16 @@ def linear_cross_entropy(
         mean: divide by the number of rows that count, where no divisor is given.
         shift: row t of T has the label t + `shift`, the last ones none: 1 for the next token.
     """
-    loss, dx, dw = out if isinstance(out, tuple) else (out, None, None)
+    loss, dx, dw = (*out, None)[:3] if isinstance(out, tuple) else (out, None, None)
     vocabulary, acc = weight.shape[0], np.dtype(np.float64) if x.dtype == np.float64 else np.dtype(np.float32)
     labels = _shifted(labels, shift, ignore_index)
     kept = np.flatnonzero(labels != ignore_index)
     _check_range("linear_cross_entropy", labels, labels != ignore_index, vocabulary)
     share = acc.type(kept.size if divisor is None and mean else 1 if divisor is None else divisor)
     if with_grads:
-        assert dx is not None and dw is not None
+        assert dx is not None
         dx.fill(0)
-        if not kept.size:
+        if dw is not None and not kept.size:
             dw.fill(0)
     rows = max(MIN_CHUNK, WORKSPACE // (max(vocabulary, 1) * acc.itemsize))
     w = upcast(weight)
@@ -232,11 +236,13 @@ def linear_cross_entropy(
             logits = np.matmul(xc, w.T, out=buffer[: chosen.size])
             losses, sums = _loss_rows(logits, labels[chosen], with_grads)
             total += losses
-            if dx is None or sum_dw is None:
+            if dx is None:
                 continue
             # each row's 1 / (Σ e^x · divisor) goes to the narrow factors, not over the logits
             sums *= share
             dx[chosen] = np.matmul(logits, w) / sums
+            if sum_dw is None:
+                continue
             if first == 0:
                 np.matmul(logits.T, xc / sums, out=sum_dw)
             else:

@@ -19,7 +19,7 @@ import genesis.kernels.loss.loss as loss
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import DType, as_dtype, bfloat16, float16
+from genesis.dtypes import DType, as_dtype, bfloat16, float32, float16
 from genesis.errors import IndexRangeError
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.tiles import GemmTile
@@ -124,6 +124,27 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
     ]
     assert launched[1][1][2] is None
     assert registry["linear_cross_entropy"](x, weight, labels, with_grads=True, **attrs)[0].item() == alone.item()
+
+
+@pytest.mark.parametrize("dtype", (bfloat16, float32))
+def test_a_frozen_head_costs_no_gradient(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
+    """Of the GEMMs behind the logits one is left, and what is left is the same to the bit."""
+    monkeypatch.setattr(loss, "WORKSPACE", 1)
+    monkeypatch.setattr(chunks, "MIN_ROWS", 128)
+    products: list[Any] = []
+    multiply = loss.matmul_into
+    monkeypatch.setattr(loss, "matmul_into", lambda out, *a, **k: (products.append(out.shape), multiply(out, *a, **k)))
+    x, weight = (on_device(np.random.default_rng(1).standard_normal((n, 16)), dtype) for n in (200, 40))
+    labels = on_device(np.arange(200) % 40)
+    attrs: dict[str, Any] = {"ignore_index": -100, "with_grads": True}
+    learning = registry["linear_cross_entropy"](x, weight, labels, **attrs)
+    counted = products.count((40, 16))
+    products.clear()
+    frozen = registry["linear_cross_entropy"](x, weight, labels, **attrs, weight_grad=False)
+    assert (counted, products.count((40, 16))) == (2, 0)  # two chunks
+    assert len(frozen) == 2
+    for a, b in zip(frozen, learning, strict=False):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 def test_a_label_out_of_range_is_reported_and_ignored() -> None:

@@ -235,14 +235,15 @@ def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row,
 @cuda_impl("linear_cross_entropy")
 def linear_cross_entropy(
     out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, divisor: Array | float | None = None, *,
-    ignore_index: int, with_grads: bool, mean: bool = False, shift: int = 0,
+    ignore_index: int, with_grads: bool, weight_grad: bool = True, mean: bool = False, shift: int = 0,
 ) -> None:  # fmt: skip
-    """The cross-entropy of logits x·weightᵀ, summed and divided; with `with_grads` also dx and dweight.
+    """The cross-entropy of logits x·weightᵀ, summed and divided; with `with_grads` also dx and, if it is wanted,
+    dweight, which costs one GEMM of three.
 
     Sums are float32 (float64 for float64). The gradients of the logits are rounded to x's type for the GEMMs; so is
     dweight after each chunk of a 2-byte type, which adds half an ulp of it a chunk.
     """
-    loss, dx, dw = out if isinstance(out, tuple) else (out, None, None)
+    loss, dx, dw = (*out, None)[:3] if isinstance(out, tuple) else (out, None, None)
     tokens, found = x.shape[0], Labels(labels, shift, ignore_index, weight.shape[0])
     number, scale = _divisor(divisor, found, mean, x)
     losses = loss
@@ -283,13 +284,14 @@ def _with_head(
     head.begin()
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
-        if dx is None or dw is None:
+        if dx is None:
             head.forward(first, count, None)
             continue
         dxc = row_slice(dx, first, count)  # holds x / S until dw is computed
         head.forward(first, count, dxc)
         grads = head.gradients(count)
-        matmul_into(dw, transposed(grads), dxc, accumulate=first > 0, alpha=scale)
+        if dw is not None:
+            matmul_into(dw, transposed(grads), dxc, accumulate=first > 0, alpha=scale)
         matmul_into(dxc, grads, weight, alpha=scale, row_scale=row_slice(head.factors, first, count))
     return head.losses
 
@@ -315,8 +317,9 @@ def _with_logits(
             *labels.values, faults.site("linear_cross_entropy", 1, classes), ratio * classes, GRADS=dx is not None,
             WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
-        if dx is not None and sum_dw is not None:
+        if dx is not None:
             matmul_into(row_slice(dx, first, count), grads, weight, alpha=scale)
+        if sum_dw is not None:
             matmul_into(sum_dw, transposed(grads), xc, accumulate=first > 0, alpha=scale)
     if dw is not None and narrow and sum_dw is not None:
         elementwise(identity, dw, sum_dw, work=float32)

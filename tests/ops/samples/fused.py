@@ -482,6 +482,7 @@ def linear_cross_entropy_oracle(
     *,
     ignore_index: int,
     with_grads: bool,
+    weight_grad: bool = True,
     mean: bool = False,
     shift: int = 0,
 ) -> Any:
@@ -500,11 +501,17 @@ def linear_cross_entropy_oracle(
         dx[n] = d @ weight
         dw += np.outer(d, x[n])
     share = (len(targets) if mean else 1) if divisor is None else divisor
+    count = int(with_grads) * (1 + weight_grad)
     if not targets:
         loss = np.asarray(0.0 if share else math.nan)
-        return (loss, dx, dw) if with_grads else loss
+        return (loss, dx, dw)[: 1 + count] if with_grads else loss
     loss = np.asarray(total / share)
-    return (loss, dx / share, dw / share) if with_grads else loss
+    return (loss, dx / share, dw / share)[: 1 + count] if with_grads else loss
+
+
+def frozen_heads(rng: np.random.Generator) -> list[Case]:
+    """Without the weight's gradient."""
+    return [Case(c.inputs, {**c.attrs, "weight_grad": False}) for c in reversed(linear_cross_entropies(rng, (True,)))]
 
 
 def linear_cross_entropies(rng: np.random.Generator, with_grads: tuple[bool, ...] = (True, False)) -> list[Case]:
@@ -562,6 +569,15 @@ LOSS_ROWS = [
             ),
         ),
         reduction=lambda case: 8,
+    ),
+    Rows(
+        "linear_cross_entropy",
+        linear_cross_entropy_oracle,
+        frozen_heads,
+        grads=lambda rng: [c for c in frozen_heads(rng) if c.inputs[0].size and c.attrs.get("shift") != 4][:3],
+        wrt=(0,),
+        reduction=lambda case: 4 * max(case.inputs[1].size, 1) * max(len(case.inputs[2]), 1),
+        inner=2,
     ),
     Rows(
         "linear_cross_entropy",
