@@ -60,12 +60,14 @@ def _factors_vjp(ctx: Context, g: Array, _: None) -> tuple[Array | None, ...]:
     """dm = dc / ‖W + s·B·A‖; no other input has a gradient."""
     norm = ctx.outputs[1]
     assert norm is not None
-    whole = div(cast(g, dtype=norm.dtype), norm)
     found: list[Array | None] = [None] * len(ctx.inputs)
+    wide = g if g.dtype is norm.dtype else cast(g, dtype=norm.dtype)
     for i, (start, stop) in enumerate(ctx.attrs["columns"]):
         if ctx.needs[i]:
-            part = whole.view((stop - start,), (1,), whole.offset + start)
-            found[i] = part if part.dtype is g.dtype else cast(part, dtype=g.dtype)
+            parts = (x.view((stop - start,), x.strides, x.offset + start * x.strides[0]) for x in (wide, norm))
+            slot = ctx.gradient_slot(i) if wide is g else None
+            made = div(*parts, out=slot)
+            found[i] = made if wide is g else cast(made, dtype=g.dtype)
     return tuple(found)
 
 
