@@ -9,6 +9,7 @@ from typing import Any
 import genesis
 from genesis import nn
 from genesis.backend import as_device
+from genesis.nn.neighbours import take_memory
 from genesis.random import Generator
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
@@ -40,9 +41,10 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 
 
 def empty_model(config: ModelConfig, *, device: str = "cpu", dtype: str = "float32") -> CausalLM:
-    """The model of a config in fused form, its weights undefined."""
-    with nn.init.skip_init(device, dtype):
-        return fuse(ARCHITECTURES[config.model_type](config))
+    """The model of a config in fused form, its weights undefined; those of layers on one input are neighbours."""
+    model = without_memory(config)
+    take_memory(model, device, dtype)
+    return model
 
 
 def without_memory(config: ModelConfig) -> CausalLM:

@@ -310,8 +310,7 @@ class Module:
             UsageError: for a device or a dtype that is given twice.
         """
         place, kind = targets(args, device, dtype)
-        for tensor in (*self.parameters(), *self.buffers()):
-            move(tensor, place, kind, non_blocking)
+        move((*self.parameters(), *self.buffers()), place, kind, non_blocking)
         return self
 
     def cuda(self, device: Any = None) -> Self:

@@ -1,16 +1,25 @@
-"""Moving and casting a module's tensors: what `Module.to` takes, and what becomes of a leaf and its gradient."""
+"""Moving and casting a module's tensors: what `Module.to` takes, and what becomes of leaves and their gradients.
+
+Neighbours in memory stay neighbours: see neighbours.py.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
+from genesis.array import Array, empty
 from genesis.backend import Device, as_device
 from genesis.dtypes import DType, as_dtype
 from genesis.errors import DeviceError, DTypeError, UsageError
 from genesis.nn.parameter import replace_array
+from genesis.shapes import Shape, contiguous_strides, numel
 from genesis.tensor import Tensor
 
-__all__ = ["cuda_device", "move", "targets"]
+__all__ = ["cuda_device", "move", "run_of", "targets"]
+
+PLACE = 64  # bytes to which a tensor in a run is aligned; weights of layers are multiples of it and leave no gaps
 
 
 def cuda_device(device: Any = None) -> Device:
@@ -63,12 +72,57 @@ def targets(args: tuple[Any, ...], device: Any, dtype: Any) -> tuple[Device | No
     return place, kind
 
 
-def move(tensor: Tensor, device: Device | None, dtype: DType | None, non_blocking: bool = False) -> None:
-    """Give a leaf memory of another kind, its gradient too; the tensor stays the same object."""
-    kind = dtype if tensor.is_floating_point() else None
-    moved = tensor.detach().to(device=device, dtype=kind, non_blocking=non_blocking)
-    if moved.array is not tensor.array:
-        grad = tensor.grad
-        replace_array(tensor, moved.array)
-        if grad is not None:
-            tensor.grad = grad.detach().to(device=device, dtype=kind, non_blocking=non_blocking)
+def run_of(shapes: Sequence[Shape], dtype: DType, device: Device) -> list[Array]:
+    """Arrays of these shapes one behind the other in new memory, which is not initialised."""
+    place, starts, end = max(PLACE // dtype.itemsize, 1), [], 0
+    for shape in shapes:
+        starts.append(end)
+        end += -(-numel(shape) // place) * place
+    whole = empty((end + place,), dtype, device)
+    first = whole.offset + -whole.data_ptr() % PLACE // dtype.itemsize
+    return [
+        whole.view(shape, contiguous_strides(shape), first + start) for shape, start in zip(shapes, starts, strict=True)
+    ]
+
+
+def move(tensors: Iterable[Tensor], device: Device | None, dtype: DType | None, non_blocking: bool = False) -> None:
+    """Give leaves memory of another kind, their gradients too. Each stays the same object; neighbours stay that."""
+    runs: dict[int, list[Tensor]] = {}
+    for tensor in tensors:
+        runs.setdefault(id(tensor.array.storage), []).append(tensor)
+    for members in runs.values():
+        kind = dtype if members[0].is_floating_point() else None
+        if _is_run(members):
+            _move_run(members, device, kind, non_blocking)
+            continue
+        for tensor in members:
+            moved = tensor.detach().to(device=device, dtype=kind, non_blocking=non_blocking)
+            if moved.array is not tensor.array:
+                _replace(tensor, moved.array, device, kind, non_blocking)
+
+
+def _is_run(members: Sequence[Tensor]) -> bool:
+    """Whether several tensors of one type are in one memory, none over another, with small gaps."""
+    if len(members) < 2 or any(m.dtype is not members[0].dtype or not m.array.is_contiguous for m in members):
+        return False
+    ends = sorted((m.array.offset, m.array.offset + m.array.size) for m in members)
+    place = PLACE // members[0].dtype.itemsize
+    return all(end <= start < end + place for (_, end), (start, _) in pairwise(ends))
+
+
+def _move_run(members: Sequence[Tensor], device: Device | None, dtype: DType | None, non_blocking: bool) -> None:
+    old = members[0]
+    place, kind = old.device if device is None else device, old.dtype if dtype is None else dtype
+    if place == old.device and kind is old.dtype:
+        return
+    ordered = sorted(members, key=lambda m: m.array.offset)
+    for tensor, array in zip(ordered, run_of([m.shape for m in ordered], kind, place), strict=True):
+        Tensor(array).copy_(tensor.detach(), non_blocking=non_blocking)
+        _replace(tensor, array, device, dtype, non_blocking)
+
+
+def _replace(tensor: Tensor, array: Array, device: Device | None, dtype: DType | None, non_blocking: bool) -> None:
+    grad = tensor.grad
+    replace_array(tensor, array)
+    if grad is not None:
+        tensor.grad = grad.detach().to(device=device, dtype=dtype, non_blocking=non_blocking)

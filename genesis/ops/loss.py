@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from genesis.array import Array
@@ -214,7 +216,8 @@ def linear_cross_entropy(
         mean: divide by the number of rows that count, where no divisor is given.
         shift: row t of T has the label t + `shift`, the last ones none: 1 for the next token.
     """
-    loss, dx, dw = (*out, None)[:3] if isinstance(out, tuple) else (out, None, None)
+    results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
+    loss, dx, dw = (*results, None, None)[:3]
     vocabulary, acc = weight.shape[0], np.dtype(np.float64) if x.dtype == np.float64 else np.dtype(np.float32)
     labels = _shifted(labels, shift, ignore_index)
     kept = np.flatnonzero(labels != ignore_index)

@@ -19,7 +19,7 @@ import genesis.kernels.loss.loss as loss
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import DType, as_dtype, bfloat16, float32, float16
+from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32
 from genesis.errors import IndexRangeError
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.tiles import GemmTile

@@ -14,7 +14,9 @@ from genesis.dtypes import bfloat16, float32, float64
 from genesis.errors import DeviceError, DTypeError, IndexRangeError, KeywordError, ModelError, UsageError
 from genesis.functions.create import ones, tensor, zeros
 from genesis.functions.random import randn
+from genesis.nn.neighbours import take_memory
 from genesis.nn.parameter import Parameter
+from genesis.ops.linear_gradients import joined
 from genesis.random import manual_seed
 from genesis.tensor import Tensor
 
@@ -466,3 +468,46 @@ def test_a_keyword_that_a_module_or_function_does_not_take_is_refused_with_the_n
             call()
         assert said in str(caught.value)
     assert WithAnything(1, other=2).rest == {"other": 2}
+
+
+class Block(nn.Module):
+    """Three layers on one input, and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, n) for n in (64, 32, 32))
+        self.norm = nn.RMSNorm(16, eps=1e-6)
+
+
+def operands(block: Block) -> tuple[bool, bool]:
+    """Whether the weights are one operand, and the biases."""
+    layers = (block.q, block.k, block.v)
+    biases = [layer.bias.array for layer in layers if layer.bias is not None]
+    return joined([layer.weight.array for layer in layers]) is not None, joined(biases) is not None
+
+
+def test_parameters_of_a_block_are_neighbours_and_stay_so_when_they_move() -> None:
+    model = nn.Sequential(Block(), Block())
+    before = dict(model.named_parameters())
+    take_memory(model, "cpu", "float32")
+    assert before == dict(model.named_parameters())  # the objects are the same
+    for number, parameter in enumerate(model.parameters()):
+        parameter.detach().fill_(number)
+    assert all(operands(block) == (True, True) for block in model)
+    model[0].q.weight.grad = ones(64, 16)
+    for kind in ("float64", "bfloat16"):
+        model.to(kind)
+        assert all(operands(block) == (True, True) for block in model)
+    assert [p.dtype.name for p in model.parameters()] == ["bfloat16"] * 14
+    assert [float(p.detach().max()) for p in model.parameters()] == list(range(14))
+    assert model[0].q.weight.grad is not None
+    assert model[0].q.weight.grad.dtype is bfloat16
+    storages = {id(p.array.storage): p.array.storage for p in model.parameters()}
+    assert len(storages) == 2
+
+
+def test_a_part_of_a_run_moves_alone() -> None:
+    block = Block()
+    take_memory(block, "cpu", "float32")
+    block.q.to("float64")
+    assert (block.q.weight.dtype, block.k.weight.dtype) == (float64, float32)
