@@ -102,11 +102,11 @@ def check_same_base(found: Base, expected: Base, where: str) -> None:
         return
     if found.path == expected.path:
         what = f"the base model in {escape(found.path)} has changed"
-        next = "put the former files back, or name the folder that holds them as model.path"
+        next = "put the former files back, or name the folder that holds them as the base"
     else:
         what = (
             f"the model in {escape(found.path)} is not the base of this adapter, which was in {escape(expected.path)}"
         )
-        next = "name the folder of that base as model.path, wherever it is now"
+        next = "name the folder of that base, wherever it is now"
     prints = f"its sha256 begins {found.sha256[:12]}, that of the base {expected.sha256[:12]}"
     raise ModelError(f"{what}: {prints}", where=where, next=next)

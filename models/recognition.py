@@ -133,7 +133,7 @@ def _adapter(folder: Path, names: list[str]) -> ModelError | None:
     of = f", base model {escape(base)[:200]}" if isinstance(base, str) and base else ""
     return ModelError(
         f"{escape(folder)} is a PEFT adapter{of}, and a whole model is needed here",
-        next="name its base; to train from it, name the adapter as lora.init_from; or merge it: genesis export --merge",
+        next="name its base, or merge the two: genesis export --merge; a run trains it further with init_from",
     )
 
 

@@ -25,7 +25,7 @@ from genesis_models.source import ModelSource, find_source, saved_model
 
 __all__ = ["export"]
 
-EXPORT = {"model.path": "--base", "model.dtype": "--dtype"}
+EXPORT = {"model.path": "FOLDER", "model.dtype": "--dtype"}
 MEMORY = "it needs 4 bytes for each parameter, and as many again with --check: use a machine with more memory"
 # What a model is asked where nothing else is at hand: prose, code, figures, a dialogue, other scripts.
 TEXTS = (

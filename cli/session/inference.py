@@ -34,7 +34,7 @@ from genesis_models.talking import end_ids
 __all__ = ["check_ids", "continue_text", "evaluate", "generate", "stop_ids"]
 
 # What a user types where a training run has a setting.
-COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "--base"}
+COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER"}
 GENERATE = COMMON | {
     "train.seed": "--seed",
     "eval.sample_tokens": "--max-tokens",

@@ -111,7 +111,7 @@ def test_a_model_has_no_base(base: Path) -> None:
 
 
 def test_where_a_whole_model_is_needed_an_adapter_says_so(adapter: Path) -> None:
-    with pytest.raises(ModelError, match=r"is a PEFT adapter, .* a whole model is needed.*lora.init_from"):
+    with pytest.raises(ModelError, match=r"a PEFT adapter, .* a whole model is needed.*further with init_from"):
         read_config(adapter)
 
 
