@@ -90,6 +90,12 @@ CASES = (
     Case("train a folder", ("train", "config.yaml", *_TUNED), trains=True),
     Case("generate", ("generate", "run", "--prompt", "alpha", "--max-tokens", "2", "--device", "cpu"), is_exact=True),
     Case("eval", ("eval", "run", "--data", "docs", "--seq-len", "32", "--device", "cpu"), is_exact=True),
+    Case(
+        "export",
+        ("export", "run", "--out", "exported", "--dtype", "bf16", "--check"),
+        is_exact=True,
+        made=("exported/config.json", "exported/model.safetensors", "exported/manifest.json"),
+    ),
     Case("validate", ("validate", "config.yaml"), is_exact=True),
     Case("validate a folder", ("validate", "config.yaml", *_TUNED), is_exact=True),
     Case("data preview", ("data", "preview", "config.yaml"), is_exact=True),
