@@ -17,7 +17,7 @@ from genesis_cli import session
 from genesis_cli.session import training
 from genesis_cli.session.memory import planned_memory, run_plan
 from genesis_cli.session.preparation import model_config
-from tests.train.runs import load, make
+from tests.train.runs import load, make, make_lora
 
 CUDA = Device("cuda", 0)
 
@@ -116,3 +116,14 @@ def test_frozen_parameters_are_planned_without_gradients_and_state(config: Confi
     embedding = shape.vocab_size * shape.hidden_size * 4
     assert whole.weights == less.weights
     assert (whole.gradients - less.gradients, whole.optimizer - less.optimizer) == (embedding, 2 * embedding)
+
+
+def test_adapters_are_planned_beside_weights_without_gradients_and_state(tmp_path: Path) -> None:
+    settings = "train.device=cuda", "model.dtype=float32", "train.batch_size=8", "data.seq_len=32"
+    config = load(make_lora(tmp_path), str(tmp_path / "run"), *settings)
+    shape = model_config(config)
+    plan, whole = run_plan(config, shape, CUDA), run_plan(config.model_copy(update={"lora": None}), shape, CUDA)
+    trained = plan.weights - whole.weights
+    assert trained == 4 * (2 * 4 * (32 + 32) + 2 * 4 * (32 + 16) + 3 * 4 * (32 + 32))  # q and o, k and v, the MLP's
+    assert (plan.gradients, plan.optimizer) == (trained, 2 * trained)
+    assert plan.total < whole.total

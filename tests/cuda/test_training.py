@@ -21,7 +21,7 @@ from genesis_cli import session
 from genesis_cli.session import preparation
 from genesis_models.blocks import CausalLM
 from genesis_models.registry import build
-from tests.train.runs import assembled, checkpoints, load, make, rows, train
+from tests.train.runs import assembled, checkpoints, load, make, make_lora, rows, train
 
 CUDA = Device("cuda")
 SMALL = ("model.dtype=float32", "train.accumulation_steps=1", "train.batch_size=1", "data.seq_len=16")
@@ -229,6 +229,23 @@ def test_a_run_on_cuda_is_that_on_the_cpu_and_resumes_bit_by_bit(recipe: Path, t
     assert resumed.state_hash == summary.state_hash
     assert checkpoints(parts.train.output_dir)[4] == checkpoints(whole.train.output_dir)[4]
     assert summary.tokens_per_second is None or summary.tokens_per_second > 0
+
+
+@pytest.mark.gpu
+def test_adapters_on_cuda_resume_bit_by_bit(tmp_path: Path) -> None:
+    few = (
+        "lora.target_modules=[q_proj]",
+        "lora.dropout=0.1",
+        "eval.every=null",
+        "eval.prompts=[]",
+        "eval.max_batches=1",
+    )
+    settings = ("train.device=cuda", *SMALL, "model.dtype=bfloat16", *few, "eval.at_start=false", "optim.lr=1e-2")
+    recipe = make_lora(tmp_path)
+    whole, parts = (load(recipe, str(tmp_path / name), *settings, "train.steps=2") for name in ("whole", "parts"))
+    expected = train(whole)
+    first = train(load(recipe, str(tmp_path / "parts"), *settings, "train.steps=1"))
+    assert train(parts, resume=True).state_hash == expected.state_hash != first.state_hash
 
 
 def test_auto_takes_a_gpu_where_there_is_one_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 from genesis.io.filesystem import Call
 from tests.io.faults import Recorder
 from tests.soak.kills import End, problems
-from tests.train.runs import Forks, checkpoints, load, make, memory_folder, observed, rows, train
+from tests.train.runs import Forks, checkpoints, load, make, make_lora, memory_folder, observed, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
 # Three saves, the last two with rotation.
@@ -45,8 +45,13 @@ def committed(calls: list[Call], output: Path) -> list[int]:
     return steps
 
 
-def test_killed_at_the_calls_of_a_run(forks: Forks, folder: Path) -> None:
-    recipe, output = make(folder), folder / "run"
+@pytest.mark.parametrize(("recipe_of", "every"), [(make, 1), (make_lora, 16)], ids=["model", "adapter"])
+def test_killed_at_the_calls_of_a_run(
+    forks: Forks, folder: Path, recipe_of: Callable[[Path], Path], every: int
+) -> None:
+    folder = folder / recipe_of.__name__
+    folder.mkdir()
+    recipe, output = recipe_of(folder), folder / "run"
     train(load(recipe, "run", *THREE_SAVES))  # the first start makes the cache
     shutil.rmtree(output)
     output.mkdir()
@@ -56,7 +61,7 @@ def test_killed_at_the_calls_of_a_run(forks: Forks, folder: Path) -> None:
     reported, before = rows(output), committed(recorder.calls, output)
     assert before[-1] == 3 and len(before) > 200
     numbers = [n for n, call in enumerate(recorder.calls) if call.op in STRUCTURAL or n % STRIDE == 0]
-    for number in numbers:
+    for number in numbers[::every]:
         shutil.rmtree(output)
         output.mkdir()
         words = ("train", recipe, f"train.output_dir={output}", *THREE_SAVES)
