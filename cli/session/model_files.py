@@ -10,14 +10,20 @@ from pathlib import Path
 import numpy as np
 
 from genesis.data.tokenizer import Tokenizer
+from genesis.errors import escape
 from genesis.io.files import FolderWriter
+from genesis.io.hf import MAX_TEMPLATE_BYTES, SIDE_FILES, TOKENIZER_FILES, side_files
+from genesis.io.paths import safe_join
+from genesis.io.strict_json import read_limited
 from genesis.optim import Optimizer
 from genesis.train.config import Config
 from genesis.train.state import FrozenBase
+from genesis_cli.session.chat import Talk
 from genesis_models.adapters import adapter_parameters, adapter_values, write_adapter
 from genesis_models.base import BASE_NAME, Base
 from genesis_models.blocks import CausalLM
 from genesis_models.folder import write_model
+from genesis_models.talking import GENERATION_CONFIG, chat_files, generation_config
 
 __all__ = ["ModelFiles"]
 
@@ -28,6 +34,7 @@ class ModelFiles:
 
     Attributes:
         base: of adapters.
+        talk: what the model learns of how one talks.
     """
 
     config: Config
@@ -35,6 +42,7 @@ class ModelFiles:
     model: CausalLM
     optimizer: Optimizer
     base: Base | None
+    talk: Talk
 
     @cached_property
     def frozen(self) -> FrozenBase | None:
@@ -45,23 +53,38 @@ class ModelFiles:
         return FrozenBase("" if self.base is None else self.base.sha256, frozenset(names))
 
     def write(self, folder: FolderWriter) -> None:
-        """Model, tokenizer and side files; a source folder's own files are kept byte for byte."""
-        source = self.config.model.path
-        own_tokenizer = source is not None and self.config.data.tokenizer is None
-        if self.config.lora is not None:
-            assert self.base is not None, "a run that saves has it"
-            write_adapter(self.model, folder, base=self.base.path, optimizer=self.optimizer)
-            folder.write(BASE_NAME, self.base.to_json())
-            for name, data in self.tokenizer.files().items():
-                folder.write(name, data)
+        """Model, tokenizer and side files; of a source folder's own files, what training does not change is kept byte
+        for byte.
+        """
+        source, end, ends = self.config.model.path, self.tokenizer.eos_id, self.talk.ends
+        if self.config.lora is None:
+            # What is not given is copied from the source.
+            files = None if self._keeps_tokenizer and self.talk.templates is None else self.tokenizer_files
+            write_model(self.model, folder, source=source, extra_files=files, eos_token_id=end, ends=ends)
             return
-        write_model(
-            self.model,
-            folder,
-            source=source,
-            extra_files=None if own_tokenizer else self.tokenizer.files(),
-            eos_token_id=self.tokenizer.eos_id,
-        )
+        assert self.base is not None, "a run that saves has it"
+        write_adapter(self.model, folder, base=self.base.path, optimizer=self.optimizer)
+        folder.write(BASE_NAME, self.base.to_json())
+        folder.write(GENERATION_CONFIG, generation_config(self.model.config, source, ends, end))
+        for name, data in self.tokenizer_files.items():
+            folder.write(name, data)
+
+    @property
+    def _keeps_tokenizer(self) -> bool:
+        return self.config.model.path is not None and self.config.data.tokenizer is None
+
+    @cached_property
+    def tokenizer_files(self) -> Mapping[str, bytes]:
+        """Name -> bytes of the tokenizer's files, the chat template among them."""
+        source, files = self.config.model.path, self.tokenizer.files()
+        if self._keeps_tokenizer and source is not None:
+            names = [name for name in side_files(source) if TOKENIZER_FILES.fullmatch(name)]
+            where = escape(source)
+            files = {
+                name: read_limited(safe_join(source, name, where=where), SIDE_FILES.get(name, MAX_TEMPLATE_BYTES))
+                for name in names
+            }
+        return files if self.talk.templates is None else chat_files(self.talk.templates, files)
 
     def read_masters(self, folder: Path) -> Mapping[str, np.ndarray]:
         """The values of the adapters in a checkpoint, in float32, by the names of parameters."""

@@ -16,6 +16,7 @@ from genesis.errors import ConfigError, DeviceError, ModelError, escape
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.progress import tokenizing
+from genesis_cli.session.chat import EncoderFactory
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.presets import preset
@@ -88,9 +89,17 @@ def model_config(config: Config) -> ModelConfig:
 
 
 def prepare_data(
-    config: Config, model: ModelConfig, console: Output, cache_dir: str | os.PathLike[str] | None = None
+    config: Config,
+    model: ModelConfig,
+    console: Output,
+    cache_dir: str | os.PathLike[str] | None = None,
+    encoders: EncoderFactory | None = None,
 ) -> Prepared:
-    """Documents, split, tokenizer and tokens, with a progress bar for each stage that has to work."""
+    """Documents, split, tokenizer and tokens, with a progress bar for each stage that has to work.
+
+    Args:
+        encoders: makes the encoder of records, for those who want to know how that talks.
+    """
     data = config.data
     default_cache = data.cache_dir or Path(config.train.output_dir) / "cache"
     with Stages(console) as stages:
@@ -109,6 +118,7 @@ def prepare_data(
             seq_len=data.seq_len,
             too_long=data.too_long,
             parse_special=data.parse_special,
+            make_encoder=encoders or EncoderFactory(config),
             progress=stages,
         )
     if prepared.tokenizer.vocab_size > model.vocab_size:

@@ -87,8 +87,8 @@ def _adapter_config(lora: LoraConfig) -> AdapterConfig:
     return AdapterConfig(**settings)
 
 
-def check_trained(config: Config, shape: ModelConfig) -> None:
-    """Check the settings that name parts of the model, without the memory of its weights.
+def check_trained(config: Config, shape: ModelConfig) -> list[str]:
+    """Check the settings that name parts of the model, without the memory of its weights; returns `trained_lines`.
 
     Raises:
         ConfigError, ModelError: as in `select_trained`; ConfigError: of `optim.lr_factors`.
@@ -97,6 +97,7 @@ def check_trained(config: Config, shape: ModelConfig) -> None:
         model = ARCHITECTURES[shape.model_type](shape)
         select_trained(config, model)
     check_factors(config.optim.lr_factors, [name for name, p in model.named_parameters() if p.requires_grad])
+    return list(trained_lines(config, model))
 
 
 def trained_lines(config: Config, model: CausalLM) -> Iterator[str]:

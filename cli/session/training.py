@@ -30,6 +30,7 @@ from genesis.train.progress import Progress, duration
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
+from genesis_cli.session.chat import TEXTS, EncoderFactory, Talk
 from genesis_cli.session.inference import continue_text, stop_ids
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.model_files import ModelFiles
@@ -73,10 +74,11 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
             folder.record(config)
         shape = model_config(config)
         memory = planned_memory(config, shape, device)  # before the data: what cannot fit is refused at once
-        data = prepare_data(config, shape, console)
+        data = prepare_data(config, shape, console, encoders=(encoders := EncoderFactory(config)))
+        talk = encoders.talk(data.train, data.tokenizer)
         model = make_model(config, shape, data.tokenizer, device, previous)
         announce(config, data, model, device, dtype, memory, console)
-        training = assemble(config, data, model, device, interrupts, console, base)
+        training = assemble(config, data, model, device, interrupts, console, base, talk)
         # A killed run may have left its checkpoint between two renames.
         sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
         _restore(training, resume, resume_from, console)
@@ -186,11 +188,13 @@ def assemble(
     interrupts: Interrupts,
     console: Output,
     base: Base | None = None,
+    talk: Talk = TEXTS,
 ) -> Training:
     """The training loop's parts, at step 0.
 
     Args:
         base: of adapters; without it nothing can be saved.
+        talk: what the model learns of how one talks.
     """
     output = Path(config.train.output_dir)
     loader = PackedLoader(
@@ -199,11 +203,11 @@ def assemble(
     steps = total_steps(config, loader)
     seed, accumulated = config.train.seed, config.train.accumulation_steps
     optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated)
-    files = ModelFiles(config, data.tokenizer, model, optimizer, base)
+    files = ModelFiles(config, data.tokenizer, model, optimizer, base, talk)
     state = TrainState(model, optimizer, loader, base=files.frozen)
     sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
 
-    stop = stop_ids(config.model.path, data.tokenizer)
+    stop = stop_ids(config.model.path, data.tokenizer) | {*talk.ends}
 
     def sample(prompt: str) -> str:
         count, special = config.eval.sample_tokens, config.data.parse_special

@@ -31,7 +31,7 @@ def validate(config: Config, *, console: Output) -> None:
     check_is_ours(Path(config.train.output_dir))
     config, dtype = settled(config, device)
     shape = model_config(config)
-    check_trained(config, shape)
+    trained = check_trained(config, shape)
     with arithmetic(config):
         memory = planned_memory(config, shape, device)
     if config.model.path is not None:
@@ -46,8 +46,8 @@ def validate(config: Config, *, console: Output) -> None:
         tokens = config.train.batch_size * config.train.accumulation_steps * config.data.seq_len
         console.line("configuration: valid")
         console.line(f"model: {shape.model_type}, {parameter_count(shape):,} parameters, {dtype}")
-        if memory is not None:
-            console.line(memory)
+        for line in (*trained, *([] if memory is None else [memory])):
+            console.line(line)
         for line in file_lines(data):
             console.line(line)
         console.line(f"data: {len(data.train):,} documents, {data.train.num_tokens:,} tokens")

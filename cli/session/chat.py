@@ -1,0 +1,92 @@
+"""How a run's conversations become samples: the template, its encoder, and what of them is saved with the model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from genesis.data.chat import ChatEncoder, ChatTemplate
+from genesis.data.chat.template import CHATML
+from genesis.data.documents import TokenSet
+from genesis.data.tokenizer import Tokenizer
+from genesis.io.hf import read_chat_templates
+from genesis.train.config import Config
+
+__all__ = ["TEXTS", "EncoderFactory", "Talk"]
+
+LOOKED_AT = 1 << 20  # tokens, at the most: every conversation ends its turns alike
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What a model learned of how one talks.
+
+    Attributes:
+        ends: the ids that end what it says, the usual one first; none where it learned texts.
+        templates: name -> text of the chat template, where it is not the tokenizer's own as it was.
+    """
+
+    ends: tuple[int, ...] = ()
+    templates: Mapping[str, str] | None = None
+
+
+TEXTS = Talk()
+
+
+class EncoderFactory:
+    """Makes the encoder of a run's records, and remembers how that talks."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._encoder: ChatEncoder | None = None
+        self._template: ChatTemplate | None = None
+
+    def __call__(self, tokenizer: Tokenizer) -> ChatEncoder:
+        """The encoder; the caller closes it.
+
+        Raises:
+            ModelError: the template cannot be read or used. ConfigError: an argument that no template could take.
+        """
+        self._template = self._read(tokenizer)
+        self._encoder = ChatEncoder(tokenizer, self._template, loss=self._config.data.loss)
+        return self._encoder
+
+    def _read(self, tokenizer: Tokenizer) -> ChatTemplate | None:
+        data = self._config.data
+        if data.template == CHATML:
+            return ChatTemplate.chatml(tokenizer, data.template_args)
+        path = data.template or _folder(data.tokenizer or self._config.model.path)
+        if path is None or (data.template is None and not read_chat_templates(path)):
+            return None  # the encoder says so where there is a conversation
+        return ChatTemplate.read(path, data.template_args)
+
+    def talk(self, tokens: TokenSet, tokenizer: Tokenizer) -> Talk:
+        """What a model learns from `tokens`, which the encoder made."""
+        if self._encoder is None:
+            return TEXTS
+        learned = _targets(tokens)
+        turn_ends = tuple(token for token in self._encoder.end_of_turn_ids if token in learned)
+        ends = tuple(dict.fromkeys((*turn_ends, *({tokenizer.eos_id} & learned))))
+        is_changed = self._config.data.template is not None or bool(self._config.data.template_args)
+        texts = self._template.texts_with_defaults if self._template is not None and turn_ends and is_changed else None
+        return Talk(ends, texts)
+
+
+def _folder(path: str | os.PathLike[str] | None) -> Path | None:
+    """The folder of a tokenizer that is named by its folder or its file."""
+    return None if path is None else Path(path) if os.path.isdir(path) else Path(path).parent
+
+
+def _targets(tokens: TokenSet) -> frozenset[int]:
+    """The ids that occur as targets in the first samples."""
+    count = max(1, int(np.searchsorted(np.cumsum(tokens.lengths), LOOKED_AT)))
+    found: set[int] = set()
+    for start, length in zip(tokens.starts[:count].tolist(), tokens.lengths[:count].tolist(), strict=True):
+        part = slice(start + 1, start + length)
+        ids = tokens.stream[part]
+        found.update(np.unique(ids if tokens.mask is None else ids[tokens.mask[part] != 0]).tolist())
+    return frozenset(found)

@@ -1,0 +1,236 @@
+"""Runs on conversations: from messages to targets, and how the saved model talks: its template, what ends a turn."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import genesis_models
+from genesis.data.chat import ChatTemplate
+from genesis.data.tokenizer import Tokenizer, train_bpe
+from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, ModelError
+from genesis.train.config import Config
+from genesis.train.output import Output
+from genesis_cli import session
+from tests.data.chat.golden import HERE as CHAT
+from tests.train.runs import load, rows, signal_in_step, train
+
+CONFIG = """
+model: {{path: {folder}/base}}
+data: {{train: "{folder}/chats.jsonl", seq_len: 64, eval_fraction: 0.2, cache_dir: "{folder}/cache"}}
+train: {{output_dir: {folder}/run, steps: 4, batch_size: 2, threads: 1}}
+optim: {{lr: 1e-2}}
+lora: {{r: 4}}
+eval: {{every: 2, prompts: [one], sample_tokens: 2}}
+checkpoint: {{every: 2}}
+log: {{every: 1}}
+"""
+SHAPE = {
+    "model_type": "qwen3",
+    "vocab_size": 272,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+
+ASSISTANT = "{% if add_generation_prompt %}assistant: {% endif %}"
+
+
+def make_chats(folder: Path) -> Path:
+    """Conversations, a base model that knows the tokens of ChatML, and the path of a configuration of both."""
+    chats = [
+        {"messages": [{"role": "user", "content": f"{n} + {n}"}, {"role": "assistant", "content": str(2 * n)}]}
+        for n in range(20)
+    ]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    files = train_bpe(["one two three 1 2 3 " * 9], vocab_size=268).files()
+    content = json.loads(files["tokenizer.json"])
+    first = content["added_tokens"][0]
+    size = len(content["model"]["vocab"])
+    content["added_tokens"] += [
+        {**first, "id": size + n, "content": token} for n, token in enumerate(("<|im_start|>", "<|im_end|>"))
+    ]
+    base = folder / "base"
+    genesis_models.save(genesis_models.build({**SHAPE, "eos_token_id": 0}, 0), base)
+    (base / "tokenizer.json").write_text(json.dumps(content))
+    (base / "tokenizer_config.json").write_bytes(files["tokenizer_config.json"])
+    shutil.copy(CHAT / "templates" / "qwen3.jinja", base / "chat_template.jinja")
+    (base / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.6}\n')
+    path = folder / "config.yaml"
+    path.write_text(CONFIG.format(folder=folder))
+    return path
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chats(tmp_path_factory.mktemp("chats"))
+
+
+def saved(output: Path) -> dict[str, Any]:
+    """What the files of a run's final model say about how it talks."""
+    return {
+        "ends": json.loads((output / "generation_config.json").read_text()),
+        "template": (output / "chat_template.jinja").read_text(),
+        "in_config": json.loads((output / "tokenizer_config.json").read_text()).get("chat_template"),
+    }
+
+
+def im_end(recipe: Path) -> int:
+    tokenizer = Tokenizer.load(recipe.parent / "base")
+    return next(n for n in range(tokenizer.vocab_size) if tokenizer.token(n) == "<|im_end|>")
+
+
+@pytest.mark.parametrize("settings", [(), ("lora=null",)], ids=["lora", "full"])
+def test_the_trained_end_of_turn_is_named_and_all_else_is_kept(
+    recipe: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    told = io.StringIO()
+    train(load(recipe, str(tmp_path / "run"), *settings), console=told)
+    found = saved(tmp_path / "run")
+    assert found["ends"] == {"eos_token_id": [im_end(recipe), 0], "temperature": 0.6}
+    base = recipe.parent / "base"
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        for folder in (tmp_path / "run", tmp_path / "run" / "checkpoint-4"):
+            assert (folder / name).read_bytes() == (base / name).read_bytes(), name
+    assert "eval at step 0: loss" in told.getvalue()
+    losses = [row["eval/loss"] for row in rows(tmp_path / "run") if "eval/loss" in row]
+    assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("settings", [(), ("lora=null",)], ids=["lora", "full"])
+def test_template_args_are_defaults_of_the_saved_template(
+    recipe: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    argument = "data.template_args={enable_thinking: false}"
+    train(load(recipe, str(tmp_path / "run"), argument, "train.steps=1", *settings))
+    found = saved(tmp_path / "run")
+    own = (recipe.parent / "base" / "chat_template.jinja").read_text()
+    assert found["template"] == ChatTemplate.from_text(own, {"enable_thinking": False}).text_with_defaults
+    assert found["template"].endswith(own) and found["in_config"] == found["template"]
+
+
+def test_a_base_model_without_a_template_learns_chatml(recipe: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(recipe.parent / "base", base)
+    (base / "chat_template.jinja").unlink()
+    settings = (f"model.path={base}", "train.steps=1")
+    with pytest.raises(ModelError, match="no chat template") as caught:
+        train(load(recipe, str(tmp_path / "run"), *settings))
+    assert caught.value.exit_code == 5 and "data.template=chatml" in caught.value.next
+    train(load(recipe, str(tmp_path / "run"), *settings, "data.template=chatml"))
+    found = saved(tmp_path / "run")
+    assert "<|im_start|>" in found["template"] and found["in_config"] == found["template"]
+    assert found["ends"]["eos_token_id"] == [im_end(recipe), 0]
+
+
+def test_another_template_takes_the_place_of_all_the_models_own(recipe: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(recipe.parent / "base", base)
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    other = tmp_path / "other.jinja"
+    other.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}" + ASSISTANT)
+    for name, setting in (("lora", "lora={r: 4}"), ("full", "lora=null")):
+        output = tmp_path / name
+        train(load(recipe, str(output), f"model.path={base}", f"data.template={other}", "train.steps=1", setting))
+        assert saved(output)["template"] == other.read_text() == saved(output)["in_config"]
+        assert not (output / "additional_chat_templates").exists()
+
+
+def test_texts_leave_the_sources_files_as_they_are(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one two three " * 200)
+    for name, setting in (("lora", "lora={r: 4}"), ("full", "lora=null")):
+        train(load(recipe, str(tmp_path / name), f"data.train={tmp_path}/text.txt", "train.steps=1", setting))
+        for file in ("chat_template.jinja", "tokenizer_config.json"):
+            assert (tmp_path / name / file).read_bytes() == (recipe.parent / "base" / file).read_bytes()
+        assert saved(tmp_path / name)["ends"] == {"eos_token_id": 0, "temperature": 0.6}
+
+
+def test_completions_end_with_the_end_of_text(recipe: Path, tmp_path: Path) -> None:
+    lines = ({"prompt": f"{n} is ", "completion": str(n)} for n in range(20))
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    train(load(recipe, str(tmp_path / "run"), f"data.train={tmp_path}/pairs.jsonl", "train.steps=1"))
+    assert saved(tmp_path / "run")["ends"]["eos_token_id"] == 0
+
+
+def test_a_stopped_run_on_conversations_resumes_to_the_same_state(recipe: Path, tmp_path: Path) -> None:
+    whole, halved = (load(recipe, str(tmp_path / name), "lora.dropout=0.1") for name in ("whole", "halved"))
+    expected = train(whole).state_hash
+    with signal_in_step(3), pytest.raises(InterruptedRun):
+        train(halved)
+    assert train(halved, resume=True).state_hash == expected
+    assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
+
+
+def test_a_template_that_changed_is_refused_on_resumption(recipe: Path, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    shutil.copy(CHAT / "templates" / "qwen3.jinja", template)
+    config = load(recipe, str(tmp_path / "run"), f"data.template={template}")
+    with signal_in_step(2), pytest.raises(InterruptedRun):
+        train(config)
+    template.write_text("{# another #}" + template.read_text())
+    with pytest.raises(DataError, match="not those of the run"):
+        train(config, resume=True)
+
+
+LONG = {"messages": [{"role": "user", "content": "1 " * 80}, {"role": "assistant", "content": "one"}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "kind", "code", "words"),
+    [
+        (LONG, ["data.too_long=fail"], DataError, 4, "data.seq_len"),
+        ({"messages": [{"role": "user"}]}, [], DataError, 4, "content"),
+        ({"messages": [{"role": "alien", "content": "x"}]}, [], DataError, 4, "alien"),
+        ({"messages": []}, [], DataError, 4, "messages"),
+        (None, ["data.template={folder}/raises.jinja"], DataError, 4, "chats.jsonl:1"),
+        (None, ["data.template={folder}/broken.jinja"], ModelError, 5, "broken.jinja"),
+        (None, ["data.template={folder}/nowhere.jinja"], ModelError, 5, "nowhere"),
+        (None, ["data.template_args={messages: 1}"], ConfigError, 3, "messages"),
+    ],
+    ids=["too long", "no content", "unknown role", "empty", "raises", "broken", "no file", "args"],
+)
+def test_what_cannot_be_learned(
+    recipe: Path, tmp_path: Path, line: Any, settings: list[str], kind: type[GenesisError], code: int, words: str
+) -> None:
+    (tmp_path / "raises.jinja").write_text("{{ raise_exception('no') }}")
+    (tmp_path / "broken.jinja").write_text("{% if %}")
+    chats = (recipe.parent / "chats.jsonl").read_text()
+    (tmp_path / "chats.jsonl").write_text(chats if line is None else chats + json.dumps(line) + "\n")
+    overrides = [
+        f"data.train={tmp_path}/chats.jsonl",
+        *(setting.replace("{folder}", str(tmp_path)) for setting in settings),
+    ]
+    config = load(recipe, str(tmp_path / "run"), *overrides)
+    for start in (train, validate):
+        with pytest.raises(kind) as caught:
+            start(config)
+        assert caught.value.exit_code == code and words in str(caught.value)
+        if line is not None:
+            assert "chats.jsonl:21" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def validate(config: Config) -> str:
+    told = io.StringIO()
+    session.validate(config, console=Output(told))
+    return told.getvalue()
+
+
+def test_validate_says_what_a_run_would_say(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text((recipe.parent / "chats.jsonl").read_text() + json.dumps(LONG) + "\n")
+    text = validate(load(recipe, str(tmp_path / "run"), f"data.train={tmp_path}/chats.jsonl"))
+    assert "configuration: valid" in text and "LoRA: r 4, scaling 8, on 7 layers" in text
+    assert "1 " in text and "chats.jsonl:21" in text
+    assert not (tmp_path / "run").exists()
