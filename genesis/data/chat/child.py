@@ -145,8 +145,8 @@ class Child:
         self._cpu_s: float = start["cpu_s"]
         self._output_chars: int = start["output_chars"]
         self._variables: dict[str, Any] = start["variables"]
-        self._limit_time()
         sandbox = environment()
+        self._limit_time()
         self._templates: dict[str, Template] = {}
         for name, text in start["templates"].items():
             self._templates[name] = sandbox.from_string(text)

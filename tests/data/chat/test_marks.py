@@ -24,7 +24,7 @@ def plain_parts(text: Marked) -> list[str]:
 
 
 @given(TEXTS, TEXTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_no_message_completes_a_special_token(first: str, second: str) -> None:
     value, marks = MARKER.marked([first, second], ["template"])
     text = unmarked("<|im_start|>" + value[0] + "<|im_end|>" + value[1] + "<s>", marks)
@@ -34,7 +34,7 @@ def test_no_message_completes_a_special_token(first: str, second: str) -> None:
 
 
 @given(st.sampled_from(SPECIALS), st.integers(0, 20), st.integers(0, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_nor_does_the_template_complete_one_of_a_message(special: str, first: int, second: int) -> None:
     start, stop = sorted((first % len(special), second % len(special)))
     head, middle, tail = special[:start], special[start:stop], special[stop:]
@@ -50,7 +50,7 @@ def test_nor_does_the_template_complete_one_of_a_message(special: str, first: in
         TEXTS | st.none() | st.integers(), lambda x: st.lists(x, max_size=3) | st.dictionaries(TEXTS, x, max_size=3)
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_marks_come_and_go_in_any_value(value: Any) -> None:
     marked, marks = MARKER.marked(value, [])
     text = json.dumps(marked, ensure_ascii=False)

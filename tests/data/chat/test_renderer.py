@@ -150,18 +150,14 @@ class TestSandbox:
 
 class TestLimits:
     def test_a_template_that_loops(self) -> None:
-        with renderer("{% if messages[0].content == 'loop' %}" + LOOP + "{% endif %}ok", Limits(cpu_s=0.2)) as process:
+        with renderer("{% if messages[0].content == 'loop' %}" + LOOP + "{% endif %}ok", Limits(cpu_s=0.1)) as process:
             loop = Job.of([{"role": "user", "content": "loop"}], None, [])
-            found = process.render([JOB, loop, JOB, loop, JOB])
-            again = process.render([JOB])
-        what = "a render took more than 0.2 s of CPU time"
-        assert [each.whole if isinstance(each, Rendered) else each.what for each in [*found, *again]] == [
-            *("ok", what, "ok", what, "ok"),
-            "ok",
-        ]
+            found = process.render([JOB, loop, JOB])
+        what = "a render took more than 0.1 s of CPU time"
+        assert [each.whole if isinstance(each, Rendered) else each.what for each in found] == ["ok", what, "ok"]
 
     def test_a_template_that_takes_its_time(self) -> None:
-        assert rendered(LOOP, limits=Limits(wall_s=0.3)) == "rendering took more than 0.3 s"
+        assert rendered(LOOP, limits=Limits(wall_s=0.1)) == "rendering took more than 0.1 s"
 
     def test_a_template_that_writes_without_end(self) -> None:
         text = "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
@@ -174,7 +170,7 @@ class TestLimits:
     @pytest.mark.parametrize("text", ["{{ 9 ** (9 ** 9) }}", "{% for %}"])
     def test_a_template_that_cannot_be_compiled(self, text: str) -> None:
         with pytest.raises(ModelError, match="the chat template cannot be used") as caught:
-            Renderer({"default": text}, {}, where="t.jinja", limits=Limits(cpu_s=0.3))
+            Renderer({"default": text}, {}, where="t.jinja", limits=Limits(cpu_s=0.1))
         assert caught.value.where == "t.jinja"
 
     def test_half_a_surrogate_pair(self) -> None:

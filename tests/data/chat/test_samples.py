@@ -139,10 +139,10 @@ class TestDefects:
         text += "{% endfor %}{% endfor %}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}"
         text += "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
         template = ChatTemplate.from_text(text)
-        with ChatEncoder(qwen, template, loss="last", limits=Limits(cpu_s=0.2)) as encoder:
+        with ChatEncoder(qwen, template, loss="last", limits=Limits(cpu_s=0.1)) as encoder:
             found = encoder.encode([document([user(word), assistant("x")]) for word in ("a", "loop", "b")])
         assert [type(each) for each in found] == [list, Defect, list]
-        assert "more than 0.2 s of CPU time" in str(found[1])
+        assert "more than 0.1 s of CPU time" in str(found[1])
 
     def test_reasoning_that_the_prompt_rules_out(self, encoders: Encoders) -> None:
         messages = [user("a"), assistant("b", reasoning_content="r")]
@@ -196,19 +196,18 @@ class TestEnds:
 
 def test_fingerprints(qwen: Tokenizer, llama: Tokenizer) -> None:
     template = ChatTemplate.chatml(qwen)
-    makers: list[Callable[[], ChatEncoder]] = [
+    encoders: list[Callable[[], ChatEncoder]] = [
         lambda: ChatEncoder(qwen, template, loss="last"),
         lambda: ChatEncoder(qwen, template, loss="all"),
         lambda: ChatEncoder(qwen, ChatTemplate.chatml(qwen, {"x": 1}), loss="last"),
         lambda: ChatEncoder(qwen, None, loss="last"),
         lambda: ChatEncoder(llama, None, loss="last"),
-        lambda: ChatEncoder(qwen, template, loss="last"),
     ]
     prints = []
-    for make in makers:
+    for make in encoders:
         with make() as encoder:
             prints.append(encoder.fingerprint)
-    assert len(set(prints[:5])) == 5 and prints[0] == prints[5]
+    assert len(set(prints)) == 5
 
 
 class TestSentencePiece:
@@ -217,8 +216,7 @@ class TestSentencePiece:
         "{% else %}{{ SPACE }}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
     )
 
-    @pytest.mark.parametrize("name", ["mistral-v1", "mistral-v3"])
-    @pytest.mark.parametrize("space", ["", " "])
+    @pytest.mark.parametrize("name, space", [("mistral-v1", " "), ("mistral-v3", "")])
     def test_targets_follow_their_prompts(self, name: str, space: str, tmp_path: Path) -> None:
         """No space is put before a target, and prompts have the ids of the whole text."""
         found = json.loads(FIXTURE.read_text("utf-8"))[name]
@@ -259,7 +257,7 @@ CONTENTS = st.lists(st.sampled_from([*SPECIAL, *OTHERS, "{{ x }}", "\r\n"]), max
 @given(
     turns=st.lists(st.tuples(CONTENTS, CONTENTS), min_size=1, max_size=3), name=st.sampled_from(["qwen2_5", "chatml"])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_what_is_said_is_what_is_learned(
     turns: list[tuple[str, str]], name: str, qwen: Tokenizer, encoders: Encoders
 ) -> None:
