@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genesis.data.chat import ChatEncoder, ChatTemplate, Loss, Sample
+from genesis.data.chat.marks import Marked
 from genesis.data.chat.renderer import Limits
+from genesis.data.chat.text_ids import TextIds, TextParts
 from genesis.data.records import Completion, Conversation, Defect, Document, record_text
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
@@ -235,7 +237,7 @@ class TestSentencePiece:
         assert refused.kind == "special token" and "cannot take the special tokens" in refused.what
 
 
-SPECIAL = ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "|>", "<", "<|endoftext|>", "\ue000", "\ue001"]
+SPECIAL = ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "|>", "<", "<|endoftext|>", "<|eot_id|>", "\ue000"]
 OTHERS = [
     "\n",
     " ",
@@ -252,6 +254,16 @@ OTHERS = [
     '"',
 ]
 CONTENTS = st.lists(st.sampled_from([*SPECIAL, *OTHERS, "{{ x }}", "\r\n"]), max_size=6).map("".join)
+
+
+@given(text=CONTENTS)
+@settings(max_examples=60, deadline=None)
+def test_parts_have_the_ids_of_the_whole(text: str, qwen: Tokenizer, llama: Tokenizer) -> None:
+    for tokenizer in (qwen, llama):
+        parts, known = TextParts(tokenizer).parts(Marked(text), follows=False), TextIds(tokenizer)
+        known.want(parts)
+        known.fetch()
+        assert known.ids(parts).tolist() == tokenizer.encode(text, parse_special=True).tolist()
 
 
 @given(
