@@ -48,6 +48,8 @@ def preview(config: Config, *, samples: int, output: Output, progress: Output) -
 
 def _figures(config: Config, data: Prepared) -> Iterator[str]:
     yield from file_lines(data)
+    if formats := sorted(data.report.formats.items(), key=lambda item: -item[1]):
+        yield "formats: " + ", ".join(f"{count:,} {name}" for name, count in formats)
     found = [("", data.report.defects)] + ([("held out: ", data.held_out.defects)] if data.held_out else [])
     for which, defects in found:
         for kind, count in defects.counts.items():

@@ -90,11 +90,17 @@ class Corpus:
         self._skip = on_error == "skip"
         self._format = RecordFormat(format, fields)
         self._max_line_bytes = max_line_bytes
+        self._formats: Counter[str] = Counter()
 
     def counts(self) -> FileCounts:
         """The files by what they are; complete once the documents have been read."""
         read = Counter(self._labels[name] for name in self._read_files)
         return FileCounts(dict(read), dict(Counter(self._labels.values()) - read))
+
+    @property
+    def formats(self) -> dict[str, int]:
+        """How many records have which format; complete once the documents have been read."""
+        return dict(self._formats)
 
     @property
     def is_divided(self) -> bool:
@@ -115,6 +121,7 @@ class Corpus:
         Raises:
             DataError: the first defect, with file and line, unless defects are skipped.
         """
+        self._formats.clear()
         for document in self._documents(defects):
             if self._tail is None:
                 yield document
@@ -181,7 +188,8 @@ class Corpus:
         return json_array_rows(file, stream, limit)
 
     def _document(self, file: SourceFile, row: Row) -> Document:
-        found = self._format.read(row.value, Position(file.name, row.line, row.path))
+        format, found = self._format.read(row.value, Position(file.name, row.line, row.path))
+        self._formats[format] += 1
         if isinstance(found, str):
             return Document(found, file.name, row.line)
         return Document(record_text(found), file.name, row.line, found)

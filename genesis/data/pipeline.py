@@ -82,6 +82,7 @@ class DataReport:
         notes: what became of samples that are too long or have no target; of the held-out ones too, if they are of the
             same sources.
         lengths: int64, the tokens of each sample before those that are too long were dealt with.
+        formats: how many records of the training sources have which format.
     """
 
     defects: Defects
@@ -93,6 +94,7 @@ class DataReport:
     special: SpecialText
     notes: tuple[Note, ...]
     lengths: Ints
+    formats: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def prepare(
         done.special,
         done.notes,
         done.lengths,
+        corpus.formats,
     )
     return Prepared(tokenizer, train, held_out, report)
 

@@ -75,19 +75,19 @@ class RecordFormat:
         names = (self._name(field) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ())))
         return [name for name in names if name in keys]
 
-    def read(self, value: object, position: Position) -> str | Completion | Conversation:
-        """What the record in `value` becomes. Raises: Defect."""
+    def read(self, value: object, position: Position) -> tuple[str, str | Completion | Conversation]:
+        """The format of the record in `value`, and what it becomes. Raises: Defect."""
         if not isinstance(value, dict):
             what = f"the record is {describe(value)}, not an object with fields"
             raise position.defect("no record", what, "write one JSON object for each record")
         format = self._format(value.keys(), position)
         found = {field: value.get(self._name(field)) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ()))}
         if format == "text":
-            return self._text(found["text"], "text", position)
+            return format, self._text(found["text"], "text", position)
         if format == "prompt_completion":
-            return self._prompt_completion(found, position)
+            return format, self._prompt_completion(found, position)
         make = {"messages": self._messages, "alpaca": self._alpaca, "sharegpt": self._sharegpt}[format]
-        return make(found, position)
+        return format, make(found, position)
 
     def _name(self, field: str) -> str:
         names: Mapping[Any, str] = self.fields or {}

@@ -21,7 +21,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 def read(record: object, format: Any = "auto", **fields: str) -> str | Completion | Conversation:
     names: Any = fields
-    return RecordFormat(format, names).read(record, HERE)
+    return RecordFormat(format, names).read(record, HERE)[1]
 
 
 def conversation(*messages: Mapping[str, Any], **rest: Any) -> Conversation:
