@@ -29,7 +29,7 @@ CHAT = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", 
 CALL = {
     "messages": [
         {"role": "user", "content": "2+2?"},
-        {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {"a": 2}}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"arguments": {"a": 2}, "name": "add"}]},
         {"role": "tool", "content": "4", "tool_call_id": "1"},
         {"role": "assistant", "content": "4"},
     ]
@@ -174,6 +174,7 @@ DEFECTS: list[tuple[str, bytes, str, str, str, int]] = [
     ("a.parquet", as_parquet([{"text": "good"}, {"text": "x" * 8193}]), "huge line", "2", "more than 8,192 bytes", 1),
     ("a.parquet", as_parquet([CHAT, {"messages": []}]), "empty conversation", "2: messages", "no messages", 1),
     ("a.parquet", as_parquet([{"text": "x" * 8000}] * 4000), "bad Parquet", "", "more than 200 times", -1),
+    ("a.parquet", as_parquet([{"text": "a", **{f"c{n}": n for n in range(2000)}}]), "bad Parquet", "1", "2,000", 0),
     ("a.parquet", two_columns_of_one_name(), "bad Parquet", "1", "'text' appears twice", 0),
     ("a.parquet", bad_utf8(), "bad Parquet", "1", "UTF8", 0),
     ("a.parquet", as_parquet(pyarrow.table({"text": pyarrow.array([], "string")})), "empty file", "1", "no records", 0),

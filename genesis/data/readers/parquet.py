@@ -5,6 +5,7 @@ Arrow gives every struct all of its fields, those that a row does not have as nu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +19,12 @@ __all__ = ["parquet_rows"]
 
 MAX_FOOTER_BYTES = 64 << 20
 MAX_FOOTER_PARTS = 1_000_000
+# Columns and the fields inside them; pyarrow before 26 follows their nesting by recursion, however deep.
+MAX_SCHEMA_PARTS = 2000
 BATCH_ROWS = 64
 _MAGIC = b"PAR1"
+# How a footer begins in Thrift's compact protocol: its version, and the length of the list that is the schema.
+_FOOTER = re.compile(rb"\x15[\x80-\xff]{0,4}[\0-\x7f]\x19(?:\xfc([\x80-\xff]{0,4}[\0-\x7f])|[^\xfc])", re.DOTALL)
 
 
 def parquet_rows(
@@ -101,7 +106,14 @@ def _check_footer(file: SourceFile, stream: Stream) -> None:
     if length > MAX_FOOTER_BYTES:
         what = f"the Parquet footer has {length:,} bytes, more than the {MAX_FOOTER_BYTES:,} allowed"
         raise Defect("bad Parquet", what, file.name, 1, "write the file with larger row groups")
+    raw.seek(size - 8 - length)
+    begin = _FOOTER.match(raw.read(min(length, 32)))
     raw.seek(0)
+    # A length below 15 is in the byte before the list, a greater one in groups of 7 bits.
+    groups = enumerate(begin[1] or b"") if begin else ()
+    if begin is None or sum((byte & 127) << 7 * place for place, byte in groups) > MAX_SCHEMA_PARTS:
+        what = f"the Parquet schema is damaged, or has more than {MAX_SCHEMA_PARTS:,} columns and fields"
+        raise Defect("bad Parquet", what, file.name, 1, "write the columns that are needed")
 
 
 def _pyarrow(file: SourceFile) -> tuple[Any, Any]:
