@@ -110,7 +110,7 @@ class RecordFormat:
         possible = [name for name in found if name != "preference"]
         if len(found) > 1:
             what = f"the record can be read in several formats: {', '.join(found)}; its fields: {_listed(keys)}"
-            raise position.defect("ambiguous format", what, f"choose one: data.format={possible[0]}")
+            raise position.defect("ambiguous format", what, f"choose one: data.format={' or '.join(possible)}")
         if not found:
             forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _NEEDED.items() if name in _READ)
             what = f"the record has the fields of no format; its fields: {_listed(keys)}"

@@ -256,7 +256,7 @@ DEFECTS: list[tuple[object, str, str, str]] = [
 
 
 @pytest.mark.parametrize("record,kind,field,message", DEFECTS)
-def test_a_defect_names_file_line_and_field(record: object, kind: str, field: str, message: str) -> None:
+def test_a_data_error_names_file_line_and_field(record: object, kind: str, field: str, message: str) -> None:
     with pytest.raises(Defect) as caught:
         read(record)
     defect = caught.value
