@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 
 from genesis.data.corpus import Corpus
-from genesis.data.readers import parquet
+from genesis.data.readers import json_value, parquet
 from genesis.data.records import Completion, Defects, Document
 from genesis.errors import DataError
 
@@ -265,6 +265,18 @@ def test_memory_is_taken_for_records_not_for_files(tmp_path: Path) -> None:
 
         assert peak_while(work) < 4 << 20, path
         assert count == (1200 if path.name.startswith("a") else 0)
+
+
+def test_a_record_of_too_many_parts_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_value, "MAX_CONTAINERS", 10)
+    (tmp_path / "a.jsonl").write_bytes(
+        json.dumps({"text": "[{" * 20}).encode() + b'\n{"text": "a", "b": [' + b"[]," * 9
+    )
+    defects = Defects()
+    assert [document.text for document in read(tmp_path / "a.jsonl", defects)] == ["[{" * 20]
+    assert defects.examples == {"bad JSON": f"{tmp_path}/a.jsonl:2: the JSON holds more than 10 lists and objects"}
 
 
 def random_record(random: np.random.Generator) -> dict[str, Any]:

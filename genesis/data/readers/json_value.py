@@ -6,10 +6,14 @@ import json
 from typing import Any
 
 from genesis.data.records import Defect, Position
-from genesis.errors import escape
+from genesis.errors import ModelError, escape
 from genesis.io.paths import quote
+from genesis.io.strict_json import check_structure
 
-__all__ = ["parse"]
+__all__ = ["MAX_CONTAINERS", "parse"]
+
+# An empty object takes 64 bytes of memory for 3 of the file.
+MAX_CONTAINERS = 100_000
 
 
 def parse(text: str, position: Position, what: str = "line", field: str = "") -> Any:
@@ -21,8 +25,14 @@ def parse(text: str, position: Position, what: str = "line", field: str = "") ->
         what: how errors call the text. field: the field that holds it, if it is the string of one.
 
     Raises:
-        Defect: no JSON, a field twice in an object, an escape of half a character, a nesting or number beyond use.
+        Defect: no JSON, a field twice in an object, an escape of half a character, a nesting or number beyond use,
+            more than `MAX_CONTAINERS` lists and objects.
     """
+    if text.count("[") + text.count("{") > MAX_CONTAINERS:  # some may stand in strings
+        try:
+            check_structure(text.encode("utf-8"), where="", max_depth=len(text), max_containers=MAX_CONTAINERS)
+        except ModelError as error:
+            raise position.defect("bad JSON", error.what, field=field) from error
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
