@@ -15,6 +15,10 @@ PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 BIN := $(VENV)/bin
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 
+# Where the environment says that no bytecode is written, each of the hundreds of processes that tests start would
+# compile all of Genesis again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
