@@ -86,6 +86,8 @@ def _advice(config: Config, shape: ModelConfig, device: Device, plan: MemoryPlan
     """What the largest part is and what lowers it: first the least checkpointing with which the run would fit."""
     name = max(plan.parts, key=plan.parts.__getitem__)
     found = [f"the largest part is {name}: {REMEDIES[name]}"]
+    if name in ("gradients", "optimizer") and config.model.path is not None and config.lora is None:
+        found.append("train adapters (lora: {}), which need little of both")
     for how in SAVING[SAVING.index(config.train.activation_checkpointing) + 1 :]:
         less = run_plan(config, shape, device, activation_checkpointing=how).total
         if less <= room:

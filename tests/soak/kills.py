@@ -2,6 +2,7 @@
 
     python -m tests.soak.kills --kills 50 --terms 20
     python -m tests.soak.kills --kills 0 --terms 0 --every-call
+    python -m tests.soak.kills --kills 20 --terms 5 --lora
 
 Every run that was ended must resume to the state hash and the metrics of the uninterrupted one, and no committed
 checkpoint may be lost. Prints what failed and how many of how many passed; the exit code is 1 if any failed.
@@ -24,7 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.io.faults import Recorder
-from tests.train.runs import ENVIRONMENT, ROOT, Forks, checkpoints, load, make, memory_folder, observed, rows, train
+from tests.train.runs import (
+    ENVIRONMENT,
+    ROOT,
+    Forks,
+    checkpoints,
+    load,
+    make,
+    make_lora,
+    memory_folder,
+    observed,
+    rows,
+    train,
+)
 
 __all__ = ["End", "problems"]
 
@@ -163,11 +176,12 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="runs ended by SIGKILL")
     parser.add_argument("--terms", type=int, default=20, help="runs ended by SIGTERM and SIGINT in turn")
     parser.add_argument("--every-call", action="store_true", help="also SIGKILL at each file-system call of a run")
+    parser.add_argument("--lora", action="store_true", help="of runs with adapters")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
     given = parser.parse_args()
     failed = False
     with memory_folder() as folder:
-        recipe = make(folder)
+        recipe = make_lora(folder) if given.lora else make(folder)
         parts = {}
         if given.kills or given.terms:
             parts["random instants"] = at_random(folder, recipe, given.kills, given.terms, given.seed)
