@@ -11,6 +11,7 @@ import operator
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -71,15 +72,27 @@ class Generator:
         seed: 0 to 2^64 - 1.
 
     Attributes:
-        offset: the position, in counters.
         fixed_draws: how many draws, since the generator was made, a graph of their kernels would repeat as they were;
             those of dropout inside `positioned_by` are not among them.
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.offset = self.fixed_draws = 0
+        self._offset = self.fixed_draws = 0
         self._base: tuple[int, Any] | None = None  # inside `positioned_by`
+        self._apart: dict[int, int] = {}  # thread -> its position, inside `apart`
         self.manual_seed(seed)
+
+    @property
+    def offset(self) -> int:
+        """The position, in counters; of a thread inside `apart` its own."""
+        return self._apart.get(get_ident(), self._offset) if self._apart else self._offset
+
+    @offset.setter
+    def offset(self, offset: int) -> None:
+        if self._apart and get_ident() in self._apart:
+            self._apart[get_ident()] = offset
+        else:
+            self._offset = offset
 
     def manual_seed(self, seed: int) -> Generator:
         """Start over from `seed`.
@@ -125,6 +138,18 @@ class Generator:
             yield
         finally:
             self._base = outer
+
+    @contextmanager
+    def apart(self, position: int) -> Iterator[None]:
+        """Inside the block this thread draws from `position` on, and moves no other thread's position.
+
+        So threads that share a generator draw the same values in whichever order they do.
+        """
+        self._apart[get_ident()] = position
+        try:
+            yield
+        finally:
+            del self._apart[get_ident()]
 
     def get_state(self) -> dict[str, int]:
         """Seed and position, for a checkpoint."""

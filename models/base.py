@@ -92,8 +92,11 @@ def read_base(folder: str | os.PathLike[str]) -> Base | None:
     raise ModelError(f"{BASE_NAME} names no base model", where=where, next="save the adapter again")
 
 
-def check_same_base(found: Base, expected: Base, where: str) -> None:
+def check_same_base(found: Base, expected: Base, where: str, *, setting: str = "--base") -> None:
     """Refuse a base that is not the one that an adapter was trained on, wherever either of them is.
+
+    Args:
+        setting: what the user names a base by, for the error.
 
     Raises:
         ModelError: with both folders and both fingerprints.
@@ -102,11 +105,11 @@ def check_same_base(found: Base, expected: Base, where: str) -> None:
         return
     if found.path == expected.path:
         what = f"the base model in {escape(found.path)} has changed"
-        next = "put the former files back, or name the folder that holds them as the base"
+        next = f"put the former files back, or name the folder that holds them: {setting}=FOLDER"
     else:
         what = (
             f"the model in {escape(found.path)} is not the base of this adapter, which was in {escape(expected.path)}"
         )
-        next = "name the folder of that base, wherever it is now"
+        next = f"name the folder of that base, wherever it is now: {setting}=FOLDER"
     prints = f"its sha256 begins {found.sha256[:12]}, that of the base {expected.sha256[:12]}"
     raise ModelError(f"{what}: {prints}", where=where, next=next)

@@ -47,8 +47,8 @@ def checked_base(config: Config, checkpoint: Path | None) -> Base | None:
             where += f", and the run began with it in {escape(known.path)}"
         what = f"the base model of the run is not {where}: {error.what}"
         raise ModelError(
-            what, where=escape(checkpoint), next="put it back, or name its folder as model.path"
+            what, where=escape(checkpoint), next="put it back, or name its folder: model.path=FOLDER"
         ) from error
     if known is not None:
-        check_same_base(base, known, escape(checkpoint))
+        check_same_base(base, known, escape(checkpoint), setting="model.path")
     return base

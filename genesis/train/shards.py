@@ -19,6 +19,7 @@ from genesis.autograd import grad
 from genesis.backend import Device
 from genesis.backend.cpu import each_thread, threads
 from genesis.data.loader import Batch
+from genesis.random import default_generator
 from genesis.tensor import Tensor
 from genesis.train.state import LanguageModel
 
@@ -27,6 +28,8 @@ __all__ = ["accumulate_gradients", "summed_loss"]
 # Tokens of a share, at least. On two threads, for models of 0.1 to 12 million parameters, two shares of 128 take 1 to
 # 1.6 times as long as one of 256, two of 256 0.8 to 1.2 times as long as one of 512, two of 1024 0.6 to 0.9.
 SHARE = 256
+# Counters between the random numbers of two shares: more than a run draws.
+APART = 1 << 48
 
 
 def _shares(batch: Batch, device: Device) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -60,12 +63,18 @@ def accumulate_gradients(model: LanguageModel, batch: Batch, num_targets: int, d
     for parameter in parameters:
         parameter.edge()  # made before threads share it
     found: list[tuple[float, Any]] = [(0.0, ())] * len(shares)
+    begun = default_generator.offset
+    ends = [begun] * len(shares)
 
     def work(index: int) -> None:
-        loss = _loss(model, shares[index], num_targets)
-        found[index] = float(loss.item()), grad(loss, parameters, allow_unused=True)
+        # Dropout of each share is at a place of its own, whichever thread comes first.
+        with default_generator.apart(begun + index * APART):
+            loss = _loss(model, shares[index], num_targets)
+            found[index] = float(loss.item()), grad(loss, parameters, allow_unused=True)
+            ends[index] = default_generator.offset - index * APART
 
     _run(work, shares)
+    default_generator.offset = max(ends)
 
     def add_up(index: int) -> None:
         for number in range(index, len(parameters), len(shares)):

@@ -70,9 +70,10 @@ class TestResuming:
                 "optim.lr_factors={'*.down_proj.*': 4}",
                 "lora.target_modules=.*mlp[.].*_proj",
             ],
+            ["train.threads=2", "train.batch_size=16", "lora.dropout=0.3", "train.activation_checkpointing=full"],
             ["optim.name=muon", "lora.target_modules=[q_proj, v_proj]", "eval.prompts=[]"],
         ],
-        ids=["dora", "stochastic", "frozen", "muon"],
+        ids=["dora", "stochastic", "frozen", "threads", "muon"],
     )
     def test_stopped_at_every_step(self, recipe: Path, tmp_path: Path, settings: list[str]) -> None:
         settings = [*settings, "train.steps=4"]
@@ -108,7 +109,9 @@ class TestCheckpoint:
         steps(training, 2)
         training.checkpoints.save(training.state)
         folder = training.checkpoints.folder(2)
-        assert {path.name for path in folder.iterdir()} == (PEFT_FILES | STATE_FILES | TOKENIZER_FILES | {"base.json"})
+        assert {path.name for path in folder.iterdir()} == (
+            PEFT_FILES | STATE_FILES | TOKENIZER_FILES | {"base.json", "generation_config.json"}
+        )
         with SafeTensors(folder / "adapter_model.safetensors") as file:
             saved = {name.removeprefix("base_model.model."): file.read(name) for name in file.names}
         own = adapter_parameters(model_of(training.state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import genesis_models
 from genesis.backend import CPU, Device, cpu
 from genesis.data.loader import Batch
+from genesis.random import Generator
 from genesis.train import shards
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
@@ -81,3 +83,22 @@ def test_shares_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_devices_take_the_batch_whole() -> None:
     assert len(shards._shares(batch_of(8, 256), Device("cuda", 0))) == 1
+
+
+def test_threads_draw_the_same_dropout_in_whichever_order_they_come() -> None:
+    generator, barrier = Generator(3), threading.Barrier(2)
+    generator.reserve(40)
+
+    def draws(index: int, found: dict[int, list[tuple[int, int]]]) -> None:
+        with generator.apart(100 * index):
+            barrier.wait()
+            found[index] = [generator.reserve(8) for _ in range(3)]
+
+    found: dict[int, list[tuple[int, int]]] = {}
+    threads = [threading.Thread(target=draws, args=(index, found)) for index in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [(3, 100 * n), (3, 100 * n + 2), (3, 100 * n + 4)] for n in (1, 2)}
+    assert generator.offset == 10 and generator.get_state() == {"seed": 3, "offset": 10}
