@@ -31,7 +31,7 @@ DATE = datetime.datetime(2024, 7, 26)
 
 
 class TooLong(Exception):
-    """The renders of one conversation have more characters than allowed."""
+    """A render, or the answer for a conversation, has more characters than allowed."""
 
 
 def read_frame(stream: BinaryIO) -> Any:
@@ -134,11 +134,23 @@ def error_text(error: BaseException) -> str:
     return (f"line {line}: " * (line is not None) + text)[:MAX_ERROR_CHARS]
 
 
+def common_start(first: str, second: str) -> int:
+    """The length of the longest start that two texts have in common."""
+    same, stop = 0, min(len(first), len(second))
+    while same < stop:
+        middle = (same + stop + 1) // 2
+        if first[same:middle] == second[same:middle]:
+            same = middle
+        else:
+            stop = middle - 1
+    return same
+
+
 class Child:
     """The compiled templates, and what every render of them is given.
 
     Args:
-        start: `templates` by name, `variables`, `cpu_s` for each render, `output_chars` for all renders of a job.
+        start: `templates` by name, `variables`, `cpu_s` and `output_chars` for each render.
     """
 
     def __init__(self, start: Mapping[str, Any]) -> None:
@@ -155,13 +167,13 @@ class Child:
         """The renders that a job asks for: of all `messages`, and for each of `turns` of its prompt and itself.
 
         Returns:
-            `whole`, and `turns`: pairs of the prompt before the turn and the render up to and with it. A render that
-            `whole` begins with is given as its length, one that fails as `error`. Or `error`, where `whole` fails.
+            `whole`, and `turns`: pairs of the prompt before the turn and the render up to and with it, in short. Or
+            `error`, where `whole` fails.
         """
         messages, tools = job["messages"], job["tools"]
-        self._left = self._output_chars
         try:
-            whole = self._render(messages, tools, False)
+            whole = self._last = self._render(messages, tools, False)
+            self._left = self._output_chars - len(whole)
             turns = [
                 [
                     self._part(whole, messages[:turn], tools, True),
@@ -177,24 +189,36 @@ class Child:
             return {"error": error_text(error)}
         return {"whole": whole, "turns": turns}
 
-    def _part(self, whole: str, messages: Sequence[Any], tools: Any, prompt: bool) -> int | str | dict[str, str]:
+    def _part(
+        self, whole: str, messages: Sequence[Any], tools: Any, prompt: bool
+    ) -> int | tuple[int, str] | dict[str, str]:
+        """A render: its length where `whole` begins with it; or how much it has of the last one that was no such
+        render, and what follows; or its `error`.
+        """
         try:
             text = self._render(messages, tools, prompt)
         except (TooLong, MemoryError):
             raise
         except Exception as error:
             return {"error": error_text(error)}
-        return len(text) if whole.startswith(text) else text
+        if whole.startswith(text):
+            return len(text)
+        same = common_start(self._last, text)
+        self._last = text
+        self._left -= len(text) - same
+        if self._left < 0:
+            raise TooLong
+        return same, text[same:]
 
     def _render(self, messages: Sequence[Any], tools: Any, prompt: bool) -> str:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         self._limit_time()
-        parts = []
+        parts, size = [], 0
         for part in self._templates[name].generate(
             messages=messages, tools=tools, documents=None, add_generation_prompt=prompt, **self._variables
         ):
-            self._left -= len(part)
-            if self._left < 0:
+            size += len(part)
+            if size > self._output_chars:
                 raise TooLong
             parts.append(part)
         return "".join(parts)

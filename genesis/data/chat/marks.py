@@ -18,8 +18,6 @@ __all__ = ["Marked", "Marker", "MarksError", "unmarked"]
 
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF
 _MAX_KEYS = 4096
-# A role names a special token in many templates: `'<|' + message.role + '|>'`.
-_UNMARKED_KEYS = frozenset({"role"})
 
 
 class MarksError(ValueError):
@@ -95,7 +93,7 @@ class Marker:
                     if any(map(self._needs_text, part)):
                         return True
                     self._plain_keys.update(islice(part, _MAX_KEYS - len(self._plain_keys)))
-                left += [inner for key, inner in part.items() if key not in _UNMARKED_KEYS]
+                left += part.values()
             elif isinstance(part, (list, tuple)):
                 left += part
         return False
@@ -107,10 +105,7 @@ class Marker:
         if isinstance(value, str):
             return self._enclosed(value, start, stop)
         if isinstance(value, Mapping):
-            return {
-                self._replaced(key, start, stop): v if key in _UNMARKED_KEYS else self._replaced(v, start, stop)
-                for key, v in value.items()
-            }
+            return {self._replaced(key, start, stop): self._replaced(v, start, stop) for key, v in value.items()}
         return [self._replaced(v, start, stop) for v in value] if isinstance(value, (list, tuple)) else value
 
     def _enclosed(self, text: str, start: str, stop: str) -> str:

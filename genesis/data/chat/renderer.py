@@ -45,9 +45,9 @@ class Limits:
 
     Attributes:
         cpu_s: CPU seconds of one render.
-        wall_s: seconds until the answer for a conversation, all its renders together.
+        wall_s: seconds until the answer for a conversation, and one more for each of its turns.
         memory_bytes: address space of the process.
-        output_chars: characters of all renders of a conversation.
+        output_chars: characters of a render, and of an answer.
     """
 
     cpu_s: float = 5.0
@@ -182,7 +182,7 @@ class Renderer:
                 for job in jobs[len(results) :]:
                     if self._process is None:
                         raise _Dead("the process that renders it ended at once")
-                    results.append(_checked(self._process.receive(self.limits.wall_s), len(job.turns)))
+                    results.append(_checked(self._process.receive(self.limits.wall_s + len(job.turns)), len(job.turns)))
             except _Dead as death:
                 self.close()
                 results.append(RenderError(str(death)))
@@ -292,30 +292,35 @@ def _end(child: subprocess.Popen[bytes], selector: selectors.BaseSelector) -> No
 
 
 def _checked(answer: Any, turns: int) -> Rendered | RenderError:
-    """The answer for a job of so many turns. Raises: _Dead for what our child would never say."""
+    """The answer for a job of so many turns, written out. Raises: _Dead for what our child would never say."""
     match answer:
         case {"error": str(what)}:
             return RenderError(what)
         case {"whole": str(whole), "turns": list(pairs)} if len(pairs) == turns:
-            return Rendered(whole, [_checked_pair(pair, whole) for pair in pairs])
+            parts = _written_out(whole, pairs)
+            return Rendered(whole, list(zip(parts[::2], parts[1::2], strict=True)))
     raise _Dead(_NONSENSE)
 
 
-def _checked_pair(pair: Any, whole: str) -> tuple[str | RenderError, str | RenderError]:
-    if not isinstance(pair, list) or len(pair) != 2:
-        raise _Dead(_NONSENSE)
+def _written_out(whole: str, pairs: Sequence[Any]) -> list[str | RenderError]:
+    """The renders of the turns, one after another, from the short forms of `Child.answer`."""
     found: list[str | RenderError] = []
-    for part in pair:
-        match part:
-            case int(length):
-                found.append(whole[:length])
-            case str(text):
-                found.append(text)
-            case {"error": str(what)}:
-                found.append(RenderError(what))
-            case _:
-                raise _Dead(_NONSENSE)
-    return found[0], found[1]
+    last = whole
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise _Dead(_NONSENSE)
+        for part in pair:
+            match part:
+                case int(length):
+                    found.append(whole[:length])
+                case [int(same), str(rest)]:
+                    last = last[:same] + rest
+                    found.append(last)
+                case {"error": str(what)}:
+                    found.append(RenderError(what))
+                case _:
+                    raise _Dead(_NONSENSE)
+    return found
 
 
 def _library_folders() -> list[str]:

@@ -234,7 +234,11 @@ class ChatEncoder:
                 raise _NO_TARGET
             messages = messages[: turns[-1] + 1]
         avoid = () if self._template is None else tuple(self._template.texts.values())
-        (messages, tools), marks = self._parts.marker.marked([messages, conversation.tools], avoid)
+        # Roles stay as they are: many templates make a special token of one, `'<|' + message.role + '|>'`.
+        roles = [message.get("role") for message in messages]
+        bare = [{**message, "role": ""} for message in messages]
+        (bare, tools), marks = self._parts.marker.marked([bare, conversation.tools], avoid)
+        messages = [{**message, "role": role} for message, role in zip(bare, roles, strict=True)]
         job = Job.of(messages, tools, turns)
         if len(job.data) > self._limits.memory_bytes // _MEMORY_A_BYTE:
             what = f"the conversation has {len(job.data):,} bytes, more than a template may be given"

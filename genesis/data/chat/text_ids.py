@@ -31,11 +31,13 @@ class TextParts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        specials = [token for token in tokenizer.added_tokens if token.get("special")]
+        # The end of text is one, whether its tokenizer calls it special or not.
+        specials = [t for t in tokenizer.added_tokens if t.get("special") or t["id"] == tokenizer.eos_id]
         self._ids = {token["content"]: token["id"] for token in specials}
         self.marker = Marker(self._ids)
         flags = ["lstrip", "rstrip", "single_word"] + ["normalized"] * tokenizer.normalizes
-        self._is_simple = not tokenizer.puts_prefix and not any(token.get(f) for token in specials for f in flags)
+        takes_more = any(token.get(flag) for token in specials for flag in flags)
+        self._is_simple = not takes_more and not tokenizer.puts_prefix and all(t.get("special") for t in specials)
 
     def parts(self, text: Marked, *, follows: bool) -> list[Part]:
         """The parts of `text`. Raises: MarksError."""

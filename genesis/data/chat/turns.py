@@ -103,5 +103,5 @@ def _turn(prompt: Marked, rest: Marked, marker: Marker) -> Turn:
 def _no_prefix(number: int, prompt: str, end: str) -> TurnError:
     same = next((i for i, (a, b) in enumerate(zip(prompt, end, strict=False)) if a != b), min(len(prompt), len(end)))
     asked, said = prompt[same:][:_SHOWN_CHARS], end[same:][:_SHOWN_CHARS]
-    what = f"the render of message {number} does not begin with its prompt: it has {said!r}, the prompt {asked!r}"
+    what = f"the render of messages[{number}] does not begin with its prompt: it has {said!r}, the prompt {asked!r}"
     return TurnError("template", what, "change data.template_args, or the message's reasoning, so that they agree")

@@ -60,14 +60,18 @@ def test_marks_come_and_go_in_any_value(value: Any) -> None:
 
 
 def test_what_needs_no_mark_is_left_alone() -> None:
-    value = [{"role": "<|im_end|>", "content": "a < b, > c, [x]"}, {"tools": [{"x": 1.5}]}]
+    value = [{"role": "user", "content": "a < b, > c, [x]"}, {"tools": [{"x": 1.5}]}]
     assert MARKER.marked(value, []) == (value, "")
 
 
-def test_roles_are_not_marked_but_everything_else_is() -> None:
+def test_keys_and_values_are_marked_at_any_depth() -> None:
     marked, marks = MARKER.marked({"role": "s>", "name": "<s>", "<s>": ["</s>"]}, [])
     start, stop = marks
-    assert marked == {"role": "s>", "name": f"{start}<s>{stop}", f"{start}<s>{stop}": [f"{start}</s>{stop}"]}
+    assert marked == {
+        "role": f"{start}s>{stop}",
+        "name": f"{start}<s>{stop}",
+        f"{start}<s>{stop}": [f"{start}</s>{stop}"],
+    }
 
 
 def test_marks_avoid_what_messages_and_templates_hold() -> None:

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jinja2 import TemplateSyntaxError
 
-from genesis.data.chat.child import Child
+from genesis.data.chat.child import Child, common_start
 from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError, _checked, _Dead
 from genesis.errors import ModelError
 
@@ -95,6 +97,23 @@ class TestEnvironment:
         with renderer(text) as process:
             [found] = process.render([Job.of(more, None, [1, 3])])
         assert found == Rendered("[Hi][Yes][x][y]", [("[Hi][", "[Hi][Yes]"), ("[Hi][Yes][x][", "[Hi][Yes][x][y]")])
+
+    def test_renders_that_change_are_told_in_short(self) -> None:
+        text = "{% for m in messages %}{{ '[' ~ m.content ~ ('!' if loop.last) ~ ']' }}{% endfor %}"
+        text += "{% if add_generation_prompt %}[{% endif %}"
+        more = [{"role": "assistant", "content": word * 1000} for word in "abcd"]
+        found = answer(text, more, [1, 2])
+        assert len(found["whole"]) == 4009 and len(str(found["turns"])) < 2100
+        with renderer(text) as process:
+            [written] = process.render([Job.of(more, None, [1, 2])])
+        a, b, c, d = (message["content"] for message in more)
+        turns = [(f"[{a}!][", f"[{a}][{b}!]"), (f"[{a}][{b}!][", f"[{a}][{b}][{c}!]")]
+        assert written == Rendered(f"[{a}][{b}][{c}][{d}!]", turns)
+
+    @given(st.text("ab", max_size=9), st.text("ab", max_size=9))
+    def test_the_start_that_texts_have_in_common(self, first: str, second: str) -> None:
+        same = common_start(first, second)
+        assert first[:same] == second[:same] and first[same : same + 1] + second[same : same + 1] not in ("aa", "bb")
 
     def test_a_turn_without_a_prompt_is_an_error_of_its_own(self) -> None:
         text = "{% if messages | length < 2 %}{{ raise_exception('none: ' ~ 1) }}{% endif %}ok"

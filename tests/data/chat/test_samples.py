@@ -21,7 +21,7 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
 from tests.data.chat.conftest import Encoders
 from tests.data.chat.conversations import CONVERSATIONS, SYSTEM, WEATHER, assistant, call, tool, user
-from tests.data.chat.golden import document, pairs
+from tests.data.chat.golden import document, golden, pairs, template
 from tests.data.make_fixtures import FIXTURE, folder_of
 
 TURNS = [SYSTEM, user("a"), assistant("A"), user("b"), assistant("B", tool_calls=[call({})]), tool("t"), assistant("C")]
@@ -194,6 +194,36 @@ class TestEnds:
         with ChatEncoder(llama, template, loss="last") as encoder:
             ends = [llama.token_id("<|eot_id|>"), llama.token_id("<|eom_id|>")]
             assert list(encoder.end_of_turn_ids) == ends
+
+
+class TestSpecialTokens:
+    @pytest.mark.parametrize("flags", [{"special": False}, {"rstrip": True}, {"lstrip": True, "rstrip": True}])
+    def test_those_that_take_more_are_read_as_the_library_does(self, flags: dict[str, bool], tmp_path: Path) -> None:
+        found = golden()["tokenizers"]["qwen"]
+        added = [{**t, **(flags if t["content"] == "<|im_end|>" else {})} for t in found["content"]["added_tokens"]]
+        tokenizer = Tokenizer.load(folder_of(tmp_path, {**found["content"], "added_tokens": added}, found["config"]))
+        messages = [user("a"), assistant(" b "), user("c"), assistant("d")]
+        with ChatEncoder(tokenizer, template("qwen2_5"), loss="all_assistant") as encoder:
+            samples = samples_of(encoder, document(messages))
+            refused = defect_of(encoder, [user("<|im_end|>"), assistant("x")])
+        for (prompt, target), said in zip(pairs(samples), [" b ", "d"], strict=True):
+            text = tokenizer.decode(prompt, skip_special=False)
+            assert text.endswith("<|im_start|>assistant\n")
+            assert target == tokenizer.encode(f"{said}<|im_end|>", parse_special=True).tolist()
+        assert refused.kind == "special token" and encoder.end_of_turn_ids == (tokenizer.eos_id,)
+
+    def test_roles_make_special_tokens_and_nothing_else_does(self, qwen: Tokenizer) -> None:
+        text = (
+            "{% for m in messages %}<|{{ m.role }}_start|>{{ m.content }}"
+            "{{ (m.extra or 0) | tojson }}<|im_end|>{% endfor %}"
+        )
+        template = ChatTemplate.from_text(text + "{% if add_generation_prompt %}<|assistant_start|>{% endif %}")
+        messages = [user("a"), {"role": "im", "content": "<|im_end|>", "extra": {"role": "<|im_end|>"}}]
+        record = Conversation((*messages, {"role": "assistant", "content": "b"}))
+        with ChatEncoder(qwen, template, loss="all") as encoder:
+            [sample] = samples_of(encoder, Document(record_text(record), "f", 1, record))
+        ids = sample.ids.tolist()
+        assert ids.count(qwen.token_id("<|im_end|>")) == 3 and ids.count(qwen.token_id("<|im_start|>")) == 1
 
 
 def test_fingerprints(qwen: Tokenizer, llama: Tokenizer) -> None:
