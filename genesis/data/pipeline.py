@@ -152,9 +152,13 @@ def prepare(
     tokenizer, tokenizer_state = _tokenizer(tokenizer_path, vocab_size, corpus, index, ~is_held_out, cache, progress)
     how: _How = {"parse_special": parse_special, "too_long": too_long, "make_encoder": make_encoder}
     done = _samples(corpus, index, tokenizer, cache, _staged(progress, "tokenize"), seq_len, on_error, **how)
+    _check_any(done.tokens, "of data.train", done.notes)
+    if not corpus.is_divided:
+        is_held_out = _usable(is_held_out, done.tokens, seed, fraction)
 
-    held_out = None
-    if eval_sources is not None:
+    if eval_sources is None:
+        held_out = _held_out(corpus, index, is_held_out, done, cache)
+    else:
         held_out = prepare_held_out(
             sources=eval_sources,
             tokenizer=tokenizer,
@@ -167,27 +171,13 @@ def prepare(
             progress=progress,
             **how,
         )
-    elif is_held_out.any():
-        baseline = _baseline(_chosen(corpus, index, is_held_out), index.select(is_held_out), cache)
-        held_out = HeldOut(done.tokens.select(is_held_out), baseline, Defects())
-        _check_any(held_out.tokens, "held out of data.train", done.notes)
     train = _weighted(done.tokens.select(~is_held_out), corpus.weights)
     _check_any(train, "of data.train", done.notes)
     train, held_out = _with_fingerprint(train, held_out, done.choices)
     shared = _shared(train.index, held_out.tokens.index) if held_out else 0
     tail = index.name(1) if corpus.is_divided else ""
-    report = DataReport(
-        defects,
-        tokenizer_state,
-        done.state,
-        shared,
-        corpus.counts(),
-        tail,
-        done.special,
-        done.notes,
-        done.lengths,
-        corpus.formats,
-    )
+    found = (done.special, done.notes, done.lengths, corpus.formats)
+    report = DataReport(defects, tokenizer_state, done.state, shared, corpus.counts(), tail, *found)
     return Prepared(tokenizer, train, held_out, report)
 
 
@@ -307,6 +297,17 @@ def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
         raise DataError(what, next=next)
 
 
+def _held_out(
+    corpus: Corpus, index: DocumentIndex, is_held_out: npt.NDArray[np.bool_], done: _Samples, cache: Cache
+) -> HeldOut | None:
+    """What is held out of the training sources. Raises: DataError: no sample of it is left."""
+    if not is_held_out.any():
+        return None
+    tokens = done.tokens.select(is_held_out)
+    _check_any(tokens, "held out of data.train", done.notes)
+    return HeldOut(tokens, _baseline(_chosen(corpus, index, is_held_out), tokens.index, cache), Defects())
+
+
 def _baseline(documents: Iterator[Document], index: DocumentIndex, cache: Cache) -> float | None:
     return None if index.is_record.any() else gzip_bits_per_byte(documents, index, cache)
 
@@ -333,6 +334,18 @@ def _split(
         return index, split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
     corpus.hold_out_tail(fraction)
     return index_documents(corpus.documents()), np.array([False, True])
+
+
+def _usable(is_held_out: npt.NDArray[np.bool_], tokens: TokenSet, seed: int, fraction: float) -> npt.NDArray[np.bool_]:
+    """What is held out: where none of it has a sample, documents that have one instead."""
+    has_sample = np.zeros(len(is_held_out), np.bool_)
+    has_sample[tokens.documents] = True
+    if not is_held_out.any() or (is_held_out & has_sample).any():
+        return is_held_out
+    index = tokens.index.select(has_sample)
+    found = np.zeros_like(is_held_out)
+    found[has_sample] = split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
+    return found
 
 
 def _tokenizer(
