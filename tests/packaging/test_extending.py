@@ -49,6 +49,13 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def check_conforms(folder: Path, op: str) -> None:
+    """The suite of a copy has tests of the op for the CPU and for kernels, and they pass."""
+    files = ("tests/ops/test_registry.py", "tests/kernels/test_registry_on_cuda.py")
+    told = run(folder, "-m", "pytest", "-v", "-n", "0", "-p", "no:cacheprovider", "-k", op, *files)
+    assert all(re.search(rf"^{file}::\S+ PASSED", told, re.MULTILINE) for file in files), told
+
+
 USER_OF_THE_OP = """
 import genesis
 x = genesis.tensor([-4.0, 0.0, 1.5, 4.0], requires_grad=True)
@@ -66,9 +73,7 @@ def test_adding_an_op(tmp_path: Path) -> None:
     folder = copy_of_repository(tmp_path / "copy")
     assert len(applied("adding-an-op.md", folder)) == 3
     assert run(folder, "-c", USER_OF_THE_OP).startswith(str(folder))
-    pytest_of = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "hardswish")
-    assert "passed" in run(folder, *pytest_of, "tests/ops/test_registry.py")
-    assert "passed" in run(folder, *pytest_of, "tests/kernels/test_registry_on_cuda.py")
+    check_conforms(folder, "hardswish")
 
 
 def patched(page: str, folder: Path) -> None:
@@ -118,6 +123,4 @@ def test_adding_an_optimizer(tmp_path: Path) -> None:
     folder = copy_of_repository(tmp_path / "copy")
     assert len(applied("adding-an-optimizer.md", folder)) == 2
     assert run(folder, "-c", checks("adding-an-optimizer.md") + CONFIGURED).startswith(str(folder))
-    pytest_of = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "adagrad")
-    assert "passed" in run(folder, *pytest_of, "tests/ops/test_registry.py")
-    assert "passed" in run(folder, *pytest_of, "tests/kernels/test_registry_on_cuda.py")
+    check_conforms(folder, "adagrad")
