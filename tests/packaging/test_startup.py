@@ -14,6 +14,7 @@ import pytest
 from tests.train.runs import make
 
 LIMIT_SECONDS = 0.5  # of processor time
+YARDSTICK, YARDSTICK_SECONDS = "import numpy", 0.15
 HEAVY = {
     "cuda",
     "hypothesis",
@@ -60,9 +61,14 @@ def once(script: str) -> float:
 
 
 def startup(script: str) -> float:
-    """The median of five runs, after one that leaves the bytecode behind. The clock would also tell what else runs."""
+    """The median of five runs, after one that leaves the bytecode behind. The clock would also tell what else runs.
+
+    Where the yardstick takes longer than its time, the machine is slower or busy, and the result less in proportion.
+    """
     run(script)
-    return statistics.median(once(script) for _ in range(5))
+    pairs = [(once(script), once(YARDSTICK)) for _ in range(5)]
+    seconds, yardstick = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return seconds / max(1.0, yardstick / YARDSTICK_SECONDS)
 
 
 def loaded(script: str) -> set[str]:
@@ -92,6 +98,13 @@ def test_import_leaves_the_terminal_libraries_alone() -> None:
 
 def test_slow_starts_are_noticed() -> None:
     assert once("import time\nwhile time.process_time() < 0.6: pass") > LIMIT_SECONDS
+
+
+@pytest.mark.parametrize(("slowness", "seconds"), [(0.5, 0.3), (1, 0.6), (5, 0.6)])
+def test_the_machine_does_not_count(slowness: float, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {"pass": 0.6, YARDSTICK: YARDSTICK_SECONDS}
+    monkeypatch.setattr(sys.modules[__name__], "once", lambda script: slowness * taken[script])
+    assert startup("pass") == pytest.approx(seconds)
 
 
 def test_what_else_the_machine_does_does_not_count() -> None:
