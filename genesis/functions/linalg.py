@@ -120,9 +120,8 @@ def linear(
     array_of(x, "linear"), array_of(weight, "linear")
     if low_rank is not None:
         pairs, attr = with_pairs(low_rank, (weight,), x.numel())
-        if attr is not None:
-            attrs: dict[str, Any] = {"fp8": fp8, "low_rank": attr} if fp8 else {"low_rank": attr}
-            return apply(linear_ops.linear, x, weight, bias, residual, *pairs, **attrs)[0]
+        attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
+        return apply(linear_ops.linear, x, weight, bias, residual, *pairs, **attrs, low_rank=attr)[0]
     if fp8:
         return apply(linear_ops.linear, x, weight, bias, residual, fp8=fp8)
     if residual is not None:
@@ -152,9 +151,9 @@ def packed_linear(
     """
     array_of(x, "packed_linear")
     attrs: dict[str, Any] = {"fp8": fp8} if fp8 else {}
-    pairs, attr = with_pairs(low_rank, weights, x.numel())
-    if attr is None:
+    if low_rank is None:
         return apply(linear_ops.packed_linear, x, *weights, *biases, **attrs)
+    pairs, attr = with_pairs(low_rank, weights, x.numel())
     return apply(linear_ops.packed_linear, x, *weights, *biases, *pairs, **attrs, low_rank=attr)[0]
 
 

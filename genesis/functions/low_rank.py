@@ -29,21 +29,17 @@ class LowRankPairs(NamedTuple):
     dropout: float = 0.0
 
 
-def with_pairs(
-    given: LowRankPairs | None, weights: Sequence[Tensor], size: int
-) -> tuple[tuple[Tensor, ...], LowRank | None]:
+def with_pairs(given: LowRankPairs, weights: Sequence[Tensor], size: int) -> tuple[tuple[Tensor, ...], LowRank]:
     """The inputs that an op takes for pairs, and its attribute.
 
     Args:
         size: elements of the layers' input.
 
     Raises:
-        ShapeError: where there are not as many pairs as weights.
+        ShapeError: where there are not as many pairs as weights, or all are None.
         UsageError: a dropout that is no probability.
     """
-    if given is None or not any(given.pairs):
-        return (), None
-    if len(given.pairs) != len(weights):
+    if len(given.pairs) != len(weights) or not any(given.pairs):
         raise ShapeError(f"{len(given.pairs)} low-rank pairs for {len(weights)} weights", next="give None for a layer")
     if not 0 <= given.dropout <= 1:
         raise UsageError(f"dropout: {given.dropout} is no probability", next="give p in [0, 1]")

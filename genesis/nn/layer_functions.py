@@ -117,9 +117,9 @@ def norm_linear(
         fp8, low_rank: as for `packed_linear`.
     """
     attrs: dict[str, Any] = {"eps": eps, "fp8": fp8} if fp8 else {"eps": eps}
-    pairs, attr = with_pairs(low_rank, weights, x.numel())
-    if attr is not None:
-        attrs["low_rank"] = attr
+    pairs: tuple[Any, ...] = ()
+    if low_rank is not None:
+        pairs, attrs["low_rank"] = with_pairs(low_rank, weights, x.numel())
     return apply(norm_linear_ops.norm_linear, x, scale, *weights, *biases, *pairs, **attrs)[0]  # type: ignore[no-any-return]
 
 
@@ -150,13 +150,14 @@ def norm_mlp(
         low_rank, down_low_rank: what adapters of gate and up, and of down, add.
     """
     attrs: dict[str, Any] = {"eps": eps, "keep": keep, **({"fp8": fp8} if fp8 else {})}
-    pairs, attr = with_pairs(low_rank, weights, x.numel())
-    size = x.numel() // max(x.shape[-1], 1) * down.shape[-1]
-    down_pairs, down_attr = with_pairs(down_low_rank, (down,), size)
-    for name, each in (("low_rank", attr), ("down_low_rank", down_attr)):
-        if each is not None:
-            attrs[name] = each
-    inputs = (x, scale, down, down_bias, *weights, *biases, *pairs, *down_pairs)
+    inputs = (x, scale, down, down_bias, *weights, *biases)
+    if low_rank is not None:
+        pairs, attrs["low_rank"] = with_pairs(low_rank, weights, x.numel())
+        inputs = (*inputs, *pairs)
+    if down_low_rank is not None:
+        rows = x.numel() // max(x.shape[-1], 1)
+        pairs, attrs["down_low_rank"] = with_pairs(down_low_rank, (down,), rows * down.shape[-1])
+        inputs = (*inputs, *pairs)
     return apply(norm_mlp_ops.norm_mlp, *inputs, **attrs)[0]  # type: ignore[no-any-return]
 
 

@@ -1,12 +1,15 @@
 """Linear layers: one weight or several on one input, with bias and residual in the product's epilogue.
 
-In the formulas below g is the gradient of the result. All take low-rank pairs, whose formulas are in low_rank.py.
+In the formulas below g is the gradient of the result. Gradients of weights go where they stay, and are added there to
+what came before, in one product for weights that lie next to each other in memory, as in a flat buffer. All ops here
+take low-rank pairs, whose formulas are in low_rank.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,23 +17,43 @@ from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized
-from genesis.ops.linalg import matmul_flops, multiply, same_type
-from genesis.ops.linear_gradients import bias_gradients, input_gradient, joined, weight_gradients
-from genesis.ops.low_rank import (
-    LowRank,
-    PairsBackward,
-    add_low_rank,
-    check_low_rank,
-    join_pairs,
-    pairs_backward,
-    split_pairs,
+from genesis.ops.dora import scale_columns_backward
+from genesis.ops.elementwise import add, cast
+from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized, quantized_matmul
+from genesis.ops.linalg import (
+    add_matmul,
+    matmul,
+    matmul_add,
+    matmul_flops,
+    matmul_sum,
+    multiply,
+    same_type,
+    transposed,
 )
-from genesis.ops.shape import reshaped
+from genesis.ops.low_rank import LowRank, add_low_rank, check_low_rank, join_pairs, low_rank_gradient, split_pairs
+from genesis.ops.random import dropout
+from genesis.ops.reduce import sum_to_shape
+from genesis.ops.shape import columns, joined, reshaped, slices, window
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import numel
 
-__all__ = ["check_linear", "join_parameters", "linear", "packed_gradients", "packed_linear", "split_parameters"]
+__all__ = [
+    "LowRankTerm",
+    "PairsBackward",
+    "bias_gradients",
+    "check_linear",
+    "check_packed",
+    "input_gradient",
+    "join_parameters",
+    "linear",
+    "low_rank_flops",
+    "own_parameters",
+    "packed_gradients",
+    "packed_linear",
+    "pairs_backward",
+    "split_parameters",
+    "weight_gradients",
+]
 
 Grads = tuple[Array | None, ...]
 Out = np.ndarray | tuple[np.ndarray, ...]
@@ -42,6 +65,231 @@ def low_rank_flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: d
     rows, pairs = x.size // max(x.shape[-1], 1), () if low_rank is None else low_rank.pairs
     more = sum(2 * rows * p.rank * (x.shape[-1] + p.stop - p.start) for p in pairs)
     return matmul_flops(inputs, outputs, attrs) + more
+
+
+# --- Gradients of a product x·Wᵀ + b ----------------------------------------------------------------------------------
+
+
+class LowRankTerm(NamedTuple):
+    """What low-rank pairs add to an input's gradient: dropout(v·A); see low_rank.py.
+
+    Attributes:
+        v: `[..., Σ ranks]`.
+        a: A of each pair `[rank, in]`.
+        noise: attributes of `dropout`, None where there is none.
+        position: its input behind x, if it has one.
+    """
+
+    v: Array
+    a: list[Array]
+    ranks: list[int]
+    noise: dict[str, Any] | None
+    position: tuple[Any, ...]
+
+    @property
+    def products(self) -> list[tuple[Array, Array]]:
+        """Parts of v and A, the fewest."""
+        whole = joined(self.a)
+        return [(self.v, whole)] if whole is not None else list(zip(columns(self.v, self.ranks), self.a, strict=True))
+
+
+def input_gradient(
+    ctx: Context | None, i: int, g: Array, weights: Sequence[Array], fp8: int = 0, low: LowRankTerm | None = None
+) -> Array:
+    """g·W with the weights stacked, plus what input `i` of a context has accumulated, if there is one.
+
+    Args:
+        fp8: as for `linear`, of the weights' width.
+        low: what low-rank pairs add, in the weights' type.
+    """
+    accumulated = None if ctx is None else ctx.take_accumulated(i)
+    total, is_own = accumulated if accumulated is not None else (None, False)
+    whole, quantizes = joined(weights), is_wide_enough(fp8, weights[0].shape[1])
+    parts = columns(g, [w.shape[0] for w in weights]) if whole is None else [g]
+    pairs = list(zip(parts, weights if whole is None else [whole], strict=True))
+    if low is not None and low.noise is not None:
+        more = _sum_of_products(None, False, low.products, False)
+        dropout(more, *low.position, **low.noise, out=more)
+        total, is_own = more if total is None else add(total, more, out=total if is_own else None), True
+    elif low is not None and len(pairs) == len(low.products) == 1 and not quantizes and not is_own:
+        return matmul_sum(*pairs[0], *low.products[0], *(() if total is None else (total,)))
+    elif low is not None:
+        total, is_own = _sum_of_products(total, is_own, low.products, False), True
+    return _sum_of_products(total, is_own, pairs, quantizes)
+
+
+def _sum_of_products(total: Array | None, is_own: bool, pairs: Sequence[tuple[Array, Array]], quantizes: bool) -> Array:
+    """The products of all pairs, and `total`, which `is_own` lets be written over; `quantizes`: in 8-bit floats."""
+    for part, weight in pairs:
+        if quantizes:
+            total = quantized_matmul(part, weight) if total is None else quantized_matmul(part, weight, total)
+        elif total is None:
+            total = matmul(part, weight)
+        elif is_own:
+            add_matmul(total, part, weight)
+        else:
+            total = matmul_add(part, weight, total)
+        is_own = True
+    assert total is not None
+    return total
+
+
+def _gradients(
+    ctx: Context,
+    inputs: Sequence[int],
+    sizes: Sequence[int],
+    fresh: Callable[[int | None, Array | None], Array],
+    more: Callable[[int | None, Array, bool], Array],
+) -> list[Array | None]:
+    """Gradients of parameters that one product has one after another.
+
+    Args:
+        inputs, sizes: which inputs they are, and their rows.
+        fresh: `fresh(k, out)` makes the gradient of number k, or of all (None), in `out` if that is given.
+        more: `more(k, before, is_own)` adds it to `before`, in place where that is allowed.
+    """
+    wanted = [k for k, i in enumerate(inputs) if ctx.needs[i]]
+    sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in inputs]
+    slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in zip(inputs, sums, strict=True)]
+    if len(wanted) == len(inputs):
+        arrays = [t.array for t in sums if t is not None and t.is_own]
+        if len(arrays) == len(inputs) and (whole := joined(arrays)) is not None:
+            more(None, whole, True)
+            return list(arrays)
+        free = [slot for slot in slots if slot is not None]
+        if len(free) == len(inputs) and (whole := joined(free)) is not None:
+            fresh(None, whole)
+            return list(free)
+        if not free and not any(sums):
+            return list(slices(fresh(None, None), sizes))
+    found: list[Array | None] = [None] * len(inputs)
+    for k in wanted:
+        before = sums[k]
+        found[k] = fresh(k, slots[k]) if before is None else more(k, before.array, before.is_own)
+    return found
+
+
+def _on_side_stream(slot: Array | None, nbytes: int) -> AbstractContextManager[None]:
+    """Where a gradient is made from `nbytes`: in its slot nobody reads it before the backward pass does, or is over."""
+    return nullcontext() if slot is None else slot.storage.backend.on_side_stream(nbytes)
+
+
+def weight_gradients(
+    ctx: Context, inputs: Sequence[int], g: Array, x: Array, sizes: Sequence[int]
+) -> list[Array | None]:
+    """gᵀ·x for each weight `[size, in]`; g is `[rows, Σ sizes]`, x `[rows, in]`."""
+    parts = columns(g, sizes)
+
+    def left(k: int | None) -> Array:
+        return transposed(g if k is None else parts[k])
+
+    def more(k: int | None, before: Array, is_own: bool) -> Array:
+        if not is_own:
+            return matmul_add(left(k), x, before)
+        add_matmul(before, left(k), x)
+        return before
+
+    def fresh(k: int | None, out: Array | None) -> Array:
+        with _on_side_stream(out, g.nbytes + x.nbytes):
+            return matmul(left(k), x, out=out)
+
+    return _gradients(ctx, inputs, sizes, fresh, more)
+
+
+def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequence[int]) -> list[Array | None]:
+    """The sum of g `[rows, Σ sizes]` over all rows, for each bias `[size]`."""
+    parts = columns(g, sizes)
+
+    def fresh(k: int | None, out: Array | None) -> Array:
+        part = g if k is None else parts[k]
+        with _on_side_stream(out, g.nbytes):
+            return sum_to_shape(part, shape=part.shape[1:], out=out)
+
+    def more(k: int | None, before: Array, is_own: bool) -> Array:
+        return add(before, fresh(k, None), out=before if is_own else None)
+
+    return _gradients(ctx, inputs, sizes, fresh, more)
+
+
+# --- Gradients of low-rank pairs --------------------------------------------------------------------------------------
+
+
+class PairsBackward(NamedTuple):
+    """What the gradients of a call are made of: without pairs, g' alone, which is then g.
+
+    Attributes:
+        g: g' = c∘g, `[..., out]`.
+        first: the first input of the pairs, behind the op's own.
+        u: as forward gave it.
+        factors: c's gradient.
+        term: v, and what makes it a part of dx; None where nobody needs it.
+    """
+
+    g: Array
+    first: int
+    low_rank: LowRank | None = None
+    u: Array | None = None
+    factors: Array | None = None
+    term: LowRankTerm | None = None
+
+    def reads_input(self, ctx: Context) -> bool:
+        """Whether the gradient of an A is wanted, for which x is read."""
+        count = 0 if self.low_rank is None else len(self.low_rank.pairs)
+        return any(ctx.needs[self.first : self.first + count])
+
+    def gradients(self, ctx: Context, x: Array | None) -> list[Array | None]:
+        """The gradients of the pairs' inputs; x `[..., in]` is read where an A learns."""
+        if self.low_rank is None:
+            return []
+        pairs, rows = self.low_rank.pairs, numel(self.g.shape[:-1])
+        count, first = len(pairs), self.first
+        found: list[Array | None] = [None] * self.low_rank.inputs
+        if self.reads_input(ctx):
+            term = self.term
+            assert term is not None and x is not None
+            dropped = x if term.noise is None else dropout(x, *term.position, **term.noise)
+            v, flat = (reshaped(y, (rows, y.shape[-1])) for y in (term.v, dropped))
+            found[:count] = weight_gradients(ctx, range(first, first + count), v, flat, term.ranks)
+        g = reshaped(self.g, (rows, self.g.shape[-1]))
+        for i, (p, (start, stop)) in enumerate(zip(pairs, self.low_rank.ranks, strict=True), count):
+            if ctx.needs[first + i]:
+                assert self.u is not None
+                u = window(reshaped(self.u, (rows, self.low_rank.rank)), start, stop)
+                part = window(g, p.start, p.stop)
+                (found[i],) = weight_gradients(ctx, (first + i,), part, u, (p.stop - p.start,))
+        if self.factors is not None and ctx.needs[first + 2 * count]:
+            c = ctx.inputs[first + 2 * count]
+            found[2 * count] = self.factors if self.factors.dtype is c.dtype else cast(self.factors, dtype=c.dtype)
+        return found
+
+
+def pairs_backward(
+    ctx: Context, g: Array, low_rank: LowRank | None, kept: Sequence[Array | None], needs_x: bool,
+    end: int | None = None,
+) -> PairsBackward:  # fmt: skip
+    """The backward pass of a call's pairs.
+
+    Args:
+        g: the gradient of the result, `[..., out]`.
+        kept: u and, with c, z.
+        needs_x: whether dx is wanted.
+        end: where the inputs of the pairs end; None means behind the last one.
+    """
+    end = len(ctx.inputs) if end is None else end
+    if low_rank is None:
+        return PairsBackward(g, end)
+    _, operands = split_pairs(ctx.inputs[:end], low_rank)
+    assert operands is not None
+    first, factors = end - low_rank.inputs, None
+    if operands.factors is not None:
+        assert kept[1] is not None
+        g, factors = scale_columns_backward(g, kept[1], operands.factors)
+    found = PairsBackward(g, first, low_rank, kept[0], factors)
+    if not (needs_x or found.reads_input(ctx)):
+        return found
+    v = low_rank_gradient(g, *operands.b, pairs=low_rank.pairs)
+    noise = None if low_rank.dropout is None else low_rank.noise
+    return found._replace(term=LowRankTerm(v, operands.a, [p.rank for p in low_rank.pairs], noise, operands.where))
 
 
 # --- linear -----------------------------------------------------------------------------------------------------------
@@ -71,14 +319,10 @@ def _linear_infer(
     x: Array, weight: Array, bias: Array | None = None, residual: Array | None = None, *pairs: Array, fp8: int = 0,
     low_rank: LowRank | None = None,
 ) -> Spec | tuple[Spec, ...]:  # fmt: skip
-    _, operands = split_pairs(pairs, low_rank)
     y = check_linear("linear", x, (weight,), () if bias is None else (bias,), residual, fp8)
-    return with_pairs(y, check_low_rank("linear", x, weight.shape[0], operands, low_rank))
-
-
-def with_pairs(y: Spec, more: tuple[Spec, ...]) -> Spec | tuple[Spec, ...]:
-    """The specs of an op's outputs: `more` are those of the pairs."""
-    return (y, *more) if more else y
+    if low_rank is None:
+        return y
+    return y, *check_low_rank("linear", x, weight.shape[0], split_pairs(pairs, low_rank)[1], low_rank)
 
 
 def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
@@ -185,6 +429,11 @@ def _adapted(
         np.copyto(y, wide.reshape(y.shape), casting="unsafe")
 
 
+def own_parameters(parameters: Sequence[Any], low_rank: LowRank | None) -> Sequence[Any]:
+    """Weights and biases, without the inputs of the pairs behind them."""
+    return parameters if low_rank is None else parameters[: -low_rank.inputs]
+
+
 def split_parameters(parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Weights and biases of `w1 … wn, b1 … bn` or `w1 … wn`."""
     count = next((i for i, p in enumerate(parameters) if p.ndim != 2), len(parameters))
@@ -257,18 +506,19 @@ def check_packed(
     name: str, x: Array, parameters: Sequence[Array], fp8: int, low_rank: LowRank | None
 ) -> Spec | tuple[Spec, ...]:
     """The specs of the results of several layers on x."""
-    own, operands = split_pairs(parameters, low_rank)
-    weights, biases = split_parameters(own)
+    weights, biases = split_parameters(own_parameters(parameters, low_rank))
     if not weights:
         raise ShapeError(f"{name} takes one weight [out, in] or more")
     y = check_linear(name, x, weights, biases, fp8=fp8)
-    return with_pairs(y, check_low_rank(name, x, y.shape[-1], operands, low_rank))
+    if low_rank is None:
+        return y
+    return y, *check_low_rank(name, x, y.shape[-1], split_pairs(parameters, low_rank)[1], low_rank)
 
 
 def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     """As for `linear`: dx is the sum over the weights, each weight's gradient comes from its columns of g."""
     low_rank = ctx.attrs.get("low_rank")
-    weights, _biases = split_parameters(split_pairs(ctx.inputs[1:], low_rank)[0])
+    weights, _biases = split_parameters(own_parameters(ctx.inputs[1:], low_rank))
     pairs = pairs_backward(ctx, g, low_rank, ctx.outputs[1:], ctx.needs[0])
     found = packed_gradients(ctx, g, 1, ctx.inputs[0], pairs)
     fp8 = ctx.attrs.get("fp8", 0)
@@ -303,7 +553,7 @@ def packed_linear(
         low_rank: the pairs; see low_rank.py, which says what more the op then gives.
     """
     if isinstance(out, tuple):
-        own, _ = split_pairs(parameters, low_rank)
+        own = own_parameters(parameters, low_rank)
         _adapted(out, x, *split_parameters(own), None, parameters[len(own) :], low_rank, fp8)
         return
     if is_narrow(out.dtype):

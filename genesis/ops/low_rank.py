@@ -1,4 +1,4 @@
-"""Low-rank pairs of linear ops: what adapters (LoRA, DoRA) add to a product, its shape rule, reference and gradients.
+"""Low-rank pairs of linear ops: what adapters (LoRA, DoRA) add to a product, its shape rule and reference.
 
     y = c∘z + b + residual        z = x·Wᵀ + u·Bᵀ        u = s·dropout(x)·Aᵀ
 
@@ -9,7 +9,8 @@ array `[..., Σ r]`, which is kept for backward. c, DoRA's factors, scales colum
 
 An op that takes pairs has an attribute `LowRank`, and these inputs behind its own: A of each pair, B of each, c if
 there is one `[out]`, the position of dropout's noise if it has one (0-d). Pairs next to each other in memory may be
-given as one A `[Σ r, in]` and one B `[Σ columns, r]`. Behind its own outputs the op has u and, with c, z.
+given as one A `[Σ r, in]` and one B `[Σ columns, r]`. Behind its own outputs the op has u and, with c, z. The
+gradients are in linear.py.
 """
 
 from __future__ import annotations
@@ -21,28 +22,22 @@ import numpy as np
 
 from genesis.array import Array
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Spec, op
-from genesis.ops.dora import check_factors, scale_columns_backward
-from genesis.ops.elementwise import cast
+from genesis.op import Spec, op
+from genesis.ops.dora import check_factors
 from genesis.ops.linalg import multiply, same_type
-from genesis.ops.linear_gradients import LowRankTerm, joined, weight_gradients
 from genesis.ops.random import dropout
-from genesis.ops.shape import reshaped
+from genesis.ops.shape import joined
 from genesis.ops.sweep import as_type, is_narrow
-from genesis.shapes import numel
 
 __all__ = [
     "LowRank",
     "Operands",
     "Pair",
-    "PairsBackward",
     "add_low_rank",
     "check_low_rank",
     "join_pairs",
     "low_rank_gradient",
-    "pairs_backward",
     "split_pairs",
-    "window",
 ]
 
 
@@ -211,88 +206,3 @@ def low_rank_gradient(out: np.ndarray, g: np.ndarray, *b: np.ndarray, pairs: tup
         part *= part.dtype.type(p.scale)
         np.copyto(out[..., start : start + p.rank], part, casting="unsafe")
         start += p.rank
-
-
-# --- Gradients --------------------------------------------------------------------------------------------------------
-
-
-class PairsBackward(NamedTuple):
-    """What the gradients of a call are made of: without pairs, g' alone, which is then g.
-
-    Attributes:
-        g: g' = c∘g, `[..., out]`.
-        first: the first input of the pairs, behind the op's own.
-        u: as forward gave it.
-        factors: c's gradient.
-        term: v, and what makes it a part of dx; None where nobody needs it.
-    """
-
-    g: Array
-    first: int
-    low_rank: LowRank | None = None
-    u: Array | None = None
-    factors: Array | None = None
-    term: LowRankTerm | None = None
-
-    def reads_input(self, ctx: Context) -> bool:
-        """Whether the gradient of an A is wanted, for which x is read."""
-        count = 0 if self.low_rank is None else len(self.low_rank.pairs)
-        return any(ctx.needs[self.first : self.first + count])
-
-    def gradients(self, ctx: Context, x: Array | None) -> list[Array | None]:
-        """The gradients of the pairs' inputs; x `[..., in]` is read where an A learns."""
-        if self.low_rank is None:
-            return []
-        pairs, rows = self.low_rank.pairs, numel(self.g.shape[:-1])
-        count, first = len(pairs), self.first
-        found: list[Array | None] = [None] * self.low_rank.inputs
-        if self.reads_input(ctx):
-            term = self.term
-            assert term is not None and x is not None
-            dropped = x if term.noise is None else dropout(x, *term.position, **term.noise)
-            v, flat = (reshaped(y, (rows, y.shape[-1])) for y in (term.v, dropped))
-            found[:count] = weight_gradients(ctx, range(first, first + count), v, flat, term.ranks)
-        g = reshaped(self.g, (rows, self.g.shape[-1]))
-        for i, (p, (start, stop)) in enumerate(zip(pairs, self.low_rank.ranks, strict=True), count):
-            if ctx.needs[first + i]:
-                assert self.u is not None
-                u = window(reshaped(self.u, (rows, self.low_rank.rank)), start, stop)
-                part = window(g, p.start, p.stop)
-                (found[i],) = weight_gradients(ctx, (first + i,), part, u, (p.stop - p.start,))
-        if self.factors is not None and ctx.needs[first + 2 * count]:
-            c = ctx.inputs[first + 2 * count]
-            found[2 * count] = self.factors if self.factors.dtype is c.dtype else cast(self.factors, dtype=c.dtype)
-        return found
-
-
-def pairs_backward(
-    ctx: Context, g: Array, low_rank: LowRank | None, kept: Sequence[Array | None], needs_x: bool,
-    end: int | None = None,
-) -> PairsBackward:  # fmt: skip
-    """The backward pass of a call's pairs.
-
-    Args:
-        g: the gradient of the result, `[..., out]`.
-        kept: u and, with c, z.
-        needs_x: whether dx is wanted.
-        end: where the inputs of the pairs end; None means behind the last one.
-    """
-    end = len(ctx.inputs) if end is None else end
-    _, operands = split_pairs(ctx.inputs[:end], low_rank)
-    if operands is None or low_rank is None:
-        return PairsBackward(g, end)
-    first, factors = end - low_rank.inputs, None
-    if operands.factors is not None:
-        assert kept[1] is not None
-        g, factors = scale_columns_backward(g, kept[1], operands.factors)
-    found = PairsBackward(g, first, low_rank, kept[0], factors)
-    if not (needs_x or found.reads_input(ctx)):
-        return found
-    v = low_rank_gradient(g, *operands.b, pairs=low_rank.pairs)
-    noise = None if low_rank.dropout is None else low_rank.noise
-    return found._replace(term=LowRankTerm(v, operands.a, [p.rank for p in low_rank.pairs], noise, operands.where))
-
-
-def window(x: Array, start: int, stop: int) -> Array:
-    """Columns [start, stop) of x."""
-    return x.view((*x.shape[:-1], stop - start), x.strides, x.offset + (start * x.strides[-1] if x.size else 0))

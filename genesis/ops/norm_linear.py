@@ -9,14 +9,16 @@ from genesis.backend.cpu import scratch
 from genesis.op import Context, Spec, op
 from genesis.ops.linear import (
     check_packed,
+    input_gradient,
     join_parameters,
     low_rank_flops,
+    own_parameters,
     packed_gradients,
     packed_linear,
+    pairs_backward,
     split_parameters,
 )
-from genesis.ops.linear_gradients import input_gradient
-from genesis.ops.low_rank import LowRank, pairs_backward, split_pairs
+from genesis.ops.low_rank import LowRank
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
 from genesis.ops.sweep import is_narrow
 
@@ -40,7 +42,7 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     rstd, *kept = ctx.outputs[1:]
     assert rstd is not None
     low_rank, needs_norm = ctx.attrs.get("low_rank"), ctx.needs[0] or ctx.needs[1]
-    weights, _biases = split_parameters(split_pairs(parameters, low_rank)[0])
+    weights, _biases = split_parameters(own_parameters(parameters, low_rank))
     pairs = pairs_backward(ctx, g, low_rank, kept, needs_norm)
     learns = any(ctx.needs[2 : 2 + len(weights)]) or pairs.reads_input(ctx)
     if not needs_norm:

@@ -16,9 +16,21 @@ from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
 from genesis.ops.elementwise import cast, div, mul, sub
-from genesis.ops.linear import check_linear, join_parameters, linear, packed_gradients, packed_linear, split_parameters
-from genesis.ops.linear_gradients import bias_gradients, input_gradient, weight_gradients
-from genesis.ops.low_rank import LowRank, PairsBackward, check_low_rank, pairs_backward, split_pairs
+from genesis.ops.linear import (
+    PairsBackward,
+    bias_gradients,
+    check_linear,
+    input_gradient,
+    join_parameters,
+    linear,
+    own_parameters,
+    packed_gradients,
+    packed_linear,
+    pairs_backward,
+    split_parameters,
+    weight_gradients,
+)
+from genesis.ops.low_rank import LowRank, check_low_rank, split_pairs
 from genesis.ops.norm import check_norm, norm_gradients, rms_norm, rms_norm_backward, rms_norm_scale, statistics_type
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
@@ -36,9 +48,8 @@ def _infer(
     x: Array, scale: Array, down: Array, down_bias: Array | None, *parameters: Array, eps: float, keep: bool = False,
     fp8: int = 0, low_rank: LowRank | None = None, down_low_rank: LowRank | None = None,
 ) -> tuple[Spec, ...]:  # fmt: skip
-    others, at_down = split_pairs(parameters, down_low_rank)
-    own, at_gate_up = split_pairs(others, low_rank)
-    weights, biases = split_parameters(own)
+    others = own_parameters(parameters, down_low_rank)
+    weights, biases = split_parameters(own_parameters(others, low_rank))
     sizes = [w.shape[0] for w in weights]
     if len(weights) not in (1, 2) or sizes[0] != sizes[-1] or sum(sizes) % 2:
         raise ShapeError(
@@ -51,8 +62,13 @@ def _infer(
     like = Array(x.storage, h.shape, h.shape, h.dtype, x.device)  # only its shape and dtype are read
     y = check_linear("norm_mlp", like, (down,), () if down_bias is None else (down_bias,), x, fp8)
     kept = (x.spec, h) if keep else ()
-    of_gate_up = check_low_rank("norm_mlp", x, gate_up.shape[-1], at_gate_up, low_rank)[:1]
-    of_down = check_low_rank("norm_mlp", like, down.shape[0], at_down, down_low_rank)
+    of_gate_up: tuple[Spec, ...] = ()
+    of_down: tuple[Spec, ...] = ()
+    if low_rank is not None:
+        of_gate_up = check_low_rank("norm_mlp", x, gate_up.shape[-1], split_pairs(others, low_rank)[1], low_rank)[:1]
+    if down_low_rank is not None:
+        at_down = split_pairs(parameters, down_low_rank)[1]
+        of_down = check_low_rank("norm_mlp", like, down.shape[0], at_down, down_low_rank)
     return y, Spec(x.shape[:-1], statistics_type(x.dtype)), gate_up, *kept, *of_gate_up, *of_down
 
 
@@ -150,7 +166,7 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     if d is None:
         return None, None, *found, *[None] * len(parameters), *of_down
     needs_norm, normed, low_rank = ctx.needs[0] or ctx.needs[1], kept.normed, ctx.attrs.get("low_rank")
-    weights, biases = split_parameters(split_pairs(parameters, low_rank)[0])
+    weights, biases = split_parameters(own_parameters(parameters, low_rank))
     pairs = _at_gate_up(ctx, d, kept, biases, needs_norm)
     learns = any(ctx.needs[FIRST : FIRST + len(weights)]) or pairs.reads_input(ctx)
     if normed is None and learns and not needs_norm:
@@ -215,7 +231,7 @@ def norm_mlp(
         fp8: as for `packed_linear` and `linear`, of each product by itself.
         low_rank, down_low_rank: the pairs; see low_rank.py.
     """
-    own, _ = split_pairs(parameters, down_low_rank)
+    own = own_parameters(parameters, down_low_rank)
     count = 5 if keep else 3
     u, of_down = out[count : count + (low_rank is not None)], out[count + (low_rank is not None) :]
     with (

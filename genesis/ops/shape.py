@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +27,13 @@ __all__ = [
     "as_strided_backward",
     "as_strided_scatter",
     "cat",
+    "columns",
     "contiguous",
     "diagonal",
     "expand",
     "extent",
     "flip",
+    "joined",
     "numpy_items",
     "overlaps",
     "pad",
@@ -41,9 +43,11 @@ __all__ = [
     "roll",
     "slice",
     "slice_layout",
+    "slices",
     "tril",
     "triu",
     "unfold",
+    "window",
 ]
 
 Grads = tuple[Array | None, ...]
@@ -544,3 +548,44 @@ def pad(out: np.ndarray, x: np.ndarray, widths: tuple[tuple[int, int], ...], val
     """x inside a border of `value`, (before, after) wide along each dimension."""
     out.fill(value)
     out[tuple(builtins.slice(a, a + s) for (a, _), s in zip(widths, x.shape, strict=True))] = x
+
+
+# --- Arrays next to each other ----------------------------------------------------------------------------------------
+
+
+def joined(arrays: Sequence[Array]) -> Array | None:
+    """One window `[Σ n, ...]` over arrays `[n, ...]` that lie one behind the other in memory, or None."""
+    first = arrays[0]
+    end, rows = first.offset, 0
+    for a in arrays:
+        if a.storage is not first.storage or a.offset != end or a.shape[1:] != first.shape[1:]:
+            return None
+        if a.dtype is not first.dtype or not a.is_contiguous:
+            return None
+        end += a.size
+        rows += a.shape[0]
+    shape = (rows, *first.shape[1:])
+    return first.view(shape, contiguous_strides(shape))
+
+
+def slices(whole: Array, sizes: Sequence[int]) -> list[Array]:
+    """Windows of `sizes` rows each, one behind the other."""
+    found, start, step = [], whole.offset, whole.strides[0]
+    for size in sizes:
+        found.append(whole.view((size, *whole.shape[1:]), whole.strides, start))
+        start += size * step if whole.size else 0  # no elements: no offset beyond the memory
+    return found
+
+
+def columns(x: Array, sizes: Sequence[int]) -> list[Array]:
+    """Windows of `sizes` entries each along the last dimension."""
+    found, start, step = [], x.offset, x.strides[-1]
+    for size in sizes:
+        found.append(x.view((*x.shape[:-1], size), x.strides, start))
+        start += size * step if x.size else 0
+    return found
+
+
+def window(x: Array, start: int, stop: int) -> Array:
+    """Columns [start, stop) of x."""
+    return x.view((*x.shape[:-1], stop - start), x.strides, x.offset + (start * x.strides[-1] if x.size else 0))

@@ -10,7 +10,7 @@ import pytest
 
 import genesis
 from genesis import random
-from genesis.ops.linear_gradients import joined
+from genesis.ops.shape import joined
 from genesis.optim import AdamW
 from genesis.optim.groups import decay_groups
 from genesis.train.device_steps import DeviceSteps

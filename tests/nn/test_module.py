@@ -16,7 +16,7 @@ from genesis.functions.create import ones, tensor, zeros
 from genesis.functions.random import randn
 from genesis.nn.neighbours import take_memory
 from genesis.nn.parameter import Parameter
-from genesis.ops.linear_gradients import joined
+from genesis.ops.shape import joined
 from genesis.random import manual_seed
 from genesis.tensor import Tensor
 

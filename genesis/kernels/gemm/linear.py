@@ -16,9 +16,8 @@ from genesis.kernels.gemm.low_rank import add_terms, low_rank_product, make_u, t
 from genesis.kernels.strides import as_matrix
 from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.linear import split_parameters
-from genesis.ops.linear_gradients import columns
 from genesis.ops.low_rank import LowRank, split_pairs
-from genesis.ops.shape import contiguous
+from genesis.ops.shape import columns, contiguous
 
 __all__: list[str] = []
 

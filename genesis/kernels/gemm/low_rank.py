@@ -15,9 +15,8 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.pointwise.random import dropout
-from genesis.ops.linear_gradients import slices
-from genesis.ops.low_rank import LowRank, Operands, Pair, window
-from genesis.ops.shape import contiguous
+from genesis.ops.low_rank import LowRank, Operands, Pair
+from genesis.ops.shape import contiguous, slices, window
 
 __all__ = ["Term", "add_terms", "low_rank_product", "make_u", "terms_of"]
 
