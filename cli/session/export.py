@@ -109,6 +109,10 @@ def _checked(model: CausalLM, source: ModelSource, target: Path) -> Iterator[str
     if kind != "float32":
         yield f"check: that is what rounding the weights to {kind} costs"
     check_answers(found, kind, model.config, target)
+    if source.adapter is not None:
+        del written
+        learned = difference(expected, answers(load(source.folder, dtype="float32"), texts))
+        yield f"check: what was learned moves the base model by KL {learned.kl:.3g} nats a token on these texts"
 
 
 def _texts(source: ModelSource, model: CausalLM) -> list[np.ndarray]:

@@ -24,10 +24,15 @@ from genesis_cli.main import main
 from genesis_cli.session.export import export
 from genesis_models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapted_layers
 from genesis_models.export_check import Difference, check_answers, check_weights_of, difference
-from tests.adapters.golden import FIXTURES, NAMES, base_of, loaded, logits, reference
+from tests.adapters.golden import FIXTURES, base_of, loaded, logits, reference
 from tests.models.golden import FIXTURES as MODELS
 
 NAME = "qwen3-tied-dora"
+
+
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(export.__globals__, "LONGEST", 6)
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def adapter(base: Path, tmp_path: Path) -> Path:
 def exported(folder: Path, **options: Any) -> tuple[Path, list[str]]:
     """Where to, and what was said."""
     said = io.StringIO()
-    given: dict[str, Any] = {"merge": False, "dtype": None, "out": None, "check": True, "base": None}
+    given: dict[str, Any] = {"merge": False, "dtype": None, "out": None, "check": False, "base": None}
     target = export(str(folder), **given | options, console=Output(said))
     return target, said.getvalue().splitlines()
 
@@ -70,7 +75,7 @@ def types(folder: Path) -> set[str]:
 
 
 def test_an_adapter_is_written_as_one(adapter: Path, base: Path) -> None:
-    target, said = exported(adapter)
+    target, said = exported(adapter, check=True)
     assert target == adapter.parent / "adapter-export"
     assert (target / ADAPTER_WEIGHTS).read_bytes() == (adapter / ADAPTER_WEIGHTS).read_bytes()
     assert json.loads((target / ADAPTER_CONFIG).read_text())["base_model_name_or_path"] == str(base)
@@ -79,22 +84,23 @@ def test_an_adapter_is_written_as_one(adapter: Path, base: Path) -> None:
     assert said[0].startswith(f"adapter {adapter} (DoRA, r 2) on ")
     assert said[2].startswith("check: 24 tensors are those that were trained")
     assert said[3].endswith("largest difference of logits 0, KL 0 nats a token")
+    assert said[4].startswith("check: what was learned moves the base model by KL ")
     verify_manifest(target)
     exported(target)  # and it is one that can be exported
 
 
-@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16", "float16"])
-def test_a_merged_model(adapter: Path, base: Path, dtype: str | None) -> None:
-    target, said = exported(adapter, merge=True, dtype=dtype)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_model(adapter: Path, base: Path, dtype: str) -> None:
+    target, said = exported(adapter, merge=True, dtype=dtype, check=True)
     assert target == adapter.parent / "adapter-merged"
-    assert types(target) == {dtype or "float32"}
-    assert json.loads((target / "config.json").read_text())["dtype"] == (dtype or "float32")
+    assert types(target) == {dtype}
+    assert json.loads((target / "config.json").read_text())["dtype"] == dtype
     assert json.loads((target / "generation_config.json").read_text()) == {"eos_token_id": [9, 7]}
     assert (target / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
     assert (target / "LICENSE").read_text() == "terms"
     found = np.abs(logits(genesis_models.load(target), reference(NAME)["input_ids"]) - reference(NAME)["merged_logits"])
-    assert found.max() < {None: 1e-5, "float32": 1e-5, "float16": 0.1, "bfloat16": 1.0}[dtype]
-    assert any("what rounding the weights to" in line for line in said) == (dtype in ("bfloat16", "float16"))
+    assert found.max() < {"float32": 1e-5, "bfloat16": 0.5}[dtype]
+    assert any("what rounding the weights to" in line for line in said) == (dtype == "bfloat16")
 
 
 def test_merged_weights_keep_the_types_of_their_base(adapter: Path, base: Path) -> None:
@@ -103,10 +109,10 @@ def test_merged_weights_keep_the_types_of_their_base(adapter: Path, base: Path) 
     assert types(target) == {"bfloat16"}
 
 
-@pytest.mark.parametrize("dtype", [None, "bf16", "fp16"])
+@pytest.mark.parametrize("dtype", [None, "fp16"])
 def test_a_whole_model(base: Path, dtype: str | None) -> None:
-    target, _ = exported(base, dtype=dtype)
-    assert types(target) == {{None: "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype]}
+    target, _ = exported(base, dtype=dtype, check=True)
+    assert types(target) == {"float16" if dtype else "float32"}
 
 
 def test_a_run_without_a_final_model_gives_its_newest_checkpoint(base: Path, tmp_path: Path) -> None:
@@ -196,12 +202,11 @@ def test_an_error_on_the_way_leaves_the_earlier_export(
 def test_the_check_finds_a_wrong_scale(adapter: Path, monkeypatch: pytest.MonkeyPatch, dtype: str | None) -> None:
     right = LoRALinear.merged_weight
     monkeypatch.setattr(LoRALinear, "merged_weight", lambda layer: right(layer) * 1.02)
-    refused(
-        ModelError, adapter, r"other weights than those that were trained, in tensors: 8 \(", merge=True, dtype=dtype
-    )
+    options: dict[str, Any] = {"merge": True, "dtype": dtype, "check": True}
+    refused(ModelError, adapter, r"other weights than those that were trained, in tensors: 8 \(", **options)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["qwen2-tied-rslora", "qwen3-tied-dora"])
 def test_the_check_finds_one_changed_weight(name: str, tmp_path: Path) -> None:
     model = loaded(name)
     genesis_models.save(model, tmp_path / "merged", source=base_of(name))

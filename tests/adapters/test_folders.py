@@ -37,7 +37,7 @@ from tests.models.config_mutations import BAD
 
 LORA, DORA = "qwen3-tied-lora", "qwen3-tied-dora"
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
-few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
