@@ -14,11 +14,11 @@ from genesis.data.chat.template import CHATML
 from genesis.data.documents import TokenSet
 from genesis.data.tokenizer import Tokenizer
 from genesis.io.hf import read_chat_templates
-from genesis.train.config import Config
+from genesis.train.config import Config, DataConfig
 
-__all__ = ["TEXTS", "EncoderFactory", "Talk"]
+__all__ = ["TEXTS", "EncoderFactory", "Talk", "unused_settings"]
 
-LOOKED_AT = 1 << 20  # tokens, at the most: every conversation ends its turns alike
+LOOKED_AT = 1 << 18  # tokens, at the most: every conversation ends its turns alike
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,19 @@ class EncoderFactory:
         is_changed = self._config.data.template is not None or bool(self._config.data.template_args)
         texts = self._template.texts_with_defaults if self._template is not None and turn_ends and is_changed else None
         return Talk(ends, texts)
+
+
+def unused_settings(config: Config, tokens: TokenSet) -> str | None:
+    """A warning about settings of records that were given where the data hold none; None where there is none."""
+    if tokens.index.is_record.any():
+        return None
+    fields = DataConfig.model_fields
+    given = [
+        f"data.{key}"
+        for key in ("template", "template_args", "loss")
+        if getattr(config.data, key) != fields[key].get_default(call_default_factory=True)
+    ]
+    return f"warning: the data hold no records, for which {', '.join(given)} would be" if given else None
 
 
 def _folder(path: str | os.PathLike[str] | None) -> Path | None:

@@ -30,7 +30,7 @@ from genesis.train.progress import Progress, duration
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
-from genesis_cli.session.chat import TEXTS, EncoderFactory, Talk
+from genesis_cli.session.chat import TEXTS, EncoderFactory, Talk, unused_settings
 from genesis_cli.session.inference import continue_text, stop_ids
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.model_files import ModelFiles
@@ -172,6 +172,8 @@ def announce(
     )
     if data.report.defects.total:
         console.line(f"data: {data.report.defects.total:,} records left out; the first: {_first_defect(data)}")
+    if (warning := unused_settings(config, data.train)) is not None:
+        console.line(warning)
     if data.report.shared_documents:
         console.line(f"warning: {data.report.shared_documents:,} training documents are also in data.eval")
 

@@ -11,6 +11,7 @@ from genesis.train.config_file import check_reads_back
 from genesis.train.loop import total_steps
 from genesis.train.optimizer import build_schedule
 from genesis.train.output import Output
+from genesis_cli.session.chat import unused_settings
 from genesis_cli.session.memory import planned_memory
 from genesis_cli.session.preparation import file_lines, model_config, prepare_data, resolve_device
 from genesis_cli.session.run_folder import check_is_ours, check_places
@@ -50,5 +51,7 @@ def validate(config: Config, *, console: Output) -> None:
             console.line(line)
         for line in file_lines(data):
             console.line(line)
+        if (warning := unused_settings(config, data.train)) is not None:
+            console.line(warning)
         console.line(f"data: {len(data.train):,} documents, {data.train.num_tokens:,} tokens")
         console.line(f"run: {steps:,} steps of at most {tokens:,} tokens on {device}")
