@@ -15,17 +15,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from genesis.data.chat.ends import Ends, probes, read_ends
 from genesis.data.chat.marks import Marked, MarksError, unmarked
 from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError
 from genesis.data.chat.template import CHATML, ChatTemplate
 from genesis.data.chat.text_ids import Part, TextIds, TextParts
-from genesis.data.chat.turns import Loss, TurnError, read_turns, template_messages, wanted_turns
-from genesis.data.records import Completion, Conversation, Defect, Document
+from genesis.data.chat.turns import Loss, NoPromptError, TurnError, TurnReader, template_messages, wanted_turns
+from genesis.data.records import Completion, Conversation, Defect, Document, Message
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, escape
 from genesis.io.strict_json import canonical_bytes
@@ -39,17 +39,6 @@ _BATCH_CHARS = 1 << 20
 # What a render takes at the least for a byte of its conversation: JSON, characters of up to four bytes, and the output.
 _MEMORY_A_BYTE = 16
 _FORMAT = 1  # of the rules by which a record becomes ids and targets
-_QUESTION = {"role": "user", "content": "Hello"}
-_FUNCTION = {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}
-_TOOL = {"type": "function", "function": _FUNCTION}
-_CALL = {"type": "function", "id": "call00001", "function": {"name": "now", "arguments": {}}}
-_PROBES: Sequence[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = (
-    ([_QUESTION, {"role": "assistant", "content": "Hi"}], None),
-    (
-        [_QUESTION, {"role": "assistant", "content": "", "tool_calls": [_CALL]}],
-        [{"type": "function", "function": _FUNCTION}],
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,9 +74,10 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A conversation to render, and the characters that mark its special tokens."""
+    """A conversation to render, the messages that are its turns, and the characters that mark its special tokens."""
 
     job: Job
+    turns: Mapping[int, Message]
     marks: str
 
 
@@ -128,12 +118,15 @@ class ChatEncoder:
                 }
             )
         ).hexdigest()
+        self._reader = TurnReader(self._parts.marker, "")
         self._renderer: Renderer | None = None
         self.end_of_turn_ids: tuple[int, ...] = ()
         if template is not None:
             texts = template.texts_with_defaults
             self._renderer = Renderer(texts, template_variables(tokenizer), where=template.where, limits=self._limits)
-            self.end_of_turn_ids = self._probed(template.where)
+            ends = self._probed(template.where)
+            self.end_of_turn_ids = tuple(map(self._parts.special_id, ends.tokens))
+            self._reader = TurnReader(self._parts.marker, ends.closing)
 
     def __enter__(self) -> ChatEncoder:
         return self
@@ -243,16 +236,18 @@ class ChatEncoder:
         if len(job.data) > self._limits.memory_bytes // _MEMORY_A_BYTE:
             what = f"the conversation has {len(job.data):,} bytes, more than a template may be given"
             raise TurnError("huge conversation", what, "split it")
-        return _Asked(job, marks)
+        return _Asked(job, {turn: conversation.messages[turn] for turn in turns}, marks)
 
     def _plan(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
         """Raises: TurnError, MarksError."""
         if isinstance(rendered, RenderError):
             raise TurnError("template", f"the template cannot render it: {rendered.what}", "see what it asks for")
-        turns = read_turns(rendered, asked.job.turns, asked.marks, self._parts.marker)
         if self._loss != "all":
+            turns = self._reader.read(rendered, asked.turns, asked.marks)
             return _Plan([self._pair(turn.prompt, turn.target) for turn in turns])
-        whole = unmarked(rendered.whole, asked.marks)
+        whole, turns = unmarked(rendered.whole, asked.marks), []
+        with suppress(NoPromptError):  # all of it is learned, whatever led to what
+            turns = self._reader.read(rendered, asked.turns, asked.marks)
         if turns and whole.text.startswith(turns[-1].prompt.text + turns[-1].target.text):
             cut = len(turns[-1].prompt.text)
             return _Plan([self._pair(whole[:cut], whole[cut:])], is_all_target=True)
@@ -304,20 +299,15 @@ class ChatEncoder:
     def _first_bytes(self, token_id: int) -> int:
         return 0 if token_id in self._tokenizer.special_ids else self._tokenizer.text_bytes(token_id)
 
-    def _probed(self, where: str) -> tuple[int, ...]:
-        """The ids that end turns of which the template makes no secret. Raises: ModelError."""
-        jobs = [Job.of(messages, tools, [1]) for messages, tools in _PROBES]
-        ends: list[str] = []
-        [found] = self._rendered([jobs])
-        for job, rendered in zip(jobs, found, strict=True):
-            with suppress(TurnError, MarksError):
-                if isinstance(rendered, Rendered):
-                    ends += [turn.end for turn in read_turns(rendered, job.turns, "", self._parts.marker)]
-        if "" in ends:
+    def _probed(self, where: str) -> Ends:
+        """How the template ends turns. Raises: ModelError."""
+        [found] = self._rendered([probes()])
+        ends = read_ends(found, self._parts.marker)
+        if "" in ends.tokens:
             what = "the chat template ends an assistant's turn with no special token, so the model would never stop"
             next = "take the tokenizer that the template was made for, or end the turn with {{ eos_token }}"
             raise ModelError(what, where=where, next=next)
-        return tuple(dict.fromkeys(self._parts.special_id(end) for end in ends))
+        return ends
 
 
 _NO_TARGET = TurnError("no target", "no message of it is a target", "see data.loss")

@@ -10,7 +10,7 @@ from genesis.data.chat.marks import Marked, Marker, unmarked
 from genesis.data.chat.renderer import Rendered, RenderError
 from genesis.data.records import Conversation
 
-__all__ = ["Loss", "Turn", "TurnError", "read_turns", "template_messages", "wanted_turns"]
+__all__ = ["Loss", "NoPromptError", "Turn", "TurnError", "TurnReader", "template_messages", "wanted_turns"]
 
 Loss = Literal["all_assistant", "last", "completion", "all"]
 
@@ -25,6 +25,13 @@ class TurnError(ValueError):
     def __init__(self, kind: str, what: str, next: str) -> None:
         self.kind, self.what, self.next = kind, what, next
         super().__init__(what)
+
+
+class NoPromptError(TurnError):
+    """A turn that no prompt leads to."""
+
+    def __init__(self, what: str, next: str) -> None:
+        super().__init__("template", what, next)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +73,73 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str
     return result
 
 
-def read_turns(rendered: Rendered, numbers: Sequence[int], marks: str, marker: Marker) -> list[Turn]:
-    """The turns that a model could have been asked for: those for which the template gives a prompt.
+@dataclass(frozen=True, slots=True)
+class TurnReader:
+    """Reads turns from the renders of one template.
 
-    Args:
-        numbers: the index of each turn's message.
-
-    Raises:
-        TurnError: there is none, or the render of one does not begin with its prompt. MarksError.
+    Attributes:
+        closing: what the template adds at the end of a whole render, after the turn's own end.
     """
-    turns: list[Turn] = []
-    refused: RenderError | None = None
-    for number, (prompt, end) in zip(numbers, rendered.turns, strict=True):
-        failed = next((part for part in (prompt, end) if isinstance(part, RenderError)), None)
-        if failed is not None:
-            refused = refused or failed
-            continue
-        assert isinstance(prompt, str) and isinstance(end, str)
-        if not end.startswith(prompt):
-            raise _no_prefix(number, prompt, end)
-        turns.append(_turn(unmarked(prompt, marks), unmarked(end[len(prompt) :], marks), marker))
-    if not turns and refused is not None:
-        raise TurnError("template", f"the template gives no prompt for it: {refused.what}", "see what it asks for")
-    return turns
+
+    marker: Marker
+    closing: str
+
+    def read(self, rendered: Rendered, messages: Mapping[int, Mapping[str, Any]], marks: str) -> list[Turn]:
+        """The turns that a model could have been asked for: those for which the template gives a prompt.
+
+        Args:
+            messages: each turn's message by its index, as found.
+
+        Raises:
+            NoPromptError: there is none, or the render of one does not begin with its prompt.
+            TurnError: the render of one lacks what it says.
+            MarksError: special tokens in messages can no longer be told from the template's.
+        """
+        turns: list[Turn] = []
+        refused: RenderError | None = None
+        for (number, message), (prompt, end) in zip(messages.items(), rendered.turns, strict=True):
+            failed = next((part for part in (prompt, end) if isinstance(part, RenderError)), None)
+            if failed is not None:
+                refused = refused or failed
+                continue
+            assert isinstance(prompt, str) and isinstance(end, str)
+            if not end.startswith(prompt):
+                raise _no_prefix(number, prompt, end, marks)
+            said = end[len(prompt) :].removesuffix(self.closing)
+            turn = self._turn(unmarked(prompt, marks), unmarked(said, marks))
+            _check_said(turn, message, number)
+            turns.append(turn)
+        if not turns and refused is not None:
+            raise NoPromptError(f"the template gives no prompt for it: {refused.what}", "see what it asks for")
+        return turns
+
+    def _turn(self, prompt: Marked, rest: Marked) -> Turn:
+        """The turn whose render adds `rest` to `prompt`: after its last special token there is only white space."""
+        specials = self.marker.specials(rest)
+        if specials and not rest.text[specials[-1][1] :].strip():
+            start, stop = specials[-1]
+            return Turn(prompt, rest[:stop], rest.text[start:stop])
+        return Turn(prompt, rest, "")
 
 
-def _turn(prompt: Marked, rest: Marked, marker: Marker) -> Turn:
-    """The turn whose render adds `rest` to `prompt`: what comes after its last special token is white space, if any."""
-    specials = marker.specials(rest)
-    if specials and not rest.text[specials[-1][1] :].strip():
-        start, stop = specials[-1]
-        return Turn(prompt, rest[:stop], rest.text[start:stop])
-    return Turn(prompt, rest, "")
+def _check_said(turn: Turn, message: Mapping[str, Any], number: int) -> None:
+    """See that the render has the message's calls or else its content, which some templates drop. Raises: TurnError."""
+    for call in message.get("tool_calls") or ():
+        name = call.get("function", call).get("name")
+        if isinstance(name, str) and name not in turn.target.text:
+            what = f"the template leaves out the call of {name!r} in messages[{number}]"
+            raise TurnError("template", what, "take a template that knows tools")
+    content = message.get("content")
+    if isinstance(content, str) and not message.get("tool_calls"):
+        answer = content.rpartition("</think>")[2].strip()  # many templates write the reasoning before it anew
+        if answer not in turn.target.text:
+            what = f"the template leaves out or changes the content of messages[{number}]"
+            raise TurnError("template", what, "take a template that writes a message's text as it is")
 
 
-def _no_prefix(number: int, prompt: str, end: str) -> TurnError:
+def _no_prefix(number: int, prompt: str, end: str, marks: str) -> NoPromptError:
     same = next((i for i, (a, b) in enumerate(zip(prompt, end, strict=False)) if a != b), min(len(prompt), len(end)))
-    asked, said = prompt[same:][:_SHOWN_CHARS], end[same:][:_SHOWN_CHARS]
+    unmark = str.maketrans("", "", marks)
+    asked, said = (text[same : same + _SHOWN_CHARS].translate(unmark) for text in (prompt, end))
     what = f"the render of messages[{number}] does not begin with its prompt: it has {said!r}, the prompt {asked!r}"
-    return TurnError("template", what, "change data.template_args, or the message's reasoning, so that they agree")
+    return NoPromptError(what, "change data.template_args, or the message's reasoning, so that they agree")

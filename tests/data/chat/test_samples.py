@@ -152,6 +152,35 @@ class TestDefects:
         assert "does not begin with its prompt" in found.what and "template_args" in found.next
         assert len(samples_of(encoders("qwen3"), document(messages))) == 1
 
+    @pytest.mark.parametrize(
+        "name, message, what",
+        [
+            ("llama3_2", assistant("x", tool_calls=[call({})]), ""),
+            ("no calls", assistant("", tool_calls=[call({})]), "leaves out the call of 'get_weather' in messages[1]"),
+            ("no calls", assistant("said"), ""),
+            ("no text", assistant("said"), "leaves out or changes the content of messages[1]"),
+            ("qwen3", assistant("<think>why</think> because \n"), ""),
+        ],
+    )
+    def test_what_a_template_leaves_out(
+        self, name: str, message: dict[str, Any], what: str, encoders: Encoders, llama: Tokenizer
+    ) -> None:
+        encoder = encoders(name) if not name.startswith("no ") else None
+        if encoder is None:
+            text = (
+                "{% for m in messages %}{{ m.role }}{{ m.content if KEEP or m.role == 'user' }}<|eot_id|>{% endfor %}"
+            )
+            text = text.replace("KEEP", "true" if name == "no calls" else "messages[0].content != 'q'")
+            text += "{% if add_generation_prompt %}assistant{% endif %}"
+            encoder = ChatEncoder(llama, ChatTemplate.from_text(text), loss="last")
+        [found] = encoder.encode([document([user("q"), message])])
+        assert what in (found.what if isinstance(found, Defect) else "") and isinstance(found, Defect) == bool(what)
+
+    def test_all_of_a_render_needs_no_prompts(self, encoders: Encoders) -> None:
+        messages = [user("a"), assistant("b", reasoning_content="r")]
+        [sample] = samples_of(encoders("qwen3", "all", enable_thinking=False), document(messages))
+        assert sample.is_target[1:].all()
+
     def test_half_a_surrogate_pair(self, encoders: Encoders) -> None:
         found = encoders("qwen2_5").encode(
             [document([user("a"), assistant("b")]), document([user("\ud83d"), assistant("x")])]
@@ -188,12 +217,22 @@ class TestEnds:
         assert encoders("llama3_2").end_of_turn_ids == (llama.token_id("<|eot_id|>"),)
 
     def test_calls_may_end_otherwise(self, llama: Tokenizer) -> None:
-        text = "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        text = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}"
         text += "<|{{ 'eom' if m.tool_calls else 'eot' }}_id|>{% endfor %}"
         template = ChatTemplate.from_text(text + "{% if add_generation_prompt %}assistant:{% endif %}")
         with ChatEncoder(llama, template, loss="last") as encoder:
             ends = [llama.token_id("<|eot_id|>"), llama.token_id("<|eom_id|>")]
             assert list(encoder.end_of_turn_ids) == ends
+
+    def test_what_comes_after_a_whole_render_is_no_end_of_a_turn(self, qwen: Tokenizer) -> None:
+        """As Phi-3's template has it, which adds the end of text where it adds no generation prompt."""
+        text = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        text += "{{ '<|im_start|>assistant\n' if add_generation_prompt else '<|endoftext|>' }}"
+        messages = [user("a"), assistant("A"), user("b"), assistant("B")]
+        with ChatEncoder(qwen, ChatTemplate.from_text(text), loss="all_assistant") as encoder:
+            [sample] = samples_of(encoder, document(messages))
+        assert targets(qwen, [sample]) == ["A<|im_end|>", "B<|im_end|>"]
+        assert encoder.end_of_turn_ids == (qwen.token_id("<|im_end|>"),)
 
 
 class TestSpecialTokens:
