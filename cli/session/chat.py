@@ -38,10 +38,15 @@ TEXTS = Talk()
 
 
 class EncoderFactory:
-    """Makes the encoder of a run's records, and remembers how that talks."""
+    """Makes the encoder of records, and remembers how that talks.
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    Args:
+        data: the settings that decide samples.
+        folder: of the model, whose template is used where `data` names neither a template nor a tokenizer.
+    """
+
+    def __init__(self, data: DataConfig, folder: str | os.PathLike[str] | None) -> None:
+        self._data, self._folder = data, folder
         self._encoder: ChatEncoder | None = None
         self._template: ChatTemplate | None = None
 
@@ -52,14 +57,14 @@ class EncoderFactory:
             ModelError: the template cannot be read or used. ConfigError: an argument that no template could take.
         """
         self._template = self._read(tokenizer)
-        self._encoder = ChatEncoder(tokenizer, self._template, loss=self._config.data.loss)
+        self._encoder = ChatEncoder(tokenizer, self._template, loss=self._data.loss)
         return self._encoder
 
     def _read(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        data = self._config.data
+        data = self._data
         if data.template == CHATML:
             return ChatTemplate.chatml(tokenizer, data.template_args)
-        path = data.template or _folder(data.tokenizer or self._config.model.path)
+        path = data.template or _folder(data.tokenizer or self._folder)
         if path is None or (data.template is None and not read_chat_templates(path)):
             return None  # the encoder says so where there is a conversation
         return ChatTemplate.read(path, data.template_args)
@@ -71,7 +76,7 @@ class EncoderFactory:
         learned = _targets(tokens)
         turn_ends = tuple(token for token in self._encoder.end_of_turn_ids if token in learned)
         ends = tuple(dict.fromkeys((*turn_ends, *({tokenizer.eos_id} & learned))))
-        is_changed = self._config.data.template is not None or bool(self._config.data.template_args)
+        is_changed = self._data.template is not None or bool(self._data.template_args)
         texts = self._template.texts_with_defaults if self._template is not None and turn_ends and is_changed else None
         return Talk(ends, texts)
 

@@ -20,6 +20,7 @@ from genesis.io.paths import safe_join
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
 from genesis.train.output import Output
+from genesis_cli.session.chat import EncoderFactory
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import Stages, resolve_device, special_text_warning
 from genesis_models.blocks import CausalLM
@@ -177,7 +178,10 @@ def evaluate(
     dtype: str,
     base: str | None = None,
 ) -> dict[str, float | int]:
-    """Loss, perplexity and bits per byte of the model in `folder` on `sources`, each document alone, and gzip's."""
+    """Loss, perplexity and bits per byte of the model in `folder` on `sources`, each sample alone, and gzip's on texts.
+
+    Conversations are samples by the template of the folder; what the assistant says is measured.
+    """
     with phrased_for(EVAL, memory=EVAL_MEMORY):
         return _evaluate(_found(folder, base), sources, seq_len, batch_size, resolve_device(device), dtype)
 
@@ -205,11 +209,12 @@ def _evaluate(
             max_line_bytes=data.max_line_bytes,
             seq_len=length,
             progress=stages,
+            make_encoder=EncoderFactory(data, source.holding("tokenizer.json")),
             key="--data",
         )
         console.line(str(held_out.files))
         for note in held_out.notes:
-            console.line(f"--data: {note}")
+            console.line(str(note))
         if held_out.special.documents:
             console.line(special_text_warning(held_out.special))
         found = measure(model, held_out, batch_size=batch_size, seq_len=length, max_batches=None, device=where)

@@ -118,7 +118,7 @@ def prepare_data(
             seq_len=data.seq_len,
             too_long=data.too_long,
             parse_special=data.parse_special,
-            make_encoder=encoders or EncoderFactory(config),
+            make_encoder=encoders or EncoderFactory(data, config.model.path),
             progress=stages,
         )
     if prepared.tokenizer.vocab_size > model.vocab_size:
@@ -139,8 +139,10 @@ def file_lines(data: Prepared) -> Iterator[str]:
         yield f"held out: the end of the only document, from {escape(data.report.tail)} on"
     if data.held_out is not None and data.held_out.files.read:
         yield f"held out: {data.held_out.files}"
-    yield from (str(note) for note in data.report.notes)
-    yield from (f"held out: {note}" for note in (data.held_out.notes if data.held_out is not None else ()))
+    found = [("", data.report.notes)] + ([("held out: ", data.held_out.notes)] if data.held_out is not None else [])
+    for which, notes in found:
+        for note in notes:
+            yield f"{which}{note}" + (f"; see {note.setting}" if note.setting else "")
     # In messages such text stays text, whatever the settings.
     advice = "" if data.train.index.is_record.all() else "; data.parse_special=true reads the tokens"
     for special in (data.report.special, data.held_out.special if data.held_out is not None else SpecialText()):

@@ -74,7 +74,8 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
             folder.record(config)
         shape = model_config(config)
         memory = planned_memory(config, shape, device)  # before the data: what cannot fit is refused at once
-        data = prepare_data(config, shape, console, encoders=(encoders := EncoderFactory(config)))
+        encoders = EncoderFactory(config.data, config.model.path)
+        data = prepare_data(config, shape, console, encoders=encoders)
         talk = encoders.talk(data.train, data.tokenizer)
         model = make_model(config, shape, data.tokenizer, device, previous)
         announce(config, data, model, device, dtype, memory, console)

@@ -293,7 +293,7 @@ def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
     """Raises: DataError: no sample is left."""
     if not len(tokens):
         what = f"no sample {which} is left: " + "; ".join(map(str, notes))
-        next = "raise data.seq_len, set data.too_long to truncate or split, or look at the data: genesis data preview"
+        next = "raise data.seq_len, set data.too_long=split, or look at the data: genesis data preview"
         raise DataError(what, next=next)
 
 

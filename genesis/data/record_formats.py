@@ -114,7 +114,7 @@ class RecordFormat:
         if not found:
             forms = "; ".join(f"{name}: {', '.join(needed)}" for name, needed in _NEEDED.items() if name in _READ)
             what = f"the record has the fields of no format; its fields: {_listed(keys)}"
-            next = f"name its fields with data.fields, as data.fields.text=body, for one of the formats ({forms})"
+            next = f"the formats are {forms}; name other fields with data.fields, as data.fields={{text: body}}"
             raise position.defect("missing field", what, next)
         return found[0]
 

@@ -24,11 +24,16 @@ TooLong = Literal["drop", "truncate", "split", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the user should know of some samples: how many they are, what happened to them, and the first of them."""
+    """What the user should know of some samples: how many they are, what happened to them, and the first of them.
+
+    Attributes:
+        setting: what decided it in a run; empty where nothing did.
+    """
 
     count: int
     what: str
     example: str
+    setting: str = ""
 
     def __str__(self) -> str:
         return f"{self.count:,} {self.what}; the first: {self.example}"
@@ -64,13 +69,13 @@ def fit(
         return _truncated(tokens, seq_len, affected, token_bytes)
     if too_long == "split":
         return tokens, _split_notes(tokens, seq_len, affected)
-    return tokens.select_samples(~affected), (_note(tokens, affected, seq_len, "left out (data.too_long: drop)"),)
+    return tokens.select_samples(~affected), (_note(tokens, affected, seq_len, "left out"),)
 
 
 def _truncated(
     tokens: TokenSet, seq_len: int, affected: npt.NDArray[np.bool_], token_bytes: Callable[[int], int]
 ) -> tuple[TokenSet, tuple[Note, ...]]:
-    notes = [_note(tokens, affected, seq_len, "truncated (data.too_long: truncate)")]
+    notes = [_note(tokens, affected, seq_len, "truncated")]
     target_bytes = tokens.index.text_bytes[tokens.documents] if tokens.target_bytes is None else tokens.target_bytes
     target_bytes = target_bytes - _bytes_beyond(tokens, seq_len, affected, token_bytes)
     short = replace(tokens, lengths=np.minimum(tokens.lengths, seq_len), target_bytes=np.maximum(target_bytes, 0))
@@ -100,7 +105,7 @@ def _bytes_beyond(
 
 
 def _split_notes(tokens: TokenSet, seq_len: int, affected: npt.NDArray[np.bool_]) -> tuple[Note, ...]:
-    notes = [_note(tokens, affected, seq_len, "split (data.too_long: split)")]
+    notes = [_note(tokens, affected, seq_len, "split")]
     has_target = chunks_with_target(tokens, seq_len)
     if has_target is not None and not has_target.all():
         first = cut(np.arange(len(tokens)), tokens.lengths, seq_len).samples[np.argmin(has_target)]
@@ -110,8 +115,8 @@ def _split_notes(tokens: TokenSet, seq_len: int, affected: npt.NDArray[np.bool_]
 
 
 def _note(tokens: TokenSet, affected: npt.NDArray[np.bool_], seq_len: int, fate: str) -> Note:
-    what = f"of {len(tokens):,} samples, longer than the {seq_len:,} tokens of data.seq_len, {fate}"
-    return Note(int(affected.sum()), what, _name(tokens, int(np.argmax(affected))))
+    what = f"of {len(tokens):,} samples have more than {seq_len:,} tokens and are {fate}"
+    return Note(int(affected.sum()), what, _name(tokens, int(np.argmax(affected))), "data.too_long")
 
 
 def _name(tokens: TokenSet, sample: int) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 import genesis_models
-from genesis.data.tokenizer import train_bpe
+from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import GenesisError, ModelError, NumericError, OutOfMemoryError, UsageError
 from genesis.io.safetensors import load_file, save_file
 from genesis.train.config import Config, section_class
@@ -96,6 +98,27 @@ def test_a_tokenizer_of_another_model(made: Path, tmp_path: Path, command: Calla
     with pytest.raises(ModelError) as caught:
         command(tmp_path / "small")
     assert caught.value.what == "the tokenizer has 262 ids, the model's embedding 260 rows"
+
+
+def test_conversations_are_measured_by_the_folders_template(folder: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    said = ["words", "more words to learn"]
+    turns = [[{"role": "user", "content": "words?"}, {"role": "assistant", "content": text}] for text in said]
+    turns.append([{"role": "user", "content": "words?" * 99}, turns[0][1]])
+    chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
+    with pytest.raises(ModelError, match="there is no chat template") as caught:
+        measured(folder, str(chats))
+    assert caught.value.next == "a chat model has its own"
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}assistant: "
+    (folder / "chat_template.jinja").write_text(
+        template.replace("assistant: ", "{{ 'assistant: ' * add_generation_prompt }}")
+    )
+    found = measured(folder, str(chats), seq_len=64)
+    ids = [Tokenizer.load(folder).encode(text) for text in said]
+    assert found["eval/num_tokens"] == sum(len(each) + 1 for each in ids)
+    bits = found["eval/loss"] / math.log(2) * found["eval/num_tokens"]
+    assert found["eval/bits_per_byte"] == pytest.approx(bits / sum(map(len, said)))
+    assert "eval/gzip_bits_per_byte" not in found and "eval/gzip_bits_per_byte" in measured(folder)
 
 
 @pytest.mark.parametrize("wrong", [320, -1])

@@ -100,7 +100,7 @@ def test_whole_conversations_are_trained_on_or_held_out_or_counted(chats: Path) 
     train, held_out = lines(data)
     assert not train & held_out and train | held_out == set(range(1, 31)) - {5, 8} and len(held_out) >= 2
     (note,) = data.report.notes
-    assert str(note).startswith("2 of 30 samples, longer than the 192 tokens of data.seq_len, left out (")
+    assert str(note).startswith("2 of 30 samples have more than 192 tokens and are left out; the first: ")
     assert note.example.startswith(f"{chats}:5, ")
     assert data.report.formats == {"messages": 30} and len(data.report.lengths) == 30
     assert data.held_out is not None and data.held_out.gzip_bits_per_byte is None

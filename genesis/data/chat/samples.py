@@ -185,7 +185,9 @@ class ChatEncoder:
         for jobs in batches:
             if jobs:
                 what = "the data hold conversations, and there is no chat template to make text of them"
-                next = f"set data.template={CHATML}, or to a file with a Jinja template, such as that of the chat model"
+                next = (
+                    f"set data.template={CHATML}, or data.template=FILE to a Jinja template; a chat model has its own"
+                )
                 raise ModelError(what, where="data.template", next=next)
             yield []
 

@@ -81,7 +81,9 @@ class ChatTemplate:
             texts = read_chat_templates(path)
             if not texts:
                 what = "the model has no chat template, so it is not known how a conversation becomes text"
-                next = f"set data.template={CHATML}, or to a file with a Jinja template, such as that of the chat model"
+                next = (
+                    f"set data.template={CHATML}, or data.template=FILE to a Jinja template; a chat model has its own"
+                )
                 raise ModelError(what, where=where, next=next)
             return cls(texts, args, where=where)
         with boundary(ModelError, "reading the chat template", path):
