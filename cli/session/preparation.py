@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from genesis.backend import CPU, Device, as_device
+from genesis.data.documents import TokenSet
 from genesis.data.pipeline import Prepared, prepare
 from genesis.data.tokenize import SpecialText
 from genesis.errors import ConfigError, DeviceError, ModelError, escape
@@ -29,6 +30,7 @@ __all__ = [
     "model_config",
     "prepare_data",
     "resolve_device",
+    "sample_counts",
     "special_text_warning",
 ]
 
@@ -148,6 +150,15 @@ def file_lines(data: Prepared) -> Iterator[str]:
     for special in (data.report.special, data.held_out.special if data.held_out is not None else SpecialText()):
         if special.documents:
             yield f"{special_text_warning(special)}{advice}"
+
+
+def sample_counts(tokens: TokenSet) -> str:
+    """What to add to the counts of documents and tokens where some tokens are no targets."""
+    if tokens.mask is None:
+        return ""
+    return (
+        f"; {len(tokens):,} samples, {100 * tokens.num_targets / tokens.num_tokens:.1f} % of their tokens are targets"
+    )
 
 
 def special_text_warning(special: SpecialText) -> str:

@@ -34,7 +34,14 @@ from genesis_cli.session.chat import TEXTS, EncoderFactory, Talk, unused_setting
 from genesis_cli.session.inference import continue_text, stop_ids
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.model_files import ModelFiles
-from genesis_cli.session.preparation import describe_gpu, file_lines, model_config, prepare_data, resolve_device
+from genesis_cli.session.preparation import (
+    describe_gpu,
+    file_lines,
+    model_config,
+    prepare_data,
+    resolve_device,
+    sample_counts,
+)
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
 from genesis_cli.session.trained import select_trained, trained_lines
 from genesis_cli.session.weights import settled, usable_precision
@@ -166,11 +173,10 @@ def announce(
         console.line(memory)
     for line in file_lines(data):
         console.line(line)
-    held_out = f"{len(data.held_out.tokens):,} held out" if data.held_out is not None else "none held out"
-    console.line(
-        f"data: {len(data.train):,} documents, {data.train.total_bytes:,} bytes, {data.train.num_tokens:,} tokens"
-        f" of a vocabulary of {data.tokenizer.vocab_size:,}; {held_out}"
-    )
+    train, vocabulary = data.train, f"of a vocabulary of {data.tokenizer.vocab_size:,}"
+    held_out = f"{data.held_out.tokens.num_documents:,} held out" if data.held_out is not None else "none held out"
+    size = f"{train.num_documents:,} documents, {train.total_bytes:,} bytes, {train.num_tokens:,} tokens"
+    console.line(f"data: {size} {vocabulary}{sample_counts(train)}; {held_out}")
     if data.report.defects.total:
         console.line(f"data: {data.report.defects.total:,} records left out; the first: {_first_defect(data)}")
     if (warning := unused_settings(config, data.train)) is not None:

@@ -13,7 +13,7 @@ from genesis.train.optimizer import build_schedule
 from genesis.train.output import Output
 from genesis_cli.session.chat import unused_settings
 from genesis_cli.session.memory import planned_memory
-from genesis_cli.session.preparation import file_lines, model_config, prepare_data, resolve_device
+from genesis_cli.session.preparation import file_lines, model_config, prepare_data, resolve_device, sample_counts
 from genesis_cli.session.run_folder import check_is_ours, check_places
 from genesis_cli.session.trained import check_trained
 from genesis_cli.session.training import arithmetic
@@ -53,5 +53,7 @@ def validate(config: Config, *, console: Output) -> None:
             console.line(line)
         if (warning := unused_settings(config, data.train)) is not None:
             console.line(warning)
-        console.line(f"data: {len(data.train):,} documents, {data.train.num_tokens:,} tokens")
+        console.line(
+            f"data: {data.train.num_documents:,} documents, {data.train.num_tokens:,} tokens{sample_counts(data.train)}"
+        )
         console.line(f"run: {steps:,} steps of at most {tokens:,} tokens on {device}")

@@ -109,10 +109,8 @@ def test_conversations_are_measured_by_the_folders_template(folder: Path, tmp_pa
     with pytest.raises(ModelError, match="there is no chat template") as caught:
         measured(folder, str(chats))
     assert caught.value.next == "a chat model has its own"
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}assistant: "
-    (folder / "chat_template.jinja").write_text(
-        template.replace("assistant: ", "{{ 'assistant: ' * add_generation_prompt }}")
-    )
+    turn, asked = "{{ m.role }}: {{ m.content }}<|endoftext|>", "{{ 'assistant: ' * add_generation_prompt }}"
+    (folder / "chat_template.jinja").write_text(f"{{% for m in messages %}}{turn}{{% endfor %}}{asked}")
     found = measured(folder, str(chats), seq_len=64)
     ids = [Tokenizer.load(folder).encode(text) for text in said]
     assert found["eval/num_tokens"] == sum(len(each) + 1 for each in ids)
