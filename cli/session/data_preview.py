@@ -152,7 +152,7 @@ class _Page:
         for token_id, target in zip(ids, is_target, strict=True):
             found = (target, token_id in self._tokenizer.special_ids)
             if found != kind:
-                yield from self._span(text + decoder.finish(), *kind)
+                yield from self._span(text, *kind)
                 text, kind = "", found
             text += decoder.push(token_id)
         yield from self._span(text + decoder.finish(), *kind)

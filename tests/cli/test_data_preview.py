@@ -17,6 +17,7 @@ from genesis.train.output import Output
 from genesis_cli.main import main
 from genesis_cli.session.data_preview import _histogram, _Page
 from tests.data.helpers import token_set
+from tests.data.test_tokenizer_files import sentence_piece, write
 from tests.models.golden import FIXTURES
 
 
@@ -151,3 +152,13 @@ def test_what_is_wrong_has_its_exit_code(
     texts(tmp_path, "words to learn, and more words")
     found, _, told = run(*(str(model) if word == "MODEL" else word for word in words))
     assert (found, said in told) == (code, True), told
+
+
+def test_the_spaces_of_a_sentence_piece_tokenizer_are_shown(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path / "model", sentence_piece(), config={"eos_token_id": 2}))
+    tokens = masked(tokenizer, ("a ab", False), ("</s>", True), ("b a", True), (" a b", False))
+    stream = io.StringIO()
+    _Page(Output(stream), tokenizer).show(tokens, 0)
+    ids = tokens.stream.tolist()
+    shown = stream.getvalue().partition(" targets\n")[2].rstrip("\n")
+    assert shown.replace("[[", "").replace("]]", "") == tokenizer.decode(ids, skip_special=False)
