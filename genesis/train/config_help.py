@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from genesis.errors import escape, nearest
 from genesis.train.config import SOURCE_KINDS, json_schema
@@ -221,10 +221,16 @@ def show(value: Any) -> str:
     if isinstance(value, tuple):
         value = list(value)
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError):
         text = repr(value)
     return escape(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):  # a part of a setting, as the weighted source
+        return value.model_dump()
+    raise TypeError
 
 
 def _remedy(fragment: Mapping[str, Any], value: Any) -> str:

@@ -206,6 +206,12 @@ def test_a_change_inside_an_inline_model_is_named_by_its_key() -> None:
     assert "rope_theta" not in caught.value.what
 
 
+def test_the_weight_of_a_source_is_shown_as_it_is_written() -> None:
+    old, new = (load_config(QUICKSTART, [f"data.train=[{{path: a, weight: {n}}}]"]) for n in (1, 2))
+    shown = 'data.train: [{"path": "a", "weight": 1.0}] -> [{"path": "a", "weight": 2.0}]'
+    assert [str(change) for change in changes(old, new)] == [shown]
+
+
 def test_true_and_one_are_not_the_same_setting() -> None:
     old = load_config(QUICKSTART, ["model.config.flag=true"])
     assert [str(change) for change in changes(old, load_config(QUICKSTART, ["model.config.flag=1"]))] == [
