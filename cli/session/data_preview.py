@@ -59,6 +59,8 @@ def _figures(config: Config, data: Prepared) -> Iterator[str]:
     yield f"{_size(train)}, {train.num_tokens:,} tokens, {train.num_targets:,} of them targets ({share})"
     if data.held_out is not None:
         yield f"held out {_size(data.held_out.tokens)}"
+    if train.weights is not None:
+        yield f"weights: an epoch has about {train.weights.sum():,.0f} samples"
     yield from _histogram(data.report.lengths, config.data.seq_len)
     length = config.data.seq_len
     packing = PackedLoader(train, batch_size=1, seq_len=length, seed=config.train.seed).packing(0)

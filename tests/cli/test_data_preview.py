@@ -72,6 +72,23 @@ def test_a_configuration_is_shown_as_a_run_would_see_it(model: Path, tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
+def test_chats_are_shown_with_what_is_learned_of_them(model: Path, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "a <|im_end|>\n<|endoftext|>?"}, {"role": "assistant", "content": "some words"}]
+    records = [{"messages": chat}, {"instruction": "more", "output": "words"}, {"instruction": "x" * 99, "output": "y"}]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    weighted = f"data.train=[{{path: {path}, weight: 1.5}}]"
+    code, out, told = run(path, "--model", model, "--seq-len", 96, "data.template=chatml", weighted)
+    assert code == 0, told
+    lines = out.splitlines()
+    assert lines[1].startswith("1 of 3 samples have more than 96 tokens and are left out; the first: ")
+    assert lines[2].endswith("such as <|endoftext|>; it is read as plain text"), "no setting makes tokens of it"
+    assert "formats: 2 alpaca, 1 messages" in lines and "weights: an epoch has about 3 samples" in lines
+    asked = "<|im_start|>user\na <|im_end|>\n\\<|endoftext|>?<|endoftext|>\n<|im_start|>assistant\n"
+    shown = f"{asked}[[some words<|endoftext|>]]"
+    assert shown in out and "[[words<|endoftext|>]]" in out
+
+
 def test_what_data_hold_cannot_drive_the_terminal(model: Path, tmp_path: Path) -> None:
     path = texts(tmp_path, "\x1b[31mred\a \u202e <|endoftext|> [[no target]]\r\nend\ttab")
     _, out, _ = run(path, "--model", model)
