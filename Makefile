@@ -84,12 +84,12 @@ performance: install-dev ## make docs/performance.md again from the results that
 docs: install-dev ## write docs/configuration.md from the schema and the API reference, build/api.md, from the docstrings
 	$(BIN)/python -m docs.generate
 
-# Signatures that show every feature of every kernel: in bfloat16 with both Tritons, in float32 with the lowest; and attention's
-# products must not wait for each other. What sm_80, sm_90 and sm_100 share is compiled for one of them, with the two Tritons
-# for different ones, and of attention's forms each Triton has one half. `make kernels` has all types, for all three, and all
-# forms with both.
+# Signatures that show every feature of every kernel, in float32 and bfloat16: every kernel with both Tritons, each of its
+# features with one of them, and for one of sm_80, sm_90 and sm_100 where they share it; and attention's products must not
+# wait for each other, one half of its forms with each Triton. `make kernels` has all types, for all three, and every feature
+# and form with both Tritons.
 kernels-newest: install-dev ## compile the kernels ahead of time with the newest Triton; needs no GPU
-	$(BIN)/python -m tests.kernels.ahead --dtypes bfloat16 --once 0 --jobs $(WORKERS)
+	$(BIN)/python -m tests.kernels.ahead --dtypes float32 bfloat16 --once 0 --jobs $(WORKERS)
 	$(BIN)/python -m tests.kernels.waits --once 0
 
 kernels-lowest: $(LOWEST_VENV)/.installed ## the same with the lowest supported Triton
@@ -103,6 +103,7 @@ $(LOWEST_VENV)/.installed: pyproject.toml | $(LOWEST_VENV)/.created
 
 kernels: install-dev $(LOWEST_VENV)/.installed ## compile every kernel signature of the suite, in all types, with the newest Triton
 	$(BIN)/python -m tests.kernels.ahead --all --jobs $(WORKERS)
+	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --jobs $(WORKERS)
 	$(BIN)/python -m tests.kernels.waits
 	$(LOWEST_VENV)/bin/python -m tests.kernels.waits
 

@@ -6,9 +6,10 @@
 The signatures are those that the suite's samples launch on a GPU of the architecture. Of them a part is compiled that
 holds, for every kernel, each combination of its parameters' types, each combination of the functions and types among
 its constants, and each value of its flags. --all takes all, with every pattern of strides and alignment. --dtypes
-keeps the samples of these dtypes (and those of ops that take no others). --once compiles a signature that several
-architectures share for one of them, in rotation from the K-th. The exit code is 1 where one fails, or takes more shared
-memory than its architecture gives a block.
+keeps the samples of these dtypes (and those of ops that take no others). --once K is for two runs, with K = 0 and 1,
+that are to show each feature once: each run has every kernel and one half of the features, and compiles a signature
+that several architectures share for one of them, in rotation from the K-th. The exit code is 1 where one fails, or
+takes more shared memory than its architecture gives a block.
 """
 
 from __future__ import annotations
@@ -172,13 +173,13 @@ def main() -> int:
     parser.add_argument("--without", nargs="*", default=[], help="families to leave out")
     parser.add_argument("--dtypes", nargs="*", default=[])
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--once", type=int, metavar="K")
+    parser.add_argument("--once", type=int, choices=(0, 1), metavar="K")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     import triton
 
     found = needed(options.ops, options.dtypes, options.without, options.arch)
-    _kernels.update({arch: kernels if options.all else covering(kernels) for arch, kernels in found.items()})
+    _kernels.update({a: kernels if options.all else covering(kernels, options.once) for a, kernels in found.items()})
     if options.once is not None:
         _kernels.update(rotated(_kernels, options.once))
     jobs = [(part, options.jobs) for part in range(options.jobs)]

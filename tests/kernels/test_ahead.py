@@ -42,6 +42,14 @@ def test_what_is_compiled_holds_every_feature() -> None:
     assert rare in covering([*kernels, rare])
 
 
+def test_two_halves_hold_every_feature_and_each_every_kernel() -> None:
+    kernels = [(kernel, signature) for kernel in ("one", "two") for signature in SIGNATURES]
+    halves = [covering(kernels, half) for half in (0, 1)]
+    assert [{kernel for kernel, _ in half} for half in halves] == [{"one", "two"}] * 2
+    assert {f for half in halves for _, s in half for f in features(s)} == {f for s in SIGNATURES for f in features(s)}
+    assert all(len(half) < len(covering(kernels)) for half in halves)
+
+
 def test_what_architectures_share_is_compiled_for_one_in_rotation() -> None:
     kernels: Any = {80: [("a", 1), ("b", 1), ("c", 1)], 90: [("a", 1), ("b", 1), ("c", 1), ("d", 1)]}
     assert rotated(kernels, 0) == {80: [("a", 1), ("c", 1)], 90: [("b", 1), ("d", 1)]}
