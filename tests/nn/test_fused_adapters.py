@@ -1,0 +1,158 @@
+"""Adapters among modules that are called together: as few ops as without, values and gradients of the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis import nn
+from genesis.nn import fused
+from genesis.op import observe
+from genesis.optim.flat import FlatBuffers
+from genesis.optim.groups import pairs_together
+
+# The layers of a block by name: which of them have adapters.
+CHOSEN = {"all": ("gate", "up", "down"), "one of two": ("up",), "the last": ("down",)}
+
+
+class Block(nn.Module):
+    """A gated MLP whose layers `chosen` have adapters, B not being 0."""
+
+    def __init__(self, chosen: Sequence[str], bias: bool = True, **kind: Any) -> None:
+        super().__init__()
+        genesis.manual_seed(3)
+        self.norm = nn.RMSNorm(32, eps=1e-6)
+        self.gate, self.up, self.down = nn.Linear(32, 64, bias), nn.Linear(32, 64, bias), nn.Linear(64, 32, bias)
+        for name in chosen:
+            layer = nn.LoRALinear.from_linear(getattr(self, name), r=4, alpha=6, **kind)
+            nn.init.normal_(layer.lora_B.weight, std=0.3)
+            if layer.lora_magnitude_vector is not None:
+                nn.init.uniform_(layer.lora_magnitude_vector.weight, 0.5, 1.5)
+            setattr(self, name, layer)
+
+    def together(self, x: Any, recompute: bool) -> Any:
+        return fused.gated_mlp(x, self.norm, (self.gate, self.up), self.down, recompute)
+
+    def apart(self, x: Any, recompute: bool = False) -> Any:
+        n = self.norm(x)
+        return x + by_formula(self.down, nn.functional.silu(by_formula(self.gate, n)) * by_formula(self.up, n))
+
+    def packed(self, x: Any, recompute: bool) -> Any:
+        return fused.packed_linear(x, (self.gate, self.up), self.norm, recompute)
+
+    def apart_packed(self, x: Any, recompute: bool = False) -> Any:
+        n = self.norm(x)
+        return genesis.cat([by_formula(self.gate, n), by_formula(self.up, n)], -1)
+
+    def summed(self, x: Any, recompute: bool) -> Any:
+        return x + fused.linear_sum(genesis.cat([x, x * 2], -1), self.down, x)
+
+    def apart_summed(self, x: Any, recompute: bool = False) -> Any:
+        return x + (x + by_formula(self.down, genesis.cat([x, x * 2], -1)))
+
+
+def by_formula(layer: Any, x: Any) -> Any:
+    """c∘((W + s·B·A)·x) + b with B·A made in full, and the norm in c detached."""
+    weight = layer.weight
+    if isinstance(layer, nn.LoRALinear):
+        weight = weight + layer.scaling * (layer.lora_B.weight @ layer.lora_A.weight)
+        if layer.lora_magnitude_vector is not None:
+            factors = layer.lora_magnitude_vector.weight / weight.detach().square().sum(-1).sqrt()
+            weight = weight * factors.unsqueeze(-1)
+    y = x @ weight.T
+    return y if layer.bias is None else y + layer.bias
+
+
+CALLS = {"mlp": ("together", "apart"), "packed": ("packed", "apart_packed"), "sum": ("summed", "apart_summed")}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("call", CALLS)
+def test_values_and_gradients_are_those_of_the_formula(call: str, chosen: str, use_dora: bool, recompute: bool) -> None:
+    """Also of a frozen weight that learns after all, and of the norm."""
+    results = []
+    for name in CALLS[call]:
+        block = Block(CHOSEN[chosen], use_dora=use_dora)
+        block.gate.weight.requires_grad_(True)
+        if recompute:  # in flat buffers, where pairs are one operand
+            FlatBuffers([p for _, p in pairs_together(block.named_parameters()) if p.ndim == 2])
+        genesis.manual_seed(7)
+        x, g = genesis.randn(2, 5, 32).requires_grad_(), genesis.randn(2, 5, 128 if call == "packed" else 32)
+        y = getattr(block, name)(x, recompute)
+        y.backward(g)
+        grads = {n: p.grad.numpy().copy() for n, p in block.named_parameters() if p.grad is not None}
+        results.append({"y": y.detach().numpy(), "x": x.grad.numpy(), **grads})
+    found, expected = results
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        error = float(np.linalg.norm(found[name] - value)) / max(float(np.linalg.norm(value)), 1e-12)
+        assert error < 1e-5, (name, error)
+
+
+def names(call: Callable[[], Any]) -> list[str]:
+    found: list[str] = []
+    with observe(lambda op, *_: found.append(op.name)):
+        call()
+    return found
+
+
+def test_a_block_with_adapters_is_as_many_ops_as_one_without() -> None:
+    x = genesis.randn(5, 32)
+    for kind, more in (({}, 0), ({"use_dora": True}, 2)):
+        block = Block(CHOSEN["all"], **kind)
+        block.together(x, False)  # ‖W‖² is made once
+        assert names(lambda: block.together(x, False)) == ["dora_factors"] * more + ["norm_mlp"]  # noqa: B023
+
+
+def test_row_norms_of_a_weight_follow_it() -> None:
+    block = Block(CHOSEN["the last"], use_dora=True)
+    x = genesis.randn(5, 32)
+    block.summed(x, False)
+    with genesis.no_grad():
+        block.down.weight.mul_(3)
+    np.testing.assert_allclose(
+        block.summed(x, False).detach().numpy(), block.apart_summed(x).detach().numpy(), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_layers_that_drop_with_another_probability_draw_by_themselves() -> None:
+    """One draw serves the adapters of a call only where they ask for the same."""
+    block = Block(CHOSEN["all"], dropout=0.5)
+    x = genesis.randn(5, 32)
+    assert names(lambda: block.together(x, False)) == ["norm_mlp"]
+    block.up.dropout = 0.0
+    assert "norm_mlp" not in names(lambda: block.together(x, False))
+    block.eval()
+    np.testing.assert_allclose(
+        block.together(x, False).detach().numpy(), block.apart(x).detach().numpy(), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_hook_on_a_part_of_an_adapter_is_called_or_seen_by_nobody_else() -> None:
+    block = Block(CHOSEN["all"])
+    x = genesis.randn(5, 32)
+    block.up.register_forward_hook(lambda module, args, result: result * 2)
+    found = block.together(x, False).detach().numpy()
+    n = block.norm(x)
+    inner = nn.functional.silu(by_formula(block.gate, n)) * (2 * by_formula(block.up, n))
+    np.testing.assert_allclose(found, (x + by_formula(block.down, inner)).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_fp8_leaves_the_low_rank_path_in_its_type() -> None:
+    """The base product is rounded to 8 bits as it is without adapters; what the pairs add is exact."""
+    block, plain = Block(CHOSEN["all"], bias=False), Block((), bias=False)
+    x = genesis.randn(16, 32)
+    normed = plain.norm(x)
+    base = fused.packed_linear(normed, (plain.gate, plain.up), fp8=1).detach().numpy()
+    found = fused.packed_linear(normed, (block.gate, block.up), fp8=1).detach().numpy()
+    pairs = [(n.lora_A.weight, n.lora_B.weight, n.scaling) for n in (block.gate, block.up)]
+    added = np.concatenate([s * (normed @ a.T @ b.T).detach().numpy() for a, b, s in pairs], -1)
+    np.testing.assert_allclose(found - base, added, rtol=1e-4, atol=1e-5)
+    exact = plain.gate(normed).detach().numpy()
+    assert np.abs(base[:, :64] - exact).max() > 1e-3  # it is in 8 bits
