@@ -144,15 +144,21 @@ def test_a_hook_on_a_part_of_an_adapter_is_called_or_seen_by_nobody_else() -> No
     np.testing.assert_allclose(found, (x + by_formula(block.down, inner)).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_fp8_leaves_the_low_rank_path_in_its_type() -> None:
-    """The base product is rounded to 8 bits as it is without adapters; what the pairs add is exact."""
-    block, plain = Block(CHOSEN["all"], bias=False), Block((), bias=False)
-    x = genesis.randn(16, 32)
-    normed = plain.norm(x)
-    base = fused.packed_linear(normed, (plain.gate, plain.up), fp8=1).detach().numpy()
-    found = fused.packed_linear(normed, (block.gate, block.up), fp8=1).detach().numpy()
-    pairs = [(n.lora_A.weight, n.lora_B.weight, n.scaling) for n in (block.gate, block.up)]
-    added = np.concatenate([s * (normed @ a.T @ b.T).detach().numpy() for a, b, s in pairs], -1)
-    np.testing.assert_allclose(found - base, added, rtol=1e-4, atol=1e-5)
-    exact = plain.gate(normed).detach().numpy()
-    assert np.abs(base[:, :64] - exact).max() > 1e-3  # it is in 8 bits
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fp8_leaves_the_low_rank_path_in_its_type(device: str) -> None:
+    """The base product and its gradient are rounded to 8 bits as without adapters; what the pairs add is exact."""
+    results = []
+    x, g = genesis.randn(16, 32), genesis.randn(16, 128).to(device)
+    for chosen, fp8 in (((), 1), (CHOSEN["all"], 1), ((), 0)):
+        block = Block(chosen, bias=False).to(device)
+        given = x.clone().to(device).requires_grad_()
+        y = fused.packed_linear(given, (block.gate, block.up), fp8=fp8)
+        y.backward(g)
+        results.append([each.cpu().numpy() for each in (y.detach(), given.grad)])
+    base, found, exact = results
+    block = Block(CHOSEN["all"], bias=False)
+    pairs = [layer.scaling * (layer.lora_B.weight @ layer.lora_A.weight).detach() for layer in (block.gate, block.up)]
+    change = genesis.cat(pairs, 0)
+    for i, added in enumerate((x @ change.T, g.cpu() @ change)):
+        np.testing.assert_allclose(found[i] - base[i], added.numpy(), rtol=1e-4, atol=1e-4)
+        assert np.abs(base[i] - exact[i]).max() > 1e-2  # it is in 8 bits
