@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import genesis_models
-from genesis.data.tokenizer import train_bpe
 from genesis.errors import ConfigError, GenesisError, ModelError, NumericError, UsageError
 from genesis.io.files import AtomicFolder, verify_manifest
 from genesis.io.safetensors import load_file, save_file
@@ -36,17 +35,9 @@ def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """The base model with a tokenizer and a license."""
-    tokenizer = train_bpe(["some words to learn, and more words to learn"], vocab_size=262)
-    genesis_models.save(genesis_models.load(MODELS / "qwen3-tied"), tmp_path / "base", tokenizer=tokenizer)
-    (tmp_path / "base" / "LICENSE").write_text("terms")
-    return tmp_path / "base"
-
-
-@pytest.fixture
 def adapter(base: Path, tmp_path: Path) -> Path:
-    """An adapter of PEFT's, with an end of turn of its own."""
+    """An adapter of PEFT's, with an end of turn of its own; its base has a license."""
+    (base / "LICENSE").write_text("terms")
     folder = tmp_path / "adapter"
     folder.mkdir()
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -124,7 +115,6 @@ def test_a_run_without_a_final_model_gives_its_newest_checkpoint(base: Path, tmp
 
 
 def test_a_damaged_checkpoint(base: Path) -> None:
-    (base / "LICENSE").unlink()  # it was not saved with the rest
     checkpoint = base.rename(base.parent / "checkpoint-7")
     content = bytearray((checkpoint / "model.safetensors").read_bytes())
     content[-1] ^= 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import genesis_models
-from genesis.data.tokenizer import Tokenizer, train_bpe
+from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
 from genesis.io.files import AtomicFolder
 from genesis.io.safetensors import load_file, save_file
@@ -26,14 +26,6 @@ from tests.models.golden import FIXTURES as MODELS
 
 NAME = "qwen3-tied-dora"
 GREEDY: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "top_k": None, "top_p": None, "seed": 0}
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """The base model with a tokenizer."""
-    tokenizer = train_bpe(["some words to learn, and more words to learn"], vocab_size=262)
-    genesis_models.save(genesis_models.load(MODELS / "qwen3-tied"), tmp_path / "base", tokenizer=tokenizer)
-    return tmp_path / "base"
 
 
 @pytest.fixture
