@@ -51,8 +51,8 @@ def test_a_refused_run_leaves_nothing(recipe: Path, tmp_path: Path, kind: str) -
     if place == "prepare_data":  # a tokenizer that is too large is found once the data are cached
         prepared = training.prepare_data
 
-        def too_large(config: Any, shape: Any, console: Any) -> Any:
-            prepared(config, shape, console)
+        def too_large(config: Any, shape: Any, console: Any, **options: Any) -> Any:
+            prepared(config, shape, console, **options)
             raise GenesisModelError("too large")
 
         fails = mock.patch.object(training, place, too_large)
