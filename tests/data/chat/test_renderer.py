@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -44,6 +45,11 @@ def answer(text: str, messages: list[dict[str, Any]] = MESSAGES, turns: Sequence
     templates = {"default": text, "tool_use": text}
     child = Child({"templates": templates, "variables": variables, "cpu_s": 0.0, "output_chars": 1 << 20})
     return child.answer({"messages": messages, "tools": None, "turns": turns})
+
+
+def written_out(text: str, messages: list[dict[str, Any]], turns: Sequence[int]) -> Rendered | RenderError:
+    """What the parent makes of that answer."""
+    return _checked(json.loads(json.dumps(answer(text, messages, turns))), len(turns))
 
 
 def is_running(pid: int) -> bool:
@@ -94,9 +100,9 @@ class TestEnvironment:
         text = "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}[{% endif %}"
         more = [*MESSAGES, {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
         assert answer(text, more, [1, 3]) == {"whole": "[Hi][Yes][x][y]", "turns": [[5, 9], [13, 15]]}
-        with renderer(text) as process:
-            [found] = process.render([Job.of(more, None, [1, 3])])
-        assert found == Rendered("[Hi][Yes][x][y]", [("[Hi][", "[Hi][Yes]"), ("[Hi][Yes][x][", "[Hi][Yes][x][y]")])
+        assert written_out(text, more, [1, 3]) == Rendered(
+            "[Hi][Yes][x][y]", [("[Hi][", "[Hi][Yes]"), ("[Hi][Yes][x][", "[Hi][Yes][x][y]")]
+        )
 
     def test_renders_that_change_are_told_in_short(self) -> None:
         text = "{% for m in messages %}{{ '[' ~ m.content ~ ('!' if loop.last) ~ ']' }}{% endfor %}"
@@ -104,11 +110,9 @@ class TestEnvironment:
         more = [{"role": "assistant", "content": word * 1000} for word in "abcd"]
         found = answer(text, more, [1, 2])
         assert len(found["whole"]) == 4009 and len(str(found["turns"])) < 2100
-        with renderer(text) as process:
-            [written] = process.render([Job.of(more, None, [1, 2])])
         a, b, c, d = (message["content"] for message in more)
         turns = [(f"[{a}!][", f"[{a}][{b}!]"), (f"[{a}][{b}!][", f"[{a}][{b}][{c}!]")]
-        assert written == Rendered(f"[{a}][{b}][{c}][{d}!]", turns)
+        assert written_out(text, more, [1, 2]) == Rendered(f"[{a}][{b}][{c}][{d}!]", turns)
 
     @given(st.text("ab", max_size=9), st.text("ab", max_size=9))
     def test_the_start_that_texts_have_in_common(self, first: str, second: str) -> None:
@@ -117,9 +121,7 @@ class TestEnvironment:
 
     def test_a_turn_without_a_prompt_is_an_error_of_its_own(self) -> None:
         text = "{% if messages | length < 2 %}{{ raise_exception('none: ' ~ 1) }}{% endif %}ok"
-        with renderer(text) as process:
-            [found] = process.render([JOB])
-        assert found == Rendered("ok", [(RenderError("line 1: none: 1"), "ok")])
+        assert written_out(text, MESSAGES, [1]) == Rendered("ok", [(RenderError("line 1: none: 1"), "ok")])
 
     def test_errors_name_the_line(self) -> None:
         assert answer("a\n{{ raise_exception('no ' ~ 'way') }}") == {"error": "line 2: no way"}
@@ -178,22 +180,26 @@ class TestLimits:
     def test_a_template_that_takes_its_time(self) -> None:
         assert rendered(LOOP, limits=Limits(wall_s=0.1)) == "rendering took more than 0.1 s"
 
-    def test_a_template_that_writes_without_end(self) -> None:
-        text = "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
-        assert rendered(text, limits=Limits(output_chars=5000)) == "its renders have more than 5,000 characters"
-
-    def test_a_template_that_takes_memory(self) -> None:
-        text = "{% set n = messages[0].content | length * 1000000000 %}{{ ('x' * n) | length }}"
-        assert rendered(text) == "it needs more memory than it may take"
+    def test_a_template_that_writes_or_takes_memory_without_end(self) -> None:
+        text = (
+            "{% set what = messages[0].content %}{% if what == 'half' %}{{ '\\ud83d' }}"
+            "{% elif what == 'writes' %}{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}"
+            "{% else %}{% set n = what | length * 1000000000 %}{{ ('x' * n) | length }}{% endif %}"
+        )
+        jobs = [Job.of([{"content": what}], None, []) for what in ("half", "writes", "memory")]
+        with renderer(text, Limits(output_chars=5000)) as process:
+            found = process.render(jobs)
+        assert found == [
+            RenderError("it gives half a surrogate pair, which is no character"),
+            RenderError("its renders have more than 5,000 characters"),
+            RenderError("it needs more memory than it may take"),
+        ]
 
     @pytest.mark.parametrize("text", ["{{ 9 ** (9 ** 9) }}", "{% for %}"])
     def test_a_template_that_cannot_be_compiled(self, text: str) -> None:
         with pytest.raises(ModelError, match="the chat template cannot be used") as caught:
             Renderer({"default": text}, {}, where="t.jinja", limits=Limits(cpu_s=0.1))
         assert caught.value.where == "t.jinja"
-
-    def test_half_a_surrogate_pair(self) -> None:
-        assert "surrogate" in rendered("{{ '\\ud83d' }}")
 
 
 class TestProcess:

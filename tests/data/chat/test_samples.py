@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from genesis.data.chat import ChatEncoder, ChatTemplate, Loss, Sample
 from genesis.data.chat.marks import Marked
@@ -135,6 +136,7 @@ class TestDefects:
     def test_a_template_that_raises(self, encoders: Encoders) -> None:
         found = defect_of(encoders("qwen3_5_think"), [user("a"), SYSTEM, assistant("b")])
         assert found.kind == "template" and "System message must be at the beginning." in found.what
+        assert found.exit_code == 4 and found.where == "chats.jsonl:7"
 
     def test_a_template_that_loops(self, qwen: Tokenizer) -> None:
         text = "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}"
@@ -201,14 +203,15 @@ class TestDefects:
             found = defect_of(encoder, [user("x" * (17 << 20)), assistant("y")])
         assert found.kind == "huge conversation" and "17,8" in found.what
 
-    @pytest.mark.parametrize("change", ["reverse", "replace('im', 'x' ) | tojson(ensure_ascii=true)", "list | last"])
-    def test_a_template_that_takes_a_special_token_apart(self, change: str, qwen: Tokenizer) -> None:
-        text = "{% for m in messages %}<|im_start|>{{ m.content | CHANGE }}<|im_end|>{% endfor %}"
-        text = text.replace("CHANGE", change) + "{% if add_generation_prompt %}<|im_start|>{% endif %}"
-        with ChatEncoder(qwen, ChatTemplate.from_text(text), loss="last") as encoder:
-            found = defect_of(encoder, [user("a"), assistant("x<|im_end|>")])
-            assert samples_of(encoder, document([user("a"), assistant("x")]))
-        assert found.kind == "special token"
+    def test_a_template_that_takes_a_special_token_apart(self, qwen: Tokenizer) -> None:
+        text = "{% for m in messages %}<|im_start|>{% set c = m.content %}{{ c | reverse if m.name == 'reverse' else"
+        text += " c | tojson(ensure_ascii=true) if m.name == 'escape' else c | last }}<|im_end|>{% endfor %}"
+        text += "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+        with ChatEncoder(qwen, ChatTemplate.from_text(text), loss="all") as encoder:
+            for name in ("reverse", "escape", "last"):
+                messages = [user("a"), {**assistant("x"), "name": name}, {**user("x<|im_end|>"), "name": name}]
+                assert defect_of(encoder, messages).kind == "special token"
+                assert samples_of(encoder, document(messages[:2]))
 
 
 class TestEnds:
@@ -359,6 +362,21 @@ def test_what_is_said_is_what_is_learned(
         before += [im_start, *qwen.encode(f"assistant\n{said}"), im_end, *line]
     assert sum(sample.target_bytes for sample in samples) == sum(len(said.encode()) for _, said in turns)
     assert not any(sample.is_target[0] for sample in samples)
+
+
+def test_right_from_day_one_5_training_and_serving_share_one_template(qwen: Tokenizer, tmp_path: Path) -> None:
+    """A server that renders the saved template, and knows no arguments, sends what was trained on."""
+    trained = template("qwen3", {"enable_thinking": False})
+    messages = [SYSTEM, user("a"), assistant("A"), user("b"), assistant("B")]
+    with ChatEncoder(qwen, trained, loss="all_assistant") as encoder:
+        found = pairs(samples_of(encoder, document(messages)))
+    (tmp_path / "chat_template.jinja").write_bytes(trained.files()["chat_template.jinja"])
+    server = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    saved = server.from_string((tmp_path / "chat_template.jinja").read_text("utf-8"))
+    for turn, (prompt, _) in zip((2, 4), found, strict=True):
+        text = saved.render(messages=messages[:turn], add_generation_prompt=True)
+        assert text.endswith("<think>\n\n</think>\n\n") and prompt == qwen.encode(text, parse_special=True).tolist()
+    assert "<think>\n\n" not in saved.render(messages=messages[:2], add_generation_prompt=True, enable_thinking=True)
 
 
 def test_every_turn_is_a_target_once(encoders: Encoders) -> None:
