@@ -39,15 +39,23 @@ def low_rank_product(
     out: Array, x: Array, weight: Array, terms: Sequence[Term], *, transpose_b: bool = False,
     bias: Array | None = None, residual: Array | None = None,
 ) -> None:  # fmt: skip
-    """out = x·weight + Σ u·b in the terms' columns + bias + residual; `transpose_b`: as for `matmul_into`."""
-    matmul_into(out, x, weight, transpose_b=transpose_b, bias=bias, residual=residual)
-    add_terms(out, terms, transpose_b)
+    """out = x·weight + Σ u·b in the terms' columns + bias + residual; `transpose_b`: as for `matmul_into`.
+
+    Terms that cover all columns are stored first and read by the base product's epilogue: what is rounded to out's type
+    in between is then small, and all the rest is added in float32. Other terms are added to a result that was rounded.
+    """
+    if sum(term.stop - term.start for term in terms) < out.shape[-1]:
+        matmul_into(out, x, weight, transpose_b=transpose_b, bias=bias, residual=residual)
+        add_terms(out, terms, transpose_b)
+        return
+    add_terms(out, terms, transpose_b, accumulate=False)
+    matmul_into(out, x, weight, transpose_b=transpose_b, bias=bias, residual=residual, accumulate=True)
 
 
-def add_terms(out: Array, terms: Sequence[Term], transpose_b: bool = False) -> None:
-    """out += Σ u·b in the terms' columns."""
+def add_terms(out: Array, terms: Sequence[Term], transpose_b: bool = False, accumulate: bool = True) -> None:
+    """out += Σ u·b in the terms' columns, or = with `accumulate` False."""
     for start, stop, u, b in terms:
-        matmul_into(window(out, start, stop), u, b, transpose_b=transpose_b, accumulate=True)
+        matmul_into(window(out, start, stop), u, b, transpose_b=transpose_b, accumulate=accumulate)
 
 
 def terms_of(u: Array, operands: Operands, low_rank: LowRank) -> list[Term]:
