@@ -73,7 +73,7 @@ def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | No
     """Give the layers that `config` means adapters, in place, and freeze all other parameters; returns the model.
 
     Args:
-        generator: of the values of A and of dropout; None means the default one.
+        generator: of the values of A; None means the default one.
 
     Raises:
         ConfigError: an entry of `target_modules` means no linear layer. UsageError: the model has adapters already.

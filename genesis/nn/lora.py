@@ -27,14 +27,14 @@ __all__ = ["LoRALinear", "low_rank_pairs"]
 
 
 class LoRALinear(Linear):
-    """c∘(x·Wᵀ + s·dropout(x)·Aᵀ·Bᵀ) + b: a linear layer that learns A and B, and for DoRA c, in place of W and b.
+    """c∘(x·Wᵀ + s·dropout(x)·Aᵀ·Bᵀ) + b: a linear layer that learns A and B, and for DoRA c, with W and b frozen.
 
     c is m / ‖W + s·B·A‖ by rows for DoRA, whose norm counts as a constant in backward (section 4.3 of the paper), and 1
     without it. At the start B is 0 and m is the norm of W's rows, so that the layer is the one it was made of.
 
     A and B have W's dtype and compute in it: as for all weights, float32 masters and moments are the optimizer's. (PEFT
-    keeps A and B of a two-byte base in float32 and casts x.) m is float32 in each case: rounded to bfloat16, c would be
-    off by 2^-9 from the start.
+    keeps A and B of a two-byte base in float32 and casts x.) m is made in float32: rounded to bfloat16, c would be off
+    by 2^-9 from the start.
 
     Args:
         in_features, out_features, bias: as for `Linear`; W and b are frozen.
