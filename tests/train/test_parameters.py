@@ -74,10 +74,9 @@ def test_of_several_patterns_the_first_counts() -> None:
     assert factor_of("norm", {}) == 1
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_factor_of_all_is_another_learning_rate(recipe: Path, tmp_path: Path, name: str) -> None:
+def test_a_factor_of_all_is_another_learning_rate(recipe: Path, tmp_path: Path) -> None:
     plain, halved = (
-        train(load(recipe, str(tmp_path / f"run{number}"), f"optim.name={name}", *settings)).state_hash
+        train(load(recipe, str(tmp_path / f"run{number}"), "optim.name=muon", "train.steps=3", *settings)).state_hash
         for number, settings in enumerate((["optim.lr=1e-2"], ["optim.lr=2e-2", "optim.lr_factors={'*': 0.5}"]))
     )
     assert plain == halved

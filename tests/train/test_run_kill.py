@@ -45,7 +45,7 @@ def committed(calls: list[Call], output: Path) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize(("recipe_of", "every"), [(make, 1), (make_lora, 16)], ids=["model", "adapter"])
+@pytest.mark.parametrize(("recipe_of", "every"), [(make, 1), (make_lora, 24)], ids=["model", "adapter"])
 def test_killed_at_the_calls_of_a_run(
     forks: Forks, folder: Path, recipe_of: Callable[[Path], Path], every: int
 ) -> None:

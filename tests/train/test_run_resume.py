@@ -37,11 +37,6 @@ OPTIMIZERS = {
     "bfloat16-adafactor": ("model.dtype=bfloat16", "optim.name=adafactor"),
     "recomputed": ("train.activation_checkpointing=full", "train.accumulation_steps=3", "train.batch_size=1"),
     "fp8": ("train.precision=fp8", "model.dtype=bfloat16"),
-    "parts": (
-        "train.freeze=['*.q_proj.*']",
-        "optim.lr_factors={'*embed*': 0.1, '*norm*': 5}",
-        "eval.at_start=true",
-    ),
     "threads": ("train.threads=2", "train.batch_size=4", "train.accumulation_steps=1"),
     "epochs": ("train.steps=null", "train.epochs=2.5", "eval.every=null", "log.every=2"),
 }
