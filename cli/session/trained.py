@@ -108,8 +108,8 @@ def trained_lines(config: Config, model: CausalLM) -> Iterator[str]:
     share = f"{trained:,} of {total:,} parameters are trained, {100 * trained / total:.3g} %"
     if config.lora is not None:
         yield f"{_adapters_line(adapted_layers(model))}: {share}"
-    elif trained < total:
-        yield share
+    elif config.model.path is not None or trained < total:
+        yield f"all {total:,} parameters are trained" if trained == total else share
     chosen = fine_tuning_defaults(config)
     if chosen:
         yield _defaults_line(config, chosen)

@@ -33,9 +33,11 @@ KNOWN_NAMES = {
     "cutoff_len": "data.seq_len",
     "dataset": "data.train",
     "device_batch_size": "train.batch_size",
+    "enable_thinking": "data.template_args",
     "eval_on_start": "eval.at_start",
     "eval_steps": "eval.every",
     "fp8": "train.precision",
+    "freeze_layers": "train.freeze",
     "gradient_accumulation_steps": "train.accumulation_steps",
     "gradient_checkpointing": "train.activation_checkpointing",
     "learning_rate": "optim.lr",
@@ -53,9 +55,11 @@ KNOWN_NAMES = {
     "optimizer": "optim.name",
     "per_device_eval_batch_size": "eval.batch_size",
     "per_device_train_batch_size": "train.batch_size",
+    "rank": "lora.r",
     "save_steps": "checkpoint.every",
     "text_field": "data.fields.text",
     "torch_dtype": "model.dtype",
+    "train_on_inputs": "data.loss",
     "val_size": "data.eval_fraction",
 }
 _BOOLEANS = {"on": "true", "yes": "true", "y": "true", "off": "false", "no": "false", "n": "false"}

@@ -122,6 +122,8 @@ def test_a_misspelled_section_is_named_with_the_right_one(section: str) -> None:
         ("per_device_train_batch_size", "train.batch_size"),
         ("steps", "train.steps"),
         ("train.weight_decay", "optim.weight_decay"),
+        ("data.enable_thinking", "data.template_args"),
+        ("lora.rank", "lora.r"),
     ],
 )
 def test_a_key_of_another_section_or_trainer_is_found(key: str, meant: str) -> None:

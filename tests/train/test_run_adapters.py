@@ -173,7 +173,8 @@ class TestCheckpoint:
         ) in text
         assert text.index("eval at step 0: ") < text.index("step 1/1")
         full = told(load(recipe, str(tmp_path / "full"), "train.steps=1", "lora=null", "eval.at_start=false"))
-        assert "are trained" not in full and "LoRA" not in full and "eval at step 0" not in full
+        assert "all 14," in full and "parameters are trained\n" in full
+        assert "LoRA" not in full and "eval at step 0" not in full
         assert "fine-tuning in full, as model.path" not in full  # the recipe sets the rate and the warm-up
 
 
