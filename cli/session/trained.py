@@ -76,7 +76,10 @@ def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[s
     if lora is not None and lora.init_from is not None:
         apply_adapters_of(model, lora.init_from if adapter is None else adapter, dropout=lora.dropout)
     elif lora is not None:
-        apply_adapters(model, _adapter_config(lora))
+        try:
+            apply_adapters(model, _adapter_config(lora))
+        except ConfigError as error:
+            raise ConfigError(error.what, where="lora.target_modules", next=error.next) from error
     freeze(model.named_parameters(), config.train.freeze)
 
 
@@ -87,7 +90,7 @@ def _adapter_config(lora: LoraConfig) -> AdapterConfig:
     return AdapterConfig(**settings)
 
 
-def check_trained(config: Config, shape: ModelConfig) -> list[str]:
+def check_trained(config: Config, shape: ModelConfig, adapter: str | os.PathLike[str] | None = None) -> list[str]:
     """Check the settings that name parts of the model, without the memory of its weights; returns `trained_lines`.
 
     Raises:
@@ -95,7 +98,7 @@ def check_trained(config: Config, shape: ModelConfig) -> list[str]:
     """
     with init.shapes_only():
         model = ARCHITECTURES[shape.model_type](shape)
-        select_trained(config, model)
+        select_trained(config, model, adapter)
     check_factors(config.optim.lr_factors, [name for name, p in model.named_parameters() if p.requires_grad])
     return list(trained_lines(config, model))
 

@@ -43,7 +43,7 @@ from genesis_cli.session.preparation import (
     sample_counts,
 )
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
-from genesis_cli.session.trained import select_trained, trained_lines
+from genesis_cli.session.trained import check_trained, select_trained, trained_lines
 from genesis_cli.session.weights import settled, usable_precision
 from genesis_models.adapters import adapter_parameters, load_adapter
 from genesis_models.base import Base
@@ -80,7 +80,9 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
         if not folder.is_known:
             folder.record(config)
         shape = model_config(config)
-        memory = planned_memory(config, shape, device)  # before the data: what cannot fit is refused at once
+        # Before the data: what cannot be trained or does not fit is refused at once.
+        check_trained(config, shape, previous)
+        memory = planned_memory(config, shape, device)
         encoders = EncoderFactory(config.data, config.model.path)
         data = prepare_data(config, shape, console, encoders=encoders)
         talk = encoders.talk(data.train, data.tokenizer)

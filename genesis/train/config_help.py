@@ -139,7 +139,8 @@ def schema_at(path: KeyPath) -> dict[str, Any]:
 
 def _child(fragment: Mapping[str, Any], part: str | int) -> dict[str, Any]:
     if isinstance(part, str):
-        return dict(fragment.get("properties", {}).get(part, {}))
+        others = fragment.get("additionalProperties")
+        return dict(fragment.get("properties", {}).get(part) or (others if isinstance(others, dict) else {}))
     prefix = fragment.get("prefixItems", [])
     return dict(prefix[part] if part < len(prefix) else fragment.get("items", {}))
 

@@ -384,3 +384,9 @@ def test_weighted_sources_are_set_in_the_file_or_on_the_command_line() -> None:
     again = parse_config(SOURCES + "a\n", "c.yaml", override)
     assert again.data.train == [WeightedSource(path="b", weight=0.5)]
     assert (again.data.fields, again.data.format) == ({"messages": "conv"}, "messages")
+
+
+def test_a_wrong_value_of_a_name_that_the_user_chose_is_told_its_bounds() -> None:
+    error = refused(optim={"lr_factors": {"*.bias": 0.0}})
+    assert error.what == "optim.lr_factors.*.bias must be a number above 0 and at most 1000, not 0.0"
+    assert error.next.startswith("The learning rate of some parameters")

@@ -316,7 +316,7 @@ class TestMistakes:
     def test_layers_that_the_model_does_not_have(self, recipe: Path, tmp_path: Path) -> None:
         config = load(recipe, str(tmp_path / "run"), "lora.target_modules=[q_prj]")
         error = self.check_refused(config, ConfigError, 3, "q_prj")
-        assert "q_proj" in error.next
+        assert "q_proj" in error.next and error.where == "lora.target_modules"
 
     def test_an_adapter_whose_shapes_do_not_fit(self, recipe: Path, tmp_path: Path) -> None:
         train(load(recipe, str(tmp_path / "first"), "train.steps=1"))
