@@ -10,66 +10,16 @@ from typing import Any
 
 import pytest
 
-import genesis_models
 from genesis.data.chat import ChatTemplate
-from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import ConfigError, DataError, GenesisError, InterruptedRun, ModelError
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis_cli import session
 from tests.data.chat.golden import HERE as CHAT
+from tests.train.chats import make_chats, token
 from tests.train.runs import load, rows, signal_in_step, train
 
-CONFIG = """
-model: {{path: {folder}/base}}
-data: {{train: "{folder}/chats.jsonl", seq_len: 64, eval_fraction: 0.2, cache_dir: "{folder}/cache"}}
-train: {{output_dir: {folder}/run, steps: 2, batch_size: 2, threads: 1}}
-optim: {{lr: 1e-2}}
-lora: {{r: 4}}
-eval: {{prompts: []}}
-checkpoint: {{every: 2}}
-log: {{every: 1}}
-"""
-SHAPE = {
-    "model_type": "qwen3",
-    "vocab_size": 272,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-}
-
-
 ASSISTANT = "{% if add_generation_prompt %}assistant: {% endif %}"
-
-
-def make_chats(folder: Path) -> Path:
-    """Conversations, a base model that knows the tokens of ChatML, and the path of a configuration of both."""
-    chats = [
-        {"messages": [{"role": "user", "content": f"{n} + {n}"}, {"role": "assistant", "content": str(2 * n)}]}
-        for n in range(20)
-    ]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    files = train_bpe(["one two three 1 2 3 " * 9], vocab_size=268).files()
-    content = json.loads(files["tokenizer.json"])
-    first = content["added_tokens"][0]
-    size = len(content["model"]["vocab"])
-    content["added_tokens"] += [
-        {**first, "id": size + n, "content": token} for n, token in enumerate(("<|im_start|>", "<|im_end|>"))
-    ]
-    base = folder / "base"
-    genesis_models.save(genesis_models.build({**SHAPE, "eos_token_id": 0}, 0), base)
-    (base / "tokenizer.json").write_text(json.dumps(content))
-    (base / "tokenizer_config.json").write_bytes(files["tokenizer_config.json"])
-    shutil.copy(CHAT / "templates" / "qwen3.jinja", base / "chat_template.jinja")
-    (base / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.6}\n')
-    path = folder / "config.yaml"
-    path.write_text(CONFIG.format(folder=folder))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +37,7 @@ def saved(output: Path) -> dict[str, Any]:
 
 
 def im_end(recipe: Path) -> int:
-    tokenizer = Tokenizer.load(recipe.parent / "base")
-    return next(n for n in range(tokenizer.vocab_size) if tokenizer.token(n) == "<|im_end|>")
+    return token(recipe.parent / "base", "<|im_end|>")
 
 
 @pytest.mark.parametrize("settings", [(), ("lora=null",)], ids=["lora", "full"])

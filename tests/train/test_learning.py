@@ -1,0 +1,135 @@
+"""A tiny Qwen3 learns to answer sums in chats, in full and with adapters, as a user would train it and a server ask it.
+
+Its base has learned "3+4=" -> "7" from texts, for all pairs of digits, and never saw a chat. What is learned is to
+talk: where the sum is in a rendered conversation, in six phrasings, and that a turn ends after the answer. Held out are
+80 of 600 chats: each asks for a pair in a phrasing in which that pair was not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+import genesis_models
+from genesis.train.output import Output
+from genesis_cli.session.export import export
+from genesis_models.generate import Sampling, generate
+from tests.train.chats import SHAPE, chat, token, write_chat_tokenizer, write_chats
+from tests.train.runs import load, rows, train
+
+pytestmark = pytest.mark.xdist_group("learning")
+
+TEXTS = ("{}+{}=", "{}+{} equals", "the sum of {}+{} is \n", "{}+{}: please answer:", "{}+{} and the answer\n\n")
+QUESTIONS = (
+    "{}+{}",
+    "What is {}+{}?",
+    "Add {}+{} please",
+    "The sum of {}+{}",
+    "{}+{}=?",
+    "{} plus {}",
+)
+HELD_OUT = 80
+# Numbers are one token, as answers of two would need a deeper model.
+VOCABULARY = (
+    "user assistant What is the sum of Add and plus please answer equals " * 9 + "10 11 12 13 14 15 16 17 18 " * 20
+)
+COMMON = """
+eval: {every: null, prompts: []}
+checkpoint: {every: null}
+log: {every: 50}
+"""
+BASE = """
+model: {{config: {shape}}}
+data: {{train: "{folder}/texts.jsonl", eval_fraction: 0, tokenizer: "{folder}/tokenizer", seq_len: 64}}
+train: {{output_dir: "{folder}/base", steps: 400, batch_size: 8, threads: 1}}
+optim: {{lr: 5e-3, weight_decay: 0.01}}
+"""
+CHATS = """
+model: {{path: "{folder}/base"}}
+data:
+  train: "{folder}/chats.jsonl"
+  eval: "{folder}/held-out.jsonl"
+  seq_len: 64
+  template_args: {{enable_thinking: false}}
+train: {{output_dir: "{folder}/chats", steps: 150, batch_size: 16, threads: 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data, a trained base in `base`, and the configuration `chats.yaml`, which fine-tunes it."""
+    folder = tmp_path_factory.mktemp("sums")
+    size = write_chat_tokenizer(folder / "tokenizer", VOCABULARY, vocab_size=300)
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    texts = ({"prompt": text.format(a, b), "completion": str(a + b)} for a, b in pairs for text in TEXTS)
+    write_chats(folder / "texts.jsonl", texts)
+    chats = [chat(question.format(a, b), str(a + b)) for a, b in pairs for question in QUESTIONS]
+    random.Random(5).shuffle(chats)
+    write_chats(folder / "held-out.jsonl", chats[:HELD_OUT])
+    write_chats(folder / "chats.jsonl", chats[HELD_OUT:])
+    wide = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = SHAPE | wide | {"vocab_size": size, "eos_token_id": 0}
+    (folder / "base.yaml").write_text(BASE.format(shape=json.dumps(shape), folder=folder) + COMMON)
+    (folder / "chats.yaml").write_text(CHATS.format(folder=folder) + COMMON)
+    train(load(folder / "base.yaml", "base"))
+    shutil.copy(folder / "tokenizer" / "chat_template.jinja", folder / "base")
+    return folder
+
+
+def answers(model_folder: Path, talks_as: Path, held_out: Path, **args: Any) -> Iterator[tuple[str, str]]:
+    """For each held-out chat the right answer and the model's, greedy, asked as a server asks.
+
+    Args:
+        talks_as: the folder with tokenizer, chat template and generation_config.
+        args: of the template.
+    """
+    model = genesis_models.load(model_folder)
+    tokenizer = tokenizers.Tokenizer.from_file(str(talks_as / "tokenizer.json"))
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    template = jinja.from_string((talks_as / "chat_template.jinja").read_text())
+    ends = json.loads((talks_as / "generation_config.json").read_text())["eos_token_id"]
+    stop = frozenset(ends if isinstance(ends, list) else [ends])
+    for line in held_out.read_text().splitlines():
+        *said, last = json.loads(line)["messages"]
+        text = template.render(messages=said, add_generation_prompt=True, **args)
+        prompt = tokenizer.encode(text, add_special_tokens=False).ids
+        new = [*generate(model, prompt, Sampling(temperature=0.0), 5, stop)]
+        yield last["content"], tokenizer.decode(new, skip_special_tokens=False)
+
+
+def right(found: Iterator[tuple[str, str]]) -> float:
+    pairs = list(found)
+    print([p for p in pairs if p[0] != p[1]])
+    assert len(pairs) == HELD_OUT
+    return sum(expected == answer for expected, answer in pairs) / HELD_OUT
+
+
+def test_the_base_model_does_not_answer_in_chats(folder: Path) -> None:
+    base = folder / "base"
+    assert right(answers(base, base, folder / "held-out.jsonl", enable_thinking=False)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("full", ("optim.lr=2e-3",)), ("lora", ("optim.lr=1e-2", "lora={r: 16}"))],
+    ids=["full", "lora"],
+)
+def test_held_out_chats_are_answered_right(folder: Path, kind: str, settings: tuple[str, ...]) -> None:
+    run, held_out = folder / kind, folder / "held-out.jsonl"
+    train(load(folder / "chats.yaml", kind, *settings))
+    losses = [row["eval/loss"] for row in rows(run) if "eval/loss" in row]
+    assert len(losses) == 2 and losses[1] < 0.5 * losses[0], "before the first step, and at the end"
+    ends = json.loads((run / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [token(run, "<|im_end|>"), 0]
+    assert right(answers(run, run, held_out)) >= 0.95
+    if kind == "lora":
+        merged = export(str(run), merge=True, dtype=None, out=None, check=True, base=None, console=Output(None))
+        assert right(answers(merged, merged, held_out)) >= 0.95
