@@ -141,7 +141,7 @@ $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench]' transformers peft
 	@touch $@
 
-peers-test: peers ## adapters and merged models that Genesis writes, loaded by PEFT and transformers, in about a minute
+peers-test: peers ## adapters and merged models that Genesis writes, loaded by PEFT and transformers, in a few minutes
 	$(PEERS_VENV)/bin/python -m tests.peers.adapters
 
 clean: ## remove what the commands above made, the virtual environments included; runs/ stays

@@ -8,6 +8,8 @@ Needs an environment with Genesis, torch, transformers and peft (`make peers`), 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 import tempfile
 import warnings
@@ -18,13 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 import genesis
 import genesis_models
+from genesis.data.tokenizer import train_bpe
 from genesis.io.files import AtomicFolder
 from genesis.train.output import Output
+from genesis_cli.main import main as main_of_genesis
 from genesis_cli.session.export import export
 from genesis_models.adapters import AdapterConfig, adapted_layers, apply_adapters, write_adapter
 from genesis_models.blocks import CausalLM
@@ -41,6 +45,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "q and v": {"target_modules": (r".*\.self_attn\.(q|v|qkv)_proj")},
     "ranks": {"rank_pattern": {"o_proj": 5, r"layers\.0\.mlp.*": 1}, "alpha_pattern": {"down_proj": 1.5}},
     "dora, ranks": {"use_dora": True, "use_rslora": True, "rank_pattern": {"o_proj": 5}},
+}
+RUNS: dict[str, dict[str, Any] | None] = {
+    "in full": None,
+    "lora": {"r": 4},
+    "rslora, q and v": {"r": 4, "use_rslora": True, "target_modules": ["q_proj", "v_proj"]},
+    "dora": {"r": 4, "use_dora": True},
 }
 END = 5
 # Forms of PEFT's configs that Genesis reads and never writes.
@@ -133,6 +143,47 @@ def read(name: str, settings: dict[str, Any], folder: Path) -> tuple[float, int]
     return largest(ours(found, ids), theirs(model, ids)), len(adapted_layers(found))
 
 
+def trained(lora: dict[str, Any] | None) -> Iterator[tuple[str, float, float]]:
+    """Of a run on chats, with adapters or in full: its final folder, a checkpoint and exports, and how they talk."""
+    tokenizer = train_bpe(["user assistant 1 + 2 = 3"] * 3, vocab_size=270)
+    genesis_models.save(genesis_models.load(FIXTURES / "qwen3-tied"), "base", tokenizer=tokenizer)
+    chats = (
+        [{"role": "user", "content": f"{i} + {i}"}, {"role": "assistant", "content": f"{2 * i}"}] for i in range(40)
+    )
+    Path("chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    config = {
+        "model": {"path": "base", "dtype": "float32"},
+        "data": {"train": "chats.jsonl", "template": "chatml", "template_args": {"loud": True}, "seq_len": 64},
+        "train": {"output_dir": "run", "steps": 4, "batch_size": 2, "device": "cpu"},
+        "optim": {"lr": 0.01},
+        "checkpoint": {"every": 2},
+    } | ({} if lora is None else {"lora": lora})
+    Path("run.yaml").write_text(json.dumps(config))
+    command("train", "run.yaml")
+    ids = np.random.default_rng(0).integers(0, 270, (2, 16))
+    expected = ours(genesis_models.load("run"), ids)
+    kind = AutoModelForCausalLM if lora is None else AutoPeftModelForCausalLM
+    yield "run", largest(theirs(kind.from_pretrained("run", dtype=torch.float32), ids), expected), ADAPTER
+    early = kind.from_pretrained("run/checkpoint-2", dtype=torch.float32)
+    yield "checkpoint", largest(theirs(early, ids), ours(genesis_models.load("run/checkpoint-2"), ids)), ADAPTER
+    command("export", "run", "--check", *(["--merge"] if lora is not None else []), "--out", "out")
+    model = AutoModelForCausalLM.from_pretrained("out", dtype=torch.float32)
+    yield "export", largest(theirs(model, ids), expected), MERGED
+    tokens = AutoTokenizer.from_pretrained("out")
+    assert tokens.chat_template == json.loads(Path("out/tokenizer_config.json").read_text())["chat_template"]
+    assert tokens.chat_template.startswith("{% if loud is not defined %}{% set loud = true %}")
+    assert model.generation_config.eos_token_id == tokens.eos_token_id == tokenizer.eos_id
+    asked = tokens.apply_chat_template([{"role": "user", "content": "1 + 1"}], add_generation_prompt=True)
+    prompt = torch.tensor([asked["input_ids"]])
+    assert model.generate(prompt, max_new_tokens=2, do_sample=False).shape[1] > prompt.shape[1]
+
+
+def command(*words: str) -> None:
+    """`genesis words…`, which must end well; what it says goes to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        assert main_of_genesis(words) == 0, words
+
+
 def largest(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(one - other).max())
 
@@ -155,6 +206,9 @@ def main() -> int:
 
 def comparisons() -> Iterator[tuple[str, str, str, float, float]]:
     """Model, form of the adapter, what was compared, the difference, and what it may be."""
+    for kind, lora in RUNS.items():
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            yield from (("a run on chats", kind, *rest) for rest in trained(lora))
     for name in MODELS:
         for kind, settings in KINDS.items():
             with tempfile.TemporaryDirectory() as folder:
