@@ -26,6 +26,7 @@ __all__ = [
     "ModelError",
     "NumericError",
     "OutOfMemoryError",
+    "PeerGoneError",
     "ShapeError",
     "UsageError",
     "UserCode",
@@ -135,6 +136,19 @@ class DistributedError(GenesisError, RuntimeError):
     """A rank failed or did not answer in time."""
 
     exit_code = 10
+
+
+class PeerGoneError(DistributedError):
+    """Another rank failed, or its connection closed. Its own output says why; this error is the echo.
+
+    Attributes:
+        rank: which rank it was.
+        phase: what this rank was doing.
+    """
+
+    def __init__(self, what: str, *, rank: int, phase: str, where: str = "", next: str = "") -> None:
+        super().__init__(what, where=where, next=next)
+        self.rank, self.phase = rank, phase
 
 
 class BusyError(GenesisError, RuntimeError):

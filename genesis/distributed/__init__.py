@@ -1,5 +1,6 @@
 """Ranks: who this process is, how ranks of one host are started, what they say to each other, and their collectives."""
 
 from genesis.distributed.environment import World, job_key, rank_count, read_world
+from genesis.distributed.peers import Peers
 
-__all__ = ["World", "job_key", "rank_count", "read_world"]
+__all__ = ["Peers", "World", "job_key", "rank_count", "read_world"]
