@@ -1,6 +1,7 @@
 """Ranks: who this process is, how ranks of one host are started, what they say to each other, and their collectives."""
 
 from genesis.distributed.environment import World, job_key, rank_count, read_world
+from genesis.distributed.group import Alone, Group, PeersGroup
 from genesis.distributed.peers import Peers
 
-__all__ = ["Peers", "World", "job_key", "rank_count", "read_world"]
+__all__ = ["Alone", "Group", "Peers", "PeersGroup", "World", "job_key", "rank_count", "read_world"]

@@ -1,0 +1,231 @@
+"""Collectives on flat slices of arrays: what the ranks of a group compute together.
+
+A reduction is defined: float32, added in the order of the ranks, rounded once to the type of the result. So its bits
+depend on neither the implementation nor on how arrays are cut into parts. Integers and float64 are added in their type.
+Without `parts`, an array of n elements has W parts of n / W, a multiple of 32 elements, where flat buffers are cut.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.backend import CPU
+from genesis.distributed.peers import Peers
+from genesis.dtypes import BOOL, FLOAT, DType, float8_e4m3fn, float32
+from genesis.errors import DeviceError, DTypeError, ShapeError
+
+__all__ = ["ALIGNMENT", "Alone", "Group", "PeersGroup"]
+
+ALIGNMENT = 32  # elements
+_BLOCK = 1 << 18  # elements that travel at a time
+
+
+class Group(Protocol):
+    """`size` ranks, of which this is `rank`. Every rank makes the same calls, with contiguous arrays of one dimension.
+
+    Raises (all calls):
+        ShapeError, DTypeError: arrays that do not fit; nothing has been sent then.
+        DistributedError: another rank makes another call, is late or gone.
+    """
+
+    rank: int
+    size: int
+
+    def reduce_scatter(self, source: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        """Set `out` [this rank's part] to the sum of all ranks' `source` [n] there; `out` may be a slice of it.
+
+        Args:
+            out: of the dtype of `source`, or float32 where that is a narrower float.
+            parts: elements of each rank, which add up to n.
+        """
+
+    def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        """Set `out` [n] to the parts of all ranks; `part` may be this rank's slice of it."""
+
+    def all_reduce(self, x: Array) -> None:
+        """Set `x` to the sum of all ranks' `x`."""
+
+    def broadcast(self, x: Array, root: int = 0) -> None:
+        """Set `x` to that of rank `root`."""
+
+    def close(self) -> None:
+        """Wait for all ranks and leave."""
+
+
+class Alone:
+    """A group of one rank: nothing is to do, but to copy where the two arrays are not the same memory."""
+
+    rank, size = 0, 1
+
+    def reduce_scatter(self, source: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        _check_reduction(source, out, _parts(self, source, out, parts))
+        _copy(source, out)
+
+    def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        _check_gather(part, out, _parts(self, out, part, parts))
+        _copy(part, out)
+
+    def all_reduce(self, x: Array) -> None:
+        _check_reduction(x, x, [])
+
+    def broadcast(self, x: Array, root: int = 0) -> None:
+        _check_root(self, root)
+        _check(x)
+
+    def close(self) -> None:
+        pass
+
+
+class PeersGroup:
+    """A group over the control plane's connections, in numpy: the oracle, and what trains on the CPU.
+
+    All goes through rank 0, block by block, in an order in which a rank that sends has a rank that takes.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self.rank, self.size, self._peers = peers.rank, peers.size, peers
+
+    def reduce_scatter(self, source: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        cut = _parts(self, source, out, parts)
+        _check_reduction(source, out, cut)
+        self._peers.check_call(f"reduce_scatter {source.dtype.name} to {out.dtype.name}, parts {_said(cut)}")
+        values, result, start = source.view_np(), out.view_np(), 0
+        for owner, length in enumerate(cut):
+            for first, last in _blocks(length):
+                total = self._sum(values[start + first : start + last], out.dtype)
+                if owner and self.rank == 0:
+                    self._peers.send_block(owner, _bytes(total))
+                elif owner and self.rank == owner:
+                    self._peers.receive_block(0, _bytes(total))
+                if self.rank == owner:
+                    result[first:last] = total
+            start += length
+
+    def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        cut = _parts(self, out, part, parts)
+        _check_gather(part, out, cut)
+        self._peers.check_call(f"all_gather {out.dtype.name}, parts {_said(cut)}")
+        start = sum(cut[: self.rank])
+        _copy(part, out.view((cut[self.rank],), (1,), out.offset + start))
+        values, start = out.view_np(), 0
+        for owner, length in enumerate(cut):
+            self._spread(values[start : start + length], owner)
+            start += length
+
+    def all_reduce(self, x: Array) -> None:
+        _check_reduction(x, x, [])
+        self._peers.check_call(f"all_reduce {x.dtype.name} {x.size}")
+        values = x.view_np()
+        for first, last in _blocks(x.size):
+            values[first:last] = self._sum(values[first:last], x.dtype)
+            self._spread(values[first:last], 0)
+
+    def broadcast(self, x: Array, root: int = 0) -> None:
+        _check_root(self, root)
+        _check(x)
+        self._peers.check_call(f"broadcast {x.dtype.name} {x.size} from {root}")
+        self._spread(x.view_np(), root)
+
+    def close(self) -> None:
+        self._peers.close()
+
+    def _sum(self, values: np.ndarray, dtype: DType) -> np.ndarray:
+        """On rank 0 the sum of all ranks' `values`, as `dtype`; elsewhere room for it."""
+        if self.rank:
+            self._peers.send_block(0, _bytes(values))
+            return np.empty(values.shape, dtype.numpy)
+        is_narrow = dtype.category == FLOAT and dtype.itemsize < float32.itemsize
+        total = values.astype(np.float32 if is_narrow else dtype.numpy)
+        theirs = np.empty_like(values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for rank in range(1, self.size):
+                self._peers.receive_block(rank, _bytes(theirs))
+                total += theirs.astype(total.dtype, copy=False)
+            return total.astype(dtype.numpy, copy=False)
+
+    def _spread(self, values: np.ndarray, root: int) -> None:
+        """Give every rank those of `root`, by way of rank 0."""
+        for first, last in _blocks(values.size):
+            block = _bytes(values[first:last])
+            if self.rank == 0:
+                if root:
+                    self._peers.receive_block(root, block)
+                for rank in range(1, self.size):
+                    if rank != root:
+                        self._peers.send_block(rank, block)
+            elif self.rank == root:
+                self._peers.send_block(0, block)
+            else:
+                self._peers.receive_block(0, block)
+
+
+def _blocks(length: int) -> Iterator[tuple[int, int]]:
+    for first in range(0, length, _BLOCK):
+        yield first, min(first + _BLOCK, length)
+
+
+def _said(cut: Sequence[int]) -> str:
+    return str(cut) if len(cut) <= 64 else f"{len(cut)} with checksum {zlib.crc32(str(cut).encode())}"
+
+
+def _bytes(values: np.ndarray) -> np.ndarray:
+    return values.view(np.uint8)
+
+
+def _copy(source: Array, out: Array) -> None:
+    if source.data_ptr() != out.data_ptr() or source.dtype is not out.dtype:
+        out.view_np()[...] = source.view_np()
+
+
+def _parts(group: Group, whole: Array, part: Array, parts: Sequence[int] | None) -> list[int]:
+    """The elements of each rank of `whole`, checked against this rank's `part`."""
+    _check(whole)
+    _check(part)
+    if parts is None:
+        each, rest = divmod(whole.size, group.size)
+        if rest or each % ALIGNMENT:
+            what = f"{whole.size} elements are not {group.size} parts of a multiple of {ALIGNMENT}"
+            raise ShapeError(what, next="pad the array, or give the parts")
+        cut = [each] * group.size
+    else:
+        cut = [int(each) for each in parts]
+    if len(cut) != group.size or min(cut) < 0 or sum(cut) != whole.size:
+        what = f"the parts {cut} are not those of {whole.size} elements for {group.size} ranks"
+        raise ShapeError(what, next="give one size for each rank, which add up to the whole")
+    if part.size != cut[group.rank]:
+        what = f"rank {group.rank} has an array of {part.size} elements for its part of {cut[group.rank]}"
+        raise ShapeError(what, next="give an array of the size of the part")
+    return cut
+
+
+def _check(x: Array) -> None:
+    if x.device != CPU:
+        raise DeviceError(f"this group is for arrays on the CPU, and one is on {x.device}", next="use NCCL's group")
+    if x.ndim != 1 or not x.is_contiguous:
+        what = f"a collective takes contiguous arrays of one dimension, not shape {x.shape}, strides {x.strides}"
+        raise ShapeError(what, next="give a slice of a flat buffer")
+
+
+def _check_reduction(source: Array, out: Array, parts: Sequence[int]) -> None:
+    _check(source)
+    if source.dtype.category == BOOL or source.dtype is float8_e4m3fn:
+        raise DTypeError(f"{source.dtype} cannot be added over ranks", next="convert it to int64 or float32")
+    is_wider = out.dtype is float32 and source.dtype.category == FLOAT and source.dtype.itemsize < float32.itemsize
+    if out.dtype is not source.dtype and not is_wider:
+        what = f"a sum of {source.dtype} goes to {source.dtype}, or from a narrower float to float32, not {out.dtype}"
+        raise DTypeError(what, next="give an array of that dtype")
+
+
+def _check_gather(part: Array, out: Array, parts: Sequence[int]) -> None:
+    if part.dtype is not out.dtype:
+        raise DTypeError(f"parts of {part.dtype} do not make an array of {out.dtype}", next="give them one dtype")
+
+
+def _check_root(group: Group, root: int) -> None:
+    if not 0 <= root < group.size:
+        raise ShapeError(f"there is no rank {root} among {group.size}", next=f"give 0 to {group.size - 1}")
