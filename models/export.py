@@ -46,6 +46,9 @@ def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: b
     if dtype is not None and not is_whole:
         raise UsageError("an adapter is written in float32", next="leave --dtype out, or merge it: --merge")
     check_target(target, source)
+    with boundary(ConfigError, "looking at the folder", target):
+        if is_folder(target) and not list_folder(target):
+            os.rmdir(target)
     about: dict[str, Any] = {"merged": merge, "dtype": dtype, "from": os.fspath(source.adapter or source.folder)}
     with AtomicFolder(target, replace=True, metadata={EXPORT: about}) as writer:
         own = {} if source.adapter is None else _side_bytes(source.adapter)
@@ -94,9 +97,7 @@ def check_target(target: Path, source: ModelSource) -> None:
         if target.is_symlink() or not is_folder(target):
             raise ConfigError(f"{escape(target)} is no plain folder", where=where, next=next)
         names = set(list_folder(target))
-        if not names:
-            os.rmdir(target)
-        elif not _is_export(target, names):
+        if names and not _is_export(target, names):
             what = f"{escape(target)} holds files of something else than an export"
             raise ConfigError(what, where=where, next=next)
 
