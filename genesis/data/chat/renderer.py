@@ -32,6 +32,8 @@ _CHILD = Path(__file__).with_name("child.py")
 _LENGTH_BYTES = 8
 _READ_BYTES = 1 << 20
 _START_S = 60.0
+# A template that ends the process for every conversation is not tried on all of them.
+_MAX_DEATHS = 3
 # A character takes at most six bytes of JSON, and every answer has a few around its texts.
 _BYTES_PER_CHAR = 6
 _ANSWER_SLACK = 1 << 20
@@ -124,6 +126,7 @@ class Renderer:
             "memory_bytes": self.limits.memory_bytes,
             "output_chars": self.limits.output_chars,
         }
+        self._deaths = 0
         self._process: _Process | None = self._started()
 
     def __enter__(self) -> Renderer:
@@ -139,7 +142,7 @@ class Renderer:
             self._process = None
 
     def render(self, jobs: Sequence[Job]) -> list[Rendered | RenderError]:
-        """What each of `jobs` gives. Raises: ModelError where the process cannot be started again."""
+        """What each of `jobs` gives. Raises: ModelError as in `render_batches`."""
         [found] = self.render_batches([jobs])
         return found
 
@@ -147,7 +150,7 @@ class Renderer:
         """What the jobs of each batch give; while the caller works on one, the process renders the next.
 
         Raises:
-            ModelError: the process cannot be started again.
+            ModelError: the process cannot be started again, or several conversations in a row end it.
         """
         waiting: Sequence[Job] | None = None
         try:
@@ -183,8 +186,12 @@ class Renderer:
                     if self._process is None:
                         raise _Dead("the process that renders it ended at once")
                     results.append(_checked(self._process.receive(self.limits.wall_s + len(job.turns)), len(job.turns)))
+                    self._deaths = 0
             except _Dead as death:
                 self.close()
+                self._deaths += 1
+                if self._deaths == _MAX_DEATHS:
+                    raise self._unusable(f"{death}, {_MAX_DEATHS} times in a row") from None
                 results.append(RenderError(str(death)))
         return results
 
@@ -202,8 +209,11 @@ class Renderer:
         if error is None:
             return process
         process.end()
-        what = f"the chat template cannot be used: {escape(error)}"
-        raise ModelError(what, where=self._where, next="take the template again from its source")
+        raise self._unusable(error)
+
+    def _unusable(self, why: str) -> ModelError:
+        what = f"the chat template cannot be used: {escape(why)}"
+        return ModelError(what, where=self._where, next="take the template again from its source")
 
 
 class _Process:

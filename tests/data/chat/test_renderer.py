@@ -177,6 +177,11 @@ class TestLimits:
         what = "a render took more than 0.1 s of CPU time"
         assert [each.whole if isinstance(each, Rendered) else each.what for each in found] == ["ok", what, "ok"]
 
+    def test_a_template_that_always_loops_is_given_up(self) -> None:
+        loop = renderer(LOOP, Limits(cpu_s=0.1))
+        with loop as process, pytest.raises(ModelError, match=r"took more than 0\.1 s of CPU time, 3 times in a row"):
+            process.render([JOB] * 100)
+
     def test_a_template_that_takes_its_time(self) -> None:
         assert rendered(LOOP, limits=Limits(wall_s=0.1)) == "rendering took more than 0.1 s"
 
