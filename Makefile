@@ -77,6 +77,7 @@ gpu-bench: peers ## on a machine with an NVIDIA GPU: ops and training steps, aga
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.launch_cost --out benchmarks/results/$(shell date +%F)-gpu-launch-cost.json
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.ops --out benchmarks/results/$(shell date +%F)-gpu-ops.json
 	$(PEERS_VENV)/bin/python -m benchmarks.gpu.training_step --recipes lean-compile --out benchmarks/results/$(shell date +%F)-gpu-training-step.json
+	$(PEERS_VENV)/bin/python -m benchmarks.gpu.lora_step --kinds lora,dora --recipes lean-graphs,lean-chunk-compile,peft --out benchmarks/results/$(shell date +%F)-gpu-lora-step.json
 
 performance: install-dev ## make docs/performance.md again from the results that git knows; measures nothing
 	$(BIN)/python -m benchmarks.performance

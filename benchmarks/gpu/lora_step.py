@@ -1,0 +1,247 @@
+"""A training step with adapters on one GPU, next to torch's recipes: milliseconds, memory, warm-up.
+
+    python -m benchmarks.gpu.lora_step [--sizes 0.5B,qwen3-0.6B,llama-3.2-1B] [--shapes 8x1024,4x2048] [--ranks 16,64]
+        [--kinds lora,dora] [--checkpointing none,selective,full] [--recipes lean-graphs,lean-chunk-compile,peft]
+        [--steps 10] [--rounds 3] [--torch PYTHON] [--profile] [--out JSON]
+
+A step is forward, backward, clipping to norm 1 and AdamW of the adapters; base and adapters are bf16, on all seven
+linears. All sides start from the same files, an adapter whose B is not 0 among them, and see the same tokens: their
+first losses must agree. Each side runs in a process of its own. All sides of a case stay open and take turns, a few
+steps at a time, and the median step is reported. Torch's recipes, whose names are made of words, are in lora_torch.py;
+each runs with the first mode of `--checkpointing`, one with the word `ckpt` checkpoints its blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result_files import write_result
+
+Job = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+TOLERANCE = 3e-3  # between first losses in bf16, relative: each side rounds in places of its own
+
+
+class SideError(Exception):
+    """A side ended, or did not answer in time."""
+
+
+class Side:
+    """A process that has a model and takes steps when told to."""
+
+    def __init__(self, python: str, module: str, job: Job, limit: float) -> None:
+        self.limit, self._errors = limit, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [python, "-m", f"benchmarks.gpu.{module}", json.dumps(job)], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=self._errors, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def answer(self) -> dict[str, Any]:
+        """The next line of JSON that the process prints."""
+        end = time.monotonic() + self.limit
+        while True:
+            try:
+                line = self._lines.get(timeout=max(end - time.monotonic(), 0.01))
+            except queue.Empty:
+                raise SideError(f"no answer in {self.limit:.0f} s") from None
+            if line is None:
+                self._errors.seek(0)
+                said = self._errors.read().strip()
+                print(said[-3000:], file=sys.stderr)
+                raise SideError((said.splitlines() or ["it ended"])[-1][:300])
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """The seconds of so many steps, and memory."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+def serve(opened: Any, job: Job, started: float) -> None:
+    """What a side does in its process: warm up, then take as many steps as each line of the input says.
+
+    Args:
+        opened: has `step()`, which waits for its end and gives nothing, `losses()` of the steps so far, and `facts()`.
+    """
+    for _ in range(job["warm_up"]):
+        opened.step()
+    losses = opened.losses()
+    opened.forget_peak()
+    print(json.dumps({"loss": losses[0], "warm_s": time.perf_counter() - started}), flush=True)
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            begun = time.perf_counter()
+            opened.step()
+            seconds.append(time.perf_counter() - begun)
+        losses = [*losses, *opened.losses()]
+        print(json.dumps({"seconds": seconds, "last_loss": losses[-1], **opened.facts()}), flush=True)
+
+
+def tokens(job: Job) -> Any:
+    """The token ids of all steps, in turns `[8, batch, length]`, the same on all sides."""
+    import numpy as np
+
+    vocabulary = json.loads((Path(job["folder"]) / "base" / "config.json").read_text())["vocab_size"]
+    return np.random.default_rng(0).integers(0, vocabulary, (8, job["batch"], job["length"]))
+
+
+# --- Cases ------------------------------------------------------------------------------------------------------------
+
+
+def sides_of(job: Job, modes: list[str], recipes: list[str]) -> list[tuple[str, str, Job]]:
+    """Module, side and job of each process of a case: Genesis with each mode of checkpointing, then torch's recipes."""
+    ours = [("lora_genesis", f"genesis-{m}" if m != "none" else "genesis", {**job, "checkpointing": m}) for m in modes]
+    return [*ours, *(("lora_torch", r, {**job, "checkpointing": "full" if "ckpt" in r else "none"}) for r in recipes)]
+
+
+def case(job: Job, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of a case: all sides' steps in turns."""
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        opened: list[tuple[Side, dict[str, Any]]] = []
+        for module, name, given in sides_of(job, listed(chosen.checkpointing), listed(chosen.recipes)):
+            kept = ("size", "kind", "r", "checkpointing")
+            given["side"] = name
+            row = {"side": name, "shape": f"{job['batch']}x{job['length']}", **{key: given[key] for key in kept}}
+            rows.append(row)
+            python = sys.executable if module == "lora_genesis" else chosen.torch
+            side = stack.enter_context(Side(python, module, given, chosen.limit))
+            try:
+                row.update(side.answer())
+            except SideError as error:
+                row["error"] = str(error)
+                side.process.kill()
+                continue
+            row["seconds"] = []
+            opened.append((side, row))
+        for _ in range(chosen.rounds):
+            for side, row in opened:
+                if "error" in row:
+                    continue
+                try:
+                    answer = side.steps(chosen.steps)
+                except SideError as error:
+                    row["error"] = str(error)
+                    continue
+                row["seconds"] += answer.pop("seconds")
+                row.update(answer)
+    for row in rows:
+        seconds = row.pop("seconds", None)
+        if seconds and "error" not in row:
+            row["ms"], row["min_ms"] = statistics.median(seconds) * 1e3, min(seconds) * 1e3
+            row["tokens_per_second"] = job["batch"] * job["length"] / row["ms"] * 1e3
+    return rows
+
+
+def disagreements(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each side whose first loss is not that of the case's first side."""
+    ran = [row for row in rows if "ms" in row]
+    return [
+        f"{row['side']}: first loss {row['loss']:.5f}, that of {ran[0]['side']} is {ran[0]['loss']:.5f}"
+        for row in ran[1:]
+        if abs(row["loss"] - ran[0]["loss"]) > TOLERANCE * abs(ran[0]["loss"])
+    ]
+
+
+def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """A row of the table, with its time over that of Genesis without checkpointing."""
+    name = f"{row['size']:12} {row['kind']} r{row['r']:<3} {row['shape']:7} {row['side']:20}"
+    if "ms" not in row:
+        return f"{name} {row.get('error', 'no steps')[:90]}"
+    same = [r for r in rows if all(r[key] == row[key] for key in ("size", "kind", "r", "shape"))]
+    first = next((r for r in same if r["side"].startswith("genesis") and "ms" in r), row)
+    return (
+        f"{name} {row['ms']:8.2f} ms {row['ms'] / first['ms']:5.2f}x {row['tokens_per_second'] / 1e3:7.1f}k tok/s"
+        f" {row['peak_gib']:6.2f} GiB, reserved {row['reserved_gib']:6.2f}  warm-up {row['warm_s']:5.1f} s"
+        f"  loss {row['loss']:.4f}"
+    )
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a list in an option."""
+    return [part for part in text.split(",") if part]
+
+
+def arguments() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", default="0.5B", help="0.5B, qwen3-0.6B, llama-3.2-1B, tiny")
+    parser.add_argument("--shapes", default="8x1024")
+    parser.add_argument("--ranks", default="16")
+    parser.add_argument("--kinds", default="lora", help="lora, dora")
+    parser.add_argument("--checkpointing", default="none", help="modes of Genesis: none, selective, full")
+    parser.add_argument("--recipes", default="", help="torch's: lean-graphs, lean-chunk-compile, peft, peft-ckpt, …")
+    parser.add_argument("--steps", type=int, default=10, help="in a turn")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    parser.add_argument("--warm-up", type=int, default=6)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--torch", default=sys.executable, help="the interpreter of an environment with torch")
+    parser.add_argument("--limit", type=float, default=240, help="seconds that one answer may take")
+    parser.add_argument("--profile", action="store_true", help="the time of each kernel of Genesis, into the JSON")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = arguments()
+    rows: list[dict[str, Any]] = []
+    wrong: list[str] = []
+    options = map(listed, (chosen.sizes, chosen.kinds, chosen.ranks, chosen.shapes))
+    for size, kind, r, shape in itertools.product(*options):
+        batch, length = (int(x) for x in shape.split("x"))
+        kept = {key: getattr(chosen, key) for key in ("warm_up", "device", "dtype", "profile")}
+        with tempfile.TemporaryDirectory() as folder:
+            job = {**kept, "size": size, "kind": kind, "r": int(r), "batch": batch, "length": length, "folder": folder}
+            with Side(sys.executable, "lora_genesis", {**job, "prepare": True}, chosen.limit) as side:
+                side.answer()
+            found = case(job, chosen)
+        wrong += [f"{size} {kind} r{r} {shape} {text}" for text in disagreements(found)]
+        rows += found
+        print("\n".join(line(row, rows) for row in found), flush=True)
+    print("\n" + "\n".join([*(line(row, rows) for row in rows), *wrong]))
+    if chosen.out:
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        command = "python -m benchmarks.gpu.lora_step " + " ".join(sys.argv[1:])
+        write_result(chosen.out, {"date": date, "command": command, "rows": rows, "disagreements": wrong})
+    if wrong:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
