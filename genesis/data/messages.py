@@ -111,12 +111,24 @@ def _message(value: object, position: Position, field: str, keys: MessageKeys) -
         if key not in ("role", "content", keys.role, keys.content) and item is not None:
             check_plain(item, position, f"{field}.{key}")
             message[key] = item
+    _check_learned(message, position, field)
+    if "function_call" in message:
+        what = "the call is a function_call, the old form, which chat templates leave out"
+        raise position.defect("bad tool call", what, "write it as tool_calls", f"{field}.function_call")
     if "tool_calls" in message:
         calls = _tool_calls(message.pop("tool_calls"), role, position, f"{field}.tool_calls")
         if calls:
             message["tool_calls"] = calls
     message["content"] = _content(value.get(keys.content), message, position, f"{field}.{keys.content}")
     return message
+
+
+def _check_learned(message: Message, position: Position, field: str) -> None:
+    """Whether a turn is learned is yes or no. Raises: Defect."""
+    for key in ("weight", "train"):
+        if message["role"] == "assistant" and message.get(key, True) not in (0, 1):
+            what = f"the {key} of the turn is {quote(message[key])}, and a turn is learned (1) or not (0)"
+            raise position.defect("bad weight", what, field=f"{field}.{key}")
 
 
 def _role(value: dict[str, Any], position: Position, field: str, keys: MessageKeys) -> str:

@@ -7,7 +7,7 @@
 | prompt_completion | prompt, completion, tools? | strings: a completion; lists of messages: a conversation |
 | alpaca | instruction, input?, output, system?, history? | a conversation: system, history, instruction, output |
 | sharegpt | conversations, system?, tools? | a conversation: from and value are role and content |
-| preference | chosen, rejected | nothing: it is recognised, and refused |
+| preference | chosen, rejected; or prompt, completion, label (true or false) | nothing: it is recognised, and refused |
 
 What alpaca and ShareGPT become is as LLaMA-Factory and TRL make it: an instruction and its input are one message, with
 a line end between them.
@@ -49,6 +49,8 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "alpaca": ("input", "system", "history"),
     "sharegpt": ("system", "tools"),
 }
+# Beside a prompt and its completion: whether that is a good one (KTO).
+_LABEL = "label"
 _SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -72,7 +74,8 @@ class RecordFormat:
     def columns(self, keys: Sequence[str], position: Position) -> list[str]:
         """Those of `keys` that a record with these fields uses. Raises: Defect."""
         format = self._format(keys, position)
-        names = (self._name(field) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ())))
+        names = [self._name(field) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ()))]
+        names += [_LABEL] if format == "prompt_completion" and _LABEL not in names else []
         return [name for name in names if name in keys]
 
     def read(self, value: object, position: Position) -> tuple[str, str | Completion | Conversation]:
@@ -82,6 +85,10 @@ class RecordFormat:
             raise position.defect("no record", what, "write one JSON object for each record")
         format = self._format(value.keys(), position)
         found = {field: value.get(self._name(field)) for field in (*_NEEDED[format], *_OPTIONAL.get(format, ()))}
+        if self.format == "auto" and format == "prompt_completion" and isinstance(value.get(_LABEL), bool):
+            what = "the record holds a preference (prompt, completion, label), and preferences are not trained yet"
+            next = "train on the good ones: write a file of them and set data.format=prompt_completion"
+            raise position.defect("preference", what, next)
         if format == "text":
             return format, self._text(found["text"], "text", position)
         if format == "prompt_completion":

@@ -169,6 +169,9 @@ def test_preferences_are_recognised_and_refused() -> None:
     assert caught.value.kind == "preference" and caught.value.exit_code == 4
     assert read(record, "prompt_completion", completion="chosen") == Completion("p", "c")
     assert read({**record, **messages(USER, ANSWER)}, "messages") == conversation(USER, ANSWER)
+    good = {"prompt": "p", "completion": "c", "label": True}
+    assert read(good, "prompt_completion") == read({**good, "label": 3}) == Completion("p", "c")
+    assert RecordFormat().columns(["label", "prompt", "completion"], HERE) == ["prompt", "completion", "label"]
 
 
 def call(**function: object) -> dict[str, object]:
@@ -221,6 +224,11 @@ DEFECTS: list[tuple[object, str, str, str]] = [
     (messages(USER, {**ANSWER, "tool_calls": [3]}), "bad tool call", "messages[1].tool_calls[0]", "is a number"),
     (messages({**USER, "tool_calls": [{"name": "f", "arguments": {}}]}), "bad tool call", "messages[0].tool_calls",
      "called by the user"),
+    (messages(USER, {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}),
+     "bad tool call", "messages[1].function_call", "old form"),
+    (messages(USER, {**ANSWER, "weight": 0.5}), "bad weight", "messages[1].weight", "'0.5', and a turn is learned"),
+    (messages(USER, {**ANSWER, "train": "no"}), "bad weight", "messages[1].train", "learned (1) or not (0)"),
+    ({"prompt": "p", "completion": "c", "label": False}, "preference", "", "prompt, completion, label"),
     (call(), "bad tool call", "messages[1].tool_calls[0].function.name", "name is null"),
     (call(name=""), "bad tool call", "messages[1].tool_calls[0].function.name", "name is empty"),
     (call(name="f"), "bad tool call", "messages[1].tool_calls[0].function.arguments", "are null"),

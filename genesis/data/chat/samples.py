@@ -38,7 +38,7 @@ _BATCH_DOCUMENTS = 128
 _BATCH_CHARS = 1 << 20
 # What a render takes at the least for a byte of its conversation: JSON, characters of up to four bytes, and the output.
 _MEMORY_A_BYTE = 16
-_FORMAT = 1  # of the rules by which a record becomes ids and targets
+_FORMAT = 2  # of the rules by which a record becomes ids and targets
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,16 +50,21 @@ class Turn:
 
 
 def wanted_turns(conversation: Conversation, loss: Loss) -> list[int]:
-    """The indices of the messages that are targets under `loss`, ascending; under `all` the last that could be one."""
+    """The indices of the messages that are targets under `loss`, ascending; under `all` the last that could be one.
+
+    A turn whose `weight` is 0 or whose `train` is false is none, but under `all`.
+    """
     roles = [message.get("role") for message in conversation.messages]
     turns = [index for index, role in enumerate(roles) if role == "assistant"]
-    if loss in ("last", "all"):
+    if loss == "all":
         return turns[-1:]
+    if loss == "last":
+        turns = turns[-1:]
     if loss == "completion":
         users = [index for index, role in enumerate(roles) if role == "user"]
         first = conversation.prompt_messages or (users[-1] + 1 if users else 0)
-        return [index for index in turns if index >= first]
-    return turns
+        turns = [index for index in turns if index >= first]
+    return [index for index in turns if all(conversation.messages[index].get(key, True) for key in ("weight", "train"))]
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

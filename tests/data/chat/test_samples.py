@@ -55,6 +55,17 @@ class TestLoss:
         assert sample.target_bytes == sum(len(text.removesuffix("<|im_end|>")) for text in said)
         assert qwen.decode(sample.ids, skip_special=False).endswith("<|im_start|>assistant\nC<|im_end|>")
 
+    @pytest.mark.parametrize("mark", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+    def test_a_turn_that_says_so_is_read_and_not_learned(
+        self, mark: dict[str, Any], qwen: Tokenizer, encoders: Encoders
+    ) -> None:
+        chat = [user("a"), {**assistant("A"), **mark}, {**user("b"), "weight": 0}, {**assistant("B"), "weight": 1}]
+        [sample] = samples_of(encoders("qwen2_5"), document(chat))
+        assert targets(qwen, [sample]) == ["B<|im_end|>"] and "A<|im_end|>" in qwen.decode(
+            sample.ids, skip_special=False
+        )
+        assert defect_of(encoders("qwen2_5", "last"), chat[:2]).kind == "no target"
+
     def test_completion_of_a_record_with_a_prompt(self, qwen: Tokenizer, encoders: Encoders) -> None:
         encoder = encoders("qwen2_5", "completion")
         [sample] = samples_of(encoder, document(TURNS, [WEATHER], prompt=2))
