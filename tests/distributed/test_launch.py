@@ -1,0 +1,214 @@
+"""`--nproc`: output, exit codes, signals, and that no process is left, whatever ends the launcher or a rank."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from genesis.distributed import launch
+from tests.distributed.jobs import RANKS, Job, listening, start
+
+QUICK = [sys.executable, "-I", "-S", "-c"]
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are killed with their parent on Linux alone")
+
+# Waits for a signal, and says how often it got which. Its child waits too, and would outlive it.
+WAITS = """
+import os, signal, sys, time
+got = []
+for number in (2, 15):
+    signal.signal(number, lambda number, frame: got.append(number))
+if os.fork() == 0:
+    time.sleep(60)
+print("ready", flush=True)
+while not got:
+    time.sleep(0.005)
+time.sleep(0.1)
+print("got", got, flush=True)
+sys.exit(128 + got[0])
+"""
+
+
+def run(folder: Path, program: str, count: int) -> Job:
+    """Such a launcher, once it has ended; nothing of it is left."""
+    job = start(folder, [*QUICK, f"import os, sys, time\nrank = int(os.environ['RANK'])\n{program}"], count)
+    job.end()
+    assert not job.left(1.0)
+    return job
+
+
+def test_output(tmp_path: Path) -> None:
+    """Rank 0's as it is; of others whole lines after their name, of progress bars what they showed last."""
+    program = """
+if rank == 0:
+    os.write(1, b"bar 1\\rbar 2\\rdone")
+elif rank == 1:
+    os.write(1, b"one\\ntw"); os.write(2, b"problem\\n"); time.sleep(0.1); os.write(1, b"o\\r\\n")
+    os.write(1, b"bar 1\\r"); time.sleep(0.05); os.write(1, b"bar 2\\r"); os.write(1, b"bar 3\\nlast")
+    os.write(2, b"10 %\\r20 %\\r")
+"""
+    job = run(tmp_path, program, 2)
+    assert job.fork.code == 0
+    lines = job.out.read_bytes().replace(b"bar 1\rbar 2\rdone", b"", 1)
+    assert lines == b"rank 1: one\nrank 1: two\nrank 1: bar 3\nrank 1: last\n"
+    assert job.err.read_bytes() == b"rank 1: problem\nrank 1: 20 %\n"
+
+
+def test_much_output(tmp_path: Path) -> None:
+    """None is lost, also where a rank ends right after it, and long lines come in pieces."""
+    program = "os.write(1, b'')\nif rank: sys.stdout.write('x' * 300_000 + '\\n' + 'line\\n' * 20_000)"
+    job = run(tmp_path, program, 3)
+    text = job.out.read_text()
+    for rank in (1, 2):
+        mine = [line.removeprefix(f"rank {rank}: ") for line in text.splitlines() if line.startswith(f"rank {rank}: ")]
+        assert "".join(mine).startswith("x" * 300_000) and mine.count("line") == 20_000
+
+
+def test_variables(tmp_path: Path) -> None:
+    """Each rank's own, one key for all, and the listening socket for rank 0 alone."""
+    names = ["WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
+    program = f"""
+print([os.environ[name] for name in {names}], len(os.environ['GENESIS_JOB_KEY']), 'GENESIS_LISTENER' in os.environ)
+print(sys.stdin.read() == '', sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[3:-1] if rank else '')
+"""
+    job = run(tmp_path, program, 2)
+    assert "['2', '0', '0', '2', '127.0.0.1'] 64 True\nTrue" in job.out.read_text()
+    assert "rank 1: ['2', '1', '1', '2', '127.0.0.1'] 64 False\nrank 1: True" in job.out.read_text()
+
+
+CODES: dict[str, tuple[str, int, str]] = {
+    "all well": ("sys.exit(0)", 0, ""),
+    "all alike": ("sys.exit(3)", 3, ""),
+    "a cause and its echo": ("time.sleep(0.3 * (rank == 2)); sys.exit(7 if rank == 2 else 10)", 7, ""),
+    "the first cause": ("time.sleep(0.3 * rank); sys.exit(7 + rank)", 7, ""),
+    "only echoes": ("sys.exit(10 if rank else 0)", 10, ""),
+    "killed": ("os.kill(os.getpid(), 9) if rank == 1 else sys.exit(10)", 10, "rank 1 of 3 was killed by SIGKILL"),
+    "crashed": ("os.kill(os.getpid(), 11) if rank == 1 else sys.exit(10)", 10, "rank 1 of 3 was killed by SIGSEGV"),
+    "no handler yet": ("os.kill(os.getpid(), 15) if rank == 1 else sys.exit(10)", 143, ""),
+    "late to save": ("time.sleep(0.8 * (rank == 0)); sys.exit(143)", 143, ""),
+    "hangs": ("sys.exit(9) if rank == 1 else time.sleep(60)", 9, ""),
+}
+
+
+@pytest.mark.parametrize("case", CODES)
+def test_exit_codes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code is the cause's. Ranks that outlive it by the grace period are killed."""
+    monkeypatch.setattr(sys.modules[launch.__module__], "GRACE_S", 0.5)
+    program, code, text = CODES[case]
+    job = run(tmp_path, program, 3)
+    assert job.fork.code == code
+    assert text in job.fork.error.get("what", "")
+
+
+def test_usage(tmp_path: Path) -> None:
+    """No ranks of ranks, no program that does not exist, none that cannot run."""
+    (tmp_path / "text").write_text("text")
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for command, variables, code, text in (
+        (["true"], rank, 2, "--nproc in a process that is rank 0 of 2 already"),
+        (["/no/such/program"], {}, 2, "there is no program /no/such/program"),
+        ([str(tmp_path / "text")], {}, 10, "rank 0 of 2 could not be started: Permission denied"),
+    ):
+        job = start(tmp_path, command, 2, **variables)
+        assert job.end() == code and text in job.fork.error["what"]
+
+
+@pytest.mark.parametrize(("number", "to_group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_signals_come_once(number: signal.Signals, to_group: bool, tmp_path: Path) -> None:
+    """Each rank gets it once, also where a terminal sends it to the launcher's whole process group."""
+    job = start(tmp_path, [*QUICK, WAITS], 3)
+    job.wait_for("ready", 3)
+    (os.killpg if to_group else os.kill)(job.fork.pid, number)
+    assert job.end() == 128 + number
+    assert job.out.read_text().count(f"got [{int(number)}]\n") == 3
+    assert not job.left(1.0)  # nor what the ranks started
+
+
+def test_every_signal_is_passed_on(tmp_path: Path) -> None:
+    """A second one, which means "stop now", too."""
+    job = start(tmp_path, [*QUICK, WAITS.replace("while not got", "while len(got) < 2")], 2)
+    job.wait_for("ready", 2)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        job.fork.kill(number)
+        time.sleep(0.05)
+    assert job.end() == 130
+    assert job.out.read_text().count("got [2, 15]\n") == 2
+
+
+@on_linux
+def test_no_rank_outlives_the_launcher(tmp_path: Path) -> None:
+    job = start(tmp_path, [*QUICK, WAITS.replace("os.fork()", "1")], 3)
+    job.wait_for("ready", 3)
+    job.fork.kill(signal.SIGKILL)
+    assert job.end() == -9
+    assert not job.left(1.0)
+
+
+def instants(count: int) -> list[tuple[str, float]]:
+    """Who is hit by what, and when; the first few while the ranks are being started."""
+    draw = random.Random(22)
+    whats = ["SIGTERM", "SIGINT", "SIGKILL", "rank"]
+    return [(whats[each % len(whats)], draw.uniform(0, 0.12)) for each in range(count)]
+
+
+@on_linux
+@pytest.mark.parametrize(("what", "after"), instants(8))
+def test_random_instants(what: str, after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal to the launcher or SIGKILL to a rank, also while ranks start: a known code, and nothing is left."""
+    monkeypatch.setattr(sys.modules[launch.__module__], "GRACE_S", 0.3)
+    job = start(tmp_path, [*QUICK, WAITS.replace("os.fork()", "1")], 3)
+    time.sleep(after)
+    if what == "rank":
+        job.wait_for("ready", 3)
+        os.kill(job.rank(1), signal.SIGKILL)
+    else:
+        job.fork.kill(signal.Signals[what])
+    code = job.end()
+    # Before the launcher's handlers are there, the signal ends it, and nothing has been started.
+    expected = {"SIGTERM": {143, -15}, "SIGINT": {130, -2}, "SIGKILL": {-9}, "rank": {10}}[what]
+    assert code in expected
+    assert not job.left(1.0)
+
+
+@on_linux
+def test_real_ranks_save_at_one_step(tmp_path: Path) -> None:
+    """SIGTERM to one rank: all save at one step, 143. Nothing listens but on loopback, and then nothing."""
+    job = start(tmp_path, [*RANKS, "100000"], 2)
+    seen: set[str] = set()
+    until = time.monotonic() + 30
+    while "ready" not in job.out.read_text():
+        assert time.monotonic() < until, job.err.read_text()
+        seen |= listening([*job.processes(), job.fork.pid])
+        time.sleep(0.02)
+    assert seen == {"0100007F"}
+    assert not listening([*job.processes(), job.fork.pid])
+    os.kill(job.rank(1), signal.SIGTERM)
+    assert job.end() == 143
+    saved = [line.removeprefix("rank 1: ") for line in job.out.read_text().splitlines() if "saved at" in line]
+    assert len(saved) == 2 and saved[0] == saved[1]
+    assert not job.left(1.0)
+
+
+def test_real_ranks_that_die(tmp_path: Path) -> None:
+    """SIGKILL of a rank: the launcher names rank and signal, the other rank says at once which one went; 10."""
+    job = start(tmp_path, [*RANKS, "100000", "kill:1:3"], 2)
+    job.wait_for("ready")
+    began = time.monotonic()
+    assert job.end() == 10 and job.fork.error["what"] == "rank 1 of 2 was killed by SIGKILL (signal 9)"
+    assert time.monotonic() - began < 2
+    assert "error: rank 1 is gone" in job.err.read_text()
+    assert not job.left(1.0)
+
+
+def test_the_search_for_processes_finds_them(tmp_path: Path) -> None:
+    """What says that nothing is left sees what is."""
+    job = start(tmp_path, [*QUICK, WAITS], 2)
+    job.wait_for("ready", 2)
+    assert len(job.processes()) >= 4 and job.rank(0) != job.rank(1)
+    job.fork.kill(signal.SIGTERM)
+    job.end()
