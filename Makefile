@@ -57,7 +57,7 @@ faults: install-dev ## every system call of every command made to fail, in about
 	$(BIN)/python -m tests.faults.sweep --workers $(WORKERS)
 
 gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, golden models, graphs, training, large tensors
-	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py \
+	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py tests/adapters/test_golden.py \
 		--ignore=tests/kernels/test_large.py
 	$(BIN)/python -m pytest --gpu -n 0 tests/kernels/test_large.py
 
