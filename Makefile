@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit faults gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit faults ranks-faults gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test stubs clean
 
 help: ## list these commands
@@ -55,6 +55,10 @@ unit: install-dev ## the tests alone
 
 faults: install-dev ## every system call of every command made to fail, in about an hour; needs cc
 	$(BIN)/python -m tests.faults.sweep --workers $(WORKERS)
+
+ranks-faults: install-dev ## ranks ended at random instants, 200 on 2 and 100 on 4 ranks, in about half an hour
+	$(BIN)/python -m tests.distributed.sweep
+	$(BIN)/python -m tests.distributed.sweep --ranks 4 --instants 100 --seed 1
 
 gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, golden models, graphs, training, large tensors
 	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py tests/adapters/test_golden.py \

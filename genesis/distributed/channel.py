@@ -35,12 +35,14 @@ class Channel:
     """The connection to the rank `rank`; `fileno()` lets it be waited for."""
 
     def __init__(self, sock: socket.socket, rank: int = -1) -> None:
+        """Take the connection of `sock`, which is closed then."""
         self.rank = rank
-        self._socket = sock
-        self._connection: Connection[Any, Any] = Connection(os.dup(sock.fileno()))
+        self._limit = 0.0
+        self._socket = socket.socket(fileno=sock.detach())
+        # It has a descriptor of its own, so that each of the two can close what it owns.
+        self._connection: Connection[Any, Any] = Connection(os.dup(self._socket.fileno()))
         if self._socket.family != socket.AF_UNIX:
             _tune(self._socket)
-        self._limit = 0.0
 
     @property
     def connection(self) -> Connection[Any, Any]:

@@ -156,7 +156,7 @@ def job_key(world: World, environ: Mapping[str, str]) -> bytes:
     """The secret by which ranks of one job know each other: GENESIS_JOB_KEY, or on one host a secret of this user.
 
     Raises:
-        UsageError: several hosts, or our own launcher, without the variable; or one that is too short.
+        UsageError: several hosts without the variable, or one that is too short.
     """
     given = environ.get(JOB_KEY)
     if given is not None and len(given) < _LEAST_KEY:
@@ -164,7 +164,10 @@ def job_key(world: World, environ: Mapping[str, str]) -> bytes:
         raise UsageError(what, where=_WHERE, next=f"set the same on every host: {JOB_KEY}=$(openssl rand -hex 32)")
     if given is not None:
         return given.encode("utf-8", "surrogateescape")
-    if not world.is_on_one_host or world.launcher is not None:
+    if world.launcher is not None:
+        what = f"{LAUNCHER} is set, but not {JOB_KEY}"
+        raise UsageError(what, where=_WHERE, next=f"unset {LAUNCHER}: only genesis train --nproc sets both")
+    if not world.is_on_one_host:
         what = f"{world.size} ranks on several hosts need a key in {JOB_KEY}, without which anybody could join"
         raise UsageError(what, where=_WHERE, next=f"set the same on every host: {JOB_KEY}=$(openssl rand -hex 32)")
 

@@ -31,6 +31,7 @@ __all__ = ["GRACE_S", "launch"]
 GRACE_S = 5.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = {128 + number for number in _PASSED_ON}
+_OF_PYTHON = 1  # what Python itself ends with where a signal comes while it starts
 _TURN_S = 1.0
 _SHORT_TURN_S = 0.05
 _DRAIN_S = 1.0
@@ -216,7 +217,7 @@ class _Job:
 
     def _reap(self) -> None:
         for each in self.ranks:
-            if each.code is not None or (code := _code(each.process.pid)) is None:
+            if each.code is not None or (code := _code(each.process)) is None:
                 continue
             each.code = code
             self._kill(each)  # what it started; its number stays taken until it is waited for
@@ -273,6 +274,8 @@ class _Job:
             assert each.code is not None
             if each.was_ended or each.code in (0, echo):
                 continue
+            if each.code == _OF_PYTHON and self.signals:
+                return 128 + self.signals[0]
             if each.code > 0:
                 return each.code
             if -each.code in _PASSED_ON:  # it had no handler yet, or no longer
@@ -283,9 +286,11 @@ class _Job:
         return echo if any(each.code for each in self.ended) else 0
 
 
-def _code(pid: int) -> int | None:
-    """As `Popen.returncode`, of a child that nobody has waited for; None while it runs."""
-    state = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+def _code(process: subprocess.Popen[bytes]) -> int | None:
+    """As `Popen.poll`, but the process stays unwaited for, where the system can say so; None while it runs."""
+    if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+        return process.poll()
+    state = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if state is None:
         return None
     return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import select
 import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any, Self
 
@@ -133,7 +134,6 @@ class Peers:
     def broadcast(self, name: str, data: bytes, most: int = MAX_PAYLOAD) -> bytes:
         """Rank 0's bytes, on every rank."""
         if self.rank:
-            self._ready([0], name)
             return self._receive(0, name, most)
         for rank in self._channels:
             self._send(rank, name, data)
@@ -155,7 +155,8 @@ class Peers:
 
     def receive_block(self, rank: int, block: np.ndarray) -> None:
         """Fill `block`, an array of bytes. Sees meanwhile when any other rank goes."""
-        self._ready([rank], "block")
+        if not self.rank:
+            self._ready([rank], "block")
         with self._peer(rank, "block"):
             frame = self._limited(rank).receive_block(block)
         if frame is not None:
@@ -213,10 +214,9 @@ class Peers:
         until = until or time.monotonic() + self._patience()
         watched = dict(self._channels)
         while True:
-            came = wait([each.connection for each in watched.values()], max(0.0, until - time.monotonic()))
-            if not came:
+            ready = _came(watched, until - time.monotonic())
+            if not ready:
                 self._late(wanted, name)
-            ready = [rank for rank, channel in watched.items() if channel.connection in came]
             if found := [rank for rank in ready if rank in wanted]:
                 return found
             for rank in ready:
@@ -315,6 +315,16 @@ class Peers:
             with contextlib.suppress(OSError, Late):
                 channel.set_limit(_FAREWELL_S)
                 channel.send("failure", payload, FAILURE)
+
+
+def _came(channels: Mapping[int, Channel], seconds: float) -> list[int]:
+    """The ranks from which something can be read, within `seconds`."""
+    waiting = select.poll()  # a selector would take longer than the message
+    ranks = {}
+    for rank, channel in channels.items():
+        ranks[channel.fileno()] = rank
+        waiting.register(channel.fileno(), select.POLLIN)
+    return [ranks[descriptor] for descriptor, _ in waiting.poll(max(0, math.ceil(seconds * 1000)))]
 
 
 def _by_rank(values: Sequence[Any]) -> str:

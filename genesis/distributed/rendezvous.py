@@ -56,9 +56,11 @@ def connect(world: World, key: bytes, *, version: str, limit_s: float) -> list[C
 
 def listen(world: World) -> socket.socket:
     """The socket on which rank 0 waits for the others: our launcher's, or one on the master address alone."""
-    if world.listener is not None:
-        return socket.socket(fileno=world.listener)
     try:
+        if world.listener is not None:
+            handed = socket.socket(fileno=world.listener)
+            handed.set_inheritable(False)
+            return handed
         ((family, _, _, _, address), *_) = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_STREAM)
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -93,13 +95,15 @@ class _Door:
             while len(self._there) < self._world.size - 1:
                 self._check_time(until, limit_s)
                 self._turn()
+            for rank, channel in self._there.items():
+                try:
+                    channel.send("welcome")
+                except (OSError, Late) as error:
+                    raise _gone(rank) from error
+        except GenesisError as error:
             for channel in self._there.values():
-                channel.send("welcome")
-        except (GenesisError, OSError, Late) as error:
-            known = error if isinstance(error, GenesisError) else _gone(-1)
-            for channel in self._there.values():
-                _tell(channel, known)
-            raise known from error
+                _tell(channel, error)
+            raise
         finally:
             self._is_shut = True
             self._turn_away()
@@ -111,30 +115,42 @@ class _Door:
             if channel.connection in ready:  # it has nothing to say now
                 raise _gone(rank)
         if self._listener in ready and self._handshakes.acquire(blocking=False):
-            sock, address = self._listener.accept()
+            try:
+                sock, address = self._listener.accept()
+            except OSError as error:  # it went again, or there are no descriptors left
+                self._handshakes.release()
+                self._refused.append(f"a connection was not accepted: {error.strerror or error}")
+                time.sleep(_TURN_S)
+                return
             threading.Thread(target=self._shake, args=(sock, str(address[0])), daemon=True).start()
         with contextlib.suppress(queue.Empty):
             self._let_in(*self._came.get_nowait())
 
     def _shake(self, sock: socket.socket, host: str) -> None:
         """Learn who connected, in a thread of its own: one who stays silent holds nobody up."""
-        channel = Channel(sock)
         try:
-            channel.set_limit(_HANDSHAKE_S)
-            deliver_challenge(channel.connection, self._key)
-            answer_challenge(channel.connection, self._key)
-            _, _, hello = channel.receive(_MAX_HELLO)
-            self._came.put((channel, {**json.loads(hello), "host": host}))
-            if self._is_shut:
-                self._turn_away()
+            with sock:
+                channel = Channel(sock)
+            try:
+                self._greet(channel, host)
+            except Exception:
+                channel.close()
+                raise
         except AuthenticationError:
             self._refused.append(f"{host} does not know the job's key")
-            channel.close()
         except Exception:  # whatever a stranger sends
             self._refused.append(f"{host} does not speak as a rank does")
-            channel.close()
         finally:
             self._handshakes.release()
+
+    def _greet(self, channel: Channel, host: str) -> None:
+        channel.set_limit(_HANDSHAKE_S)
+        deliver_challenge(channel.connection, self._key)
+        answer_challenge(channel.connection, self._key)
+        _, _, hello = channel.receive(_MAX_HELLO)
+        self._came.put((channel, {**json.loads(hello), "host": host}))
+        if self._is_shut:
+            self._turn_away()
 
     def _let_in(self, channel: Channel, hello: dict[str, Any]) -> None:
         who = f"the process {hello.get('pid')} on {escape(hello['host'])}"
@@ -229,11 +245,9 @@ def _named(world: World) -> str:
 
 
 def _gone(rank: int) -> PeerGoneError:
-    who = f"rank {rank}" if rank >= 0 else "a rank"
-    next = f"see what {who} printed, and the system's log: a rank without a word was killed"
-    return PeerGoneError(
-        f"{who} went before all had come", rank=rank, phase="rendezvous", where="rendezvous", next=next
-    )
+    what = f"rank {rank} went before all had come"
+    next = f"see what rank {rank} printed, and the system's log: a rank without a word was killed"
+    return PeerGoneError(what, rank=rank, phase="rendezvous", where="rendezvous", next=next)
 
 
 def _tell(channel: Channel, error: GenesisError) -> None:

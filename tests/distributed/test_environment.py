@@ -161,6 +161,8 @@ def test_keys(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     key = job_key(slurm, {})
     assert len(key) == 32 and job_key(slurm, {}) == key
     assert job_key(read_world({**SLURM, "SLURM_JOB_ID": "71"}), {}) != key
-    for world, variables in ((torchrun, {}), (slurm, {"GENESIS_JOB_KEY": "short"})):
+    ours = read_world({**TORCHRUN, "LOCAL_WORLD_SIZE": "4", "GENESIS_LAUNCHER": "17"})
+    assert str(ours) == "ranks: 4 on one host, by --nproc"
+    for world, variables in ((torchrun, {}), (ours, {}), (slurm, {"GENESIS_JOB_KEY": "short"})):
         with pytest.raises(UsageError, match="GENESIS_JOB_KEY"):
             job_key(world, variables)

@@ -15,7 +15,7 @@ from genesis.distributed import launch
 from tests.distributed.jobs import RANKS, Job, listening, start
 
 QUICK = [sys.executable, "-I", "-S", "-c"]
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are killed with their parent on Linux alone")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes and sockets in /proc")
 
 # Waits for a signal, and says how often it got which. Its child waits too, and would outlive it.
 WAITS = """
@@ -140,7 +140,14 @@ def test_every_signal_is_passed_on(tmp_path: Path) -> None:
     assert job.out.read_text().count("got [2, 15]\n") == 2
 
 
-@on_linux
+def test_a_signal_while_python_starts(tmp_path: Path) -> None:
+    """Python ends with 1 then, which is no code of ours: the run was interrupted."""
+    job = start(tmp_path, [*QUICK, WAITS.replace("sys.exit(128 + got[0])", "sys.exit(1)")], 2)
+    job.wait_for("ready", 2)
+    job.fork.kill(signal.SIGINT)
+    assert job.end() == 130
+
+
 def test_no_rank_outlives_the_launcher(tmp_path: Path) -> None:
     job = start(tmp_path, [*QUICK, WAITS.replace("os.fork()", "1")], 3)
     job.wait_for("ready", 3)
@@ -156,7 +163,6 @@ def instants(count: int) -> list[tuple[str, float]]:
     return [(whats[each % len(whats)], draw.uniform(0, 0.12)) for each in range(count)]
 
 
-@on_linux
 @pytest.mark.parametrize(("what", "after"), instants(8))
 def test_random_instants(what: str, after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal to the launcher or SIGKILL to a rank, also while ranks start: a known code, and nothing is left."""
@@ -175,7 +181,6 @@ def test_random_instants(what: str, after: float, tmp_path: Path, monkeypatch: p
     assert not job.left(1.0)
 
 
-@on_linux
 def test_real_ranks_save_at_one_step(tmp_path: Path) -> None:
     """SIGTERM to one rank: all save at one step, 143. Nothing listens but on loopback, and then nothing."""
     job = start(tmp_path, [*RANKS, "100000"], 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -158,6 +159,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
     assert only.code == 10 and "cannot listen on 127.0.0.1" in only.error["what"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for sockets in /proc")
 def test_only_loopback_listens_and_not_for_long(tmp_path: Path) -> None:
     """While it waits, rank 0 listens on loopback; once all have come, nobody listens on the port."""
     port = free_port()
