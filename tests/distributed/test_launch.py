@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from genesis.distributed import launch
+from tests.distributed.forks import ended, fork
 from tests.distributed.jobs import RANKS, Job, listening, start
 
 QUICK = [sys.executable, "-I", "-S", "-c"]
@@ -127,6 +128,28 @@ def test_signals_come_once(number: signal.Signals, to_group: bool, tmp_path: Pat
     assert job.end() == 128 + number
     assert job.out.read_text().count(f"got [{int(number)}]\n") == 3
     assert not job.left(1.0)  # nor what the ranks started
+
+
+def test_a_terminal(tmp_path: Path) -> None:
+    """Rank 0 has the terminal for its output, and Ctrl-C there reaches each rank once."""
+    ours, theirs = os.openpty()
+
+    def work() -> None:
+        os.login_tty(theirs)
+        program = WAITS.replace('print("ready"', 'print("ready", os.isatty(1)').replace("os.fork()", "1")
+        os._exit(launch([*QUICK, program], 2))
+
+    job, text, until = fork(work, tmp_path / "terminal.json"), b"", time.monotonic() + 20
+    os.close(theirs)
+    while text.count(b"ready") < 2 and time.monotonic() < until:
+        text += os.read(ours, 4096)
+    os.write(ours, b"\x03")
+    while text.count(b"got [2]") < 2 and time.monotonic() < until:
+        text += os.read(ours, 4096)
+    ended([job])
+    os.close(ours)
+    assert job.code == 130 and text.count(b"got [2]\r\n") == 2, text
+    assert b"rank 1: ready False" in text and b"ready True" in text
 
 
 def test_every_signal_is_passed_on(tmp_path: Path) -> None:
