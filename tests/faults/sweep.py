@@ -32,6 +32,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.train.chats import make_chats
+
 __all__ = ["CASES", "ERRORS", "Case", "Fault", "Finding", "Shim", "Tally", "Worker", "World", "sweep"]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,11 +85,13 @@ class Case:
 
 
 _CPU = ("--device", "cpu")
+_CHATS = ("chats.yaml", "train.output_dir=adapter", "train.steps=2", "checkpoint.every=1", "eval.prompts=[]")
 _TUNED = ("model.config=null", "model.path=model", "train.output_dir=tuned", "data.tokenizer=null")
 CASES = (
     Case("train", ("train", "config.yaml"), "fresh", trains=True),
     Case("train --resume", ("train", "config.yaml", "--resume"), "begun", trains=True),
     Case("train a folder", ("train", "config.yaml", *_TUNED), trains=True),
+    Case("train an adapter", ("train", *_CHATS), "fresh", trains=True),
     Case("generate", ("generate", "run", "--prompt", "alpha", "--max-tokens", "2", "--device", "cpu"), is_exact=True),
     Case("eval", ("eval", "run", "--data", "docs", "--seq-len", "32", "--device", "cpu"), is_exact=True),
     Case(
@@ -96,9 +100,16 @@ CASES = (
         is_exact=True,
         made=("exported/config.json", "exported/model.safetensors", "exported/manifest.json"),
     ),
+    Case(
+        "export --merge",
+        ("export", "adapter", "--base", "base", "--out", "exported", "--merge", "--check"),
+        is_exact=True,
+        made=("exported/config.json", "exported/model.safetensors", "exported/manifest.json"),
+    ),
     Case("validate", ("validate", "config.yaml"), is_exact=True),
     Case("validate a folder", ("validate", "config.yaml", *_TUNED), is_exact=True),
     Case("data preview", ("data", "preview", "config.yaml"), is_exact=True),
+    Case("data preview chats", ("data", "preview", *_CHATS), is_exact=True),
     Case("schema", ("schema",), is_exact=True),
     Case("env", ("env", "--json")),
     Case("demo", ("demo", "fusion", "--fast", "--device", "cpu", "--json", "demo.json"), made=("demo.json",)),
@@ -214,11 +225,17 @@ class World:
         for number in range(4):
             text = " ".join(words[(number * 7 + i * i + i // 3) % len(words)] for i in range(40))
             (start / "docs" / f"{number}.txt").write_text(text + ".\n")
+        recipe = make_chats(start)
+        (start / "chats.yaml").write_text(recipe.read_text().replace(str(start), "."))
         (start / "config.yaml").write_text(CONFIG)
         done = self.folder / "done"
         shutil.copytree(start, done)
-        train, tuned = (next(case for case in CASES if case.name == name) for name in ("train", "train a folder"))
+        train, tuned, adapter = (
+            next(case for case in CASES if case.name == name)
+            for name in ("train", "train a folder", "train an adapter")
+        )
         self.hashes["run"] = worker.trained(done, train)
+        self.hashes["adapter"] = worker.trained(done, adapter)
         (done / "model").mkdir()
         for name in MODEL_FILES:
             shutil.copy2(done / "run" / name, done / "model")
@@ -314,7 +331,8 @@ class Worker:
 
 def output_of(case: Case) -> str:
     """The folder of a training case's run."""
-    return "tuned" if "train.output_dir=tuned" in case.words else "run"
+    given = (word.removeprefix("train.output_dir=") for word in case.words if word.startswith("train.output_dir="))
+    return next(given, "run")
 
 
 def state_hash(output: Path) -> str | None:
@@ -328,9 +346,9 @@ def state_hash(output: Path) -> str | None:
 
 def owned(folder: Path, case: Case) -> dict[str, str]:
     """The files that a command must leave as they are, and what is in them."""
-    kept = ["config.yaml", "docs", "model"]
+    kept = ["config.yaml", "docs", "model", "chats.yaml", "chats.jsonl", "base"]
     if not case.trains:
-        kept.append("run")
+        kept += ["run", "adapter"]
     elif output_of(case) == "tuned":
         kept += [f"run/{name}" for name in ("config.resolved.yaml", "checkpoint-1", f"checkpoint-{LAST}")]
     paths = [below for name in kept for below in ((folder / name), *sorted((folder / name).rglob("*")))]

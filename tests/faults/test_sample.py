@@ -6,12 +6,19 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from genesis_cli.app import app
 from tests.faults.sweep import CASES, ERRORS, Case, Fault, Worker, World, problems_of, sweep, table, workers
 
-EVERY = 83  # coprime to the number of errors, so that over the commands each call meets each error
+EVERY = 97  # coprime to the number of errors, so that over the commands each call meets each error
+
+
+# What `bench-ops` and `bench-model` do, together.
+WITHOUT_CASE = {("bench", "all")}
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +34,18 @@ def test_no_command_ends_in_a_bug_report(team: tuple[World, list[Worker]]) -> No
     assert not failures, "\n".join([*map(str, failures), *table(found)])
     tried = {tally.case.name: tally.faults for tally in found}
     assert tried["train"] >= 10 and tried["eval"] >= 5 and sum(tried.values()) >= 50
+
+
+def commands(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words that start each command of a typer group."""
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*words, name)) if hasattr(command, "commands") else [(*words, name)]
+
+
+def test_every_command_has_a_case() -> None:
+    found = set(commands(typer.main.get_command(app)))
+    tried = {command for command in found for case in CASES if case.words[: len(command)] == command}
+    assert found - tried == WITHOUT_CASE and ("data", "preview") in tried
 
 
 def test_the_checker_sees_what_is_wrong(team: tuple[World, list[Worker]]) -> None:
