@@ -19,8 +19,11 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import genesis_models
+from genesis.io.hf import TOKENIZER_FILES
+from genesis.io.safetensors import load_file
 from genesis.train.output import Output
 from genesis_cli.session.export import export
+from genesis_models.adapters import ADAPTER_WEIGHTS
 from genesis_models.generate import Sampling, generate
 from tests.train.chats import SHAPE, chat, token, write_chat_tokenizer, write_chats
 from tests.train.runs import load, rows, train
@@ -105,6 +108,11 @@ def answers(model_folder: Path, talks_as: Path, held_out: Path, **args: Any) -> 
         yield last["content"], tokenizer.decode(new, skip_special_tokens=False)
 
 
+def sizes(checkpoint: Path) -> Iterator[int]:
+    """The bytes of its files but those of the tokenizer."""
+    return (path.stat().st_size for path in checkpoint.iterdir() if not TOKENIZER_FILES.fullmatch(path.name))
+
+
 def right(found: Iterator[tuple[str, str]]) -> float:
     pairs = list(found)
     print([p for p in pairs if p[0] != p[1]])
@@ -131,5 +139,6 @@ def test_held_out_chats_are_answered_right(folder: Path, kind: str, settings: tu
     assert ends == [token(run, "<|im_end|>"), 0]
     assert right(answers(run, run, held_out)) >= 0.95
     if kind == "lora":
+        assert sum(sizes(run / "checkpoint-150")) <= 16 * sum(v.size for v in load_file(run / ADAPTER_WEIGHTS).values())
         merged = export(str(run), merge=True, dtype=None, out=None, check=True, base=None, console=Output(None))
         assert right(answers(merged, merged, held_out)) >= 0.95
