@@ -114,8 +114,9 @@ def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Ar
     reads_h = ctx.needs[2] or pairs.reads_input(ctx)
 
     def at_gate_up(with_result: bool) -> Any:
-        if pairs.term is None:
-            return swiglu_linear_backward(pairs.g, down, gate_up, with_result=with_result, fp8=fp8)
+        if pairs.term is None or pairs.term.noise is None:
+            more = () if pairs.term is None else (pairs.term.v, *pairs.term.a)
+            return swiglu_linear_backward(pairs.g, down, gate_up, *more, with_result=with_result, fp8=fp8)
         dh = input_gradient(None, 0, pairs.g, (down,), fp8, pairs.term)
         return swiglu_packed_backward(dh, gate_up, with_result=with_result)
 

@@ -100,8 +100,9 @@ def _inside(x: np.ndarray) -> np.dtype:
 
 
 def _backward_of_linear(
-    g: Array, weight: Array, gate_up: Array, *, with_result: bool = False, fp8: int = 0
-) -> Spec | tuple[Spec, Spec]:
+    g: Array, weight: Array, gate_up: Array, v: Array | None = None, a: Array | None = None, *,
+    with_result: bool = False, fp8: int = 0,
+) -> Spec | tuple[Spec, Spec]:  # fmt: skip
     h = _half("swiglu_linear_backward", gate_up)
     expected = (*h.shape[:-1], weight.shape[0])
     if weight.shape[1:] != h.shape[-1:] or g.shape != expected:
@@ -109,7 +110,11 @@ def _backward_of_linear(
             f"swiglu_linear_backward: a gradient of shape {g.shape} with a weight of shape {weight.shape}"
             f" for gate and up of shape {gate_up.shape}"
         )
-    same_type("swiglu_linear_backward", g, weight, gate_up)
+    same_type("swiglu_linear_backward", g, weight, gate_up, *(y for y in (v, a) if y is not None))
+    pair = None if v is None else v.shape, None if a is None else a.shape
+    rank = pair[0][-1] if pair[0] else 0
+    if pair not in ((None, None), ((*g.shape[:-1], rank), (rank, weight.shape[1]))):
+        raise ShapeError(f"swiglu_linear_backward: v and A of shape {pair} with a gradient of shape {g.shape}")
     if fp8:
         check_quantizable("swiglu_linear_backward", weight)
     spec = Spec(gate_up.shape, gate_up.dtype)
@@ -119,16 +124,17 @@ def _backward_of_linear(
 @op(
     "swiglu_linear_backward",
     _backward_of_linear,
-    flops=lambda i, o, a: 2 * i[0].size * i[1].shape[1] + 13 * i[2].size // 2,
+    flops=lambda i, o, a: 2 * sum(x.size for x in i[:4:3] if x is not None) * i[1].shape[1] + 13 * i[2].size // 2,
 )
 def swiglu_linear_backward(
     out: np.ndarray | tuple[np.ndarray, np.ndarray], g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray,
-    with_result: bool = False, fp8: int = 0,
+    v: np.ndarray | None = None, a: np.ndarray | None = None, with_result: bool = False, fp8: int = 0,
 ) -> None:  # fmt: skip
     """[dgate, dup] for the gradient g `[..., out]` behind the product with W `[out, F]`; with `with_result` also
     silu(gate)·up, which then need not be kept.
 
     Args:
+        v, a: of a low-rank pair at that product, `[..., r]` and `[r, F]`, which add v·A to g·W; see low_rank.py.
         fp8: the fewest columns F with which g·W is made in 8-bit floats, 0: none; see fp8.py.
     """
     if not gate_up.size:
@@ -136,4 +142,8 @@ def swiglu_linear_backward(
     with scratch((*g.shape[:-1], weight.shape[1]), _inside(gate_up)) as dh:
         product = multiply_scaled if is_wide_enough(fp8, weight.shape[1]) else multiply
         product(as_type(g, dh.dtype), as_type(weight, dh.dtype), dh)
+        if v is not None and a is not None:
+            with scratch(dh.shape, dh.dtype) as more:
+                multiply(as_type(v, dh.dtype), as_type(a, dh.dtype), more)
+                np.add(dh, more, out=dh)
         swiglu_packed_backward.reference(out, dh, gate_up, with_result=with_result)

@@ -19,15 +19,18 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
+from genesis.kernels.gemm.beside import beside, can_extend
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.linalg import Scales, matmul_into
+from genesis.kernels.gemm.low_rank import make_u
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_into
 from genesis.kernels.pointwise.activation import sigmoid
 from genesis.kernels.pointwise.swiglu import swiglu_packed
 from genesis.kernels.types import TRITON, converted
+from genesis.ops.low_rank import LowRank, Operands
 
-__all__ = ["SwigluTile", "gemm_swiglu_into", "quantized_gemm_swiglu_into"]
+__all__ = ["SwigluTile", "adapted_gemm_swiglu_into", "gemm_swiglu_into", "quantized_gemm_swiglu_into"]
 
 
 class SwigluTile(NamedTuple):
@@ -149,6 +152,28 @@ def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: Sw
         BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, SLICES=t.slices, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return True
+
+
+def adapted_gemm_swiglu_into(
+    h: Array, gate_up: Array, u: Array, x: Array, weight: Array, operands: Operands, low_rank: LowRank
+) -> bool:
+    """The same with low-rank pairs, as [x | u]·[weight | B]ᵀ; also u. False like above, or where copies cost more.
+
+    Args:
+        u: `[m, rank]`, contiguous.
+        operands, low_rank: pairs of gate and up, of one rank, their B one operand, without factors.
+    """
+    halves = [(0, h.shape[1]), (h.shape[1], 2 * h.shape[1])]
+    is_regular = [p[:2] for p in low_rank.pairs] == halves and len({p.rank for p in low_rank.pairs}) == 1
+    if not is_regular or len(operands.b) != 1 or operands.factors is not None:
+        return False
+    properties = backend_of(x.device).driver.properties
+    if properties.capability < (9, 0) or x.dtype.itemsize != 2 or not x.size or not h.size or not weight.is_contiguous:
+        return False
+    if not can_extend(x.shape[0], x.shape[1], low_rank.rank):
+        return False
+    make_u(u, x, operands, low_rank)
+    return gemm_swiglu_into(h, gate_up, beside(x, u), beside(weight, operands.b[0], parts=2))
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
-from genesis.kernels.gemm.gated import gemm_swiglu_into, quantized_gemm_swiglu_into
+from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into, gemm_swiglu_into, quantized_gemm_swiglu_into
 from genesis.kernels.gemm.linear import linear, packed_linear
 from genesis.kernels.norm.norm import rms_norm
 from genesis.kernels.pointwise.swiglu import swiglu_packed
@@ -25,7 +25,7 @@ def norm_mlp(
     eps: float, keep: bool = False, fp8: int = 0, low_rank: LowRank | None = None,
     down_low_rank: LowRank | None = None,
 ) -> None:  # fmt: skip
-    """x + h·Wdᵀ + bd. Where one weight without bias or pairs holds gate and up, one kernel computes them and h."""
+    """x + h·Wdᵀ + bd. Where one weight without bias holds gate and up, one kernel computes them and h."""
     own, _ = split_pairs(parameters, down_low_rank)
     at_down, of_pairs = parameters[len(own) :], out[5 if keep else 3 :]
     y, rstd, gate_up = out[:3]
@@ -34,9 +34,13 @@ def norm_mlp(
     parts = tuple(map(as_matrix, (h, gate_up, normed)))
     is_quantized = is_wide_enough(fp8, gate_up.shape[-1])
     if low_rank is not None:
-        packed_linear((gate_up, of_pairs[0]), normed, *own, fp8=fp8, low_rank=low_rank)
-        of_pairs = of_pairs[1:]
-        swiglu_packed(h, gate_up)
+        u, *of_pairs = of_pairs
+        inner, operands = split_pairs(own, low_rank)
+        assert operands is not None
+        is_plain = len(inner) == 1 and not is_quantized
+        if not is_plain or not adapted_gemm_swiglu_into(*parts[:2], as_matrix(u), parts[2], *inner, operands, low_rank):
+            packed_linear((gate_up, u), normed, *own, fp8=fp8, low_rank=low_rank)
+            swiglu_packed(h, gate_up)
     elif is_quantized and len(own) == 1:
         quantized_gemm_swiglu_into(*parts, contiguous(own[0]))
     elif is_quantized or len(own) != 1 or not gemm_swiglu_into(*parts, own[0]):

@@ -13,15 +13,17 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
+from genesis.kernels.gemm.beside import below, beside, can_extend
 from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
+from genesis.kernels.gemm.low_rank import Term, add_terms
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
 from genesis.kernels.pointwise.activation import sigmoid
 from genesis.kernels.strides import as_matrix, collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.shape import contiguous
-from genesis.shapes import contiguous_strides
+from genesis.shapes import contiguous_strides, numel
 
 __all__: list[str] = []
 
@@ -106,27 +108,27 @@ def swiglu_packed_backward(
 
 @cuda_impl("swiglu_linear_backward")
 def swiglu_linear_backward(
-    out: Array | tuple[Array, Array],
-    g: Array,
-    weight: Array,
-    gate_up: Array,
-    with_result: bool = False,
-    fp8: int = 0,
-) -> None:
-    """[dgate, dup] for dh = g·W, and with `with_result` also silu(gate)·up."""
+    out: Array | tuple[Array, Array], g: Array, weight: Array, gate_up: Array, v: Array | None = None,
+    a: Array | None = None, with_result: bool = False, fp8: int = 0,
+) -> None:  # fmt: skip
+    """[dgate, dup] for dh = g·W + v·A, and with `with_result` also silu(gate)·up."""
     d, h = out if isinstance(out, tuple) else (out, None)
     if not d.size:
         return
     left, right, scales = g, weight, None
+    terms = [] if v is None or a is None else [Term(0, a.shape[1], v, a)]
     if is_wide_enough(fp8, weight.shape[1]):
         left, right, scales = quantize_scaled_operands(as_matrix(contiguous(g)), contiguous(weight))
-    if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous:
+    elif v is not None and a is not None and can_extend(numel(g.shape[:-1]), g.shape[-1], v.shape[-1]):
+        left, right, terms = beside(as_matrix(contiguous(g)), as_matrix(contiguous(v))), below(weight, a), []
+    if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous and not terms:
         result = None if h is None else as_matrix(h)
         if ws_swiglu_backward_into(as_matrix(d), result, as_matrix(left), right, as_matrix(gate_up), scales):
             return
     dh = empty((*d.shape[:-1], weight.shape[1]), d.dtype, g.device)
-    if scales is None:
-        matmul_into(dh, g, weight)
-    else:
+    if scales is not None:
         matmul_into(as_matrix(dh), left, right, transpose_b=True, scales=Scales(scales, False))
+    else:
+        matmul_into(dh if left is g else as_matrix(dh), left, right)
+    add_terms(dh, terms)
     swiglu_packed_backward(out, dh, gate_up, with_result=with_result)

@@ -57,6 +57,11 @@ def packed_swiglu_backwards(rng: np.random.Generator) -> list[Case]:
 GATED_LINEAR: list[tuple[Shape, int, int]] = [
     ((), 3, 2), ((4,), 3, 5), ((2, 3), 4, 4), ((2, 3), 1, 6), ((0,), 3, 2), ((2,), 0, 3), ((2, 9), 40, 33),
 ]  # fmt: skip
+# the same, the rank of a pair, whether silu(gate)·up is wanted
+LOW_RANK_LINEAR: list[tuple[Shape, int, int, int, bool]] = [
+    ((4,), 3, 5, 2, True), ((2, 3), 4, 4, 1, False), ((0,), 3, 2, 2, False), ((3, 9), 40, 24, 8, True),
+    ((2, 3), 16, 8, 8, False),
+]  # fmt: skip
 
 
 def swiglu_linear_backwards(rng: np.random.Generator) -> list[Case]:
@@ -67,13 +72,23 @@ def swiglu_linear_backwards(rng: np.random.Generator) -> list[Case]:
         )
         for lead, width, out in GATED_LINEAR
         for kept in (False, True)
-    ]
+    ] + [
+        Case(
+            (normal(rng, *lead, out), normal(rng, out, width), normal(rng, *lead, 2 * width), normal(rng, *lead, r),
+             normal(rng, r, width)),
+            {"with_result": True} if kept else {},
+        )
+        for lead, width, out, r, kept in LOW_RANK_LINEAR
+    ]  # fmt: skip
 
 
 def swiglu_linear_backward_oracle(
-    g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray, with_result: bool = False
-) -> Any:
+    g: np.ndarray, weight: np.ndarray, gate_up: np.ndarray, v: np.ndarray | None = None, a: np.ndarray | None = None,
+    with_result: bool = False,
+) -> Any:  # fmt: skip
     dh = np.sum(g[..., :, None] * weight, axis=-2)
+    if v is not None and a is not None:
+        dh = dh + np.sum(v[..., :, None] * a, axis=-2)
     return packed_swiglu_backward_oracle(dh, gate_up, with_result=with_result)
 
 
@@ -89,8 +104,11 @@ SWIGLU_ROWS = [
     ),
     Rows(
         "swiglu_linear_backward", swiglu_linear_backward_oracle, swiglu_linear_backwards, inner=1,
-        reduction=lambda case: 4 * max(1, case.inputs[1].shape[0]),
-        errors=((Case((np.ones((2, 3)), np.ones((4, 2)), np.ones((2, 4)))), ShapeError, "gradient"),),
+        reduction=lambda case: 4 * max(1, sum(len(w) for w in case.inputs[1::3])),
+        errors=(
+            (Case((np.ones((2, 3)), np.ones((4, 2)), np.ones((2, 4)))), ShapeError, "gradient"),
+            (Case((np.ones((2, 3)), np.ones((3, 2)), np.ones((2, 4)), np.ones((2, 5)))), ShapeError, "v and A"),
+        ),
     ),
 ]  # fmt: skip
 
