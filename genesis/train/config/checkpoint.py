@@ -1,0 +1,28 @@
+"""The section `checkpoint`: when the state is saved, and how much of it is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from genesis.train.config.section import RESUME, Section
+from genesis.train.config.values import Count
+
+__all__ = ["CheckpointConfig"]
+
+
+class CheckpointConfig(Section):
+    """Saving. A checkpoint is a Hugging Face folder with the training state in it; a signal saves one in any case."""
+
+    every: Count | None = Field(
+        default=500, description="Steps between two checkpoints. null: only at the end.", json_schema_extra=RESUME
+    )
+    save_total_limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+        default=2,
+        description="Checkpoints kept; older ones are removed after a newer one is complete. null: all.",
+        json_schema_extra=RESUME,
+    )
+    save_final: bool = Field(
+        default=True, description="Write the final model at the root of train.output_dir.", json_schema_extra=RESUME
+    )

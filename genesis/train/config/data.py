@@ -1,0 +1,163 @@
+"""The section `data`: sources, what their records mean, the tokenizer and the chat template."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, Tag, WithJsonSchema, model_validator
+
+from genesis.data import record_formats
+from genesis.train.config.section import RESUME, Section, check_json, problem
+from genesis.train.config.values import TEXT_SCHEMA, Factor, PathText, Text
+
+__all__ = ["SOURCE_KINDS", "DataConfig", "WeightedSource"]
+
+EVAL_FRACTION = 0.05
+
+
+class WeightedSource(Section):
+    """A source whose documents are seen more or less often than once in an epoch."""
+
+    path: PathText = Field(description="A file, a folder, a glob, or `stdlib:`.")
+    weight: Factor = Field(default=1.0, description="How often its documents are seen in an epoch.")
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _sources_schema(item: dict[str, JsonValue]) -> WithJsonSchema:
+    """The JSON schema of one source, or of a list of such items."""
+    return WithJsonSchema({"anyOf": [TEXT_SCHEMA, {"type": "array", "items": item, "minItems": 1, "maxItems": 1000}]})
+
+
+Sources = Annotated[
+    list[PathText],
+    Field(min_length=1, max_length=1000),
+    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+    _sources_schema(TEXT_SCHEMA),
+]
+# What pydantic adds to the path of a value that can be of two kinds; errors leave it out.
+SOURCE_KINDS = ("<path>", "<weighted source>")
+_Source = Annotated[
+    Annotated[PathText, Tag(SOURCE_KINDS[0])] | Annotated[WeightedSource, Tag(SOURCE_KINDS[1])],
+    Discriminator(lambda value: SOURCE_KINDS[isinstance(value, dict | WeightedSource)]),
+]
+TrainSources = Annotated[
+    list[_Source],
+    Field(min_length=1, max_length=1000),
+    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+    _sources_schema({"anyOf": [TEXT_SCHEMA, WeightedSource.model_json_schema()]}),
+]
+FieldNames = Annotated[
+    dict[record_formats.Field, Text],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": dict.fromkeys(record_formats.FIELDS, TEXT_SCHEMA),
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+class DataConfig(Section):
+    """What is learned: sources, records, tokenizer, length. A source is a file, a folder, a glob, or `stdlib:`."""
+
+    train: TrainSources = Field(
+        description="What to learn: files of text, JSONL, JSON arrays, CSV (each also as .gz) or Parquet, folders and "
+        'globs of them, or "stdlib:" (code of the running Python). Of folders and globs, what is no text is listed and '
+        "not read. An item of a list may be a mapping of `path` and `weight`, how often its documents are seen in an "
+        "epoch."
+    )
+    eval: Sources | None = Field(
+        default=None, description="Held-out sources. null: a fraction of the training documents is held out."
+    )
+    eval_fraction: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description=f"Fraction of the documents held out when eval is null; 0: none. Default: {EVAL_FRACTION}.",
+    )
+    tokenizer: PathText | None = Field(
+        default=None,
+        description="Folder with tokenizer.json. null: that of model.path, else a BPE trained on the data.",
+    )
+    vocab_size: Annotated[int, Field(ge=257, le=1_000_000)] | None = Field(
+        default=None,
+        description="Size of the byte-level BPE trained on the data when there is no tokenizer. null: the model's.",
+    )
+    seq_len: Annotated[int, Field(ge=2, le=1_048_576)] = Field(default=1024, description="Tokens in a packed sequence.")
+    format: record_formats.Format = Field(
+        default="auto", description="Fields of a record and what they mean. auto: found by their names."
+    )
+    fields: FieldNames = Field(
+        default_factory=dict,
+        description="Other names of fields, as {messages: conv, role: from}; role and content are those of messages.",
+        examples=[{"text": "body"}],
+    )
+    parse_special: bool = Field(
+        default=False,
+        description="Whether special tokens written out in a text, such as <|im_end|>, become those tokens. false: "
+        "they are plain text, and a warning counts the documents that hold them.",
+    )
+    on_error: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="A record that cannot be read: `fail` ends the run with file and line, `skip` counts it.",
+    )
+    max_line_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
+        default=16 * 2**20,
+        description="Longest record, in bytes: a line of JSONL, an element of an array, a row. A longer one is an "
+        "error (see on_error).",
+    )
+    template: PathText | None = Field(
+        default=None,
+        description="Chat template of conversations: chatml, or a file or folder that holds one (Jinja, as in "
+        "chat_template.jinja). null: that of the tokenizer.",
+        examples=["chatml", "template.jinja"],
+    )
+    template_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Variables that the template reads, such as {enable_thinking: false}. They are saved with the "
+        "model as the template's defaults.",
+    )
+    loss: Literal["all_assistant", "last", "completion", "all"] = Field(
+        default="all_assistant",
+        description="What of a conversation is learned. all_assistant: every turn of the assistant; last: the last "
+        "one; completion: the turns of a completion, of other conversations the last turn; all: every token.",
+    )
+    too_long: Literal["drop", "truncate", "split", "fail"] | None = Field(
+        default=None,
+        description="What happens to a document of more than data.seq_len tokens: `drop` and `truncate` count it, "
+        "`split` continues it in the next sequence, `fail` ends the run with file and line. null: texts are split, "
+        "conversations and completions dropped.",
+    )
+    cache_dir: PathText | None = Field(
+        default=None,
+        description="Folder of tokenized data, keyed by content; runs may share it. null: `cache` in output_dir.",
+        json_schema_extra=RESUME,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        if raw.get("eval") is None and raw.get("eval_fraction") is None:
+            return {**raw, "eval_fraction": EVAL_FRACTION}
+        return raw
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.eval is not None and self.eval_fraction is not None:
+            raise problem(
+                "eval_fraction", "data.eval and data.eval_fraction exclude each other", "remove data.eval_fraction"
+            )
+        if self.tokenizer is not None and self.vocab_size is not None:
+            what = "data.vocab_size is for a tokenizer trained on the data, and data.tokenizer names a finished one"
+            raise problem("vocab_size", what, "remove data.vocab_size")
+        for name in self.template_args:
+            if not name.isidentifier():
+                raise problem(
+                    "template_args", f"data.template_args has {name!r}, no name that a template can read", "rename it"
+                )
+        check_json(self.template_args, "template_args", "data.template_args")
+        return self
