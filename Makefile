@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit faults ranks-faults gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit faults kills ranks-faults gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test stubs clean
 
 help: ## list these commands
@@ -59,6 +59,9 @@ faults: install-dev ## every system call of every command made to fail, in about
 ranks-faults: install-dev ## ranks ended at random instants, 200 on 2 and 100 on 4 ranks, in about half an hour
 	$(BIN)/python -m tests.distributed.sweep
 	$(BIN)/python -m tests.distributed.sweep --ranks 4 --instants 100 --seed 1
+
+kills: install-dev ## runs that train adapters on chats, killed at 20 random instants and resumed, in minutes
+	$(BIN)/python -m tests.soak.kills --kills 20 --terms 0 --lora
 
 gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, golden models, graphs, training, large tensors
 	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py tests/adapters/test_golden.py \

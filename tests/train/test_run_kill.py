@@ -18,6 +18,7 @@ import pytest
 from genesis.io.filesystem import Call
 from tests.io.faults import Recorder
 from tests.soak.kills import End, problems
+from tests.train.chats import make_chats
 from tests.train.runs import Forks, checkpoints, load, make, make_lora, memory_folder, observed, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
@@ -112,19 +113,24 @@ def test_killed_at_the_calls_that_make_the_cache(forks: Forks, folder: Path) -> 
         assert not list(cache.glob(".tmp-*"))
 
 
-def test_killed_at_random_instants(forks: Forks, folder: Path) -> None:
-    """One run, killed again and again: it comes to its end, and to the same one."""
-    recipe, output = make(folder), folder / "random"
-    long = ("train.steps=40", "checkpoint.every=1", "eval.every=null")
+@pytest.mark.parametrize(("recipe_of", "kills", "steps"), [(make, 6, 40), (make_chats, 3, 20)], ids=["model", "chats"])
+def test_killed_at_random_instants(
+    forks: Forks, folder: Path, recipe_of: Callable[[Path], Path], kills: int, steps: int
+) -> None:
+    """One run, killed again and again: it comes to its end, and to the same one; also one of adapters, on chats."""
+    folder = folder / f"random {recipe_of.__name__}"
+    folder.mkdir()
+    recipe, output = recipe_of(folder), folder / "random"
+    long = (f"train.steps={steps}", "checkpoint.every=1", "eval.every=null")
     begun = time.perf_counter()
     expected = train(load(recipe, "long", *long)).state_hash
-    step = (time.perf_counter() - begun) / 40
+    step = (time.perf_counter() - begun) / steps
 
     def newest() -> int:
         return max((int(path.name.partition("-")[2]) for path in output.glob("checkpoint-*")), default=0)
 
     generator, last = random.Random(11), 0
-    for _ in range(6):
+    for _ in range(kills):
         child = forks.start("train", recipe, "--resume=allow", f"train.output_dir={output}", *long)
         # counted in steps, because the machine may be faster or slower by now; between them by the clock
         reached, deadline = last + generator.randrange(5), time.monotonic() + 60
