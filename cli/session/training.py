@@ -300,7 +300,7 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
         with FolderUpdate(output) as folder:
             training.checkpoints.write_model(folder)
     _draw(output, console)
-    for line in _summary_lines(summary, held_out, output):
+    for line in _summary_lines(summary, held_out, output, "model" if config.lora is None else "adapter"):
         console.line(line)
 
 
@@ -316,7 +316,7 @@ def _draw(output: Path, console: Output) -> None:
         console.line(f"warning: the loss picture was not drawn: {error}")
 
 
-def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path) -> Iterator[str]:
+def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, what: str) -> Iterator[str]:
     speed = "" if summary.tokens_per_second is None else f", {summary.tokens_per_second:,.0f} tokens/s"
     yield f"done: {summary.step} steps in {duration(summary.seconds)}{speed}"
     if summary.evaluation is not None and held_out is not None:
@@ -325,4 +325,4 @@ def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path) -> 
         bits = f"{found.bits_per_byte:.3f} bits per byte{baseline}"
         yield f"held out: loss {found.loss:.4f}, perplexity {found.perplexity:.2f}, {bits}"
     yield f"state hash: {summary.state_hash}"
-    yield f"model, metrics and picture: {output}"
+    yield f"{what}, metrics and picture: {output}"

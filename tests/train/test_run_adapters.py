@@ -171,6 +171,7 @@ class TestCheckpoint:
             "defaults of fine-tuning with adapters, as model.path names a trained model: optim.lr 0.0002,"
             " optim.warmup_ratio 0.03, optim.weight_decay 0.0, eval.at_start true\n"
         ) in text
+        assert f"adapter, metrics and picture: {tmp_path}/run\n" in text
         assert text.index("eval at step 0: ") < text.index("step 1/1")
         full = told(load(recipe, str(tmp_path / "full"), "train.steps=1", "lora=null", "eval.at_start=false"))
         assert "all 14," in full and "parameters are trained\n" in full
