@@ -70,8 +70,11 @@ def _nothing_there(name: str) -> ModelError:
 
 
 def hub_advice(name: str) -> str | None:
-    """How to come by the model that the Hugging Face hub has under this name; None where it is no such name."""
-    if _HUB_ID.fullmatch(name) is None:
+    """How to come by the model that the Hugging Face hub has under this name; None where it is no such name.
+
+    A name below a folder that exists is taken for a path.
+    """
+    if _HUB_ID.fullmatch(name) is None or Path(name).parent.is_dir():
         return None
     copy = name.rpartition("/")[2]
     if (cached := _cached(name)) is not None:

@@ -106,6 +106,13 @@ def test_a_hub_id_says_how_to_get_the_model(tmp_path: Path, monkeypatch: pytest.
     assert refused("Qwen/Qwen2.5-0.5B").next == f"it is in the cache of huggingface_hub: name {snapshot}"
 
 
+def test_a_mistyped_path_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert "Hugging Face" not in refused("runs/chatz").what
+    assert "Hugging Face" in refused("Runs/chatz").what
+
+
 @pytest.mark.parametrize("name", ["", "nowhere", "a/b/c", "bad\0name", "x" * 5000, "evil\x1b[31m/name"])
 def test_names_of_nothing(name: str) -> None:
     error = refused(name)
