@@ -21,6 +21,8 @@ from genesis.kernels.gemm import fp8, gated, linalg, linear, warp_specialized
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE
 from genesis.kernels.pointwise import swiglu
 from genesis.kernels.strides import as_matrix
+from genesis.ops.low_rank import LowRank, Operands, Pair
+from genesis.ops.shape import window
 from tests.kernels.collecting import EmptyDriver, collecting
 
 CUDA = Device("cuda", 0)
@@ -103,8 +105,31 @@ def compiled() -> list[dict[str, Any]]:
             made = compile.compile_kernel(kernel, signature, (9, 0))
             rows.append({"dtype": f"fp8 {k}", "warps": made.warps, "shared": made.shared})
         rows.append({"few": few, "many": many})
+    for kernel, signature in adapted().values():
+        made = compile.compile_kernel(kernel, signature, (9, 0))
+        rows.append({"adapted": kernel.fn.__name__, "warps": made.warps, "shared": made.shared})
     quantized = [*map(chosen_in_8_bits, (1024, 1025, 2049)), gate_and_up_in_8_bits()]
     return [*rows, {"quantized": quantized}]
+
+
+def pairs(rank: int, factors: bool, width: int = 64, half: int = 1024) -> tuple[Operands, LowRank]:
+    """Those of gate and up, on uninitialized memory."""
+    a, b = empty((2 * rank, width), bfloat16, CUDA), empty((2 * half, rank), bfloat16, CUDA)
+    c = empty((2 * half,), float32, CUDA) if factors else None
+    return Operands([a], [b], c), LowRank(tuple(Pair(i * half, (i + 1) * half, rank, 2.0) for i in range(2)), 2)
+
+
+def adapted() -> dict[Any, Any]:
+    """What gate and up with low-rank pairs, with and without factors, and SwiGLU's gradients with one launch."""
+    with collecting(Hopper) as found:
+        for factors in (False, True):
+            x, gate_up, h, u = (empty((8192, n), bfloat16, CUDA) for n in (64, 2048, 1024, 16))
+            assert gated.adapted_gemm_swiglu_into(
+                h, gate_up, u, x, empty((2048, 64), bfloat16, CUDA), *pairs(8, factors)
+            )
+        v, a, down = (empty(s, bfloat16, CUDA) for s in ((8192, 8), (8, 1024), (64, 1024)))
+        swiglu.swiglu_linear_backward(empty(gate_up.shape, bfloat16, CUDA), x, down, gate_up, v, a)
+    return found
 
 
 def chosen_in_8_bits(fewest: int) -> list[str]:
@@ -138,13 +163,16 @@ def test_each_form_compiles() -> None:
     made = [row for row in rows if "dtype" in row]
     dtypes = [str(bfloat16), str(float16)] * 4 + ["fp8 64", f"fp8 {LONG}"] * 2
     assert sorted(row["dtype"] for row in made) == sorted(dtypes)
+    names = [row["adapted"] for row in rows if "adapted" in row]
+    assert names.count("gemm_ws") == 3
+    assert "beside_kernel" in names
     forward, plain = ["quantize_operands_kernel", "gemm_ws"], ["gemm_ws"]
     backward = ["quantize_rows_kernel", "quantize_transposed_kernel", "quantize_rows_kernel", "gemm_ws"]
     assert rows[-1] == {"quantized": [forward + backward, forward + plain, plain * 2, forward]}
     for dtype, tiles in TILES.items():
         epilogue_warps = [row["warps"] - warp_specialized.WARPS for row in made if row["dtype"] == dtype]
         assert epilogue_warps == [tile.epilogue_warps for tile in tiles]
-    assert max(row["shared"] for row in made) <= H200.shared_memory
+    assert max(row["shared"] for row in rows if "shared" in row) <= H200.shared_memory
 
 
 @pytest.mark.parametrize("lead", [(8192,), (8, 1024)])
@@ -235,6 +263,60 @@ def test_gradients_of_gate_and_up(m: int, n: int, k: int, dtype: DType) -> None:
     again = poisoned(dtype, m, 2 * n)
     assert warp_specialized.ws_swiglu_backward_into(again, None, g, weight, gate_up)
     np.testing.assert_array_equal(again.numpy(), d.numpy())
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("rank", [8, 16, 64])
+@pytest.mark.parametrize("factors", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_gate_and_up_with_pairs(m: int, n: int, k: int, factors: bool, rank: int) -> None:
+    """As by products of their own, with one rounding; with factors, which make one more, with two."""
+    rng = np.random.default_rng(4)
+    x, weight, a, b = (
+        random(rng, bfloat16, *shape) for shape in ((m, k), (2 * n, k), (2 * rank, k), (2 * n, rank))
+    )  # fmt: skip
+    c = random(rng, float32, 2 * n) if factors else None
+    low_rank = LowRank((Pair(0, n, rank, 0.5), Pair(n, 2 * n, rank, 0.5)), 2 + factors)
+    u, gate_up, h = (poisoned(bfloat16, m, size) for size in (2 * rank, 2 * n, n))
+    assert gated.adapted_gemm_swiglu_into(h, gate_up, u, x, weight, Operands([a], [b], c), low_rank)
+    wide = empty((m, 2 * n), float32, CUDA)
+    linalg.matmul_into(wide, x, weight, transpose_b=True)
+    for i in range(2):
+        part = slice(i * n, (i + 1) * n)
+        columns, own = (window(y, i * size, (i + 1) * size) for y, size in ((wide, n), (u, rank)))
+        rows = b.view((n, rank), (rank, 1), part.start * rank)
+        linalg.matmul_into(columns, own, rows, transpose_b=True, accumulate=True)
+    wanted = wide.numpy() if c is None else wide.numpy().astype(bfloat16.numpy).astype(np.float32) * c.numpy()
+    found = gate_up.numpy().astype(np.float32)
+    # a sum in another order may round to the neighbour, before factors make the last rounding
+    np.testing.assert_array_less(np.abs(found - wanted), 2.0 ** (-6 if factors else -7) * np.abs(wanted) + 2.0**-6)
+    wanted_h = empty((m, n), bfloat16, CUDA)
+    swiglu.swiglu_packed(wanted_h, gate_up)
+    close(h, wanted_h)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("rank", [8, 16, 64])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_gradients_of_gate_and_up_with_a_pair(m: int, n: int, k: int, rank: int) -> None:
+    rng = np.random.default_rng(5)
+    g, weight, gate_up = random(rng, bfloat16, m, k), random(rng, bfloat16, k, n), random(rng, bfloat16, m, 2 * n)
+    v, a, wide = random(rng, bfloat16, m, rank), random(rng, bfloat16, rank, n), empty((m, n), float32, CUDA)
+    linalg.matmul_into(wide, g, weight)
+    linalg.matmul_into(wide, v, a, accumulate=True)
+    dh, wanted, wanted_h = (
+        random(rng, bfloat16, m, n),
+        empty(gate_up.shape, bfloat16, CUDA),
+        empty((m, n), bfloat16, CUDA),
+    )
+    backend_for(CUDA).from_numpy(wide.numpy().astype(bfloat16.numpy), dh)
+    swiglu.swiglu_packed_backward((wanted, wanted_h), dh, gate_up, with_result=True)
+    d, h = poisoned(bfloat16, m, 2 * n), poisoned(bfloat16, m, n)
+    swiglu.swiglu_linear_backward((d, h), g, weight, gate_up, v, a, with_result=True)
+    close(d, wanted, units=3)
+    close(h, wanted_h)
 
 
 # m, n, k with k on both sides of where sums are promoted

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from genesis.array import Array
+from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
@@ -24,11 +24,13 @@ from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import make_u
-from genesis.kernels.gemm.warp_specialized import ws_swiglu_into
+from genesis.kernels.gemm.warp_specialized import is_for_swiglu, ws_swiglu_into
 from genesis.kernels.pointwise.activation import sigmoid
 from genesis.kernels.pointwise.swiglu import swiglu_packed
 from genesis.kernels.types import TRITON, converted
+from genesis.ops.elementwise import cast, copy, fill
 from genesis.ops.low_rank import LowRank, Operands
+from genesis.ops.shape import slices
 
 __all__ = ["SwigluTile", "adapted_gemm_swiglu_into", "gemm_swiglu_into", "quantized_gemm_swiglu_into"]
 
@@ -161,19 +163,37 @@ def adapted_gemm_swiglu_into(
 
     Args:
         u: `[m, rank]`, contiguous.
-        operands, low_rank: pairs of gate and up, of one rank, their B one operand, without factors.
+        operands, low_rank: pairs of gate and up, of one rank, their B one operand. Factors, which make one more
+            rounding, are for bfloat16 and products that the warp-specialized kernel takes.
     """
-    halves = [(0, h.shape[1]), (h.shape[1], 2 * h.shape[1])]
+    halves, factors = [(0, h.shape[1]), (h.shape[1], 2 * h.shape[1])], operands.factors
     is_regular = [p[:2] for p in low_rank.pairs] == halves and len({p.rank for p in low_rank.pairs}) == 1
-    if not is_regular or len(operands.b) != 1 or operands.factors is not None:
+    if not is_regular or len(operands.b) != 1:
         return False
     properties = backend_of(x.device).driver.properties
     if properties.capability < (9, 0) or x.dtype.itemsize != 2 or not x.size or not h.size or not weight.is_contiguous:
         return False
     if not can_extend(x.shape[0], x.shape[1], low_rank.rank):
         return False
+    if factors is not None and not (x.dtype is bfloat16 and is_for_swiglu(x, h.shape[1])):
+        return False
     make_u(u, x, operands, low_rank)
-    return gemm_swiglu_into(h, gate_up, beside(x, u), beside(weight, operands.b[0], parts=2))
+    left, right = beside(x, u), beside(weight, operands.b[0], parts=2)
+    if factors is None:
+        return gemm_swiglu_into(h, gate_up, left, right)
+    return ws_swiglu_into(h, gate_up, left, right, _column_scales(x.shape[0], factors))
+
+
+def _column_scales(rows: int, factors: Array) -> Array:
+    """The scales of a product whose columns alone have some: 1 for each row, then c, in float32."""
+    scales = empty((rows + factors.size,), float32, factors.device)
+    ones, columns = slices(scales, [rows, factors.size])
+    fill(value=1.0, shape=ones.shape, dtype=float32, device=factors.device, out=ones)
+    if factors.dtype is float32:
+        copy(factors, out=columns)
+    else:
+        cast(factors, dtype=float32, out=columns)
+    return scales
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:

@@ -37,6 +37,7 @@ from genesis.dtypes import bfloat16, float8_e4m3fn
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE
 
 __all__ = [
+    "is_for_swiglu",
     "reinterpret",
     "tma_load",
     "ws_residual_into",
@@ -526,7 +527,7 @@ def _launch(
         _tma_tiles(w, _out_columns(t, form), bk) if transposed else _tma_tiles(w, bk, t.bn), *gate_up, out, h, read,
         scales, m, n, k, FORM=form.value, TRANSPOSED=transposed, BM=t.bm, BN=t.bn, BK=bk, STAGES=t.stages, GROUP=GROUP,
         WARPS=WARPS, EPILOGUE_WARPS=t.epilogue_warps, REGISTERS=t.registers, num_warps=WARPS,
-        PROMOTE=PROMOTE_TERMS // bk if scales is not None and k > MAX_IMPRECISE else 0,
+        PROMOTE=PROMOTE_TERMS // bk if x.dtype is float8_e4m3fn and k > MAX_IMPRECISE else 0,
     )  # fmt: skip
 
 
@@ -569,8 +570,18 @@ def _holds_unscaled_sums(out: Array, scales: Array | None) -> bool:
     return scales is None or out.dtype is bfloat16
 
 
+def is_for_swiglu(x: Array, n: int) -> bool:
+    """Whether `ws_swiglu_into` is the faster way for x `[m, k]` and n columns of gate."""
+    return _tiles(x, n, SWIGLU) > 0
+
+
 def ws_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, scales: Array | None = None) -> bool:
-    """gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up; as `gated.gemm_swiglu_into`, and False like above."""
+    """gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up; as `gated.gemm_swiglu_into`, and False like above.
+
+    Args:
+        scales: of the rows and then of the columns `[m + 2·n]`, by which the product is multiplied after it was
+            rounded: of quantised operands, or DoRA's.
+    """
     n = h.shape[1]
     tiles = _tiles(x, n, SWIGLU)
     parts = tuple(gate_up.view((gate_up.shape[0], n), (2 * n, 1), gate_up.offset + i * n) for i in range(2))
