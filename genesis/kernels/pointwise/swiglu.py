@@ -16,7 +16,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.kernels.gemm.beside import below, beside, can_extend
 from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.gemm.low_rank import Term, add_terms
+from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
 from genesis.kernels.pointwise.activation import sigmoid
 from genesis.kernels.strides import as_matrix, collapse, needs_int64, offsets, program_indices
@@ -126,9 +126,9 @@ def swiglu_linear_backward(
         if ws_swiglu_backward_into(as_matrix(d), result, as_matrix(left), right, as_matrix(gate_up), scales):
             return
     dh = empty((*d.shape[:-1], weight.shape[1]), d.dtype, g.device)
-    if scales is not None:
-        matmul_into(as_matrix(dh), left, right, transpose_b=True, scales=Scales(scales, False))
+    if scales is None:
+        low_rank_product(dh if left is g else as_matrix(dh), left, right, terms)
     else:
-        matmul_into(dh if left is g else as_matrix(dh), left, right)
-    add_terms(dh, terms)
+        matmul_into(as_matrix(dh), left, right, transpose_b=True, scales=Scales(scales, False))
+        add_terms(dh, terms)
     swiglu_packed_backward(out, dh, gate_up, with_result=with_result)
