@@ -54,9 +54,12 @@ class EncoderFactory:
         """The encoder; the caller closes it.
 
         Raises:
-            ModelError: the template cannot be read or used. ConfigError: an argument that no template could take.
+            ModelError: the template cannot be read or used. ConfigError: an argument that no template could take, or
+                that this one does not read.
         """
         self._template = self._read(tokenizer)
+        if self._template is not None:
+            self._template.check_args()
         self._encoder = ChatEncoder(tokenizer, self._template, loss=self._data.loss)
         return self._encoder
 

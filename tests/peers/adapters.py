@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 import genesis
 import genesis_models
+from genesis.data.chat import ChatTemplate
 from genesis.data.tokenizer import train_bpe
 from genesis.io.files import AtomicFolder
 from genesis.train.output import Output
@@ -151,9 +152,10 @@ def trained(lora: dict[str, Any] | None) -> Iterator[tuple[str, float, float]]:
         [{"role": "user", "content": f"{i} + {i}"}, {"role": "assistant", "content": f"{2 * i}"}] for i in range(40)
     )
     Path("chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    Path("loud.jinja").write_text(ChatTemplate.chatml(tokenizer).text_with_defaults + "{# loud #}")
     config = {
         "model": {"path": "base", "dtype": "float32"},
-        "data": {"train": "chats.jsonl", "template": "chatml", "template_args": {"loud": True}, "seq_len": 64},
+        "data": {"train": "chats.jsonl", "template": "loud.jinja", "template_args": {"loud": True}, "seq_len": 64},
         "train": {"output_dir": "run", "steps": 4, "batch_size": 2, "device": "cpu"},
         "optim": {"lr": 0.01},
         "checkpoint": {"every": 2},

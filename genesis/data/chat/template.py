@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ConfigError, ModelError, escape
+from genesis.errors import ConfigError, ModelError, escape, nearest
 from genesis.io.boundary import boundary
 from genesis.io.hf import MAX_TEMPLATE_BYTES, read_chat_templates
 from genesis.io.paths import is_folder
@@ -43,6 +43,8 @@ _CHATML_TEXT = """\
 {%- endif %}
 """
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_ASKED = re.compile(r"([A-Za-z][A-Za-z0-9_]*) is (?:not )?defined")
 # What every render sets itself, and the words that Jinja keeps for itself.
 _RENDER_SETS = ("messages", "tools", "documents", "add_generation_prompt")
 _JINJA_WORDS = ("and", "or", "not", "in", "is", "if", "else", "true", "false", "none")
@@ -68,6 +70,16 @@ class ChatTemplate:
         # The line end belongs to the block before it, as `trim_blocks` has it: the text begins as it did.
         self._head = head and head + "\n"
         self.fingerprint = hashlib.sha256(canonical_bytes(self.texts_with_defaults)).hexdigest()
+
+    def check_args(self) -> None:
+        """Refuse an argument that would change nothing, as one with a wrong letter. Raises: ConfigError."""
+        words = {word for text in self.texts.values() for word in _WORD.findall(text)}
+        for name in sorted(self.args.keys() - words):
+            asked = {word for text in self.texts.values() for word in _ASKED.findall(text)}
+            meant = nearest(name, asked)
+            next = f"did you mean {meant}?" if meant else "see the template, or leave it out"
+            what = f"the chat template in {self.where} reads no variable {name}"
+            raise ConfigError(what, where="data.template_args", next=next)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], args: Mapping[str, Any] | None = None) -> ChatTemplate:

@@ -95,6 +95,11 @@ class TestDefaults:
         with pytest.raises(ConfigError, match="cannot be written into a template"):
             ChatTemplate.from_text("", {"x": value})
 
+    def test_one_that_the_template_does_not_read_is_refused(self) -> None:
+        template("qwen3", {"enable_thinking": False}).check_args()
+        with pytest.raises(ConfigError, match=r"no variable enable_thinkng.*did you mean enable_thinking"):
+            template("qwen3", {"enable_thinkng": False}).check_args()
+
     def test_none_leave_the_text_alone(self) -> None:
         assert ChatTemplate.from_text("a").text_with_defaults == "a"
 
