@@ -14,8 +14,7 @@ from genesis.io.files import MANIFEST_NAME, AtomicFolder, read_manifest
 from genesis.io.hf import SIDE_FILES, side_files
 from genesis.io.paths import exists, is_folder, list_folder, safe_join
 from genesis.io.strict_json import read_limited
-from genesis_models.adapters import write_adapter
-from genesis_models.base import BASE_NAME, base_of
+from genesis_models.adapters import BASE_NAME, base_of, write_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.folder import write_model
 from genesis_models.recognition import hub_advice

@@ -12,10 +12,11 @@ from genesis.io.boundary import boundary
 from genesis.io.hf import INDEX_NAME, WEIGHTS_NAME, read_json
 from genesis.io.manifest import MANIFEST_NAME
 from genesis.io.paths import exists, is_folder, safe_join
+from genesis_models.adapters import ADAPTER_CONFIG
 
 __all__ = ["CHECKPOINT", "check_model_folder", "hub_advice"]
 
-CONFIG, ADAPTER, RESOLVED = "config.json", "adapter_config.json", "config.resolved.yaml"
+CONFIG, RESOLVED = "config.json", "config.resolved.yaml"
 NEEDED = f"{CONFIG} and safetensors weights"
 # A name on the Hugging Face hub: owner and model.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -130,9 +131,9 @@ def _pickle(where: str) -> ModelError:
 
 
 def _adapter(folder: Path, names: list[str]) -> ModelError | None:
-    if ADAPTER not in names:
+    if ADAPTER_CONFIG not in names:
         return None
-    base = read_json(safe_join(folder, ADAPTER, where=escape(folder))).get("base_model_name_or_path")
+    base = read_json(safe_join(folder, ADAPTER_CONFIG, where=escape(folder))).get("base_model_name_or_path")
     of = f", base model {escape(base)[:200]}" if isinstance(base, str) and base else ""
     return ModelError(
         f"{escape(folder)} is a PEFT adapter{of}, and a whole model is needed here",

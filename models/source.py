@@ -12,9 +12,16 @@ from genesis.io.boundary import boundary
 from genesis.io.files import MANIFEST_NAME
 from genesis.io.hf import INDEX_NAME, WEIGHTS_NAME
 from genesis.io.paths import exists, is_folder, list_folder, quote
-from genesis_models.adapter_config import AdapterConfig
-from genesis_models.adapters import ADAPTER_CONFIG, is_adapter, read_adapter
-from genesis_models.base import Base, base_of, check_same_base, read_base
+from genesis_models.adapters import (
+    ADAPTER_CONFIG,
+    AdapterConfig,
+    Base,
+    base_of,
+    check_same_base,
+    is_adapter,
+    read_adapter,
+    read_base,
+)
 from genesis_models.recognition import CHECKPOINT, check_model_folder, hub_advice
 
 __all__ = ["ModelSource", "find_source", "newest_checkpoint", "saved_model"]

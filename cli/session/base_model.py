@@ -9,8 +9,7 @@ from genesis.errors import ModelError, escape
 from genesis.train.checkpoint import RUN_NAMES
 from genesis.train.config import Config
 from genesis_cli.session.run_folder import Resume
-from genesis_models.adapters import is_adapter
-from genesis_models.base import Base, base_of, check_same_base, read_base
+from genesis_models.adapters import Base, base_of, check_same_base, is_adapter, read_base
 from genesis_models.recognition import check_model_folder
 
 __all__ = ["adapter_to_resume", "checked_base"]

@@ -19,8 +19,7 @@ from genesis.optim import Optimizer
 from genesis.train.config import Config
 from genesis.train.state import FrozenBase
 from genesis_cli.session.chat import Talk
-from genesis_models.adapters import adapter_parameters, adapter_values, write_adapter
-from genesis_models.base import BASE_NAME, Base
+from genesis_models.adapters import BASE_NAME, Base, adapter_parameters, adapter_values, write_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.folder import write_model
 from genesis_models.talking import GENERATION_CONFIG, chat_files, generation_config

@@ -26,8 +26,7 @@ from genesis.train.config_file import RESOLVED, check_resume, parse_config
 from genesis.train.metrics import FILE_NAME, check_metrics
 from genesis.train.plot import PICTURE_NAME
 from genesis.train.strict_yaml import MAX_BYTES
-from genesis_models.adapters import ADAPTER_CONFIG
-from genesis_models.base import BASE_NAME
+from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME
 
 __all__ = ["Resume", "RunFolder", "check_is_ours", "check_places"]
 

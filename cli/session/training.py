@@ -45,8 +45,7 @@ from genesis_cli.session.preparation import (
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
 from genesis_cli.session.trained import check_trained, select_trained, trained_lines
 from genesis_cli.session.weights import settled, usable_precision
-from genesis_models.adapters import adapter_parameters, load_adapter
-from genesis_models.base import Base
+from genesis_models.adapters import Base, adapter_parameters, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load

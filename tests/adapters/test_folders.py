@@ -21,7 +21,6 @@ from genesis.errors import ModelError
 from genesis.io.files import AtomicFolder
 from genesis.io.safetensors import save_file
 from genesis.optim import AdamW
-from genesis_models.adapter_config import read_adapter_config
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -31,6 +30,7 @@ from genesis_models.adapters import (
     load_adapter,
     write_adapter,
 )
+from genesis_models.adapters.config import read_adapter_config
 from genesis_models.blocks import CausalLM
 from tests.adapters.golden import FIXTURES, NAMES, base_of, loaded, logits, reference, stored
 from tests.models.config_mutations import BAD

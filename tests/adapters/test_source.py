@@ -17,8 +17,7 @@ from genesis.errors import ModelError
 from genesis.io.files import AtomicFolder
 from genesis.io.safetensors import load_file, save_file
 from genesis_cli.session import evaluate, generate
-from genesis_models.adapters import ADAPTER_CONFIG, load_adapter, write_adapter
-from genesis_models.base import BASE_NAME, base_of
+from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME, base_of, load_adapter, write_adapter
 from genesis_models.folder import read_config
 from genesis_models.source import find_source, newest_checkpoint
 from tests.adapters.golden import FIXTURES, logits, reference

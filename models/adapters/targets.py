@@ -9,8 +9,8 @@ from typing import TypeVar
 from genesis import nn
 from genesis.errors import GenesisError, nearest
 from genesis.io.paths import quote
-from genesis_models.adapter_config import ALL_LINEAR, AdapterConfig
-from genesis_models.patterns import match_names
+from genesis_models.adapters.config import ALL_LINEAR, AdapterConfig
+from genesis_models.adapters.patterns import match_names
 
 __all__ = ["Target", "is_part", "pattern_of", "shortened", "targets"]
 

@@ -1,13 +1,9 @@
-"""Low-rank adapters of a model: its linear layers get some, from PEFT's folders or fresh, and they are written as such.
-
-A layer that gets an adapter keeps its name, so a block stays the fused one that it is.
-"""
+"""The folder of an adapter as PEFT has it, `adapter_config.json` and `adapter_model.safetensors`: read and written."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +13,7 @@ import numpy as np
 from genesis import Tensor, nn, no_grad
 from genesis.backend import backend_for
 from genesis.dtypes import bfloat16, float16, float32, float64
-from genesis.errors import ConfigError, ModelError, UsageError, escape
+from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import FolderWriter
 from genesis.io.hf import list_names, read_json
@@ -26,18 +22,14 @@ from genesis.io.safetensors import SafeTensors, write_tensors
 from genesis.optim import Optimizer
 from genesis.optim.saving import MASTER
 from genesis.random import Generator
-from genesis_models.adapter_config import AdapterConfig, adapter_json, read_adapter_config
-from genesis_models.targets import Target, is_part, pattern_of, shortened, targets
+from genesis_models.adapters.config import AdapterConfig, adapter_json, read_adapter_config
+from genesis_models.adapters.layers import adapt, adapted_layers, adapter_of, adapter_parameters, adapter_parts
+from genesis_models.adapters.targets import Target, targets
 
 __all__ = [
     "ADAPTER_CONFIG",
     "ADAPTER_WEIGHTS",
-    "AdapterConfig",
-    "adapted_layers",
-    "adapter_of",
-    "adapter_parameters",
     "adapter_values",
-    "apply_adapters",
     "apply_adapters_of",
     "is_adapter",
     "load_adapter",
@@ -56,86 +48,6 @@ _SAVED = {
 }
 
 M = TypeVar("M", bound=nn.Module)
-
-
-def adapted_layers(model: nn.Module) -> dict[str, nn.LoRALinear]:
-    """The layers of a model that have an adapter, by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, nn.LoRALinear)}
-
-
-def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of a model's adapters, by name."""
-    layers = adapted_layers(model)
-    return {f"{name}.{part}": p for name, layer in layers.items() for part, p in _parts(layer)}
-
-
-def apply_adapters(model: M, config: AdapterConfig, *, generator: Generator | None = None) -> M:
-    """Give the layers that `config` means adapters, in place, and freeze all other parameters; returns the model.
-
-    Args:
-        generator: of the values of A; None means the default one.
-
-    Raises:
-        ConfigError: an entry of `target_modules` means no linear layer. UsageError: the model has adapters already.
-    """
-    if adapted_layers(model):
-        raise UsageError("the model has adapters already", next="merge them, or load the base model again")
-    _adapt(model, targets(model, config, ConfigError, "target_modules", strict=True), config, generator)
-    return model
-
-
-def _adapt(model: nn.Module, chosen: Mapping[str, Target], config: AdapterConfig, generator: Generator | None) -> None:
-    model.requires_grad_(False)
-    for name, target in chosen.items():
-        path, _, last = name.rpartition(".")
-        layer = nn.LoRALinear.from_linear(
-            target.linear,
-            r=target.r,
-            alpha=target.alpha,
-            dropout=config.dropout,
-            use_rslora=config.use_rslora,
-            use_dora=config.use_dora,
-            generator=generator,
-        )
-        setattr(model.get_submodule(path), last, layer)
-
-
-# --- The config of a model's adapters ---------------------------------------------------------------------------------
-
-
-def adapter_of(model: nn.Module, *, base: str | None = None) -> AdapterConfig:
-    """The config that gives a model the adapters that it has, its layers listed by the ends of names where these do.
-
-    Args:
-        base: the folder of the base model.
-
-    Raises:
-        UsageError: no layer has an adapter, or they are of different kinds, which PEFT cannot write.
-    """
-    layers = adapted_layers(model)
-    kinds = {(layer.use_rslora, layer.lora_magnitude_vector is not None, layer.dropout) for layer in layers.values()}
-    if len(kinds) != 1:
-        what = "its adapters are of several kinds" if kinds else "the model has no adapters"
-        raise UsageError(what, next="give all layers the same use_rslora, use_dora and dropout")
-    use_rslora, use_dora, dropout = next(iter(kinds))
-    linears = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and not is_part(name)]
-    ranks = {name: layer.r for name, layer in layers.items()}
-    alphas = {name: layer.alpha for name, layer in layers.items()}
-    r, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
-    return AdapterConfig(
-        r=int(r),
-        alpha=alpha,
-        target_modules=tuple(shortened(set(layers), linears)),
-        dropout=dropout,
-        use_rslora=use_rslora,
-        use_dora=use_dora,
-        rank_pattern=pattern_of(ranks, int(r)),
-        alpha_pattern=pattern_of(alphas, alpha),
-        base=base,
-    )
-
-
-# --- Folders ----------------------------------------------------------------------------------------------------------
 
 
 @boundary(ModelError, "looking for an adapter")
@@ -204,7 +116,7 @@ def apply_adapters_of(
     if layers := adapted_layers(model):
         _check_same(layers, chosen, config, escape(folder))
     else:
-        _adapt(model, chosen, config, generator)
+        adapt(model, chosen, config, generator)
     return model
 
 
@@ -230,11 +142,6 @@ def _open_weights(folder: str | os.PathLike[str]) -> SafeTensors:
             what += ", but adapter_model.bin, a pickle, which can run code when it is read"
         raise ModelError(what, next="save it again with PEFT: save_pretrained(FOLDER, safe_serialization=True)")
     return SafeTensors(safe_join(folder, ADAPTER_WEIGHTS, where=escape(folder)))
-
-
-def _parts(layer: nn.LoRALinear) -> Iterator[tuple[str, nn.Parameter]]:
-    """The trained parameters of a layer's adapter by name."""
-    return ((name, p) for name, p in layer.named_parameters() if name in _SAVED)
 
 
 def _shapes(target: Target, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
@@ -320,7 +227,7 @@ def write_adapter(
     tensors = {
         f"{_PREFIX}{name}.{_SAVED[part]}": _float32(parameter, optimizer)
         for name, layer in adapted_layers(model).items()
-        for part, parameter in _parts(layer)
+        for part, parameter in adapter_parts(layer)
     }
     writer.write(ADAPTER_CONFIG, adapter_json(config))
     with writer.create(ADAPTER_WEIGHTS) as file:

@@ -14,7 +14,7 @@ from typing import Any
 
 from genesis.errors import ModelError
 from genesis.io.paths import quote
-from genesis_models.patterns import MAX_PATTERNS
+from genesis_models.adapters.patterns import MAX_PATTERNS
 
 __all__ = ["ALL_LINEAR", "AdapterConfig", "adapter_json", "read_adapter_config"]
 

@@ -1,0 +1,40 @@
+"""Low-rank adapters of a model, in PEFT's words and files.
+
+`config` says what an adapter is, `targets` which layers it means, `patterns` how names are matched; `layers` gives a
+model adapters, `folder` reads and writes them, `base` remembers which model they were trained on.
+"""
+
+from genesis_models.adapters.base import BASE_NAME, Base, base_of, check_same_base, read_base
+from genesis_models.adapters.config import AdapterConfig
+from genesis_models.adapters.folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    adapter_values,
+    apply_adapters_of,
+    is_adapter,
+    load_adapter,
+    read_adapter,
+    write_adapter,
+)
+from genesis_models.adapters.layers import adapted_layers, adapter_of, adapter_parameters, apply_adapters
+
+__all__ = [
+    "ADAPTER_CONFIG",
+    "ADAPTER_WEIGHTS",
+    "BASE_NAME",
+    "AdapterConfig",
+    "Base",
+    "adapted_layers",
+    "adapter_of",
+    "adapter_parameters",
+    "adapter_values",
+    "apply_adapters",
+    "apply_adapters_of",
+    "base_of",
+    "check_same_base",
+    "is_adapter",
+    "load_adapter",
+    "read_adapter",
+    "read_base",
+    "write_adapter",
+]
