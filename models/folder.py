@@ -19,6 +19,7 @@ from genesis.errors import ModelError, NumericError, escape
 from genesis.functions.transfer import pinned_empty
 from genesis.io.files import AtomicFolder, FolderUpdate, FolderWriter
 from genesis.io.hf import (
+    GENERATION_CONFIG,
     TOKENIZER_FILES,
     WeightFolder,
     copy_side_files,
@@ -37,7 +38,7 @@ from genesis_models.precision import weight_type
 from genesis_models.recognition import check_model_folder
 from genesis_models.registry import empty_model, parameter_shapes
 from genesis_models.source import ModelSource, find_source
-from genesis_models.talking import GENERATION_CONFIG, generation_config
+from genesis_models.talking import generation_config
 
 __all__ = ["check_weights", "load", "load_source", "read_config", "save", "stored_dtype", "write_model"]
 

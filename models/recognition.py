@@ -9,18 +9,17 @@ from pathlib import Path
 
 from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
-from genesis.io.hf import INDEX_NAME, WEIGHTS_NAME, read_json
+from genesis.io.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME, read_json
 from genesis.io.manifest import MANIFEST_NAME
 from genesis.io.paths import exists, is_folder, safe_join
 from genesis_models.adapters import ADAPTER_CONFIG
 
-__all__ = ["CHECKPOINT", "check_model_folder", "hub_advice"]
+__all__ = ["check_model_folder", "hub_advice"]
 
 CONFIG, RESOLVED = "config.json", "config.resolved.yaml"
 NEEDED = f"{CONFIG} and safetensors weights"
 # A name on the Hugging Face hub: owner and model.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONVERT = 'in Python: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW", safe_serialization=True)'
 MAX_LISTED = 10_000

@@ -10,7 +10,7 @@ from pathlib import Path
 from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import MANIFEST_NAME
-from genesis.io.hf import INDEX_NAME, WEIGHTS_NAME
+from genesis.io.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME
 from genesis.io.paths import exists, is_folder, list_folder, quote
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
@@ -22,7 +22,7 @@ from genesis_models.adapters import (
     read_adapter,
     read_base,
 )
-from genesis_models.recognition import CHECKPOINT, check_model_folder, hub_advice
+from genesis_models.recognition import check_model_folder, hub_advice
 
 __all__ = ["ModelSource", "find_source", "newest_checkpoint", "saved_model"]
 

@@ -10,18 +10,13 @@ from typing import Any
 
 from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
-from genesis.io.hf import read_json
+from genesis.io.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TEMPLATE_FOLDER, TOKENIZER_CONFIG, read_json
 from genesis.io.paths import exists, quote, safe_join
-from genesis.io.strict_json import parse_object
+from genesis.io.strict_json import indented_bytes, parse_object
 from genesis_models.config import ModelConfig
 
-__all__ = ["GENERATION_CONFIG", "chat_files", "end_ids", "generation_config"]
+__all__ = ["chat_files", "end_ids", "generation_config"]
 
-GENERATION_CONFIG, TOKENIZER_CONFIG, CHAT_TEMPLATE = (
-    "generation_config.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -70,7 +65,7 @@ def generation_config(
     found = list(dict.fromkeys([*ends, *end_ids(content, where)]))
     if found:
         content["eos_token_id"] = found[0] if len(found) == 1 else found
-    return (json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+    return indented_bytes(content)
 
 
 @boundary(ModelError, "looking for a file")
@@ -94,10 +89,10 @@ def chat_files(texts: Mapping[str, str], files: Mapping[str, bytes]) -> dict[str
     old = files.get(TOKENIZER_CONFIG)
     config = {} if old is None else parse_object(old, where=TOKENIZER_CONFIG)
     config["chat_template"] = texts["default"] if not others else _named(texts)
-    found = {name: data for name, data in files.items() if not name.startswith("additional_chat_templates/")}
+    found = {name: data for name, data in files.items() if not name.startswith(f"{TEMPLATE_FOLDER}/")}
     found[TOKENIZER_CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     found[CHAT_TEMPLATE] = texts["default"].encode()
-    return found | {f"additional_chat_templates/{name}.jinja": text.encode() for name, text in others.items()}
+    return found | {f"{TEMPLATE_FOLDER}/{name}.jinja": text.encode() for name, text in others.items()}
 
 
 def _named(texts: Mapping[str, str]) -> list[dict[str, str]]:

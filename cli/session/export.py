@@ -11,6 +11,7 @@ import numpy as np
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import escape
 from genesis.io.files import MANIFEST_NAME, read_manifest, verify_manifest
+from genesis.io.hf import CHECKPOINT
 from genesis.train.output import Output
 from genesis_cli.session.inference import check_ids
 from genesis_cli.session.phrases import phrased_for
@@ -20,7 +21,6 @@ from genesis_models.export import check_target, write_export
 from genesis_models.export_check import answers, check_answers, check_weights_of, difference
 from genesis_models.finite import check_finite
 from genesis_models.folder import load, load_source
-from genesis_models.recognition import CHECKPOINT
 from genesis_models.source import ModelSource, find_source, saved_model
 
 __all__ = ["export"]

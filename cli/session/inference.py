@@ -15,7 +15,7 @@ from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, NumericError, UsageError, escape
 from genesis.io.files import temporary_folder
-from genesis.io.hf import read_json
+from genesis.io.hf import GENERATION_CONFIG, read_json
 from genesis.io.paths import safe_join
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
@@ -91,7 +91,7 @@ def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer:
     listed = [] if folders is None else [Path(folders)] if isinstance(folders, str | os.PathLike) else folders
     found: set[int] = set()
     for folder in listed:
-        for name in ("generation_config.json", "config.json"):
+        for name in (GENERATION_CONFIG, "config.json"):
             if os.path.lexists(folder / name):
                 where = escape(folder / name)
                 found.update(end_ids(read_json(safe_join(folder, name, where=where)), where))

@@ -12,7 +12,7 @@ import numpy as np
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import escape
 from genesis.io.files import FolderWriter
-from genesis.io.hf import MAX_TEMPLATE_BYTES, SIDE_FILES, TOKENIZER_FILES, side_files
+from genesis.io.hf import GENERATION_CONFIG, MAX_TEMPLATE_BYTES, SIDE_FILES, TOKENIZER_FILES, side_files
 from genesis.io.paths import safe_join
 from genesis.io.strict_json import read_limited
 from genesis.optim import Optimizer
@@ -22,7 +22,7 @@ from genesis_cli.session.chat import Talk
 from genesis_models.adapters import BASE_NAME, Base, adapter_parameters, adapter_values, write_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.folder import write_model
-from genesis_models.talking import GENERATION_CONFIG, chat_files, generation_config
+from genesis_models.talking import chat_files, generation_config
 
 __all__ = ["ModelFiles"]
 

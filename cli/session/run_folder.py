@@ -15,12 +15,11 @@ from typing import Literal, Self
 from genesis.errors import ConfigError, DataError, DiskError, InterruptedRun, ModelError, escape
 from genesis.io.files import DEFAULT, write_file
 from genesis.io.filesystem import disk_error
-from genesis.io.hf import INDEX_NAME, SIDE_FILES
+from genesis.io.hf import CHECKPOINT, INDEX_NAME, SIDE_FILES
 from genesis.io.lock import LOCK_NAME, FolderLock, is_lock_file
 from genesis.io.owner import check_owner
 from genesis.io.paths import safe_join
 from genesis.io.strict_json import read_limited
-from genesis.train.checkpoint import RUN_NAMES
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, check_resume, parse_config
 from genesis.train.metrics import FILE_NAME, check_metrics
@@ -167,7 +166,7 @@ def check_is_ours(output: Path) -> None:
         _read_record(output)
     except (ConfigError, DiskError, ModelError) as error:
         raise _not_ours(output, f"its {RESOLVED} is not the record of a run: {error.what}") from None
-    if not any(RUN_NAMES.fullmatch(name) or _WEIGHTS.fullmatch(name) for name in names):
+    if not any(CHECKPOINT.fullmatch(name) or _WEIGHTS.fullmatch(name) for name in names):
         _check_nothing_to_overwrite(output, names)
 
 

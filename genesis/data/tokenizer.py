@@ -27,7 +27,6 @@ from genesis.data.affixes import post_processor_affixes, start_template
 from genesis.data.pieces import CutRule, cut_rule, puts_prefix, without_prefix
 from genesis.data.tokenizer_check import check_bounded
 from genesis.data.tokenizer_files import (
-    CONFIG_NAME,
     MAX_VOCAB,
     ROLES,
     TOKENIZER_NAME,
@@ -37,6 +36,7 @@ from genesis.data.tokenizer_files import (
 from genesis.data.worker_thread import call_in_thread, feed_in_thread
 from genesis.errors import ConfigError, DataError, InterruptedRun, ModelError, escape
 from genesis.io.files import FolderUpdate
+from genesis.io.hf import TOKENIZER_CONFIG
 from genesis.io.strict_json import canonical_bytes, parse_object
 
 __all__ = ["END_OF_TEXT", "MIN_VOCAB", "PATTERN", "Tokenizer", "library_version", "train_bpe"]
@@ -280,7 +280,7 @@ class Tokenizer:
         for role in ROLES:
             config.setdefault(f"{role}_token", self._source.specials[role])
         if config != old:
-            files[CONFIG_NAME] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+            files[TOKENIZER_CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
         return files
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -290,8 +290,8 @@ class Tokenizer:
                 update.write(name, data)
 
     def _config(self) -> dict[str, Any]:
-        data = self._source.files.get(CONFIG_NAME)
-        return {} if data is None else parse_object(data, where=CONFIG_NAME)
+        data = self._source.files.get(TOKENIZER_CONFIG)
+        return {} if data is None else parse_object(data, where=TOKENIZER_CONFIG)
 
 
 _FRESH_CONFIG: Mapping[str, Any] = {

@@ -14,14 +14,13 @@ from typing import Any
 
 from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
+from genesis.io.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
 from genesis.io.paths import exists, is_folder, quote, safe_join
 from genesis.io.strict_json import parse_object, read_limited
 
-__all__ = ["CONFIG_NAME", "MAX_VOCAB", "TEMPLATE_NAME", "TOKENIZER_NAME", "TokenizerFiles", "read_tokenizer"]
+__all__ = ["MAX_VOCAB", "TOKENIZER_NAME", "TokenizerFiles", "read_tokenizer"]
 
 TOKENIZER_NAME = "tokenizer.json"
-CONFIG_NAME = "tokenizer_config.json"
-TEMPLATE_NAME = "chat_template.jinja"
 MAPPING_NAME = "special_tokens_map.json"
 
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -95,7 +94,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
     ids = _checked_ids(content, where)
     _check_parts(content, where)
     files = {TOKENIZER_NAME: raw}
-    for companion in (CONFIG_NAME, MAPPING_NAME, TEMPLATE_NAME):
+    for companion in (TOKENIZER_CONFIG, MAPPING_NAME, CHAT_TEMPLATE):
         if (data := _companion(folder, companion)) is not None:
             files[companion] = data
     specials = _specials(folder, content, files, ids)
@@ -170,8 +169,8 @@ def _specials(
     folder: Path, content: Mapping[str, Any], files: Mapping[str, bytes], ids: Mapping[str, int]
 ) -> dict[str, str | None]:
     """The texts of bos, eos and pad: by the tokenizer's own files, else by the model's, else by the usual names."""
-    named = [parse_object(files[n], where=escape(folder / n)) for n in (CONFIG_NAME, MAPPING_NAME) if n in files]
-    models = [_model_config(folder, name) for name in ("generation_config.json", "config.json")]
+    named = [parse_object(files[n], where=escape(folder / n)) for n in (TOKENIZER_CONFIG, MAPPING_NAME) if n in files]
+    models = [_model_config(folder, name) for name in (GENERATION_CONFIG, "config.json")]
     by_id = {number: token for token, number in ids.items()}
     found: dict[str, str | None] = {}
     for role in ROLES:
@@ -184,7 +183,7 @@ def _specials(
         found["eos"] = next((token for token in END_TOKENS if token in texts), None)
     if found["eos"] is None:
         what = "the tokenizer names no end-of-text token, which training needs after each document"
-        raise ModelError(what, where=escape(folder), next=f"name it as eos_token in {CONFIG_NAME}")
+        raise ModelError(what, where=escape(folder), next=f"name it as eos_token in {TOKENIZER_CONFIG}")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -18,11 +17,16 @@ from genesis.io.boundary import boundary, close_read, system_error
 from genesis.io.files import FolderWriter
 from genesis.io.paths import check_name, exists, list_folder, open_regular, quote, safe_join
 from genesis.io.safetensors import SafeTensors, TensorEntry, write_tensors
-from genesis.io.strict_json import parse_object, read_limited, read_object
+from genesis.io.strict_json import indented_bytes, parse_object, read_limited, read_object
 
 __all__ = [
+    "CHAT_TEMPLATE",
+    "CHECKPOINT",
+    "GENERATION_CONFIG",
     "INDEX_NAME",
     "SIDE_FILES",
+    "TEMPLATE_FOLDER",
+    "TOKENIZER_CONFIG",
     "TOKENIZER_FILES",
     "WEIGHTS_NAME",
     "WeightFolder",
@@ -36,6 +40,12 @@ __all__ = [
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+TEMPLATE_FOLDER = "additional_chat_templates"
+# A checkpoint in the folder of a run, and its step.
+CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 # Open files of one model; published ones have up to about 200, and a process may usually open 1,024.
 MAX_SHARDS = 512
 MAX_JSON_BYTES = 16 << 20
@@ -47,9 +57,9 @@ MAX_NAMES_SHOWN = 10
 SIDE_FILES: Mapping[str, int] = MappingProxyType(
     {
         "tokenizer.json": 256 << 20,
-        "tokenizer_config.json": MAX_JSON_BYTES,
-        "chat_template.jinja": MAX_TEMPLATE_BYTES,
-        "generation_config.json": MAX_JSON_BYTES,
+        TOKENIZER_CONFIG: MAX_JSON_BYTES,
+        CHAT_TEMPLATE: MAX_TEMPLATE_BYTES,
+        GENERATION_CONFIG: MAX_JSON_BYTES,
         "special_tokens_map.json": MAX_JSON_BYTES,
         "added_tokens.json": MAX_JSON_BYTES,
         "vocab.json": 64 << 20,
@@ -62,7 +72,6 @@ TOKENIZER_FILES = re.compile(
     r"tokenizer(_config)?\.json|chat_template\.jinja|special_tokens_map\.json|added_tokens\.json|vocab\.json|merges\.txt"
     r"|tokenizer\.model|additional_chat_templates/.*"
 )
-TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_TEMPLATES = 64
 
 # The terms of a model, under the names that publishers give them.
@@ -240,7 +249,7 @@ def save_weights(
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         total = sum(array.nbytes for array in tensors.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        writer.write(INDEX_NAME, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
+        writer.write(INDEX_NAME, indented_bytes(index))
         names.append(INDEX_NAME)
     for old in writer.existing():
         if _WEIGHT_FILE.fullmatch(old) and old not in names:
@@ -304,12 +313,12 @@ def read_chat_templates(folder: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
         ModelError: a file is unsafe or too large, not UTF-8, or the entry is neither text nor a list with a default.
     """
-    name = "chat_template.jinja"
+    name = CHAT_TEMPLATE
     if exists(Path(folder) / name):
         names = [n for n in _listed(folder, TEMPLATE_FOLDER) if _TEMPLATE.fullmatch(n)][:MAX_TEMPLATES]
         more = {n.removesuffix(".jinja"): _read_template(folder, f"{TEMPLATE_FOLDER}/{n}") for n in names}
         return {**more, "default": _read_template(folder, name)}
-    name = "tokenizer_config.json"
+    name = TOKENIZER_CONFIG
     if not exists(Path(folder) / name):
         return {}
     found = read_json(safe_join(folder, name)).get("chat_template")
@@ -319,7 +328,7 @@ def read_chat_templates(folder: str | os.PathLike[str]) -> dict[str, str]:
     texts: dict[Any, Any] = {t.get("name"): t.get("template") for t in named[:MAX_TEMPLATES] if isinstance(t, dict)}
     if "default" not in texts or not all(map(_is_template, texts.items())):
         what = "chat_template is neither a text nor a list of named texts, one of them 'default'"
-        raise ModelError(what, where=escape(Path(folder) / name), next="put the template into chat_template.jinja")
+        raise ModelError(what, where=escape(Path(folder) / name), next=f"put the template into {CHAT_TEMPLATE}")
     return texts
 
 

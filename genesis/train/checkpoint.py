@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +29,7 @@ from genesis.io.files import (
     remove_folder,
     verify_manifest,
 )
-from genesis.io.hf import WeightFolder, read_json
+from genesis.io.hf import CHECKPOINT, WeightFolder, read_json
 from genesis.io.paths import is_folder, list_folder, safe_join
 from genesis.io.safetensors import SafeTensors, write_tensors
 from genesis.io.strict_json import indented_bytes
@@ -39,11 +38,9 @@ from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, restore_optimizer
 from genesis.train.state import Interval, TrainState
 
-__all__ = ["RUN_NAMES", "Checkpoints", "WriteModel"]
+__all__ = ["Checkpoints", "WriteModel"]
 
 OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "rng.json", "data_state.json"
-# Names of checkpoints in the folder of a run.
-RUN_NAMES = re.compile(r"checkpoint-(0|[1-9][0-9]{0,11})")
 
 WriteModel = Callable[[FolderWriter], None]
 ReadMasters = Callable[[Path], Mapping[str, np.ndarray]]
@@ -83,7 +80,7 @@ class Checkpoints:
     @boundary(ModelError, "listing the checkpoints")
     def _numbers(self) -> list[int]:
         """The steps that names in the folder have, whatever is there."""
-        return sorted(int(match[1]) for name in list_folder(self.output_dir) if (match := RUN_NAMES.fullmatch(name)))
+        return sorted(int(match[1]) for name in list_folder(self.output_dir) if (match := CHECKPOINT.fullmatch(name)))
 
     def folder(self, step: int) -> Path:
         """The folder of the checkpoint of `step`."""

@@ -9,7 +9,6 @@ inode, size and both times. Where all of these are as before, the contents are, 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from genesis.io.boundary import boundary
 from genesis.io.hashing import sha256_file
 from genesis.io.hf import WeightFolder, read_json
 from genesis.io.paths import exists, safe_join
-from genesis.io.strict_json import canonical_bytes
+from genesis.io.strict_json import canonical_bytes, indented_bytes
 
 __all__ = ["BASE_NAME", "Base", "base_of", "check_same_base", "read_base"]
 
@@ -43,7 +42,7 @@ class Base:
 
     def to_json(self) -> bytes:
         """What `base.json` holds."""
-        return (json.dumps(asdict(self), indent=2, sort_keys=True) + "\n").encode()
+        return indented_bytes(asdict(self))
 
 
 @boundary(ModelError, "reading the base model")

@@ -24,8 +24,6 @@ from genesis.io.strict_json import canonical_bytes, read_limited
 __all__ = ["CHATML", "ChatTemplate"]
 
 CHATML = "chatml"
-_TEMPLATE_NAME = "chat_template.jinja"
-_FOLDER = "additional_chat_templates"
 _TURN_END = "<|im_end|>"
 _CHATML_TEXT = """\
 {%- for message in messages %}
@@ -126,13 +124,6 @@ class ChatTemplate:
     def text_with_defaults(self) -> str:
         """The default text as it is rendered and saved."""
         return self.texts_with_defaults["default"]
-
-    def files(self) -> dict[str, bytes]:
-        """Name -> bytes of the files to save with a model, in the layout of transformers."""
-        return {
-            _TEMPLATE_NAME if name == "default" else f"{_FOLDER}/{name}.jinja": text.encode("utf-8")
-            for name, text in self.texts_with_defaults.items()
-        }
 
 
 def _default(name: str, value: Any) -> str:

@@ -20,6 +20,7 @@ from genesis.data.chat.text_ids import TextIds, TextParts
 from genesis.data.records import Completion, Conversation, Defect, Document, record_text
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
+from genesis_models.talking import chat_files
 from tests.data.chat.conftest import Encoders
 from tests.data.chat.conversations import CONVERSATIONS, SYSTEM, WEATHER, assistant, call, tool, user
 from tests.data.chat.golden import document, golden, pairs, template
@@ -375,15 +376,14 @@ def test_what_is_said_is_what_is_learned(
     assert not any(sample.is_target[0] for sample in samples)
 
 
-def test_right_from_day_one_5_training_and_serving_share_one_template(qwen: Tokenizer, tmp_path: Path) -> None:
+def test_right_from_day_one_5_training_and_serving_share_one_template(qwen: Tokenizer) -> None:
     """A server that renders the saved template, and knows no arguments, sends what was trained on."""
     trained = template("qwen3", {"enable_thinking": False})
     messages = [SYSTEM, user("a"), assistant("A"), user("b"), assistant("B")]
     with ChatEncoder(qwen, trained, loss="all_assistant") as encoder:
         found = pairs(samples_of(encoder, document(messages)))
-    (tmp_path / "chat_template.jinja").write_bytes(trained.files()["chat_template.jinja"])
     server = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    saved = server.from_string((tmp_path / "chat_template.jinja").read_text("utf-8"))
+    saved = server.from_string(chat_files(trained.texts_with_defaults, {})["chat_template.jinja"].decode())
     for turn, (prompt, _) in zip((2, 4), found, strict=True):
         text = saved.render(messages=messages[:turn], add_generation_prompt=True)
         assert text.endswith("<think>\n\n</think>\n\n") and prompt == qwen.encode(text, parse_special=True).tolist()

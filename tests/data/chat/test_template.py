@@ -12,6 +12,7 @@ from genesis.data.chat import ChatEncoder, ChatTemplate
 from genesis.data.chat.child import Child
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import ConfigError, ModelError
+from genesis_models.talking import chat_files
 from tests.data.chat.golden import document, pairs, template
 
 TEXT = "a'b\"c\\n%}{{ x }}\n{# é \U0001f388\x00"
@@ -41,7 +42,7 @@ class TestReading:
 
     def test_what_is_saved_is_read_again(self, tmp_path: Path) -> None:
         first = ChatTemplate({"default": "d", "tool_use": "t"}, {"x": 1}, where="here")
-        for name, data in first.files().items():
+        for name, data in chat_files(first.texts_with_defaults, {}).items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_bytes(data)
         again = ChatTemplate.read(tmp_path)
