@@ -33,12 +33,12 @@ from genesis.io.strict_json import indented_bytes
 from genesis_models.adapters import adapted_layers, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
+from genesis_models.chat_files import generation_config
 from genesis_models.config import ModelConfig
 from genesis_models.precision import weight_type
 from genesis_models.recognition import check_model_folder
 from genesis_models.registry import empty_model, parameter_shapes
 from genesis_models.source import ModelSource, find_source
-from genesis_models.talking import generation_config
 
 __all__ = ["check_weights", "load", "load_source", "read_config", "save", "stored_dtype", "write_model"]
 

@@ -16,17 +16,17 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.io.hf import read_chat_templates
 from genesis.train.config import Config, DataConfig
 
-__all__ = ["TEXTS", "EncoderFactory", "Talk", "unused_settings"]
+__all__ = ["TEXTS", "ChatFormat", "EncoderFactory", "unused_settings"]
 
 LOOKED_AT = 1 << 18  # tokens, at the most: every conversation ends its turns alike
 
 
 @dataclass(frozen=True)
-class Talk:
-    """What a model learned of how one talks.
+class ChatFormat:
+    """The format of chats that a model learned.
 
     Attributes:
-        ends: the ids that end what it says, the usual one first; none where it learned texts.
+        ends: the ids that end its turns, the usual one first; none where it learned texts.
         templates: name -> text of the chat template, where it is not the tokenizer's own as it was.
     """
 
@@ -34,11 +34,11 @@ class Talk:
     templates: Mapping[str, str] | None = None
 
 
-TEXTS = Talk()
+TEXTS = ChatFormat()
 
 
 class EncoderFactory:
-    """Makes the encoder of records, and remembers how that talks.
+    """Makes the encoder of records, and remembers it, for the format that it teaches.
 
     Args:
         data: the settings that decide samples.
@@ -72,7 +72,7 @@ class EncoderFactory:
             return None  # the encoder says so where there is a conversation
         return ChatTemplate.read(path, data.template_args)
 
-    def talk(self, tokens: TokenSet, tokenizer: Tokenizer) -> Talk:
+    def learned(self, tokens: TokenSet, tokenizer: Tokenizer) -> ChatFormat:
         """What a model learns from `tokens`, which the encoder made."""
         if self._encoder is None:
             return TEXTS
@@ -81,7 +81,7 @@ class EncoderFactory:
         ends = tuple(dict.fromkeys((*turn_ends, *({tokenizer.eos_id} & learned))))
         is_changed = self._data.template is not None or bool(self._data.template_args)
         texts = self._template.texts_with_defaults if self._template is not None and turn_ends and is_changed else None
-        return Talk(ends, texts)
+        return ChatFormat(ends, texts)
 
 
 def unused_settings(config: Config, tokens: TokenSet) -> str | None:

@@ -24,13 +24,13 @@ from genesis_cli.session.chat import EncoderFactory
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import Stages, resolve_device, special_text_warning
 from genesis_models.blocks import CausalLM
+from genesis_models.chat_files import end_ids
 from genesis_models.config import ModelConfig
 from genesis_models.finite import check_finite
 from genesis_models.folder import load_source, read_config
 from genesis_models.generate import Sampling
 from genesis_models.generate import generate as generate_ids
 from genesis_models.source import ModelSource, find_source
-from genesis_models.talking import end_ids
 
 __all__ = ["check_ids", "continue_text", "evaluate", "generate", "stop_ids"]
 

@@ -12,8 +12,8 @@ from genesis.backend import CPU, Device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
 from genesis_cli.session.memory_plan import MemoryPlan, memory_plan
-from genesis_cli.session.trained import select_trained
-from genesis_cli.session.weights import usable_precision
+from genesis_cli.session.settings import usable_precision
+from genesis_cli.session.trained_parameters import select_trained
 from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count

@@ -18,11 +18,11 @@ from genesis.io.strict_json import read_limited
 from genesis.optim import Optimizer
 from genesis.train.config import Config
 from genesis.train.state import FrozenBase
-from genesis_cli.session.chat import Talk
+from genesis_cli.session.chat import ChatFormat
 from genesis_models.adapters import BASE_NAME, Base, adapter_parameters, adapter_values, write_adapter
 from genesis_models.blocks import CausalLM
+from genesis_models.chat_files import chat_files, generation_config
 from genesis_models.folder import write_model
-from genesis_models.talking import chat_files, generation_config
 
 __all__ = ["ModelFiles"]
 
@@ -33,7 +33,7 @@ class ModelFiles:
 
     Attributes:
         base: of adapters.
-        talk: what the model learns of how one talks.
+        chat: the format of chats that the model learns.
     """
 
     config: Config
@@ -41,7 +41,7 @@ class ModelFiles:
     model: CausalLM
     optimizer: Optimizer
     base: Base | None
-    talk: Talk
+    chat: ChatFormat
 
     @cached_property
     def frozen(self) -> FrozenBase | None:
@@ -55,10 +55,10 @@ class ModelFiles:
         """Model, tokenizer and side files; of a source folder's own files, what training does not change is kept byte
         for byte.
         """
-        source, end, ends = self.config.model.path, self.tokenizer.eos_id, self.talk.ends
+        source, end, ends = self.config.model.path, self.tokenizer.eos_id, self.chat.ends
         if self.config.lora is None:
             # What is not given is copied from the source.
-            files = None if self._keeps_tokenizer and self.talk.templates is None else self.tokenizer_files
+            files = None if self._keeps_tokenizer and self.chat.templates is None else self.tokenizer_files
             write_model(self.model, folder, source=source, extra_files=files, eos_token_id=end, ends=ends)
             return
         assert self.base is not None, "a run that saves has it"
@@ -83,7 +83,7 @@ class ModelFiles:
                 name: read_limited(safe_join(source, name, where=where), SIDE_FILES.get(name, MAX_TEMPLATE_BYTES))
                 for name in names
             }
-        return files if self.talk.templates is None else chat_files(self.talk.templates, files)
+        return files if self.chat.templates is None else chat_files(self.chat.templates, files)
 
     def read_masters(self, folder: Path) -> Mapping[str, np.ndarray]:
         """The values of the adapters in a checkpoint, in float32, by the names of parameters."""

@@ -100,7 +100,7 @@ def prepare_data(
     """Documents, split, tokenizer and tokens, with a progress bar for each stage that has to work.
 
     Args:
-        encoders: makes the encoder of records, for those who want to know how that talks.
+        encoders: makes the encoder of records, for callers that ask it for the format of chats.
     """
     data = config.data
     default_cache = data.cache_dir or Path(config.train.output_dir) / "cache"

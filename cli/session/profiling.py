@@ -25,8 +25,8 @@ from genesis.train.step import take_step
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.preparation import model_config, prepare_data, resolve_device
+from genesis_cli.session.settings import settled
 from genesis_cli.session.training import announce, arithmetic, assemble, make_model
-from genesis_cli.session.weights import settled
 from genesis_models.blocks import CausalLM
 
 __all__ = ["Profile", "profile", "profiled", "subject_of"]

@@ -30,7 +30,7 @@ from genesis.train.progress import Progress, duration
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
-from genesis_cli.session.chat import TEXTS, EncoderFactory, Talk, unused_settings
+from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
 from genesis_cli.session.inference import continue_text, stop_ids
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.model_files import ModelFiles
@@ -43,8 +43,8 @@ from genesis_cli.session.preparation import (
     sample_counts,
 )
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
-from genesis_cli.session.trained import check_trained, select_trained, trained_lines
-from genesis_cli.session.weights import settled, usable_precision
+from genesis_cli.session.settings import settled, usable_precision
+from genesis_cli.session.trained_parameters import check_trained, select_trained, trained_lines
 from genesis_models.adapters import Base, adapter_parameters, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
@@ -84,10 +84,10 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
         memory = planned_memory(config, shape, device)
         encoders = EncoderFactory(config.data, config.model.path)
         data = prepare_data(config, shape, console, encoders=encoders)
-        talk = encoders.talk(data.train, data.tokenizer)
+        chat = encoders.learned(data.train, data.tokenizer)
         model = make_model(config, shape, data.tokenizer, device, previous)
         announce(config, data, model, device, dtype, memory, console)
-        training = assemble(config, data, model, device, interrupts, console, base, talk)
+        training = assemble(config, data, model, device, interrupts, console, base, chat)
         # A killed run may have left its checkpoint between two renames.
         sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
         _restore(training, resume, resume_from, console)
@@ -198,13 +198,13 @@ def assemble(
     interrupts: Interrupts,
     console: Output,
     base: Base | None = None,
-    talk: Talk = TEXTS,
+    chat: ChatFormat = TEXTS,
 ) -> Training:
     """The training loop's parts, at step 0.
 
     Args:
         base: of adapters; without it nothing can be saved.
-        talk: what the model learns of how one talks.
+        chat: the format of chats that the model learns.
     """
     output = Path(config.train.output_dir)
     loader = PackedLoader(
@@ -213,11 +213,11 @@ def assemble(
     steps = total_steps(config, loader)
     seed, accumulated = config.train.seed, config.train.accumulation_steps
     optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated)
-    files = ModelFiles(config, data.tokenizer, model, optimizer, base, talk)
+    files = ModelFiles(config, data.tokenizer, model, optimizer, base, chat)
     state = TrainState(model, optimizer, loader, base=files.frozen)
     sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
 
-    stop = stop_ids(config.model.path, data.tokenizer) | {*talk.ends}
+    stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends}
 
     def sample(prompt: str) -> str:
         count, special = config.eval.sample_tokens, config.data.parse_special

@@ -15,9 +15,9 @@ from genesis_cli.session.chat import unused_settings
 from genesis_cli.session.memory import planned_memory
 from genesis_cli.session.preparation import file_lines, model_config, prepare_data, resolve_device, sample_counts
 from genesis_cli.session.run_folder import check_is_ours, check_places
-from genesis_cli.session.trained import check_trained
+from genesis_cli.session.settings import settled
+from genesis_cli.session.trained_parameters import check_trained
 from genesis_cli.session.training import arithmetic
-from genesis_cli.session.weights import settled
 from genesis_models.folder import check_weights
 from genesis_models.registry import parameter_count
 

@@ -15,7 +15,7 @@ from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, DTypeError
 from genesis.io.safetensors import load_file, save_file
 from genesis.train.config_file import parse_config
-from genesis_cli.session.weights import settled
+from genesis_cli.session.settings import settled
 from genesis_models.folder import stored_dtype
 from genesis_models.precision import WeightType, weight_type
 from tests.models.golden import FIXTURES

@@ -33,7 +33,7 @@ from genesis_cli.main import main as main_of_genesis
 from genesis_cli.session.export import export
 from genesis_models.adapters import AdapterConfig, adapted_layers, apply_adapters, write_adapter
 from genesis_models.blocks import CausalLM
-from genesis_models.talking import generation_config
+from genesis_models.chat_files import generation_config
 from tests.models.golden import FIXTURES
 
 ADAPTER, MERGED = 1e-5, 1e-4  # the largest difference of a logit, in float32

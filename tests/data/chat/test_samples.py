@@ -20,7 +20,7 @@ from genesis.data.chat.text_ids import TextIds, TextParts
 from genesis.data.records import Completion, Conversation, Defect, Document, record_text
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
-from genesis_models.talking import chat_files
+from genesis_models.chat_files import chat_files
 from tests.data.chat.conftest import Encoders
 from tests.data.chat.conversations import CONVERSATIONS, SYSTEM, WEATHER, assistant, call, tool, user
 from tests.data.chat.golden import document, golden, pairs, template

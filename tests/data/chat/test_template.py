@@ -12,7 +12,7 @@ from genesis.data.chat import ChatEncoder, ChatTemplate
 from genesis.data.chat.child import Child
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.errors import ConfigError, ModelError
-from genesis_models.talking import chat_files
+from genesis_models.chat_files import chat_files
 from tests.data.chat.golden import document, pairs, template
 
 TEXT = "a'b\"c\\n%}{{ x }}\n{# é \U0001f388\x00"

@@ -1,4 +1,4 @@
-"""The files of a model folder that say how it talks: which tokens end what it says, and the template of its chats."""
+"""The files of a model folder that a chat depends on: the ids that end a turn, and the chat template."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def generation_config(
     ends: Sequence[int] = (),
     default: int | None = None,
 ) -> bytes:
-    """A `generation_config.json` that names the tokens which end what the model says.
+    """A `generation_config.json` that names the tokens at which generation stops.
 
     transformers, vLLM and Genesis stop at each id of a list, so those that the source's file names stay, behind the
     trained ones, as all its other keys do.
@@ -48,7 +48,7 @@ def generation_config(
     Args:
         config: of the model, whose ids are taken where there is no source's file.
         source: a folder that may have such a file.
-        ends: the ids that end what the model was trained to say.
+        ends: the ids that end what the model was trained to generate.
         default: the only id where neither the source nor `ends` names one, before the config's.
 
     Raises:

@@ -11,8 +11,8 @@ import pytest
 import genesis_models
 from genesis.errors import ModelError
 from genesis.io.files import AtomicFolder
+from genesis_models.chat_files import chat_files, generation_config
 from genesis_models.folder import write_model
-from genesis_models.talking import chat_files, generation_config
 from tests.models.golden import FIXTURES
 
 CONFIG = genesis_models.load(FIXTURES / "qwen3-tied").config

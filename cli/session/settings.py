@@ -12,7 +12,7 @@ from genesis.ops import fp8 as fp8_ops
 from genesis.train.config import Config
 from genesis.train.config_file import parse_config
 from genesis.train.strict_yaml import MAX_BYTES
-from genesis_cli.session.trained import filled_lora
+from genesis_cli.session.trained_parameters import filled_lora
 from genesis_models.blocks import widest_matmul
 from genesis_models.config import ModelConfig
 from genesis_models.folder import stored_dtype
