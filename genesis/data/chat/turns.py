@@ -147,4 +147,5 @@ def _no_prefix(number: int, prompt: str, end: str, marks: str) -> NoPromptError:
     unmark = str.maketrans("", "", marks)
     asked, said = (text[same : same + _SHOWN_CHARS].translate(unmark) for text in (prompt, end))
     what = f"the render of messages[{number}] does not begin with its prompt: it has {said!r}, the prompt {asked!r}"
-    return NoPromptError(what, "change data.template_args, or the message's reasoning, so that they agree")
+    way_out = "join messages of the assistant that follow one another, or change data.template_args or the reasoning"
+    return NoPromptError(what, way_out)

@@ -122,7 +122,8 @@ class DataConfig(Section):
     loss: Literal["all_assistant", "last", "completion", "all"] = Field(
         default="all_assistant",
         description="What of a conversation is learned. all_assistant: every turn of the assistant; last: the last "
-        "one; completion: the turns of a completion, of other conversations the last turn; all: every token.",
+        "one; completion: the turns of a completion, of other conversations those after the user's last message; "
+        "all: every token.",
     )
     too_long: Literal["drop", "truncate", "split", "fail"] | None = Field(
         default=None,
