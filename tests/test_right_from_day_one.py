@@ -5,7 +5,6 @@ Each is kept by a fine-tuning run, on conversations and with adapters. The tests
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import shutil
@@ -31,10 +30,10 @@ from genesis.train import loop
 from genesis.train.loop import Training
 from genesis.train.shards import accumulate_gradients
 from genesis.train.state import LanguageModel
-from genesis_cli.main import main
 from genesis_models.adapters import adapted_layers
 from genesis_models.blocks import CausalLM
 from tests.adapters.golden import FIXTURES, base_of, logits, reference
+from tests.cli.command import printed
 from tests.io.faults import FailAt, Recorder
 from tests.train.chats import SHAPE, chat, make_chats, token, write_chats
 from tests.train.runs import assembled, load, no_waiting, observed, rows, signal_in_step, steps, train
@@ -55,11 +54,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*words: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `genesis words…`."""
-    out, told = io.StringIO(), io.StringIO()
-    picture = mock.patch("genesis.train.plot.loss_picture")
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told), picture, no_waiting():
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), told.getvalue()
+    with mock.patch("genesis.train.plot.loss_picture"), no_waiting():
+        return printed(*words)
 
 
 def model_of(training: Training) -> CausalLM:

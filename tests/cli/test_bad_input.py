@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +12,8 @@ import pytest
 import genesis_models
 from genesis.data.chat import samples
 from genesis.data.chat.renderer import Limits
-from genesis_cli.main import main
 from genesis_models.folder import read_config
+from tests.cli.command import printed
 from tests.train.chats import chat, make_chats, write_chats
 from tests.train.runs import load, no_waiting, picture, train
 
@@ -229,10 +227,8 @@ def test_what_is_wrong_is_told(folder: Path, name: str, monkeypatch: pytest.Monk
     bad.make(folder)
     monkeypatch.setattr(samples, "Limits", lambda: Limits(cpu_s=0.2))
     notes = picture(folder / "notes")
-    told = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told), no_waiting():
-        code = main([word.replace("HERE", str(folder)) for word in bad.words])
-    error = told.getvalue()
+    with no_waiting():
+        code, _, error = printed(*(word.replace("HERE", str(folder)) for word in bad.words))
     assert code == bad.code, error
     what, where, next, *more = error.splitlines()
     assert [line.partition(": ")[0] for line in (what, where, next)] == ["error", "  where", "  next"] and not any(more)

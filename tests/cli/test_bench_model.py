@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +14,9 @@ from genesis.bench.timing import Plan
 from genesis.errors import OutOfMemoryError
 from genesis.profile import peer
 from genesis_cli import environment
-from genesis_cli.main import main
 from genesis_cli.session.bench import measuring
 from genesis_cli.session.bench.schema import Report
+from tests.cli.command import printed
 from tests.profile import fake_torch
 from tests.profile.quick import small_limits
 
@@ -58,10 +56,7 @@ def shape(tmp_path: Path) -> str:
 def benched(*words: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `genesis bench-model words…` on the CPU, unless the words say otherwise."""
     where = [] if "--device" in words else ["--device", "cpu"]
-    out, told = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
-        code = main(["bench-model", *words, *where])
-    return code, out.getvalue(), told.getvalue()
+    return printed("bench-model", *words, *where)
 
 
 def test_the_text_has_a_line_for_each_case(shape: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +17,8 @@ from genesis.profile.op import profile_case
 from genesis.report import build, suite
 from genesis.report.schema import BenchReport
 from genesis_cli import environment
-from genesis_cli.main import main
 from genesis_cli.session.bench import measuring as steps
+from tests.cli.command import printed
 from tests.profile import fake_torch
 from tests.profile.quick import PLAN, small_limits
 
@@ -48,10 +46,7 @@ def _quick() -> Iterator[None]:
 def run(*words: str, out: Path) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `genesis words…` on the CPU, unless the words say otherwise."""
     where = [] if "--device" in words else ["--device", "cpu"]
-    printed, told = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
-        code = main([*words, *where, "--out", str(out)])
-    return code, printed.getvalue(), told.getvalue()
+    return printed(*words, *where, "--out", str(out))
 
 
 def reports(folder: Path) -> list[BenchReport]:

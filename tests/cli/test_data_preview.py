@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 from pathlib import Path
@@ -14,8 +13,8 @@ import genesis_models
 from genesis.data.documents import TokenSet
 from genesis.data.tokenizer import Tokenizer, train_bpe
 from genesis.train.output import Output
-from genesis_cli.main import main
 from genesis_cli.session.data_preview import _histogram, _Page
+from tests.cli.command import printed
 from tests.data.helpers import token_set
 from tests.data.test_tokenizer_files import sentence_piece, write
 from tests.models.golden import FIXTURES
@@ -32,10 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*words: object) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `genesis data preview words…`."""
-    out, told = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
-        code = main(["data", "preview", *map(str, words)])
-    return code, out.getvalue(), told.getvalue()
+    return printed("data", "preview", *words)
 
 
 def texts(folder: Path, *found: str) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Iterator
 from unittest import mock
 
@@ -18,7 +16,7 @@ from genesis.demos.schema import DemoReport, DemoRow
 from genesis.errors import NumericError
 from genesis.profile.schema import Time
 from genesis_cli import environment
-from genesis_cli.main import main
+from tests.cli.command import printed
 from tests.profile.quick import PLAN, small_limits
 
 
@@ -35,10 +33,7 @@ def _quick() -> Iterator[None]:
 
 def shown(*words: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `genesis demo words…`."""
-    out, told = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
-        code = main(["demo", *words])
-    return code, out.getvalue(), told.getvalue()
+    return printed("demo", *words)
 
 
 @pytest.mark.parametrize("name", DEMOS)

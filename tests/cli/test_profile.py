@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import sys
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from genesis.profile import op as measuring
 from genesis.profile.op import Settings, profile_case
 from genesis.profile.schema import OpReport
 from genesis_cli import environment
-from genesis_cli.main import main
+from tests.cli.command import printed
 from tests.profile import fake_torch
 from tests.profile.quick import PLAN, small_limits
 
@@ -38,10 +36,7 @@ def _quick() -> Iterator[None]:
 def profiled(*words: str) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `genesis profile words…` on the CPU, unless the words say otherwise."""
     where = [] if "--device" in words else ["--device", "cpu"]
-    out, told = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
-        code = main(["profile", *words, *where])
-    return code, out.getvalue(), told.getvalue()
+    return printed("profile", *words, *where)
 
 
 def test_one_case_is_told_in_full() -> None:

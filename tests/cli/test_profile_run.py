@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 
 from genesis.profile.run.schema import RunReport
 from genesis_cli import environment
-from genesis_cli.main import main
+from tests.cli.command import printed
 from tests.train.runs import make, picture
 
 FILES = {"trace.json", "stacks.txt", "flamegraph.svg", "memory.json", "memory.svg", "report.json"}
@@ -35,10 +33,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def profiled(*words: str | Path) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `genesis profile words…`."""
-    out, told = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told):
-        code = main(["profile", *map(str, words)])
-    return code, out.getvalue(), told.getvalue()
+    return printed("profile", *words)
 
 
 def test_text_and_files(recipe: Path, tmp_path: Path) -> None:
