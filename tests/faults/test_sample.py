@@ -14,7 +14,7 @@ import typer
 from genesis_cli.app import app
 from tests.faults.sweep import CASES, ERRORS, Case, Fault, Worker, World, problems_of, sweep, table, workers
 
-EVERY = 97  # coprime to the number of errors, so that over the commands each call meets each error
+EVERY = 83  # coprime to the number of errors, so that over the commands each call meets each error
 
 
 # What `bench-ops` and `bench-model` do, together.
