@@ -1,4 +1,4 @@
-"""Who am I: rank, size and master address, read from what a launcher has set. It opens no connection.
+"""A rank's identity: rank, size and master address, read from what a launcher has set. It opens no connection.
 
 One table says which variables each launcher sets, in the order in which they are looked for. Variables that contradict
 each other, or of which some are missing, are errors: a rank that guesses wrong trains another run, or waits for ever.
