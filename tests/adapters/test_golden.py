@@ -16,7 +16,7 @@ from tests.adapters.golden import NAMES, loaded, logits, reference, saved_names
 from tests.models.golden import relative_error
 
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
-LOGITS, MERGED, LOSS, GRADIENT, TRAJECTORY, WEIGHTS = 1e-5, 1e-5, 1e-5, 1e-4, 1e-4, 1e-3
+LOGITS, MERGED, LOSS, GRADIENT, TRAJECTORY = 1e-5, 1e-5, 1e-5, 1e-4, 1e-4
 
 
 def ids(array: np.ndarray, device: str) -> genesis.Tensor:
@@ -50,11 +50,9 @@ class TestAgainstPeft:
             norm = clip_grad_norm_(trained, float(expected["clip"]))
             optimizer.step()
             assert loss.item() == pytest.approx(float(expected["step_loss"][step]), rel=TRAJECTORY)
-            # AdamW makes steps of full length of gradients that are rounding: norms drift apart by 2e-4 in float32,
-            # also those of one program from its own in float64.
-            assert norm.item() == pytest.approx(float(expected["grad_norm"][step]), rel=WEIGHTS)
+            assert norm.item() == pytest.approx(float(expected["grad_norm"][step]), rel=TRAJECTORY)
         errors = {n: relative_error(p.detach().numpy(), expected[f"final.{n}"]) for n, p in saved_names(model).items()}
-        assert max(errors.values()) < WEIGHTS, errors
+        assert max(errors.values()) < TRAJECTORY, errors
 
 
 @pytest.mark.parametrize("name", NAMES)
