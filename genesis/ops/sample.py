@@ -1,0 +1,153 @@
+"""Drawing the next token of each sequence from its logits: penalties, temperature, top-k, top-p, min-p.
+
+A token's random number depends on seed, sequence and position alone, so that it is the same in whichever batch and row
+the sequence is. No pass orders the whole vocabulary: the likeliest tokens are put in order, some more where the draw
+goes beyond them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.dtypes import BOOL, INTEGER, float32, float64, int64
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Spec, op
+from genesis.random import philox_rounds
+
+__all__ = ["sample", "uniforms"]
+
+NOT_FINITE = -1  # the token of a row whose logits are not finite
+FEW = 256  # tokens put in order at first
+LOW = np.uint64(0xFFFFFFFF)
+
+
+def _infer(
+    logits: Array, keys: Array, settings: Array, top_k: Array, seen: Array | None = None, log_probs: bool = False
+) -> tuple[Spec, Spec]:
+    if logits.ndim != 2 or not logits.shape[1]:
+        raise ShapeError(f"sample takes logits [B, V] of a vocabulary that is not empty, got {logits.shape}")
+    rows, vocabulary = logits.shape
+    if keys.shape != (rows, 3) or settings.shape != (rows, 4) or top_k.shape != (rows,):
+        found = f"{keys.shape}, {settings.shape} and {top_k.shape}"
+        raise ShapeError(f"sample takes keys [{rows}, 3], settings [{rows}, 4] and top_k [{rows}], got {found}")
+    if seen is not None and (seen.shape != (rows, vocabulary) or seen.dtype.category != BOOL):
+        raise ShapeError(f"sample: seen must be bool [{rows}, {vocabulary}], got {seen.dtype} {seen.shape}")
+    if not (logits.dtype.is_floating_point and settings.dtype.is_floating_point):
+        raise DTypeError(f"sample takes logits and settings of float types, got {logits.dtype} and {settings.dtype}")
+    if keys.dtype is not int64 or top_k.dtype.category != INTEGER:
+        raise DTypeError(f"sample takes int64 keys and integer top_k, got {keys.dtype} and {top_k.dtype}")
+    return Spec((rows,), int64), Spec((rows if log_probs else 0,), float64 if logits.dtype is float64 else float32)
+
+
+def uniforms(keys: np.ndarray) -> np.ndarray:
+    """A float64 in [0, 1) of 53 random bits for each (seed, sequence, position) `[B, 3]`.
+
+    Philox's key is the seed, its counter the position and, 64 bits higher, the sequence.
+    """
+    words = keys.astype(np.int64).view(np.uint64)
+    seed, sequence, position = words[:, 0], words[:, 1], words[:, 2]
+    found = np.empty(len(keys))
+    for each in np.unique(seed).tolist():
+        rows = seed == each
+        low = (position[rows], sequence[rows])
+        counter = tuple(half for word in low for half in (word & LOW, word >> np.uint64(32)))
+        bits = philox_rounds(counter, (each & 0xFFFFFFFF, each >> 32))
+        high, rest = bits[:, 0].astype(np.uint64), bits[:, 1].astype(np.uint64)
+        found[rows] = ((high << np.uint64(21)) | (rest >> np.uint64(11))).astype(np.float64) * 2.0**-53
+    return found
+
+
+@op("sample", _infer, auxiliary=(0, 1))
+def sample(
+    out: tuple[np.ndarray, np.ndarray],
+    logits: np.ndarray,
+    keys: np.ndarray,
+    settings: np.ndarray,
+    top_k: np.ndarray,
+    seen: np.ndarray | None = None,
+    log_probs: bool = False,
+) -> None:
+    """The next token of each row, and with `log_probs` the log of its probability under the logits as they are.
+
+    Of the distribution at the temperature the `top_k` likeliest tokens are kept; of these the fewest whose probability
+    reaches top-p; of these, those at least min-p times as likely as the likeliest. The draw inverts their cumulated
+    probabilities, the likeliest token first, and of equals the lowest id. A row with NaN or infinite logits gives -1.
+
+    Args:
+        logits: `[B, V]`.
+        keys: seed, sequence and position of each draw, int64 `[B, 3]`; a seed of 2^63 or more by its bits.
+        settings: temperature (0 takes the likeliest token), top-p (1: all), min-p (0: all) and repetition penalty
+            (1: none; Keskar et al., "CTRL", 2019: logits of seen tokens are divided by it where positive, else
+            multiplied) of each row, `[B, 4]`.
+        top_k: integers `[B]`; 0 for all.
+        seen: which tokens the sequence has, bool `[B, V]`; None where nothing is penalized.
+    """
+    tokens, chances = out
+    draws = uniforms(keys)
+    for row, line in enumerate(logits):
+        temperature, top_p, min_p, penalty = (float(number) for number in settings[row])
+        if not np.isfinite(line).all():
+            tokens[row] = NOT_FINITE
+            chances[row : row + log_probs] = np.nan
+            continue
+        scores = line if line.dtype.itemsize >= 4 else line.astype(np.float32)
+        if seen is not None and penalty != 1:
+            scores = _penalized(scores, seen[row], penalty)
+        if temperature == 0:
+            tokens[row] = scores.argmax()
+        else:
+            tokens[row] = _draw(scores, temperature, int(top_k[row]), top_p, min_p, float(draws[row]))
+        if log_probs:
+            chances[row] = _log_prob(line, int(tokens[row]))
+
+
+def _penalized(scores: np.ndarray, seen: np.ndarray, penalty: float) -> np.ndarray:
+    changed = scores.astype(np.float64)
+    part = changed[seen]
+    changed[seen] = np.where(part > 0, part / penalty, part * penalty)
+    return changed
+
+
+def _log_prob(line: np.ndarray, token: int) -> float:
+    wide = line.astype(np.float64)
+    wide -= wide.max()
+    return float(wide[token] - np.log(np.exp(wide).sum()))
+
+
+def _draw(scores: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
+    vocabulary = len(scores)
+    most = min(top_k, vocabulary) if top_k > 0 else vocabulary
+    total = None if most < vocabulary else float(_weights(scores, scores.max(), temperature).sum())
+    count = most if most < vocabulary else min(FEW, most)
+    while True:
+        order = _likeliest(scores, count)
+        weights = _weights(scores[order], scores[order[0]], temperature)
+        cumulated = np.cumsum(weights / (weights.sum() if total is None or count == most else total))
+        kept = len(order)
+        if top_p < 1:
+            kept = min(int(np.searchsorted(cumulated, top_p)) + 1, kept)
+        if min_p > 0:
+            kept = min(kept, int(np.count_nonzero(weights >= min_p)))  # the likeliest has weight 1
+        is_cut = kept < len(order)
+        mass = float(cumulated[kept - 1]) if is_cut or count == most else 1.0
+        if is_cut or count == most or uniform < cumulated[-1] * (top_p >= 1 and min_p <= 0):
+            found = int(np.searchsorted(cumulated[:kept], uniform * mass, side="right"))
+            return int(order[min(found, kept - 1)])
+        count = min(8 * count, most)
+
+
+def _weights(scores: np.ndarray, top: float, temperature: float) -> np.ndarray:
+    """Probabilities relative to the likeliest token's."""
+    found: np.ndarray = np.exp((scores.astype(np.float64) - float(top)) / temperature)
+    return found
+
+
+def _likeliest(scores: np.ndarray, count: int) -> np.ndarray:
+    """The `count` likeliest tokens in order; of equals those with the lowest ids."""
+    if count >= len(scores):
+        return np.argsort(-scores, kind="stable")
+    least = np.partition(scores, len(scores) - count)[len(scores) - count]
+    found = np.flatnonzero(scores >= least)  # in order of ids, and more than `count` where the last are equal
+    order: np.ndarray = found[np.argsort(-scores[found], kind="stable")][:count]
+    return order
