@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -23,7 +23,18 @@ from genesis.ops import fp8 as fp8_ops
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
 
-__all__ = ["MLP", "Attention", "CausalLM", "Context", "Decoder", "KeyValueCache", "widest_matmul"]
+__all__ = [
+    "MLP",
+    "Attention",
+    "CausalLM",
+    "Context",
+    "Decoder",
+    "EngineCache",
+    "KeyValueCache",
+    "LayerCache",
+    "Tables",
+    "widest_matmul",
+]
 
 CHECKPOINTING = ("none", "selective", "full")
 
@@ -51,6 +62,28 @@ class KeyValueCache:
         self.values[layer][:, self.length : end] = v
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
+    ) -> Tensor:
+        """Store k, v and let q see all keys so far; shapes as in `Context.attention`."""
+        k, v = self.append(layer, k, v)
+        return F.attention(q, k, v, starts, scale=scale, causal=True, window=window)
+
+
+class LayerCache(Protocol):
+    """Where the layers of a forward pass leave keys and values, and find those of earlier tokens."""
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
+    ) -> Tensor: ...
+
+
+class EngineCache(LayerCache, Protocol):
+    """One that has a position for each sequence (`genesis_models.engine`)."""
+
+    def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables: ...
+    def advance(self, t: int) -> None: ...
+
 
 class Context:
     """What all layers of one forward pass share.
@@ -65,7 +98,7 @@ class Context:
     """
 
     def __init__(
-        self, tables: Tables, starts: Tensor | None, cache: KeyValueCache | None, checkpointing: str, fp8: int
+        self, tables: Tables, starts: Tensor | None, cache: LayerCache | None, checkpointing: str, fp8: int
     ) -> None:
         self.tables, self.starts, self.cache = tables, starts, cache
         self.cos, self.sin = tables[0]
@@ -92,7 +125,7 @@ class Context:
             window: how many keys up to the query it sees; 0 means all.
         """
         if self.cache is not None:
-            k, v = self.cache.append(layer, k, v)
+            return self.cache.attention(q, k, v, self.starts, layer, window, scale)
         return F.attention(q, k, v, self.starts, scale=scale, causal=True, window=window)
 
 
@@ -256,6 +289,16 @@ class CausalLM(nn.Module):
         x = self.model(input_ids, context)
         if cache is not None:
             cache.length += t
+        return x
+
+    def next_hidden_states(self, input_ids: Tensor, cache: EngineCache) -> Tensor:
+        """Final hidden states `[B, T, H]` of the next T tokens `[B, T]` of each sequence in `cache`; it is extended.
+
+        No gradients and nothing of training: neither checkpointing nor 8-bit floats.
+        """
+        t = input_ids.shape[1]
+        x = self.model(input_ids, Context(cache.tables(self._rotaries, t), None, cache, "none", 0))
+        cache.advance(t)
         return x
 
     def _positions(

@@ -1,61 +1,16 @@
-"""Text from a model, one token at a time with a KV cache: temperature, top-k, top-p, a seed."""
+"""Ids that continue a prompt: by the engine on the CPU, by a cache of its own for one sequence on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
+from genesis.backend import CPU
+from genesis_models.blocks import CausalLM
+from genesis_models.engine import EagerEngine, Engine, Request, Sampling, choose, length_of
 
-import genesis
-from genesis.errors import ModelError, NumericError, UsageError
-from genesis.random import philox
-from genesis_models.blocks import CausalLM, KeyValueCache
+__all__ = ["ROWS", "Sampling", "choose", "engine_for", "generate"]
 
-__all__ = ["Sampling", "choose", "generate"]
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a token is drawn.
-
-    Attributes:
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: only this many of the likeliest tokens; None for all.
-        top_p: only the likeliest tokens that together reach this probability; None for all.
-        seed: the same seed gives the same text.
-    """
-
-    temperature: float
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-
-
-def choose(logits: np.ndarray, sampling: Sampling, position: int) -> int:
-    """The next token from logits `[V]`; the random number depends on seed and position only.
-
-    Raises:
-        NumericError: if the logits hold a NaN or an infinity.
-    """
-    scores = logits.astype(np.float64)
-    if not np.isfinite(scores).all():
-        kind = "NaN" if np.isnan(scores).any() else "infinite"
-        raise NumericError(
-            f"the model's logits are {kind}", where=f"position {position}", next="check the weights; try float32"
-        )
-    if sampling.temperature == 0:
-        return int(scores.argmax())
-    order = np.argsort(-scores, kind="stable")[: sampling.top_k]
-    kept = (scores[order] - scores[order[0]]) / sampling.temperature
-    weights = np.exp(kept)
-    weights /= weights.sum()
-    if sampling.top_p is not None:
-        count = int(np.searchsorted(np.cumsum(weights), sampling.top_p)) + 1
-        order, weights = order[:count], weights[:count] / weights[:count].sum()
-    high, low = (int(w) for w in philox(sampling.seed, position, 1)[0, :2])
-    uniform = ((high << 21) | (low >> 11)) * 2.0**-53
-    return int(order[min(int(np.searchsorted(np.cumsum(weights), uniform, side="right")), len(order) - 1)])
+ROWS = 16  # sequences at a time: a CPU's matmuls gain little from more
 
 
 def generate(
@@ -68,36 +23,22 @@ def generate(
     Raises:
         UsageError: for an empty prompt, or one that fills the context already. ModelError: an id beyond the vocabulary.
     """
-    longest = model.config.context_length
-    if not prompt:
-        raise UsageError("the prompt has no tokens", next="give at least one")
-    if len(prompt) >= longest:
-        raise UsageError(f"the prompt has {len(prompt)} tokens, the model's context holds {longest}", next="shorten it")
-    if not 0 <= min(prompt) <= max(prompt) < model.config.vocab_size:
-        wrong = max(prompt) if min(prompt) >= 0 else min(prompt)
-        what = f"the prompt has the token id {wrong:,}, and the model's vocabulary {model.config.vocab_size:,}"
-        raise ModelError(what, next="use the model's own tokenizer")
-    training = model.training
-    model.eval()
-    try:
-        yield from _continue(model, list(prompt), sampling, min(max_tokens, longest - len(prompt)), stop)
-    finally:
-        model.train(training)
+    request = Request(prompt, sampling, max_tokens, stop)
+    for token in engine_for(model, [request]).run([request]):
+        if token.id is not None:
+            yield token.id
 
 
-def _continue(
-    model: CausalLM, prompt: list[int], sampling: Sampling, count: int, stop: frozenset[int]
-) -> Iterator[int]:
-    weight = model.head_weight
-    cache = KeyValueCache(model.config, 1, len(prompt) + count, weight.dtype, str(weight.device))
-    tokens = prompt
-    for position in range(len(prompt), len(prompt) + count):
-        with genesis.no_grad():
-            ids = genesis.tensor([tokens], dtype="int64", device=weight.device)
-            hidden = model.hidden_states(ids, cache=cache)[:, -1]  # [1, H]
-            logits = genesis.nn.functional.linear(hidden, weight)[0]
-        token = choose(logits.float().cpu().numpy(), sampling, position)
-        if token in stop:
-            return
-        yield token
-        tokens = [token]
+def engine_for(
+    model: CausalLM, requests: Sequence[Request], *, rows: int = ROWS, log_probs: bool = False
+) -> Engine | EagerEngine:
+    """An engine for these requests where the model is: on a GPU they run one after the other.
+
+    Args:
+        rows: the most sequences at a time.
+        log_probs: whether tokens have their log-probability.
+    """
+    if model.head_weight.device != CPU:
+        return EagerEngine(model, log_probs=log_probs)
+    capacity = max([length_of(model, request) for request in requests], default=1)
+    return Engine(model, rows=max(1, min(rows, len(requests))), capacity=capacity, log_probs=log_probs)

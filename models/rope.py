@@ -6,11 +6,13 @@ Angles are float32 products, as in transformers: at long positions the rounding 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 import genesis
 from genesis import Tensor
+from genesis.backend import CPU
 from genesis.nn import functional as F
 from genesis_models.config import ModelConfig
 
@@ -106,6 +108,19 @@ class Rotary:
         cos, sin = self._for_length(int(positions.max(initial=-1)) + 1)
         cos, sin = cos[positions], sin[positions]
         return genesis.from_numpy(cos).to(device=device), genesis.from_numpy(sin).to(device=device)
+
+    def rows(self, positions: np.ndarray, totals: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """cos and sin `[B, T, D/2]` of positions `[B, T]` of sequences of their own; on the CPU.
+
+        Args:
+            totals: the length of each sequence that stretched angles are for; the positions' unless given.
+        """
+        ends = [int(row.max(initial=-1)) + 1 for row in positions] if totals is None else totals
+        if not any(map(self._is_stretched, ends)):
+            return self(positions, CPU)
+        found = [[table[at] for table in self._for_length(end)] for at, end in zip(positions, ends, strict=True)]
+        cos, sin = (genesis.from_numpy(np.stack(each)) for each in zip(*found, strict=True))
+        return cos, sin
 
     def span(self, begin: int, end: int, device: genesis.Device) -> tuple[Tensor, Tensor]:
         """cos and sin of positions `begin` … `end` - 1 on a device, `[T, D/2]` float32."""

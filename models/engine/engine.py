@@ -1,0 +1,211 @@
+"""The engine: runs requests through the rows of one KV cache, token by token. It knows ids, and no text.
+
+A request waits for a row, passes its prompt in chunks, and then gets a token in every step, which all rows make
+together. A row that is finished takes the next request. Length masks the rows, never an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+import genesis
+from genesis.errors import ModelError, UsageError
+from genesis.nn import functional as F
+from genesis_models.blocks import CausalLM
+from genesis_models.engine.cache import RowCache
+from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
+
+__all__ = ["CHUNK", "Engine", "Finish", "Request", "Token", "check_prompt", "finish_of", "length_of"]
+
+CHUNK = 512  # tokens of a prompt in one forward pass
+Finish = Literal["stop", "length", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt to be continued.
+
+    Attributes:
+        ids: of the prompt.
+        sampling: how its tokens are drawn.
+        max_tokens: the most tokens of its continuation.
+        stop: ids that end it, and are no part of it.
+        sequence: which of the seed's random numbers it draws; the text is the same in whichever batch.
+    """
+
+    ids: Sequence[int]
+    sampling: Sampling
+    max_tokens: int
+    stop: frozenset[int] = frozenset()
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What became known of a request.
+
+    Attributes:
+        request: its number, in the order of `Engine.run`'s argument.
+        id: the next token of its continuation; None where there is none any more.
+        log_prob: of the token under the model's logits as they are; None where nobody asked.
+        finish: why the continuation ends with this: "stop" at a stop id or by `Engine.cancel`, "length" at its
+            `max_tokens`, "context" at the end of the model's context; None while it goes on.
+    """
+
+    request: int
+    id: int | None
+    log_prob: float | None = None
+    finish: Finish | None = None
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a row of the cache is used for."""
+
+    request: Request
+    number: int
+    most: int  # tokens of its continuation that there is room for
+    last: int = -1  # the token that is not in the cache yet
+    count: int = 0
+    is_cancelled: bool = False
+
+
+def check_prompt(model: CausalLM, ids: Sequence[int]) -> None:
+    """Raises: UsageError for an empty prompt or a full context; ModelError for ids beyond the vocabulary."""
+    longest = model.config.context_length
+    if not len(ids):
+        raise UsageError("the prompt has no tokens", next="give at least one")
+    if len(ids) >= longest:
+        raise UsageError(f"the prompt has {len(ids)} tokens, the model's context holds {longest}", next="shorten it")
+    if not 0 <= min(ids) <= max(ids) < model.config.vocab_size:
+        wrong = max(ids) if min(ids) >= 0 else min(ids)
+        what = f"the prompt has the token id {wrong:,}, and the model's vocabulary {model.config.vocab_size:,}"
+        raise ModelError(what, next="use the model's own tokenizer")
+
+
+def length_of(model: CausalLM, request: Request) -> int:
+    """The most tokens that a request can come to, its prompt included."""
+    return min(len(request.ids) + max(request.max_tokens, 0), model.config.context_length)
+
+
+def finish_of(request: Request, token: int, count: int, most: int) -> Finish | None:
+    """Why a continuation ends with its token number `count`, of `most` that there is room for; None if it does not."""
+    if token in request.stop:
+        return "stop"
+    if count < most:
+        return None
+    return "length" if count >= request.max_tokens else "context"
+
+
+class Engine:
+    """Generation with a model on the CPU.
+
+    Args:
+        model: used as in evaluation while requests run.
+        rows: sequences at a time.
+        capacity: the most tokens of a sequence, its prompt included.
+        log_probs: whether tokens have their log-probability.
+        chunk: tokens of a prompt in one forward pass.
+    """
+
+    def __init__(
+        self, model: CausalLM, *, rows: int, capacity: int, log_probs: bool = False, chunk: int = CHUNK
+    ) -> None:
+        self.model, self._log_probs, self._chunk = model, log_probs, chunk
+        self._weight = model.head_weight
+        self.cache = RowCache(model.config, rows, capacity, self._weight.dtype)
+        self._sampling = SamplingRows(rows, self._weight.shape[0])
+        self._rows: list[_Row | None] = [None] * rows
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+        """The tokens of all requests as they are drawn, several requests at a time.
+
+        Requests are taken when a row is free.
+
+        Raises:
+            UsageError: an empty or too long prompt, or an impossible setting. ModelError: an id beyond the vocabulary.
+            NumericError: logits that are NaN or infinite.
+        """
+        waiting = enumerate(requests)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            is_more = True
+            while True:
+                for row in range(len(self._rows)):
+                    while is_more and self._rows[row] is None:
+                        taken = next(waiting, None)
+                        if taken is None:
+                            is_more = False
+                        else:
+                            yield from self._admit(row, *taken)
+                active = [row for row, used in enumerate(self._rows) if used is not None]
+                if not active:
+                    return
+                yield from self._step(active)
+        finally:
+            self._rows = [None] * len(self._rows)
+            self.model.train(was_training)
+
+    def cancel(self, request: int) -> None:
+        """Let a request end with what it has; `run` frees its row before its next step."""
+        for row, used in enumerate(self._rows):
+            if used is not None and used.number == request:
+                used.is_cancelled, self._rows[row] = True, None
+
+    def _admit(self, row: int, number: int, request: Request) -> Iterator[Token]:
+        """Pass a prompt through the model in chunks, and draw the first token."""
+        check_prompt(self.model, request.ids)
+        request.sampling.check()
+        if request.max_tokens <= 0:
+            yield Token(number, None, finish="length")
+            return
+        ids, length = np.asarray(request.ids, np.int64), length_of(self.model, request)
+        if length > self.cache.capacity:
+            what = f"a sequence of up to {length} tokens in an engine for {self.cache.capacity}"
+            raise UsageError(what, next="make the engine with that capacity")
+        self._rows[row] = _Row(request, number, length - len(ids))
+        self.cache.lengths[row] = 0
+        self._sampling.start(row, request.sampling, request.sequence, ids)
+        rows, cut = np.array([row]), (len(ids) - 1) // self._chunk * self._chunk
+        for begin in range(0, cut, self._chunk):
+            self._forward(rows, ids[None, begin : begin + self._chunk], [len(ids)])
+        yield from self._drawn(rows, self._forward(rows, ids[None, cut:], [len(ids)]))
+
+    def _step(self, active: list[int]) -> Iterator[Token]:
+        """One more token of each active row."""
+        rows = np.array(active)
+        last = np.array([[used.last] for used in self._rows if used is not None], np.int64)
+        yield from self._drawn(rows, self._forward(rows, last, None))
+
+    def _forward(self, rows: np.ndarray, ids: np.ndarray, totals: Sequence[int] | None) -> genesis.Tensor:
+        """The last hidden state `[B, H]` of each row after `ids` `[B, T]`."""
+        with genesis.no_grad():
+            return self.model.next_hidden_states(genesis.from_numpy(ids), self.cache.at(rows, totals))[:, -1]
+
+    def _drawn(self, rows: np.ndarray, hidden: genesis.Tensor) -> Iterator[Token]:
+        with genesis.no_grad():
+            logits = F.linear(hidden, self._weight)  # [B, V]
+        tokens, chances = self._sampling.draw(logits, rows, self._log_probs)
+        used = [self._rows[row] for row in rows.tolist()]
+        for i, token in enumerate(tokens.tolist()):
+            if token < 0:
+                raise not_finite(logits[i].float().numpy(), int(self.cache.lengths[rows[i]]))
+        for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+            each = used[i]
+            if each is None or each.is_cancelled:
+                continue
+            each.count += 1
+            finish = finish_of(each.request, token, each.count, each.most)
+            chance = float(chances[i]) if self._log_probs else None
+            if finish is not None:
+                self._rows[row] = None
+            each.last = token
+            if finish == "stop":
+                yield Token(each.number, None, None, finish)
+            else:
+                yield Token(each.number, token, chance, finish)

@@ -1,0 +1,120 @@
+"""How a token is drawn: the settings of a sequence, the arrays of a batch, and a draw by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+import genesis
+from genesis import Tensor
+from genesis.errors import NumericError, UsageError
+from genesis.ops.sample import sample
+
+__all__ = ["Sampling", "SamplingRows", "choose", "not_finite"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn.
+
+    Attributes:
+        temperature: logits are divided by it; 0 takes the likeliest token.
+        top_k: only this many of the likeliest tokens; None for all.
+        top_p: only the likeliest tokens that together reach this probability; None for all.
+        seed: the same seed gives the same text.
+        min_p: only tokens that are at least this many times as likely as the likeliest.
+        repetition_penalty: logits of tokens that the sequence has are divided by it where positive, else multiplied.
+    """
+
+    temperature: float
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def check(self) -> None:
+        """Raises: UsageError for a setting out of its range."""
+        allowed = (
+            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "0 or more"),
+            ("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "1 or more"),
+            ("top_p", self.top_p, self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("seed", self.seed, 0 <= self.seed < 1 << 64, "between 0 and 2^64 - 1"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
+            ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < float("inf"), "above 0"),
+        )
+        for name, value, is_right, range_ in allowed:
+            if not is_right:
+                raise UsageError(f"{name} is {value}", next=f"choose a number {range_}")
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """What the op `sample` takes as a row of `settings`."""
+        return self.temperature, 1.0 if self.top_p is None else self.top_p, self.min_p, self.repetition_penalty
+
+
+class SamplingRows:
+    """The sampling state of a batch, a row for each sequence.
+
+    Args:
+        rows, vocabulary: of the batch and of the logits.
+    """
+
+    def __init__(self, rows: int, vocabulary: int) -> None:
+        self.keys = np.zeros((rows, 3), np.int64)  # seed, sequence, position
+        self.settings = np.zeros((rows, 4))
+        self.top_k = np.zeros(rows, np.int64)
+        self._seen: np.ndarray | None = None  # [rows, vocabulary], taken when a sequence has a penalty
+        self._shape = (rows, vocabulary)
+
+    def start(self, row: int, sampling: Sampling, sequence: int, prompt: np.ndarray) -> None:
+        """A new sequence in `row`."""
+        seed = np.array([sampling.seed], np.uint64).view(np.int64)[0]
+        self.keys[row] = seed, sequence, len(prompt)
+        self.settings[row] = sampling.numbers
+        self.top_k[row] = sampling.top_k or 0
+        if sampling.repetition_penalty != 1 and self._seen is None:
+            self._seen = np.zeros(self._shape, bool)
+        if self._seen is not None:
+            self._seen[row] = False
+            self._seen[row, prompt] = True
+
+    def draw(self, logits: Tensor, rows: np.ndarray, log_probs: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The next token of each of `rows`, -1 where its logits are not finite, and its log-probability on request.
+
+        Args:
+            logits: `[len(rows), V]`.
+        """
+        arrays = (self.keys[rows], self.settings[rows], self.top_k[rows])
+        penalized = self._seen is not None and bool((self.settings[rows, 3] != 1).any())
+        inputs = [*arrays, self._seen[rows]] if penalized and self._seen is not None else [*arrays]
+        on_device = [genesis.tensor(each, device=logits.device).array for each in inputs]
+        tokens, chances = (each.numpy() for each in sample(logits.array, *on_device, log_probs=log_probs))
+        self.keys[rows, 2] += 1
+        if self._seen is not None:
+            self._seen[rows, tokens] = True
+        return tokens, chances
+
+
+def not_finite(logits: np.ndarray, position: int) -> NumericError:
+    """The error of logits `[V]` that hold a NaN or an infinity."""
+    kind = "NaN" if np.isnan(logits).any() else "infinite"
+    return NumericError(
+        f"the model's logits are {kind}", where=f"position {position}", next="check the weights; try float32"
+    )
+
+
+def choose(logits: np.ndarray, sampling: Sampling, position: int, sequence: int = 0) -> int:
+    """The next token from logits `[V]`; the random number depends on seed, sequence and position only.
+
+    Raises:
+        NumericError: if the logits hold a NaN or an infinity.
+    """
+    token = np.empty(1, np.int64)
+    seed = np.array([[sampling.seed, sequence, position]], np.uint64).view(np.int64)
+    settings, top_k = np.array([sampling.numbers]), np.array([sampling.top_k or 0])
+    sample.reference((token, np.empty(0)), logits[None], seed, settings, top_k)
+    if token[0] < 0:
+        raise not_finite(logits, position)
+    return int(token[0])

@@ -1,0 +1,158 @@
+"""The engine against the plain one: unequal lengths, rows in turn, chunks, windows, stops, sampling state."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+import genesis
+import genesis_models
+from genesis.backend.cpu import pool
+from genesis.errors import NumericError, UsageError
+from genesis_models.engine import EagerEngine, Engine, Request, Sampling, Token
+from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden
+
+GREEDY = Sampling(0.0)
+
+
+def prompts(count: int, vocabulary: int, longest: int = 40) -> list[list[int]]:
+    rng = np.random.default_rng(7)
+    return [
+        rng.integers(0, vocabulary, n).tolist() for n in rng.permutation(np.linspace(1, longest, count).astype(int))
+    ]
+
+
+def by_request(tokens: Iterable[Token], count: int) -> list[list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for token in tokens:
+        if token.id is not None:
+            found[token.request].append(token.id)
+    return [found[i] for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model() -> genesis_models.CausalLM:
+    return genesis_models.load(golden("qwen3-tied").folder)
+
+
+@pytest.mark.parametrize("name", [*QWEN, *FAMILIES, *EXTRA])
+def test_batched_alone_and_eager_give_the_same_tokens(name: str) -> None:
+    folder = (extra if name in EXTRA else golden)(name).folder
+    model = genesis_models.load(folder, dtype="float32")
+    count, draws = (
+        (20, (GREEDY, Sampling(0.9, top_k=20, top_p=0.95, seed=3))) if name == "qwen2-tied" else (3, (GREEDY,))
+    )
+    ids = prompts(count, model.config.vocab_size)
+    for sampling in draws:
+        requests = [Request(each, sampling, 3 + i % 3, sequence=i) for i, each in enumerate(ids)]
+        expected = by_request(EagerEngine(model).run(requests), len(ids))
+        alone = [by_request(Engine(model, rows=1, capacity=60).run([each]), 1)[0] for each in requests]
+        batched = by_request(Engine(model, rows=4, capacity=60, chunk=7).run(requests), len(ids))
+        assert [len(each) for each in expected] == [each.max_tokens for each in requests]
+        assert alone == expected
+        assert batched == expected
+
+
+def test_a_stretched_rope_in_a_batch_is_each_sequences_own() -> None:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 32}
+    sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    raw = {**heads, **sizes, "model_type": "llama", "initializer_range": 0.3, "rope_parameters": rope}
+    model = genesis_models.build(raw, seed=1)
+    requests = [Request(each, GREEDY, 12) for each in prompts(3, 320, 40)]
+    expected = by_request(EagerEngine(model).run(requests), 4)
+    assert by_request(Engine(model, rows=4, capacity=100, chunk=16).run(requests), 4) == expected
+
+
+def test_stop_ids_and_the_contexts_end_free_rows_for_the_next(model: genesis_models.CausalLM) -> None:
+    drawing = Sampling(1.0, seed=1)
+    free = by_request(EagerEngine(model).run([Request([1, 2, 3], drawing, 9)]), 1)[0]
+    at = next(i for i, token in enumerate(free) if token not in free[:i] and i > 1)
+    requests = [
+        Request([1, 2, 3], drawing, 9, frozenset({free[at], 319})),
+        Request([1] * 120, GREEDY, 1000),
+        Request([1, 2, 3], GREEDY, 0),
+        Request([1, 2, 3], drawing, 4),
+    ]
+    for engine in (Engine(model, rows=2, capacity=128), EagerEngine(model)):
+        tokens = list(engine.run(iter(requests)))
+        assert by_request(tokens, 4)[0] == free[:at]
+        assert by_request(tokens, 4)[3] == free[:4]
+        finished = {token.request: token.finish for token in tokens if token.finish}
+        assert finished == {0: "stop", 1: "context", 2: "length", 3: "length"}
+        assert len(by_request(tokens, 4)[1]) == 8
+        assert model.training
+
+
+def test_a_cancelled_request_gets_no_more(model: genesis_models.CausalLM) -> None:
+    requests = [Request([i + 1], GREEDY, 5) for i in range(4)]
+    expected = by_request(EagerEngine(model).run(requests), 4)
+    for engine in (Engine(model, rows=2, capacity=8), EagerEngine(model)):
+        found: list[Token] = []
+        for token in engine.run(requests):
+            found.append(token)
+            if token.request == 1 and len(by_request(found, 4)[1]) == 2:
+                engine.cancel(1)
+        assert by_request(found, 4) == [each[:2] if i == 1 else each for i, each in enumerate(expected)]
+
+
+def test_log_probabilities_are_those_of_the_logits(model: genesis_models.CausalLM) -> None:
+    request = Request([5, 6, 7], Sampling(1.5, top_k=9, seed=2, repetition_penalty=1.3), 5)
+    for engine in (Engine(model, rows=1, capacity=8, log_probs=True), EagerEngine(model, log_probs=True)):
+        ids = [5, 6, 7]
+        for token in engine.run([request]):
+            with genesis.no_grad():
+                logits = model(genesis.tensor([ids]))[0, -1].numpy().astype(np.float64)
+            assert token.id is not None and token.log_prob is not None
+            expected = logits[token.id] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+            assert token.log_prob == pytest.approx(expected, abs=1e-5)
+            ids.append(token.id)
+
+
+def test_a_penalty_counts_prompt_and_continuation(model: genesis_models.CausalLM) -> None:
+    """A penalty without bound forbids what was there; a sequence beside it is not touched."""
+    prompt, plain = [1, 2, 3, 4], Request([9, 9], GREEDY, 12)
+    penalized = Request(prompt, Sampling(0.0, repetition_penalty=1e6), 12)
+    found = by_request(Engine(model, rows=2, capacity=40).run([penalized, plain]), 2)
+    logits = model(genesis.tensor([prompt + found[0][:-1]])).detach().numpy()[0]
+    for i, token in enumerate(found[0]):
+        row, seen = logits[len(prompt) - 1 + i], prompt + found[0][:i]
+        row[seen] = np.where(row[seen] > 0, row[seen] / 1e6, row[seen] * 1e6)
+        assert token == row.argmax()
+    assert found[1] == by_request(EagerEngine(model).run([plain]), 1)[0]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"min_p": 2.0}, {"repetition_penalty": 0.0}]
+)
+def test_impossible_settings(model: genesis_models.CausalLM, setting: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(setting))):
+        list(Engine(model, rows=1, capacity=8).run([Request([1], Sampling(**{"temperature": 1.0} | setting), 2)]))  # type: ignore[arg-type]
+
+
+def test_logits_that_are_no_numbers_say_where() -> None:
+    model = genesis_models.load(golden("qwen3-tied").folder)
+    with genesis.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    for engine in (Engine(model, rows=1, capacity=8), EagerEngine(model)):
+        with pytest.raises(NumericError, match="logits are NaN") as caught:
+            list(engine.run([Request([1, 2], GREEDY, 2)]))
+        assert caught.value.where == "position 2"
+        assert model.training
+
+
+def test_many_generations_leave_nothing_behind(model: genesis_models.CausalLM) -> None:
+    def generations(count: int) -> None:
+        engine = Engine(model, rows=3, capacity=24)
+        for i in range(count):
+            list(engine.run([Request(each, Sampling(1.0, seed=i), 1 + i % 3) for each in prompts(3, 320, 12)]))
+
+    generations(3)
+    held, files = pool.allocated, len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    generations(15)
+    assert pool.allocated == held
+    assert not files or len(os.listdir("/proc/self/fd")) == files
