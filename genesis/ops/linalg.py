@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from genesis.array import Array
-from genesis.backend.cpu import scratch
+from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
 from genesis.dtypes import DType, bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 Grads = tuple[Array | None, ...]
+
+COLUMNS = 64  # of one row's product go to a thread together: BLAS sums a column by where it is in a multiple of a few
 
 
 # --- How numpy multiplies ---------------------------------------------------------------------------------------------
@@ -58,7 +60,22 @@ def multiply(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
     if x.ndim > 2 and y.ndim == 2 and x.size and out.size and out.flags.c_contiguous:
         x = x.reshape(-1, x.shape[-1])
         out = out.reshape(-1, out.shape[-1])
-    np.matmul(_for_blas(x), _for_blas(y), out=out)
+    x, y = _for_blas(x), _for_blas(y)
+    if x.ndim == y.ndim == 2 and x.shape[0] == 1 and is_split(y.size):
+        _multiply_row(x, y, out)
+    else:
+        np.matmul(x, y, out=out)
+
+
+def _multiply_row(x: np.ndarray, y: np.ndarray, out: np.ndarray) -> None:
+    """One row against a large matrix, as in generation: our threads take columns, because those of BLAS cost more."""
+
+    def piece(start: int, stop: int) -> None:
+        mine = slice(start * COLUMNS, stop * COLUMNS)
+        np.matmul(x, y[:, mine], out=out[:, mine])
+
+    with one_blas_thread():
+        parallel(piece, -(-y.shape[1] // COLUMNS), y.size)
 
 
 def same_type(name: str, *arrays: Array) -> None:
