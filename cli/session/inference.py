@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from genesis.backend import Device
 from genesis.data.pipeline import prepare_held_out
 from genesis.data.sources import STDLIB
-from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ModelError, NumericError, UsageError, escape
+from genesis.errors import GenesisError, ModelError, NumericError, UsageError, escape
 from genesis.io.files import temporary_folder
 from genesis.io.hf import GENERATION_CONFIG, read_json
 from genesis.io.paths import safe_join
@@ -23,13 +23,15 @@ from genesis.train.output import Output
 from genesis_cli.session.chat import EncoderFactory
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import Stages, resolve_device, special_text_warning
+from genesis_cli.session.prompts import as_lines, read_prompts
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import end_ids
 from genesis_models.config import ModelConfig
+from genesis_models.engine import Piece, Request, Sampling, continue_texts
+from genesis_models.engine.engine import check_prompt
 from genesis_models.finite import check_finite
 from genesis_models.folder import load_source, read_config
-from genesis_models.generate import Sampling
-from genesis_models.generate import generate as generate_ids
+from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource, find_source
 
 __all__ = ["check_ids", "continue_text", "evaluate", "generate", "stop_ids"]
@@ -71,14 +73,10 @@ def continue_text(
         stop: the ids that end the text.
         parse_special: special tokens written out in the prompt become their ids.
     """
-    ids = tokenizer.prompt(prompt, parse_special=parse_special)
-    decoder = StreamDecoder(tokenizer)
-    for token in generate_ids(model, ids, sampling, count, stop):
-        piece = decoder.push(token)
-        if piece:
-            yield piece
-    if rest := decoder.finish():
-        yield rest
+    request = Request(tokenizer.prompt(prompt, parse_special=parse_special), sampling, count, stop)
+    for piece in continue_texts(engine_for(model, [request]), [request], tokenizer):
+        if piece.text:
+            yield piece.text
 
 
 def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer: Tokenizer) -> frozenset[int]:
@@ -100,7 +98,7 @@ def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer:
 
 def generate(
     folder: str,
-    prompt: str,
+    prompt: str | None,
     *,
     max_tokens: int,
     temperature: float,
@@ -111,29 +109,72 @@ def generate(
     dtype: str,
     base: str | None = None,
     parse_special: bool = False,
+    prompts: str | None = None,
+    stop: Sequence[str] = (),
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
 ) -> Iterator[str]:
     """Pieces of text that continue `prompt` with the model in `folder`; arguments as in the eval section.
 
+    At the end a line on stderr says how many tokens a second that were.
+
     Args:
+        prompt: the text; None where `prompts` names a file.
         base: the folder of an adapter's base, instead of the one that it names.
         parse_special: special tokens written out in the prompt become their ids; else a warning names one.
+        prompts: a JSONL file of objects with a "prompt": the pieces are lines of JSON then, in the order of the file,
+            each as soon as those before it are there.
+        stop: strings that end a text, and are no part of it.
+        min_p, repetition_penalty: as of `Sampling`.
     """
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
+        sampling.check()
+        texts = [prompt or ""] if prompts is None else read_prompts(prompts)
         source = _found(folder, base)
         model, tokenizer = _opened(source, resolve_device(device), dtype)
-        stop = stop_ids(source.folders, tokenizer)
-        if not parse_special and (token := tokenizer.special_text(prompt)) is not None:
-            what = f"the prompt holds text of a special token, {escape(token)}, which is read as plain text"
-            Output(sys.stderr).line(f"warning: {what}; --special reads the token")
-        special = parse_special
-        pieces = continue_text(model, tokenizer, prompt, sampling, max_tokens, stop=stop, parse_special=special)
-    return _worded(pieces)
+        ends, console = stop_ids(source.folders, tokenizer), Output(sys.stderr)
+        found = [] if parse_special else [token for text in texts if (token := tokenizer.special_text(text))]
+        if found:
+            what = f"the prompt holds text of a special token, {escape(found[0])}, which is read as plain text"
+            console.line(f"warning: {what}; --special reads the token")
+        ids = [tokenizer.prompt(text, parse_special=parse_special) for text in texts]
+        requests = [Request(each, sampling, max_tokens, ends, sequence=i) for i, each in enumerate(ids)]
+        for number, request in enumerate(requests):
+            _check(model, request, "" if prompts is None else f"{escape(prompts)}: prompt {number + 1}")
+        found_pieces = continue_texts(engine_for(model, requests), requests, tokenizer, stop)
+        pieces = _timed(found_pieces, console)
+    return _worded(as_lines(pieces, texts) if prompts is not None else (piece.text for piece in pieces))
+
+
+def _check(model: CausalLM, request: Request, where: str) -> None:
+    """`check_prompt`, whose error says which of many prompts it is."""
+    try:
+        check_prompt(model, request.ids)
+    except GenesisError as error:
+        error.where = error.where or where
+        raise
 
 
 def _worded(pieces: Iterator[str]) -> Iterator[str]:
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
         yield from pieces
+
+
+def _timed(pieces: Iterator[Piece], console: Output) -> Iterator[Piece]:
+    """`pieces`, and in the end a line with tokens a second and one about texts that the context cut."""
+    tokens: dict[int, int] = {}
+    cut, start = 0, time.monotonic()
+    for piece in pieces:
+        tokens[piece.request] = piece.tokens
+        cut += piece.finish == "context"
+        yield piece
+    count, seconds = sum(tokens.values()), time.monotonic() - start
+    if cut:
+        texts = "the text ends" if len(tokens) == 1 else f"{cut} texts end"
+        console.line(f"{texts} where the model's context does")
+    if count:
+        console.line(f"{count:,} tokens in {seconds:.2f} s, {count / max(seconds, 1e-9):,.1f} tokens/s with the prompt")
 
 
 def _found(folder: str, base: str | None) -> ModelSource:

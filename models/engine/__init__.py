@@ -3,5 +3,17 @@
 from genesis_models.engine.eager import EagerEngine
 from genesis_models.engine.engine import Engine, Finish, Request, Token, length_of
 from genesis_models.engine.sampling import Sampling, choose
+from genesis_models.engine.text import Piece, continue_texts
 
-__all__ = ["EagerEngine", "Engine", "Finish", "Request", "Sampling", "Token", "choose", "length_of"]
+__all__ = [
+    "EagerEngine",
+    "Engine",
+    "Finish",
+    "Piece",
+    "Request",
+    "Sampling",
+    "Token",
+    "choose",
+    "continue_texts",
+    "length_of",
+]

@@ -118,13 +118,34 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
         "dtype": "auto",
         "base": None,
         "parse_special": DataConfig(train=["x"]).parse_special,
+        "prompts": None,
+        "stop": [],
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
     }
 
 
 def test_generate_passes_what_is_given() -> None:
     given = ["--max-tokens", "5", "--temperature", "0", "--top-k", "3", "--top-p", "0.5", "--seed", "9"]
+    given += ["--stop", "a", "--stop", "b", "--min-p", "0.25", "--repetition-penalty", "2"]
     called = echoed("generate", "f", "--prompt", "", *given, "--base", "b", "--dtype", "bf16", "--special")
-    assert list(called.values()) == ["f", "", 5, 0.0, 3, 0.5, 9, "auto", "bfloat16", "b", True]
+    assert list(called.values()) == [
+        "f",
+        "",
+        5,
+        0.0,
+        3,
+        0.5,
+        9,
+        "auto",
+        "bfloat16",
+        "b",
+        True,
+        None,
+        ["a", "b"],
+        0.25,
+        2.0,
+    ]
 
 
 @pytest.mark.parametrize("stream", [[], ["--no-stream"]])

@@ -109,7 +109,7 @@ def test_an_unexpected_error_is_our_bug() -> None:
         (("train", "quickstart", "--resum"), "No such option: --resum"),
         (("--nonsense",), "No such option: --nonsense"),
         (("train", "quickstart", "steps"), "'steps' is no override"),
-        (("generate", "folder"), "Missing option '--prompt'"),
+        (("generate", "folder"), "give either --prompt or --prompts"),
         (("eval", "folder"), "Missing option '--data'"),
         (("generate", "f", "--prompt", "x", "--max-tokens", "many"), "Invalid value for '--max-tokens'"),
     ],

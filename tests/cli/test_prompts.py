@@ -14,6 +14,7 @@ from genesis.data.tokenizer import train_bpe
 from genesis.errors import ModelError
 from genesis_cli.session import inference
 from genesis_cli.session.inference import stop_ids
+from genesis_models.engine import Request
 from tests.models.golden import golden
 
 
@@ -36,12 +37,12 @@ def seen(folder: Path, prompt: str, **settings: Any) -> tuple[list[int], set[int
     """The ids that `genesis generate` gives to the model, and those that end the text."""
     found: list[tuple[list[int], set[int]]] = []
 
-    def record(model: object, ids: list[int], sampling: object, count: int, stop: frozenset[int]) -> list[int]:
-        found.append((ids, set(stop)))
+    def record(engine: object, requests: list[Request], tokenizer: object, stops: object) -> list[int]:
+        found.extend((list(each.ids), set(each.stop)) for each in requests)
         return []
 
     options: dict[str, Any] = {"max_tokens": 2, "temperature": 0.0, "top_k": None, "top_p": None, "seed": 0}
-    with mock.patch.object(inference, "generate_ids", record):
+    with mock.patch.object(inference, "continue_texts", record):
         list(inference.generate(str(folder), prompt, **options, device="cpu", dtype="float32", **settings))
     return found[0]
 

@@ -1,0 +1,124 @@
+"""`genesis generate` with a file of prompts, stop strings and stdin; what it says at the end, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import genesis_models
+from genesis.data.tokenizer import Tokenizer, train_bpe
+from genesis.errors import DataError, UsageError
+from genesis.train.output import printable
+from genesis_cli import app
+from genesis_cli.session import generate
+from genesis_models import Sampling
+from genesis_models.engine.text import StopText
+from tests.models.golden import golden
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    tokenizer = train_bpe(["some words to learn, and more words to learn"], vocab_size=262)
+    genesis_models.save(genesis_models.load(golden("qwen3-tied").folder), folder, tokenizer=tokenizer)
+    return folder
+
+
+def run(folder: Path, prompt: str | None, **changed: Any) -> str:
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "top_k": None, "top_p": None, "seed": 0}
+    return "".join(generate(str(folder), prompt, **options | {"device": "cpu", "dtype": "auto"} | changed))
+
+
+def lines(path: Path, *prompts: object) -> str:
+    path.write_text("".join(json.dumps(each) + "\n" for each in prompts))
+    return str(path)
+
+
+def test_results_are_in_the_files_order_and_each_prompts_own(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["words", "some more words to learn and to learn", "", "learn"]
+    found = [
+        json.loads(x)
+        for x in run(folder, None, prompts=lines(tmp_path / "p", *({"prompt": t} for t in texts))).splitlines()
+    ]
+    assert [each["prompt"] for each in found] == texts
+    model, tokenizer = genesis_models.load(folder), Tokenizer.load(folder)
+    assert found[0]["completion"] == run(folder, "words")
+    ids = list(
+        genesis_models.generate(model, tokenizer.prompt("words"), Sampling(1.0), 12, frozenset({tokenizer.eos_id}))
+    )
+    assert (found[0]["tokens"], found[0]["finish"]) == (len(ids), "length")
+    assert found[0]["completion"] == tokenizer.decode(ids)
+    count = sum(each["tokens"] for each in found)
+    assert f"{count} tokens in " in capsys.readouterr().err
+
+
+def test_a_stop_string_ends_a_text_before_itself(folder: Path, tmp_path: Path) -> None:
+    whole = run(folder, "words")
+    stop = whole[4:6]
+    assert run(folder, "words", stop=[stop, "never there"]) == whole[: whole.index(stop)]
+    source = lines(tmp_path / "p", {"prompt": "words"}, {"prompt": "learn"})
+    first, second = (json.loads(x) for x in run(folder, None, prompts=source, stop=[stop]).splitlines())
+    assert (first["completion"], first["finish"]) == (whole[: whole.index(stop)], "stop")
+    assert second["prompt"] == "learn"
+
+
+def test_stop_text_holds_back_what_may_be_a_stop() -> None:
+    text = StopText(["END", "\n\n", ""])
+    assert text.push("a\n") == ("a", False)
+    assert text.push("bE") == ("\nb", False)
+    assert text.push("N") == ("", False)
+    assert text.push("e EN") == ("ENe ", False)
+    assert text.push("D more") == ("", True)
+    assert text.finish() == ""
+    assert text.push("xE") == ("x", False)
+    assert text.finish() == "E"
+    assert StopText([]).push("all") == ("all", False)
+
+
+def test_the_contexts_end_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(folder, "words", max_tokens=1000)
+    assert "the text ends where the model's context does" in capsys.readouterr().err
+    run(folder, "words")
+    assert "context" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content,what,line",
+    [
+        (b'{"prompt": "a"}\n{"prompt": 3}\n', "no text as its", 2),
+        (b'\n{"text": "a"}\n', "no text as its", 2),
+        (b'{"prompt": "a"}\n["a"]\n', "no JSON object", 2),
+        (b'{"prompt": "a"\n', "no JSON object", 1),
+        (b'{"prompt": "\xff"}\n', "not UTF-8", 1),
+        (b"\n", "no prompts", None),
+    ],
+)
+def test_a_bad_line_is_named(folder: Path, tmp_path: Path, content: bytes, what: str, line: int | None) -> None:
+    (tmp_path / "p").write_bytes(content)
+    with pytest.raises(DataError, match=what) as caught:
+        run(folder, None, prompts=str(tmp_path / "p"))
+    assert caught.value.exit_code == 4
+    assert caught.value.where == str(tmp_path / "p") + (f":{line}" if line else "")
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_any_runs(folder: Path, tmp_path: Path) -> None:
+    source = lines(tmp_path / "p", {"prompt": "words"}, {"prompt": "words " * 500})
+    with pytest.raises(UsageError, match="the model's context holds 128") as caught:
+        run(folder, None, prompts=source)
+    assert caught.value.where == f"{source}: prompt 2"
+    with pytest.raises(UsageError, match="min_p"):
+        run(folder, "words", min_p=2.0)
+
+
+def test_a_prompt_from_stdin(folder: Path) -> None:
+    options = ["--max-tokens", "12", "--temperature", "1", "--device", "cpu", "--top-k", "1000"]
+    found = CliRunner().invoke(app.app, ["generate", str(folder), "--prompt", "-", *options], input="words\n")
+    assert found.stdout == printable(run(folder, "words", top_k=1000)) + "\n"
+    wrong = CliRunner().invoke(app.app, ["generate", str(folder), "--prompt", "-"], input=b"\xff")
+    assert isinstance(wrong.exception, UsageError)
