@@ -46,9 +46,10 @@ class Side:
 
     def __init__(self, python: str, module: str, job: Job, limit: float) -> None:
         self.limit, self._errors = limit, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
             [python, "-m", f"benchmarks.gpu.{module}", json.dumps(job)], cwd=ROOT, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self._errors, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, stderr=self._errors, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
