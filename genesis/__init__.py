@@ -66,6 +66,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("genesis.custom"), name)
     if name in ("load", "save"):
         return getattr(importlib.import_module("genesis.io.objects"), name)
+    if name == "generate":  # of the layer above: nothing in here uses it
+        return importlib.import_module("genesis_models").generate
     raise AttributeError(f"module 'genesis' has no attribute {name!r}")
 
 
@@ -95,6 +97,7 @@ __all__ = [  # noqa: PLE0604  the table holds names
     "float16",
     "float32",
     "float64",
+    "generate",
     "get_autocast_dtype",
     "half",
     "iinfo",

@@ -43,6 +43,7 @@ from genesis.random import Generator as Generator
 from genesis.random import manual_seed as manual_seed
 from genesis.shapes import Size as Size
 from genesis.tensor import Tensor as Tensor
+from genesis_models.generate import generate as generate
 
 __all__ = [
     "DType",
@@ -131,6 +132,7 @@ __all__ = [
     "gather",
     "ge",
     "gelu_tanh",
+    "generate",
     "get_autocast_dtype",
     "gt",
     "half",

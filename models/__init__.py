@@ -4,12 +4,13 @@ import genesis_models
 
 model = genesis_models.load("path/to/Qwen2.5-0.5B")
 logits = model(input_ids)  # [B, T, V]
+text = model.generate("Once upon a time", max_tokens=50).text
 """
 
 from genesis_models.blocks import CausalLM, KeyValueCache
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load, save
-from genesis_models.generate import Sampling, generate
+from genesis_models.generate import Generated, Sampling, generate
 from genesis_models.presets import PRESETS, preset
 from genesis_models.registry import ARCHITECTURES, build
 
@@ -17,6 +18,7 @@ __all__ = [
     "ARCHITECTURES",
     "PRESETS",
     "CausalLM",
+    "Generated",
     "KeyValueCache",
     "ModelConfig",
     "Sampling",

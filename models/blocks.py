@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Unpack, overload
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from genesis.nn import functional as F
 from genesis.ops import fp8 as fp8_ops
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
+
+if TYPE_CHECKING:
+    from genesis.data.tokenizer import Tokenizer
+    from genesis_models.generate import Generated, Settings
 
 __all__ = [
     "MLP",
@@ -213,6 +218,8 @@ class CausalLM(nn.Module):
             model is used.
         stored_types: parameter -> the type of its tensor in the folder, where loading chose the model's type by itself;
             `save` writes these.
+        folders: that it was loaded from: an adapter's, then the model's; none for a model that was built.
+        tokenizer: of its folder, read when a text is first generated; may be set.
     """
 
     presets: ClassVar[Mapping[str, dict[str, Any]]] = {}
@@ -224,6 +231,8 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.stored_types: Mapping[str, str] = {}
+        self.folders: Sequence[Path] = ()
+        self.tokenizer: Tokenizer | None = None
         self._checkpointing = "none"
         self._precision: str | None = None
         self.model = self.make_decoder(config, self.make_layer)
@@ -338,3 +347,15 @@ class CausalLM(nn.Module):
         return F.linear_cross_entropy(
             self.hidden_states(input_ids, position_ids), self.head_weight, labels, shift=1, num_targets=num_targets
         )
+
+    @overload
+    def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Generated: ...
+
+    @overload
+    def generate(self, prompt: list[str] | list[list[int]], **settings: Unpack[Settings]) -> list[Generated]: ...
+
+    def generate(self, prompt: Any, **settings: Any) -> Any:
+        """What continues a prompt, or each of a list of prompts: texts or ids; see `genesis_models.generate`."""
+        from genesis_models.generate import generate
+
+        return generate(self, prompt, **settings)

@@ -1,4 +1,4 @@
-"""The files of a model folder that a chat depends on: the ids that end a turn, and the chat template."""
+"""The files of a model folder that texts and chats depend on: the ids that end one, and the chat template."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TEMPLATE_FOLDER, TOKENIZER_CONFIG, read_json
@@ -15,7 +16,7 @@ from genesis.io.paths import exists, quote, safe_join
 from genesis.io.strict_json import indented_bytes, parse_object
 from genesis_models.config import ModelConfig
 
-__all__ = ["chat_files", "end_ids", "generation_config"]
+__all__ = ["chat_files", "check_ids", "end_ids", "generation_config", "stop_ids"]
 
 _ROLES = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -32,6 +33,33 @@ def end_ids(raw: Mapping[str, Any], where: str) -> list[int]:
         what = f"`eos_token_id` is {quote(value)}, which is neither an id nor a list of ids"
         raise ModelError(what, where=where, next="repair the file")
     return ids
+
+
+def stop_ids(folders: str | os.PathLike[str] | Iterable[Path] | None, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """The ids that end a text: every `eos_token_id` of the generation_config.json and config.json in the folders of a
+    model; the tokenizer's, where they name none and there is one.
+
+    Raises:
+        ModelError: an `eos_token_id` that is neither an id nor a list of ids.
+    """
+    listed = [] if folders is None else [Path(folders)] if isinstance(folders, str | os.PathLike) else folders
+    found: set[int] = set()
+    for folder in listed:
+        for name in (GENERATION_CONFIG, "config.json"):
+            if os.path.lexists(folder / name):
+                where = escape(folder / name)
+                found.update(end_ids(read_json(safe_join(folder, name, where=where)), where))
+    return frozenset(found) or frozenset(() if tokenizer is None else {tokenizer.eos_id})
+
+
+def check_ids(tokenizer: Tokenizer, config: ModelConfig, where: str) -> None:
+    """Raises: ModelError where the tokenizer has ids that the model has not."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ModelError(
+            f"the tokenizer has {tokenizer.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
+            where=where,
+            next="use the tokenizer and the config.json of the same model",
+        )
 
 
 def generation_config(

@@ -114,6 +114,7 @@ def load(
 def load_source(source: ModelSource, device: str = "cpu", dtype: object = None) -> CausalLM:
     """The model of a source; arguments and errors as in `load`."""
     model = _load_whole(source.folder, device, dtype)
+    model.folders = tuple(source.folders)
     return model if source.adapter is None else load_adapter(model, source.adapter)
 
 

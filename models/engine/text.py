@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
-from genesis_models.engine.eager import EagerEngine
-from genesis_models.engine.engine import Engine, Finish, Request
+from genesis_models.engine.engine import Finish, Request, Token
 
-__all__ = ["Piece", "StopText", "continue_texts"]
+__all__ = ["Piece", "Runner", "StopText", "continue_texts"]
+
+
+class Runner(Protocol):
+    """What an engine does."""
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+        """See `Engine.run`."""
+
+    def cancel(self, request: int) -> None:
+        """See `Engine.cancel`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More text of a request.
+    """What a token adds to the text of a request.
 
     Attributes:
         request: its number.
         text: what is new, perhaps nothing.
         tokens: how many tokens were drawn for it so far, those of a stop string included.
         finish: why the text ends here, as of `Token`; None while it goes on.
+        id, log_prob: of the token, as of `Token`.
     """
 
     request: int
     text: str
     tokens: int
     finish: Finish | None = None
+    id: int | None = None
+    log_prob: float | None = None
 
 
 class StopText:
@@ -63,35 +76,47 @@ class StopText:
 
 
 class _Text:
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self.decoder, self.stop, self.tokens = StreamDecoder(tokenizer), StopText(stops), 0
+    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str], special: bool) -> None:
+        self._decoder = None if tokenizer is None else StreamDecoder(tokenizer, skip_special=not special)
+        self._stop, self._tokens = StopText(stops), 0
+
+    def push(self, token: Token) -> Piece:
+        """What `token` adds."""
+        new, is_stopped = "", False
+        if token.id is not None:
+            self._tokens += 1
+            if self._decoder is not None:
+                new, is_stopped = self._stop.push(self._decoder.push(token.id))
+        finish: Finish | None = "stop" if is_stopped else token.finish
+        if finish is not None and not is_stopped and self._decoder is not None:
+            last, is_stopped = self._stop.push(self._decoder.finish())
+            new, finish = new + last + ("" if is_stopped else self._stop.finish()), "stop" if is_stopped else finish
+        return Piece(token.request, new, self._tokens, finish, token.id, token.log_prob)
 
 
 def continue_texts(
-    engine: Engine | EagerEngine, requests: Sequence[Request], tokenizer: Tokenizer, stops: Sequence[str] = ()
+    engine: Runner,
+    requests: Sequence[Request],
+    tokenizer: Tokenizer | None,
+    stops: Sequence[str] = (),
+    *,
+    special: bool = False,
 ) -> Iterator[Piece]:
-    """The texts that continue prompts, piece by piece; each request has one last piece, which says why it ends.
+    """The texts that continue prompts, a piece for each token; each request has one last piece, which says why it ends.
 
     Args:
+        tokenizer: without one there are ids, and no text.
         stops: strings that end a text.
+        special: special tokens are shown.
 
     Raises:
         As `Engine.run`.
     """
     texts: dict[int, _Text] = {}
     for token in engine.run(requests):
-        text = texts.setdefault(token.request, _Text(tokenizer, stops))
-        new, is_stopped = "", False
-        if token.id is not None:
-            text.tokens += 1
-            new, is_stopped = text.stop.push(text.decoder.push(token.id))
-        finish: Finish | None = "stop" if is_stopped else token.finish
-        if finish is not None and not is_stopped:
-            last, is_stopped = text.stop.push(text.decoder.finish())
-            new, finish = new + last + ("" if is_stopped else text.stop.finish()), "stop" if is_stopped else finish
-        if new or finish is not None:
-            yield Piece(token.request, new, text.tokens, finish)
-        if finish is not None:
+        piece = texts.setdefault(token.request, _Text(tokenizer, stops, special)).push(token)
+        yield piece
+        if piece.finish is not None:
             del texts[token.request]
             if token.finish is None:
                 engine.cancel(token.request)

@@ -17,6 +17,7 @@ from genesis_cli import app
 from genesis_cli.session import generate
 from genesis_models import Sampling
 from genesis_models.engine.text import StopText
+from genesis_models.generate import continue_ids
 from tests.models.golden import golden
 
 
@@ -50,7 +51,7 @@ def test_results_are_in_the_files_order_and_each_prompts_own(
     model, tokenizer = genesis_models.load(folder), Tokenizer.load(folder)
     assert found[0]["completion"] == run(folder, "words")
     ids = list(
-        genesis_models.generate(model, tokenizer.prompt("words"), Sampling(1.0), 12, frozenset({tokenizer.eos_id}))
+        continue_ids(model, tokenizer.prompt("words"), Sampling(1.0), 12, frozenset({tokenizer.eos_id}))
     )
     assert (found[0]["tokens"], found[0]["finish"]) == (len(ids), "length")
     assert found[0]["completion"] == tokenizer.decode(ids)

@@ -22,6 +22,7 @@ from genesis.train.config import Config, section_class
 from genesis_cli.session import evaluate, generate, inference
 from genesis_cli.session.phrases import phrased_for
 from genesis_models import Sampling
+from genesis_models.generate import choose, continue_ids
 from tests.models.golden import FIXTURES
 from tests.packaging.tree import repository_files
 from tests.train.runs import ROOT
@@ -88,7 +89,7 @@ def test_weights_beyond_float16_say_what_holds_them(folder: Path) -> None:
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_logits_that_are_no_numbers(value: float) -> None:
     with pytest.raises(NumericError, match=r"logits are (NaN|infinite)"):
-        genesis_models.generate.__globals__["choose"](np.array([0.0, value]), Sampling(0.0), 3)
+        choose(np.array([0.0, value]), Sampling(0.0), 3)
 
 
 @pytest.mark.parametrize("command", [generated, measured])
@@ -123,7 +124,7 @@ def test_conversations_are_measured_by_the_folders_template(folder: Path, tmp_pa
 def test_ids_beyond_the_vocabulary(made: Path, wrong: int) -> None:
     model = genesis_models.load(made)
     with pytest.raises(ModelError, match=rf"the token id {wrong}, and the model's vocabulary 320"):
-        next(genesis_models.generate(model, [5, wrong], Sampling(0.0), 1))
+        next(continue_ids(model, [5, wrong], Sampling(0.0), 1))
 
 
 def test_the_folder_is_looked_at_before_its_tokenizer(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import genesis
 import genesis_models
 from genesis.errors import NumericError, UsageError
-from genesis_models.generate import Sampling, choose, generate
+from genesis_models.generate import Sampling, choose, continue_ids
 from tests.models.golden import golden
 
 
@@ -59,7 +59,7 @@ def test_greedy_generation_equals_calling_the_model_each_time() -> None:
     reference = golden("qwen3-tied")
     model = genesis_models.load(reference.folder)
     prompt = [int(i) for i in reference.arrays["input_ids"][0, :5]]
-    found = list(generate(model, prompt, Sampling(0.0), 12))
+    found = list(continue_ids(model, prompt, Sampling(0.0), 12))
     tokens = list(prompt)
     for _ in range(12):
         with genesis.no_grad():
@@ -70,19 +70,19 @@ def test_greedy_generation_equals_calling_the_model_each_time() -> None:
 
 def test_generation_ends_at_a_stop_token_and_at_the_context() -> None:
     model = genesis_models.load(golden("qwen3-tied").folder)
-    free = list(generate(model, [1, 2, 3], Sampling(0.0), 10))
-    assert list(generate(model, [1, 2, 3], Sampling(0.0), 10, frozenset({free[0]}))) == []
-    assert len(list(generate(model, [1, 2, 3], Sampling(1.0), 10_000))) == 128 - 3
+    free = list(continue_ids(model, [1, 2, 3], Sampling(0.0), 10))
+    assert list(continue_ids(model, [1, 2, 3], Sampling(0.0), 10, frozenset({free[0]}))) == []
+    assert len(list(continue_ids(model, [1, 2, 3], Sampling(1.0), 10_000))) == 128 - 3
     with pytest.raises(UsageError, match="128"):
-        list(generate(model, [1] * 128, Sampling(0.0), 1))
+        list(continue_ids(model, [1] * 128, Sampling(0.0), 1))
     with pytest.raises(UsageError, match="no tokens"):
-        list(generate(model, [], Sampling(0.0), 1))
+        list(continue_ids(model, [], Sampling(0.0), 1))
 
 
 def test_generation_leaves_the_random_generator_alone() -> None:
     model = genesis_models.load(golden("qwen3-tied").folder)
     before = genesis.random.get_state()
-    list(generate(model, [1], Sampling(1.0), 3))
+    list(continue_ids(model, [1], Sampling(1.0), 3))
     assert genesis.random.get_state() == before
 
 
@@ -96,6 +96,6 @@ def test_dynamic_rope_generates_beyond_the_trained_length() -> None:
     prompt = [272, 203, 163, 86, 98, 13, 24, 5, 56, 260, 207, 292, 161, 194, 310, 233, 202, 173, 179, 299, 88, 261, 214]
     expected = [67, 73, 150, 305, 302, 13, 266, 278, 121, 255, 129, 142, 169, 130, 13, 165, 155, 159, 0, 264, 277, 110]
     expected += [225, 145, 64, 244, 70, 110, 45, 206, 29, 260, 76, 90, 193, 32, 187, 165, 27, 55]
-    assert list(generate(model, [*prompt, 0], Sampling(0.0), 40)) == expected
-    assert len(list(generate(model, [*prompt, 0], Sampling(0.0), 1000))) == 4 * 32 - 24
+    assert list(continue_ids(model, [*prompt, 0], Sampling(0.0), 40)) == expected
+    assert len(list(continue_ids(model, [*prompt, 0], Sampling(0.0), 1000))) == 4 * 32 - 24
     assert len(model._rotaries[0]._device_tables) <= 1

@@ -10,7 +10,7 @@ import genesis_models
 from genesis.errors import ConfigError
 from genesis.nn.utils import clip_grad_norm_
 from genesis.optim import AdamW, decay_groups
-from genesis_models.generate import Sampling, generate
+from genesis_models.generate import Sampling, continue_ids
 from tests.models.golden import FAMILIES, NAMES, QWEN, golden, relative_error
 
 LOGITS, LOSS, GRADIENT, TRAJECTORY, WEIGHTS = 1e-4, 1e-5, 1e-4, 1e-4, 1e-3  # the bounds of the acceptance test
@@ -80,7 +80,7 @@ def test_greedy_text(name: str, device: str) -> None:
     reference = golden(name)
     model = genesis_models.load(reference.folder, device=device)
     expected = reference.arrays["greedy"].tolist()
-    assert list(generate(model, expected[:9], Sampling(0.0), len(expected) - 9)) == expected[9:]
+    assert list(continue_ids(model, expected[:9], Sampling(0.0), len(expected) - 9)) == expected[9:]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,7 @@ from genesis.io.safetensors import load_file
 from genesis.train.output import Output
 from genesis_cli.session.export import export
 from genesis_models.adapters import ADAPTER_WEIGHTS
-from genesis_models.generate import Sampling, generate
+from genesis_models.generate import Sampling, continue_ids
 from tests.train.chats import SHAPE, chat, token, write_chat_tokenizer, write_chats
 from tests.train.runs import load, rows, train
 
@@ -104,7 +104,7 @@ def answers(model_folder: Path, talks_as: Path, held_out: Path, **args: Any) -> 
         *said, last = json.loads(line)["messages"]
         text = template.render(messages=said, add_generation_prompt=True, **args)
         prompt = tokenizer.encode(text, add_special_tokens=False).ids
-        new = [*generate(model, prompt, Sampling(temperature=0.0), 5, stop)]
+        new = [*continue_ids(model, prompt, Sampling(temperature=0.0), 5, stop)]
         yield last["content"], tokenizer.decode(new, skip_special_tokens=False)
 
 
