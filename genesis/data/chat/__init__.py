@@ -1,12 +1,14 @@
 """Chat templates and targets: conversations become token ids and a mask that says which of them a model would say.
 
-`ChatTemplate` is the model's own Jinja text, `Renderer` runs it in a child process, and `ChatEncoder` makes samples.
+`ChatTemplate` is the model's own Jinja text, `Renderer` runs it in a child process, and `ChatEncoder` makes samples,
+`ChatPrompts` prompts.
 """
 
 from __future__ import annotations
 
+from genesis.data.chat.prompts import ChatPrompts
 from genesis.data.chat.renderer import Limits, Renderer
 from genesis.data.chat.samples import ChatEncoder, Loss, Sample
 from genesis.data.chat.template import ChatTemplate
 
-__all__ = ["ChatEncoder", "ChatTemplate", "Limits", "Loss", "Renderer", "Sample"]
+__all__ = ["ChatEncoder", "ChatPrompts", "ChatTemplate", "Limits", "Loss", "Renderer", "Sample"]

@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.data.chat.ends import Ends, probes, read_ends
+from genesis.data.chat.jobs import marked_job
 from genesis.data.chat.marks import Marked, MarksError, unmarked
 from genesis.data.chat.renderer import Job, Limits, Rendered, Renderer, RenderError
-from genesis.data.chat.template import CHATML, ChatTemplate
+from genesis.data.chat.template import CHATML, ChatTemplate, template_variables
 from genesis.data.chat.text_ids import Part, TextIds, TextParts
-from genesis.data.chat.turns import Loss, NoPromptError, TurnError, TurnReader, template_messages, wanted_turns
+from genesis.data.chat.turns import Loss, NoPromptError, TurnError, TurnReader, wanted_turns
 from genesis.data.records import Completion, Conversation, Defect, Document, Message
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError, escape
@@ -36,8 +37,6 @@ Ids = npt.NDArray[np.int64]
 
 _BATCH_DOCUMENTS = 128
 _BATCH_CHARS = 1 << 20
-# What a render takes at the least for a byte of its conversation: JSON, characters of up to four bytes, and the output.
-_MEMORY_A_BYTE = 16
 _FORMAT = 2  # of the rules by which a record becomes ids and targets
 
 
@@ -223,21 +222,15 @@ class ChatEncoder:
     def _asked(self, conversation: Conversation) -> _Asked:
         """Raises: TurnError, MarksError."""
         turns = wanted_turns(conversation, self._loss)
-        messages = template_messages(conversation.messages)
+        messages = conversation.messages
         if self._loss != "all":
             if not turns:
                 raise _NO_TARGET
             messages = messages[: turns[-1] + 1]
         avoid = () if self._template is None else tuple(self._template.texts.values())
-        # Roles stay as they are: many templates make a special token of one, `'<|' + message.role + '|>'`.
-        roles = [message.get("role") for message in messages]
-        bare = [{**message, "role": ""} for message in messages]
-        (bare, tools), marks = self._parts.marker.marked([bare, conversation.tools], avoid)
-        messages = [{**message, "role": role} for message, role in zip(bare, roles, strict=True)]
-        job = Job.of(messages, tools, turns)
-        if len(job.data) > self._limits.memory_bytes // _MEMORY_A_BYTE:
-            what = f"the conversation has {len(job.data):,} bytes, more than a template may be given"
-            raise TurnError("huge conversation", what, "split it")
+        job, marks = marked_job(
+            messages, conversation.tools, turns, marker=self._parts.marker, avoid=avoid, limits=self._limits
+        )
         return _Asked(job, {turn: conversation.messages[turn] for turn in turns}, marks)
 
     def _plan(self, asked: _Asked, rendered: Rendered | RenderError) -> _Plan:
@@ -313,13 +306,6 @@ class ChatEncoder:
 
 
 _NO_TARGET = TurnError("no target", "no message of it is a target", "see data.loss")
-
-
-def template_variables(tokenizer: Tokenizer) -> Mapping[str, str]:
-    """What templates see of a tokenizer: the texts of its special tokens."""
-    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-    texts = {name: tokenizer.token(number) for name, number in ids.items() if number is not None}
-    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _batched(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:

@@ -21,7 +21,7 @@ from genesis.io.hf import MAX_TEMPLATE_BYTES, read_chat_templates
 from genesis.io.paths import is_folder
 from genesis.io.strict_json import canonical_bytes, read_limited
 
-__all__ = ["CHATML", "ChatTemplate"]
+__all__ = ["CHATML", "ChatTemplate", "template_variables"]
 
 CHATML = "chatml"
 _TURN_END = "<|im_end|>"
@@ -124,6 +124,13 @@ class ChatTemplate:
     def text_with_defaults(self) -> str:
         """The default text as it is rendered and saved."""
         return self.texts_with_defaults["default"]
+
+
+def template_variables(tokenizer: Tokenizer) -> Mapping[str, str]:
+    """What templates see of a tokenizer: the texts of its special tokens."""
+    ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+    texts = {name: tokenizer.token(number) for name, number in ids.items() if number is not None}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _default(name: str, value: Any) -> str:
