@@ -1,13 +1,16 @@
-"""`genesis generate`: continues a prompt with a trained model."""
+"""`genesis generate`: continues prompts, or answers messages, with a trained model."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from genesis.errors import ModelError, UsageError
+from genesis.errors import ModelError, UsageError, escape
 from genesis.io.boundary import fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 
@@ -16,51 +19,69 @@ __all__ = ["generate"]
 LONGEST_PROMPT = 16 << 20  # bytes of stdin
 
 
+Prompt = Annotated[
+    str | None, typer.Option("--prompt", metavar="TEXT", help="Text to continue; - reads it from stdin.")
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts", metavar="FILE", help='JSONL with a "prompt" or "messages" a line; gives JSONL in that order.'
+    ),
+]
+Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the results of --prompts here.")]
+Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's message, in the model's own chat template.")]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before the chat's.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Longest continuation, in tokens.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token.")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Sample among the K likeliest tokens.")]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens of probability P.")
+]
+MinP = Annotated[float, typer.Option("--min-p", metavar="P", help="Only tokens P times as likely as the likeliest.")]
+Penalty = Annotated[
+    float, typer.Option("--repetition-penalty", metavar="R", help="Makes tokens that were there less likely.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text before TEXT; may be repeated.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")]
+Special = Annotated[
+    bool,
+    typer.Option(
+        "--special", help="Show special tokens such as <|im_end|>; those written out in a prompt are read as such."
+    ),
+]
+NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")]
+
+
 def generate(
     folder: Folder,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Text to continue; - reads it from stdin.")] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option("--prompts", metavar="FILE", help='JSONL with a "prompt" a line; prints JSONL in the same order.'),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", help="Longest continuation, in tokens.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token.")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", metavar="K", help="Sample among the K likeliest tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens of probability P.")
-    ] = None,
-    min_p: Annotated[
-        float, typer.Option("--min-p", metavar="P", help="Only tokens P times as likely as the likeliest.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", metavar="R", help="Makes tokens that were there less likely.")
-    ] = 1.0,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text before TEXT; may be repeated.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")] = None,
+    prompt: Prompt = None,
+    prompts: Prompts = None,
+    out: Out = None,
+    chat: Chat = False,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    stop: Stop = None,
+    seed: Seed = None,
     base: Base = None,
     device: Device = None,
     dtype: Dtype = None,
-    special: Annotated[
-        bool, typer.Option("--special", help="Read special tokens written out in the prompt, such as <|im_end|>.")
-    ] = False,
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")] = False,
+    special: Special = False,
+    no_stream: NoStream = False,
 ) -> None:
-    """Continue a prompt with the model in FOLDER.
+    """Continue a prompt with the model in FOLDER, or answer a message.
 
     What is left out has the default that `genesis schema` shows for the eval section.
     """
     from genesis.train.config import EvalConfig, TrainConfig
-    from genesis.train.output import Output, printable
 
-    sampling = settings(
+    drawing = settings(
         EvalConfig,
         sample_tokens=("--max-tokens", max_tokens),
         temperature=("--temperature", temperature),
@@ -73,21 +94,70 @@ def generate(
 
     if (prompt is None) == (prompts is None):
         raise UsageError("give either --prompt or --prompts", where="command line", next="--prompt - reads stdin")
-    output = Output(sys.stdout)
-    sampling = {"max_tokens": sampling.pop("sample_tokens"), **sampling}
+    if out is not None:
+        _check_out(out, prompts)
     with fitting(ModelError, "running the model", folder):
-        text = _from_stdin() if prompt == "-" else prompt
-        more = {"prompts": prompts, "stop": stop or [], "min_p": min_p, "repetition_penalty": repetition_penalty}
-        how = {**sampling, **run, "dtype": kind, "base": base, "parse_special": special, **more}
-        pieces = session.generate(folder, text, **how)
-        for piece in ["".join(pieces)] if no_stream else pieces:
-            output.write(piece if prompts is not None else printable(piece))
+        pieces = session.generate(
+            folder,
+            _from_stdin() if prompt == "-" else prompt,
+            **run,
+            max_tokens=drawing.pop("sample_tokens"),
+            **drawing,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            dtype=kind,
+            base=base,
+            special=special,
+            prompts=prompts,
+            chat=chat,
+            system=system,
+            stop=stop or [],
+        )
+        if out is not None:
+            _write(pieces, out)
+        else:
+            _print(pieces, is_text=prompts is None, streams=not no_stream)
+
+
+def _print(pieces: Iterator[str], *, is_text: bool, streams: bool) -> None:
+    """Text, or lines of JSON, to stdout.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    from genesis.train.output import Output, printable
+
+    output = Output(sys.stdout)
+    for piece in pieces if streams else ["".join(pieces)]:
+        if piece:
+            output.write(printable(piece) if is_text else piece)
             output.flush()
-            if output.lost:
-                break
-    if prompts is None:
+        if output.lost:
+            break
+    if is_text:
         output.line()
     output.check()
+
+
+def _check_out(out: str, prompts: str | None) -> None:
+    """Raises: UsageError."""
+    if prompts is None:
+        raise UsageError("--out is for the results of --prompts", where="--out", next="redirect stdout instead")
+    if os.path.exists(out) and not os.path.isfile(out):
+        raise UsageError(f"{escape(out)} is not a file", where="--out", next="name a file")
+
+
+def _write(lines: Iterator[str], out: str) -> None:
+    """Each line into the file as it comes, which so holds what an interrupted command had.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    from genesis.io.filesystem import DEFAULT, Writer
+
+    with Writer(DEFAULT, Path(out), os.O_CREAT | os.O_TRUNC) as writer:
+        for line in lines:
+            writer.write(line.encode())
 
 
 def _from_stdin() -> str:

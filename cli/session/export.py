@@ -13,10 +13,10 @@ from genesis.errors import escape
 from genesis.io.files import MANIFEST_NAME, read_manifest, verify_manifest
 from genesis.io.hf import CHECKPOINT
 from genesis.train.output import Output
-from genesis_cli.session.inference import check_ids
 from genesis_cli.session.phrases import phrased_for
 from genesis_models.adapters import is_adapter
 from genesis_models.blocks import CausalLM
+from genesis_models.chat_files import check_ids
 from genesis_models.export import check_target, write_export
 from genesis_models.export_check import answers, check_answers, check_weights_of, difference
 from genesis_models.finite import check_finite

@@ -1,24 +1,71 @@
-"""Many prompts: a JSONL file of them, and their continuations as lines of JSON in the file's order."""
+"""Prompts that are typed or in a JSONL file, and their continuations as lines of JSON in the file's order."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from genesis.errors import DataError, ModelError, escape
+from genesis.data.messages import read_messages, read_tools
+from genesis.data.records import Conversation, Position
+from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.io.strict_json import parse_object, read_limited
 from genesis_models.engine import Piece
 
-__all__ = ["LARGEST", "as_lines", "read_prompts"]
+__all__ = ["LARGEST", "Prompt", "as_lines", "read_prompts", "typed_prompt"]
 
 LARGEST = 64 << 20  # bytes of a file of prompts
+EXAMPLES = 'write a line as {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}'
 
 
-def read_prompts(path: str) -> list[str]:
-    """The "prompt" of each line of a JSONL file; other keys are left alone, and so are empty lines.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be continued.
+
+    Attributes:
+        record: a text, or a conversation that is to be answered.
+        where: its file and line.
+        given: what the line of its continuation repeats of it.
+    """
+
+    record: str | Conversation
+    where: str
+    given: Mapping[str, Any]
+
+    def as_chat(self) -> Prompt:
+        """A text as a user's message."""
+        if isinstance(self.record, Conversation):
+            return self
+        return replace(self, record=Conversation(({"role": "user", "content": self.record},)))
+
+    def with_system(self, text: str) -> Prompt:
+        """A conversation with this system message, unless it has its own.
+
+        Raises:
+            UsageError: it is a text.
+        """
+        if isinstance(self.record, str):
+            what = "--system is a message of a chat, and the prompt is a text"
+            raise UsageError(what, where=self.where or "command line", next="add --chat")
+        messages = self.record.messages
+        if messages[0]["role"] in ("system", "developer"):
+            return self
+        return replace(self, record=replace(self.record, messages=({"role": "system", "content": text}, *messages)))
+
+
+def typed_prompt(text: str) -> Prompt:
+    """The prompt of the command line. Raises: UsageError where it is empty."""
+    if not text:
+        raise UsageError("the prompt is empty", where="--prompt", next="give at least one character")
+    return Prompt(text, "", {})
+
+
+def read_prompts(path: str) -> list[Prompt]:
+    """The "prompt" or the "messages" of each line of a JSONL file; other keys are left alone, and so are empty lines.
 
     Raises:
-        DataError: no such file, a line that is no JSON object with a text as its "prompt", or no line.
+        DataError: no such file, no line, or one that is no JSON object with either; it names line and field.
     """
     found = []
     for number, line in enumerate(read_limited(path, LARGEST, DataError).split(b"\n"), 1):
@@ -28,25 +75,45 @@ def read_prompts(path: str) -> list[str]:
         try:
             value = parse_object(line, where=where)
         except ModelError as error:
-            what = f"the line is no JSON object: {error.what}"
-            raise DataError(what, where=where, next='write a line as {"prompt": "text"}') from error
-        if not isinstance(value.get("prompt"), str):
-            what = 'the line has no text as its "prompt"'
-            raise DataError(what, where=where, next='write a line as {"prompt": "text"}')
-        found.append(value["prompt"])
+            raise DataError(f"the line is no JSON object: {error.what}", where=where, next=EXAMPLES) from error
+        found.append(_prompt(value, path, number, where))
     if not found:
-        raise DataError("the file has no prompts", where=escape(path), next='write lines as {"prompt": "text"}')
+        raise DataError("the file has no prompts", where=escape(path), next=EXAMPLES)
     return found
 
 
-def as_lines(pieces: Iterable[Piece], prompts: Sequence[str]) -> Iterator[str]:
-    """A line of JSON for each prompt, in their order: prompt, completion, tokens and why the completion ends."""
+def _prompt(value: Mapping[str, Any], path: str, number: int, where: str) -> Prompt:
+    """The prompt of one line. Raises: DataError."""
+    if ("prompt" in value) == ("messages" in value):
+        what = "the line has both a prompt and messages" if "prompt" in value else 'the line has no "prompt"'
+        raise DataError(what, where=where, next=EXAMPLES)
+    if "messages" in value:
+        return Prompt(_conversation(value, Position(path, number)), where, {"messages": value["messages"]})
+    if not isinstance(value["prompt"], str):
+        raise DataError("the prompt is no text", where=f"{where}: prompt", next=EXAMPLES)
+    if not value["prompt"]:
+        raise DataError("the prompt is empty", where=f"{where}: prompt", next="give at least one character")
+    return Prompt(value["prompt"], where, {"prompt": value["prompt"]})
+
+
+def _conversation(value: Mapping[str, Any], position: Position) -> Conversation:
+    """Raises: Defect."""
+    messages, tools = read_messages(value["messages"], position), read_tools(value.get("tools"), position)
+    if messages[-1]["role"] == "assistant":
+        field = f"messages[{len(messages) - 1}].role"
+        what = "the last message is the assistant's, and there is nothing to answer"
+        raise position.defect("answered", what, "take it out, or add the user's next message", field=field)
+    return Conversation(messages, tools)
+
+
+def as_lines(pieces: Iterable[Piece], prompts: Sequence[Prompt]) -> Iterator[str]:
+    """A line of JSON for each prompt, in their order: what was given, completion, tokens and why it ends."""
     texts, ready, next_ = [""] * len(prompts), dict[int, str](), 0
     for piece in pieces:
         texts[piece.request] += piece.text
         if piece.finish is None:
             continue
-        line = {"prompt": prompts[piece.request], "completion": texts[piece.request], "tokens": piece.tokens}
+        line = {**prompts[piece.request].given, "completion": texts[piece.request], "tokens": piece.tokens}
         ready[piece.request] = json.dumps({**line, "finish": piece.finish}) + "\n"
         while next_ in ready:
             yield ready.pop(next_)

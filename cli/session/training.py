@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
 from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
-from genesis_cli.session.inference import continue_text, stop_ids
+from genesis_cli.session.generation import sample_texts
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.model_files import ModelFiles
 from genesis_cli.session.preparation import (
@@ -47,6 +46,7 @@ from genesis_cli.session.settings import settled, usable_precision
 from genesis_cli.session.trained_parameters import check_trained, select_trained, trained_lines
 from genesis_models.adapters import Base, adapter_parameters, load_adapter
 from genesis_models.blocks import CausalLM
+from genesis_models.chat_files import stop_ids
 from genesis_models.config import ModelConfig
 from genesis_models.folder import load
 from genesis_models.generate import Sampling
@@ -219,10 +219,17 @@ def assemble(
 
     stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends}
 
-    def sample(prompt: str) -> str:
-        count, special = config.eval.sample_tokens, config.data.parse_special
-        pieces = continue_text(model, data.tokenizer, prompt, sampling, count, stop=stop, parse_special=special)
-        return "".join(itertools.takewhile(lambda _: interrupts.received is None, pieces))
+    def sample(prompts: Sequence[str]) -> list[str]:
+        return sample_texts(
+            model,
+            data.tokenizer,
+            prompts,
+            sampling,
+            config.eval.sample_tokens,
+            stop=stop,
+            parse_special=config.data.parse_special,
+            goes_on=lambda: interrupts.received is None,
+        )
 
     progress = Progress(steps, 0, console)
     return Training(

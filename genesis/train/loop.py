@@ -62,14 +62,14 @@ class Training:
 
     Attributes:
         lr_at: the learning rate of a step, counted from 0.
-        sample: continues a prompt with the model as it is; for the text samples.
+        sample: continues prompts with the model as it is, all of them together; for the text samples.
     """
 
     config: Config
     state: TrainState
     checkpoints: Checkpoints
     lr_at: Callable[[int], float]
-    sample: Callable[[str], str]
+    sample: Callable[[Sequence[str]], Sequence[str]]
     held_out: HeldOut | None
     open_metrics: Callable[[int | None], MetricsWriter]
     progress: Progress
@@ -253,10 +253,9 @@ class Training:
             self.last_evaluation = found
         # Samples are for the eye: those that a signal cuts short are not owed, while the row must not come twice.
         state.evaluated_at = state.step
-        for prompt in config.eval.prompts:
-            if self.interrupts.received is not None:
-                return
-            self.progress.note(f"sample at step {state.step}:\n{prompt}{self.sample(prompt)}")
+        if config.eval.prompts and self.interrupts.received is None:
+            for prompt, text in zip(config.eval.prompts, self.sample(config.eval.prompts), strict=True):
+                self.progress.note(f"sample at step {state.step}:\n{prompt}{text}")
 
     def _save(self) -> None:
         self.metrics.sync()

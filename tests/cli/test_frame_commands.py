@@ -117,8 +117,10 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
         "device": "auto",
         "dtype": "auto",
         "base": None,
-        "parse_special": DataConfig(train=["x"]).parse_special,
+        "special": DataConfig(train=["x"]).parse_special,
         "prompts": None,
+        "chat": False,
+        "system": None,
         "stop": [],
         "min_p": 0.0,
         "repetition_penalty": 1.0,
@@ -127,25 +129,27 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
 
 def test_generate_passes_what_is_given() -> None:
     given = ["--max-tokens", "5", "--temperature", "0", "--top-k", "3", "--top-p", "0.5", "--seed", "9"]
-    given += ["--stop", "a", "--stop", "b", "--min-p", "0.25", "--repetition-penalty", "2"]
+    given += ["--stop", "a", "--stop", "b", "--min-p", "0.25", "--repetition-penalty", "2", "--chat", "--system", "S"]
     called = echoed("generate", "f", "--prompt", "", *given, "--base", "b", "--dtype", "bf16", "--special")
-    assert list(called.values()) == [
-        "f",
-        "",
-        5,
-        0.0,
-        3,
-        0.5,
-        9,
-        "auto",
-        "bfloat16",
-        "b",
-        True,
-        None,
-        ["a", "b"],
-        0.25,
-        2.0,
-    ]
+    assert called == {
+        "folder": "f",
+        "prompt": "",
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "top_k": 3,
+        "top_p": 0.5,
+        "seed": 9,
+        "device": "auto",
+        "dtype": "bfloat16",
+        "base": "b",
+        "special": True,
+        "prompts": None,
+        "chat": True,
+        "system": "S",
+        "stop": ["a", "b"],
+        "min_p": 0.25,
+        "repetition_penalty": 2.0,
+    }
 
 
 @pytest.mark.parametrize("stream", [[], ["--no-stream"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from genesis.train.output import printable
 from genesis_cli import app
 from genesis_cli.session import generate
 from genesis_models import Sampling
+from genesis_models.engine import Piece, Request, Token, continue_texts
 from genesis_models.engine.text import StopText
 from genesis_models.generate import continue_ids
+from tests.cli.command import printed
 from tests.models.golden import golden
 
 
@@ -42,7 +45,7 @@ def lines(path: Path, *prompts: object) -> str:
 def test_results_are_in_the_files_order_and_each_prompts_own(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = ["words", "some more words to learn and to learn", "", "learn"]
+    texts = ["words", "some more words to learn and to learn", "w", "learn"]
     found = [
         json.loads(x)
         for x in run(folder, None, prompts=lines(tmp_path / "p", *({"prompt": t} for t in texts))).splitlines()
@@ -50,9 +53,7 @@ def test_results_are_in_the_files_order_and_each_prompts_own(
     assert [each["prompt"] for each in found] == texts
     model, tokenizer = genesis_models.load(folder), Tokenizer.load(folder)
     assert found[0]["completion"] == run(folder, "words")
-    ids = list(
-        continue_ids(model, tokenizer.prompt("words"), Sampling(1.0), 12, frozenset({tokenizer.eos_id}))
-    )
+    ids = list(continue_ids(model, tokenizer.prompt("words"), Sampling(1.0), 12, frozenset({tokenizer.eos_id})))
     assert (found[0]["tokens"], found[0]["finish"]) == (len(ids), "length")
     assert found[0]["completion"] == tokenizer.decode(ids)
     count = sum(each["tokens"] for each in found)
@@ -92,27 +93,35 @@ def test_the_contexts_end_is_said(folder: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "content,what,line",
     [
-        (b'{"prompt": "a"}\n{"prompt": 3}\n', "no text as its", 2),
-        (b'\n{"text": "a"}\n', "no text as its", 2),
-        (b'{"prompt": "a"}\n["a"]\n', "no JSON object", 2),
-        (b'{"prompt": "a"\n', "no JSON object", 1),
-        (b'{"prompt": "\xff"}\n', "not UTF-8", 1),
-        (b"\n", "no prompts", None),
+        (b'{"prompt": "a"}\n{"prompt": 3}\n', "the prompt is no text", "2: prompt"),
+        (b'{"prompt": "a"}\n{"prompt": ""}\n', "the prompt is empty", "2: prompt"),
+        (b'\n{"text": "a"}\n', 'the line has no "prompt"', "2"),
+        (b'{"prompt": "a", "messages": []}\n', "both a prompt and messages", "1"),
+        (b'{"prompt": "a"}\n["a"]\n', "no JSON object", "2"),
+        (b'{"prompt": "a"\n', "no JSON object", "1"),
+        (b'{"prompt": "\xff"}\n', "not UTF-8", "1"),
+        (b"\n", "no prompts", ""),
+        (b'{"messages": []}\n', "the conversation has no messages", "1: messages"),
+        (b'{"messages": "a"}\n', "the string is not JSON", "1: messages"),
+        (b'{"messages": [{"role": "usr", "content": "a"}]}\n', "the role is 'usr'", "1: messages[0].role"),
+        (b'{"messages": [{"role": "user"}]}\n', "the content is", "1: messages[0].content"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "nothing to answer", "1: messages[0].role"),
     ],
 )
-def test_a_bad_line_is_named(folder: Path, tmp_path: Path, content: bytes, what: str, line: int | None) -> None:
+def test_a_bad_line_is_named(folder: Path, tmp_path: Path, content: bytes, what: str, line: str) -> None:
     (tmp_path / "p").write_bytes(content)
     with pytest.raises(DataError, match=what) as caught:
         run(folder, None, prompts=str(tmp_path / "p"))
     assert caught.value.exit_code == 4
     assert caught.value.where == str(tmp_path / "p") + (f":{line}" if line else "")
+    assert "data." not in caught.value.next
 
 
 def test_a_prompt_beyond_the_context_is_refused_before_any_runs(folder: Path, tmp_path: Path) -> None:
     source = lines(tmp_path / "p", {"prompt": "words"}, {"prompt": "words " * 500})
     with pytest.raises(UsageError, match="the model's context holds 128") as caught:
         run(folder, None, prompts=source)
-    assert caught.value.where == f"{source}: prompt 2"
+    assert caught.value.where == f"{source}:2"
     with pytest.raises(UsageError, match="min_p"):
         run(folder, "words", min_p=2.0)
 
@@ -123,3 +132,44 @@ def test_a_prompt_from_stdin(folder: Path) -> None:
     assert found.stdout == printable(run(folder, "words", top_k=1000)) + "\n"
     wrong = CliRunner().invoke(app.app, ["generate", str(folder), "--prompt", "-"], input=b"\xff")
     assert isinstance(wrong.exception, UsageError)
+
+
+def test_results_go_to_a_file(folder: Path, tmp_path: Path) -> None:
+    source, options = lines(tmp_path / "p", {"prompt": "words"}, {"prompt": "learn"}), ["--device", "cpu"]
+    out = tmp_path / "out.jsonl"
+    out.write_text("something that was there before\n" * 99)
+    code, shown, told = printed("generate", folder, "--prompts", source, "--out", out, "--max-tokens", "5", *options)
+    assert (code, shown) == (0, "")
+    assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["words", "learn"]
+    assert "10 tokens in" in told and "the first after" in told
+    code, _, told = printed("generate", folder, "--prompts", source, "--out", tmp_path)
+    assert code == 2 and "is not a file" in told
+    code, _, told = printed("generate", folder, "--prompt", "words", "--out", out)
+    assert code == 2 and "--out is for the results of --prompts" in told
+    code, _, told = printed("generate", folder, "--prompts", source, "--out", tmp_path / "no" / "out", *options)
+    assert code == 8
+
+
+def test_an_empty_prompt(folder: Path) -> None:
+    code, _, told = printed("generate", folder, "--prompt", "")
+    assert code == 2 and "the prompt is empty" in told and "where: --prompt" in told
+
+
+def test_special_tokens_are_shown_on_request(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    assert "".join(p.text for p in shown(tokenizer, special=True)).count("<|endoftext|>") == 2
+    assert "<|endoftext|>" not in "".join(p.text for p in shown(tokenizer, special=False))
+
+
+def shown(tokenizer: Tokenizer, *, special: bool) -> list[Piece]:
+    class Known:
+        """An engine whose tokens are known."""
+
+        def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+            yield from (Token(0, token) for token in (tokenizer.eos_id, 40, tokenizer.eos_id))
+            yield Token(0, None, finish="length")
+
+        def cancel(self, request: int) -> None:
+            raise AssertionError
+
+    return list(continue_texts(Known(), [Request([1], Sampling(0.0), 3)], tokenizer, special=special))

@@ -12,8 +12,8 @@ import pytest
 import genesis_models
 from genesis.data.tokenizer import train_bpe
 from genesis.errors import ModelError
-from genesis_cli.session import inference
-from genesis_cli.session.inference import stop_ids
+from genesis_cli.session import generation
+from genesis_models.chat_files import stop_ids
 from genesis_models.engine import Request
 from tests.models.golden import golden
 
@@ -37,13 +37,13 @@ def seen(folder: Path, prompt: str, **settings: Any) -> tuple[list[int], set[int
     """The ids that `genesis generate` gives to the model, and those that end the text."""
     found: list[tuple[list[int], set[int]]] = []
 
-    def record(engine: object, requests: list[Request], tokenizer: object, stops: object) -> list[int]:
+    def record(engine: object, requests: list[Request], *rest: object, **settings: object) -> list[int]:
         found.extend((list(each.ids), set(each.stop)) for each in requests)
         return []
 
     options: dict[str, Any] = {"max_tokens": 2, "temperature": 0.0, "top_k": None, "top_p": None, "seed": 0}
-    with mock.patch.object(inference, "continue_texts", record):
-        list(inference.generate(str(folder), prompt, **options, device="cpu", dtype="float32", **settings))
+    with mock.patch.object(generation, "continue_texts", record):
+        list(generation.generate(str(folder), prompt, **options, device="cpu", dtype="float32", **settings))
     return found[0]
 
 
@@ -56,7 +56,7 @@ def test_special_tokens_in_a_prompt(folder: Path, capsys: pytest.CaptureFixture[
     plain, _ = seen(folder, "a<|endoftext|>")
     assert 0 not in plain
     assert "<|endoftext|>, which is read as plain text; --special reads the token" in capsys.readouterr().err
-    parsed, _ = seen(folder, "a<|endoftext|>", parse_special=True)
+    parsed, _ = seen(folder, "a<|endoftext|>", special=True)
     assert parsed[-1] == 0 and len(parsed) == 2
     assert capsys.readouterr().err == ""
 

@@ -20,7 +20,7 @@ from genesis.io.safetensors import SafeTensors, save_file
 from genesis.optim.saving import MASTER
 from genesis.train.config import Config
 from genesis.train.loop import Training
-from genesis.train.output import Output
+from genesis.train.output import Output, printable
 from genesis.train.state import TrainState
 from genesis_cli import session
 from genesis_models.adapters import adapter_parameters
@@ -352,3 +352,25 @@ def test_the_adapter_is_the_base_before_the_first_step(recipe: Path, tmp_path: P
         nn.init.uniform_(next(iter(adapter_parameters(model_of(state)).values())))  # draws from the default generator
     assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
     assert {bool(values.any()) for name, values in found[0].items() if "lora_B" in name} == {False}
+
+
+SAMPLED = ("eval.every=1", 'eval.prompts=["alpha beta", "gamma", "de"]', "eval.sample_tokens=9")
+
+
+def test_samples_of_an_adapter_leave_no_trace(recipe: Path, tmp_path: Path) -> None:
+    more = ("train.steps=3", "lora.dropout=0.2")
+    quiet = load(recipe, str(tmp_path / "quiet"), *more, "eval.every=null", "eval.prompts=[]")
+    watched = load(recipe, str(tmp_path / "watched"), *more, *SAMPLED)
+    assert train(quiet).state_hash == train(watched).state_hash
+    losses = [[row for row in rows(c.train.output_dir) if "train/loss" in row] for c in (quiet, watched)]
+    assert losses[0] == losses[1]
+
+
+def test_samples_are_what_generate_makes_of_the_adapter(recipe: Path, tmp_path: Path) -> None:
+    """All of them together, on the adapter beside its base, and one by one on what was saved."""
+    said = told(load(recipe, str(tmp_path / "run"), "train.steps=2", *SAMPLED))
+    last = said[said.rindex("sample at step 2:\nalpha beta") :]
+    how: dict[str, Any] = {"max_tokens": 9, "temperature": 0.8, "top_k": 50, "top_p": None, "seed": 0}
+    for prompt in ("alpha beta", "gamma", "de"):
+        text = "".join(session.generate(str(tmp_path / "run"), prompt, **how, device="cpu", dtype="auto"))
+        assert text and f"sample at step 2:\n{printable(prompt + text)}\n" in last

@@ -24,6 +24,7 @@ from genesis.errors import InterruptedRun
 from genesis.ops import fp8
 from genesis.train import loop
 from genesis.train.config import Config
+from genesis_models.engine import Piece
 from tests.train.runs import checkpoints, command, load, make, rows, signal_in_step, train
 
 STEPS = 6
@@ -181,7 +182,7 @@ def test_sampling_does_not_touch_the_random_generator(recipe: Path) -> None:
 
     def noted(training: loop.Training) -> None:
         before = random.get_state()
-        assert training.sample("alpha beta")
+        assert all(training.sample(["alpha beta", "gamma"]))
         states.append((before, random.get_state()))
         assert training.state.model.training, "the model was left as it is evaluated"
 
@@ -225,12 +226,12 @@ class TestEvaluationsThatASignalCutShort:
     def test_while_sampling(self, recipe: Path, expected: list[dict[str, Any]]) -> None:
         config = load(recipe, "run")
 
-        def signalled(*args: Any, **how: Any) -> Iterator[str]:
+        def signalled(*args: Any, **how: Any) -> Iterator[Piece]:
             signal.raise_signal(signal.SIGINT)
-            yield "never shown, as the signal came before it"
+            yield Piece(0, "never shown, as the signal came before it", 1)
             raise AssertionError("the sample went on after the signal")
 
-        sampling = mock.patch("genesis_cli.session.training.continue_text", signalled)
+        sampling = mock.patch("genesis_cli.session.generation.continue_texts", signalled)
         with sampling, pytest.raises(InterruptedRun, match="after step 3") as caught:
             train(config)
         assert caught.value.exit_code == 128 + signal.SIGINT

@@ -1,0 +1,179 @@
+"""`genesis generate`: what continues a prompt, a message or a file of either; and the samples of a training run."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+from genesis.data.chat import ChatPrompts, ChatTemplate
+from genesis.data.records import Conversation
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import GenesisError, escape
+from genesis.io.hf import read_chat_templates
+from genesis.train.output import Output
+from genesis_cli.session.inference import COMMON, found_source, opened
+from genesis_cli.session.phrases import phrased_for
+from genesis_cli.session.preparation import resolve_device
+from genesis_cli.session.prompts import Prompt, as_lines, read_prompts, typed_prompt
+from genesis_models.blocks import CausalLM
+from genesis_models.chat_files import stop_ids
+from genesis_models.engine import Piece, Request, Sampling, continue_texts
+from genesis_models.engine.engine import check_prompt
+from genesis_models.generate import engine_for
+from genesis_models.source import ModelSource
+
+__all__ = ["generate", "sample_texts"]
+
+# What a user types where a training run has a setting.
+GENERATE = COMMON | {
+    "train.seed": "--seed",
+    "eval.sample_tokens": "--max-tokens",
+    "eval.temperature": "--temperature",
+    "eval.top_k": "--top-k",
+    "eval.top_p": "--top-p",
+}
+GENERATE_MEMORY = "choose --dtype bf16, lower --max-tokens, or take a smaller model"
+
+
+def sample_texts(
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    sampling: Sampling,
+    count: int,
+    *,
+    stop: frozenset[int],
+    parse_special: bool,
+    goes_on: Callable[[], bool],
+) -> list[str]:
+    """The continuations of a run's prompts, which run together; each is what `genesis generate` makes of its prompt.
+
+    Args:
+        count: the most tokens of each.
+        stop: the ids that end a text.
+        parse_special: special tokens written out in the prompts become their ids.
+        goes_on: asked before each token; where it says no, the texts end.
+    """
+    ids = [tokenizer.prompt(prompt, parse_special=parse_special) for prompt in prompts]
+    requests = [Request(each, sampling, count, stop) for each in ids]
+    texts = [""] * len(prompts)
+    pieces = continue_texts(engine_for(model, requests), requests, tokenizer)
+    for piece in itertools.takewhile(lambda _: goes_on(), pieces):
+        texts[piece.request] += piece.text
+    return texts
+
+
+def generate(
+    folder: str,
+    prompt: str | None,
+    *,
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    device: str,
+    dtype: str,
+    base: str | None = None,
+    special: bool = False,
+    prompts: str | None = None,
+    chat: bool = False,
+    system: str | None = None,
+    stop: Sequence[str] = (),
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+) -> Iterator[str]:
+    """The continuation of `prompt` by the model in `folder`, piece by piece.
+
+    Args:
+        base: the folder of an adapter's base, instead of the one that it names.
+        special: special tokens are shown, and those written out in a prompt that is no chat become their ids; else a
+            warning names one.
+        prompts: a JSONL file of prompts: the pieces are lines of JSON then, in the order of the file, each as soon as
+            those before it are there.
+        chat: prompts are messages of a user, which the model's template makes a chat of.
+        system: a chat's first message, where it has none of this role.
+        stop: strings that end a text, and are no part of it.
+        min_p, repetition_penalty: as of `Sampling`.
+    """
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
+    with phrased_for(GENERATE, memory=GENERATE_MEMORY):
+        sampling.check()
+        asked = [typed_prompt(prompt or "")] if prompts is None else read_prompts(prompts)
+        if chat:
+            asked = [each.as_chat() for each in asked]
+        if system is not None:
+            asked = [each.with_system(system) for each in asked]
+        source = found_source(folder, base)
+        model, tokenizer = opened(source, resolve_device(device), dtype)
+        ids, ends = _encoded(asked, source, tokenizer, special)
+        requests = [Request(each, sampling, max_tokens, ends, sequence=i) for i, each in enumerate(ids)]
+        for each, request in zip(asked, requests, strict=True):
+            _check(model, request, each.where)
+        found = continue_texts(engine_for(model, requests), requests, tokenizer, stop, special=special)
+        pieces = _timed(found, Output(sys.stderr))
+    return _phrased(as_lines(pieces, asked) if prompts is not None else (piece.text for piece in pieces))
+
+
+def _encoded(
+    asked: Sequence[Prompt], source: ModelSource, tokenizer: Tokenizer, special: bool
+) -> tuple[list[list[int]], frozenset[int]]:
+    """The ids of each prompt, and those that end its text."""
+    texts, ends = [each.record for each in asked if isinstance(each.record, str)], stop_ids(source.folders, tokenizer)
+    written = None if special else next(filter(None, map(tokenizer.special_text, texts)), None)
+    if written is not None:
+        what = f"the prompt holds text of a special token, {escape(written)}, which is read as plain text"
+        Output(sys.stderr).line(f"warning: {what}; --special reads the token")
+    with ExitStack() as stack:
+        chats: ChatPrompts | None = None
+        if len(texts) < len(asked):
+            chats = stack.enter_context(ChatPrompts(tokenizer, ChatTemplate.read(_template_folder(source))))
+            ends |= {*chats.end_of_turn_ids}
+        ids = []
+        for each in asked:
+            if isinstance(each.record, Conversation):
+                assert chats is not None
+                ids.append(chats.encode(each.record, where=each.where))
+            else:
+                ids.append(tokenizer.prompt(each.record, parse_special=special))
+    return ids, ends
+
+
+def _template_folder(source: ModelSource) -> str:
+    """The first folder with a chat template; the model's where none has one."""
+    return str(next((folder for folder in source.folders if read_chat_templates(folder)), source.folder))
+
+
+def _check(model: CausalLM, request: Request, where: str) -> None:
+    """`check_prompt`, whose error says which of many prompts it is."""
+    try:
+        check_prompt(model, request.ids)
+    except GenesisError as error:
+        error.where = error.where or where
+        raise
+
+
+def _phrased(pieces: Iterator[str]) -> Iterator[str]:
+    with phrased_for(GENERATE, memory=GENERATE_MEMORY):
+        yield from pieces
+
+
+def _timed(pieces: Iterator[Piece], console: Output) -> Iterator[Piece]:
+    """`pieces`, and in the end a line with tokens a second and one about texts that the context cut."""
+    tokens: dict[int, int] = {}
+    cut, start, first = 0, time.monotonic(), 0.0
+    for piece in pieces:
+        first = first or time.monotonic() - start
+        tokens[piece.request] = piece.tokens
+        cut += piece.finish == "context"
+        yield piece
+    count, seconds = sum(tokens.values()), time.monotonic() - start
+    if cut:
+        texts = "the text ends" if len(tokens) == 1 else f"{cut} texts end"
+        console.line(f"{texts} where the model's context does")
+    if count:
+        rate = f", then {(count - 1) / max(seconds - first, 1e-9):,.1f} tokens/s" if count > 1 else ""
+        console.line(f"{count:,} tokens in {seconds:.2f} s: the first after {first:.2f} s{rate}")
