@@ -1,4 +1,4 @@
-"""`genesis bench-model`: how long a training step of a model takes here, by phase, and what memory it takes."""
+"""`genesis bench-model`: how long a training step of a model takes here, by phase, and its memory; or generation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from genesis.errors import UsageError, escape
-from genesis_cli.measured import device_name, integers, limits_row, raise_first, show, show_progress
+from genesis_cli.bench_generation import Given, bench_generation
+from genesis_cli.measured import device_name, limits_row, raise_first, show, show_progress, sizes
 from genesis_cli.model_shapes import shape_named
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
 
@@ -24,61 +25,96 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_model"]
 
-LENGTHS = 128, 256, 512
+LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
 CHECKPOINTING = {how: how for how in ("none", "selective", "full")}
 
 
+BatchSize = Annotated[
+    str | None,
+    typer.Option(
+        "--batch-size", metavar="N,N,…", help=f"Rows of a batch.  [default: {BATCHES}; 1,8,32 with --generate]"
+    ),
+]
+SeqLen = Annotated[
+    str | None,
+    typer.Option(
+        "--seq-len",
+        metavar="N,N,…",
+        help=f"Tokens of a row.  [default: {','.join(map(str, LENGTHS))}, as far as the model's positions go;"
+        " 128 with --generate]",
+    ),
+]
+Checkpointing = Annotated[
+    str,
+    typer.Option("--checkpointing", metavar="HOW", help="What is computed again in backward: none, selective or full."),
+]
+
+
+Size = Annotated[
+    str,
+    typer.Option("--size", metavar="SIZE", help="A preset such as 0.5B, a config.json, a model folder, or quickstart."),
+]
+WeightType = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: on a GPU the config's or bf16, on the CPU fp32]"
+    ),
+]
+Generate = Annotated[
+    bool, typer.Option("--generate", help="Measure generation instead; --seq-len are tokens of the prompts.")
+]
+NewTokens = Annotated[
+    int | None, typer.Option("--new-tokens", metavar="N", help="Tokens to generate for each.  [default: 64]")
+]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", metavar="T", help="Of generation.  [default: 0, greedy]")
+]
+Fast = Annotated[bool, typer.Option("--fast", help="Take little time for each case.")]
+Vs = Annotated[
+    str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, each recipe in a fresh process.")
+]
+Recipes = Annotated[
+    str,
+    typer.Option(
+        "--recipes",
+        metavar="NAME,…",
+        help="eager: Hugging Face's model; compile: compiled; lean: one made for speed.",
+    ),
+]
+
+
 def bench_model(
-    size: Annotated[
-        str,
-        typer.Option(
-            "--size", metavar="SIZE", help="A preset such as 0.5B, a config.json, a model folder, or quickstart."
-        ),
-    ],
-    batch_size: Annotated[str, typer.Option("--batch-size", metavar="N,N,…", help="Rows of a batch.")] = "1,2,4",
-    seq_len: Annotated[
-        str | None,
-        typer.Option(
-            "--seq-len",
-            metavar="N,N,…",
-            help=f"Tokens of a row.  [default: {','.join(map(str, LENGTHS))}, as far as the model's positions go]",
-        ),
-    ] = None,
+    size: Size,
+    batch_size: BatchSize = None,
+    seq_len: SeqLen = None,
     device: MeasuredDevice = "auto",
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype", metavar="DTYPE", help="bf16 or fp32.  [default: on a GPU the config's or bf16, on the CPU fp32]"
-        ),
-    ] = None,
-    checkpointing: Annotated[
-        str,
-        typer.Option(
-            "--checkpointing", metavar="HOW", help="What is computed again in backward: none, selective or full."
-        ),
-    ] = "none",
-    fast: Annotated[bool, typer.Option("--fast", help="Take little time for each case.")] = False,
-    vs: Annotated[
-        str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, each recipe in a fresh process.")
-    ] = None,
-    recipes: Annotated[
-        str,
-        typer.Option(
-            "--recipes",
-            metavar="NAME,…",
-            help="eager: Hugging Face's model; compile: compiled; lean: one made for speed.",
-        ),
-    ] = "eager,compile,lean",
+    dtype: WeightType = None,
+    checkpointing: Checkpointing = "none",
+    generate: Generate = False,
+    new_tokens: NewTokens = None,
+    temperature: Temperature = None,
+    fast: Fast = False,
+    vs: Vs = None,
+    recipes: Recipes = "eager,compile,lean",
     torch_python: TorchPython = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure training steps of a model with random weights.
+    """Measure training steps, or generation, of a model with random weights.
 
     Prints the times of forward, backward and optimizer for each batch size and length, tokens and FLOPs a second, the
     share of this machine's measured matmul, memory by what it is for, and what larger batches and lengths cost.
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
     what was measured.
     """
+    if generate:
+        others = {"--checkpointing": checkpointing != "none", "--vs": vs is not None}
+        asked_for = Given(size, batch_size, seq_len, device, dtype, new_tokens, temperature, fast)
+        bench_generation(asked_for, json, others=others)
+        return
+    if (new_tokens, temperature) != (None, None):
+        option = "--new-tokens" if new_tokens is not None else "--temperature"
+        raise UsageError(f"{option} is for generation", where=option, next="add --generate")
+    batch_size = BATCHES if batch_size is None else batch_size
     from genesis.bench.limits import limits_of
     from genesis.dtypes import as_dtype
     from genesis_cli.session.bench import measuring
@@ -87,7 +123,7 @@ def bench_model(
     from genesis_cli.session.preparation import resolve_device
     from genesis_models.precision import weight_type
 
-    batches = _sizes(batch_size, "--batch-size")
+    batches = sizes(batch_size, "--batch-size")
     asked, how = weight_dtype(dtype, trains=True), _choice(checkpointing, CHECKPOINTING, "--checkpointing")
     config = shape_named(size, "--size")
     _check_checkpointing(config, how)
@@ -121,7 +157,7 @@ def _check_checkpointing(config: ModelConfig, how: str | None) -> None:
 def _lengths(asked: str | None, most: int) -> tuple[int, ...]:
     """Those asked for, else the usual ones that a model of `most` positions has room for."""
     if asked is not None:
-        return _sizes(asked, "--seq-len")
+        return sizes(asked, "--seq-len")
     return tuple(n for n in LENGTHS if n <= most) or (most,)
 
 
@@ -224,14 +260,6 @@ def _peers(vs: str | None, recipes: str, python: str | None, device: Device) -> 
     chosen = check_recipes(recipes)
     with started("steps", device, vs, python):
         return chosen
-
-
-def _sizes(text: str, option: str) -> tuple[int, ...]:
-    """`1,2,4`, without duplicates."""
-    sizes = tuple(dict.fromkeys(integers(text)))
-    if not sizes or min(sizes) < 1:
-        raise UsageError(f"{text!r} are no sizes", where=option, next="write numbers of 1 and more: 1,2,4")
-    return sizes
 
 
 def _choice(word: str | None, known: Mapping[str, str], option: str) -> str | None:

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from genesis.profile.peer import Child
     from genesis.profile.schema import Failure, LimitsRow
 
-__all__ = ["device_name", "dtype_of", "integers", "limits_row", "peer_of", "raise_first", "show", "show_progress"]
+__all__ = [
+    "device_name",
+    "dtype_of",
+    "integers",
+    "limits_row",
+    "peer_of",
+    "raise_first",
+    "show",
+    "show_progress",
+    "sizes",
+]
 
 STDOUT = "-"
 
@@ -101,6 +111,14 @@ def integers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.strip("()").split(","))
     except ValueError:
         return ()
+
+
+def sizes(text: str, option: str) -> tuple[int, ...]:
+    """`1,2,4`, without duplicates. Raises: UsageError."""
+    found = tuple(dict.fromkeys(integers(text)))
+    if not found or min(found) < 1:
+        raise UsageError(f"{text!r} are no sizes", where=option, next="write numbers of 1 and more: 1,2,4")
+    return found
 
 
 def dtype_of(name: str | None) -> DType | None:

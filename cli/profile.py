@@ -58,6 +58,9 @@ def profile(
         str | None, typer.Option("--out", metavar="FOLDER", help="Write the run's trace, flame graph and memory here.")
     ] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Show the run's parts to Nsight as NVTX ranges.")] = False,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Show what a token costs that the run's model generates, too.")
+    ] = False,
     json: JsonFile = None,
 ) -> None:
     """Measure one op, or the steps of a training run, and say what the time is spent on.
@@ -67,7 +70,7 @@ def profile(
     """
     if is_run(context):
         assert config is not None
-        profile_run(config, overrides or [], steps, out, nvtx, json)
+        profile_run(config, overrides or [], steps, out, nvtx, generate, json)
         return
     assert op is not None
     asked = Request(op, shape, axis, dtype, device, backward, cold, vs, torch_python, stage, kernel, arch)

@@ -23,7 +23,7 @@ __all__ = ["STEPS", "is_run", "profile_run"]
 
 STEPS = 5  # profiled unless said otherwise
 MOST_STEPS = 1000
-OF_RUNS = ("config", "overrides", "steps", "out", "nvtx")
+OF_RUNS = ("config", "overrides", "steps", "out", "nvtx", "generate")
 OF_BOTH = ("json",)
 
 
@@ -53,7 +53,13 @@ def is_run(context: typer.Context) -> bool:
 
 
 def profile_run(
-    config: str, overrides: Sequence[str], steps: int | None, out: str | None, nvtx: bool, json: str | None
+    config: str,
+    overrides: Sequence[str],
+    steps: int | None,
+    out: str | None,
+    nvtx: bool,
+    generate: bool,
+    json: str | None,
 ) -> None:
     """Profile the first steps of a run, and print, and write into the folder `out`, what was found.
 
@@ -74,8 +80,9 @@ def profile_run(
     from genesis_cli.session.profiling import profile
 
     with fitting(ModelError, "running the model"):
-        found = profile(loaded, steps=count, console=Output(sys.stderr), ranges=ranges)
+        found = profile(loaded, steps=count, console=Output(sys.stderr), ranges=ranges, generates=generate)
     words = ["genesis profile", config, *overrides, f"--steps {count}", *(["--nvtx"] if nvtx else [])]
+    words += ["--generate"] if generate else []
     report = _report(" ".join(words), loaded, found)
     written = [] if folder is None else list(_write(folder, report, found))
     show(report, [*render_lines(report), *written], json)
@@ -118,6 +125,7 @@ def _report(command: str, config: Config, found: Profile) -> RunReport:
         threads=(config.train.threads or threads()) if device == CPU else None,
         modes=[mode_row(recorded, device != CPU) for recorded in found.recorded],
         memory=memory_row(found.memory),
+        generation=found.generation,
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 from genesis.backend import CPU, Device
+from genesis.bench.limits import limits_of
 from genesis.data.loader import Batch
 from genesis.io.files import temporary_folder
+from genesis.profile.generation import GenerationRow
 from genesis.profile.run.measure import Recorded, Subject, memory_of, plain_steps, recorded_steps
 from genesis.profile.run.memory_timeline import Timeline
 from genesis.profile.run.nvtx import Ranges
@@ -22,6 +24,7 @@ from genesis.train.output import Output
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
+from genesis_cli.session.bench.generation import FAST, Settings, generation_row
 from genesis_cli.session.bench.steps import UNTIL_CAPTURED
 from genesis_cli.session.memory import advised, planned_memory
 from genesis_cli.session.preparation import model_config, prepare_data, resolve_device
@@ -33,6 +36,7 @@ __all__ = ["Profile", "profile", "profiled", "subject_of"]
 
 WARM_UP: Final = 2
 UNTIL_RECORDED: Final = 3
+LONGEST = 256  # tokens of the sequence that is generated
 EVERY = 4  # steps between two readings of their figures, at most
 
 
@@ -42,19 +46,24 @@ class Profile:
 
     Attributes:
         recorded: eager steps, and where there is a GPU captured ones before them.
+        generation: of one sequence by the model; None unless asked for.
     """
 
     device: Device
     model: CausalLM
     recorded: list[Recorded]
     memory: Timeline
+    generation: GenerationRow | None = None
 
 
 @advised()
-def profile(config: Config, *, steps: int, console: Output, ranges: Ranges | None = None) -> Profile:
+def profile(
+    config: Config, *, steps: int, console: Output, ranges: Ranges | None = None, generates: bool = False
+) -> Profile:
     """Profile `steps` steps of the run that `config` describes, and take as many without profiling.
 
     Args:
+        generates: the model continues a sequence, too.
         ranges: where phases, modules and ops are shown to another profiler, too.
 
     Raises:
@@ -71,7 +80,15 @@ def profile(config: Config, *, steps: int, console: Output, ranges: Ranges | Non
         announce(config, data, model, device, dtype, memory, console)
         training = assemble(config, data, model, device, Interrupts(), console)
         model.train()
-        return profiled(training, steps, ranges)
+        found = profiled(training, steps, ranges)
+        return replace(found, generation=_generation(model, device)) if generates else found
+
+
+def _generation(model: CausalLM, device: Device) -> GenerationRow:
+    """Half a context at most, of which the last quarter is generated."""
+    length, dtype = min(LONGEST, model.config.context_length // 2), model.head_weight.dtype
+    settings = Settings(dtype.name, max(2, length // 4), plan=FAST)
+    return generation_row(model, 1, max(1, length - settings.new), limits_of(device, dtype), settings)
 
 
 def _cache(config: Config, stack: ExitStack) -> str:

@@ -3,7 +3,7 @@
 from genesis_models.engine.eager import EagerEngine
 from genesis_models.engine.engine import Engine, Finish, Request, Token, length_of
 from genesis_models.engine.sampling import Sampling, choose
-from genesis_models.engine.text import Piece, continue_texts
+from genesis_models.engine.text import Piece, Runner, continue_texts
 
 __all__ = [
     "EagerEngine",
@@ -11,6 +11,7 @@ __all__ = [
     "Finish",
     "Piece",
     "Request",
+    "Runner",
     "Sampling",
     "Token",
     "choose",

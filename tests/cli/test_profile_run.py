@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from genesis.profile.run.report import render_lines
 from genesis.profile.run.schema import RunReport
 from genesis_cli import environment
 from tests.cli.command import printed
@@ -69,6 +70,15 @@ def test_text_and_files(recipe: Path, tmp_path: Path) -> None:
     after = picture(recipe.parent)
     assert {name for name in after.keys() - before.keys() if "/cache/" not in name} == set()
     assert not (recipe.parent / "run").exists()
+
+
+def test_generation_on_request(recipe: Path) -> None:
+    code, text, _ = profiled(recipe, "train.device=cpu", "--steps", "1", "--generate", "--json", "-")
+    report = RunReport.model_validate_json(text)
+    assert code == 0 and report.command.endswith("--steps 1 --generate")
+    row = report.generation
+    assert row is not None and (row.batch, row.prompt, row.new, row.engine) == (1, 12, 4, "Engine")
+    assert "\ngeneration\ncase " in "\n".join(render_lines(report))
 
 
 def test_json_alone_on_stdout(recipe: Path) -> None:

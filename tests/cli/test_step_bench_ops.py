@@ -19,7 +19,7 @@ from genesis.profile.peer import PeerError, PeerLacks
 from genesis.profile.run.marks import Kernel
 from genesis.profile.schema import Ratio
 from genesis_cli.session.bench import versus
-from genesis_cli.session.bench.breakdown import _add_kernels, _Run, _Watch, breakdown_of, summed
+from genesis_cli.session.bench.breakdown import OpWatch, _Run, add_kernels, breakdown_of, summed
 from genesis_cli.session.bench.cases import step_flops
 from genesis_cli.session.bench.doubling import doublings, room_of
 from genesis_cli.session.bench.measuring import Settings, bench_model
@@ -78,7 +78,7 @@ def test_kernels_belong_to_the_op_that_launched_them() -> None:
         kernel(13.5, 7.5, 8.0),
     ]  # fmt: skip
     for _ in range(2):
-        _add_kernels(runs, replay)
+        add_kernels(runs, replay)
     assert [run.seconds for run in runs] == [5.0, 1.0]
     found = summed(runs, total=16.0, steps=2, replays=2)
     assert ([each.seconds for each in found.ops], found.seconds, found.rest) == ([2.5, 0.5], 8.0, 5.0)
@@ -86,7 +86,7 @@ def test_kernels_belong_to_the_op_that_launched_them() -> None:
 
 def test_only_ops_of_the_graph_are_noted() -> None:
     into_graph, exp = [False], registry["exp"]
-    watch = _Watch(limits(), lambda: into_graph[0])
+    watch = OpWatch(limits(), lambda: into_graph[0])
     x = from_numpy(np.ones((2, 4), np.float32))
     with observe(watch.ends, watch.begins):
         exp(x)
@@ -99,7 +99,7 @@ def test_only_ops_of_the_graph_are_noted() -> None:
 
 
 def test_ops_inside_ops_and_views_are_not_counted() -> None:
-    watch, exp, reshape = _Watch(limits()), registry["exp"], registry["reshape"]
+    watch, exp, reshape = OpWatch(limits()), registry["exp"], registry["reshape"]
     x = from_numpy(np.ones((2, 4), np.float32))
     with observe(watch.ends, watch.begins):
         watch.begins(exp)

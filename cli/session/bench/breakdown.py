@@ -30,7 +30,7 @@ from genesis_cli.session.bench.steps import UNTIL_CAPTURED, GraphSteps, taking
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
 
-__all__ = ["breakdown_of", "summed"]
+__all__ = ["OpWatch", "add_kernels", "breakdown_of", "summed"]
 
 STEPS = 3  # that times are the mean of
 ENOUGH = 2.0  # seconds on the CPU, after which fewer steps must do
@@ -57,7 +57,7 @@ class _Run:
 
 
 @dataclass
-class _Watch:
+class OpWatch:
     """What `observe` calls. Views are left out: they run nothing.
 
     Attributes:
@@ -106,7 +106,7 @@ def breakdown_of(state: TrainState, limits: Limits, notes: list[str]) -> Breakdo
 
 
 def _on_host(state: TrainState, limits: Limits) -> Breakdown:
-    watch, take = _Watch(limits), taking(state, CPU, [])
+    watch, take = OpWatch(limits), taking(state, CPU, [])
     steps, total = 0, 0.0
     with observe(watch.ends, watch.begins):
         while steps < STEPS and total < ENOUGH:
@@ -132,7 +132,7 @@ def _on_gpu(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | 
         regions=(),
         persistent=lambda: cast(Any, state.persistent()),
     )
-    watch = _Watch(limits, lambda: backend.driver.is_capturing(backend.stream))
+    watch = OpWatch(limits, lambda: backend.driver.is_capturing(backend.stream))
     with observe(watch.ends, watch.begins):
         steps = recorded_steps(subject, STEPS, UNTIL_CAPTURED)
     if failed or not watch.runs:
@@ -142,11 +142,11 @@ def _on_gpu(state: TrainState, limits: Limits, notes: list[str]) -> Breakdown | 
     for step in steps:
         inside = [kernel for kernel in step.kernels if kernel.in_graph]
         total += inside[-1].end - inside[0].start
-        _add_kernels(watch.runs, inside)
+        add_kernels(watch.runs, inside)
     return summed(watch.runs, total, STEPS, replays=STEPS)
 
 
-def _add_kernels(runs: Sequence[_Run], kernels: Iterable[Kernel]) -> None:
+def add_kernels(runs: Sequence[_Run], kernels: Iterable[Kernel]) -> None:
     """Each kernel's time to the run that launched it; `runs` are in order, and none contains another."""
     starts = [run.start for run in runs]
     for kernel in kernels:

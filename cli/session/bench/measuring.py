@@ -29,7 +29,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 
-__all__ = ["FAST", "OPTIMIZER", "Settings", "bench_model", "forget", "measured_row", "scaling_of"]
+__all__ = ["FAST", "OPTIMIZER", "Settings", "bench_model", "failure_of", "forget", "measured_row", "scaling_of"]
 
 FAST = Plan(precision=0.05, seconds=1.0, warm_up=0.2, most_calls=1)
 
@@ -74,14 +74,19 @@ def bench_model(
         try:
             found = measured_row(model, batch, length, limits, settings, (batch, length) == largest)
         except (GenesisError, MemoryError) as error:
-            found = _failure(f"{batch}x{length}", error)
+            found = failure_of("step", f"{batch}x{length}", error)
         forget(model, limits.device)  # not while the error is there, whose frames hold the case's memory
         yield found
 
 
-def _failure(label: str, error: GenesisError | MemoryError) -> Failure:
+def failure_of(name: str, label: str, error: GenesisError | MemoryError) -> Failure:
+    """What becomes of a case that failed.
+
+    Args:
+        name, label: of what was measured, and of the case.
+    """
     known = error if isinstance(error, GenesisError) else OutOfMemoryError(f"the host has no memory: {error}")
-    return Failure(name="step", label=label, error=known.what, exit_code=known.exit_code)
+    return Failure(name=name, label=label, error=known.what, exit_code=known.exit_code)
 
 
 def forget(model: CausalLM, device: Device) -> None:

@@ -10,7 +10,7 @@ from genesis.errors import escape
 from genesis.profile.format import aligned, format_bytes, format_rate, format_seconds, format_share
 from genesis_cli.session.bench.schema import Breakdown, Doubling, Memory, OpShare, PeerStep, Report, Row, Scaling
 
-__all__ = ["render_lines"]
+__all__ = ["render_breakdown", "render_lines", "titled"]
 
 WIDTH = 100
 INDENT = 10  # of what follows a title
@@ -29,14 +29,15 @@ def render_lines(report: Report) -> Iterator[str]:
         yield from _findings(report)
         for row in report.rows:
             if row.breakdown is not None:
-                yield from _by_op(row, row.breakdown)
+                yield from render_breakdown(row.label, row.breakdown)
     if report.peers:
         yield from _against(report.peers)
     for failure in report.failures:
-        yield from _titled("failed", f"{failure.label}: {escape(failure.error)}")
+        yield from titled("failed", f"{failure.label}: {escape(failure.error)}")
 
 
-def _titled(title: str, text: str) -> list[str]:
+def titled(title: str, text: str) -> list[str]:
+    """A paragraph beside its title."""
     return textwrap.wrap(text, WIDTH, initial_indent=title.ljust(INDENT), subsequent_indent=" " * INDENT)
 
 
@@ -46,11 +47,11 @@ def _titled(title: str, text: str) -> list[str]:
 def _head(report: Report) -> Iterator[str]:
     settings, model, limits = report.settings, report.model, report.limits
     threads = "" if settings.threads is None else f", {settings.threads} thread{'s' * (settings.threads != 1)}"
-    yield from _titled("device", f"{escape(report.device_name)} ({report.device}{threads})")
+    yield from titled("device", f"{escape(report.device_name)} ({report.device}{threads})")
     if limits.flops_per_second is not None:
         matmul = format_rate(limits.flops_per_second, "FLOP/s")
-        yield from _titled("limit", f"matmul {limits.dtype} {matmul}, measured now")
-    yield from _titled(
+        yield from titled("limit", f"matmul {limits.dtype} {matmul}, measured now")
+    yield from titled(
         "model",
         f"{escape(model.size)}: {model.model_type}, {model.parameters:,} parameters, {settings.dtype},"
         f" {settings.optimizer}, checkpointing {settings.checkpointing}",
@@ -110,16 +111,16 @@ def _legend(report: Report) -> Iterator[str]:
 def _findings(report: Report) -> Iterator[str]:
     """Memory and phases of the largest case, and what growing costs."""
     largest = max(report.rows, key=lambda row: (row.batch * row.length, row.length))
-    yield from _titled("memory", f"{largest.label}: {_memory(largest.memory)}")
+    yield from titled("memory", f"{largest.label}: {_memory(largest.memory)}")
     for _, group in itertools.groupby(report.scaling, key=lambda s: (s.axis, s.fixed)):
-        yield from _titled("scaling", _scaling(list(group)))
+        yield from titled("scaling", _scaling(list(group)))
     (first, share), *others = sorted(largest.phases.shares.items(), key=lambda item: -item[1])
     rest = ", ".join(f"{name} {format_share(part)}" for name, part in others)
-    yield from _titled("priority", f"{largest.label}: {first} takes most, {format_share(share)} of the phases; {rest}")
+    yield from titled("priority", f"{largest.label}: {first} takes most, {format_share(share)} of the phases; {rest}")
     for doubling in report.doublings:
-        yield from _titled("doubling", _doubling(doubling))
+        yield from titled("doubling", _doubling(doubling))
     for note in dict.fromkeys(note for row in report.rows for note in row.notes):
-        yield from _titled("note", escape(note))
+        yield from titled("note", escape(note))
 
 
 def _memory(memory: Memory) -> str:
@@ -153,8 +154,8 @@ def _doubling(found: Doubling) -> str:
 # --- Ops --------------------------------------------------------------------------------------------------------------
 
 
-def _by_op(row: Row, found: Breakdown) -> Iterator[str]:
-    """The longest ops, what the others take, and which to improve first."""
+def render_breakdown(label: str, found: Breakdown) -> Iterator[str]:
+    """A step by op: the longest ops, what the others take, and which to improve first."""
     yield ""
     shown, others = found.ops[:OPS], found.ops[OPS:]
     cells = [_op_cells(each, found) for each in shown]
@@ -164,7 +165,7 @@ def _by_op(row: Row, found: Breakdown) -> Iterator[str]:
     ):
         if seconds:
             cells.append(_cells_of(name, str(calls or ""), seconds, found))
-    cells.append(_cells_of(f"step {row.label}", "", found.seconds, found))
+    cells.append(_cells_of(f"step {label}", "", found.seconds, found))
     yield from aligned(cells, ("op", "limit"))
     legend = (
         "op: of one step, measured by itself; above: the time beyond what the op's bytes or FLOPs take at the measured"
@@ -172,7 +173,7 @@ def _by_op(row: Row, found: Breakdown) -> Iterator[str]:
     )
     yield from textwrap.wrap(legend, WIDTH)
     for each in found.priorities[:PRIORITIES]:
-        yield from _titled("improve", _priority(each, found))
+        yield from titled("improve", _priority(each, found))
 
 
 def _cells_of(
@@ -214,7 +215,7 @@ def _against(peers: Sequence[PeerStep]) -> Iterator[str]:
         yield from aligned([_peer_cells(each) for each in done], ("recipe", "case", "note"))
     for each in peers:
         if each.note:
-            yield from _titled("note", f"{each.recipe} {each.label}: {escape(each.note)}")
+            yield from titled("note", f"{each.recipe} {each.label}: {escape(each.note)}")
 
 
 def _peer_cells(each: PeerStep) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from genesis.errors import escape
 from genesis.profile.cases import kind_of
 from genesis.profile.format import format_bytes, format_seconds, format_share
+from genesis.profile.generation import render_generation
 from genesis.profile.run.schema import Memory, ModeRow, RunReport, TimeRow
 from genesis.profile.run.spans import OUTSIDE
 
@@ -34,6 +35,10 @@ def render_lines(report: RunReport) -> Iterator[str]:
         yield from _mode(mode)
     yield ""
     yield from _memory(report.memory)
+    if report.generation is not None:
+        yield ""
+        yield "generation"
+        yield from render_generation([report.generation])
 
 
 def _mode(mode: ModeRow) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from genesis.profile.generation import GenerationRow
 from genesis.profile.schema import Measured, StrictModel
 
 __all__ = ["Held", "KernelRow", "Memory", "ModeRow", "RunReport", "Sync", "TimeRow"]
@@ -133,3 +134,5 @@ class RunReport(Measured):
     modes: list[ModeRow]
     memory: Memory
     """Of an eager step."""
+    generation: GenerationRow | None = None
+    """A sequence that the model continues; null unless asked for."""
