@@ -36,12 +36,15 @@ class Group(Protocol):
     rank: int
     size: int
 
-    def reduce_scatter(self, source: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+    def reduce_scatter(
+        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
+    ) -> None:
         """Set `out` [this rank's part] to the sum of all ranks' `source` [n] there; `out` may be a slice of it.
 
         Args:
             out: of the dtype of `source`, or float32 where that is a narrower float.
             parts: elements of each rank, which add up to n.
+            adds: start from what is in `out`, which is no slice of `source` then: ((out + rank 0's) + rank 1's) + ...
         """
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
@@ -62,9 +65,16 @@ class Alone:
 
     rank, size = 0, 1
 
-    def reduce_scatter(self, source: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+    def reduce_scatter(
+        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
+    ) -> None:
         _check_reduction(source, out, _parts(self, source, out, parts))
-        _copy(source, out)
+        if adds:
+            total = _Total(out.view_np(), out.dtype, adds)
+            total.add(source.view_np())
+            total.store()
+        else:
+            _copy(source, out)
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
         _check_gather(part, out, _parts(self, out, part, parts))
@@ -90,20 +100,23 @@ class PeersGroup:
     def __init__(self, peers: Peers) -> None:
         self.rank, self.size, self._peers = peers.rank, peers.size, peers
 
-    def reduce_scatter(self, source: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+    def reduce_scatter(
+        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
+    ) -> None:
         cut = _parts(self, source, out, parts)
         _check_reduction(source, out, cut)
-        self._peers.check_call(f"reduce_scatter {source.dtype.name} to {out.dtype.name}, parts {_said(cut)}")
+        how = "added to" if adds else "to"
+        self._peers.check_call(f"reduce_scatter {source.dtype.name} {how} {out.dtype.name}, parts {_said(cut)}")
         values, result, start = source.view_np(), out.view_np(), 0
         for owner, length in enumerate(cut):
             for first, last in _blocks(length):
-                total = self._sum(values[start + first : start + last], out.dtype)
-                if owner and self.rank == 0:
-                    self._peers.send_block(owner, _bytes(total))
-                elif owner and self.rank == owner:
-                    self._peers.receive_block(0, _bytes(total))
+                block = values[start + first : start + last]
                 if self.rank == owner:
-                    result[first:last] = total
+                    self._add_up(result[first:last], block, out.dtype, adds)
+                elif self.rank:
+                    self._peers.send_block(0, _bytes(block))
+                else:
+                    self._hand_on(block, owner)
             start += length
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
@@ -139,14 +152,28 @@ class PeersGroup:
         if self.rank:
             self._peers.send_block(0, _bytes(values))
             return np.empty(values.shape, dtype.numpy)
-        is_narrow = dtype.category == FLOAT and dtype.itemsize < float32.itemsize
-        total = values.astype(np.float32 if is_narrow else dtype.numpy)
+        total = np.empty(values.shape, dtype.numpy)
+        self._add_up(total, values, dtype, False)
+        return total
+
+    def _add_up(self, out: np.ndarray, values: np.ndarray, dtype: DType, adds: bool) -> None:
+        """Set `out` to the sum of all ranks' `values`, of which this rank has its own; the others' come by rank 0."""
+        total, theirs = _Total(out, dtype, adds), np.empty_like(values)
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._peers.receive_block(0 if self.rank else rank, _bytes(theirs))
+            total.add(values if rank == self.rank else theirs)
+        total.store()
+
+    def _hand_on(self, values: np.ndarray, owner: int) -> None:
+        """Rank 0's part of a sum that `owner` makes: give it every rank's values, in their order."""
         theirs = np.empty_like(values)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for rank in range(1, self.size):
+        for rank in range(self.size):
+            if rank == owner:
+                continue
+            if rank:
                 self._peers.receive_block(rank, _bytes(theirs))
-                total += theirs.astype(total.dtype, copy=False)
-            return total.astype(dtype.numpy, copy=False)
+            self._peers.send_block(owner, _bytes(theirs if rank else values))
 
     def _spread(self, values: np.ndarray, root: int) -> None:
         """Give every rank those of `root`, by way of rank 0."""
@@ -162,6 +189,30 @@ class PeersGroup:
                 self._peers.send_block(0, block)
             else:
                 self._peers.receive_block(0, block)
+
+
+class _Total:
+    """A sum in the type of the definition, rounded once to the type of `out`, from which it may start."""
+
+    def __init__(self, out: np.ndarray, dtype: DType, adds: bool) -> None:
+        self._out = out
+        is_narrow = dtype.category == FLOAT and dtype.itemsize < float32.itemsize
+        self._type = np.dtype(np.float32) if is_narrow else dtype.numpy
+        self._sum: np.ndarray | None = out.astype(self._type) if adds else None
+
+    def add(self, values: np.ndarray) -> None:
+        """The next of the values, in the order of the definition."""
+        if self._sum is None:
+            self._sum = values.astype(self._type)
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._sum += values.astype(self._type, copy=False)
+
+    def store(self) -> None:
+        """Put the sum into `out`."""
+        assert self._sum is not None, "a sum of nothing"
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._out[...] = self._sum.astype(self._out.dtype, copy=False)
 
 
 def _blocks(length: int) -> Iterator[tuple[int, int]]:

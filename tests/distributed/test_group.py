@@ -121,6 +121,42 @@ def test_reduce_scatter(run: Any, size: int, tmp_path: Path) -> None:
 
 
 @on_every_group
+def test_a_sum_that_starts_from_what_is_there(run: Any, size: int, tmp_path: Path) -> None:
+    """Micro-batches one after the other, exchanged as they come, have the bits of one rank that adds them all."""
+    pairs = [(float32, float32), (bfloat16, float32), (bfloat16, bfloat16), (int64, int64), (float64, float64)]
+
+    def work(group: Group) -> list[list[int]]:
+        found = []
+        for dtype, to in pairs:
+            for length, parts in cuts(size):
+                mine = parts[group.rank] if parts else length // size
+                out = empty((mine,), to)
+                for turn in range(3):
+                    source = from_numpy(values(turn * size + group.rank, length, dtype))
+                    group.reduce_scatter(source, out, parts, adds=turn > 0)
+                found.append(bits(out))
+        return found
+
+    results = run(size, work, tmp_path)
+    for rank, found in enumerate(results):
+        expected = []
+        for dtype, to in pairs:
+            exact = np.float32 if dtype is bfloat16 else dtype.numpy
+            for length, parts in cuts(size):
+                mine = parts[rank] if parts else length // size
+                start = sum(parts[:rank]) if parts else mine * rank
+                total = expected_sum(size, length, dtype, to)
+                with np.errstate(all="ignore"):
+                    for turn in (1, 2):
+                        wide = total.astype(exact)
+                        for each in range(size):
+                            wide = wide + values(turn * size + each, length, dtype).astype(exact)
+                        total = wide.astype(to.numpy)
+                expected.append(of(total[start : start + mine]))
+        assert found == expected, rank
+
+
+@on_every_group
 def test_all_gather(run: Any, size: int, tmp_path: Path) -> None:
     """Of parts in memory of their own, and of parts that are where they belong already."""
 
