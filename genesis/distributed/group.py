@@ -50,6 +50,9 @@ class Group(Protocol):
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
         """Set `out` [n] to the parts of all ranks; `part` may be this rank's slice of it."""
 
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
+        """On rank 0 set `out` [n] to the parts of all ranks; it is None elsewhere."""
+
     def all_reduce(self, x: Array) -> None:
         """Set `x` to the sum of all ranks' `x`."""
 
@@ -79,6 +82,10 @@ class Alone:
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
         _check_gather(part, out, _parts(self, out, part, parts))
         _copy(part, out)
+
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
+        assert out is not None, "rank 0 gathers"
+        self.all_gather(part, out, parts)
 
     def all_reduce(self, x: Array) -> None:
         _check_reduction(x, x, [])
@@ -128,6 +135,23 @@ class PeersGroup:
         values, start = out.view_np(), 0
         for owner, length in enumerate(cut):
             self._spread(values[start : start + length], owner)
+            start += length
+
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
+        _check(part)
+        if out is not None:
+            _check_gather(part, out, _parts(self, out, part, parts))
+        self._peers.check_call(f"gather {part.dtype.name}, parts {_said(parts)}")
+        if self.rank:
+            for first, last in _blocks(part.size):
+                self._peers.send_block(0, _bytes(part.view_np()[first:last]))
+            return
+        assert out is not None, "rank 0 gathers"
+        _copy(part, out.view((parts[0],), (1,), out.offset))
+        values, start = out.view_np(), parts[0]
+        for rank, length in list(enumerate(parts))[1:]:
+            for first, last in _blocks(length):
+                self._peers.receive_block(rank, _bytes(values[start + first : start + last]))
             start += length
 
     def all_reduce(self, x: Array) -> None:

@@ -13,17 +13,17 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
 from genesis.ops.blocks import BLOCK, upcast
 
-__all__ = ["clip_factor", "square_sum", "total_norm"]
+__all__ = ["NORM_ROW", "clip_factor", "square_rows", "square_sum", "sum_of_rows", "total_norm"]
 
 NORM_ROW = 1 << 12  # elements of which squares are added in their own type; rows are added in float64
 
 
-def square_sum(x: np.ndarray) -> float:
-    """Σ x²: rows in float32 or wider, then the rows in float64. The cuts depend on position alone."""
+def square_rows(x: np.ndarray) -> np.ndarray:
+    """Σ x² of each row of `NORM_ROW` elements and of what is left, in float32 or wider: cut by position alone."""
     flat = np.ascontiguousarray(x).reshape(-1)
     whole = flat.size // NORM_ROW
     matrix, rest = flat[: whole * NORM_ROW].reshape(whole, NORM_ROW), upcast(flat[whole * NORM_ROW :])
-    sums = np.empty(whole, rest.dtype)
+    sums = np.empty(whole + bool(rest.size), rest.dtype)
 
     def some(start: int, stop: int) -> None:
         for a in range(start, stop, BLOCK // NORM_ROW):
@@ -32,7 +32,20 @@ def square_sum(x: np.ndarray) -> float:
 
     if whole:
         parallel(some, whole, flat.size // 64)  # so light a pass is worth threads only when it is long
-    return float(sums.sum(dtype=np.float64)) + float(np.dot(rest, rest))
+    if rest.size:
+        sums[whole] = np.dot(rest, rest)
+    return sums
+
+
+def sum_of_rows(sums: np.ndarray, size: int) -> float:
+    """Σ x² of `size` elements from their `square_rows`, added in float64."""
+    whole = size // NORM_ROW
+    return float(sums[:whole].sum(dtype=np.float64)) + float(sums[whole:].sum())
+
+
+def square_sum(x: np.ndarray) -> float:
+    """Σ x²: rows in float32 or wider, then the rows in float64."""
+    return sum_of_rows(square_rows(x), x.size)
 
 
 def _norm_infer(*arrays: Array, ord: float) -> Spec:

@@ -23,6 +23,7 @@ from genesis.random import philox
 from genesis.shapes import Shape
 
 __all__ = [
+    "COUNTED",
     "Noise",
     "check_residual",
     "flops_of",
@@ -35,6 +36,7 @@ __all__ = [
     "stochastic_round",
 ]
 
+COUNTED = 8  # elements whose noise one counter gives
 STREAMS = 3  # values of an element that an optimizer step may round: the parameter and two averages
 
 

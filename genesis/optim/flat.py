@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from genesis.array import Array, empty, label
@@ -20,7 +20,7 @@ from genesis.ops.gradients import total_norm
 from genesis.shapes import contiguous_strides
 from genesis.tensor import Tensor
 
-__all__ = ["FlatBuffers", "Run"]
+__all__ = ["FlatBuffers", "Piece", "Run"]
 
 ALIGNMENT = 64  # bytes
 ALIGNED_ELEMENTS = 32  # elements: 64 bytes of the narrowest float, so that all buffers of a group share their offsets
@@ -42,6 +42,14 @@ class Run(NamedTuple):
     stop: int
 
 
+class Piece(NamedTuple):
+    """Elements [start, stop) of the parameters, whose states and sums of gradients begin at element `at` of theirs."""
+
+    start: int
+    stop: int
+    at: int
+
+
 class FlatBuffers:
     """The memory of several leaf tensors of one dtype and device, and of their gradients.
 
@@ -52,6 +60,10 @@ class FlatBuffers:
         params: distinct leaves of one float dtype on one device.
         grad_dtype: of the gradients, where it is wider than that of the parameters: so many 2-byte gradients are added
             up without losing the small ones. `param.grad` has this dtype then, which torch would not allow.
+
+    Attributes:
+        summed: the gradients that an update reads.
+        state_size: elements of a state's buffer.
     """
 
     def __init__(self, params: Sequence[Tensor], grad_dtype: DType | None = None) -> None:
@@ -62,11 +74,11 @@ class FlatBuffers:
             assert param.array.dtype is self.dtype and param.array.device == self.device, "one dtype and device"
             self.starts.append(end)
             end += -(-param.array.size // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
-        self.size = end
+        self.size = self.state_size = end
         self.states: dict[str, Array] = {}  # optimizer states by name, as the optimizer asks for them
         self.grad_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
         self.values = self.buffer(self.dtype, "parameters")
-        self.gradients = self.buffer(self.grad_dtype, "gradients")
+        self.summed = self.gradients = self.buffer(self.grad_dtype, "gradients")
         for i, param in enumerate(self.params):
             values = self.view(self.values, i)
             registry["copy"](param.array, out=values)
@@ -76,11 +88,12 @@ class FlatBuffers:
                 param._gradient_slot.idle_memory = functools.partial(_idle_memory, weakref.ref(self), i)
         self.collect_gradients()
 
-    def buffer(self, dtype: DType, owner: str) -> Array:
-        """Memory for one value of `dtype` per element, all zero, which starts at a multiple of 64 bytes."""
-        whole = label(empty((self.size + ALIGNMENT // dtype.itemsize,), dtype, self.device), owner)
+    def buffer(self, dtype: DType, owner: str, size: int | None = None) -> Array:
+        """Memory for one value of `dtype` per element (or `size` of them), all zero, at a multiple of 64 bytes."""
+        size = self.size if size is None else size
+        whole = label(empty((size + ALIGNMENT // dtype.itemsize,), dtype, self.device), owner)
         skip = -whole.data_ptr() % ALIGNMENT // dtype.itemsize
-        aligned = whole.view((self.size,), (1,), skip)
+        aligned = whole.view((size,), (1,), skip)
         registry["fill"](out=aligned, value=0, shape=aligned.shape, dtype=dtype)
         return aligned
 
@@ -102,6 +115,10 @@ class FlatBuffers:
         start, stop = self.starts[index], self.starts[index] + self.params[index].array.size
         first, last = (0, start) if start >= self.size - stop else (stop, self.size)
         return self.gradients.view((last - first,), (1,), self.gradients.offset + first) if last > first else None
+
+    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+        """What of the elements [start, stop) is updated here: all."""
+        yield Piece(start, stop, start)
 
     def span(self, buffer: Array, run: Run) -> Array:
         """The elements of a run in `buffer`, `[n]`."""

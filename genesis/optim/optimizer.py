@@ -19,10 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, cast
 
-from genesis.array import Array, empty, label
+import numpy as np
+
+from genesis.array import Array, empty, from_numpy, label
 from genesis.autograd import enable_grad, no_grad
 from genesis.backend import CPU, Device
 from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int16
@@ -30,15 +33,19 @@ from genesis.errors import ConfigError
 from genesis.op import registry
 from genesis.ops.gradients import clip_factor, total_norm
 from genesis.ops.optimizers import DeviceScalar
-from genesis.ops.rounding import Noise, rounding_counters, stochastic_round
+from genesis.ops.rounding import COUNTED, Noise, rounding_counters, stochastic_round
 from genesis.optim.device_scalars import DeviceScalars, sent
-from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Run
+from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Piece, Run
 from genesis.optim.groups import decay_groups
 from genesis.optim.saving import MASTER, RESIDUAL, load_state, saved_state, state_dict
 from genesis.optim.settings import Group, check_keywords, without_neutral
 from genesis.optim.shard import Rounded, RuleCall, Shard, check_flags, check_pair, check_range, scale_value
+from genesis.optim.shared import SharedBuffers
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
+
+if TYPE_CHECKING:
+    from genesis.distributed.group import Group as Ranks
 
 __all__ = ["How", "LowPrecision", "Optimizer", "betas_of"]
 
@@ -73,6 +80,8 @@ class How(TypedDict, total=False):
     state_dtype: str | DType
     grad_dtype: str | DType | None
     seed: int
+    ranks: Ranks | None
+    zero: int
 
 
 class Optimizer:
@@ -88,6 +97,9 @@ class Optimizer:
             Those of float64 parameters are float64.
         grad_dtype: at least of this type are gradients added up ("float32" for bfloat16 parameters, say); needs fused.
         seed: of rounding; it depends on the step besides, so a resumed run goes on as if it had not stopped.
+        ranks: those that train these parameters together, each on batches of its own; needs fused. After each backward
+            pass `exchange` is to be called; `grad_norm` and `update` are then calls of all ranks, too.
+        zero: 1: a rank keeps the states of its part alone (ZeRO-1), where elements are updated independently; 0: all.
 
     Attributes:
         param_groups: one dict for each group: "params", and the settings, which may be changed between steps.
@@ -117,6 +129,8 @@ class Optimizer:
         self.low_precision: LowPrecision = how.get("low_precision", "master")
         self.state_dtype = as_dtype(how.get("state_dtype", float32))
         grad_dtype, self.seed = how.get("grad_dtype"), how.get("seed", 0)
+        ranks, self.zero = how.get("ranks"), how.get("zero", 1)
+        self.ranks = None if ranks is None or ranks.size == 1 else ranks
         self.grad_dtype = None if grad_dtype is None else as_dtype(grad_dtype)
         self._check_how()
         self.param_groups: list[dict[str, Any]] = []
@@ -151,6 +165,9 @@ class Optimizer:
             raise ConfigError(f"state_dtype is {self.state_dtype}, and must be float32 or bfloat16")
         if self.grad_dtype is not None and self.implementation != "fused":
             raise ConfigError("grad_dtype is for the gradients of flat buffers", next="pass fused=True, too")
+        if self.ranks is not None and self.implementation != "fused":
+            raise ConfigError("ranks share flat buffers", next="pass fused=True, too")
+        check_range("zero", self.zero, 0, 2)
 
     # --- The rule: what subclasses define -----------------------------------------------------------------------------
 
@@ -219,7 +236,13 @@ class Optimizer:
             raise ConfigError(f"{label} is {param.dtype}: stochastic rounding is for bfloat16", next="use masters")
 
     def _flatten(self, kinds: Iterable[Sequence[Tensor]]) -> list[FlatBuffers]:
-        flats = [FlatBuffers(members, self.grad_dtype) for members in kinds]
+        flats: list[FlatBuffers] = []
+        for members in kinds:
+            if self.ranks is None:
+                flats.append(FlatBuffers(members, self.grad_dtype))
+            else:
+                is_sharded = self.zero == 1 and self.elementwise
+                flats.append(SharedBuffers(members, self.grad_dtype, self.ranks, is_sharded=is_sharded))
         for flat in flats:
             self._positions.update({p: (flat, i) for i, p in enumerate(flat.params)})
         return flats
@@ -245,8 +268,40 @@ class Optimizer:
             arrays += [p.grad.array for p in group["params"] if p.grad is not None] if not flats else []
         return arrays
 
+    def exchange(self, adds: bool) -> None:
+        """Give the gradients of a micro-batch to the ranks that own them: a call of all ranks, nothing without ranks.
+
+        Args:
+            adds: to those of the step's micro-batches before. The next gradients replace what is in `.grad` now.
+        """
+        for flat in self._shared():
+            flat.exchange(adds)
+
+    def complete(self) -> None:
+        """After the last `exchange` of a step."""
+        for flat in self._shared():
+            flat.complete()
+
+    def first_not_finite(self) -> Tensor | None:
+        """The first parameter of which this rank has a sum of gradients that is not finite."""
+        found = ((flat, flat.first_not_finite()) for flat in self._shared())
+        return next((flat.params[i] for flat, i in found if i is not None), None)
+
+    def _shared(self) -> Iterator[SharedBuffers]:
+        return (flat for flats in self._flats for flat in flats if isinstance(flat, SharedBuffers))
+
+    def sharded(self, param: Tensor) -> tuple[SharedBuffers, int] | None:
+        """Where a parameter is whose states are on several ranks, a part on each; else None."""
+        flat, index = self._positions.get(param, (None, 0))
+        return (flat, index) if isinstance(flat, SharedBuffers) and flat.is_sharded else None
+
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
         """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
+        shared = list(self._shared())
+        if any(flat.is_sharded for flat in shared):
+            assert norm_type == 2, "ranks add squares up"
+            norm = math.sqrt(sum(flat.square_sum() for flat in shared))
+            return Tensor(from_numpy(np.array(norm, np.float32)))
         return Tensor(total_norm(*self._gradients(), ord=float(norm_type)))
 
     def scale_gradients(self, factor: Tensor | float) -> None:
@@ -314,6 +369,9 @@ class Optimizer:
                 scale = scale_value(grad_scale, bool(group.get("maximize", False)))
                 for shard in self._shards(index, group):
                     self._update(shard, index, group, scale)
+            for flat in self._shared():
+                if flat.is_sharded:
+                    flat.gather_values()
 
     @property
     def not_capturable(self) -> str | None:
@@ -393,7 +451,8 @@ class Optimizer:
         if self.implementation == "fused" and self.elementwise:
             for flat in self._flats[index]:
                 for run in flat.runs(lambda p: None if p.grad is None else self.state[p]["step"]):
-                    yield self._flat_shard(flat, run)
+                    for piece in flat.pieces(run.start, run.stop):
+                        yield self._flat_shard(flat, run, piece)
             return
         for param in group["params"]:
             if param.grad is not None:
@@ -419,30 +478,31 @@ class Optimizer:
             rounded.append(Rounded(param, wide, noise.counter(step, 0)))
         return Shard(wide, param.grad, tensors, step, rounded=tuple(rounded))
 
-    def _flat_shard(self, flat: FlatBuffers, run: Run) -> Shard:
-        """Neighbouring parameters that have gradients and the same step count: usually all of a buffer."""
-        first = flat.params[run.first]
+    def _flat_shard(self, flat: FlatBuffers, run: Run, piece: Piece) -> Shard:
+        """A piece of neighbouring parameters that have gradients and the same step count: usually all of a buffer."""
+        first, length = flat.params[run.first], piece.stop - piece.start
 
-        def part(buffer: Array) -> Tensor:
-            return Tensor(flat.span(buffer, run))
+        def part(buffer: Array, start: int = piece.at) -> Tensor:
+            return Tensor(buffer.view((length,), (1,), buffer.offset + start))
 
-        kept = [n for n in self.state[first] if n not in ("step", MASTER, RESIDUAL)]
-        state = {n: part(flat.states[n]) for n in kept}
-        values, grad = part(flat.values), part(flat.gradients)
+        state = {n: part(kept) for n, kept in flat.states.items() if n not in (MASTER, RESIDUAL)}
+        values, grad = part(flat.values, piece.start), part(flat.summed)
+        noise = self._noise(first, piece.start - run.start)
         if flat.dtype is float16:
             master = part(flat.states[MASTER])
-            noise = self._noise(first) if self._is_rounded(*state.values()) else None
-            return Shard(master, grad, state, run.key, noise=noise, rounded=(Rounded(values, master, None),))
+            is_rounded = self._is_rounded(*state.values())
+            rounded = (Rounded(values, master, None),)
+            return Shard(master, grad, state, run.key, noise=noise if is_rounded else None, rounded=rounded)
         residual = part(flat.states[RESIDUAL]) if RESIDUAL in flat.states else None
         rounds = self._is_rounded(*state.values()) or (residual is None and self._is_rounded(values))
-        return Shard(values, grad, state, run.key, residual, self._noise(first) if rounds else None)
+        return Shard(values, grad, state, run.key, residual, noise if rounds else None)
 
     def _is_rounded(self, *kept: Tensor) -> bool:
         return any(x.dtype is bfloat16 for x in kept)
 
-    def _noise(self, param: Tensor) -> Noise:
-        """Where the noise of a parameter starts, or of a run that begins with it."""
-        return Noise(self.seed, self._counters[param], self._counters_per_stream)
+    def _noise(self, param: Tensor, behind: int = 0) -> Noise:
+        """Where the noise of a parameter starts, or of what is so many elements behind its first one."""
+        return Noise(self.seed, self._counters[param] + behind // COUNTED, self._counters_per_stream)
 
     # --- State --------------------------------------------------------------------------------------------------------
 
@@ -455,7 +515,11 @@ class Optimizer:
         state = self.state.get(param)
         if state is None:
             state = self.state[param] = {"step": 0}
-            for name, shape in self.rule(param.shape, group).state_shapes(param.shape).items():
+            shapes = self.rule(param.shape, group).state_shapes(param.shape)
+            if (shared := self.sharded(param)) is not None:
+                self._begin_shard(*shared, shapes)
+                return state
+            for name, shape in shapes.items():
                 state[name] = self._state_tensor(param, name, shape, self.kept_dtype(param))
             if self.keeps_master(param):
                 if param.dtype is bfloat16 and self._is_in_flat(param):
@@ -464,6 +528,29 @@ class Optimizer:
                     state[MASTER] = self._state_tensor(param, MASTER, param.shape, float32)
                     registry["cast"](param.array, dtype=float32, out=state[MASTER].array)
         return state
+
+    def _begin_shard(self, flat: SharedBuffers, index: int, names: Iterable[str]) -> None:
+        """The part of a parameter's states that is kept here: zeros, and the master."""
+        param = flat.params[index]
+        kept = dict.fromkeys(names, self.kept_dtype(param))
+        if self.keeps_master(param):
+            kept |= {RESIDUAL: int16} if param.dtype is bfloat16 else {MASTER: float32}
+        for name, dtype in kept.items():
+            if name not in flat.states:
+                flat.states[name] = flat.buffer(dtype, f"{type(self).__name__} {name}", flat.state_size)
+            flat.put(name, index, registry["cast"](param.array, dtype=float32) if name == MASTER else None)
+
+    @contextmanager
+    def whole_states(self) -> Iterator[None]:
+        """Inside the block rank 0 has all states in full, for `saved_state`: a call of all ranks."""
+        sharded = [flat for flat in self._shared() if flat.is_sharded]
+        for flat in sharded:
+            flat.gather_states()
+        try:
+            yield
+        finally:
+            for flat in sharded:
+                flat.whole.clear()
 
     def keeps_master(self, param: Tensor) -> bool:
         """Whether a parameter is updated in float32: a 2-byte one, unless it is rounded at random."""

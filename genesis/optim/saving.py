@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genesis.array import Array, from_numpy
-from genesis.dtypes import DType, float32
+from genesis.array import Array, empty, from_numpy
+from genesis.dtypes import DType, float32, int16
 from genesis.errors import ModelError
 from genesis.functions.transfer import moved
 from genesis.op import registry
@@ -21,6 +21,7 @@ from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
     from genesis.optim.optimizer import Optimizer
+    from genesis.optim.shared import SharedBuffers
 
 __all__ = ["MASTER", "RESIDUAL", "check_saved", "load_state", "saved_state", "state_dict"]
 
@@ -30,6 +31,10 @@ MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual
 def saved_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
     """The step count and the tensors of one parameter, empty where it was never updated; see `Optimizer`."""
     state = dict(optimizer.state.get(param, {}))
+    shared = optimizer.sharded(param)
+    if state and shared is not None:
+        flat, index = shared
+        state |= {name: Tensor(flat.view(whole, index)) for name, whole in flat.whole.items()}
     residual = state.pop(RESIDUAL, None)
     if residual is not None:
         state[MASTER] = Tensor(join_master(param.array, residual.array))
@@ -65,6 +70,9 @@ def load_state(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
     for number, param, i in params:
         state = optimizer.state_of(param, optimizer.param_groups[i])
         state["step"] = int(saved[number]["step"])
+        if (shared := optimizer.sharded(param)) is not None:
+            _load_shard(*shared, saved[number])
+            continue
         for name, tensor in state.items():
             if name == RESIDUAL:
                 master = moved(_as_array(saved[number][MASTER]), param.device)
@@ -74,6 +82,20 @@ def load_state(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
                 if name == MASTER:
                     registry["cast"](tensor.array, dtype=param.dtype, out=param.array)
     optimizer.steps = max((state["step"] for state in optimizer.state.values()), default=0)
+
+
+def _load_shard(flat: SharedBuffers, index: int, saved: Mapping[str, Any]) -> None:
+    """Keep what this rank owns of a parameter's states; the parameter becomes its master, rounded."""
+    param = flat.params[index]
+    for name in flat.states:
+        array = moved(_as_array(saved[MASTER if name == RESIDUAL else name]), param.device)
+        if name == RESIDUAL:
+            residual = empty(param.shape, int16, param.device)
+            split_master(param.array, residual, array)
+            array = residual
+        elif name == MASTER:
+            registry["cast"](array, dtype=param.dtype, out=param.array)
+        flat.put(name, index, array)
 
 
 def check_saved(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:

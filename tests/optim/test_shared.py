@@ -1,0 +1,222 @@
+"""Ranks that train one set of parameters: weights and states have the bits of one process, at every number of ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis.array import from_numpy
+from genesis.distributed import Alone, Group, Peers, PeersGroup
+from genesis.dtypes import as_dtype
+from genesis.errors import ConfigError, GradientError
+from genesis.optim import Adafactor, AdamW, Lion, Muon, Optimizer, shared
+
+SHAPES = {"a.weight": (64, 130), "b.weight": (70, 64), "b.bias": (70,), "c.weight": (33, 31)}
+MICRO, STEPS = 12, 3
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "float32": ("float32", {}),
+    "masters": ("bfloat16", {"grad_dtype": "float32"}),
+    "float16": ("float16", {"grad_dtype": "float32"}),
+    "stochastic": ("bfloat16", {"grad_dtype": "float32", "low_precision": "stochastic"}),
+    "bfloat16 states": ("bfloat16", {"grad_dtype": "float32", "state_dtype": "bfloat16"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several buckets, the last of which ends in the middle of a row."""
+    monkeypatch.setattr(shared, "BUCKET", 3 << 12)
+
+
+def on_ranks(size: int, work: Callable[[Group], Any]) -> list[Any]:
+    """What `work` returns on each rank, which are threads; one rank is alone."""
+    if size == 1:
+        return [work(Alone())]
+    results: list[Any] = [None] * size
+
+    def run(peers: Peers) -> None:
+        try:
+            with peers:
+                results[peers.rank] = work(PeersGroup(peers))
+        except BaseException as error:
+            results[peers.rank] = error
+
+    started = [threading.Thread(target=run, args=(peers,)) for peers in Peers.pairs(size, limit_s=20)]
+    for each in started:
+        each.start()
+    for each in started:
+        each.join()
+    if failed := [each for each in results if isinstance(each, BaseException)]:
+        raise failed[0]
+    return results
+
+
+def parameters(dtype: str) -> dict[str, genesis.Tensor]:
+    draw = np.random.default_rng(0)
+    made = {
+        n: genesis.tensor(draw.standard_normal(s).astype(np.float32)).to(as_dtype(dtype)) for n, s in SHAPES.items()
+    }
+    for p in made.values():
+        p.requires_grad_()
+    return made
+
+
+def gradient(step: int, micro: int, number: int, param: genesis.Tensor) -> Any:
+    """Of magnitudes that show the order in which they are added."""
+    draw = np.random.default_rng([step, micro, number])
+    return from_numpy((draw.standard_normal(param.shape) * 10.0 ** draw.integers(-3, 2)).astype(param.dtype.numpy))
+
+
+def make(kind: Any, group: Group, dtype: str, zero: int, **how: Any) -> tuple[Optimizer, dict[str, genesis.Tensor]]:
+    params = parameters(dtype)
+    pairs = list(params.items())
+    given: Any = pairs
+    if kind is Muon:
+        given = [{"params": pairs[:2], "use_muon": True}, {"params": pairs[2:], "use_muon": False}]
+    return kind(given, lr=1e-2, fused=True, ranks=group, zero=zero, seed=5, **how), params
+
+
+def train(optimizer: Optimizer, params: dict[str, genesis.Tensor], group: Group, first: int = 0) -> list[float]:
+    """`STEPS` steps; the norms."""
+    norms = []
+    for step in range(first, first + STEPS):
+        optimizer.zero_grad()
+        for micro in range(group.rank, MICRO, group.size):
+            if group.size > 1:
+                optimizer.zero_grad()
+            for number, p in enumerate(params.values()):
+                p.accumulate_grad(gradient(step, micro, number, p))
+            optimizer.exchange(adds=micro >= group.size)
+        optimizer.complete()
+        norms.append(float(optimizer.grad_norm().item()))
+        optimizer.step(grad_scale=min(1.0, 5.0 / norms[-1]))
+    return norms
+
+
+def state_of(optimizer: Optimizer, params: dict[str, genesis.Tensor]) -> dict[str, bytes | int]:
+    """Weights and states, on rank 0."""
+    found: dict[str, bytes | int] = {n: p.detach().numpy().tobytes() for n, p in params.items()}
+    with optimizer.whole_states():
+        for name, p in params.items():
+            for key, value in optimizer.saved_state(p).items():
+                found[f"{name}.{key}"] = value.numpy().tobytes() if isinstance(value, genesis.Tensor) else value
+    return found
+
+
+def run(kind: Any, size: int, dtype: str, zero: int, **how: Any) -> tuple[list[float], dict[str, Any]]:
+    def work(group: Group) -> Any:
+        optimizer, params = make(kind, group, dtype, zero, **how)
+        norms = train(optimizer, params, group)
+        weights = {n: p.detach().numpy().tobytes() for n, p in params.items()}
+        return norms, state_of(optimizer, params), weights
+
+    results = on_ranks(size, work)
+    for norms, _, weights in results[1:]:
+        assert norms == results[0][0]
+        assert weights == {n: results[0][1][n] for n in SHAPES}
+    return results[0][:2]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", KINDS)
+def test_bits_of_one_process(name: str, size: int) -> None:
+    """ZeRO-1 and ZeRO-0."""
+    dtype, how = KINDS[name]
+    expected = run(AdamW, 1, dtype, 1, **how)
+    for zero in (1, 0):
+        assert run(AdamW, size, dtype, zero, **how) == expected, zero
+
+
+@pytest.mark.parametrize("kind", [Lion, Muon, Adafactor])
+def test_other_optimizers(kind: Any) -> None:
+    """Those that need whole matrices update all on every rank."""
+    assert run(kind, 2, "float32", 1) == run(kind, 1, "float32", 1)
+
+
+def test_states_are_on_their_owner_alone() -> None:
+    def work(group: Group) -> int:
+        optimizer, params = make(AdamW, group, "bfloat16", 1, grad_dtype="float32")
+        train(optimizer, params, group)
+        return sum(s.size for flats in optimizer._flats for flat in flats for s in flat.states.values())
+
+    sizes = on_ranks(4, work)
+    assert sum(sizes) == on_ranks(1, work)[0] and max(sizes) < 0.5 * sum(sizes)
+
+
+@pytest.mark.parametrize("name", ["float32", "masters", "float16"])
+@pytest.mark.parametrize(("before", "after"), [((1, 1), (2, 1)), ((2, 1), (4, 1)), ((2, 1), (2, 0)), ((4, 0), (1, 1))])
+def test_states_go_on_with_other_ranks(name: str, before: tuple[int, int], after: tuple[int, int]) -> None:
+    """What rank 0 saved is loaded by any number of ranks, with ZeRO or without."""
+    dtype, how = KINDS[name]
+
+    def save(group: Group) -> Any:
+        optimizer, params = make(AdamW, group, dtype, before[1], **how)
+        train(optimizer, params, group)
+        with optimizer.whole_states():
+            if group.rank:
+                return None
+            saved = optimizer.state_dict()
+            for state in saved["state"].values():
+                state |= {
+                    k: genesis.tensor(v.numpy().copy()) for k, v in state.items() if isinstance(v, genesis.Tensor)
+                }
+            return saved, [p.detach().numpy().copy() for p in params.values()]
+
+    saved, weights = on_ranks(before[0], save)[0]
+
+    def go_on(group: Group) -> Any:
+        optimizer, params = make(AdamW, group, dtype, after[1], **how)
+        with genesis.no_grad():
+            for p, value in zip(params.values(), weights, strict=True):
+                p.copy_(genesis.tensor(value))
+        optimizer.load_state_dict(saved)
+        return train(optimizer, params, group, STEPS), state_of(optimizer, params)
+
+    def at_once(group: Group) -> Any:
+        optimizer, params = make(AdamW, group, dtype, 1, **how)
+        train(optimizer, params, group)
+        return train(optimizer, params, group, STEPS), state_of(optimizer, params)
+
+    assert on_ranks(after[0], go_on)[0] == on_ranks(1, at_once)[0]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_gradient_that_is_not_finite_is_found(zero: int) -> None:
+    def work(group: Group) -> Any:
+        optimizer, params = make(AdamW, group, "float32", zero)
+        for p in params.values():
+            p.accumulate_grad(gradient(0, 0, 0, p))
+        if group.rank == 1:
+            assert params["b.weight"].grad is not None
+            with genesis.no_grad():
+                params["b.weight"].grad[3, 5] = float("nan")
+        optimizer.exchange(adds=False)
+        optimizer.complete()
+        found = optimizer.first_not_finite()
+        return next((n for n, p in params.items() if p is found), None), float(optimizer.grad_norm().item())
+
+    results = on_ranks(2, work)
+    assert "b.weight" in {name for name, _ in results} and {name for name, _ in results} <= {"b.weight", None}
+    assert all(np.isnan(norm) for _, norm in results)
+
+
+def test_what_ranks_cannot_do() -> None:
+    def no_gradient(group: Group) -> None:
+        optimizer, params = make(AdamW, group, "float32", 1)
+        params["a.weight"].accumulate_grad(gradient(0, 0, 0, params["a.weight"]))
+        optimizer.exchange(adds=False)
+
+    def not_fused(group: Group) -> None:
+        AdamW(list(parameters("float32").items()), ranks=group)
+
+    with pytest.raises(GradientError, match="got no gradient"):
+        on_ranks(2, no_gradient)
+    with pytest.raises(ConfigError, match="ranks share flat buffers"):
+        on_ranks(2, not_fused)
+    with pytest.raises(ConfigError, match="zero is 2"):
+        make(AdamW, Alone(), "float32", 2)
