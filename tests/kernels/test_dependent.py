@@ -37,6 +37,11 @@ def test_the_kernel_waits_before_it_does_anything() -> None:
     assert [line for line in lines if "griddepcontrol" not in line] == PTX.splitlines()
 
 
+def test_a_kernel_that_says_where_it_waits_does_so_there() -> None:
+    lines = PTX.replace("\tld.param", "\tgriddepcontrol.wait; // %r2\n\tld.param")
+    assert dependent(lines) == lines
+
+
 def test_ptx_without_a_kernel_is_an_error() -> None:
     with pytest.raises(AssertionError, match="without an entry"):
         dependent(".version 8.7\n")

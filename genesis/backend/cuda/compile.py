@@ -300,17 +300,21 @@ def _assemble_dependent(*stage: Any) -> tuple[str, str] | None:
 
 
 def dependent(ptx: str) -> str:
-    """A kernel that waits for the one before it in its stream, before it does anything.
+    """A kernel that waits for the one before it in its stream, before it does anything; or where it says so itself
+    (`genesis.kernels.dependents`).
 
     So it may be brought to the SMs as soon as that one's last programs leave them: 0.2 to 0.4 us less between
     two kernels of a graph. Nothing lets it in earlier (`griddepcontrol.launch_dependents`): programs that come while
     others run fill what places are free, unevenly, and there they stay (docs/log.md).
     """
-    changed, count = _BEGIN.subn(r"\g<0>\tgriddepcontrol.wait;\n", ptx)
+    if _WAIT in ptx:
+        return ptx
+    changed, count = _BEGIN.subn(rf"\g<0>\t{_WAIT};\n", ptx)
     assert count == 1, "PTX without an entry"
     return changed
 
 
+_WAIT = "griddepcontrol.wait"
 _HAND = "genesis: waits at its beginning"  # what our hand in the stages does, for keys of caches
 _BEGIN = re.compile(r"\.entry\s+[^{]*\{\n(?:\s*\.(?:reg|local|shared)\b[^\n]*\n)*")
 
