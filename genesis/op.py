@@ -171,8 +171,8 @@ class Op:
             Only the vjp may read such an output: it is moved when others need the slot.
         join: `join(inputs, attrs)` gives the same call on fewer operands where some are next to each other in memory
             (as weights do in a flat buffer), else its arguments; the tape keeps the operands as they were.
-        mutates: indices of inputs that the reference changes in place (optimizer steps); such an op has no outputs:
-            `infer` returns an empty tuple and `out` is one too.
+        mutates: indices of inputs that the reference changes in place (optimizer steps). Where such an op has no
+            outputs, `infer` returns an empty tuple and `out` is one too.
         flops: arithmetic per call, `flops(inputs, outputs, attrs)`; None means one per output element.
         family: the file that defines it; groups rows in reports.
         nbytes: memory touched per call, `nbytes(inputs, outputs, attrs)`; None means that each operand is touched once,

@@ -48,8 +48,9 @@ class Rows:
     Attributes:
         op: its name in the registry.
         oracle: `oracle(*inputs, **attrs)` in float64 numpy gives the result (a tuple where there are several; for an op
-            that mutates, the new values of the mutated inputs in order). It gets the inputs after they were rounded to
-            the dtype under test: float64, int64, bool arrays, or numbers. It must not write into them.
+            that mutates, the new values of the mutated inputs in order, behind its results). It gets the inputs after
+            they were rounded to the dtype under test: float64, int64, bool arrays, or numbers. It must not write into
+            them.
         cases: `cases(rng)`; include size 0, one element and 0-d where the op takes them.
         dtypes: what the float64 arrays are run in.
         int_dtypes: what they are run in besides, rounded to small integers, where the op takes integers. "bool" may

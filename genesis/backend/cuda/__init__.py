@@ -31,8 +31,9 @@ from genesis.backend.cuda.stream import SideStream
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
-__all__ = ["CudaBackend", "backend_of", "driver_for"]
+__all__ = ["COUNTERS", "CudaBackend", "backend_of", "driver_for"]
 
+COUNTERS = 1 << 14  # the most tiles of a launch whose last program is to be known
 SIDE_STREAM_BYTES = 12 << 20  # bytes that are read: work on more fills the SMs by itself
 _CURRENT = nullcontext()
 
@@ -59,6 +60,19 @@ class CudaBackend:
     def side_stream(self) -> SideStream:
         """Where a graph's work goes whose results nobody reads for a while; made outside captures."""
         return SideStream(self)
+
+    @functools.cached_property
+    def counters(self) -> CudaStorage:
+        """`COUNTERS` int32 counters of programs that arrived, 0 between launches; made outside captures.
+
+        The program that arrives last does what needs all others of a launch, and sets the counter to 0.
+        """
+        self.refuse_in_capture("counters were made")
+        nbytes = 4 * COUNTERS
+        block = self.pool.take(nbytes, self.stream, "counters")
+        self.driver.fill(block.pointer, 0, nbytes, self.stream)
+        self.driver.synchronize_stream(self.stream)  # before other streams use them
+        return CudaStorage(self.pool, block, block.pointer, nbytes)
 
     @functools.cached_property
     def pinned(self) -> PinnedPool:

@@ -1,0 +1,157 @@
+"""Attention of a generation step, by length, batch and heads of a model, in bf16, beside torch's; and a prompt's chunk.
+
+    python -m benchmarks.gpu.attention_step [--tiles] [--long]
+
+A graph of steps over 24 layers' caches (fewer where they are large), which do not stay in L2; ours rotates, writes the
+cache and attends in one launch, torch's scaled_dot_product_attention attends alone. `of copy` is the share of 4.3 TB/s
+at which keys and values are read. --tiles compares divisions of the work; --long adds what takes much memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as TF
+
+from benchmarks.gpu.timing import gpu_us, shared_array, torch_gpu_graph
+from genesis.array import empty
+from genesis.dtypes import bfloat16
+from genesis.kernels.attention.attention_step import StepTile, attention_step_into
+from genesis.ops.attention import attention
+from genesis.ops.attention_step import attention_step
+
+COPY = 4.3e12  # bytes a second
+MODELS = {"Qwen2.5-0.5B": (14, 2, 64), "Llama-3.2-1B": (32, 8, 64), "Qwen3-0.6B": (16, 8, 128)}
+SIZES = [(1, 128), (1, 400), (1, 8192), (8, 400), (8, 8192), (32, 400)]
+LONG = [(1, 32768), (8, 32768), (32, 8192)]
+MEMORY = 12 << 30  # of all caches of a graph
+TILES = {
+    64: [
+        StepTile(128, 128, 32, 16, 4, 2), StepTile(128, 256, 32, 32, 4, 2), StepTile(128, 512, 32, 32, 4, 3),
+        StepTile(64, 64, 64, 16, 4, 2), StepTile(64, 128, 32, 16, 4, 3), StepTile(64, 256, 32, 16, 2, 2),
+        StepTile(128, 256, 32, 32, 8, 2), StepTile(256, 256, 32, 16, 8, 2),
+    ],
+    128: [
+        StepTile(64, 64, 64, 16, 4, 2), StepTile(64, 128, 32, 16, 4, 2), StepTile(64, 256, 32, 16, 4, 3),
+        StepTile(128, 128, 32, 16, 8, 2), StepTile(128, 256, 32, 16, 8, 2), StepTile(32, 128, 32, 16, 4, 3),
+    ],
+}  # fmt: skip
+
+
+class Steps:
+    """Inputs of steps over the caches of several layers."""
+
+    def __init__(self, heads: tuple[int, int, int], batch: int, length: int) -> None:
+        q, k, d = heads
+        self.heads, self.batch, self.length = heads, batch, length
+        capacity = length + 64
+        layers = max(2, min(24, MEMORY // (4 * batch * k * capacity * d)))
+        make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+        self.caches = torch.randn(layers, 2, batch, k, capacity, d, **make)
+        self.qkv = torch.randn(layers, batch, q + 2 * k, d, **make)
+        self.lengths = torch.full((batch,), length, device="cuda")
+        angles = torch.rand(capacity, d // 2, device="cuda") * 6
+        self.tables = [torch.cos(angles), torch.sin(angles)]
+        shared = [shared_array(x) for x in (self.lengths, *self.tables)]
+        self.inputs = [(shared_array(x), shared_array(y), *shared) for x, y in zip(self.qkv, self.caches, strict=True)]
+        self.nbytes = 4 * batch * k * length * d
+
+    def ours(self, tile: StepTile | None = None) -> list[Callable[[], Any]]:
+        scale = self.heads[2] ** -0.5
+        if tile is None:
+            return [lambda x=x: attention_step(*x, scale=scale) for x in self.inputs]  # type: ignore[misc]
+        out = empty((self.batch, self.heads[0], self.heads[2]), bfloat16, self.inputs[0][0].device)
+        return [lambda x=x: attention_step_into(out, *x, scale=scale, tile=tile) for x in self.inputs]  # type: ignore[misc]
+
+    def theirs(self) -> list[Callable[[], Any]]:
+        q = self.heads[0]
+        found = []
+        for x, cache in zip(self.qkv, self.caches, strict=True):
+            keys, values = cache[0, :, :, : self.length], cache[1, :, :, : self.length]
+            rows = x[:, :q, None]
+            found.append(
+                lambda q=rows, k=keys, v=values: TF.scaled_dot_product_attention(q, k, v, enable_gqa=True)  # type: ignore[misc]
+            )
+        return found
+
+    def error(self) -> float:
+        """The relative error of the first layer's step against the formula in float64."""
+        wanted, found = self.by_formula(), self.ours()[0]().numpy()
+        return float((torch.tensor(found.astype(np.float64)) - wanted).norm() / wanted.norm())
+
+    def by_formula(self) -> torch.Tensor:
+        """The first layer's step in float64, on the host."""
+        q, k, d = self.heads
+        x, cache = self.qkv[0].double(), self.caches[0].double()
+        cos, sin = (t[self.length].double() for t in self.tables)
+        left, right = x[:, : q + k].chunk(2, -1)
+        rotated = torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+        own = torch.stack([rotated[:, q:], x[:, q + k :]])[:, :, :, None]  # [2, B, K, 1, D]
+        keys, values = torch.cat([cache[:, :, :, : self.length], own], 3)
+        grouped = rotated[:, :q].view(self.batch, k, q // k, d)
+        weights = (grouped @ keys.mT * d**-0.5).softmax(-1)
+        return (weights @ values).view(self.batch, q, d).cpu()
+
+
+def main() -> None:
+    """Check, then measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--long", action="store_true")
+    options = parser.parse_args()
+    for name, heads in MODELS.items():
+        for batch, length in [*SIZES, *(LONG if options.long else [])]:
+            _row(name, heads, batch, length, TILES[heads[2]] if options.tiles else ())
+            torch.cuda.empty_cache()
+    _chunks()
+
+
+def _row(name: str, heads: tuple[int, int, int], batch: int, length: int, tiles: Sequence[StepTile]) -> None:
+    steps = Steps(heads, batch, length)
+    n = len(steps.inputs)
+    fitted = [tile.fitted(heads[2], heads[0] // heads[1], batch * heads[1], length + 64) for tile in tiles]
+    for tile in fitted:  # all are compiled side by side
+        steps.ours(tile)[0]()
+    wrong = steps.error()
+    assert wrong < 1e-2, (name, batch, length, wrong)
+    us = gpu_us(steps.ours(), n)
+    replay = torch_gpu_graph(steps.theirs(), n)
+    torch_us = statistics.median(replay() for _ in range(12))
+    share = steps.nbytes / us / 1e-6 / COPY
+    print(f"{name:13} batch {batch:2} length {length:5}: {us:7.2f} us  {share:4.0%} of copy  torch {torch_us:7.2f} us"
+          f"  error {wrong:.1e}", flush=True)  # fmt: skip
+    for tile in dict.fromkeys(fitted):
+        print(f"    {gpu_us(steps.ours(tile), n):7.2f} us  {tuple(tile)}", flush=True)
+
+
+def _chunks() -> None:
+    """A chunk of a prompt over the row of a cache that holds it, beside torch's over contiguous keys."""
+    for name, (q, k, d) in MODELS.items():
+        for begin, tokens in ((0, 1024), (1024, 1024), (7168, 1024), (8000, 192), (100, 412)):
+            make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+            queries, cache = torch.randn(1, tokens, q, d, **make), torch.randn(2, 2, k, 8192, d, **make)
+            end = begin + tokens
+            row = cache[:, 1:2, :, :end]  # [2, 1, K, S, D]
+            ours = [shared_array(x) for x in (queries, *(each.transpose(1, 2) for each in row))]
+            whole = [x.contiguous() for x in (queries.transpose(1, 2), *row)]
+            seen = torch.ones(tokens, end, dtype=torch.bool, device="cuda").tril(begin)
+            wanted = TF.scaled_dot_product_attention(*whole, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+            o = attention(*ours, scale=d**-0.5)[0].numpy().astype(np.float64)
+            off = float(np.linalg.norm(o - wanted.double().cpu().numpy()) / np.linalg.norm(o))
+            assert off < 1e-2, (name, begin, tokens, off)
+            us = gpu_us(functools.partial(attention, *ours, scale=d**-0.5))
+            contiguous = [shared_array(x.transpose(1, 2).contiguous()) for x in whole]
+            plain = gpu_us(functools.partial(attention, *contiguous, scale=d**-0.5))
+            flops = 4 * q * d * tokens * (begin + tokens / 2)
+            print(f"{name:13} {tokens:4} tokens after {begin:4}: {us:7.1f} us  {flops / us / 1e6:4.0f} TFLOP/s"
+                  f"  contiguous {plain:7.1f} us", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""The CUDA implementation of a generation step's attention: one launch for norms of heads, RoPE, the write into the KV
+cache, and attention over it.
+
+Plain reference: genesis/ops/attention_step.py: `attention_step`.
+
+A program takes the query heads that share a key head of a sequence, so that keys and values are read once, and a part
+of the keys. How many parts have keys is decided on the device, by the sequence's length: a captured launch serves all
+lengths. Parts go to memory in float32, and the program that comes last, by a counter, adds them up in order. It leaves
+the counter at 0 for the next launch. The token's own key and value stay in registers; the program of the last part
+writes them into the cache, which nobody reads there in this launch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda import COUNTERS, backend_of
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.precision import allow_tf32
+from genesis.dtypes import float8_e4m3fn, float32, int32
+from genesis.errors import DeviceError, ShapeError
+from genesis.kernels import maths
+from genesis.kernels.attention.common import fast_exp2, operand
+from genesis.kernels.attention.tiles import padded_head_dim
+from genesis.kernels.dependents import allow_next, can_overlap, prefetch, wait_for_previous
+from genesis.kernels.norm.norm import rsqrt
+from genesis.kernels.types import TRITON, converted, float_argument, work_type
+from genesis.ops.attention_step import LARGEST
+from genesis.ops.fp8 import lacking
+from genesis.ops.shape import contiguous
+
+__all__ = ["StepTile", "attention_step_into"]
+
+LIMIT = tl.constexpr(LARGEST)
+PROGRAMS = 512  # of a launch of few sequences: long ones fill the SMs, and programs without keys end at once
+HELD = 1 << 14  # elements that a program adds up at once
+
+
+class StepTile(NamedTuple):
+    """How the work is divided.
+
+    Attributes:
+        keys: of a tile.
+        part: the fewest keys of a part, a multiple of `keys`; parts are larger where there would be more than `splits`.
+        splits: the most parts of a sequence.
+        together: parts that are loaded at once when they are added up.
+        warps, stages: of a program, and of its pipeline.
+    """
+
+    keys: int
+    part: int
+    splits: int
+    together: int
+    warps: int
+    stages: int
+
+    def fitted(self, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
+        """The same with no more parts than are of use.
+
+        Args:
+            padded: columns of a head's tile.
+            group: query heads of a key head.
+            pairs: key heads of all sequences.
+        """
+        useful = triton.next_power_of_2(max(PROGRAMS // max(pairs, 1), 1)), triton.cdiv(capacity, self.part)
+        splits = min(self.splits, *useful)
+        held = HELD // (triton.next_power_of_2(group) * padded)
+        return self._replace(splits=splits, together=min(self.together, held or 1, triton.next_power_of_2(splits)))
+
+
+@triton.jit
+def loaded(p_x, m_x, TYPE: tl.constexpr):
+    """Keys or values, 0 where the mask is, as an operand of tl.dot."""
+    if p_x.dtype.element_ty == tl.float8e4nv:
+        b_x = tl.load(p_x.to(tl.pointer_type(tl.uint8)), mask=m_x, other=0).to(tl.float8e4nv, bitcast=True)
+    else:
+        b_x = tl.load(p_x, mask=m_x, other=0)
+    return operand(b_x, TYPE)
+
+
+@triton.jit
+def part_of(length, window, i_split, SPLITS: tl.constexpr, PART: tl.constexpr, BN: tl.constexpr):
+    """The keys [begin, end) of a part, and how many parts of the keys before `length` there are."""
+    low = length * 0
+    if window is not None:
+        low = tl.maximum(length + 1 - window, 0)
+    part = tl.maximum(tl.cdiv(tl.cdiv(length - low, SPLITS), BN) * BN, PART)
+    begin = low + i_split * part
+    return begin, tl.minimum(begin + part, length), tl.maximum(tl.cdiv(length - low, part), 1)
+
+
+@triton.jit
+def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr, SIZE: tl.constexpr,
+                  PART: tl.constexpr):  # fmt: skip
+    """Bring the first PART keys of [begin, end) and their values to L2."""
+    LINE: tl.constexpr = 1024 // p_keys.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
+    LINES: tl.constexpr = triton.next_power_of_2((SIZE + LINE - 1) // LINE)
+    o_line, o_key = tl.arange(0, LINES) * LINE, begin + tl.arange(0, PART)
+    o_kv = o_key.to(tl.int64)[:, None] * so_cache[3] + o_line[None, :] * so_cache[4]
+    m_kv = (o_key < end)[:, None] & (o_line < SIZE)[None, :]  # [PART, LINES]
+    prefetch(p_keys + o_kv, m_kv, OVERLAP)
+    prefetch(p_values + o_kv, m_kv, OVERLAP)
+
+
+@triton.jit
+def prepared_heads(p_x, o_head, m_head, p_weight, p_cos, p_sin, position, eps, WORK: tl.constexpr,
+                   SIZE: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """Heads of a token in WORK [heads, BD], normalised where there is a weight, rotated where there are tables."""
+    o_d = tl.arange(0, BD)
+    m_x = m_head[:, None] & (o_d < SIZE)[None, :]
+    b_x = converted(tl.load(p_x + o_head[:, None] * SIZE + o_d[None, :], mask=m_x, other=0), WORK)  # [heads, BD]
+    b_scale = tl.full((1,), 1, WORK)
+    if p_weight is not None:
+        b_scale = rsqrt(maths.divide(tl.sum(b_x * b_x, 1), tl.full((1,), SIZE, WORK)), eps)  # [heads]
+        b_w = converted(tl.load(p_weight + o_d, mask=o_d < SIZE, other=0), WORK)  # [BD]
+        b_x = b_x * b_scale[:, None] * b_w[None, :]
+    if p_cos is not None:
+        HALF: tl.constexpr = SIZE // 2
+        o_pair, o_other = o_d % HALF, (o_d + HALF) % SIZE
+        b_cos = converted(tl.load(p_cos + position * HALF + o_pair, mask=o_d < SIZE, other=0), WORK)  # [BD]
+        b_sin = converted(tl.load(p_sin + position * HALF + o_pair, mask=o_d < SIZE, other=0), WORK)  # [BD]
+        b_y = converted(tl.load(p_x + o_head[:, None] * SIZE + o_other[None, :], mask=m_x, other=0), WORK)
+        if p_weight is not None:
+            b_w = converted(tl.load(p_weight + o_other, mask=o_d < SIZE, other=0), WORK)
+            b_y = b_y * b_scale[:, None] * b_w[None, :]
+        b_x = b_x * b_cos[None, :] + b_y * tl.where(o_d < HALF, -b_sin, b_sin)[None, :]
+    return b_x
+
+
+@triton.jit
+def saturated(b_x, TYPE: tl.constexpr):
+    """Cast to the cache's type, in e4m3 with the largest number in the place of those beyond it; NaN stays."""
+    if tl.float8e4nv == TYPE:
+        b_x = tl.where(b_x > LIMIT, LIMIT, tl.where(b_x < -LIMIT, -LIMIT, b_x))
+    return converted(b_x, TYPE)
+
+
+@triton.jit
+def add_parts(p_parts, p_states, active, WORK: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr,
+              TOGETHER: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    """o [BG, BD] of the parts of one key head's queries, TOGETHER of them at a time, in order."""
+    o_s, o_g, o_d = tl.arange(0, TOGETHER), tl.arange(0, BG), tl.arange(0, BD)
+    b_max = tl.full((BG,), -float("inf"), WORK)
+    b_sum = tl.zeros((BG,), WORK)
+    b_acc = tl.zeros((BG, BD), WORK)
+    for first in range(0, active, TOGETHER):
+        o_part = first + o_s
+        m_state = (o_part < active)[:, None] & (o_g < GROUP)[None, :]  # [TOGETHER, BG]
+        p_state = p_states + (o_part * (2 * GROUP))[:, None] + o_g[None, :]
+        b_m = tl.load(p_state, mask=m_state, other=-float("inf"), cache_modifier=".cg")
+        b_l = tl.load(p_state + GROUP, mask=m_state, other=0, cache_modifier=".cg")
+        m_part = m_state[:, :, None] & (o_d < SIZE)[None, None, :]  # [TOGETHER, BG, BD]
+        o_x = (o_part * (GROUP * SIZE))[:, None, None] + (o_g * SIZE)[None, :, None] + o_d[None, None, :]
+        b_o = tl.load(p_parts + o_x, mask=m_part, other=0, cache_modifier=".cg")
+        b_new_max = tl.maximum(b_max, tl.max(b_m, 0))  # [BG]
+        b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # of heads that only fill the tile
+        b_factor, b_rescale = fast_exp2(b_m - b_base[None, :]), fast_exp2(b_max - b_base)
+        b_acc = b_acc * b_rescale[:, None] + tl.sum(b_o * b_factor[:, :, None], 0)
+        b_sum = b_sum * b_rescale + tl.sum(b_l * b_factor, 0)
+        b_max = b_new_max
+    return b_acc / tl.where(o_g < GROUP, b_sum, 1.0)[:, None]
+
+
+@triton.jit(do_not_specialize=["capacity", "window"])
+def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_query_weight,
+                          p_key_weight, p_active, capacity, window, scale_log2, eps, so_cache,
+                          DOT: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, TOGETHER: tl.constexpr,
+                          HEADS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+                          OVERLAP: tl.constexpr):  # fmt: skip
+    """o [B, Q, D] of qkv [B, Q + 2·K, D], over keys and values in the cache [2, B, K, S, D].
+
+    DOT is (TYPE, WORK, PRECISION) as for the other kernels of attention, TILE (BM, BN, BD) of padded query heads of a
+    group, keys, and columns; HEADS (K, Q / K, D). scale_log2 is the scale in units of log2.
+    """
+    TYPE: tl.constexpr = DOT[0]
+    WORK: tl.constexpr = DOT[1]
+    PRECISION: tl.constexpr = DOT[2]
+    KEY_HEADS: tl.constexpr = HEADS[0]
+    GROUP: tl.constexpr = HEADS[1]
+    SIZE: tl.constexpr = HEADS[2]
+    BM: tl.constexpr = TILE[0]
+    BN: tl.constexpr = TILE[1]
+    BD: tl.constexpr = TILE[2]
+    i_pair, i_split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
+    i_row, i_head = i_pair // KEY_HEADS, i_pair % KEY_HEADS
+
+    p_keys = p_cache + (i_row.to(tl.int64) * so_cache[1] + i_head.to(tl.int64) * so_cache[2])
+    p_values = p_keys + so_cache[0]
+
+    # What earlier launches left is on its way to L2 before the one before is done. It may be about to change the
+    # length: what is read here decides nothing.
+    allow_next(OVERLAP)
+    if OVERLAP:
+        early = tl.load(p_lengths + i_row, cache_modifier=".cg")
+        early = tl.where((early >= 0) & (early < capacity), early, 0).to(tl.int32)
+        begin, end, _ = part_of(early, window, i_split, SPLITS, PART, BN)
+        prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP, SIZE, PART)
+    wait_for_previous(OVERLAP)
+
+    # How many keys there are, and which of them are this program's.
+    length = tl.load(p_lengths + i_row, cache_modifier=".cg")
+    is_on = (length >= 0) & (length < capacity)
+    if p_active is not None:
+        is_on = is_on & (tl.load(p_active + i_row) != 0)
+    length = tl.where(is_on, length, 0).to(tl.int32)  # a row that is off is computed as if it were empty
+    begin, end, active = part_of(length, window, i_split, SPLITS, PART, BN)
+    if i_split >= active:
+        return
+    is_last = i_split == active - 1
+
+    # The token's own heads.
+    o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)
+    m_group, m_d, one = o_m < GROUP, o_d < SIZE, tl.arange(0, 1)
+    p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
+    b_q = prepared_heads(  # [BM, BD]
+        p_token, i_head * GROUP + o_m, m_group, p_query_weight, p_cos, p_sin, length, eps, WORK, SIZE, BD
+    )  # fmt: skip
+    i_key = KEY_HEADS * GROUP + i_head
+    b_key = prepared_heads(  # [1, BD]
+        p_token, i_key + one, one == 0, p_key_weight, p_cos, p_sin, length, eps, WORK, SIZE, BD
+    )  # fmt: skip
+    p_value = p_token + ((i_key + KEY_HEADS) * SIZE + o_d)
+    b_value = converted(tl.load(p_value, mask=m_d, other=0), WORK)[None, :]  # [1, BD]
+    o_own = length.to(tl.int64) * so_cache[3] + o_d[None, :] * so_cache[4]
+    m_own = (o_d < tl.where(is_last & is_on, SIZE, 0))[None, :]
+    tl.store(p_keys + o_own, saturated(b_key, p_cache.dtype.element_ty), mask=m_own)
+    tl.store(p_values + o_own, saturated(b_value, p_cache.dtype.element_ty), mask=m_own)
+
+    # Online softmax, which the last part begins with the token's own key.
+    b_operand = operand(b_q, TYPE)
+    b_max = tl.where(is_last, tl.sum(b_q * b_key, 1) * scale_log2, -float("inf"))  # [BM]
+    b_sum = tl.where(is_last, 1.0, 0.0).to(WORK) + tl.zeros((BM,), WORK)  # [BM]
+    b_acc = tl.where(is_last, b_value, 0.0) + tl.zeros((BM, BD), WORK)  # [BM, BD]
+    for start in tl.range(begin, end, BN, num_stages=STAGES):
+        m_key = start + o_n < end  # [BN]
+        o_kv = (start + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]
+        m_kv = m_key[:, None] & m_d[None, :]
+        b_k = loaded(p_keys + o_kv, m_kv, TYPE)  # [BN, BD]
+        b_v = loaded(p_values + o_kv, m_kv, TYPE)  # [BN, BD]
+        b_s = tl.dot(b_operand, b_k.T, input_precision=PRECISION, out_dtype=WORK) * scale_log2  # [BM, BN]
+        b_s = tl.where(m_key[None, :], b_s, -float("inf"))
+        b_new_max = tl.maximum(b_max, tl.max(b_s, 1))
+        b_p, b_rescale = fast_exp2(b_s - b_new_max[:, None]), fast_exp2(b_max - b_new_max)
+        b_acc = b_acc * b_rescale[:, None]
+        b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc, input_precision=PRECISION, out_dtype=WORK)
+        b_sum = b_sum * b_rescale + tl.sum(b_p, 1)
+        b_max = b_new_max
+
+    p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)
+    if active == 1:
+        b_o = tl.where(is_on, b_acc / b_sum[:, None], 0.0)
+        o_o = (o_m * SIZE)[:, None] + o_d[None, :]
+        tl.store(p_result + o_o, converted(b_o, p_o.dtype.element_ty), mask=m_group[:, None] & m_d[None, :])
+    else:
+        i_part = i_pair.to(tl.int64) * SPLITS + i_split
+        p_state = p_states + i_part * (2 * GROUP) + o_m
+        tl.store(p_state, b_max, mask=m_group)
+        tl.store(p_state + GROUP, b_sum, mask=m_group)
+        o_part = i_part * (GROUP * SIZE) + (o_m * SIZE)[:, None] + o_d[None, :]
+        tl.store(p_parts + o_part, b_acc, mask=m_group[:, None] & m_d[None, :])
+        tl.debug_barrier()  # all of the program's stores come before its arrival
+        if tl.atomic_add(p_counters + i_pair, 1) == active - 1:
+            BG: tl.constexpr = triton.next_power_of_2(GROUP)
+            first = i_pair.to(tl.int64) * SPLITS
+            b_o = add_parts(
+                p_parts + first * (GROUP * SIZE), p_states + first * (2 * GROUP), active, WORK, GROUP, SIZE, TOGETHER,
+                BG, BD,
+            )  # fmt: skip
+            o_g = tl.arange(0, BG)
+            o_o, m_o = (o_g * SIZE)[:, None] + o_d[None, :], (o_g < GROUP)[:, None] & m_d[None, :]
+            tl.store(p_result + o_o, converted(b_o, p_o.dtype.element_ty), mask=m_o)
+            tl.store(p_counters + i_pair, 0)
+
+
+# --- Launch -----------------------------------------------------------------------------------------------------------
+
+# By padded head dimension, of 2-byte types.
+TILES = {
+    64: StepTile(keys=128, part=256, splits=32, together=32, warps=4, stages=2),
+    128: StepTile(keys=64, part=128, splits=32, together=16, warps=4, stages=2),
+    256: StepTile(keys=32, part=64, splits=32, together=8, warps=4, stages=2),
+}
+WIDE = StepTile(keys=32, part=128, splits=32, together=8, warps=4, stages=1)  # of float32 and float64
+
+
+def _tile(itemsize: int, padded: int) -> StepTile:
+    return TILES[max(padded, 64)] if itemsize == 2 else WIDE
+
+
+def attention_step_into(
+    out: Array, qkv: Array, cache: Array, lengths: Array, cos: Array | None = None, sin: Array | None = None,
+    query_weight: Array | None = None, key_weight: Array | None = None, active: Array | None = None, *, scale: float,
+    window: int = 0, eps: float = 0.0, tile: StepTile | None = None,
+) -> None:  # fmt: skip
+    """Launch the kernel, with a given division of the work or the table's."""
+    _, batch, key_heads, capacity, size = cache.shape
+    backend, group = backend_of(qkv.device), out.shape[1] // key_heads
+    capability, padded = backend.driver.properties.capability, padded_head_dim(size)
+    if cache.dtype is float8_e4m3fn and (lack := lacking(capability, qkv.device)) is not None:
+        raise DeviceError(f"a KV cache in {cache.dtype.name} {lack}", next="keep it in the model's type")
+    if padded > 256 or batch * key_heads > COUNTERS:
+        what = f"attention_step: {batch * key_heads} key heads of {size} columns"
+        raise ShapeError(what, next=f"the CUDA kernel takes at most {COUNTERS} of at most 256")
+    if not out.size:
+        return
+    t = tile or _tile(qkv.dtype.itemsize, padded).fitted(padded, group, batch * key_heads, capacity)
+    work = work_type(qkv.dtype)
+    parts, states = (
+        empty((batch * key_heads, t.splits, group, n), work, qkv.device) if t.splits > 1 else None for n in (size, 2)
+    )
+    counters = Array(backend.counters, (COUNTERS,), (1,), int32, qkv.device, 0)
+    qkv, lengths, *rest = (
+        None if x is None else contiguous(x) for x in (qkv, lengths, cos, sin, query_weight, key_weight, active)
+    )
+    launch(
+        attention_step_kernel, batch * key_heads * t.splits, out, parts, states, counters, qkv, cache, lengths, *rest,
+        capacity, window or None, float_argument(scale / math.log(2), work), float_argument(eps, work), cache.strides,
+        DOT=(TRITON[qkv.dtype.name], TRITON[work.name], "tf32" if qkv.dtype is float32 and allow_tf32 else "ieee"),
+        SPLITS=t.splits, PART=t.part, TOGETHER=t.together, HEADS=(key_heads, group, size),
+        TILE=(max(16, triton.next_power_of_2(group)), t.keys, padded), STAGES=t.stages,
+        OVERLAP=can_overlap(qkv), num_warps=t.warps,
+    )  # fmt: skip
+
+
+@cuda_impl("attention_step")
+def attention_step(out: Array, *inputs: Array | None, **attrs: Any) -> None:
+    """o = softmax(scale·q·kᵀ)·v over the cache and the token itself, whose key and value are written into the cache."""
+    attention_step_into(out, *inputs, **attrs)

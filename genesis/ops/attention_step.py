@@ -1,0 +1,150 @@
+"""Attention of one token of each sequence over a KV cache, with what comes before it: norms of heads, rotation, the
+write of the token's key and value into the cache.
+
+A row of the batch is a sequence, whose length is read from memory: on a device no step needs the host for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.dtypes import BOOL, INTEGER, DType, float8_e4m3fn, float32, int64
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Spec, op
+from genesis.ops.blocks import upcast
+
+__all__ = ["LARGEST", "attention_step"]
+
+LARGEST = 448.0  # of the finite numbers of e4m3; a cache in it holds larger ones as this
+
+
+def _infer(
+    qkv: Array,
+    cache: Array,
+    lengths: Array,
+    cos: Array | None = None,
+    sin: Array | None = None,
+    query_weight: Array | None = None,
+    key_weight: Array | None = None,
+    active: Array | None = None,
+    *,
+    scale: float,
+    window: int = 0,
+    eps: float = 0.0,
+) -> Spec:
+    if qkv.ndim != 3 or cache.ndim != 5:
+        raise ShapeError(f"attention_step takes qkv [B, Q + 2·K, D] and a cache [2, B, K, S, D], got {qkv.shape} and"
+                         f" {cache.shape}")  # fmt: skip
+    batch, both, size = qkv.shape
+    key_heads, capacity = cache.shape[2:4]
+    heads = both - 2 * key_heads
+    if cache.shape != (2, batch, key_heads, capacity, size) or key_heads < 1 or heads < 1 or heads % key_heads:
+        raise ShapeError(f"attention_step: a cache {cache.shape} for qkv {qkv.shape}, of {heads} query heads")
+    for name, x in (("lengths", lengths), ("active", active)):
+        if x is not None and (x.shape != (batch,) or x.dtype.category not in (INTEGER, BOOL)):
+            raise ShapeError(f"attention_step: {name} must be integers [{batch}], got {x.dtype} {x.shape}")
+    if lengths.dtype is not int64:
+        raise DTypeError(f"attention_step takes int64 lengths, got {lengths.dtype}")
+    _check_tables(cos, sin, capacity, size)
+    if (query_weight is None) != (key_weight is None) or any(
+        w is not None and w.shape != (size,) for w in (query_weight, key_weight)
+    ):
+        raise ShapeError(f"attention_step: the weights of both norms are [{size}]")
+    _check_types(qkv.dtype, cache)
+    return Spec((batch, heads, size), qkv.dtype)
+
+
+def _check_tables(cos: Array | None, sin: Array | None, capacity: int, size: int) -> None:
+    if cos is None and sin is None:
+        return
+    if cos is None or sin is None:
+        raise ShapeError("attention_step: cos and sin belong together")
+    if size % 2 or cos.shape != sin.shape or cos.shape[1:] != (size // 2,) or cos.shape[0] < capacity:
+        raise ShapeError(f"attention_step: cos {cos.shape} and sin {sin.shape} for {capacity} positions of {size}")
+
+
+def _check_types(dtype: DType, cache: Array) -> None:
+    coded = cache.dtype is float8_e4m3fn and dtype.itemsize in (2, 4)
+    if not dtype.is_floating_point or not (coded or cache.dtype is dtype):
+        what = f"attention_step takes a cache of qkv's float type or {float8_e4m3fn.name}"
+        raise DTypeError(f"{what}, got {cache.dtype} and {dtype}")
+    if cache.overlaps_itself():
+        raise ShapeError(f"attention_step: elements of a cache of strides {cache.strides} share memory")
+
+
+def _flops(inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
+    """As if the cache were full: lengths are values."""
+    return 4 * outputs[0].size * inputs[1].shape[3]
+
+
+def _rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Each pair (x[i], x[i + D/2]) of heads `[heads, D]` by its angle."""
+    left, right = np.split(x, 2, axis=1)
+    return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=1)
+
+
+def _normalised(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    found: np.ndarray = x * (1 / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps)) * upcast(weight)
+    return found
+
+
+def _put(values: np.ndarray, target: np.ndarray) -> None:
+    """Store in the cache's type, e4m3 with the largest number in the place of those beyond it."""
+    if target.dtype == float8_e4m3fn.numpy:
+        values = np.clip(values, -LARGEST, LARGEST)
+    target[...] = values
+
+
+@op("attention_step", _infer, mutates=(1,), flops=_flops)
+def attention_step(
+    out: np.ndarray,
+    qkv: np.ndarray,
+    cache: np.ndarray,
+    lengths: np.ndarray,
+    cos: np.ndarray | None = None,
+    sin: np.ndarray | None = None,
+    query_weight: np.ndarray | None = None,
+    key_weight: np.ndarray | None = None,
+    active: np.ndarray | None = None,
+    *,
+    scale: float,
+    window: int = 0,
+    eps: float = 0.0,
+) -> None:
+    """o = softmax(scale·q·kᵀ)·v over the keys of each sequence, those in the cache and the token's own.
+
+    Queries and keys are normalised by head where there are weights, then rotated where there are cos and sin. Key and
+    value are written into the cache at the sequence's length. A row that is not active, or whose cache is full, gives 0
+    and writes nothing; what a cache holds from a row's length on is never read. Without gradient.
+
+    Args:
+        qkv: `[B, Q + 2·K, D]`, queries, keys and values of a token of each sequence.
+        cache: `[2, B, K, S, D]`, keys and values; of qkv's type or e4m3, which holds at most ±448.
+        lengths: int64 `[B]`, tokens in the cache before this one, which is its position.
+        cos, sin: of the angles of each position, `[at least S, D/2]`.
+        query_weight, key_weight: of RMSNorm by head, `[D]`, with `eps`.
+        active: `[B]`, 0 for rows that take no part; None means that all do.
+        window: with a positive value, only the last `window` keys up to the token's own are seen.
+    """
+    key_heads, capacity = cache.shape[2:4]
+    heads = qkv.shape[1] - 2 * key_heads
+    for row, length in enumerate(lengths.tolist()):
+        if not 0 <= length < capacity or (active is not None and not active[row]):
+            out[row] = 0
+            continue
+        q, k, v = np.split(upcast(qkv[row]), [heads, heads + key_heads])
+        if query_weight is not None and key_weight is not None:
+            q, k = _normalised(q, query_weight, eps), _normalised(k, key_weight, eps)
+        if cos is not None and sin is not None:
+            q, k = (_rotated(x, upcast(cos[length]), upcast(sin[length])) for x in (q, k))
+        low = max(0, length + 1 - window) if window else 0
+        wide = q.dtype if q.dtype.itemsize > 4 else np.dtype(float32.numpy)
+        before = cache[:, row, :, low:length].astype(wide)  # [2, K, n, D]
+        keys, values = np.concatenate([before, np.stack([k, v])[:, :, None]], axis=2)
+        scores = q.reshape(key_heads, -1, q.shape[1]) @ keys.swapaxes(1, 2) * wide.type(scale)  # [K, Q / K, n + 1]
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        out[row] = (weights @ values / weights.sum(axis=2, keepdims=True)).reshape(heads, -1)
+        _put(np.stack([k, v]), cache[:, row, :, length])

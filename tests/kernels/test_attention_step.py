@@ -1,0 +1,216 @@
+"""Attention of one token over a KV cache: parts of the keys and their sum, windows, caches in 8-bit floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genesis.array import Array, empty
+from genesis.backend import Device, backend_for
+from genesis.backend.cuda import backend_of
+from genesis.dtypes import DType, bfloat16, bool_, float8_e4m3fn, float16, float32, int64
+from genesis.errors import ShapeError
+from genesis.kernels.attention.attention_step import StepTile, attention_step_into
+from genesis.ops.attention import attention
+from genesis.ops.attention_step import attention_step
+
+CUDA = Device("cuda", 0)
+# A bound of the relative error in norm of results, whose terms are rounded to the type.
+TOLERANCE = {bfloat16: 1e-2, float16: 1.5e-3, float32: 2e-6}
+SMALL = StepTile(keys=16, part=32, splits=4, together=2, warps=4, stages=2)  # parts of up to 32 keys from 0 to 128 keys
+
+
+def on_gpu(values: np.ndarray, dtype: DType) -> Array:
+    array = empty(values.shape, dtype, CUDA)
+    backend_for(CUDA).from_numpy(values, array)
+    return array
+
+
+class Case:
+    """Inputs of a step on the host, in the type; the cache is NaN from each row's length on.
+
+    Args:
+        shape: sequences, query heads, key heads, capacity, head size.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int, int, int], lengths: list[int], dtype: DType, kept: DType | None = None,
+        norms: bool = False, rotates: bool = True,
+    ) -> None:  # fmt: skip
+        b, q, k, s, d = shape
+        rng = np.random.default_rng(sum(shape))
+        self.dtype, self.kept, self.heads = dtype, kept or dtype, q
+        self.qkv = rng.standard_normal((b, q + 2 * k, d)).astype(dtype.numpy)
+        cache = rng.standard_normal((2, b, k, s, d)).astype(self.kept.numpy)
+        cache[np.broadcast_to((np.arange(s) >= np.array(lengths)[:, None])[:, None, :, None], cache.shape)] = np.nan
+        self.cache, self.lengths = cache, np.array(lengths)
+        angles = rng.uniform(-3, 3, (s, d // 2)).astype(np.float32)
+        self.tables: list[np.ndarray | None] = [np.cos(angles), np.sin(angles)] if rotates else [None, None]
+        self.weights = [rng.uniform(0.5, 2, d).astype(dtype.numpy) if norms else None for _ in range(2)]
+        self.attrs: dict[str, Any] = {"scale": d**-0.5, "eps": 1e-6 if norms else 0.0}
+
+    def expected(self, active: np.ndarray | None = None, **attrs: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The reference's result and cache."""
+        out = np.full((len(self.lengths), self.heads, self.qkv.shape[2]), np.nan, self.dtype.numpy)
+        cache = self.cache.copy()
+        inputs = (self.qkv, cache, self.lengths, *self.tables, *self.weights, active)
+        attention_step.reference(out, *inputs, **self.attrs, **attrs)
+        return out, cache
+
+    def found(
+        self, tile: StepTile | None = SMALL, active: np.ndarray | None = None, **attrs: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The kernel's, with a given division of the work or the table's."""
+        types = (self.dtype, self.kept, int64, float32, float32, self.dtype, self.dtype, bool_)
+        values = (self.qkv, self.cache, self.lengths, *self.tables, *self.weights, active)
+        inputs = [None if x is None else on_gpu(x, t) for x, t in zip(values, types, strict=True)]
+        out = empty((len(self.lengths), self.heads, self.qkv.shape[2]), self.dtype, CUDA)
+        if tile is None:
+            out = attention_step(*inputs, **self.attrs, **attrs)
+        else:
+            attention_step_into(out, *inputs, **self.attrs, **attrs, tile=tile)
+        return out.numpy(), inputs[1].numpy()  # type: ignore[union-attr]
+
+
+def check(case: Case, tile: StepTile | None = SMALL, active: np.ndarray | None = None, **attrs: Any) -> None:
+    """The kernel's result is the reference's, and so is the cache: what was not written has its bits."""
+    (o, cache), (wanted, kept) = case.found(tile, active, **attrs), case.expected(active, **attrs)
+    o, wanted = o.astype(np.float64), wanted.astype(np.float64)
+    for row, length in enumerate(case.lengths):
+        error = np.linalg.norm(o[row] - wanted[row]) / max(np.linalg.norm(wanted[row]), 1e-30)
+        assert error <= TOLERANCE[case.dtype], (row, length, error)
+    written = np.zeros(cache.shape[:4], bool)
+    for row, length in enumerate(case.lengths):
+        if 0 <= length < cache.shape[3] and (active is None or active[row]):
+            written[:, row, :, length] = True
+    assert cache[~written].tobytes() == case.cache[~written].tobytes()
+    a, b = (x[written].astype(np.float64) for x in (cache, kept))
+    assert np.abs(a - b).max(initial=0) <= np.abs(b).max(initial=0) * float(np.finfo(np.float32).eps) * 2 + (
+        0 if case.kept is float32 else 2.0 ** -{bfloat16: 7, float16: 10, float8_e4m3fn: 2}[case.kept]
+    )
+    counters = Array(backend_of(CUDA).counters, (64,), (1,), float32, CUDA, 0)
+    assert not counters.numpy().any()
+
+
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16])
+def test_parts_of_unequal_sequences_add_up(dtype: DType) -> None:
+    check(Case((5, 4, 2, 160, 16), [0, 1, 32, 33, 159], dtype))
+
+
+@pytest.mark.parametrize("lengths", [[31, 32], [64, 65], [127, 128], [129, 158]])
+def test_parts_grow_where_there_would_be_too_many(lengths: list[int]) -> None:
+    check(Case((2, 2, 1, 160, 16), lengths, float32))
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 7])
+@pytest.mark.parametrize("size", [16, 64, 96, 128, 256])
+def test_groups_and_heads_of_any_size(group: int, size: int) -> None:
+    check(Case((1, 2 * group, 2, 80, size), [70], bfloat16 if size != 96 else float32))
+
+
+def test_groups_larger_than_a_tile() -> None:
+    check(Case((1, 24, 1, 80, 16), [70], float32))
+
+
+@pytest.mark.parametrize("window", [1, 2, 33, 64, 100, 1000])
+def test_windows(window: int) -> None:
+    check(Case((4, 2, 1, 160, 16), [0, 63, 100, 159], float32), window=window)
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+@pytest.mark.parametrize("rotates", [False, True])
+def test_norms_of_heads(dtype: DType, rotates: bool) -> None:
+    check(Case((2, 4, 2, 80, 32), [5, 70], dtype, norms=True, rotates=rotates))
+
+
+def test_without_positions() -> None:
+    check(Case((2, 4, 2, 80, 32), [5, 70], float32, rotates=False))
+
+
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16])
+def test_a_cache_in_8_bit_floats_holds_the_largest_number_at_most(dtype: DType) -> None:
+    case = Case((2, 4, 2, 80, 32), [5, 70], dtype, float8_e4m3fn, rotates=False)
+    case.qkv[0, 4:, 0] = 1000
+    case.qkv[1, 4:, 1] = -1000
+    check(case)
+    cache = case.found()[1].astype(np.float32)
+    assert (cache[:, 0, :, 5, 0] == 448).all()
+    assert (cache[:, 1, :, 70, 1] == -448).all()
+
+
+def test_rows_that_are_off_or_full_write_nothing_and_give_0() -> None:
+    case = Case((4, 4, 2, 48, 16), [40, 40, 48, -1], float32)
+    active = np.array([True, False, True, True])
+    check(case, active=active)
+    assert not case.found(active=active)[0][1:].any()
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+def test_the_same_as_attention_over_all_keys(dtype: DType) -> None:
+    case = Case((1, 4, 2, 200, 64), [150], dtype, rotates=False)
+    o = case.found()[0].astype(np.float64)
+    q, k, v = np.split(case.qkv, [4, 6], axis=1)
+    keys, values = (
+        np.concatenate([before[0, :, :150].swapaxes(0, 1), own])[None]
+        for before, own in zip(case.cache, (k, v), strict=True)
+    )
+    whole = [on_gpu(x, dtype) for x in (q[:, None], keys, values)]
+    wanted = attention(*whole, scale=case.attrs["scale"])[0].numpy()[:, 0].astype(np.float64)
+    assert np.linalg.norm(o - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("shape", [(1, 14, 2, 700, 64), (3, 4, 2, 300, 128), (1, 2, 1, 200, 256)])
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+def test_the_division_of_the_table(shape: tuple[int, int, int, int, int], dtype: DType) -> None:
+    b, s = shape[0], shape[3]
+    check(Case(shape, [s - 1 - 150 * i if s > 300 or i < 2 else 0 for i in range(b)], dtype), tile=None)
+
+
+def test_the_same_bits_again() -> None:
+    case = Case((3, 4, 2, 160, 16), [20, 100, 159], bfloat16)
+    assert case.found()[0].tobytes() == case.found()[0].tobytes()
+
+
+def test_a_layer_of_the_cache_is_written_in_its_place() -> None:
+    case = Case((2, 4, 2, 48, 16), [40, 3], float32)
+    whole = on_gpu(np.zeros((3, *case.cache.shape), np.float32), float32)
+    layer = whole.view(case.cache.shape, whole.strides[1:], whole.offset + whole.strides[0])
+    backend_for(CUDA).from_numpy(case.cache, layer)
+    inputs = [
+        on_gpu(x, t) for x, t in ((case.qkv, float32), (case.lengths, int64), *((x, float32) for x in case.tables))
+    ]
+    out = attention_step(inputs[0], layer, *inputs[1:], **case.attrs)
+    wanted, cache = case.expected()
+    assert np.abs(out.numpy() - wanted).max() < 1e-5
+    assert not whole.numpy()[[0, 2]].any()
+    assert np.nanmax(np.abs(whole.numpy()[1] - cache)) < 1e-6
+
+
+def test_a_cache_in_another_order() -> None:
+    case = Case((2, 4, 2, 48, 16), [40, 3], float32)
+    moved = on_gpu(np.ascontiguousarray(case.cache.swapaxes(2, 3)), float32)  # [2, B, S, K, D]
+    s = moved.strides
+    cache = moved.view(case.cache.shape, (s[0], s[1], s[3], s[2], s[4]), moved.offset)
+    qkv, tables = on_gpu(case.qkv, float32), [on_gpu(x, float32) for x in case.tables if x is not None]
+    out = attention_step(qkv, cache, on_gpu(case.lengths, int64), *tables, **case.attrs).numpy()
+    o, kept = case.found(None)
+    assert out.tobytes() == o.tobytes()
+    assert cache.numpy().tobytes() == kept.tobytes()
+
+
+def test_a_cache_whose_elements_share_memory_is_refused() -> None:
+    case = Case((2, 4, 2, 48, 16), [40, 3], float32, rotates=False)
+    cache = on_gpu(case.cache, float32)
+    shared = cache.view(cache.shape, (*cache.strides[:3], 0, 1), cache.offset)
+    with pytest.raises(ShapeError, match="share memory"):
+        attention_step(on_gpu(case.qkv, float32), shared, on_gpu(case.lengths, int64), **case.attrs)
+
+
+def test_few_sequences_have_many_parts() -> None:
+    tile = StepTile(128, 256, 32, 32, 4, 2)
+    assert [tile.fitted(64, 7, pairs, 8192).splits for pairs in (2, 64, 1000)] == [32, 8, 1]
+    assert tile.fitted(64, 7, 2, 200).splits == 1
+    assert tile.fitted(64, 7, 2, 8192).together == 32
+    assert tile.fitted(128, 8, 2, 8192).together == 16
