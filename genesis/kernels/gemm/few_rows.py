@@ -1,0 +1,309 @@
+"""Matmuls of at most 32 rows, as generation makes them: each element of the weight is read once, by all SMs.
+
+Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; norm_linear.py; norm_mlp.py; quantized_linear.py.
+
+y = x·Wᵀ, with RMSNorm of x before it, and a scale for each row of W, bias, residual or SwiGLU after it. Such a matmul
+takes as long as its weight takes from memory, a microsecond or two, so that latency counts: every launch is alone, and
+overlaps with the one before it (`genesis.kernels.dependents`): it lets the next one in at once, asks for its rows of W
+to be brought to L2, and waits.
+
+Every program has all of K for BN rows of W: nothing is left to combine. One row of x is multiplied on the CUDA cores;
+more rows on the tensor cores, each warp with a slice of K, and the warps' sums are added at the end. A row's result
+does not depend on the rows beside it; between one row, up to 16 and up to 32 the order of its sums differs.
+
+The factors of a norm's rows are applied to the finished sums, so that x is read once: in float16, where x·scale can
+overflow, x is read twice and normalised first. Sums are float32.
+
+Tiles: x `[BM, BK]`, W `[BN, BK]`; on the tensor cores BS of both, side by side along K.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array
+from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.precision import allow_tf32
+from genesis.dtypes import DType, bfloat16, float16, float32
+from genesis.kernels.dependents import allow_next, can_overlap, prefetch, wait_for_previous
+from genesis.kernels.gemm.gated import swiglu
+from genesis.kernels.types import TRITON, converted
+
+__all__ = ["MAX_ROWS", "FewRowsTile", "Norm", "choose_tile", "few_rows_into", "few_rows_swiglu_into", "is_for_few_rows"]
+
+MAX_ROWS = 32
+LINE = 128  # bytes of a line of L2
+
+
+class FewRowsTile(NamedTuple):
+    """How the matmul is tiled.
+
+    Attributes:
+        bn: rows of W (SwiGLU: of gate and of up) of a program.
+        bk: elements along K; on the tensor cores those of one warp's slice.
+        warps: of a program.
+        steps: tiles along K whose loads are issued together; on the tensor cores stages of the pipeline.
+        prefetch: programs that ask for their rows of W early.
+    """
+
+    bn: int
+    bk: int
+    warps: int
+    steps: int
+    prefetch: int
+
+
+class Norm(NamedTuple):
+    """RMSNorm of x: its weight `[K]`, epsilon, and where 1 / rms `[M]` goes, if anywhere."""
+
+    scale: Array
+    eps: float
+    rstd: Array | None = None
+
+
+# --- The kernels ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def prefetch_rows(p_w, i_n, n, k, w_row, OVERLAP: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
+    """Ask for BN rows of W from i_n on. A line of L2 holds SPAN elements."""
+    o_n, o_k = i_n + tl.arange(0, BN), tl.arange(0, 64) * SPAN
+    p_n = p_w + o_n.to(tl.int64)[:, None] * w_row
+    for i_k in range(0, k, 64 * SPAN):
+        prefetch(p_n + (i_k + o_k)[None, :], (o_n < n)[:, None] & (i_k + o_k < k)[None, :], OVERLAP)  # [BN, 64]
+
+
+@triton.jit
+def rms_reciprocal(b_square, k, eps):
+    """1 / rms of rows from their sums of squares."""
+    return 1 / tl.sqrt_rn(b_square / k + eps)
+
+
+@triton.jit
+def store_rows(b_y, p_y, p_bias, p_residual, p_w_scale, o_m, o_n, m, n, y_row):
+    """y [BM, BN] = sums·diag(w_scale) + bias + residual, cast once; what was stored."""
+    TYPE: tl.constexpr = p_y.dtype.element_ty
+    mask, m_n = (o_m < m)[:, None] & (o_n < n)[None, :], o_n < n
+    o_y = o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]
+    if p_w_scale is not None:
+        b_y = b_y * tl.load(p_w_scale + o_n, mask=m_n, other=0.0)[None, :]
+    if p_bias is not None:
+        b_y = b_y + converted(tl.load(p_bias + o_n, mask=m_n, other=0.0), tl.float32)[None, :]
+    if p_residual is not None:
+        b_y = b_y + converted(tl.load(p_residual + o_y, mask=mask, other=0.0), tl.float32)
+    b_y = converted(b_y, TYPE)
+    tl.store(p_y + o_y, b_y, mask=mask)
+    return b_y
+
+
+@triton.jit
+def finish_rows(b_y, b_up, p_y, p_h, p_bias, p_residual, p_w_scale, o_m, o_n, m, n, y_row):
+    """Store y, or gate and up beside each other and h = silu(gate)·up."""
+    b_y = store_rows(b_y, p_y, p_bias, p_residual, p_w_scale, o_m, o_n, m, n, y_row)
+    if p_h is not None:
+        p_up_scale = None
+        if p_w_scale is not None:
+            p_up_scale = p_w_scale + n
+        b_up = store_rows(b_up, p_y + n, None, None, p_up_scale, o_m, o_n, m, n, y_row)
+        mask = (o_m < m)[:, None] & (o_n < n)[None, :]
+        tl.store(
+            p_h + o_m.to(tl.int64)[:, None] * n + o_n[None, :],
+            converted(swiglu(b_y, b_up), p_h.dtype.element_ty),
+            mask=mask,
+        )
+
+
+@triton.jit
+def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, k, w_row, eps,
+                   OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                   STEPS: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+    """One row of x with BN rows of W, or BN of gate and of up."""
+    allow_next(OVERLAP)
+    i_n = tl.program_id(0) * BN
+    if OVERLAP and tl.program_id(0) < EARLY:
+        prefetch_rows(p_w, i_n, n, k, w_row, OVERLAP, BN, SPAN)
+        if p_up is not None:
+            prefetch_rows(p_up, i_n, n, k, w_row, OVERLAP, BN, SPAN)
+    wait_for_previous(OVERLAP)
+    o_n, o_zero = i_n + tl.arange(0, BN), tl.arange(0, BN) * 0
+    o_w = o_n.to(tl.int64)[:, None] * w_row
+    b_acc = tl.zeros((BN, BK), tl.float32)
+    b_acc_up, b_square = b_acc, b_acc
+    for i_k in range(0, k, BK * STEPS):
+        for i in tl.static_range(STEPS):
+            o_k = i_k + i * BK + tl.arange(0, BK)
+            mask = (o_n < n)[:, None] & (o_k < k)[None, :]
+            b_w = tl.load(p_w + o_w + o_k[None, :], mask=mask, other=0.0)  # [BN, BK]
+            # x as a tile of W's shape, so that its elements come to the threads that need them
+            o_x = o_zero[:, None] + o_k[None, :]
+            b_x = converted(tl.load(p_x + o_x, mask=mask, other=0.0), tl.float32)
+            if p_norm is not None:
+                b_square += b_x * b_x
+                b_x = b_x * converted(tl.load(p_norm + o_x, mask=mask, other=0.0), tl.float32)
+            b_acc += b_x * converted(b_w, tl.float32)
+            if p_up is not None:
+                b_acc_up += b_x * converted(tl.load(p_up + o_w + o_k[None, :], mask=mask, other=0.0), tl.float32)
+    b_y, b_up, o_m = tl.sum(b_acc, 1), tl.sum(b_acc_up, 1), tl.arange(0, 1)
+    if p_norm is not None:
+        b_rstd = rms_reciprocal(tl.sum(b_square, 1), k, eps)  # [BN], the same in all
+        b_y, b_up = b_y * b_rstd, b_up * b_rstd
+        if p_rstd is not None:
+            tl.store(p_rstd + o_zero, b_rstd, mask=o_n == 0)
+    finish_rows(b_y[None, :], b_up[None, :], p_y, p_h, p_bias, p_residual, p_w_scale, o_m, o_n, 1, n, 2 * n)
+
+
+@triton.jit
+def load_slices(p, o_rows, o_k, rows, k, stride):
+    """Tiles [BS, rows, BK] along K."""
+    mask = (o_rows < rows)[None, :, None] & (o_k < k)[:, None, :]
+    return tl.load(p + o_rows.to(tl.int64)[None, :, None] * stride + o_k[:, None, :], mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["m"])
+def few_rows_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, m, n, k, x_row, w_row,
+                    y_row, eps, DOT: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+                    EARLY: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
+                    ):  # fmt: skip
+    """Up to BM rows of x with BN rows of W, or BN of gate and of up."""
+    allow_next(OVERLAP)
+    i_n = tl.program_id(0) * BN
+    if OVERLAP and tl.program_id(0) < EARLY:
+        prefetch_rows(p_w, i_n, n, k, w_row, OVERLAP, BN, 128 // p_w.dtype.element_ty.primitive_bitwidth * 8)
+        if p_up is not None:
+            prefetch_rows(p_up, i_n, n, k, w_row, OVERLAP, BN, 128 // p_w.dtype.element_ty.primitive_bitwidth * 8)
+    wait_for_previous(OVERLAP)
+    TWICE: tl.constexpr = tl.float16 == DOT
+    o_m, o_n = tl.arange(0, BM), i_n + tl.arange(0, BN)
+    o_s = (tl.arange(0, BS) * BK)[:, None] + tl.arange(0, BK)[None, :]  # [BS, BK]
+    b_square, b_rstd = tl.zeros((BS, BM, BK), tl.float32), tl.zeros((BM,), tl.float32)
+    if p_norm is not None and TWICE:
+        for i_k in range(0, k, BS * BK):
+            b_x = converted(load_slices(p_x, o_m, i_k + o_s, m, k, x_row), tl.float32)
+            b_square += b_x * b_x
+        b_rstd = rms_reciprocal(tl.sum(tl.sum(b_square, 2), 0), k, eps)
+    b_acc = tl.zeros((BS, BM, BN), tl.float32)
+    b_acc_up = b_acc
+    for i_k in tl.range(0, k, BS * BK):
+        o_k = i_k + o_s
+        b_w = load_slices(p_w, o_n, o_k, n, k, w_row)  # [BS, BN, BK]
+        b_x = load_slices(p_x, o_m, o_k, m, k, x_row)  # [BS, BM, BK]
+        if p_norm is not None:
+            b_x = converted(b_x, tl.float32)
+            if TWICE:
+                b_x = b_x * b_rstd[None, :, None]
+            else:
+                b_square += b_x * b_x
+            b_norm = tl.load(p_norm + o_k[:, None, :], mask=(o_k < k)[:, None, :], other=0.0)
+            b_x = b_x * converted(b_norm, tl.float32)
+        b_x = converted(b_x, DOT)
+        b_w = tl.permute(converted(b_w, DOT), (0, 2, 1))
+        b_acc = tl.dot(b_x, b_w, b_acc, input_precision=PRECISION)
+        if p_up is not None:
+            b_w = tl.permute(converted(load_slices(p_up, o_n, o_k, n, k, w_row), DOT), (0, 2, 1))
+            b_acc_up = tl.dot(b_x, b_w, b_acc_up, input_precision=PRECISION)
+    b_y, b_up = tl.sum(b_acc, 0), tl.sum(b_acc_up, 0)  # [BM, BN]
+    if p_norm is not None:
+        if not TWICE:
+            b_rstd = rms_reciprocal(tl.sum(tl.sum(b_square, 2), 0), k, eps)
+            b_y, b_up = b_y * b_rstd[:, None], b_up * b_rstd[:, None]
+        if p_rstd is not None:
+            tl.store(p_rstd + o_m, b_rstd, mask=o_m < tl.where(i_n == 0, m, 0))
+    finish_rows(b_y, b_up, p_y, p_h, p_bias, p_residual, p_w_scale, o_m, o_n, m, n, y_row)
+
+
+# --- Launching --------------------------------------------------------------------------------------------------------
+
+
+def choose_tile(m: int, n: int, k: int, itemsize: int, sm_count: int, halves: int = 1) -> FewRowsTile:
+    """The tile for m rows of x and n rows of W (of each of `halves` weights), from how evenly programs fill the SMs.
+
+    Args:
+        itemsize: bytes of an element of W.
+    """
+    if m == 1:
+        bn = 4
+        while bn < 16 // halves and n >= 4 * bn * sm_count:
+            bn *= 2
+        bk = min(max(triton.next_power_of_2(k), 128), 1024)
+        return FewRowsTile(bn, bk, 8 if bn * bk >= 4096 else 4, min(triton.cdiv(k, bk), 4), 4 * sm_count)
+    # A program reads BN rows of W and all rows of x: the fewest bytes in the last wave to end.
+    fitting = [bn for bn in (8, 16, 32, 64) if bn * halves <= 128 // max(itemsize, 2)]
+    bn = min(fitting, key=lambda bn: triton.cdiv(triton.cdiv(n, bn), sm_count) * (halves * bn + m / 2))
+    bk = (128 if bn * halves <= 16 and m <= 16 and itemsize < 4 else 64) // max(itemsize, 2)
+    return FewRowsTile(bn, bk, 8, 3 if bn * halves <= 32 else 2, 2 * sm_count)
+
+
+def is_for_few_rows(x: Array, *weights: Array) -> bool:
+    """Whether these kernels take x·Wᵀ: few rows, floats of at most 4 bytes, rows of all weights contiguous."""
+    k = x.shape[-1]
+    return (
+        0 < x.size <= MAX_ROWS * k
+        and x.dtype in (bfloat16, float16, float32)
+        and all(w.size and w.strides[1] == 1 for w in weights)
+    )
+
+
+def few_rows_into(
+    out: Array, x: Array, weight: Array, *, norm: Norm | None = None, bias: Array | None = None,
+    residual: Array | None = None, w_scale: Array | None = None, tile: FewRowsTile | None = None,
+) -> None:  # fmt: skip
+    """out = norm(x)·(diag(w_scale)·W)ᵀ + bias + residual, rounded once.
+
+    Args:
+        out: `[M, N]`, rows contiguous, of any distance.
+        x: `[M, K]`, likewise; see `is_for_few_rows`.
+        weight: `[N, K]`, likewise, of x's dtype, or int8 or e4m3.
+        bias, w_scale: `[N]`, contiguous, w_scale in float32.
+        residual: of out's shape and strides.
+        tile: instead of the rule's choice, for benchmarks.
+    """
+    _launch(out, None, x, (weight,), norm, bias, residual, w_scale, tile)
+
+
+def few_rows_swiglu_into(
+    h: Array, gate_up: Array, x: Array, gate: Array, up: Array, *, norm: Norm | None = None,
+    w_scale: Array | None = None, tile: FewRowsTile | None = None,
+) -> None:  # fmt: skip
+    """gate_up = norm(x)·(diag(w_scale)·[gate | up])ᵀ, h = silu(gate)·up of gate and up as they are stored.
+
+    Args:
+        h: `[M, F]`, contiguous.
+        gate_up: `[M, 2·F]`, contiguous.
+        gate, up: `[F, K]`, of the same row stride.
+        w_scale: `[2·F]`.
+    """
+    _launch(gate_up, h, x, (gate, up), norm, None, None, w_scale, tile)
+
+
+def _launch(
+    out: Array, h: Array | None, x: Array, weights: tuple[Array, ...], norm: Norm | None, bias: Array | None,
+    residual: Array | None, w_scale: Array | None, tile: FewRowsTile | None,
+) -> None:  # fmt: skip
+    (m, k), weight, up = x.shape, weights[0], weights[1] if h is not None else None
+    n, itemsize, overlap = weight.shape[0], weight.dtype.itemsize, can_overlap(x)
+    t = tile or choose_tile(m, n, k, itemsize, backend_of(x.device).driver.properties.sm_count, len(weights))
+    scale, eps, rstd = norm or (None, 0.0, None)
+    rows: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
+    how: dict[str, Any] = {"OVERLAP": overlap, "EARLY": t.prefetch, "BN": t.bn, "BK": t.bk, "num_warps": t.warps}
+    grid = triton.cdiv(n, t.bn)
+    if m == 1:
+        launch(
+            one_row_kernel, grid, *rows, n, k, weight.strides[0], float(eps), STEPS=t.steps, SPAN=LINE // itemsize,
+            **how,
+        )  # fmt: skip
+        return
+    launch(
+        few_rows_kernel, grid, *rows, m, n, k, x.strides[0], weight.strides[0], out.strides[0], float(eps),
+        DOT=_dot_type(x.dtype), PRECISION="tf32" if allow_tf32 else "ieee", BM=triton.next_power_of_2(max(m, 16)),
+        BS=t.warps, num_stages=t.steps, **how,
+    )  # fmt: skip
+
+
+def _dot_type(dtype: DType) -> Any:
+    """The operands' type in tl.dot; the interpreter's dot has no bfloat16."""
+    return TRITON[(float32 if is_interpreted() and dtype is bfloat16 else dtype).name]

@@ -1,0 +1,164 @@
+"""Matmuls of at most 32 rows against numpy: all epilogues, odd sizes, strided rows, NaN; and the choice of tiles."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from genesis.array import Array, empty
+from genesis.backend import Device, backend_for
+from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, int8
+from genesis.kernels.gemm.few_rows import (
+    FewRowsTile,
+    Norm,
+    choose_tile,
+    few_rows_into,
+    few_rows_swiglu_into,
+    is_for_few_rows,
+)
+from genesis.ops.shape import window
+
+CUDA = Device("cuda", 0)
+EPS = 1e-5
+STEP = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-21}
+EPILOGUES = [(False, False, False), (True, True, False), (False, True, True), (True, False, True)]
+SMALL = FewRowsTile(8, 16, 4, 2, 3)
+
+
+def on_gpu(values: np.ndarray, dtype: DType) -> Array:
+    array = empty(values.shape, dtype, CUDA)
+    backend_for(CUDA).from_numpy(np.ascontiguousarray(values), array)
+    return array
+
+
+def wide(x: Array) -> np.ndarray:
+    return x.numpy().astype(np.float64)
+
+
+def rows_apart(values: np.ndarray, dtype: DType) -> Array:
+    """A matrix whose rows are not next to each other, NaN between them."""
+    padded = np.full((values.shape[0], values.shape[1] + 7), np.nan)
+    padded[:, 3:-4] = values
+    return window(on_gpu(padded, dtype), 3, 3 + values.shape[1])
+
+
+def normalised(x: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    rstd = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
+    return x * rstd * scale, rstd[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float16, float32])
+@pytest.mark.parametrize("m", [1, 2, 7, 16, 17, 32])
+@pytest.mark.parametrize(("with_norm", "with_bias", "with_residual"), EPILOGUES)
+def test_epilogues(m: int, dtype: DType, with_norm: bool, with_bias: bool, with_residual: bool) -> None:
+    """Sizes that no tile divides, in memory that held NaN."""
+    n, k = 29, 101
+    rng = np.random.default_rng(m)
+    x, w = rows_apart(rng.normal(size=(m, k)), dtype), rows_apart(rng.normal(size=(n, k)) / np.sqrt(k), dtype)
+    scale, bias, residual = (on_gpu(rng.normal(size=shape), dtype) for shape in ((k,), (n,), (m, n)))
+    out, rstd = on_gpu(np.full((m, n), np.nan), dtype), on_gpu(np.full((m,), np.nan), float32)
+    norm = Norm(scale, EPS, rstd) if with_norm else None
+    for tile in (None, SMALL):
+        few_rows_into(
+            out, x, w, norm=norm, bias=bias if with_bias else None, residual=residual if with_residual else None,
+            tile=tile,
+        )  # fmt: skip
+        normed, want_rstd = normalised(wide(x), wide(scale)) if with_norm else (wide(x), None)
+        want = normed @ wide(w).T + with_bias * wide(bias) + with_residual * wide(residual)
+        np.testing.assert_allclose(wide(out), want, rtol=STEP[dtype], atol=4 * STEP[dtype] if with_norm else 1e-5)
+        if want_rstd is not None:
+            np.testing.assert_allclose(wide(rstd), want_rstd, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float16, float32])
+@pytest.mark.parametrize("m", [1, 5, 32])
+def test_swiglu(m: int, dtype: DType) -> None:
+    """gate | up side by side as one weight holds them, or two; h is of both as they are stored."""
+    f, k = 43, 90
+    rng = np.random.default_rng(m)
+    x, scale = on_gpu(rng.normal(size=(m, k)), dtype), on_gpu(rng.normal(size=(k,)), dtype)
+    gate, up = (rows_apart(rng.normal(size=(f, k)) / np.sqrt(k), dtype) for _ in range(2))
+    h, gate_up = on_gpu(np.full((m, f), np.nan), dtype), on_gpu(np.full((m, 2 * f), np.nan), dtype)
+    rstd = on_gpu(np.full((m,), np.nan), float32)
+    few_rows_swiglu_into(h, gate_up, x, gate, up, norm=Norm(scale, EPS, rstd))
+    normed, want_rstd = normalised(wide(x), wide(scale))
+    want = np.concatenate([normed @ wide(gate).T, normed @ wide(up).T], 1)
+    np.testing.assert_allclose(wide(gate_up), want, rtol=STEP[dtype], atol=4 * STEP[dtype])
+    np.testing.assert_allclose(wide(rstd), want_rstd, rtol=1e-6)
+    g, u = np.split(wide(gate_up), 2, -1)
+    np.testing.assert_allclose(wide(h), g / (1 + np.exp(-g)) * u, rtol=1.01 * STEP[dtype], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [float8_e4m3fn, int8])
+@pytest.mark.parametrize("dtype", [bfloat16, float32])
+@pytest.mark.parametrize("m", [1, 3, 20])
+def test_codes_with_a_scale_a_row(m: int, dtype: DType, kind: DType) -> None:
+    n, k = 45, 70
+    rng = np.random.default_rng(m)
+    codes = rng.integers(-127, 128, (2 * n, k)).astype(kind.numpy)
+    x, scale = on_gpu(rng.normal(size=(m, k)), dtype), on_gpu(rng.random(2 * n) / 500, float32)
+    w, residual = on_gpu(codes, kind), on_gpu(rng.normal(size=(m, 2 * n)), dtype)
+    out, h = on_gpu(np.full((m, 2 * n), np.nan), dtype), on_gpu(np.full((m, n), np.nan), dtype)
+    want = wide(x) @ (codes.astype(np.float64) * wide(scale)[:, None]).T
+    few_rows_into(out, x, w, residual=residual, w_scale=scale)
+    np.testing.assert_allclose(wide(out), want + wide(residual), rtol=STEP[dtype], atol=1e-5)
+    halves = [w.view((n, k), (k, 1), w.offset + i * n * k) for i in range(2)]
+    few_rows_swiglu_into(h, out, x, *halves, w_scale=scale)
+    np.testing.assert_allclose(wide(out), want, rtol=STEP[dtype], atol=1e-5)
+
+
+@pytest.mark.parametrize("m", [1, 4, 32])
+def test_nan_and_infinity_stay_in_their_row(m: int) -> None:
+    n, k = 20, 50
+    rng = np.random.default_rng(0)
+    values, weights = rng.normal(size=(m, k)), rng.normal(size=(n, k))
+    values[m - 1, k - 1] = np.nan
+    weights[3, 7], weights[n - 1, 0] = np.nan, np.inf
+    out = on_gpu(np.zeros((m, n)), bfloat16)
+    few_rows_into(out, on_gpu(values, bfloat16), on_gpu(weights, bfloat16))
+    found = wide(out)
+    assert np.isnan(found[m - 1]).all()
+    assert np.isnan(found[:, 3]).all()
+    assert np.isinf(found[: m - 1, n - 1]).all()
+    assert np.isfinite(np.delete(found[: m - 1], [3, n - 1], 1)).all()
+
+
+@pytest.mark.parametrize(("few", "many"), [(2, 16), (17, 32)])
+def test_a_row_does_not_depend_on_the_rows_beside_it(few: int, many: int) -> None:
+    n, k = 40, 150
+    rng = np.random.default_rng(1)
+    values, w = rng.normal(size=(many, k)), on_gpu(rng.normal(size=(n, k)), bfloat16)
+    outs = [on_gpu(np.zeros((m, n)), bfloat16) for m in (few, many)]
+    tile = choose_tile(many, n, k, 2, 132)
+    for m, out in zip((few, many), outs, strict=True):
+        few_rows_into(out, on_gpu(values[:m], bfloat16), w, tile=tile)
+    np.testing.assert_array_equal(wide(outs[0]), wide(outs[1])[:few])
+
+
+def test_which_matmuls_are_of_few_rows() -> None:
+    def taken(shape: tuple[int, ...], dtype: DType, transposed: bool = False) -> bool:
+        w = on_gpu(np.ones((6, shape[-1])), dtype)
+        if transposed:
+            w = on_gpu(np.ones((shape[-1], 6)), dtype)
+            w = w.view((6, shape[-1]), (1, 6))
+        return is_for_few_rows(on_gpu(np.ones(shape), dtype), w)
+
+    assert taken((32, 8), bfloat16)
+    assert taken((8, 4, 8), float32)
+    assert not taken((33, 8), bfloat16)
+    assert not taken((0, 8), bfloat16)
+    assert not taken((1, 8), bfloat16, transposed=True)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+def test_tiles_fit(itemsize: int) -> None:
+    """Shared memory of the pipeline, and powers of two, for sizes from tiny to a vocabulary."""
+    for m, n, k, halves in itertools.product((1, 2, 8, 32), (5, 896, 9728, 151936), (3, 896, 8192), (1, 2)):
+        t = choose_tile(m, n, k, itemsize, 132, halves)
+        assert t.bn & (t.bn - 1) == t.bk & (t.bk - 1) == 0
+        assert t.bk >= 16
+        if m > 1:
+            stage = t.warps * t.bk * (halves * t.bn * itemsize + max(m, 16) * max(itemsize, 2))
+            assert t.steps * stage < 99 << 10
