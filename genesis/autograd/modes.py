@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import threading
 import types
 from collections.abc import Callable, Generator
 from types import TracebackType
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from genesis.backend.recording import mode
 from genesis.errors import DTypeError
 from genesis.keywords import refuse_unknown
 
@@ -26,16 +26,6 @@ __all__ = [
     "no_grad",
     "set_grad_enabled",
 ]
-
-
-class Mode(threading.local):
-    """The switches of each thread; what runs for every op reads them here, without a call."""
-
-    grad = True
-    anomaly = False
-
-
-mode = Mode()
 
 
 def is_grad_enabled() -> bool:

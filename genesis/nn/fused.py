@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from genesis.autograd.modes import is_grad_enabled
 from genesis.functions.low_rank import LowRankPairs
 from genesis.functions.shape import cat
 from genesis.nn import functional as F
@@ -47,6 +48,11 @@ def _allowed(fp8: int, *layers: Linear) -> int:
     return fp8 if fp8 and all(suits_fp8(layer.weight) for layer in layers) else 0
 
 
+def _is_one_step(x: Tensor) -> bool:
+    """Whether x `[B, T, in]` is one token of each sequence that is generated on a GPU, where a launch less counts."""
+    return x.device.type == "cuda" and x.ndim == 3 and x.shape[1] == 1 and not is_grad_enabled()
+
+
 def packed_linear(
     x: Tensor, layers: Sequence[Linear], norm: RMSNorm | None = None, recompute: bool = False, fp8: int = 0
 ) -> Tensor:
@@ -64,7 +70,7 @@ def packed_linear(
     plain = plain and agree
     weights = [layer.weight for layer in layers] if plain else []
     fp8 = _allowed(fp8, *layers) if plain else 0
-    if recompute and plain and norm is not None and _is_plain(norm, RMSNorm):
+    if (recompute or _is_one_step(x)) and plain and norm is not None and _is_plain(norm, RMSNorm):
         scale, eps = norm.weight, norm.eps
         if scale is not None and eps is not None:
             return F.norm_linear(x, scale, weights, biases, eps=eps, fp8=fp8, low_rank=pairs)
@@ -99,7 +105,8 @@ def gated_mlp(
         agree, pairs = _pairs(gate_up)
         if agree:
             weights, rest = [each.weight for each in gate_up], (down.weight, down.bias)
-            how: dict[str, Any] = {"keep": not recompute, "fp8": _allowed(fp8, *gate_up, down), "low_rank": pairs}
+            keep = not recompute and is_grad_enabled()
+            how: dict[str, Any] = {"keep": keep, "fp8": _allowed(fp8, *gate_up, down), "low_rank": pairs}
             at_down = _pairs((down,))[1]
             return F.norm_mlp(x, norm.weight, weights, biases, *rest, eps=norm.eps, down_low_rank=at_down, **how)
     return linear_sum(F.swiglu(packed_linear(x, gate_up, norm, recompute, fp8)), down, x, fp8)

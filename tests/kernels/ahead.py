@@ -34,6 +34,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import genesis.ops
 import genesis.tensor
+from genesis.autograd.modes import no_grad
 from genesis.backend.cuda.compile import Signature, compile_kernel
 from genesis.backend.cuda.driver import Properties
 from genesis.backend.cuda.simulated.fake import SHARED
@@ -86,6 +87,9 @@ def needed(ops: list[str], dtypes: list[str], without: list[str], arches: Sequen
                 launched.clear()
                 Watched.asked = False
                 _launch(v)
+                if v.op.autocast == "low_precision":  # matmuls of few rows have kernels of their own
+                    with no_grad():
+                        _launch(v)
                 (own if Watched.asked else common).update(launched)
                 if Watched.asked:
                     again.append(v)

@@ -1,10 +1,10 @@
 """Dispatch of ops: from a call to its launches, which are recorded once as a launch plan and then repeated.
 
 A CUDA implementation of an op (in `genesis.kernels`) is plain Python that calls `launch`. What it does may depend on
-shapes, strides, dtypes, attributes and numbers, never on values in memory. So its launches are recorded the first time
-and kept as a `Plan` under exactly those; the next call with the same key makes its outputs, puts addresses into the
-recorded parameters and goes straight to the driver. An implementation that reads memory back (a count, say) has no
-plan.
+shapes, strides, dtypes, attributes and numbers, and on whether ops are recorded for backward, never on values in
+memory. So its launches are recorded the first time and kept as a `Plan` under exactly those; the next call with the
+same key makes its outputs, puts addresses into the recorded parameters and goes straight to the driver. An
+implementation that reads memory back (a count, say) has no plan.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from genesis.backend.cuda.launch import Recorder
 from genesis.backend.cuda.memory import CudaStorage
 from genesis.backend.cuda.precision import allow_tf32
 from genesis.backend.cuda.stream import Runtime
+from genesis.backend.recording import mode
 from genesis.dtypes import DType
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
@@ -163,8 +164,8 @@ def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tupl
     if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:  # what follows gives the same
         x, y = getattr(inputs[0], "layout", None), getattr(inputs[1], "layout", None)
         if x is not None and y is not None:
-            return (op, allow_tf32.on, x, y)
-    parts: list[Any] = [op, allow_tf32.on]
+            return (op, allow_tf32.on, mode.grad, x, y)
+    parts: list[Any] = [op, allow_tf32.on, mode.grad]
     seen: list[Any] = []
     for x in inputs:
         layout = getattr(x, "layout", ABSENT)

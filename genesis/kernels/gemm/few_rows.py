@@ -19,6 +19,7 @@ Tiles: x `[BM, BK]`, W `[BN, BK]`; on the tensor cores BS of both, side by side 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import triton
@@ -29,12 +30,24 @@ from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.precision import allow_tf32
+from genesis.backend.recording import mode
 from genesis.dtypes import DType, bfloat16, float16, float32
 from genesis.kernels.dependents import allow_next, can_overlap, prefetch, wait_for_previous
 from genesis.kernels.gemm.gated import swiglu
+from genesis.kernels.strides import as_matrix
 from genesis.kernels.types import TRITON, converted
+from genesis.ops.shape import columns, contiguous
 
-__all__ = ["MAX_ROWS", "FewRowsTile", "Norm", "choose_tile", "few_rows_into", "few_rows_swiglu_into", "is_for_few_rows"]
+__all__ = [
+    "MAX_ROWS",
+    "FewRowsTile",
+    "Norm",
+    "choose_tile",
+    "few_rows_into",
+    "few_rows_linear_into",
+    "few_rows_swiglu_into",
+    "is_for_few_rows",
+]
 
 MAX_ROWS = 32
 LINE = 128  # bytes of a line of L2
@@ -239,10 +252,13 @@ def choose_tile(m: int, n: int, k: int, itemsize: int, sm_count: int, halves: in
 
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
-    """Whether these kernels take x·Wᵀ: few rows, floats of at most 4 bytes, rows of all weights contiguous."""
-    k = x.shape[-1]
+    """Whether these kernels take x·Wᵀ: few rows, floats of at most 4 bytes, rows of all weights contiguous.
+
+    Ops that are recorded for a backward pass keep the kernels of training, and so do their results' bits.
+    """
     return (
-        0 < x.size <= MAX_ROWS * k
+        not mode.grad
+        and 0 < x.size <= MAX_ROWS * x.shape[-1]
         and x.dtype in (bfloat16, float16, float32)
         and all(w.size and w.strides[1] == 1 for w in weights)
     )
@@ -265,6 +281,23 @@ def few_rows_into(
     _launch(out, None, x, (weight,), norm, bias, residual, w_scale, tile)
 
 
+def few_rows_linear_into(
+    out: Array, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None,
+    norm: Norm | None = None,
+) -> None:  # fmt: skip
+    """out = [norm(x)·W1ᵀ + b1, …] + residual of arrays as ops have them, a launch for each weight.
+
+    Args:
+        out, residual: `[..., ΣN]`, contiguous.
+        x: `[..., K]`, of any strides.
+        biases: for each weight, or none.
+    """
+    y, rows = as_matrix(out), as_matrix(contiguous(x))
+    rest = None if residual is None else as_matrix(residual)
+    for i, (part, weight) in enumerate(zip(columns(y, [w.shape[0] for w in weights]), weights, strict=True)):
+        few_rows_into(part, rows, weight, norm=norm, bias=contiguous(biases[i]) if biases else None, residual=rest)
+
+
 def few_rows_swiglu_into(
     h: Array, gate_up: Array, x: Array, gate: Array, up: Array, *, norm: Norm | None = None,
     w_scale: Array | None = None, tile: FewRowsTile | None = None,
@@ -274,9 +307,11 @@ def few_rows_swiglu_into(
     Args:
         h: `[M, F]`, contiguous.
         gate_up: `[M, 2·F]`, contiguous.
-        gate, up: `[F, K]`, of the same row stride.
+        gate, up: `[F, K]`, likewise; where the distances of their rows differ, they are copied.
         w_scale: `[2·F]`.
     """
+    if gate.strides[0] != up.strides[0]:
+        gate, up = contiguous(gate), contiguous(up)
     _launch(gate_up, h, x, (gate, up), norm, None, None, w_scale, tile)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.kernels.gemm.dora import scale_columns_into
+from genesis.kernels.gemm.few_rows import few_rows_linear_into, is_for_few_rows
 from genesis.kernels.gemm.fp8 import quantized_gemm_into
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.low_rank import add_terms, low_rank_product, make_u, terms_of
@@ -32,6 +33,9 @@ def linear(
         _adapted(out, x, [weight], [] if bias is None else [bias], residual, pairs, low_rank, fp8)
         return
     residual = None if residual is None else contiguous(residual)
+    if not fp8 and is_for_few_rows(x, weight):
+        few_rows_linear_into(out, x, [weight], [] if bias is None else [bias], residual)
+        return
     if is_wide_enough(fp8, out.shape[-1]):
         residual = None if residual is None else as_matrix(residual)
         rows = as_matrix(contiguous(x))
@@ -50,6 +54,9 @@ def packed_linear(
         _adapted(out, x, *split_parameters(own), None, parameters[len(own) :], low_rank, fp8)
         return
     weights, biases = split_parameters(parameters)
+    if not fp8 and is_for_few_rows(x, *weights):
+        few_rows_linear_into(out, x, weights, biases)
+        return
     is_quantized = is_wide_enough(fp8, out.shape[-1])
     if is_quantized:
         out, x = as_matrix(out), as_matrix(contiguous(x))

@@ -1,5 +1,7 @@
 """The CUDA implementation of a gated MLP with norm and residual: norm, gate and up with SwiGLU in their epilogue, down.
 
+Few rows that are not recorded take two launches, of which the first has the norm in it, too.
+
 Plain reference: genesis/ops/norm_mlp.py: `norm_mlp`.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.kernels.gemm.few_rows import Norm, few_rows_swiglu_into, is_for_few_rows
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into, gemm_swiglu_into, quantized_gemm_swiglu_into
 from genesis.kernels.gemm.linear import linear, packed_linear
 from genesis.kernels.norm.norm import rms_norm
@@ -14,7 +17,7 @@ from genesis.kernels.pointwise.swiglu import swiglu_packed
 from genesis.kernels.strides import as_matrix
 from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.low_rank import LowRank, split_pairs
-from genesis.ops.shape import contiguous
+from genesis.ops.shape import contiguous, slices
 
 __all__: list[str] = []
 
@@ -29,6 +32,13 @@ def norm_mlp(
     own, _ = split_pairs(parameters, down_low_rank)
     at_down, of_pairs = parameters[len(own) :], out[5 if keep else 3 :]
     y, rstd, gate_up = out[:3]
+    if not (keep or of_pairs or fp8) and all(w.ndim == 2 for w in own) and is_for_few_rows(x, *own, down):
+        h = _empty_like(x, gate_up.shape[-1] // 2)
+        gate, up = own if len(own) == 2 else slices(own[0], [own[0].shape[0] // 2] * 2)
+        norm = Norm(contiguous(scale), eps, rstd)
+        few_rows_swiglu_into(*map(as_matrix, (h, gate_up, contiguous(x))), gate, up, norm=norm)
+        linear(y, h, down, down_bias, x)
+        return
     normed, h = out[3:5] if keep else (_empty_like(x, x.shape[-1]), _empty_like(x, gate_up.shape[-1] // 2))
     rms_norm((normed, rstd), x, scale, eps)
     parts = tuple(map(as_matrix, (h, gate_up, normed)))
