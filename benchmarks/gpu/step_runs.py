@@ -43,7 +43,8 @@ def measured(job: dict[str, Any], shape: str, started: float) -> dict[str, Any]:
     gc.collect()
     cuda.empty_cache()
     model, steps = prepared(job, b, t, micro)
-    cuda.reset_peak_memory_stats()  # of making weights; a replay takes no memory, so this is never done again
+    cuda.empty_cache()  # of making weights
+    cuda.reset_peak_memory_stats()  # a replay takes no memory, so this is never done again
     n = sum(p.numel() for p in model.parameters())
     config = model.config
     rng = np.random.default_rng(0)

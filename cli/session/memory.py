@@ -56,6 +56,7 @@ def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any)
         "dtype": config.model.dtype,
         "optim": config.optim,
         "select": functools.partial(select_trained, config),
+        "eval_batch": None if config.data.eval_fraction == 0 else config.eval_batch_size,
     }
     return memory_plan(shape, device, **(settings | changed))
 
@@ -79,7 +80,7 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | 
             where=f"train.batch_size {config.train.batch_size}, data.seq_len {config.data.seq_len}",
             next=_advice(config, shape, device, plan, room),
         )
-    return f"memory: {_gib(plan.total)} of {_gib(total)} GiB: {parts}"
+    return f"memory: {_gib(plan.total)} of {_gib(total)} GiB: {parts}; {_gib(plan.reserved)} reserved"
 
 
 def _advice(config: Config, shape: ModelConfig, device: Device, plan: MemoryPlan, room: int) -> str:

@@ -7,9 +7,7 @@ op, a block or an optimizer is in the plan as soon as it is in the code.
 
 from __future__ import annotations
 
-import functools
 import gc
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,14 +17,12 @@ import numpy as np
 
 from genesis import cuda
 from genesis.backend import Device
-from genesis.backend.cuda.driver import Grid, Properties
-from genesis.backend.cuda.launch import KernelLaunch
-from genesis.backend.cuda.simulated import drivers
-from genesis.backend.cuda.simulated.fake import FakeDriver, noted_launch
+from genesis.backend.cuda.simulated.fake import counting_device
 from genesis.data.loader import Batch
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
+from genesis.train.shards import summed_loss
 from genesis.train.state import TrainState
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
@@ -47,6 +43,8 @@ class MemoryPlan:
         batch: tokens, labels and positions on their way, the tables of rotary angles, the figures of steps.
         activations: what is kept when the decoder's forward pass ends.
         workspace: the most that is allocated beyond all that at one time, in the loss, backward or the update.
+        reserved: the most that the allocator takes from the driver for it, and for evaluations between steps. What is
+            beyond `total` are free places between blocks, and what evaluations take beside the memory of graphs.
     """
 
     weights: int
@@ -55,11 +53,12 @@ class MemoryPlan:
     batch: int
     activations: int
     workspace: int
+    reserved: int
 
     @property
     def parts(self) -> dict[str, int]:
         """The bytes at the peak, which add up to it."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in self.__slots__ if name != "reserved"}
 
     @property
     def total(self) -> int:
@@ -79,33 +78,34 @@ def memory_plan(
     dtype: str = "bfloat16",
     optim: OptimConfig | None = None,
     select: Callable[[CausalLM], None] = lambda model: None,
+    eval_batch: int | None = None,
 ) -> MemoryPlan:
     """The plan of steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`.
 
     Args:
+        eval_batch: sequences in a batch of evaluations, None where there are none.
         select: adds adapters, freezes what is not trained.
     """
-    fake = _fake(cuda.get_device_properties(device))
-    try:
-        with cuda.device(fake):
-            model = empty_model(config, device=str(fake), dtype=dtype)
-            select(model)
-            model.activation_checkpointing, model.precision = activation_checkpointing, precision
-            optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps)
-            loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
-            state = TrainState(model, optimizer, loader)
-            return _counted(state, fake, [_zeros(batch, length)] * accumulation_steps)
-    finally:
-        gc.collect()  # graphs, which refer to themselves
-        cuda.empty_cache(fake)
+    fake = counting_device(cuda.get_device_properties(device))
+    gc.collect()  # graphs of the plan before, which refer to themselves
+    cuda.empty_cache(fake)
+    with cuda.device(fake):
+        model = empty_model(config, device=str(fake), dtype=dtype)
+        select(model)
+        model.activation_checkpointing, model.precision = activation_checkpointing, precision
+        optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps)
+        loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
+        state = TrainState(model, optimizer, loader)
+        held_out = None if eval_batch is None else _zeros(eval_batch, length)
+        return _counted(state, fake, [_zeros(batch, length)] * accumulation_steps, held_out)
 
 
-def _counted(state: TrainState, device: Device, batches: list[Batch]) -> MemoryPlan:
-    """Takes steps and counts."""
+def _counted(state: TrainState, device: Device, batches: list[Batch], held_out: Batch | None) -> MemoryPlan:
+    """Takes steps, evaluates, and counts."""
     model: Any = state.model
     model.train()
     after_forward: list[int] = []
-    model.model.register_forward_hook(lambda *call: after_forward.append(cuda.memory_allocated(device)))
+    hook = model.model.register_forward_hook(lambda *call: after_forward.append(cuda.memory_allocated(device)))
     steps = DeviceSteps(state, device, 1.0, STEPS)
     cuda.reset_peak_memory_stats(device)
     for _ in range(STEPS):
@@ -114,40 +114,20 @@ def _counted(state: TrainState, device: Device, batches: list[Batch]) -> MemoryP
     lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
     at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
     activations = max(after_forward) - at_rest
-    rest = at_rest - sum(lasting.values())
-    return MemoryPlan(**lasting, batch=rest, activations=activations, workspace=peak - at_rest - activations)
+    hook.remove()
+    if held_out is not None:
+        model.eval()
+        summed_loss(model, held_out, device)
+    return MemoryPlan(
+        **lasting,
+        batch=at_rest - sum(lasting.values()),
+        activations=activations,
+        workspace=peak - at_rest - activations,
+        reserved=cuda.max_memory_reserved(device),
+    )
 
 
 def _zeros(batch: int, length: int) -> Batch:
     """One document a row."""
     ids = np.zeros((batch, length), np.int64)
     return Batch(0, 0, ids, ids, ids + np.arange(length), batch * (length - 1), batch * length, np.zeros((0, 4), int))
-
-
-class _CountingDriver(FakeDriver):
-    """A fake GPU with as much memory as is asked for, which notes no launches."""
-
-    def __init__(self, index: int, properties: Properties) -> None:
-        super().__init__(index, properties)
-        self.memory = 1 << 60
-
-    def prepare(
-        self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> KernelLaunch:
-        """A launch that does nothing."""
-        return noted_launch(kernel.__name__, grid, args, lambda: None)
-
-    def noted(self, kernel: Any, signature: Any, grid: Grid, args: tuple[Any, ...]) -> KernelLaunch:
-        """The same of a kernel in CUDA C++."""
-        return noted_launch(kernel.__name__, grid, args, lambda: None)
-
-
-_indices = itertools.count(1 << 17)  # of devices that are not there: beyond those of `fake_device`
-
-
-@functools.cache
-def _fake(properties: Properties) -> Device:
-    """A fake GPU with the properties of a real one."""
-    driver = _CountingDriver(next(_indices), properties)
-    drivers[driver.index] = driver
-    return Device("cuda", driver.index)

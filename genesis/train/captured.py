@@ -55,7 +55,7 @@ class Captured:
         elif self._next is _Next.FIRST:
             generator = random.default_generator
             fixed, start = generator.fixed_draws, generator.offset
-            self._function()
+            self._graph.first(self._function)
             self._next, self._draws = _Next.WARM_UP, generator.offset - start
             if generator.fixed_draws != fixed:
                 self._give_up("they draw random numbers, whose position in the stream is kept on the host")
@@ -67,6 +67,13 @@ class Captured:
             self._next = _Next.RECORD
         else:
             self._record()
+
+    def close(self) -> None:
+        """Forget the graph; the next call is as the first was."""
+        self._graph.close()
+        self._graph = cuda.Graph(self._device)
+        if self._next is not _Next.EAGER:
+            self._next = _Next.FIRST
 
     def _record(self) -> None:
         try:

@@ -103,10 +103,11 @@ class DeviceSteps:
         self._loss, self._report = zeros((), device=device), zeros(4, device=device)
         self._made: list[_Made] = []
         self._figures, self._begun = self._fresh(), cuda.Event(enable_timing=True)
+        self._is_first = True
         self._captures_update = optimizer.not_capturable is None
         if optimizer.not_capturable is not None:
             note(f"updates are not captured in a CUDA graph and take longer: {optimizer.not_capturable}")
-        self._first, self._following, self._update, self._whole = (
+        self._first, self._following, self._update, self._whole = self._parts = tuple(
             Captured(part, device, note)
             for part in (self._run_first, self._run_following, self._run_update, self._run_whole)
         )
@@ -115,6 +116,9 @@ class DeviceSteps:
         """Launch a step on `batches` as if they were one big batch: the summed loss is divided by all their targets."""
         state, place = self.state, len(self._made)
         assert place < self.every, "figures are read before there is no room for more"
+        if self._is_first:  # gradients and optimizer state would keep segments of what came before
+            cuda.empty_cache(self.device)
+            self._is_first = False
         if not self._made:
             self._begun.record()
         targets = sum(b.num_targets for b in batches)
@@ -191,6 +195,9 @@ class DeviceSteps:
 
     def explain(self, made: _Made, loss: float, norm: float) -> NumericError:
         """Make a step without its update once more, and say what was not finite, and on which samples."""
+        for part in self._parts:
+            part.close()
+        cuda.empty_cache(self.device)  # of graphs, whose memory the step needs
         self.state.step = made.before
         random.set_state(made.drawn)
         self.state.optimizer.zero_grad()

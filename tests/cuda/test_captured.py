@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -35,6 +36,27 @@ def test_every_call_does_the_work_once_and_the_fourth_costs_the_host_nothing() -
         assert total.item() == calls
         assert part.is_captured == (calls > 2)
     assert len(runs) == 3
+
+
+def test_a_closed_part_begins_again_and_leaves_its_memory() -> None:
+    gc.collect()
+    cuda.empty_cache()
+    total, function, runs = counted()
+    x = genesis.ones(1 << 20, device="cuda")
+    part = Captured(lambda: function() or total.add_((x * 2).sum() * 0), CUDA, note=lambda line: pytest.fail(line))
+    before = cuda.memory_reserved()
+    for _ in range(4):
+        part()
+    assert cuda.memory_reserved() >= before + x.nbytes
+    part.close()
+    cuda.empty_cache()
+    assert cuda.memory_reserved() == before
+    assert not part.is_captured
+    for calls in range(5, 9):
+        part()
+        assert total.item() == calls
+    assert len(runs) == 6
+    assert part.is_captured
 
 
 def test_a_function_that_draws_random_numbers_is_run_and_not_replayed() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from genesis.backend.cuda.memory import Arena, Block, Pool
+from genesis.backend.cuda.memory import Arena, Block, Pool, room_for
 from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
 from genesis.errors import DeviceError, OutOfMemoryError, UsageError
 
@@ -39,6 +39,7 @@ class RawGraph:
 
     def __init__(self, backend: Runtime) -> None:
         self.backend = backend
+        self._room = 0  # bytes of large blocks in a run that do not outlast it
 
     @property
     def is_captured(self) -> bool:
@@ -58,17 +59,25 @@ class RawGraph:
             raise UsageError(f"{warm_ups} warm-up runs; a capture needs {WARM_UPS}")
         self._refuse()
         with self._on_own_stream():
-            function()
+            self.first(function)
             for _ in range(warm_ups - 1):
                 self.warm_up(function)
             return self.record(function)
 
-    def warm_up(self, function: Callable[[], T]) -> T:
-        """Run `function` with the memory that its capture will use. It must have run before in normal memory, which
-        holds what is made once.
+    def first(self, function: Callable[[], T]) -> T:
+        """Run `function` in normal memory, which holds what is made once, and note how much the run takes besides.
 
-        A program whose first runs count (the steps of a training run) calls the function, then this, then `record`,
-        where `capture` would run the function without need.
+        A program whose first runs count (the steps of a training run) calls this, then `warm_up`, then `record`, where
+        `capture` would run the function without need.
+        """
+        with self.backend.pool.traced(self.backend.stream) as events:
+            result = function()
+        self._room = room_for(events)
+        return result
+
+    def warm_up(self, function: Callable[[], T]) -> T:
+        """Run `function` with the memory that its capture will use: one segment where it is the first graph, so that
+        none is lost between segments. It must have run before in normal memory.
         """
         self._refuse()
         with self._arena():
@@ -111,8 +120,8 @@ class RawGraph:
         """Memory comes from the graphs' arena."""
         pool = self.backend.pool
         if pool.graphs is None:
-            pool.graphs = Arena(pool)
-        pool.private = pool.graphs
+            pool.graphs = Arena(pool, compact=True)
+        pool.private, pool.graphs.room = pool.graphs, self._room
         try:
             yield
         finally:

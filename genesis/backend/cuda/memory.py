@@ -15,13 +15,14 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["ALIGNMENT", "Arena", "Block", "CudaStorage", "Pool"]
+__all__ = ["ALIGNMENT", "Arena", "Block", "CudaStorage", "Pool", "room_for"]
 
 ALIGNMENT = 512  # bytes
 SMALL = 1 << 20  # bytes; up to here blocks share small segments
@@ -29,6 +30,7 @@ SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20
 HOLDERS = 5  # that an error names
 KEEP_WHOLE = 1 << 20  # a remainder of a large block is split off from this size on
+ENDLESS = 1 << 60  # bytes
 T = TypeVar("T")
 
 
@@ -54,16 +56,25 @@ class Block:
 
 
 class Arena:
-    """Segments whose blocks are reused in the order of one stream."""
+    """Segments whose blocks are reused in the order of one stream.
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    Attributes:
+        compact: blocks are as large as what was asked for and merged before the next one is taken, which costs the host
+            more time and reserves less memory.
+        room: bytes of the first segment for large blocks, at least. They are taken from its lowest free address, as
+            `room_for` counts.
+    """
+
+    def __init__(self, pool: Pool, compact: bool = False) -> None:
+        self.pool, self.compact, self.room = pool, compact, 0
         self.quick: dict[int, list[Block]] = {}  # by size, given back and not yet merged
         self.sorted: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])  # small and large (size, pointer)
         self.blocks: dict[int, Block] = {}  # by pointer
 
     def take(self, size: int) -> Block:
         """A block of `size` bytes: one just given back, the best fit, or one from a new segment."""
+        if self.compact:
+            self.merge()
         found = self._fit(size)
         if found is None and self.merge():
             found = self._fit(size)
@@ -74,13 +85,18 @@ class Arena:
     def _fit(self, size: int) -> Block | None:
         candidates = self.sorted[size > SMALL]
         at = bisect.bisect_left(candidates, (size, 0))
-        return self._unlist(self.blocks[candidates[at][1]]) if at < len(candidates) else None
+        if at == len(candidates):
+            return None
+        lowest = self.room and size > SMALL
+        return self._unlist(self.blocks[min(p for _, p in candidates[at:]) if lowest else candidates[at][1]])
 
     def _segment(self, size: int) -> Block:
         if size <= SMALL:
             nbytes = SMALL_SEGMENT
         else:
-            nbytes = LARGE_SEGMENT if size < LARGE_SEGMENT // 2 else -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+            is_first = all(block.small for block in self.blocks.values())
+            wanted = max(size, self.room) if is_first else size
+            nbytes = LARGE_SEGMENT if wanted < LARGE_SEGMENT // 2 else -(-wanted // SMALL_SEGMENT) * SMALL_SEGMENT
         try:
             pointer = self.pool.reserve(nbytes)
         except OutOfDeviceMemory:
@@ -93,7 +109,7 @@ class Arena:
 
     def _split(self, block: Block, size: int) -> Block:
         rest = block.size - size
-        if rest >= (ALIGNMENT if block.small else KEEP_WHOLE):
+        if rest >= (ALIGNMENT if block.small or self.compact else KEEP_WHOLE):
             tail = Block(self, block.pointer + size, rest, block.small)
             tail.before, tail.after = block, block.after
             if block.after is not None:
@@ -225,7 +241,7 @@ class Pool:
                 self._collect()
             arena = self.private or self.arenas.get(stream) or self._arena(stream)
             blocks = arena.quick.get(size)
-            if blocks:
+            if blocks and not arena.compact:
                 block = blocks.pop()
             else:
                 block = self.with_room(f"{_format(size)} for {owner}", lambda: arena.take(size))
@@ -261,6 +277,25 @@ class Pool:
             return call()
         except OutOfDeviceMemory:
             raise OutOfMemoryError(self._explain(what), next=OutOfMemoryError.ADVICE) from None
+
+    @contextmanager
+    def traced(self, stream: int) -> Iterator[list[tuple[int, int]]]:
+        """Inside the block, the stream's blocks are compact, and what `watch` is told is collected; what watches
+        already goes on.
+        """
+        arena, watch = self.arenas.get(stream) or self._arena(stream), self._watch
+        events: list[tuple[int, int]] = []
+
+        def note(address: int, nbytes: int) -> None:
+            events.append((address, nbytes))
+            if watch is not None:
+                watch(address, nbytes)
+
+        before, arena.compact, self.watch = arena.compact, True, note
+        try:
+            yield events
+        finally:
+            self.watch, arena.compact = watch, before
 
     def take_back(self) -> None:
         """Deal with the blocks that were given back so far."""
@@ -430,6 +465,41 @@ class Pool:
             f" are free, Genesis holds {_format(self.allocated)} in tensors and {_format(self.reserved)} in all"
             + (f"; made by {made}" if made else "")
         )
+
+
+class _Endless:
+    """A driver with one segment, of any size, at address 0."""
+
+    def allocate(self, nbytes: int) -> int:
+        return 0
+
+
+def room_for(events: Sequence[tuple[int, int]]) -> int:
+    """Bytes of a segment in which large blocks that are taken and given back like these find room one by one.
+
+    Args:
+        events: of `Pool.traced`. A block that is in use at their end lasts, and has no part in it.
+    """
+    ended: set[int] = set()
+    passing = [False] * len(events)
+    for i, (address, nbytes) in reversed([*enumerate(events)]):
+        if nbytes < 0:
+            ended.add(address)
+        elif address in ended:
+            ended.remove(address)
+            passing[i] = nbytes > SMALL
+    pool: Any = Pool(cast(Driver, _Endless()))
+    pool.private = arena = Arena(pool, compact=True)
+    arena.room = ENDLESS
+    used: dict[int, Block] = {}
+    end = 0
+    for (address, nbytes), passes in zip(events, passing, strict=True):
+        if passes:
+            used[address] = block = pool.take(nbytes, 0)
+            end = max(end, block.pointer + block.size)
+        elif nbytes < 0 and address in used:
+            pool.give(used.pop(address))
+    return end
 
 
 class CudaStorage:

@@ -20,7 +20,16 @@ from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.backend.cuda.tma import is_descriptor
 
-__all__ = ["ARCHITECTURES", "SHARED", "EmptyDriver", "FakeDriver", "Launched", "fake_device", "noted_launch"]
+__all__ = [
+    "ARCHITECTURES",
+    "SHARED",
+    "EmptyDriver",
+    "FakeDriver",
+    "Launched",
+    "counting_device",
+    "fake_device",
+    "noted_launch",
+]
 
 NOWHERE = 1 << 50  # addresses from here on are no process's
 FIRST = 1 << 16  # the index of the first device of this kind; there are never so many others
@@ -129,3 +138,29 @@ def fake_device(properties: Properties) -> tuple[Device, FakeDriver]:
     driver = FakeDriver(next(_indices), properties)
     drivers[driver.index] = driver
     return Device("cuda", driver.index), driver
+
+
+class _CountingDriver(FakeDriver):
+    """A fake GPU with as much memory as is asked for, which notes no launches."""
+
+    def __init__(self, index: int, properties: Properties) -> None:
+        super().__init__(index, properties)
+        self.memory = 1 << 60
+
+    def prepare(
+        self, backend: Any, kernel: Any, grid: Grid, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> KernelLaunch:
+        """A launch that does nothing."""
+        return noted_launch(kernel.__name__, grid, args, lambda: None)
+
+    def noted(self, kernel: Any, signature: Any, grid: Grid, args: tuple[Any, ...]) -> KernelLaunch:
+        """The same of a kernel in CUDA C++."""
+        return noted_launch(kernel.__name__, grid, args, lambda: None)
+
+
+@functools.cache
+def counting_device(properties: Properties) -> Device:
+    """A device with these properties on which only memory is counted, and there is enough of it."""
+    driver = _CountingDriver(next(_indices), properties)
+    drivers[driver.index] = driver
+    return Device("cuda", driver.index)
