@@ -51,6 +51,8 @@ def exit_code(error: BaseException, *, debug: bool) -> int:
         return EXIT_INTERRUPTED
     known = _as_genesis_error(error)
     if known is not None:
+        if known.is_echo and not debug:
+            return known.exit_code
         _tell(block(known.what, known.where, known.next, "stopped" if isinstance(known, InterruptedRun) else "error"))
         return known.exit_code
     what = f"this is a bug in Genesis: {type(error).__name__}: {error}"

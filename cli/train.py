@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from genesis.io.boundary import fitting
 from genesis_cli.options import ConfigName, Overrides
 
 if TYPE_CHECKING:
+    from genesis.train.config import Config
     from genesis_cli.session.run_folder import Resume
 
 __all__ = ["TrainCommand", "train"]
@@ -46,6 +48,15 @@ def train(
         str | None,
         typer.Option("--resume-from", metavar="NAME", help="Go on from this older checkpoint, as checkpoint-100."),
     ] = None,
+    nproc: Annotated[
+        str | None,
+        typer.Option(
+            "--nproc",
+            metavar="N|all",
+            help="Train in N processes of this host, ranks, which share the batches of a step; all: one for each GPU, "
+            "or for each CPU core. The result is that of one process.",
+        ),
+    ] = None,
 ) -> None:
     """Train a model as CONFIG says.
 
@@ -59,8 +70,41 @@ def train(
     from genesis_cli import recipes
 
     loaded = recipes.load(config, overrides or [])
+    if nproc is not None and (count := _rank_count(nproc, loaded)) > 1:
+        raise typer.Exit(_launch(config, overrides or [], resume, resume_from, count))
     from genesis_cli import session
 
     mode: Resume = "allow" if resume == ALLOW else resume is not None
     with fitting(ModelError, "running the model"):
         session.train(loaded, resume=mode, resume_from=resume_from, console=Output(sys.stdout))
+
+
+def _rank_count(nproc: str, config: Config) -> int:
+    """How many ranks `--nproc` asks for, refused where they cannot share a step."""
+    from genesis.distributed.environment import rank_count, refuse_ranks
+    from genesis.train.ranks import check_divides
+
+    refuse_ranks(os.environ)
+    count = rank_count(nproc, _available(config.train.device) if nproc == "all" else 0)
+    check_divides(count, config.train.accumulation_steps)
+    return count
+
+
+def _available(device: str) -> int:
+    """How many GPUs or CPU cores a run may use."""
+    from genesis import cuda
+    from genesis.backend.cpu import threads
+    from genesis_cli.session.preparation import resolve_device
+
+    return threads() if resolve_device(device).type == "cpu" else cuda.device_count()
+
+
+def _launch(config: str, overrides: list[str], resume: str | None, resume_from: str | None, count: int) -> int:
+    """Run the same command as so many ranks; their exit code."""
+    from genesis.distributed.launch import launch
+
+    # -P: what is in the current folder is no part of Genesis
+    command = [sys.executable, "-P", "-m", "genesis_cli", *(["--debug"] if "--debug" in sys.argv else []), "train"]
+    command += [] if resume is None else [f"{RESUME}={resume}"]
+    command += [] if resume_from is None else [f"--resume-from={resume_from}"]
+    return launch([*command, "--", config, *overrides], count)

@@ -70,9 +70,13 @@ class GenesisError(Exception):
         what: one sentence that names the value found and the value expected.
         where: file:line, step, op or tensor name; empty where the caller's own line says it.
         next: what the reader can do now.
+
+    Attributes:
+        is_echo: whether another process of the job reports what has happened, and this one has nothing to add.
     """
 
     exit_code = 70
+    is_echo = False
 
     def __init__(self, what: str, *, where: str = "", next: str = "") -> None:
         self.what, self.where, self.next = what, where, next

@@ -17,6 +17,7 @@ from genesis.errors import ConfigError, DeviceError, ModelError, escape
 from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.progress import tokenizing
+from genesis.train.ranks import ALONE, Ranks
 from genesis_cli.session.chat import EncoderFactory
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
@@ -35,12 +36,17 @@ __all__ = [
 ]
 
 
-def resolve_device(name: str) -> Device:
+def resolve_device(name: str, ranks: Ranks = ALONE) -> Device:
     """The device that a setting means; "auto" is a GPU where there is one that Genesis can use, else the CPU.
+
+    Of several ranks on a host each has a GPU of its own.
 
     Raises:
         DeviceError: the device was named, and is missing or too old; there is no silent run on another one.
+        ConfigError: one GPU is named for several ranks.
     """
+    if ranks.size > 1:
+        return _device_of_rank(name, ranks)
     if name == "auto":
         return as_device("cuda" if describe_gpu()[0] else "cpu")
     device = as_device(name)
@@ -48,6 +54,19 @@ def resolve_device(name: str) -> Device:
         from genesis import cuda
 
         cuda.check_supported(device)
+    return device
+
+
+def _device_of_rank(name: str, ranks: Ranks) -> Device:
+    if name.startswith("cuda:"):
+        what = f"train.device {name} is one GPU, and {ranks.size} ranks take one each"
+        raise ConfigError(what, where="train.device", next="set train.device=cuda")
+    if name == "cpu" or (name == "auto" and not describe_gpu()[0]):
+        return CPU
+    from genesis import cuda
+
+    device = as_device(f"cuda:{ranks.local_rank}")
+    cuda.check_supported(device)
     return device
 
 

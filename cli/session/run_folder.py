@@ -41,12 +41,16 @@ _MAX_NAMES = 5
 class RunFolder:
     """Holds the output folder while it is entered; without `keep`, an error leaves it as it was.
 
+    Args:
+        is_held: False for a rank that leaves all this to rank 0, and only reads there.
+
     Raises:
         ConfigError: it holds something else than a run of ours. BusyError: another run holds it.
         DiskError: it cannot be used.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, is_held: bool = True) -> None:
+        self._is_held = is_held
         self.path = Path(os.path.abspath(config.train.output_dir))
         cache = Path(os.path.abspath(config.data.cache_dir or self.path / "cache"))
         inside = cache.is_relative_to(self.path) and cache != self.path
@@ -61,6 +65,8 @@ class RunFolder:
         self._kept = False
 
     def __enter__(self) -> Self:
+        if not self._is_held:
+            return self
         check_is_ours(self.path)
         self._missing = [level for level in (self.path, *self.path.parents) if not os.path.lexists(level)]
         try:
@@ -74,6 +80,8 @@ class RunFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._is_held:
+            return
         refused = isinstance(error, Exception) and not isinstance(error, InterruptedRun) and not self._kept
         if refused:
             with contextlib.suppress(OSError):
@@ -92,6 +100,8 @@ class RunFolder:
         Raises:
             ConfigError: with what is there.
         """
+        if not self._is_held:
+            return
         names = os.listdir(self.path)
         saved = any(name.startswith(("checkpoint-", ".old-checkpoint-")) for name in names)
         final = any(_WEIGHTS.fullmatch(name) for name in names)
@@ -116,6 +126,8 @@ class RunFolder:
 
     def record(self, config: Config) -> None:
         """Write what the run does; by this the folder is known as ours."""
+        if not self._is_held:
+            return
         path = self.path / RESOLVED
         if RESOLVED in self._names and self._record is None:
             self._record = read_limited(path, MAX_BYTES)

@@ -22,10 +22,19 @@ from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, check_reads_back
 from genesis.train.loop import Summary, Training, total_steps
-from genesis.train.metrics import FILE_NAME, MetricsWriter, TensorBoardSink, WandbSink, check_metrics
+from genesis.train.metrics import (
+    FILE_NAME,
+    Metrics,
+    MetricsWriter,
+    NoMetrics,
+    TensorBoardSink,
+    WandbSink,
+    check_metrics,
+)
 from genesis.train.optimizer import build_optimizer, build_schedule
 from genesis.train.output import Output
 from genesis.train.progress import Progress, duration
+from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
@@ -41,6 +50,7 @@ from genesis_cli.session.preparation import (
     resolve_device,
     sample_counts,
 )
+from genesis_cli.session.ranks import check_same_data, joined, same_settings
 from genesis_cli.session.run_folder import Resume, RunFolder, check_places
 from genesis_cli.session.settings import settled, usable_precision
 from genesis_cli.session.trained_parameters import check_trained, select_trained, trained_lines
@@ -69,11 +79,25 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
     """
     check_reads_back(config)
     check_places(config)
-    device = resolve_device(config.train.device)
-    with Interrupts() as interrupts, RunFolder(config) as folder, arithmetic(config):
-        asks = bool(resume) or resume_from is not None
-        config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
-        folder.check_previous(config, resume, resume_from)
+    with (
+        Interrupts() as interrupts,
+        joined(config, console, interrupts) as ranks,
+        ranks.during("preparation", PREPARING_S),
+    ):
+        return _train(config, resume, resume_from, console if ranks.is_main else Output(None), interrupts, ranks)
+
+
+def _train(
+    config: Config, resume: Resume, resume_from: str | None, console: Output, interrupts: Interrupts, ranks: Ranks
+) -> Summary:
+    """`train` on one of the ranks: rank 0 holds the folder, and does first what others find done then."""
+    device = resolve_device(config.train.device, ranks)
+    with RunFolder(config, is_held=ranks.is_main) as folder, arithmetic(config, ranks):
+        with ranks.main_first("folder"):
+            asks = bool(resume) or resume_from is not None
+            config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
+            folder.check_previous(config, resume, resume_from)
+        config = same_settings(ranks, config)
         previous = adapter_to_resume(config, resume, resume_from)
         base = checked_base(config, previous)
         if not folder.is_known:
@@ -83,30 +107,39 @@ def train(config: Config, *, resume: Resume, console: Output, resume_from: str |
         check_trained(config, shape, previous)
         memory = planned_memory(config, shape, device)
         encoders = EncoderFactory(config.data, config.model.path)
-        data = prepare_data(config, shape, console, encoders=encoders)
+        with ranks.main_first("data"):  # the others find it in the cache
+            data = prepare_data(config, shape, console, encoders=encoders)
         chat = encoders.learned(data.train, data.tokenizer)
         model = make_model(config, shape, data.tokenizer, device, previous)
         announce(config, data, model, device, dtype, memory, console)
-        training = assemble(config, data, model, device, interrupts, console, base, chat)
-        # A killed run may have left its checkpoint between two renames.
-        sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
+        training = assemble(config, data, model, device, interrupts, console, base, chat, ranks)
+        check_same_data(ranks, training.state.loader)
+        if ranks.is_main:
+            # A killed run may have left its checkpoint between two renames.
+            sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
         _restore(training, resume, resume_from, console)
         folder.record(config)  # not earlier: a start that is refused changes no record
         with training.open():
             folder.keep()
             interrupts.deferred = True
-            summary = training.run()
+            with ranks.during("training", FIRST_STEPS_S):
+                summary = training.run()
             interrupts.deferred = False
-        _finish(config, training, data.held_out, summary, console)
+        with training.state.optimizer.whole_states():
+            if ranks.is_main:
+                _finish(config, training, data.held_out, summary, console)
     return summary
 
 
 @contextmanager
-def arithmetic(config: Config) -> Iterator[None]:
-    """Computes as `train.tf32` and `train.threads` say."""
+def arithmetic(config: Config, ranks: Ranks = ALONE) -> Iterator[None]:
+    """Computes as `train.tf32` and `train.threads` say; the ranks of a host share its cores."""
     before = cuda.allow_tf32.set(config.train.tf32)
+    count = config.train.threads
+    if count is None and ranks.size > 1:
+        count = max(1, threads() // (ranks.local_size or 1))
     try:
-        with cpu_threads(config.train.threads):
+        with cpu_threads(count):
             yield
     finally:
         cuda.allow_tf32.set(before)
@@ -199,12 +232,14 @@ def assemble(
     console: Output,
     base: Base | None = None,
     chat: ChatFormat = TEXTS,
+    ranks: Ranks = ALONE,
 ) -> Training:
     """The training loop's parts, at step 0.
 
     Args:
         base: of adapters; without it nothing can be saved.
         chat: the format of chats that the model learns.
+        ranks: who trains it; only rank 0 writes metrics.
     """
     output = Path(config.train.output_dir)
     loader = PackedLoader(
@@ -212,9 +247,10 @@ def assemble(
     )
     steps = total_steps(config, loader)
     seed, accumulated = config.train.seed, config.train.accumulation_steps
-    optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated)
+    group, zero = ranks.group, config.train.zero
+    optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated, group, zero)
     files = ModelFiles(config, data.tokenizer, model, optimizer, base, chat)
-    state = TrainState(model, optimizer, loader, base=files.frozen)
+    state = TrainState(model, optimizer, loader, base=files.frozen, ranks=ranks)
     sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
 
     stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends}
@@ -231,6 +267,11 @@ def assemble(
             goes_on=lambda: interrupts.received is None,
         )
 
+    def open_metrics(step: int | None) -> Metrics:
+        if not ranks.is_main:
+            return NoMetrics(output)
+        return MetricsWriter(output, resume_step=step, sinks=_sinks(config, output))
+
     progress = Progress(steps, 0, console)
     return Training(
         config=config,
@@ -245,7 +286,7 @@ def assemble(
         lr_at=build_schedule(config.optim, steps),
         sample=sample,
         held_out=data.held_out,
-        open_metrics=lambda step: MetricsWriter(output, resume_step=step, sinks=_sinks(config, output)),
+        open_metrics=open_metrics,
         progress=progress,
         interrupts=interrupts,
         device=device,
@@ -264,7 +305,31 @@ def _sinks(config: Config, output: Path) -> tuple[Any, ...]:
 
 
 def _restore(training: Training, resume: Resume, resume_from: str | None, console: Output) -> None:
-    """Go back to a checkpoint where one is asked for."""
+    """Go back to a checkpoint where one is asked for; rank 0 says to which."""
+    checkpoints, ranks = training.checkpoints, training.state.ranks
+    step = _checkpoint_to_resume(training, resume, resume_from) if ranks.is_main else None
+    step = ranks.from_main("resumed", step)
+    if step is not None:
+        before = checkpoints.load(training.state, step)
+        if ranks.is_main:
+            check_metrics(checkpoints.output_dir / FILE_NAME, step)  # before anything is changed there
+        training.continue_at(step)
+        if not ranks.is_main:
+            return
+        console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
+        if training.device == CPU and before is not None and before != threads():
+            console.line(
+                f"warning: {before} threads computed it and {threads()} go on: last bits may differ (train.threads)"
+            )
+        if (aside := checkpoints.set_aside(step)) is not None:
+            console.line(f"the checkpoints after it were moved to {aside}")
+        checkpoints.rotate(step)  # a kill may have come between the last save and its rotation
+    elif resume:
+        console.line("no complete checkpoint here: starting from the beginning")
+
+
+def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str | None) -> int | None:
+    """The step of the checkpoint to go on from, None for a run from the beginning."""
     checkpoints = training.checkpoints
     found = checkpoints.steps()
     step: int | None = found[-1] if found and resume else None
@@ -283,20 +348,7 @@ def _restore(training: Training, resume: Resume, resume_from: str | None, consol
             where="train.steps",
             next="raise train.steps, or name an older checkpoint with --resume-from",
         )
-    if step is not None:
-        before = checkpoints.load(training.state, step)
-        check_metrics(checkpoints.output_dir / FILE_NAME, step)  # before anything is changed there
-        training.continue_at(step)
-        console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
-        if training.device == CPU and before is not None and before != threads():
-            console.line(
-                f"warning: {before} threads computed it and {threads()} go on: last bits may differ (train.threads)"
-            )
-        if (aside := checkpoints.set_aside(step)) is not None:
-            console.line(f"the checkpoints after it were moved to {aside}")
-        checkpoints.rotate(step)  # a kill may have come between the last save and its rotation
-    elif resume:
-        console.line("no complete checkpoint here: starting from the beginning")
+    return step
 
 
 def _finish(config: Config, training: Training, held_out: HeldOut | None, summary: Summary, console: Output) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import secrets
 import signal
@@ -29,6 +30,7 @@ from genesis.errors import DistributedError, UsageError, escape
 __all__ = ["GRACE_S", "launch"]
 
 GRACE_S = 5.0
+KILLED_GRACE_S = 1.0  # of ranks that another one left without a word: they have nothing to report
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = {128 + number for number in _PASSED_ON}
 _OF_PYTHON = 1  # what Python itself ends with where a signal comes while it starts
@@ -224,8 +226,10 @@ class _Job:
             each.process.wait()
             self.ended.append(each)
             # Codes of an interrupted run come when all is saved, so nobody is in a hurry then.
-            if self.kill_at is None and code != 0 and code not in _INTERRUPTED:
-                self.kill_at = time.monotonic() + GRACE_S
+            if code == 0 or code in _INTERRUPTED:
+                continue
+            grace = KILLED_GRACE_S if code < 0 and -code not in _PASSED_ON else GRACE_S
+            self.kill_at = min(self.kill_at or math.inf, time.monotonic() + grace)
 
     def _kill(self, rank: _Rank) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -283,7 +287,13 @@ class _Job:
             what = f"rank {each.rank} of {self.count} was killed by {_signal_name(-each.code)}"
             next = "see who killed it: the system's log says where memory ran out (dmesg)"
             raise DistributedError(what, where="launch", next=next)
-        return echo if any(each.code for each in self.ended) else 0
+        if not any(each.code for each in self.ended):
+            return 0
+        first = self.ended[0]
+        if not first.code:
+            what = f"rank {first.rank} of {self.count} ended, as if all were done, while others went on"
+            raise DistributedError(what, where="launch", next="report it as a bug in Genesis")
+        return echo
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:

@@ -31,6 +31,7 @@ _STOP = struct.Struct("<qq")  # signal number or 0, step
 _MARGIN_S = 2.0
 _FAREWELL_S = 1.0
 _MAX_TEXT = 8192
+_MAX_WHAT = 500
 
 
 class Peers:
@@ -44,14 +45,16 @@ class Peers:
 
     Attributes:
         rank, size: which of how many.
+        limit_s: as given; it may be changed.
         phase: what the ranks are doing, for errors.
         step: the last step that was agreed on.
+        is_ending: whether this rank is closing its connections, or has seen a fault.
     """
 
     def __init__(self, rank: int, size: int, channels: Sequence[Channel] = (), *, limit_s: float = 60.0) -> None:
         self.rank, self.size, self.phase, self.step = rank, size, "", 0
         self._channels: dict[int, Channel] = {channel.rank: channel for channel in channels}
-        self._limit = limit_s
+        self.limit_s, self.is_ending = limit_s, False
 
     @classmethod
     def connect(cls, world: World, key: bytes, *, version: str, limit_s: float = 60.0) -> Self:
@@ -68,12 +71,12 @@ class Peers:
     @contextlib.contextmanager
     def during(self, phase: str, limit_s: float | None = None) -> Iterator[None]:
         """Name what follows in errors, and let it take `limit_s`; every rank must say the same."""
-        before = self.phase, self._limit
-        self.phase, self._limit = phase, self._limit if limit_s is None else limit_s
+        before = self.phase, self.limit_s
+        self.phase, self.limit_s = phase, self.limit_s if limit_s is None else limit_s
         try:
             yield
         finally:
-            self.phase, self._limit = before
+            self.phase, self.limit_s = before
 
     # What ranks agree on
 
@@ -125,7 +128,7 @@ class Peers:
             self._send(0, name, data)
             return None
         said = {0: data}
-        until = time.monotonic() + self._limit
+        until = time.monotonic() + self.limit_s
         while missing := [rank for rank in self._channels if rank not in said]:
             for rank in self._ready(missing, name, until):
                 said[rank] = self._receive(rank, name, most)
@@ -176,19 +179,38 @@ class Peers:
         """Tell the other ranks, as far as they still listen, that this one ends by `error`."""
         if isinstance(error, PeerGoneError):
             return  # rank 0 has told them, or is gone
+        self.is_ending = True
         what = error.what if isinstance(error, GenesisError) else f"{type(error).__name__}: {error}"
         where = error.where if isinstance(error, GenesisError) else ""
         self._tell(self.rank, what or type(error).__name__, where or self._where())
+        if isinstance(error, GenesisError) and self.rank and self._is_said_by_main(what):
+            error.is_echo = True
+
+    def _is_said_by_main(self, what: str) -> bool:
+        """Whether rank 0 ends by the same error, and so reports it."""
+        until = time.monotonic() + _FAREWELL_S
+        with contextlib.suppress(EOFError, OSError, Late, ValueError, KeyError):
+            channel = self._channels[0]
+            while (left := until - time.monotonic()) > 0:
+                channel.set_limit(left)
+                kind, _name, payload = channel.receive()
+                if kind == FAILURE:
+                    said = json.loads(payload)
+                    return bool(said["rank"] == 0 and said["what"] == what[:_MAX_WHAT])
+        return False
 
     def close(self) -> None:
         """Wait until all ranks are done, and close the connections."""
         if self._channels:
             with self.during(self.phase or "the end"):
-                self.barrier("close")
+                self.gather("close", b"", 0)
+                self.is_ending = True  # from here on connections close
+                self.broadcast("close", b"", 0)
         self.abort()
 
     def abort(self) -> None:
         """Close the connections without a word: others see this rank as gone."""
+        self.is_ending = True
         for channel in self._channels.values():
             channel.close()
         self._channels = {}
@@ -209,6 +231,22 @@ class Peers:
 
     # Faults
 
+    def closed(self, events: int) -> int | None:
+        """A rank whose connection is closed, as `poll` says by these events; reads nothing, and runs in any thread."""
+        try:
+            ranks = {channel.fileno(): rank for rank, channel in list(self._channels.items())}
+            polled = select.poll()
+            for descriptor in ranks:
+                polled.register(descriptor, events)
+            return next((ranks[descriptor] for descriptor, _ in polled.poll(0)), None)
+        except (OSError, ValueError):  # it is being closed here
+            return None
+
+    def see_gone(self, rank: int) -> None:
+        """Raise what the rank said before its connection closed, if it did."""
+        if not self.is_ending:
+            self._gone(rank)
+
     def _ready(self, wanted: Sequence[int], name: str, until: float = 0.0) -> list[int]:
         """Those of `wanted` from which something has come; raises where none comes in time or any rank goes."""
         until = until or time.monotonic() + self._patience()
@@ -225,7 +263,7 @@ class Peers:
 
     def _patience(self) -> float:
         # Rank 0 finds out first who is late, and tells the others.
-        return self._limit + (min(_MARGIN_S, self._limit) if self.rank else 0.0)
+        return self.limit_s + (min(_MARGIN_S, self.limit_s) if self.rank else 0.0)
 
     def _limited(self, rank: int) -> Channel:
         channel = self._channels[rank]
@@ -266,12 +304,13 @@ class Peers:
 
     def _late(self, ranks: Sequence[int], name: str) -> None:
         who = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
-        what = f"{who} did not answer rank {self.rank} within {self._limit:g} s, at {name!r}"
+        what = f"{who} did not answer rank {self.rank} within {self.limit_s:g} s, at {name!r}"
         next = f"see what holds {who} up: py-spy dump --pid, or a stopped process"
         self._fail(DistributedError(what, where=self._where(), next=next))
 
     def _gone(self, rank: int) -> None:
         """A closed connection: by what the rank has said last, if anything, or without a word."""
+        self.is_ending = True
         self._hear_last_words(rank)
         what = f"rank {rank} is gone: its connection closed without a word"
         self._lost(rank, what, self._where())
@@ -299,6 +338,7 @@ class Peers:
         self._lost(rank, what, where)
 
     def _lost(self, rank: int, what: str, where: str) -> None:
+        self.is_ending = True
         if not self.rank:
             self._tell(rank, what, where)
         told = what if what.startswith("rank ") else f"rank {rank} failed: {what}"
@@ -306,11 +346,12 @@ class Peers:
         raise PeerGoneError(escape(told), rank=rank, phase=self.phase, where=escape(where), next=next)
 
     def _fail(self, error: DistributedError) -> None:
+        self.is_ending = True
         self._tell(self.rank, error.what, error.where)
         raise error
 
     def _tell(self, rank: int, what: str, where: str) -> None:
-        payload = json.dumps({"rank": rank, "what": what[:500], "where": where[:100]}).encode()
+        payload = json.dumps({"rank": rank, "what": what[:_MAX_WHAT], "where": where[:100]}).encode()
         for channel in self._channels.values():
             with contextlib.suppress(OSError, Late):
                 channel.set_limit(_FAREWELL_S)

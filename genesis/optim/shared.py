@@ -93,7 +93,7 @@ class SharedBuffers(FlatBuffers):
         self.collect_gradients()
         if any(p.grad is None for p in self.params):
             shape = next(p.shape for p in self.params if p.grad is None)
-            next_step = "freeze it with train.freeze, or train in one process"
+            next_step = "freeze it, or train in one process"
             raise GradientError(f"a parameter of shape {shape} got no gradient, which ranks exchange", next=next_step)
         for number, bucket in reversed(list(enumerate(self._buckets))):  # in the order in which gradients are done
             self.group.reduce_scatter(self._of(self.gradients, bucket), self._sums(number), bucket.parts, adds=adds)

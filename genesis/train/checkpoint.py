@@ -36,6 +36,7 @@ from genesis.io.strict_json import indented_bytes
 from genesis.optim.saving import MASTER
 from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, restore_optimizer
+from genesis.train.ranks import SAVING_S
 from genesis.train.state import Interval, TrainState
 
 __all__ = ["Checkpoints", "WriteModel"]
@@ -87,12 +88,18 @@ class Checkpoints:
         return self.output_dir / f"checkpoint-{step}"
 
     def save(self, state: TrainState) -> str:
-        """Write the checkpoint of the current step, then let the oldest go. Returns H.
+        """Write the checkpoint of the current step, then let the oldest go. Returns the state hash.
+
+        It is a call of all ranks, of which rank 0 writes.
 
         Raises:
             DiskError: the disk is full or fails; the older checkpoints are intact.
         """
-        digest = state.hash()
+        with state.ranks.during("saving", SAVING_S), state.optimizer.whole_states():
+            return str(state.ranks.from_main("saved", self._write(state) if state.ranks.is_main else ""))
+
+    def _write(self, state: TrainState) -> str:
+        digest = state.digest()
         arrays = optimizer_arrays(state.optimizer)
         in_float32 = self._read_masters is not None
         if in_float32:
@@ -129,6 +136,8 @@ class Checkpoints:
     @boundary(ModelError, "reading the checkpoint")
     def load(self, state: TrainState, step: int) -> int | None:
         """Set `state` to the checkpoint of `step`; returns the number of CPU threads that computed it.
+
+        It is a call of all ranks, each of which reads the files.
 
         Raises:
             ModelError: a file is damaged, missing or of another model, with its name. Nothing older is taken silently.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from genesis.backend import Device
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut
+from genesis.train.ranks import ALONE, Ranks
 from genesis.train.shards import summed_loss
 from genesis.train.state import LanguageModel
 
@@ -46,11 +47,13 @@ def evaluate(
     max_batches: int | None,
     device: Device,
     stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
 ) -> Evaluation | None:
     """Measure `model` on held-out samples, in their own order.
 
     Args:
         stop: asked between batches; when it says so the measurement is given up and None returned.
+        ranks: they share the batches.
     """
     loader = PackedLoader(held_out.tokens, batch_size=batch_size, seq_len=seq_len, seed=0, shuffle=False)
     count = loader.num_batches(0)
@@ -58,12 +61,13 @@ def evaluate(
     losses, targets, was_training = [], 0, model.training
     model.eval()
     try:
-        for index in range(count):
+        for first in range(0, count, ranks.size):
             if stop():
                 return None
-            batch = loader.batch(0, index)
-            losses.append(summed_loss(model, batch, device))
-            targets += batch.num_targets
+            batches = [loader.batch(0, index) for index in range(first, min(first + ranks.size, count))]
+            mine = batches[ranks.rank : ranks.rank + 1]
+            losses += ranks.in_turn([summed_loss(model, batch, device) for batch in mine] or [0.0])
+            targets += sum(batch.num_targets for batch in batches)
     finally:
         model.train(was_training)
     mean = math.fsum(losses) / targets

@@ -16,9 +16,10 @@ from genesis.errors import InterruptedRun, escape
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.evaluation import Evaluation, evaluate
-from genesis.train.metrics import MetricsWriter, read_metrics
+from genesis.train.metrics import Metrics, read_metrics
 from genesis.train.peak_memory import peak_memory
 from genesis.train.progress import Progress
+from genesis.train.ranks import EVALUATING_S
 from genesis.train.signals import Interrupts
 from genesis.train.state import Interval, TrainState
 from genesis.train.step import StepResult, take_step
@@ -71,7 +72,7 @@ class Training:
     lr_at: Callable[[int], float]
     sample: Callable[[Sequence[str]], Sequence[str]]
     held_out: HeldOut | None
-    open_metrics: Callable[[int | None], MetricsWriter]
+    open_metrics: Callable[[int | None], Metrics]
     progress: Progress
     interrupts: Interrupts
     device: Device
@@ -81,7 +82,7 @@ class Training:
     last_loss: float | None = None
     last_evaluation: Evaluation | None = None
     state_hash: str = ""
-    metrics: MetricsWriter = field(init=False)
+    metrics: Metrics = field(init=False)
     resumed_at: int | None = None
     _grad_norm: float = math.nan  # of the last step that was counted
     _rows: deque[tuple[int, Row, Reading]] = field(default_factory=deque)  # that wait for a device's figures
@@ -98,7 +99,7 @@ class Training:
         """The state was set to the checkpoint of `step`."""
         self.resumed_at = self.saved_at = self.progress.step = step
 
-    def open(self) -> MetricsWriter:
+    def open(self) -> Metrics:
         """Open the record of the run, cut back to where it goes on; the caller closes it.
 
         Raises:
@@ -120,7 +121,9 @@ class Training:
             self._recall_evaluation()
             self._settle()  # the evaluation before step 1; a resumed run may owe one that a signal cut short
             while self.state.step < self.steps:
+                begun = time.monotonic()
                 self._step(self._batches())
+                self.state.ranks.took(time.monotonic() - begun)
                 self._report()
                 self._settle()
         if not self.state_hash:  # the run was complete already
@@ -138,8 +141,9 @@ class Training:
     def _recall_evaluation(self) -> None:
         """A run that was killed between an evaluation that it owed and its next save has the row already."""
         if self.resumed_at is not None:
-            rows = read_metrics(self.metrics.path)
-            if any(row["train/global_step"] == self.resumed_at and "eval/loss" in row for row in rows):
+            rows = read_metrics(self.metrics.path) if self.state.ranks.is_main else []
+            found = any(row["train/global_step"] == self.resumed_at and "eval/loss" in row for row in rows)
+            if self.state.ranks.from_main("evaluated", found):
                 self.state.evaluated_at = self.resumed_at
 
     def _batches(self) -> list[Batch]:
@@ -169,14 +173,22 @@ class Training:
         is_due = last or _due(step, self.config.eval.every) if step else self.config.eval.at_start
         evaluates = is_due and self.state.evaluated_at != step
         saves = step and self.saved_at != step and (last or _due(step, self.config.checkpoint.every))
-        if evaluates or saves or self.interrupts.received is not None:
+        stop = self._received()
+        if evaluates or saves or stop is not None:
             self._catch_up()
         if evaluates:
-            self._evaluate()
+            with self.state.ranks.during("evaluation", EVALUATING_S):
+                self._evaluate()
         if saves:
             self._save()
-        if self.interrupts.received is not None:
-            self._stop(self.interrupts.received)
+        if evaluates or saves:
+            stop = self._received()
+        if stop is not None:
+            self._stop(stop)
+
+    def _received(self) -> int | None:
+        """The signal that this rank or another one has received: a call of all ranks."""
+        return self.state.ranks.agree(self.interrupts.received, self.state.step)
 
     def _report(self) -> None:
         """Every `log.every` steps, and at the last one, a row of metrics; of a device's steps one interval late."""
@@ -236,7 +248,8 @@ class Training:
                 seq_len=config.data.seq_len,
                 max_batches=config.eval.max_batches,
                 device=self.device,
-                stop=lambda: self.interrupts.received is not None,
+                stop=lambda: self._received() is not None,
+                ranks=state.ranks,
             )
             if found is None:
                 return
@@ -253,7 +266,7 @@ class Training:
             self.last_evaluation = found
         # Samples are for the eye: those that a signal cuts short are not owed, while the row must not come twice.
         state.evaluated_at = state.step
-        if config.eval.prompts and self.interrupts.received is None:
+        if config.eval.prompts and state.ranks.is_main and self.interrupts.received is None:
             for prompt, text in zip(config.eval.prompts, self.sample(config.eval.prompts), strict=True):
                 self.progress.note(f"sample at step {state.step}:\n{prompt}{text}")
 
@@ -267,9 +280,11 @@ class Training:
         step = self.state.step
         if not step:
             next = "start it again with the same command"
+            self.state.ranks.leave()
             raise InterruptedRun(f"stopped by signal {signal} before the first step", signal=signal, next=next)
         if self.saved_at != step:
             self._save()
+        self.state.ranks.leave()
         raise InterruptedRun(
             f"stopped by signal {signal} after step {step}, which is saved",
             signal=signal,

@@ -26,7 +26,9 @@ from genesis.io.filesystem import disk_error
 __all__ = [
     "FILE_NAME",
     "NAMES",
+    "Metrics",
     "MetricsWriter",
+    "NoMetrics",
     "Sink",
     "TensorBoardSink",
     "WandbSink",
@@ -68,6 +70,48 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Sends what is left."""
+
+
+class Metrics(Protocol):
+    """Where the rows of a run go; a context manager that closes it."""
+
+    path: Path
+
+    def write(self, step: int, metrics: Mapping[str, float | int | None]) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class NoMetrics:
+    """Takes rows and writes none: another rank does."""
+
+    def __init__(self, output_dir: str | Path) -> None:
+        self.path = Path(output_dir) / FILE_NAME
+
+    def write(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
 
 
 class MetricsWriter:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from genesis.distributed.group import Group
 from genesis.errors import ModelError, escape
 from genesis.optim import OPTIMIZERS, Optimizer, make_schedule
 from genesis.tensor import Tensor
@@ -23,13 +24,19 @@ __all__ = [
 
 
 def build_optimizer(
-    config: OptimConfig, named_parameters: Iterable[tuple[str, Tensor]], seed: int, accumulation_steps: int = 1
+    config: OptimConfig,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    seed: int,
+    accumulation_steps: int = 1,
+    ranks: Group | None = None,
+    zero: int = 1,
 ) -> Optimizer:
     """The optimizer that `config` names, over flat buffers; vectors (norms, biases) do not decay.
 
     Args:
         seed: of stochastic rounding, where an optimizer rounds.
         accumulation_steps: of how many batches gradients are added up.
+        ranks, zero: who trains the parameters together, and what they divide; see `Optimizer`.
 
     Raises:
         ConfigError: a pattern of `lr_factors` names no parameter that is trained.
@@ -45,6 +52,8 @@ def build_optimizer(
         low_precision=config.low_precision,
         state_dtype=config.state_dtype,
         grad_dtype=config.grad_dtype or ("float32" if accumulation_steps > 1 else None),
+        ranks=ranks,
+        zero=zero,
     )
 
 

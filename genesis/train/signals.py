@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -32,6 +33,7 @@ class Interrupts:
 
     Attributes:
         received: the number of the first signal, or None.
+        is_quiet: whether another rank says what a first signal does.
         deferred: whether a first signal only sets `received` (there is something to save) or stops the run at once.
     """
 
@@ -39,11 +41,12 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.deferred = False
+        self.deferred = self.is_quiet = False
         self._since = 0.0
         self._before: dict[int, Any] = {}
         self._stop = InterruptedRun("", signal=0)
         self._hook_before = sys.unraisablehook
+        self._call: Callable[[], None] | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
@@ -69,7 +72,8 @@ class Interrupts:
         self._since = now
         if self.deferred and not again:
             self.received = number
-            _tell(TOLD)
+            if not self.is_quiet:
+                _tell(TOLD)
             return
         self.received = number
         what = "stopped at the second signal, without saving" if again else "stopped while there was nothing to save"
@@ -85,7 +89,17 @@ class Interrupts:
             self._hook_before(lost)
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
-        raise self._stop
+        call, self._call = self._call, None
+        if call is None:
+            raise self._stop
+        call()
+
+    def interrupt(self, call: Callable[[], None]) -> None:
+        """From another thread: have the main thread, whatever it does, call what may raise."""
+        ident = threading.main_thread().ident
+        if self._before and ident is not None:
+            self._call = call
+            signal.pthread_kill(ident, signal.SIGALRM)
 
 
 def _tell(line: str) -> None:

@@ -14,6 +14,7 @@ from genesis.nn import Module
 from genesis.optim import Optimizer
 from genesis.tensor import Tensor
 from genesis.train.optimizer import optimizer_arrays, optimizer_counts
+from genesis.train.ranks import ALONE, Ranks
 
 __all__ = ["FrozenBase", "Interval", "LanguageModel", "TrainState"]
 
@@ -67,6 +68,8 @@ class TrainState:
         step: optimizer steps done.
         num_tokens: tokens trained on so far.
         evaluated_at: the step of the last complete evaluation; no part of H.
+        ranks: who trains it together; each has the whole model, and a part of the optimizer's states.
+        draws: counters of random draws that a batch takes, once it is known; for ranks.
         base: the frozen model that adapters are trained beside, None where the model itself is trained.
     """
 
@@ -78,6 +81,8 @@ class TrainState:
     interval: Interval = field(default_factory=Interval)
     evaluated_at: int = -1
     base: FrozenBase | None = None
+    ranks: Ranks = ALONE
+    draws: int | None = None
 
     def own_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters that are the run's: all but those of the base."""
@@ -104,10 +109,15 @@ class TrainState:
         }
 
     def hash(self) -> str:
-        """H: sha256 over parameters, optimizer, random generators, data position and step. No clock enters.
+        """The state hash: sha256 over parameters, optimizer, random generators, data position and step.
 
-        A base enters by its fingerprint.
+        No clock enters. A base enters by its fingerprint. It is a call of all ranks.
         """
+        with self.optimizer.whole_states():
+            return str(self.ranks.from_main("hash", self.digest() if self.ranks.is_main else ""))
+
+    def digest(self) -> str:
+        """As `hash`, on rank 0 and inside the optimizer's `whole_states`."""
         state = StateHash()
         if self.base is not None:
             state.add_json("base", self.base.sha256)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from genesis import random
 from genesis.backend import Device
 from genesis.data.loader import Batch
 from genesis.errors import NumericError, escape
@@ -44,10 +45,13 @@ def take_step(
         NumericError: a loss or gradient is not finite. No weight was changed.
     """
     targets = sum(b.num_targets for b in batches)
-    losses = []
-    state.optimizer.zero_grad()
-    for batch in batches:
-        losses.append(accumulate_gradients(state.model, batch, targets, device))
+    if state.ranks.size > 1:
+        losses = _gradients_of_ranks(state, batches, targets, device)
+    else:
+        losses = []
+        state.optimizer.zero_grad()
+        for batch in batches:
+            losses.append(accumulate_gradients(state.model, batch, targets, device))
     norm = state.optimizer.grad_norm().item()
     if not (math.isfinite(norm) and all(map(math.isfinite, losses))):
         raise not_finite(state, batches, losses, "the gradient norm overflows")
@@ -61,18 +65,37 @@ def take_step(
     return StepResult(math.fsum(losses) * targets, targets, tokens, norm)
 
 
+def _gradients_of_ranks(state: TrainState, batches: Sequence[Batch], targets: int, device: Device) -> list[float]:
+    """Rank r takes the batches r, r + W, …; after each, all exchange gradients. The losses of all batches."""
+    ranks, generator, losses = state.ranks, random.default_generator, list[float]()
+    begun = generator.offset
+    for number in range(ranks.rank, len(batches), ranks.size):
+        at = begun + number * (state.draws or 0)
+        while True:
+            state.optimizer.zero_grad()
+            generator.offset = at
+            loss = accumulate_gradients(state.model, batches[number], targets, device)
+            if state.draws is None:  # known from the first batch, whose own draws may have been those of another
+                state.draws = generator.offset - begun
+                at = begun + number * state.draws
+                if at != begun:
+                    continue
+            break
+        losses.append(loss)
+        state.optimizer.exchange(adds=number >= ranks.size)
+    generator.offset = begun + len(batches) * (state.draws or 0)
+    state.optimizer.complete()
+    return ranks.in_turn(losses)
+
+
 def not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[float], otherwise: str) -> NumericError:
     """Which tensor went bad first, and on which samples; `otherwise` where all of them are finite."""
     bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
     if bad is not None:
         culprit, batches = f"the loss of micro-batch {bad} is {losses[bad]}", [batches[bad]]
     else:
-        for name, parameter in state.model.named_parameters():
-            if parameter.grad is not None and not np.isfinite(parameter.grad.numpy().astype(np.float64)).all():
-                culprit = f"the gradient of {escape(name)} is not finite"
-                break
-        else:
-            culprit = otherwise
+        name = _first_not_finite(state)
+        culprit = otherwise if name is None else f"the gradient of {escape(name)} is not finite"
     samples = [line for batch in batches for line in state.loader.describe(batch)]
     shown = "; ".join(samples[:8]) + (f"; and {len(samples) - 8} more" if len(samples) > 8 else "")
     return NumericError(
@@ -80,3 +103,15 @@ def not_finite(state: TrainState, batches: Sequence[Batch], losses: Sequence[flo
         where=f"samples: {shown}",
         next="lower optim.lr or set train.max_grad_norm; a checkpoint before this step can be resumed",
     )
+
+
+def _first_not_finite(state: TrainState) -> str | None:
+    """The first parameter with a gradient that is not finite; a call of all ranks."""
+    named = list(state.model.named_parameters())
+    if state.ranks.size == 1:
+        found = (n for n, p in named if p.grad is not None and not np.isfinite(p.grad.numpy().astype(np.float64)).all())
+        return next(found, None)
+    bad = state.optimizer.first_not_finite()
+    number = next((i for i, (_, p) in enumerate(named) if p is bad), len(named))
+    least = int(state.ranks.least(number))
+    return named[least][0] if least < len(named) else None

@@ -169,6 +169,7 @@ MAY_CHANGE = {
     "train.output_dir",
     "train.steps",
     "train.epochs",
+    "train.zero",
     *(f"{section}.{key}" for section, key in settings() if section in ("checkpoint", "log")),
 }
 

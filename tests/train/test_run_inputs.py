@@ -144,6 +144,7 @@ FREE: dict[str, tuple[str, ...]] = {
     "train.output_dir": (),  # the folder that holds the checkpoint is the new one
     "train.steps": ("train.steps=7",),
     "train.epochs": ("train.steps=null", "train.epochs=1"),
+    "train.zero": ("train.zero=0",),
     "checkpoint.every": ("checkpoint.every=3",),
     "checkpoint.save_total_limit": ("checkpoint.save_total_limit=1",),
     "checkpoint.save_final": ("checkpoint.save_final=false",),

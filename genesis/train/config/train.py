@@ -39,7 +39,14 @@ class TrainConfig(Section):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(default=8, description="Sequences in one forward pass.")
     accumulation_steps: Annotated[int, Field(ge=1, le=65_536)] = Field(
         default=1,
-        description="Batches summed into one optimizer step, weighted by their target tokens: it equals one big batch.",
+        description="Batches summed into one optimizer step, weighted by their target tokens: it equals one big batch. "
+        "Several ranks share them evenly.",
+    )
+    zero: Annotated[int, Field(ge=0, le=1)] = Field(
+        default=1,
+        description="What several ranks (--nproc) keep parts of. 1: optimizer states (ZeRO-1), but those of Muon and "
+        "Adafactor. 0: nothing. The result is the same.",
+        json_schema_extra=RESUME,
     )
     max_grad_norm: Positive | None = Field(
         default=1.0, description="Gradients are scaled down to this global norm. null: they are not clipped."

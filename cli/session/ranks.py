@@ -1,0 +1,70 @@
+"""The ranks of a run: how this process joins the others, and what of a run's start they do together."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from genesis import __version__
+from genesis.data.loader import PackedLoader
+from genesis.distributed import Peers, PeersGroup, job_key, read_world
+from genesis.distributed.watch import Watch
+from genesis.errors import PeerGoneError
+from genesis.io.strict_json import canonical_bytes
+from genesis.train.config import Config
+from genesis.train.output import Output
+from genesis.train.ranks import ALONE, SAVING_S, Ranks, check_divides
+from genesis.train.signals import Interrupts
+
+__all__ = ["check_same_data", "joined", "same_settings"]
+
+JOIN_S = 120.0  # how long ranks may take to come: hosts of a cluster do not start at the same moment
+
+
+@contextmanager
+def joined(
+    config: Config, console: Output, interrupts: Interrupts, environ: Mapping[str, str] = os.environ
+) -> Iterator[Ranks]:
+    """This rank and the others, all of which train as `config` says; they end together.
+
+    Raises:
+        UsageError: the variables of a launcher contradict each other. ConfigError: ranks differ, or their number does
+            not divide a step. DistributedError: a rank does not come.
+    """
+    world = read_world(environ)
+    if world.size == 1:
+        yield ALONE
+        return
+    key = job_key(world, environ)
+    try:
+        with Peers.connect(world, key, version=__version__, limit_s=JOIN_S) as peers:
+            ranks = Ranks(peers, PeersGroup(peers), world.local_rank, world.local_size)
+            with ranks.during("start", JOIN_S):
+                ranks.compare({"the configuration": hashlib.sha256(config.resolved_yaml().encode()).hexdigest()})
+                check_divides(ranks.size, config.train.accumulation_steps)
+            interrupts.is_quiet = not ranks.is_main
+            if ranks.is_main:
+                console.line(str(world))
+            with Watch(peers, interrupts.interrupt):
+                yield ranks
+            with ranks.during("the end", SAVING_S):
+                ranks.leave()
+    except PeerGoneError as error:
+        error.is_echo = world.launcher is not None  # which names the cause
+        raise
+
+
+def same_settings(ranks: Ranks, config: Config) -> Config:
+    """Rank 0's settings, which may have come from the run that is resumed."""
+    from genesis.train.config_file import parse_config
+
+    text = ranks.from_main("settings", config.resolved_yaml())
+    return config if ranks.is_main else parse_config(text.encode(), "what rank 0 settled")
+
+
+def check_same_data(ranks: Ranks, loader: PackedLoader) -> None:
+    """Refuse ranks that have prepared different data. Raises: ConfigError."""
+    if ranks.size > 1:
+        ranks.compare({"the data": hashlib.sha256(canonical_bytes(loader.state())).hexdigest()})
