@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Unpack, overload
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from genesis import Tensor, nn
 from genesis.autograd import checkpoint
 from genesis.errors import ConfigError
 from genesis.nn import functional as F
+from genesis.nn import fused
 from genesis.ops import fp8 as fp8_ops
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
@@ -37,6 +38,7 @@ __all__ = [
     "EngineCache",
     "KeyValueCache",
     "LayerCache",
+    "PackedHeads",
     "Tables",
     "widest_matmul",
 ]
@@ -46,7 +48,55 @@ CHECKPOINTING = ("none", "selective", "full")
 Tables = Sequence[tuple[Tensor, Tensor]]
 
 
-class KeyValueCache:
+class PackedHeads(NamedTuple):
+    """What is done with queries, keys and values that are side by side, `[B, T, Q + 2·K, D]`, up to attention.
+
+    Attributes:
+        layer: whose they are.
+        heads, key_heads: Q and K.
+        window: how many keys up to the query it sees; 0 means all.
+        rope: which of the config's `ropes` rotates queries and keys; None: none does.
+        norms: of each query head and of each key head, before they are rotated.
+    """
+
+    layer: int
+    heads: int
+    key_heads: int
+    window: int
+    scale: float
+    rope: int | None = 0
+    norms: tuple[nn.RMSNorm, nn.RMSNorm] | None = None
+
+    def prepared(self, qkv: Tensor, tables: Tables) -> Tensor:
+        """Queries and keys normalised and rotated, in the place of those that projections left."""
+        if self.rope is None:
+            assert self.norms is None, "norms without positions: no family has them"
+            return qkv
+        cos, sin = tables[self.rope]
+        if self.norms is not None:
+            return fused.norm_rope(qkv, *self.norms, cos, sin, self.heads, self.key_heads)
+        return F.rope(qkv, cos, sin, self.heads + self.key_heads)
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values."""
+        q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
+        return q, k, v
+
+
+class LayerCache(Protocol):
+    """Where the layers of a forward pass leave keys and values, and find those of earlier tokens."""
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
+    ) -> Tensor: ...
+
+    def attention_packed(self, qkv: Tensor, form: PackedHeads, starts: Tensor | None, tables: Tables) -> Tensor:
+        """The same of what projections leave side by side: `[B, T, Q, D]` of `[B, T, Q + 2·K, D]`."""
+        q, k, v = form.split(form.prepared(qkv, tables))
+        return self.attention(q, k, v, starts, form.layer, form.window, form.scale)
+
+
+class KeyValueCache(LayerCache):
     """Keys and values of the tokens seen so far, one pair of buffers a layer.
 
     Args:
@@ -75,14 +125,6 @@ class KeyValueCache:
         return F.attention(q, k, v, starts, scale=scale, causal=True, window=window)
 
 
-class LayerCache(Protocol):
-    """Where the layers of a forward pass leave keys and values, and find those of earlier tokens."""
-
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
-    ) -> Tensor: ...
-
-
 class EngineCache(LayerCache, Protocol):
     """One that has a position for each sequence (`genesis_models.engine`)."""
 
@@ -95,7 +137,6 @@ class Context:
 
     Attributes:
         tables: cos and sin of each rotary embedding of the config, `[T, D/2]` or `[B, T, D/2]`.
-        cos, sin: those of the first.
         starts: where each token's document starts `[B, T]`, or None.
         cache: keys and values of earlier tokens, or None.
         checkpointing: what backward computes again: "none", "selective" (in fused ops) or "full".
@@ -106,7 +147,6 @@ class Context:
         self, tables: Tables, starts: Tensor | None, cache: LayerCache | None, checkpointing: str, fp8: int
     ) -> None:
         self.tables, self.starts, self.cache = tables, starts, cache
-        self.cos, self.sin = tables[0]
         self.checkpointing, self.fp8 = checkpointing, fp8
 
     @property

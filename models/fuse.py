@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from genesis import Tensor, nn
 from genesis.nn import functional as F
 from genesis.nn import fused
-from genesis_models.blocks import Context
+from genesis_models.blocks import Context, PackedHeads
 
 __all__ = ["fuse", "unfuse"]
 
@@ -48,19 +48,22 @@ class FusedAttention(Fused):
 
     def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
         """Attention of `[B, T, Q + 2·K, D]`, and over the cache."""
-        if context.cache is None:
-            return self.packed(qkv, context, (context.cos, context.sin))
-        return self.cached(F.rope(qkv, context.cos, context.sin, self.heads + self.key_heads), context)
+        if context.cache is not None:
+            return context.cache.attention_packed(qkv, self.form(), context.starts, context.tables)
+        return self.packed(qkv, context)
 
-    def packed(self: Any, qkv: Tensor, context: Context, tables: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Without a cache; with `tables` queries and keys are rotated on their way."""
+    def form(self: Any) -> PackedHeads:
+        """What is done with queries, keys and values."""
+        return PackedHeads(self.layer, self.heads, self.key_heads, self.window, self.scale)
+
+    def packed(self: Any, qkv: Tensor, context: Context) -> Tensor:
+        """Without a cache, queries and keys are rotated on their way."""
+        return self.over(qkv, context, context.tables[0])
+
+    def over(self: Any, qkv: Tensor, context: Context, tables: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Attention over the keys that are given; with `tables` queries and keys are rotated first."""
         how: dict[str, Any] = {"starts": context.starts, "scale": self.scale, "causal": True, "window": self.window}
         return F.attention_packed(qkv, self.heads, self.key_heads, tables=tables, **how)
-
-    def cached(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        """With a cache; queries and keys are rotated already."""
-        q, k, v = qkv.split([self.heads, self.key_heads, self.key_heads], 2)
-        return context.attention(q, k, v, self.layer, self.window, self.scale)
 
 
 class FusedPackedAttention(FusedAttention):
@@ -73,17 +76,21 @@ class FusedPackedAttention(FusedAttention):
 class FusedNoPEAttention(FusedAttention):
     """Attention without positions."""
 
-    def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        return self.packed(qkv, context, None) if context.cache is None else self.cached(qkv, context)
+    def form(self: Any) -> PackedHeads:
+        return super().form()._replace(rope=None)
+
+    def packed(self: Any, qkv: Tensor, context: Context) -> Tensor:
+        return self.over(qkv, context, None)
 
 
 class FusedHeadNormAttention(FusedAttention):
     """Attention whose query and key heads are normalised, in one op with the rotation."""
 
-    def attended(self: Any, qkv: Tensor, context: Context) -> Tensor:
-        tables, heads = (context.cos, context.sin), (self.heads, self.key_heads)
-        qkv = fused.norm_rope(qkv, self.q_norm, self.k_norm, *tables, *heads)
-        return self.packed(qkv, context, None) if context.cache is None else self.cached(qkv, context)
+    def form(self: Any) -> PackedHeads:
+        return super().form()._replace(norms=(self.q_norm, self.k_norm))
+
+    def packed(self: Any, qkv: Tensor, context: Context) -> Tensor:
+        return self.over(self.form().prepared(qkv, context.tables), context, None)
 
 
 class FusedMLP(Fused):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from genesis.autograd import apply
 from genesis.autograd.modes import is_grad_enabled
 from genesis.functions.low_rank import LowRankPairs
 from genesis.functions.shape import cat
@@ -16,10 +17,11 @@ from genesis.nn import functional as F
 from genesis.nn.layers import Linear, RMSNorm
 from genesis.nn.lora import LoRALinear, low_rank_pairs
 from genesis.nn.module import Module
+from genesis.ops import attention_step as steps
 from genesis.ops.fp8 import suits_fp8
 from genesis.tensor import Tensor
 
-__all__ = ["gated_mlp", "linear_sum", "norm_rope", "packed_linear"]
+__all__ = ["attention_step", "gated_mlp", "linear_sum", "norm_rope", "packed_linear"]
 
 
 def _is_plain(module: Module, kind: type[Module]) -> bool:
@@ -121,9 +123,53 @@ def norm_rope(
         qkv: `[B, T, heads + 2·key_heads, D]`.
         cos, sin: `[T, D/2]` or `[B, T, D/2]`.
     """
+    weights = _weights_of(query_norm, key_norm)
+    if weights is not None:
+        query, key, eps = weights
+        return F.norm_rope(qkv, query, key, cos, sin, heads=heads, key_heads=key_heads, eps=eps)
+    return F.rope(_normalised(qkv, query_norm, key_norm, heads, key_heads), cos, sin, heads + key_heads)
+
+
+def attention_step(
+    qkv: Tensor,
+    cache: Tensor,
+    lengths: Tensor,
+    tables: tuple[Tensor, Tensor] | None = None,
+    norms: tuple[RMSNorm, RMSNorm] | None = None,
+    active: Tensor | None = None,
+    *,
+    scale: float,
+    window: int = 0,
+) -> Tensor:
+    """Attention `[B, Q, D]` of one token of each sequence over a KV cache, into which its key and value are written.
+
+    Args:
+        qkv: `[B, Q + 2·K, D]`, as projections leave them.
+        cache: `[2, B, K, S, D]`.
+        lengths: of the sequences before this token, int64 `[B]`.
+        tables: cos and sin of each position, `[at least S, D/2]`; None leaves queries and keys unrotated.
+        norms: of query and key heads, before they are rotated.
+        active: `[B]`, 0 for rows that take no part.
+        window: how many keys up to the token's own are seen; 0 means all.
+    """
+    weights = None if norms is None else _weights_of(*norms)
+    if norms is not None and weights is None:
+        key_heads = cache.shape[2]
+        qkv = _normalised(qkv, *norms, qkv.shape[-2] - 2 * key_heads, key_heads)
+    query, key, eps = weights or (None, None, 0.0)
+    cos, sin = tables or (None, None)
+    how: dict[str, Any] = {"scale": scale, "window": window, "eps": eps}
+    return apply(steps.attention_step, qkv, cache, lengths, cos, sin, query, key, active, **how)  # type: ignore[no-any-return]
+
+
+def _weights_of(query_norm: RMSNorm, key_norm: RMSNorm) -> tuple[Tensor, Tensor, float] | None:
+    """The weights and the eps of two plain norms; None where they are not, or do not agree."""
     query, key, eps = query_norm.weight, key_norm.weight, query_norm.eps
     plain = _is_plain(query_norm, RMSNorm) and _is_plain(key_norm, RMSNorm) and eps == key_norm.eps
-    if plain and eps is not None and query is not None and key is not None:
-        return F.norm_rope(qkv, query, key, cos, sin, heads=heads, key_heads=key_heads, eps=eps)
-    q, k, v = qkv.split([heads, key_heads, key_heads], 2)
-    return F.rope(cat([query_norm(q), key_norm(k), v], 2), cos, sin, heads + key_heads)
+    return (query, key, eps) if plain and eps is not None and query is not None and key is not None else None
+
+
+def _normalised(qkv: Tensor, query_norm: Module, key_norm: Module, heads: int, key_heads: int) -> Tensor:
+    """The same by the modules."""
+    q, k, v = qkv.split([heads, key_heads, key_heads], -2)
+    return cat([query_norm(q), key_norm(k), v], -2)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import numpy as np
 import genesis
 from genesis import Tensor
 from genesis.nn import functional as F
-from genesis_models.blocks import Tables
+from genesis_models.blocks import LayerCache, Tables
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
 
@@ -46,7 +46,7 @@ class RowCache:
         return CacheRows(self, rows, totals)
 
 
-class CacheRows:
+class CacheRows(LayerCache):
     """Some rows of a `RowCache`, to which a forward pass appends T tokens each."""
 
     def __init__(self, cache: RowCache, rows: np.ndarray, totals: Sequence[int] | None) -> None:

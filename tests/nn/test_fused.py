@@ -166,3 +166,52 @@ def test_layers_with_and_without_bias_are_called_one_by_one() -> None:
     x = genesis.randn(5, 8)
     found = fused.packed_linear(x, layers).detach().numpy()
     np.testing.assert_array_equal(found[:, 4:], layers[1](x).detach().numpy())
+
+
+def head_norms(eps: tuple[float, float] = (1e-6, 1e-6)) -> tuple[nn.RMSNorm, nn.RMSNorm]:
+    norms = [nn.RMSNorm(8, eps=e) for e in eps]
+    for i, norm in enumerate(norms):
+        assert norm.weight is not None
+        norm.weight.data.copy_(genesis.arange(8) * 0.1 + 0.5 + i)
+    return norms[0], norms[1]
+
+
+def step_by_modules(qkv: Any, cache: Any, length: int, tables: Any, norms: Any) -> Any:
+    """Attention of one token, module by module, over copies of what the cache holds."""
+    q, k, v = qkv.unsqueeze(1).split([4, 2, 2], 2)
+    if norms is not None:
+        q, k = norms[0](q), norms[1](k)
+    if tables is not None:
+        cos, sin = (t[length : length + 1] for t in tables)
+        q, k = nn.functional.rope(q, cos, sin), nn.functional.rope(k, cos, sin)
+    keys, values = (genesis.cat([x[:, :, :length].transpose(1, 2), y], 1) for x, y in zip(cache, (k, v), strict=True))
+    return nn.functional.attention(q, keys, values, scale=0.4, causal=True)[:, 0]
+
+
+@pytest.mark.parametrize("norms", [None, "plain", "hook", "other eps"])
+@pytest.mark.parametrize("rotates", [False, True])
+def test_a_step_over_a_cache(norms: str | None, rotates: bool) -> None:
+    genesis.manual_seed(5)
+    qkv, cache = genesis.randn(2, 8, 8), genesis.randn(2, 2, 2, 9, 8)
+    angles = genesis.randn(9, 4)
+    tables = (angles.cos(), angles.sin()) if rotates else None
+    made = None if norms is None else head_norms((1e-6, 0.5) if norms == "other eps" else (1e-6, 1e-6))
+    wanted = step_by_modules(qkv, cache, 6, tables, made)
+    called: list[int] = []
+    if made is not None and norms == "hook":
+        made[1].register_forward_hook(lambda *args: called.append(1))
+    with genesis.no_grad():
+        found = fused.attention_step(qkv, cache, genesis.tensor([6, 6]), tables, made, scale=0.4)
+    np.testing.assert_allclose(found.numpy(), wanted.detach().numpy(), rtol=1e-5, atol=1e-6)
+    assert len(called) == (norms == "hook")
+
+
+def test_a_step_of_plain_norms_is_one_op() -> None:
+    names: list[str] = []
+    angles = genesis.randn(9, 4)
+    inputs = (genesis.randn(2, 8, 8), genesis.randn(2, 2, 2, 9, 8), genesis.tensor([6, 9]), (angles, angles))
+    with genesis.no_grad(), observe(lambda op, *rest: names.append(op.name)):
+        found = fused.attention_step(*inputs, head_norms(), genesis.tensor([1, 1]), scale=0.4)
+    assert names[-1:] == ["attention_step"]
+    assert names.count("rms_norm") == names.count("rope") == 0
+    assert not found[1].numpy().any()
