@@ -118,7 +118,7 @@ def training_steps(results: Iterable[Result]) -> list[Step]:
 def _is_peer(peer: Row, row: Row, command: str) -> bool:
     """Whether a row is compared with another: a peer's, or that of Genesis in the weights' type for 8-bit floats."""
     same_run = peer.get("command", command) == command
-    if not same_run or (peer["size"], peer["shape"]) != (row["size"], row["shape"]):
+    if not same_run or any(peer.get(key) != row.get(key) for key in ("size", "shape", "kind", "r")):
         return False
     return not peer["side"].startswith(OURS) or (peer["side"] == OURS and row["side"] != OURS)
 
@@ -128,17 +128,20 @@ def _tokens(row: Row) -> int:
 
 
 def _how(row: Row) -> str:
-    """Its checkpointing, and its precision where it is not that of the weights."""
+    """Its checkpointing, its precision where it is not that of the weights, and its adapters."""
     precision = str(row["side"]).removeprefix(OURS).removeprefix("-")
-    return str(row.get("checkpointing") or "none") + (f", {precision}" if precision else "")
+    adapters = f"{ADAPTERS[row['kind']]} r {row['r']}" if "kind" in row else ""
+    return ", ".join(filter(None, (str(row.get("checkpointing") or "none"), precision, adapters)))
 
 
 OURS = "genesis"
+ADAPTERS = {"lora": "LoRA", "dora": "DoRA"}
 RECIPES = {
     "lean-compile": "torch.compile",
     "lean-graphs": "torch.compile with CUDA graphs",
     "hf-compile": "Hugging Face, torch.compile",
     "hf-liger": "Hugging Face with Liger",
+    "peft": "PEFT, eager",
     OURS: "Genesis in bf16",
 }
 STEP_COLUMNS = [
@@ -153,7 +156,8 @@ def _steps(results: Sequence[Result]) -> Iterator[str]:
         return
     yield from ("## Training steps on a GPU", "")
     yield from (
-        "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters. Genesis takes each",
+        "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters (with LoRA or DoRA: of",
+        "the adapters). Genesis takes each",
         "step as one CUDA graph; a third number of tokens is that of micro-steps, and the time that of one. Its peer,",
         "in a process of its own in the same run, is a minimal model of the same shape, written for torch.compile, or",
         "that of Hugging Face.",
@@ -183,7 +187,7 @@ def _step_cells(step: Step) -> list[str]:
         _how(row),
         f"{row['ms']:.1f} ms",
         f"{row['tokens_per_second']:,.0f}",
-        f"{row['model_tflops']:.0f}",
+        f"{row['model_tflops']:.0f}" if "model_tflops" in row else "–",  # of trained weights alone nobody counts it
         _gib(row, field),
         RECIPES.get(peer.get("side", ""), peer.get("side", "–")),
         f"{peer['ms']:.1f} ms" if peer else "–",

@@ -126,7 +126,7 @@ def tokens(job: Job) -> Any:
 
 def sides_of(job: Job, modes: list[str], recipes: list[str]) -> list[tuple[str, str, Job]]:
     """Module, side and job of each process of a case: Genesis with each mode of checkpointing, then torch's recipes."""
-    ours = [("lora_genesis", f"genesis-{m}" if m != "none" else "genesis", {**job, "checkpointing": m}) for m in modes]
+    ours = [("lora_genesis", "genesis", {**job, "checkpointing": mode}) for mode in modes]
     return [*ours, *(("lora_torch", r, {**job, "checkpointing": "full" if "ckpt" in r else "none"}) for r in recipes)]
 
 
@@ -181,7 +181,8 @@ def disagreements(rows: list[dict[str, Any]]) -> list[str]:
 
 def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """A row of the table, with its time over that of Genesis without checkpointing."""
-    name = f"{row['size']:12} {row['kind']} r{row['r']:<3} {row['shape']:7} {row['side']:20}"
+    side = row["side"] if row["checkpointing"] == "none" else f"{row['side']}, {row['checkpointing']}"
+    name = f"{row['size']:12} {row['kind']} r{row['r']:<3} {row['shape']:7} {side:20}"
     if "ms" not in row:
         return f"{name} {row.get('error', 'no steps')[:90]}"
     same = [r for r in rows if all(r[key] == row[key] for key in ("size", "kind", "r", "shape"))]

@@ -146,7 +146,7 @@ class SharedBuffers(FlatBuffers):
                     return i
         return None
 
-    # --- In place of one process's ------------------------------------------------------------------------------------
+    # --- Instead of one process's -------------------------------------------------------------------------------------
 
     def gradient_spans(self) -> list[Array]:
         """The sums, where every rank has all of them."""

@@ -264,7 +264,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
         tl.store(p_state + GROUP, b_sum, mask=m_group)
         o_part = i_part * (GROUP * SIZE) + (o_m * SIZE)[:, None] + o_d[None, :]
         tl.store(p_parts + o_part, b_acc, mask=m_group[:, None] & m_d[None, :])
-        tl.debug_barrier()  # all of the program's stores come before its arrival
+        tl.debug_barrier()  # all of the program's stores come before it counts itself
         if tl.atomic_add(p_counters + i_pair, 1) == active - 1:
             BG: tl.constexpr = triton.next_power_of_2(GROUP)
             first = i_pair.to(tl.int64) * SPLITS
