@@ -25,9 +25,10 @@ __all__ = [
     "matmul",
     "matmul_add",
     "matmul_flops",
-    "matmul_sum",
+    "matmul_spec",
     "mixed_matmul",
     "multiply",
+    "plus_spec",
     "same_type",
     "transposed",
 ]
@@ -97,7 +98,8 @@ def transposed(x: Array) -> Array:
 # --- matmul -----------------------------------------------------------------------------------------------------------
 
 
-def _matmul_infer(x: Array, y: Array) -> Spec:
+def matmul_spec(x: Array, y: Array) -> Spec:
+    """What `matmul` gives."""
     if not x.shape or not y.shape:
         raise ShapeError(f"matmul: shapes {x.shape} and {y.shape}: both need at least 1 dimension", next="use mul")
     inner = y.shape[-2] if y.ndim > 1 else y.shape[0]
@@ -141,7 +143,7 @@ def _reduced(grad: Array, x: Array) -> Array:
 
 @op(
     "matmul",
-    _matmul_infer,
+    matmul_spec,
     vjp=_matmul_vjp,
     saves=(0, 1),
     flops=matmul_flops,
@@ -196,15 +198,16 @@ def mixed_matmul(out: np.ndarray, x: np.ndarray, y: np.ndarray, dtype: DType, al
 # --- Products added to something --------------------------------------------------------------------------------------
 
 
-def _plus_infer(name: str, x: Array, y: Array, addend: Array) -> Spec:
-    spec = _matmul_infer(x, y)
+def plus_spec(name: str, x: Array, y: Array, addend: Array) -> Spec:
+    """What a product with an addend gives."""
+    spec = matmul_spec(x, y)
     if addend.shape != spec.shape:
         raise ShapeError(f"{name}: the product of {x.shape} and {y.shape} has shape {spec.shape}, not {addend.shape}")
     same_type(name, x, addend)
     return spec
 
 
-@op("matmul_add", lambda x, y, addend: _plus_infer("matmul_add", x, y, addend), flops=matmul_flops)
+@op("matmul_add", lambda x, y, addend: plus_spec("matmul_add", x, y, addend), flops=matmul_flops)
 def matmul_add(out: np.ndarray, x: np.ndarray, y: np.ndarray, addend: np.ndarray) -> None:
     """x @ y + addend, rounded once; without gradient: backward passes use it to add up gradients."""
     if is_narrow(out.dtype):
@@ -217,34 +220,8 @@ def matmul_add(out: np.ndarray, x: np.ndarray, y: np.ndarray, addend: np.ndarray
     np.add(out, addend, out=out)
 
 
-def _sum_infer(x: Array, y: Array, u: Array, w: Array, addend: Array | None = None) -> Spec:
-    spec, other = _matmul_infer(x, y), _matmul_infer(u, w)
-    if spec != other:
-        raise ShapeError(f"matmul_sum: products {spec} and {other}")
-    if not spec.dtype.is_floating_point:
-        raise DTypeError(f"matmul_sum takes float tensors, got {spec.dtype}", next="cast with .float()")
-    return spec if addend is None else _plus_infer("matmul_sum", x, y, addend)
-
-
-@op("matmul_sum", _sum_infer, flops=lambda i, o, a: 2 * o[0].size * (i[0].shape[-1] + i[2].shape[-1]))
-def matmul_sum(
-    out: np.ndarray, x: np.ndarray, y: np.ndarray, u: np.ndarray, w: np.ndarray, addend: np.ndarray | None = None
-) -> None:
-    """x @ y + u @ w + addend, rounded once; without gradient: the gradient of an input that meets a weight and a
-    low-rank pair.
-    """
-    work = np.float32 if is_narrow(out.dtype) else out.dtype
-    with scratch(out.shape, work) as wide, scratch(out.shape, work) as more:
-        multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)
-        multiply(as_type(u, wide.dtype), as_type(w, wide.dtype), more)
-        np.add(wide, more, out=wide)
-        if addend is not None:
-            np.add(wide, addend, out=wide)
-        np.copyto(out, wide, casting="unsafe")
-
-
 def _add_infer(target: Array, x: Array, y: Array) -> tuple[Spec, ...]:
-    _plus_infer("add_matmul", x, y, target)
+    plus_spec("add_matmul", x, y, target)
     return ()
 
 

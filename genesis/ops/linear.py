@@ -25,12 +25,19 @@ from genesis.ops.linalg import (
     matmul,
     matmul_add,
     matmul_flops,
-    matmul_sum,
     multiply,
     same_type,
     transposed,
 )
-from genesis.ops.low_rank import LowRank, add_low_rank, check_low_rank, join_pairs, low_rank_gradient, split_pairs
+from genesis.ops.low_rank import (
+    LowRank,
+    add_low_rank,
+    check_low_rank,
+    join_pairs,
+    low_rank_gradient,
+    matmul_sum,
+    split_pairs,
+)
 from genesis.ops.random import dropout
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import columns, joined, reshaped, slices, window

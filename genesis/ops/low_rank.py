@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis.array import Array
+from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
 from genesis.ops.dora import check_factors
-from genesis.ops.linalg import multiply, same_type
+from genesis.ops.linalg import matmul_spec, multiply, plus_spec, same_type
 from genesis.ops.random import dropout
 from genesis.ops.shape import joined
 from genesis.ops.sweep import as_type, is_narrow
@@ -37,6 +38,7 @@ __all__ = [
     "check_low_rank",
     "join_pairs",
     "low_rank_gradient",
+    "matmul_sum",
     "split_pairs",
 ]
 
@@ -206,3 +208,32 @@ def low_rank_gradient(out: np.ndarray, g: np.ndarray, *b: np.ndarray, pairs: tup
         part *= part.dtype.type(p.scale)
         np.copyto(out[..., start : start + p.rank], part, casting="unsafe")
         start += p.rank
+
+
+# --- A product and its pair's -----------------------------------------------------------------------------------------
+
+
+def _sum_infer(x: Array, y: Array, u: Array, w: Array, addend: Array | None = None) -> Spec:
+    spec, other = matmul_spec(x, y), matmul_spec(u, w)
+    if spec != other:
+        raise ShapeError(f"matmul_sum: products {spec} and {other}")
+    if not spec.dtype.is_floating_point:
+        raise DTypeError(f"matmul_sum takes float tensors, got {spec.dtype}", next="cast with .float()")
+    return spec if addend is None else plus_spec("matmul_sum", x, y, addend)
+
+
+@op("matmul_sum", _sum_infer, flops=lambda i, o, a: 2 * o[0].size * (i[0].shape[-1] + i[2].shape[-1]))
+def matmul_sum(
+    out: np.ndarray, x: np.ndarray, y: np.ndarray, u: np.ndarray, w: np.ndarray, addend: np.ndarray | None = None
+) -> None:
+    """x @ y + u @ w + addend, rounded once; without gradient: the gradient of an input that meets a weight and a
+    low-rank pair.
+    """
+    work = np.float32 if is_narrow(out.dtype) else out.dtype
+    with scratch(out.shape, work) as wide, scratch(out.shape, work) as more:
+        multiply(as_type(x, wide.dtype), as_type(y, wide.dtype), wide)
+        multiply(as_type(u, wide.dtype), as_type(w, wide.dtype), more)
+        np.add(wide, more, out=wide)
+        if addend is not None:
+            np.add(wide, addend, out=wide)
+        np.copyto(out, wide, casting="unsafe")

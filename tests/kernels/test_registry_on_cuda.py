@@ -11,12 +11,14 @@ import os
 import pkgutil
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import pytest
 
 import genesis.ops
 import genesis.tensor
 from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.dispatch import cuda_impl_of
 from genesis.op import registry
 from genesis.ops.fp8 import CAPABILITY
 from tests.ops import conformance
@@ -29,6 +31,14 @@ for module in pkgutil.iter_modules(genesis.ops.__path__):
 OPS = {name: op for name, op in registry.items() if op.view is None}
 
 CHECKS = ("value", "out", "alias", "gradient")
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_an_op_is_found_by_its_family(name: str) -> None:
+    """Its implementation is in the file that a first use loads, not in one that another op happens to have loaded."""
+    found: Any = cuda_impl_of(OPS[name])
+    found = getattr(found, "func", found)  # a partial's
+    assert found.__module__.rpartition(".")[2] == OPS[name].family
 
 
 def is_of_fp8(v: Variant) -> bool:

@@ -1,7 +1,6 @@
 """Low-rank pairs on CUDA: products with an addition of a low rank, composed of the GEMMs of linalg.py.
 
-Plain reference: genesis/ops/low_rank.py: `low_rank_gradient` and the pairs of the linear ops; genesis/ops/linalg.py:
-`matmul_sum`.
+Plain reference: genesis/ops/low_rank.py: `low_rank_gradient`, `matmul_sum` and the pairs of the linear ops.
 
 `low_rank_product` is the one place where x·Wᵀ meets u·Bᵀ.
 """
