@@ -335,7 +335,7 @@ def _unaliased(a: Any, x: Array) -> Any:
     return _copied(a)
 
 
-def _contiguous(a: Array) -> Array:
+def contiguous(a: Array) -> Array:
     """`a`, or a contiguous copy of it."""
     return a if a.is_contiguous else _copied(a)
 
@@ -370,10 +370,10 @@ def mask_offsets(out: Array, mask: Array) -> None:
 @cuda_impl("masked_select")
 def masked_select(out: Array, x: Array, mask: Array, offsets: Array, count: int) -> None:
     """The elements of x where `mask` holds, in row-major order."""
-    select_true(out, x, mask, _contiguous(offsets))
+    select_true(out, x, mask, contiguous(offsets))
 
 
 @cuda_impl("masked_select_backward")
 def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) -> None:
     """g, in order, where `mask` holds, and 0 elsewhere."""
-    scatter_true(out, g, mask, _contiguous(offsets))
+    scatter_true(out, g, mask, contiguous(offsets))

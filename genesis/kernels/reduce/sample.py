@@ -1,15 +1,314 @@
-"""Drawing tokens on a GPU; the plain reference is genesis/ops/sample.py. The host draws: the logits are read back."""
+"""Drawing tokens on a GPU, in three launches; reference and meaning: genesis/ops/sample.py.
+
+1. `chunk_kernel`: of each chunk of a row the greatest score and its id, the least score, whether all are finite.
+2. `bin_kernel`: how many tokens each bin of scores has, or what they weigh (sample_bins.py).
+3. `draw_kernel`: the bins that top-k, top-p, min-p and the draw can end in are known from those sums but for parts of
+   the bins themselves. Their tokens become candidates, and the last program of a row puts these in order.
+
+Every row takes the way that its settings ask for; these are read on the device, so that one graph serves all. A row
+that takes the likeliest token leaves 2 and 3 at once. No row is sorted as a whole.
+
+A token differs from the reference's only where the draw is within rounding of a border between two tokens: 2^-26 of u,
+at worst (all weights below 2^-44 of the likeliest token's are left out); with penalties, which are rounded to float32,
+1e-6 · the largest |score| / temperature.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import triton
+import triton.language as tl
 
-from genesis.array import Array
+from genesis.array import Array, empty
 from genesis.backend import backend_for
 from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import float64, int32, int64
+from genesis.kernels import maths
+from genesis.kernels.index.index import contiguous
+from genesis.kernels.reduce.sample_bins import (
+    BINS,
+    bin_of,
+    facts_of_row,
+    masses_of,
+    ordered,
+    ordered_back,
+    random_bits,
+    reached_by,
+    scores_of,
+    settings_of,
+    share_of,
+    weights_of,
+)
+from genesis.kernels.reduce.sample_ties import bisected
+from genesis.kernels.types import TRITON, converted, work_type
 from genesis.ops.sample import sample as op
 
-__all__ = ["sample"]
+__all__ = ["sample", "sample_on_device"]
+
+PROGRAMS = 264  # that a launch should have: two for each SM of an H100 or H200
+FIELDS = 6  # that a chunk gives: greatest score, its id, least score, marks of bad logits, greatest logit, sum of exp
+FEW = tl.constexpr(256)  # candidates of most rows
+MANY = tl.constexpr(2048)  # and the most that are put in order; sample_ties.py has the rest
+PREFIX = tl.constexpr(1024)  # top-k up to which all that are left become candidates, whatever they weigh
+NOWHERE = tl.constexpr(-9)
+MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+
+
+# --- Chunks and bins --------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["chunks", "fields"])
+def chunk_kernel(p_partials, p_tables, p_counters, p_logits, p_settings, p_seen, vocabulary, chunks, fields,
+                 HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """One chunk of T ids; the first of a row also clears what the next kernels count in."""
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    i = chunk * T + tl.arange(0, T)  # [T]
+    m = i < vocabulary
+    at = row * vocabulary + i
+    x = converted(tl.load(p_logits + at, mask=m, other=0), LOAD)
+    penalty = converted(tl.load(p_settings + row * 4 + 3), tl.float64)
+    score = scores_of(x, p_seen, at, m, penalty)
+    best = tl.max(score, 0)
+    p = p_partials + row * chunks + chunk
+    tl.store(p, converted(best, tl.float64))
+    tl.store(p + fields, converted(tl.min(tl.where(m & (score == best), i, vocabulary), 0), tl.float64))
+    tl.store(p + 2 * fields, converted(tl.min(tl.where(m, score, float("inf")), 0), tl.float64))
+    is_bad = m & ((x - x) != 0)  # NaN or infinite
+    tl.store(p + 3 * fields, converted(tl.max(is_bad.to(tl.int32), 0), tl.float64))
+    if HAS_LOG_PROBS:
+        greatest = tl.max(tl.where(m, x, -float("inf")), 0)
+        whole = tl.sum(tl.where(m, maths.exp(x - greatest), 0), 0)
+        tl.store(p + 4 * fields, converted(greatest, tl.float64))
+        tl.store(p + 5 * fields, converted(whole, tl.float64))
+    if chunk == 0:
+        tl.store(p_tables + row * 2 * BINS + tl.arange(0, 2 * BINS), tl.zeros((2 * BINS,), tl.int64))
+        tl.store(p_counters + row * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+
+
+@triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
+def bin_kernel(p_tables, p_partials, p_logits, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
+               LOAD: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
+    """Tokens and masses of the bins: counts where top-k asks for them, masses unless it leaves only a few."""
+    first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
+    temperature, _top_p, _min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
+    if temperature > 0:
+        top, _token, is_finite, floor, per_bin, rate = facts_of_row(
+            p_partials, fields, row, chunks, temperature, CHUNKS
+        )
+        if is_finite:
+            o_bin = tl.arange(0, BINS)  # [BINS]
+            p = p_tables + row * 2 * BINS
+            counts = tl.zeros((BINS,), tl.int32)
+            for chunk in range(first, tl.minimum(first + tiles, chunks)):
+                i = chunk * T + tl.arange(0, T)  # [T]
+                m = i < vocabulary
+                at = row * vocabulary + i
+                score = scores_of(converted(tl.load(p_logits + at, mask=m, other=0), LOAD), p_seen, at, m, penalty)
+                m = m & (converted(score, tl.float64) >= floor)
+                i_bin = tl.where(m, bin_of(score, top, per_bin), 0)
+                if most < vocabulary:
+                    others = T - tl.sum(m.to(tl.int32), 0)
+                    counts += tl.histogram(i_bin, BINS) - tl.where(o_bin == 0, others, 0)
+                if (most == vocabulary) | (most > PREFIX):
+                    mass = masses_of(weights_of(score, top, rate), UNIT)
+                    tl.atomic_add(p + BINS + i_bin, mass, mask=m & (mass > 0), sem="relaxed")
+            tl.atomic_add(p + o_bin, counts.to(tl.int64), mask=counts > 0, sem="relaxed")
+
+
+# --- The draw ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def sum_to(cumulated, i_bin):
+    """Of all bins up to this one."""
+    return tl.sum(tl.where(tl.arange(0, BINS) == i_bin, cumulated, 0), 0)
+
+
+@triton.jit
+def first_above(cumulated, target):
+    """The first bin with which a sum exceeds `target`."""
+    return tl.minimum(tl.sum((cumulated <= target).to(tl.int32), 0), BINS - 1)
+
+
+@triton.jit
+def ranges_of(counts, masses, bits, top, floor, per_bin, temperature, top_p, min_p, most, vocabulary):
+    """The bins (first, last) whose tokens are candidates: those that the draw, top-p, min-p and top-k can end in.
+
+    `counts` and `masses` are cumulated, [BINS].
+    """
+    total, number = tl.max(masses, 0), tl.max(counts, 0)
+    k_bin = first_above(counts, most - 1)
+    if most <= tl.minimum(PREFIX, vocabulary - 1):  # all that are left
+        draw_first, draw_last, p_first, p_last = k_bin * 0, k_bin, k_bin * 0 + NOWHERE, k_bin * 0 + NOWHERE
+        k_bin, m_bin = k_bin * 0 + NOWHERE, k_bin * 0 + NOWHERE
+    else:
+        is_cut = most < number
+        k_bin = tl.where(is_cut, k_bin, NOWHERE)
+        low = tl.where(is_cut, sum_to(masses, k_bin - 1), total)  # bounds of the mass that is left
+        high = tl.where(is_cut, sum_to(masses, k_bin), total)
+        p_first, p_last = k_bin * 0 + NOWHERE, k_bin * 0 + NOWHERE
+        if top_p < 1:
+            least, most_ = reached_by(top_p, low), reached_by(top_p, high)
+            p_first, p_last = first_above(masses, least - 1), first_above(masses, most_ - 1)
+            low, high = tl.minimum(low, least), tl.minimum(high, sum_to(masses, p_last))
+        m_bin = k_bin * 0 + NOWHERE
+        m_score = top + temperature * maths.log(tl.where(min_p > 0, min_p, 1.0))
+        if (min_p > 0) & (m_score >= floor):
+            m_bin = bin_of(m_score, top, per_bin)
+            low = tl.minimum(low, sum_to(masses, m_bin - 2))
+            high = tl.minimum(high, sum_to(masses, tl.minimum(m_bin + 1, BINS - 1)))
+        draw_first, draw_last = first_above(masses, share_of(low, bits)), first_above(masses, share_of(high, bits))
+    return draw_first, draw_last, p_first, p_last, m_bin, k_bin
+
+
+@triton.jit
+def is_within(i_bin, draw_first, draw_last, p_first, p_last, m_bin, k_bin):
+    """Whether the tokens of a bin are candidates."""
+    within = ((i_bin >= draw_first) & (i_bin <= draw_last)) | ((i_bin >= p_first) & (i_bin <= p_last))
+    return within | ((i_bin >= m_bin - 1) & (i_bin <= m_bin + 1)) | (i_bin == k_bin)
+
+
+@triton.jit
+def first_sorted(x, i_n, count):
+    """x [N] with its first `count` elements sorted; all behind them are equal, and greater.
+
+    A bitonic sort in loops: `tl.sort` unrolls them, and compiles for seconds.
+    """
+    size = 2
+    while size < 2 * count:
+        distance = size // 2
+        while distance > 0:
+            other = tl.gather(x, i_n ^ distance, 0)
+            takes_less = ((i_n & distance) == 0) == ((i_n & size) == 0)
+            x = tl.where(takes_less, tl.minimum(x, other), tl.maximum(x, other))
+            distance //= 2
+        size *= 2
+    return x
+
+
+@triton.jit
+def resolved(p_candidates, count, counts_aside, masses_aside, least_kept, total, bits, top, per_bin, rate, top_p, min_p,
+             most, is_cut, UNIT: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """The token that is drawn, from at most N candidates.
+
+    Args:
+        counts_aside, masses_aside: of all bins up to each one that are no candidates, [BINS].
+        least_kept: the mass of tokens that min-p keeps and that are no candidates.
+        total: the mass of all tokens; what is left of it where `is_cut` follows from the candidates.
+    """
+    i_n = tl.arange(0, N)  # [N]
+    m = i_n < count
+    packed = first_sorted(tl.load(p_candidates + i_n, mask=m, other=MOST), i_n, count)
+    score = tl.where(m, ordered_back(~(packed >> 32).to(tl.int32)), converted(top, tl.float32))
+    weight = weights_of(score, top, rate)
+    i_bin = bin_of(score, top, per_bin)
+    place = i_n + tl.gather(counts_aside, i_bin, 0)  # in the order of all tokens
+    cumulated = tl.cumsum(tl.where(m, masses_of(weight, UNIT), 0), 0) + tl.gather(masses_aside, i_bin, 0)
+    left = tl.max(tl.where(m & (place < most), cumulated, 0), 0)
+    whole = tl.where(is_cut, left, total)
+    kept = whole
+    if top_p < 1:
+        is_reached = m & (cumulated >= reached_by(top_p, whole))
+        kept = tl.minimum(kept, tl.min(tl.where(is_reached, cumulated, MOST), 0))
+    if min_p > 0:
+        likely = tl.max(tl.where(m & (weight >= min_p), cumulated, 0), 0)
+        kept = tl.minimum(kept, tl.maximum(likely, least_kept))
+    drawn = tl.sum((m & (cumulated <= share_of(kept, bits))).to(tl.int32), 0)
+    drawn = tl.minimum(drawn, count - 1)
+    return tl.sum(tl.where(i_n == drawn, packed & 0xFFFFFFFF, 0), 0)
+
+
+@triton.jit
+def store_row(p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite, vocabulary, chunks, fields,
+              HAS_LOG_PROBS: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
+    """The token of a row, and its log-probability from the sums of the chunks."""
+    tl.store(p_tokens + row, tl.where(is_finite, token, -1))
+    if HAS_LOG_PROBS:
+        i_c = tl.arange(0, CHUNKS)
+        p = p_partials + 4 * fields + row * chunks + i_c
+        greatest = tl.load(p, mask=i_c < chunks, other=-float("inf"))
+        most = tl.max(greatest, 0)
+        whole = tl.sum(tl.load(p + fields, mask=i_c < chunks, other=0) * maths.exp(greatest - most), 0)
+        x = converted(tl.load(p_logits + row * vocabulary + tl.where(is_finite, token, 0)), tl.float64)
+        log_prob = tl.where(is_finite, x - most - maths.log(whole), float("nan"))
+        tl.store(p_log_probs + row, converted(log_prob, p_log_probs.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
+def draw_kernel(p_tokens, p_log_probs, p_candidates, p_tables, p_counters, p_partials, p_logits, p_keys, p_settings,
+                p_top_k, p_seen, vocabulary, chunks, fields, tiles, HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr,
+                UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
+    """Gather the candidates of some chunks; the last program of a row draws."""
+    first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
+    temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
+    top, token, is_finite, floor, per_bin, rate = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
+    is_last = first == 0
+    if is_finite & (temperature > 0):
+        bits = random_bits(p_keys, row)
+        o_bin = tl.arange(0, BINS)  # [BINS]
+        count_of_bin = tl.load(p_tables + row * 2 * BINS + o_bin)
+        mass_of_bin = tl.load(p_tables + row * 2 * BINS + BINS + o_bin)
+        counts, masses = tl.cumsum(count_of_bin, 0), tl.cumsum(mass_of_bin, 0)
+        draw_first, draw_last, p_first, p_last, m_bin, k_bin = ranges_of(
+            counts, masses, bits, top, floor, per_bin, temperature, top_p, min_p, most, vocabulary
+        )
+        start = row * vocabulary
+        p_candidates += row * MANY
+        for chunk in range(first, tl.minimum(first + tiles, chunks)):
+            i = chunk * T + tl.arange(0, T)  # [T]
+            m = i < vocabulary
+            x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)
+            score = scores_of(x, p_seen, start + i, m, penalty)
+            m = m & (converted(score, tl.float64) >= floor)
+            i_bin = tl.where(m, bin_of(score, top, per_bin), 0)
+            m = m & is_within(i_bin, draw_first, draw_last, p_first, p_last, m_bin, k_bin)
+            slot = tl.atomic_add(p_counters + row * 2 + tl.zeros((T,), tl.int32), 1, mask=m, sem="relaxed")
+            packed = ((~ordered(score)).to(tl.int64) << 32) | i.to(tl.int64)
+            tl.store(p_candidates + slot, packed, mask=m & (slot < MANY))
+        tl.debug_barrier()  # all candidates of this program are stored before it is counted
+        is_last = tl.atomic_add(p_counters + row * 2 + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        if is_last:
+            count = tl.load(p_counters + row * 2)
+            within = is_within(o_bin, draw_first, draw_last, p_first, p_last, m_bin, k_bin)
+            counts_aside = tl.cumsum(tl.where(within, 0, count_of_bin), 0)
+            masses_aside = tl.cumsum(tl.where(within, 0, mass_of_bin), 0)
+            is_prefix = most <= tl.minimum(PREFIX, vocabulary - 1)
+            is_cut = is_prefix | (most < tl.max(counts, 0))
+            least_kept = tl.where(m_bin >= 0, sum_to(masses, m_bin - 2), tl.where(is_prefix, 0, tl.max(masses, 0)))
+            if count <= FEW:
+                token = resolved(
+                    p_candidates, count, counts_aside, masses_aside, least_kept, tl.max(masses, 0), bits, top, per_bin,
+                    rate, top_p, min_p, most, is_cut, UNIT, FEW,
+                )  # fmt: skip
+            elif count <= MANY:
+                token = resolved(
+                    p_candidates, count, counts_aside, masses_aside, least_kept, tl.max(masses, 0), bits, top, per_bin,
+                    rate, top_p, min_p, most, is_cut, UNIT, MANY,
+                )  # fmt: skip
+            else:
+                token = bisected(
+                    p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, tl.max(masses, 0), bits, top_p,
+                    min_p, most, is_cut, UNIT, LOAD,
+                )  # fmt: skip
+    if is_last:
+        store_row(
+            p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite, vocabulary, chunks, fields,
+            HAS_LOG_PROBS, CHUNKS,
+        )  # fmt: skip
+
+
+# --- Launches ---------------------------------------------------------------------------------------------------------
+
+
+def tiles_of(rows: int, vocabulary: int) -> tuple[int, int]:
+    """Ids a tile, and tiles a program of the second and third launch.
+
+    One row is spread over all SMs. Programs of many rows take several tiles, so that about two for each of 132 SMs
+    begin with what they have to know of their row.
+    """
+    tile = min(1024 if rows <= 2 else 2048, max(16, triton.next_power_of_2(vocabulary)))
+    return tile, max(1, triton.cdiv(rows * triton.cdiv(vocabulary, tile), PROGRAMS))
 
 
 @cuda_impl("sample")
@@ -22,9 +321,49 @@ def sample(
     seen: Array | None = None,
     log_probs: bool = False,
 ) -> None:
-    """The reference on copies of its inputs."""
+    """The reference on copies of its inputs, until `sample_on_device` has been measured on a GPU."""
     on_host = [None if x is None else x.numpy() for x in (logits, keys, settings, top_k, seen)]
     found = tuple(np.empty(o.shape, o.dtype.numpy) for o in out)
     op.reference(found, *on_host, log_probs=log_probs)
     for values, array in zip(found, out, strict=True):
         backend_for(array.device).from_numpy(values, array)
+
+
+def sample_on_device(
+    out: tuple[Array, Array],
+    logits: Array,
+    keys: Array,
+    settings: Array,
+    top_k: Array,
+    seen: Array | None = None,
+    log_probs: bool = False,
+) -> None:
+    """Three launches."""
+    rows, vocabulary = logits.shape
+    device = logits.device
+    logits, keys, settings, top_k = (contiguous(x) for x in (logits, keys, settings, top_k))
+    seen = None if seen is None else contiguous(seen)
+    tile, tiles = tiles_of(rows, vocabulary)
+    chunks = triton.cdiv(vocabulary, tile)
+    partials = empty((FIELDS, rows, chunks), float64, device)
+    tables = empty((rows, 2, BINS.value), int64, device)
+    counters = empty((rows, 2), int32, device)
+    candidates = empty((rows, MANY.value), int64, device)
+    sizes = (vocabulary, chunks, rows * chunks)
+    cut = {"LOAD": TRITON[work_type(logits.dtype).name], "T": tile}
+    # Weights add up to less than 2^62, and the likeliest token's is below 2^44.
+    unit = float(2 ** min(44, 62 - (vocabulary - 1).bit_length()) - 1)
+    rest = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **cut}
+    warps, grid = max(1, min(8, tile // 256)), (triton.cdiv(chunks, tiles), rows)
+    launch(
+        chunk_kernel, (chunks, rows), partials, tables, counters, logits, settings, seen, *sizes,
+        HAS_LOG_PROBS=log_probs, **cut, num_warps=warps,
+    )  # fmt: skip
+    launch(
+        bin_kernel, grid, tables, partials, logits, settings, top_k, seen, *sizes, tiles, **rest,
+        num_warps=warps,
+    )  # fmt: skip
+    launch(
+        draw_kernel, grid, *out, candidates, tables, counters, partials, logits, keys, settings, top_k, seen, *sizes,
+        tiles, HAS_LOG_PROBS=log_probs, **rest, num_warps=8, maxnreg=128,
+    )  # fmt: skip

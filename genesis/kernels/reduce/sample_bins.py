@@ -1,0 +1,129 @@
+"""What the kernels of `sample` share: scores, weights, bins of scores, the settings of a row and its random bits.
+
+Scores are float32: of wider logits, and of penalized ones, the rounded values; equal ones are drawn in order of ids.
+Weights are probabilities relative to the likeliest token's. They are computed in float64 and added up as integers, in
+units of 2^-44, so that sums are exact and do not depend on the order of atomics.
+
+Bins divide the scores from the greatest down to that of weight 2^-44 (or to the least score, if that comes first) into
+equal parts. Scores below have no bin and are not drawn.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.kernels import maths
+from genesis.kernels.pointwise.random import mul_hi_lo
+from genesis.kernels.types import converted
+
+__all__ = [
+    "BINS", "SPREAD", "bin_of", "facts_of_row", "masses_of", "ordered", "ordered_back", "random_bits", "reached_by",
+    "scores_of", "settings_of", "share_of", "weights_of",
+]  # fmt: skip
+
+BINS = tl.constexpr(1024)
+SPREAD = tl.constexpr(30.498)  # 44 ln 2
+LEAST = tl.constexpr(-3.4028234663852886e38)  # of float32
+ENOUGH = tl.constexpr(1e300)  # in place of an infinity, whose product with 0 is NaN
+
+
+@triton.jit
+def scores_of(x, p_seen, at, m, penalty):
+    """Logits x at the offsets `at`, penalized where they were seen; the least number where m is not set."""
+    if p_seen is not None:
+        wide = converted(x, tl.float64)
+        changed = tl.where(wide > 0, wide / penalty, wide * penalty)
+        x = tl.where(tl.load(p_seen + at, mask=m, other=0) != 0, changed, wide)
+    score = converted(tl.minimum(tl.maximum(x, LEAST), -LEAST), tl.float32)
+    return tl.where(m, tl.where(score == 0, 0.0, score), LEAST)  # 0 and -0 are equal, and so must their bits be
+
+
+@triton.jit
+def ordered(score):
+    """An int32 that orders as the float32 does."""
+    bits = score.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def ordered_back(key):
+    """The float32 of such an int32."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weights_of(score, top, rate):
+    return maths.exp((converted(score, tl.float64) - top) * rate)
+
+
+@triton.jit
+def masses_of(weight, UNIT: tl.constexpr):
+    """Weights as integers; UNIT is that of the likeliest token."""
+    return (weight * UNIT + 0.5).to(tl.int64)
+
+
+@triton.jit
+def bin_of(score, top, per_bin):
+    """The bin of each score from `top` down to the last bin's."""
+    return tl.minimum((top - converted(score, tl.float64)) * per_bin, BINS - 1.0).to(tl.int32)
+
+
+@triton.jit
+def settings_of(p_settings, p_top_k, row, vocabulary):
+    """Temperature, top-p, min-p and penalty as float64, and how many tokens top-k leaves."""
+    p = p_settings + row * 4
+    temperature, top_p = converted(tl.load(p), tl.float64), converted(tl.load(p + 1), tl.float64)
+    min_p, penalty = converted(tl.load(p + 2), tl.float64), converted(tl.load(p + 3), tl.float64)
+    top_k = tl.load(p_top_k + row).to(tl.int64)
+    most = tl.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary)
+    return temperature, top_p, min_p, penalty, most
+
+
+@triton.jit
+def facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS: tl.constexpr):
+    """From what the chunks of a row gave: greatest score, its first id, whether all are finite, the score where the
+    last bin ends, bins a unit of score, and 1 / temperature."""
+    i_c = tl.arange(0, CHUNKS)  # [CHUNKS]
+    m_c = i_c < chunks
+    p = p_partials + row * chunks + i_c
+    best = tl.load(p, mask=m_c, other=-float("inf"))
+    first = tl.load(p + fields, mask=m_c, other=0)
+    least = tl.min(tl.load(p + 2 * fields, mask=m_c, other=float("inf")), 0)
+    is_finite = tl.max(tl.load(p + 3 * fields, mask=m_c, other=0), 0) == 0
+    top = tl.max(best, 0)
+    token = tl.min(tl.where(m_c & (best == top), first, float("inf")), 0)
+    floor = tl.maximum(least, top - SPREAD * temperature)
+    spread = top - floor
+    per_bin = tl.where(spread > 0, tl.minimum(BINS / tl.where(spread > 0, spread, 1.0), ENOUGH), 0.0)
+    rate = tl.where(temperature > 0, tl.minimum(1.0 / tl.where(temperature > 0, temperature, 1.0), ENOUGH), 0.0)
+    return top, converted(token, tl.int64), is_finite, floor, per_bin, rate
+
+
+@triton.jit
+def random_bits(p_keys, row):
+    """The 53 bits of `genesis.ops.sample.uniforms`, as uint64."""
+    p = p_keys + row * 3
+    seed, sequence, position = tl.load(p), tl.load(p + 1), tl.load(p + 2)
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    c0, c1 = position.to(tl.uint32), (position >> 32).to(tl.uint32)
+    c2, c3 = sequence.to(tl.uint32), (sequence >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        high0, low0 = mul_hi_lo(c0, 0xD2511F53)
+        high1, low1 = mul_hi_lo(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0 = (k0.to(tl.uint64) + tl.full((), 0x9E3779B9, tl.uint64)).to(tl.uint32)
+        k1 = (k1.to(tl.uint64) + tl.full((), 0xBB67AE85, tl.uint64)).to(tl.uint32)
+    return (c0.to(tl.uint64) << 21) | (c1.to(tl.uint64) >> 11)
+
+
+@triton.jit
+def reached_by(share, whole):
+    """The least integer that is at least share · whole."""
+    return converted(maths.ceil(share * converted(whole, tl.float64)), tl.int64)
+
+
+@triton.jit
+def share_of(mass, bits):
+    """The integer below u · mass of the uniform number u that the 53 bits are."""
+    return tl.umulhi(bits << 11, mass.to(tl.uint64)).to(tl.int64)
