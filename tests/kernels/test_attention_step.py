@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from triton.runtime import interpreter
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import DType, bfloat16, bool_, float8_e4m3fn, float16, float32, int64
 from genesis.errors import ShapeError
 from genesis.kernels.attention.attention_step import StepTile, attention_step_into
@@ -171,6 +173,39 @@ def test_the_division_of_the_table(shape: tuple[int, int, int, int, int], dtype:
 def test_the_same_bits_again() -> None:
     case = Case((3, 4, 2, 160, 16), [20, 100, 159], bfloat16)
     assert case.found()[0].tobytes() == case.found()[0].tobytes()
+
+
+@pytest.mark.skipif(not is_interpreted(), reason="the order of programs is the GPU's")
+@pytest.mark.parametrize("order", ["reversed", "shuffled"])
+def test_the_same_bits_whichever_program_comes_last(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case((3, 4, 2, 160, 16), [20, 100, 159], bfloat16)
+    wanted = [x.tobytes() for x in case.found()]
+    builder, seen = interpreter.interpreter_builder, []
+    plain = type(builder).set_grid_idx
+
+    def other(x: int, y: int, z: int) -> None:
+        count = builder.grid_dim[0]
+        places = np.arange(count)[::-1] if order == "reversed" else np.random.default_rng(3).permutation(count)
+        seen.append(int(places[x]))
+        plain(builder, int(places[x]), y, z)
+
+    monkeypatch.setattr(builder, "set_grid_idx", other, raising=False)
+    assert [x.tobytes() for x in case.found()] == wanted
+    assert seen != sorted(seen)
+
+
+def test_sequences_that_grow_token_by_token() -> None:
+    """One recorded launch serves all lengths, over the borders of parts and up to a full cache."""
+    case = Case((2, 4, 2, 68, 16), [30, 62], float32)
+    cache, host = on_gpu(case.cache, float32), case.cache.copy()
+    tables, rng = [on_gpu(x, float32) for x in case.tables if x is not None], np.random.default_rng(2)
+    for step in range(8):
+        qkv, lengths = rng.standard_normal(case.qkv.shape).astype(np.float32), case.lengths + step
+        out = np.empty((2, 4, 16), np.float32)
+        attention_step.reference(out, qkv, host, lengths, *case.tables, **case.attrs)
+        found = attention_step(on_gpu(qkv, float32), cache, on_gpu(lengths, int64), *tables, **case.attrs)
+        np.testing.assert_allclose(found.numpy(), out, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(cache.numpy(), host, rtol=2e-6, atol=1e-6)
 
 
 def test_a_layer_of_the_cache_is_written_in_its_place() -> None:

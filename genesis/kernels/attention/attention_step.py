@@ -6,8 +6,8 @@ Plain reference: genesis/ops/attention_step.py: `attention_step`.
 A program takes the query heads that share a key head of a sequence, so that keys and values are read once, and a part
 of the keys. How many parts have keys is decided on the device, by the sequence's length: a captured launch serves all
 lengths. Parts go to memory in float32, and the program that comes last, by a counter, adds them up in order. It leaves
-the counter at 0 for the next launch. The token's own key and value stay in registers; the program of the last part
-writes them into the cache, which nobody reads there in this launch.
+the counter at 0 for the next launch. The token's own key and value stay in registers and end the last part, whose
+program writes them into the cache.
 """
 
 from __future__ import annotations
@@ -109,26 +109,33 @@ def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr,
 
 
 @triton.jit
-def prepared_heads(p_x, o_head, m_head, p_weight, p_cos, p_sin, position, eps, WORK: tl.constexpr,
-                   SIZE: tl.constexpr, BD: tl.constexpr):  # fmt: skip
-    """Heads of a token in WORK [heads, BD], normalised where there is a weight, rotated where there are tables."""
+def load_heads(p_x, o_head, m_head, PAIRS: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
+    """Heads of a token [heads, BD]; with PAIRS also with their halves exchanged, else twice the same."""
     o_d = tl.arange(0, BD)
-    m_x = m_head[:, None] & (o_d < SIZE)[None, :]
-    b_x = converted(tl.load(p_x + o_head[:, None] * SIZE + o_d[None, :], mask=m_x, other=0), WORK)  # [heads, BD]
-    b_scale = tl.full((1,), 1, WORK)
+    m_x, p_x = m_head[:, None] & (o_d < SIZE)[None, :], p_x + o_head[:, None] * SIZE
+    b_x = tl.load(p_x + o_d[None, :], mask=m_x, other=0)
+    b_y = b_x
+    if PAIRS:
+        b_y = tl.load(p_x + ((o_d + SIZE // 2) % SIZE)[None, :], mask=m_x, other=0)
+    return b_x, b_y
+
+
+@triton.jit
+def prepared_heads(b_x, b_y, p_weight, p_cos, p_sin, position, eps, WORK: tl.constexpr, SIZE: tl.constexpr,
+                   BD: tl.constexpr):  # fmt: skip
+    """Loaded heads, normalised where there is a weight, then rotated where there are tables: [heads, BD] in WORK."""
+    HALF: tl.constexpr = SIZE // 2
+    o_d = tl.arange(0, BD)
+    m_d = o_d < SIZE
+    b_x, b_y = converted(b_x, WORK), converted(b_y, WORK)
     if p_weight is not None:
-        b_scale = rsqrt(maths.divide(tl.sum(b_x * b_x, 1), tl.full((1,), SIZE, WORK)), eps)  # [heads]
-        b_w = converted(tl.load(p_weight + o_d, mask=o_d < SIZE, other=0), WORK)  # [BD]
-        b_x = b_x * b_scale[:, None] * b_w[None, :]
+        b_r = rsqrt(maths.divide(tl.sum(b_x * b_x, 1), tl.full((1,), SIZE, WORK)), eps)[:, None]  # [heads, 1]
+        b_x = b_x * b_r * converted(tl.load(p_weight + o_d, mask=m_d, other=0), WORK)[None, :]
+        b_y = b_y * b_r * converted(tl.load(p_weight + (o_d + HALF) % SIZE, mask=m_d, other=0), WORK)[None, :]
     if p_cos is not None:
-        HALF: tl.constexpr = SIZE // 2
-        o_pair, o_other = o_d % HALF, (o_d + HALF) % SIZE
-        b_cos = converted(tl.load(p_cos + position * HALF + o_pair, mask=o_d < SIZE, other=0), WORK)  # [BD]
-        b_sin = converted(tl.load(p_sin + position * HALF + o_pair, mask=o_d < SIZE, other=0), WORK)  # [BD]
-        b_y = converted(tl.load(p_x + o_head[:, None] * SIZE + o_other[None, :], mask=m_x, other=0), WORK)
-        if p_weight is not None:
-            b_w = converted(tl.load(p_weight + o_other, mask=o_d < SIZE, other=0), WORK)
-            b_y = b_y * b_scale[:, None] * b_w[None, :]
+        o_pair = position * HALF + o_d % HALF
+        b_cos = converted(tl.load(p_cos + o_pair, mask=m_d, other=0), WORK)  # [BD]
+        b_sin = converted(tl.load(p_sin + o_pair, mask=m_d, other=0), WORK)  # [BD]
         b_x = b_x * b_cos[None, :] + b_y * tl.where(o_d < HALF, -b_sin, b_sin)[None, :]
     return b_x
 
@@ -203,40 +210,35 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
         prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP, SIZE, PART)
     wait_for_previous(OVERLAP)
 
-    # How many keys there are, and which of them are this program's.
+    # The token's own heads, and how many keys there are.
     length = tl.load(p_lengths + i_row, cache_modifier=".cg")
     is_on = (length >= 0) & (length < capacity)
     if p_active is not None:
         is_on = is_on & (tl.load(p_active + i_row) != 0)
+    PAIRS: tl.constexpr = p_cos is not None
+    o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)
+    m_group, m_d, one = o_m < GROUP, o_d < SIZE, tl.arange(0, 1)
+    p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
+    i_key = KEY_HEADS * GROUP + i_head
+    b_query, b_query_pairs = load_heads(p_token, i_head * GROUP + o_m, m_group, PAIRS, SIZE, BD)
+    b_key, b_key_pairs = load_heads(p_token, i_key + one, one == 0, PAIRS, SIZE, BD)
+    b_value, _ = load_heads(p_token, i_key + KEY_HEADS + one, one == 0, False, SIZE, BD)
+
+    # Which keys are this program's.
     length = tl.where(is_on, length, 0).to(tl.int32)  # a row that is off is computed as if it were empty
     begin, end, active = part_of(length, window, i_split, SPLITS, PART, BN)
     if i_split >= active:
         return
     is_last = i_split == active - 1
-
-    # The token's own heads.
-    o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)
-    m_group, m_d, one = o_m < GROUP, o_d < SIZE, tl.arange(0, 1)
-    p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
     b_q = prepared_heads(  # [BM, BD]
-        p_token, i_head * GROUP + o_m, m_group, p_query_weight, p_cos, p_sin, length, eps, WORK, SIZE, BD
+        b_query, b_query_pairs, p_query_weight, p_cos, p_sin, length, eps, WORK, SIZE, BD
     )  # fmt: skip
-    i_key = KEY_HEADS * GROUP + i_head
-    b_key = prepared_heads(  # [1, BD]
-        p_token, i_key + one, one == 0, p_key_weight, p_cos, p_sin, length, eps, WORK, SIZE, BD
-    )  # fmt: skip
-    p_value = p_token + ((i_key + KEY_HEADS) * SIZE + o_d)
-    b_value = converted(tl.load(p_value, mask=m_d, other=0), WORK)[None, :]  # [1, BD]
-    o_own = length.to(tl.int64) * so_cache[3] + o_d[None, :] * so_cache[4]
-    m_own = (o_d < tl.where(is_last & is_on, SIZE, 0))[None, :]
-    tl.store(p_keys + o_own, saturated(b_key, p_cache.dtype.element_ty), mask=m_own)
-    tl.store(p_values + o_own, saturated(b_value, p_cache.dtype.element_ty), mask=m_own)
-
-    # Online softmax, which the last part begins with the token's own key.
     b_operand = operand(b_q, TYPE)
-    b_max = tl.where(is_last, tl.sum(b_q * b_key, 1) * scale_log2, -float("inf"))  # [BM]
-    b_sum = tl.where(is_last, 1.0, 0.0).to(WORK) + tl.zeros((BM,), WORK)  # [BM]
-    b_acc = tl.where(is_last, b_value, 0.0) + tl.zeros((BM, BD), WORK)  # [BM, BD]
+
+    # Online softmax over the keys in the cache.
+    b_max = tl.full((BM,), -float("inf"), WORK)  # [BM], in units of log2
+    b_sum = tl.zeros((BM,), WORK)  # [BM]
+    b_acc = tl.zeros((BM, BD), WORK)  # [BM, BD]
     for start in tl.range(begin, end, BN, num_stages=STAGES):
         m_key = start + o_n < end  # [BN]
         o_kv = (start + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]
@@ -252,6 +254,19 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
         b_sum = b_sum * b_rescale + tl.sum(b_p, 1)
         b_max = b_new_max
 
+    # The token's own key and value end the last part. Nobody reads them from memory in this launch.
+    b_k = prepared_heads(b_key, b_key_pairs, p_key_weight, p_cos, p_sin, length, eps, WORK, SIZE, BD)  # [1, BD]
+    b_v = converted(b_value, WORK)  # [1, BD]
+    o_own = length.to(tl.int64) * so_cache[3] + o_d[None, :] * so_cache[4]
+    m_own = (o_d < tl.where(is_last & is_on, SIZE, 0))[None, :]
+    tl.store(p_keys + o_own, saturated(b_k, p_cache.dtype.element_ty), mask=m_own)
+    tl.store(p_values + o_own, saturated(b_v, p_cache.dtype.element_ty), mask=m_own)
+    b_own = tl.where(is_last, tl.sum(b_q * b_k, 1) * scale_log2, -float("inf"))  # [BM]
+    b_new_max = tl.maximum(b_max, b_own)
+    b_p, b_rescale = fast_exp2(b_own - b_new_max), fast_exp2(b_max - b_new_max)
+    b_acc = b_acc * b_rescale[:, None] + b_p[:, None] * b_v
+    b_sum = b_sum * b_rescale + b_p
+
     p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)
     if active == 1:
         b_o = tl.where(is_on, b_acc / b_sum[:, None], 0.0)
@@ -260,12 +275,14 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     else:
         i_part = i_pair.to(tl.int64) * SPLITS + i_split
         p_state = p_states + i_part * (2 * GROUP) + o_m
-        tl.store(p_state, b_max, mask=m_group)
+        tl.store(p_state, b_new_max, mask=m_group)
         tl.store(p_state + GROUP, b_sum, mask=m_group)
         o_part = i_part * (GROUP * SIZE) + (o_m * SIZE)[:, None] + o_d[None, :]
         tl.store(p_parts + o_part, b_acc, mask=m_group[:, None] & m_d[None, :])
-        tl.debug_barrier()  # all of the program's stores come before it counts itself
-        if tl.atomic_add(p_counters + i_pair, 1) == active - 1:
+        # All stores of the program come before it counts itself, all arrivals before the sum: one thread adds, with release
+        # and acquire, between barriers of all.
+        tl.debug_barrier()
+        if tl.atomic_add(p_counters + i_pair, 1, sem="acq_rel", scope="gpu") == active - 1:
             BG: tl.constexpr = triton.next_power_of_2(GROUP)
             first = i_pair.to(tl.int64) * SPLITS
             b_o = add_parts(
@@ -280,17 +297,20 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
 
 # --- Launch -----------------------------------------------------------------------------------------------------------
 
-# By padded head dimension, of 2-byte types.
-TILES = {
-    64: StepTile(keys=128, part=256, splits=32, together=32, warps=4, stages=2),
-    128: StepTile(keys=64, part=128, splits=32, together=16, warps=4, stages=2),
-    256: StepTile(keys=32, part=64, splits=32, together=8, warps=4, stages=2),
+# By the inputs' bytes and the padded head dimension. Chosen by count, not yet by a measurement: two tiles of keys and
+# values are in flight, 64 KiB a program; registers do without local memory; the keys stay one part as long as their
+# loads take less time than adding up two.
+_HALF = {
+    64: StepTile(keys=128, part=256, splits=32, together=32, warps=4, stages=3),
+    128: StepTile(keys=64, part=128, splits=32, together=32, warps=4, stages=3),
+    256: StepTile(keys=32, part=64, splits=32, together=32, warps=4, stages=3),
 }
-WIDE = StepTile(keys=32, part=128, splits=32, together=8, warps=4, stages=1)  # of float32 and float64
-
-
-def _tile(itemsize: int, padded: int) -> StepTile:
-    return TILES[max(padded, 64)] if itemsize == 2 else WIDE
+_WIDE = {
+    64: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
+    128: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
+    256: StepTile(keys=32, part=64, splits=32, together=4, warps=16, stages=1),
+}
+TILES = {2: _HALF, 4: _WIDE, 8: _WIDE}
 
 
 def attention_step_into(
@@ -309,7 +329,7 @@ def attention_step_into(
         raise ShapeError(what, next=f"the CUDA kernel takes at most {COUNTERS} of at most 256")
     if not out.size:
         return
-    t = tile or _tile(qkv.dtype.itemsize, padded).fitted(padded, group, batch * key_heads, capacity)
+    t = tile or TILES[qkv.dtype.itemsize][max(padded, 64)].fitted(padded, group, batch * key_heads, capacity)
     work = work_type(qkv.dtype)
     parts, states = (
         empty((batch * key_heads, t.splits, group, n), work, qkv.device) if t.splits > 1 else None for n in (size, 2)
