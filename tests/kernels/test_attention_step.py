@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,13 +15,15 @@ from triton.runtime import interpreter
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
-from genesis.backend.cuda import backend_of
+from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import DType, bfloat16, bool_, float8_e4m3fn, float16, float32, int64
 from genesis.errors import ShapeError
 from genesis.kernels.attention.attention_step import StepTile, attention_step_into
 from genesis.ops.attention import attention
 from genesis.ops.attention_step import attention_step
+from tests.kernels.collecting import collecting
+from tests.kernels.test_gemm_warp_specialized import Hopper
 
 CUDA = Device("cuda", 0)
 # A bound of the relative error in norm of results, whose terms are rounded to the type.
@@ -241,6 +248,48 @@ def test_a_cache_whose_elements_share_memory_is_refused() -> None:
     shared = cache.view(cache.shape, (*cache.strides[:3], 0, 1), cache.offset)
     with pytest.raises(ShapeError, match="share memory"):
         attention_step(on_gpu(case.qkv, float32), shared, on_gpu(case.lengths, int64), **case.attrs)
+
+
+def compiled() -> list[dict[str, int]]:
+    """Facts of the code for heads of 64 and 128, these with norms and a cache in 8-bit floats; for a process without
+    the interpreter, which changes Triton.
+    """
+    with collecting(Hopper) as found:
+        for q, k, size, kept in ((14, 2, 64, bfloat16), (16, 8, 128, float8_e4m3fn)):
+            qkv, cache = empty((2, q + 2 * k, size), bfloat16, CUDA), empty((2, 2, k, 4096, size), kept, CUDA)
+            tables = [empty((4096, size // 2), float32, CUDA) for _ in range(2)]
+            weights = [empty((size,), bfloat16, CUDA) for _ in range(2)] if size == 128 else []
+            attention_step(qkv, cache, empty((2,), int64, CUDA), *tables, *weights, scale=0.1)
+    rows = []
+    for kernel, signature in found.values():
+        made = compile.compiled(kernel, signature, (9, 0))
+        text = made.asm["ptx"]
+        early, wait, _ = text.partition("griddepcontrol.wait")
+        rows.append(
+            {
+                "waits": text.count(wait),
+                "early reads": early.count("ld.global"),
+                "early prefetches": early.count("prefetch.global.L2"),
+                "early writes": early.count("st.global") + early.count("atom."),
+                "arrivals": len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", text)),
+                "tensor cores": min(text.count("mma.sync"), 1),
+                "shared": made.metadata.shared,
+            }
+        )
+    return rows
+
+
+def test_code_for_hopper_reads_nothing_but_a_length_before_it_waits() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    program = "import json; from tests.kernels.test_attention_step import compiled; print(json.dumps(compiled()))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout)
+    assert len(rows) == 2
+    for row in rows:
+        assert row.pop("shared") <= 80 << 10  # two programs share an SM
+        assert row.pop("early prefetches") >= 2
+        assert row == {"waits": 1, "early reads": 1, "early writes": 0, "arrivals": 1, "tensor cores": 1}
 
 
 def test_few_sequences_have_many_parts() -> None:

@@ -149,6 +149,14 @@ def saturated(b_x, TYPE: tl.constexpr):
 
 
 @triton.jit
+def store_heads(p_x, b_x, GROUP: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BD: tl.constexpr):
+    """Store the heads of a group, contiguous, of a tile [ROWS, BD]."""
+    o_g, o_d = tl.arange(0, ROWS), tl.arange(0, BD)
+    m_x = (o_g < GROUP)[:, None] & (o_d < SIZE)[None, :]
+    tl.store(p_x + (o_g * SIZE)[:, None] + o_d[None, :], converted(b_x, p_x.dtype.element_ty), mask=m_x)
+
+
+@triton.jit
 def add_parts(p_parts, p_states, active, WORK: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr,
               TOGETHER: tl.constexpr, BG: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     """o [BG, BD] of the parts of one key head's queries, TOGETHER of them at a time, in order."""
@@ -267,32 +275,26 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     b_acc = b_acc * b_rescale[:, None] + b_p[:, None] * b_v
     b_sum = b_sum * b_rescale + b_p
 
+    # The result, or this program's part of it.
     p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)
     if active == 1:
-        b_o = tl.where(is_on, b_acc / b_sum[:, None], 0.0)
-        o_o = (o_m * SIZE)[:, None] + o_d[None, :]
-        tl.store(p_result + o_o, converted(b_o, p_o.dtype.element_ty), mask=m_group[:, None] & m_d[None, :])
-    else:
-        i_part = i_pair.to(tl.int64) * SPLITS + i_split
-        p_state = p_states + i_part * (2 * GROUP) + o_m
-        tl.store(p_state, b_new_max, mask=m_group)
-        tl.store(p_state + GROUP, b_sum, mask=m_group)
-        o_part = i_part * (GROUP * SIZE) + (o_m * SIZE)[:, None] + o_d[None, :]
-        tl.store(p_parts + o_part, b_acc, mask=m_group[:, None] & m_d[None, :])
-        # All stores of the program come before it counts itself, all arrivals before the sum: one thread adds, with release
-        # and acquire, between barriers of all.
-        tl.debug_barrier()
-        if tl.atomic_add(p_counters + i_pair, 1, sem="acq_rel", scope="gpu") == active - 1:
-            BG: tl.constexpr = triton.next_power_of_2(GROUP)
-            first = i_pair.to(tl.int64) * SPLITS
-            b_o = add_parts(
-                p_parts + first * (GROUP * SIZE), p_states + first * (2 * GROUP), active, WORK, GROUP, SIZE, TOGETHER,
-                BG, BD,
-            )  # fmt: skip
-            o_g = tl.arange(0, BG)
-            o_o, m_o = (o_g * SIZE)[:, None] + o_d[None, :], (o_g < GROUP)[:, None] & m_d[None, :]
-            tl.store(p_result + o_o, converted(b_o, p_o.dtype.element_ty), mask=m_o)
-            tl.store(p_counters + i_pair, 0)
+        store_heads(p_result, tl.where(is_on, b_acc / b_sum[:, None], 0.0), GROUP, SIZE, BM, BD)
+    if SPLITS > 1:
+        first = i_pair.to(tl.int64) * SPLITS
+        if active > 1:
+            p_state = p_states + (first + i_split) * (2 * GROUP) + o_m
+            tl.store(p_state, b_new_max, mask=m_group)
+            tl.store(p_state + GROUP, b_sum, mask=m_group)
+            store_heads(p_parts + (first + i_split) * (GROUP * SIZE), b_acc, GROUP, SIZE, BM, BD)
+            # All stores of the program come before its arrival, all arrivals before the sum: one thread adds, with
+            # release and acquire, between barriers of all.
+            tl.debug_barrier()
+            if tl.atomic_add(p_counters + i_pair, 1, sem="acq_rel", scope="gpu") == active - 1:
+                BG: tl.constexpr = triton.next_power_of_2(GROUP)
+                p_first = p_parts + first * (GROUP * SIZE)
+                b_o = add_parts(p_first, p_states + first * (2 * GROUP), active, WORK, GROUP, SIZE, TOGETHER, BG, BD)
+                store_heads(p_result, b_o, GROUP, SIZE, BG, BD)
+                tl.store(p_counters + i_pair, 0)
 
 
 # --- Launch -----------------------------------------------------------------------------------------------------------
