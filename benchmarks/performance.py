@@ -156,8 +156,8 @@ def _steps(results: Sequence[Result]) -> Iterator[str]:
         return
     yield from ("## Training steps on a GPU", "")
     yield from (
-        "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters, with LoRA and DoRA of",
-        "the adapters alone. Genesis takes each",
+        "Forward, backward, clipping and AdamW on random tokens, bf16 weights with float32 masters, with LoRA and",
+        "DoRA of the adapters alone. Genesis takes each",
         "step as one CUDA graph; a third number of tokens is that of micro-steps, and the time that of one. Its peer,",
         "in a process of its own in the same run, is a minimal model of the same shape, written for torch.compile, or",
         "that of Hugging Face.",

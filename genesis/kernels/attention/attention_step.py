@@ -286,7 +286,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
             tl.store(p_state, b_new_max, mask=m_group)
             tl.store(p_state + GROUP, b_sum, mask=m_group)
             store_heads(p_parts + (first + i_split) * (GROUP * SIZE), b_acc, GROUP, SIZE, BM, BD)
-            # All stores of the program come before its arrival, all arrivals before the sum: one thread adds, with
+            # All stores of the program come before it is counted, all counts before the sum: one thread adds, with
             # release and acquire, between barriers of all.
             tl.debug_barrier()
             if tl.atomic_add(p_counters + i_pair, 1, sem="acq_rel", scope="gpu") == active - 1:
