@@ -1,8 +1,8 @@
 """A tiny Qwen3 learns to answer sums in chats, in full and with adapters, as a user would train it and a server ask it.
 
-Its base has learned "3+4=" -> "7" from texts, for all pairs of digits, and never saw a chat. What is learned is to
-talk: where the sum is in a rendered conversation, in six phrasings, and that a turn ends after the answer. Held out are
-80 of 600 chats: each asks for a pair in a phrasing in which that pair was not seen.
+Its base (make_fixtures.py) has learned "3+4=" -> "7" from texts, for all pairs of digits, and never saw a chat. What is
+learned is to talk: where the sum is in a rendered conversation, in six phrasings, and that a turn ends after the
+answer. Held out are 80 of 600 chats: each asks for a pair in a phrasing in which that pair was not seen.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from genesis.io.safetensors import load_file
 from genesis.train.output import Output
 from genesis_cli.session.export import export
 from genesis_models.adapters import ADAPTER_WEIGHTS
-from genesis_models.generate import Sampling, continue_ids
-from tests.train.chats import SHAPE, chat, token, write_chat_tokenizer, write_chats
+from genesis_models.engine import Engine, Request, Sampling
+from tests.train.chats import chat, token, write_chats
+from tests.train.make_fixtures import BASE
 from tests.train.runs import load, rows, train
 
-pytestmark = pytest.mark.xdist_group("learning")
-
-TEXTS = ("{}+{}=", "{}+{} equals", "the sum of {}+{} is \n", "{}+{}: please answer:", "{}+{} and the answer\n\n")
 QUESTIONS = (
     "{}+{}",
     "What is {}+{}?",
@@ -40,21 +38,6 @@ QUESTIONS = (
     "{} plus {}",
 )
 HELD_OUT = 80
-# Numbers are one token, as answers of two would need a deeper model.
-VOCABULARY = (
-    "user assistant What is the sum of Add and plus please answer equals " * 9 + "10 11 12 13 14 15 16 17 18 " * 20
-)
-COMMON = """
-eval: {every: null, prompts: []}
-checkpoint: {every: null}
-log: {every: 50}
-"""
-BASE = """
-model: {{config: {shape}}}
-data: {{train: "{folder}/texts.jsonl", eval_fraction: 0, tokenizer: "{folder}/tokenizer", seq_len: 64}}
-train: {{output_dir: "{folder}/base", steps: 400, batch_size: 8, threads: 1}}
-optim: {{lr: 5e-3, weight_decay: 0.01}}
-"""
 CHATS = """
 model: {{path: "{folder}/base"}}
 data:
@@ -62,28 +45,24 @@ data:
   eval: "{folder}/held-out.jsonl"
   seq_len: 64
   template_args: {{enable_thinking: false}}
-train: {{output_dir: "{folder}/chats", steps: 150, batch_size: 16, threads: 1}}
+train: {{output_dir: "{folder}/chats", steps: 80, batch_size: 16, threads: 1}}
+eval: {{every: null, prompts: []}}
+checkpoint: {{every: null}}
+log: {{every: 40}}
 """
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data, a trained base in `base`, and the configuration `chats.yaml`, which fine-tunes it."""
+    """The base in `base`, chats, and the configuration `chats.yaml`, which trains on them."""
     folder = tmp_path_factory.mktemp("sums")
-    size = write_chat_tokenizer(folder / "tokenizer", VOCABULARY, vocab_size=300)
+    shutil.copytree(BASE, folder / "base")
     pairs = [(a, b) for a in range(10) for b in range(10)]
-    texts = ({"prompt": text.format(a, b), "completion": str(a + b)} for a, b in pairs for text in TEXTS)
-    write_chats(folder / "texts.jsonl", texts)
     chats = [chat(question.format(a, b), str(a + b)) for a, b in pairs for question in QUESTIONS]
     random.Random(5).shuffle(chats)
     write_chats(folder / "held-out.jsonl", chats[:HELD_OUT])
     write_chats(folder / "chats.jsonl", chats[HELD_OUT:])
-    wide = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
-    shape = SHAPE | wide | {"vocab_size": size, "eos_token_id": 0}
-    (folder / "base.yaml").write_text(BASE.format(shape=json.dumps(shape), folder=folder) + COMMON)
-    (folder / "chats.yaml").write_text(CHATS.format(folder=folder) + COMMON)
-    train(load(folder / "base.yaml", "base"))
-    shutil.copy(folder / "tokenizer" / "chat_template.jinja", folder / "base")
+    (folder / "chats.yaml").write_text(CHATS.format(folder=folder))
     return folder
 
 
@@ -100,12 +79,18 @@ def answers(model_folder: Path, talks_as: Path, held_out: Path, **args: Any) -> 
     template = jinja.from_string((talks_as / "chat_template.jinja").read_text())
     ends = json.loads((talks_as / "generation_config.json").read_text())["eos_token_id"]
     stop = frozenset(ends if isinstance(ends, list) else [ends])
+    expected, requests = [], []
     for line in held_out.read_text().splitlines():
         *said, last = json.loads(line)["messages"]
         text = template.render(messages=said, add_generation_prompt=True, **args)
         prompt = tokenizer.encode(text, add_special_tokens=False).ids
-        new = [*continue_ids(model, prompt, Sampling(temperature=0.0), 5, stop)]
-        yield last["content"], tokenizer.decode(new, skip_special_tokens=False)
+        requests.append(Request(prompt, Sampling(temperature=0.0), 5, stop, len(requests)))
+        expected.append(last["content"])
+    drawn: list[list[int]] = [[] for _ in requests]
+    for found in Engine(model, rows=16, capacity=64).run(requests):
+        if found.id is not None:
+            drawn[found.request].append(found.id)
+    return zip(expected, (tokenizer.decode(ids, skip_special_tokens=False) for ids in drawn), strict=True)
 
 
 def sizes(checkpoint: Path) -> Iterator[int]:
@@ -127,7 +112,7 @@ def test_the_base_model_does_not_answer_in_chats(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("full", ("optim.lr=2e-3",)), ("lora", ("optim.lr=1e-2", "lora={r: 16}"))],
+    [("full", ("optim.lr=4e-3",)), ("lora", ("optim.lr=1e-2", "lora={r: 16}"))],
     ids=["full", "lora"],
 )
 def test_held_out_chats_are_answered_right(folder: Path, kind: str, settings: tuple[str, ...]) -> None:
@@ -139,6 +124,6 @@ def test_held_out_chats_are_answered_right(folder: Path, kind: str, settings: tu
     assert ends == [token(run, "<|im_end|>"), 0]
     assert right(answers(run, run, held_out)) >= 0.95
     if kind == "lora":
-        assert sum(sizes(run / "checkpoint-150")) <= 16 * sum(v.size for v in load_file(run / ADAPTER_WEIGHTS).values())
+        assert sum(sizes(run / "checkpoint-80")) <= 16 * sum(v.size for v in load_file(run / ADAPTER_WEIGHTS).values())
         merged = export(str(run), merge=True, dtype=None, out=None, check=True, base=None, console=Output(None))
         assert right(answers(merged, merged, held_out)) >= 0.95
