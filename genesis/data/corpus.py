@@ -20,7 +20,7 @@ from genesis.data.readers.parquet import parquet_rows
 from genesis.data.readers.stream import BOM, Stream, opened
 from genesis.data.readers.text import text_document
 from genesis.data.record_formats import FieldNames, Format, RecordFormat
-from genesis.data.records import Defect, Defects, Document, Position, Row, record_text
+from genesis.data.records import Conversation, Defect, Defects, Document, Position, Row, is_learned, record_text
 from genesis.data.sources import SourceFile, WeightedSource, expand, not_text
 from genesis.errors import DataError, escape
 
@@ -91,6 +91,7 @@ class Corpus:
         self._format = RecordFormat(format, fields)
         self._max_line_bytes = max_line_bytes
         self._formats: Counter[str] = Counter()
+        self._not_learned, self._first_not_learned = 0, ""
 
     def counts(self) -> FileCounts:
         """The files by what they are; complete once the documents have been read."""
@@ -101,6 +102,13 @@ class Corpus:
     def formats(self) -> dict[str, int]:
         """How many records have which format; complete once the documents have been read."""
         return dict(self._formats)
+
+    @property
+    def not_learned(self) -> tuple[int, str]:
+        """How many turns of assistants are in conversations that say they are not to be learned, and the name of the
+        first such document; complete once the documents have been read.
+        """
+        return self._not_learned, self._first_not_learned
 
     @property
     def is_divided(self) -> bool:
@@ -122,6 +130,7 @@ class Corpus:
             DataError: the first defect, with file and line, unless defects are skipped.
         """
         self._formats.clear()
+        self._not_learned = 0
         for document in self._documents(defects):
             if self._tail is None:
                 yield document
@@ -192,7 +201,13 @@ class Corpus:
         self._formats[format] += 1
         if isinstance(found, str):
             return Document(found, file.name, row.line)
-        return Document(record_text(found), file.name, row.line, found)
+        document = Document(record_text(found), file.name, row.line, found)
+        if isinstance(found, Conversation):
+            turns = sum(m["role"] == "assistant" and not is_learned(m) for m in found.messages)
+            if turns and not self._not_learned:
+                self._first_not_learned = document.name
+            self._not_learned += turns
+        return document
 
 
 def _begins(head: bytes, mark: bytes) -> bool:

@@ -268,6 +268,9 @@ def _samples(
         )
     notes = [_left_out_note(kind, count, done.left_out) for kind, count in done.left_out.counts.items()]
     notes += _several(done.tokens)
+    turns, first = corpus.not_learned
+    if turns and encoder is not None and not encoder.learns_all:
+        notes.append(Note(turns, "turns are read and not learned (weight 0 or train false)", escape(first)))
     special = tokenizer.special_ids  # stand for no text
     tokens, more = fit(done.tokens, seq_len, too_long, lambda id: 0 if id in special else tokenizer.text_bytes(id))
     if tokens is not done.tokens:

@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 
 from genesis.errors import DataError, escape
 
-__all__ = ["Completion", "Conversation", "Defect", "Defects", "Document", "Message", "Position", "Row", "record_text"]
+__all__ = [
+    "Completion",
+    "Conversation",
+    "Defect",
+    "Defects",
+    "Document",
+    "Message",
+    "Position",
+    "Row",
+    "is_learned",
+    "record_text",
+]
 
 Message = dict[str, Any]
 
@@ -38,6 +49,11 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] | None = None
     prompt_messages: int = 0
+
+
+def is_learned(message: Message) -> bool:
+    """Whether a record says that a turn is to be learned: its `weight` is not 0, nor its `train` false."""
+    return all(message.get(key, True) for key in ("weight", "train"))
 
 
 def record_text(record: Completion | Conversation) -> str:

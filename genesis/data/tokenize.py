@@ -63,10 +63,17 @@ class EncodedSample(Protocol):
 
 
 class Encoder(Protocol):
-    """Makes samples of records until it is closed; `fingerprint` changes with all that decides them but the records."""
+    """Makes samples of records until it is closed.
+
+    Attributes:
+        fingerprint: changes with all that decides the samples but the records.
+        learns_all: whether every token is a target, whatever a record says of its turns.
+    """
 
     @property
     def fingerprint(self) -> str: ...
+    @property
+    def learns_all(self) -> bool: ...
     def encode(self, documents: Sequence[Document]) -> Sequence[Sequence[EncodedSample] | Defect]: ...
     def close(self) -> None: ...
 

@@ -85,6 +85,20 @@ def test_chats_are_shown_with_what_is_learned_of_them(model: Path, tmp_path: Pat
     assert shown in out and "[[words<|endoftext|>]]" in out
 
 
+def test_turns_that_are_not_learned_are_counted(model: Path, tmp_path: Path) -> None:
+    asked, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    chats = [[asked, said], [asked, {**said, "weight": 0}, asked, {**said, "train": False}, asked, said]]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    given = (path, "--model", model, "--seq-len", 96, "data.template=chatml", "data.eval_fraction=0")
+    line = f"2 turns are read and not learned (weight 0 or train false); the first: {path}:2"
+    code, out, told = run(*given)
+    assert code == 0, told
+    assert line in out.splitlines()
+    _, out, _ = run(*given, "data.loss=all")
+    assert "not learned" not in out
+
+
 def test_what_data_hold_cannot_drive_the_terminal(model: Path, tmp_path: Path) -> None:
     path = texts(tmp_path, "\x1b[31mred\a \u202e <|endoftext|> [[no target]]\r\nend\ttab")
     _, out, _ = run(path, "--model", model)

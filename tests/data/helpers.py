@@ -82,6 +82,8 @@ class Encoded:
 class CompletionEncoder:
     """An encoder whose samples are a prompt and each line of its completion; a prompt `bad` is a defect."""
 
+    learns_all = False
+
     def __init__(self, tokenizer: Tokenizer, fingerprint: str = "completions") -> None:
         self.fingerprint, self._tokenizer, self.batches, self.closed = fingerprint, tokenizer, 0, False
 

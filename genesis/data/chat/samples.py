@@ -86,6 +86,7 @@ class ChatEncoder:
     Attributes:
         fingerprint: equal ones make equal samples.
         end_of_turn_ids: the ids that end an assistant's turn, the usual one first; none without a template.
+        learns_all: whether every token is a target.
         split: the conversations so far that became several samples.
 
     Args:
@@ -104,6 +105,7 @@ class ChatEncoder:
         self._parts = TextParts(tokenizer)
         self._template = template
         self._loss: Loss = loss
+        self.learns_all = loss == "all"
         self._limits = Limits() if limits is None else limits
         self.split = 0
         self.fingerprint = hashlib.sha256(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from genesis.data.chat.marks import Marked, Marker, unmarked
 from genesis.data.chat.renderer import Rendered, RenderError
-from genesis.data.records import Conversation
+from genesis.data.records import Conversation, is_learned
 
 __all__ = ["Loss", "NoPromptError", "Turn", "TurnError", "TurnReader", "template_messages", "wanted_turns"]
 
@@ -64,7 +64,7 @@ def wanted_turns(conversation: Conversation, loss: Loss) -> list[int]:
         users = [index for index, role in enumerate(roles) if role == "user"]
         first = conversation.prompt_messages or (users[-1] + 1 if users else 0)
         turns = [index for index in turns if index >= first]
-    return [index for index in turns if all(conversation.messages[index].get(key, True) for key in ("weight", "train"))]
+    return [index for index in turns if is_learned(conversation.messages[index])]
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
