@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from genesis.errors import ConfigError, escape
+from genesis.errors import ConfigError, ModelError, escape
 from genesis.nn import LoRALinear, init
 from genesis.train.config import LORA, Config, LoraConfig, fine_tuning_defaults
 from genesis.train.config_help import show
@@ -20,7 +20,9 @@ from genesis_models.adapters import (
 )
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
+from genesis_models.recognition import hub_advice
 from genesis_models.registry import ARCHITECTURES
+from genesis_models.source import newest_checkpoint
 
 __all__ = ["check_trained", "filled_lora", "select_trained", "trained_lines"]
 
@@ -42,7 +44,7 @@ def filled_lora(lora: LoraConfig, recorded: LoraConfig | None) -> LoraConfig:
     if recorded is not None and recorded.init_from == lora.init_from:
         found = recorded.model_dump()
     else:
-        found = _settings_of(read_adapter(lora.init_from))
+        found = _settings_of(_read_first(lora.init_from))
     for key in LORA:
         given = getattr(lora, key)
         if given is not None and key not in FREE and not _same(given, found[key]):
@@ -50,6 +52,18 @@ def filled_lora(lora: LoraConfig, recorded: LoraConfig | None) -> LoraConfig:
             next = f"remove lora.{key}: training goes on with what the adapter has"
             raise ConfigError(what, where=escape(lora.init_from), next=next)
     return lora.model_copy(update={key: found[key] for key in LORA if getattr(lora, key) is None})
+
+
+def _read_first(folder: str) -> AdapterConfig:
+    """The config of the adapter that training starts from. Raises: ModelError, with what the folder is instead."""
+    try:
+        return read_adapter(folder)
+    except ModelError as error:
+        newest, advice = newest_checkpoint(folder), hub_advice(folder)
+        next = error.next if newest is None else f"name its newest checkpoint: {escape(newest)}"
+        raise ModelError(
+            error.what, where=error.where or "lora.init_from", next=next if advice is None else f"{next}; {advice}"
+        ) from error
 
 
 def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
@@ -110,7 +124,9 @@ def trained_lines(config: Config, model: CausalLM) -> Iterator[str]:
     trained = sum(p.numel() for p in parameters.values() if p.requires_grad)
     share = f"{trained:,} of {total:,} parameters are trained, {100 * trained / total:.3g} %"
     if config.lora is not None:
-        yield f"{_adapters_line(adapted_layers(model))}: {share}"
+        layers = adapted_layers(model)
+        yield f"{_adapters_line(layers)}: {share}"
+        yield from _wide_lines(layers)
     elif config.model.path is not None or trained < total:
         yield f"all {total:,} parameters are trained" if trained == total else share
     chosen = fine_tuning_defaults(config)
@@ -125,6 +141,19 @@ def _adapters_line(layers: Mapping[str, LoRALinear]) -> str:
     ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers))
     sizes = f"r {_spread(ranks)}, scaling {_spread(scalings)}"
     return f"{kind}: {sizes}, on {len(layers):,} layers ({ends})"
+
+
+def _wide_lines(layers: Mapping[str, LoRALinear]) -> Iterator[str]:
+    """Which ranks are larger than that of the matrix beside them, in a line."""
+    wide = {name: layer for name, layer in layers.items() if layer.r > min(layer.weight.shape)}
+    if wide:
+        name, layer = next(iter(wide.items()))
+        rows, columns = layer.weight.shape
+        others = f" (one of {len(wide):,} such layers)" if len(wide) > 1 else ""
+        yield (
+            f"warning: r {layer.r} is more than the rank that the matrix of {escape(name)}, {rows} x {columns}, can"
+            f" have{others}: r {min(rows, columns)} learns as much there"
+        )
 
 
 def _spread(values: set[float]) -> str:

@@ -17,7 +17,7 @@ from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import FolderWriter
 from genesis.io.hf import list_names, read_json
-from genesis.io.paths import exists, safe_join
+from genesis.io.paths import exists, is_folder, safe_join
 from genesis.io.safetensors import SafeTensors, write_tensors
 from genesis.optim import Optimizer
 from genesis.optim.saving import MASTER
@@ -65,7 +65,7 @@ def read_adapter(folder: str | os.PathLike[str]) -> AdapterConfig:
     """
     where = escape(folder)
     if not exists(Path(folder) / ADAPTER_CONFIG):
-        what = f"{where} has no {ADAPTER_CONFIG}"
+        what = f"{where} has no {ADAPTER_CONFIG}" if is_folder(folder) else f"there is no folder {where}"
         raise ModelError(what, next=f"name the folder of an adapter: {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
     path = safe_join(folder, ADAPTER_CONFIG, where=where)
     return read_adapter_config(read_json(path), escape(Path(folder) / ADAPTER_CONFIG))

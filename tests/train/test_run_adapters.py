@@ -338,6 +338,32 @@ class TestMistakes:
         config = load(recipe, str(tmp_path / "run"), f"lora={{init_from: {tmp_path}}}")
         self.check_refused(config, ModelError, 5, "has no adapter_config.json")
 
+    def test_an_adapter_that_is_not_there(self, recipe: Path, tmp_path: Path) -> None:
+        config = load(recipe, str(tmp_path / "run"), f"lora={{init_from: {tmp_path}/gone}}")
+        error = self.check_refused(config, ModelError, 5, f"^there is no folder {tmp_path}/gone")
+        assert error.where == "lora.init_from"
+        assert "adapter_config.json and adapter_model.safetensors" in error.next
+        named = load(recipe, str(tmp_path / "run"), "lora={init_from: someone/qwen-lora}")
+        error = self.check_refused(named, ModelError, 5, "there is no folder someone/qwen-lora")
+        assert "hf download someone/qwen-lora" in error.next
+
+    def test_a_run_without_a_final_adapter_names_its_newest_checkpoint(self, recipe: Path, tmp_path: Path) -> None:
+        settings = "train.steps=1", "checkpoint.every=1", "checkpoint.save_final=false"
+        train(load(recipe, str(tmp_path / "first"), *settings))
+        config = load(recipe, str(tmp_path / "run"), f"lora={{init_from: {tmp_path}/first}}")
+        error = self.check_refused(config, ModelError, 5, "has no adapter_config.json")
+        assert error.next == f"name its newest checkpoint: {tmp_path}/first/checkpoint-1"
+
+    def test_a_rank_that_is_more_than_the_matrix_has(self, recipe: Path, tmp_path: Path) -> None:
+        """PEFT takes it, too."""
+        few = "lora={r: 40, target_modules: [q_proj, k_proj]}", "train.steps=1"
+        console = io.StringIO()
+        session.train(load(recipe, str(tmp_path / "run"), *few), resume=False, console=Output(console))
+        (line,) = (line for line in console.getvalue().splitlines() if "r 40 is more than" in line)
+        assert line.startswith("warning: ")
+        assert "the matrix of model.layers.0.self_attn.q_proj, 32 x 32, can have (one of 2 such layers)" in line
+        assert line.endswith(": r 32 learns as much there")
+
     def test_everything_frozen(self, recipe: Path, tmp_path: Path) -> None:
         config = load(recipe, str(tmp_path / "run"), "train.freeze=['*lora*']")
         self.check_refused(config, ConfigError, 3, "every parameter is frozen")
