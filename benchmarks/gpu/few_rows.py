@@ -160,11 +160,11 @@ def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
     sms = backend.driver.properties.sm_count
     yield choose_tile(m, p.n, p.k, itemsize, sms, p.halves)
     if m == 1:
-        wide = [1024, 2048] if p.k > 1024 or itemsize == 1 else [512, 1024]
-        for bn, bk, warps in itertools.product((2, 4, 8, 16), wide, (4, 8)):
-            if 2048 <= bn * bk * p.halves <= (1 << 15):
-                steps = min(-(-p.k // bk), max(1, (1 << 15) // (bn * bk * p.halves)))
-                yield FewRowsTile(bn, bk, warps, steps, 4 * sms)
+        for slices, warps, trips in itertools.product((1, 2, 4), (4, 8), (1, 2)):
+            bk = slices * 32 * 16 // itemsize
+            steps = -(-p.k // bk // trips)
+            if steps * p.halves <= 16:
+                yield FewRowsTile(warps // slices, bk, warps, steps, 4 * sms)
     else:
         for bn, bk, (warps, steps) in itertools.product((8, 16, 32), (32, 64), ((8, 3), (8, 5), (4, 4))):
             if 2 * steps * warps * bk * (p.halves * bn + max(m, 16)) <= 200_000:

@@ -51,6 +51,7 @@ __all__ = [
 
 MAX_ROWS = 32
 LINE = 128  # bytes of a line of L2
+STAGED = 98 << 10  # bytes of shared memory for all stages, so that two programs are on an SM at a time
 
 
 class FewRowsTile(NamedTuple):
@@ -98,44 +99,69 @@ def rms_reciprocal(b_square, k, eps):
 
 
 @triton.jit
-def store_rows(b_y, p_y, p_bias, p_residual, p_w_scale, o_m, o_n, m, n, y_row):
-    """y [BM, BN] = sums·diag(w_scale) + bias + residual, cast once; what was stored."""
-    TYPE: tl.constexpr = p_y.dtype.element_ty
-    mask, m_n = (o_m < m)[:, None] & (o_n < n)[None, :], o_n < n
+def load_vector(p, o_n, n, DEFAULT: tl.constexpr):
+    """Elements [1, BN] in float32; DEFAULT where there is no vector."""
+    if p is None:
+        return tl.full((1, o_n.shape[0]), DEFAULT, tl.float32)
+    else:
+        return converted(tl.load(p + o_n, mask=o_n < n, other=0.0), tl.float32)[None, :]
+
+
+@triton.jit
+def load_added(p_bias, p_residual, o_m, o_n, m, n, y_row):
+    """bias + residual [BM, BN], or bias [1, BN], in float32; 0 where there is neither."""
+    b_added = load_vector(p_bias, o_n, n, 0)
+    if p_residual is None:
+        return b_added
+    else:
+        mask, o_y = (o_m < m)[:, None] & (o_n < n)[None, :], o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]
+        return b_added + converted(tl.load(p_residual + o_y, mask=mask, other=0.0), tl.float32)
+
+
+@triton.jit
+def store_rows(b_y, p_y, b_w_scale, b_added, o_m, o_n, m, n, y_row):
+    """y [BM, BN] = sums·diag(w_scale) + added, cast once; what was stored."""
+    b_y = converted(b_y * b_w_scale + b_added, p_y.dtype.element_ty)
     o_y = o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]
-    if p_w_scale is not None:
-        b_y = b_y * tl.load(p_w_scale + o_n, mask=m_n, other=0.0)[None, :]
-    if p_bias is not None:
-        b_y = b_y + converted(tl.load(p_bias + o_n, mask=m_n, other=0.0), tl.float32)[None, :]
-    if p_residual is not None:
-        b_y = b_y + converted(tl.load(p_residual + o_y, mask=mask, other=0.0), tl.float32)
-    b_y = converted(b_y, TYPE)
-    tl.store(p_y + o_y, b_y, mask=mask)
+    tl.store(p_y + o_y, b_y, mask=(o_m < m)[:, None] & (o_n < n)[None, :])
     return b_y
 
 
 @triton.jit
-def finish_rows(b_y, b_up, p_y, p_h, p_bias, p_residual, p_w_scale, o_m, o_n, m, n, y_row):
-    """Store y, or gate and up beside each other and h = silu(gate)·up."""
-    b_y = store_rows(b_y, p_y, p_bias, p_residual, p_w_scale, o_m, o_n, m, n, y_row)
-    if p_h is not None:
-        p_up_scale = None
-        if p_w_scale is not None:
-            p_up_scale = p_w_scale + n
-        b_up = store_rows(b_up, p_y + n, None, None, p_up_scale, o_m, o_n, m, n, y_row)
-        mask = (o_m < m)[:, None] & (o_n < n)[None, :]
-        tl.store(
-            p_h + o_m.to(tl.int64)[:, None] * n + o_n[None, :],
-            converted(swiglu(b_y, b_up), p_h.dtype.element_ty),
-            mask=mask,
-        )
+def store_swiglu(b_gate, b_up, p_h, o_m, o_n, m, n):
+    """h [BM, BN] = silu(gate)·up."""
+    o_h = o_m.to(tl.int64)[:, None] * n + o_n[None, :]
+    b_h = converted(swiglu(b_gate, b_up), p_h.dtype.element_ty)
+    tl.store(p_h + o_h, b_h, mask=(o_m < m)[:, None] & (o_n < n)[None, :])
+
+
+@triton.jit
+def after_loads():
+    """0.0, known once all loads before it are issued. Sums that begin with it make the assembler issue them side by
+    side, where it would spare registers and wait for each before the next: it moves no load past a barrier.
+    """
+    zero = tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0; bar.red.popc.u32 $0, 0, p; }", "=r", [], tl.int32, False, 1
+    )
+    return zero.to(tl.float32)
+
+
+if is_interpreted():
+
+    def after_loads() -> float:
+        """What is issued is done."""
+        return 0.0
 
 
 @triton.jit
 def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, k, w_row, eps,
-                   OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                   STEPS: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
-    """One row of x with BN rows of W, or BN of gate and of up."""
+                   OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,
+                   BW: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+    """One row of x with BN rows of W, or BN of gate and of up.
+
+    Of BN rows BW are beside each other in the warps, as tiles [BN // BW, BW, BK]; x is a tile [1, BW, BK], so that each
+    element is where it is needed, without a pass through shared memory.
+    """
     allow_next(OVERLAP)
     i_n = tl.program_id(0) * BN
     if OVERLAP and tl.program_id(0) < EARLY:
@@ -143,31 +169,47 @@ def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual,
         if p_up is not None:
             prefetch_rows(p_up, i_n, n, k, w_row, OVERLAP, BN, SPAN)
     wait_for_previous(OVERLAP)
-    o_n, o_zero = i_n + tl.arange(0, BN), tl.arange(0, BN) * 0
-    o_w = o_n.to(tl.int64)[:, None] * w_row
-    b_acc = tl.zeros((BN, BK), tl.float32)
-    b_acc_up, b_square = b_acc, b_acc
+    o_m, o_n, o_b = tl.arange(0, 1), i_n + tl.arange(0, BN), tl.arange(0, BW)[None, :]
+    b_added = load_added(p_bias, p_residual, o_m, o_n, 1, n, n)
+    b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)
+    if p_up is not None and p_w_scale is not None:
+        b_up_scale = load_vector(p_w_scale + n, o_n, n, 1)
+    o_w = i_n + (tl.arange(0, BN // BW) * BW)[:, None] + o_b  # [BN // BW, BW]
+    m_n, o_w, o_b = (o_w < n)[:, :, None], (o_w.to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
+    b_acc, b_square = tl.zeros((BN // BW, BW, BK), tl.float32), tl.zeros((1, BW, BK), tl.float32)
+    b_acc_up = b_acc
     for i_k in range(0, k, BK * STEPS):
+        x, w, up, scale = (), (), (), ()  # tiles of STEPS steps
         for i in tl.static_range(STEPS):
-            o_k = i_k + i * BK + tl.arange(0, BK)
-            mask = (o_n < n)[:, None] & (o_k < k)[None, :]
-            b_w = tl.load(p_w + o_w + o_k[None, :], mask=mask, other=0.0)  # [BN, BK]
-            # x as a tile of W's shape, so that its elements come to the threads that need them
-            o_x = o_zero[:, None] + o_k[None, :]
-            b_x = converted(tl.load(p_x + o_x, mask=mask, other=0.0), tl.float32)
+            o_k = (i_k + i * BK + tl.arange(0, BK))[None, None, :]
+            m_k = (o_k < k) & (o_b == 0)  # [1, BW, BK]
+            x += (tl.load(p_x + o_b + o_k, mask=m_k, other=0.0),)
+            w += (tl.load(p_w + o_w + o_k, mask=m_n & m_k, other=0.0),)
+            if p_up is not None:
+                up += (tl.load(p_up + o_w + o_k, mask=m_n & m_k, other=0.0),)
+            if p_norm is not None:
+                scale += (tl.load(p_norm + o_b + o_k, mask=m_k, other=0.0),)
+        zero = after_loads()
+        b_acc, b_acc_up, b_square = b_acc + zero, b_acc_up + zero, b_square + zero
+        for i in tl.static_range(STEPS):
+            b_x = converted(x[i], tl.float32)
             if p_norm is not None:
                 b_square += b_x * b_x
-                b_x = b_x * converted(tl.load(p_norm + o_x, mask=mask, other=0.0), tl.float32)
-            b_acc += b_x * converted(b_w, tl.float32)
+                b_x = b_x * converted(scale[i], tl.float32)
+            b_acc += b_x * converted(w[i], tl.float32)
             if p_up is not None:
-                b_acc_up += b_x * converted(tl.load(p_up + o_w + o_k[None, :], mask=mask, other=0.0), tl.float32)
-    b_y, b_up, o_m = tl.sum(b_acc, 1), tl.sum(b_acc_up, 1), tl.arange(0, 1)
+                b_acc_up += b_x * converted(up[i], tl.float32)
+    b_y, b_up = tl.sum(b_acc, 2), tl.sum(b_acc_up, 2)  # [BN // BW, BW]
     if p_norm is not None:
-        b_rstd = rms_reciprocal(tl.sum(b_square, 1), k, eps)  # [BN], the same in all
+        b_rstd = rms_reciprocal(tl.sum(b_square, 2), k, eps)  # [1, BW], the same in all
         b_y, b_up = b_y * b_rstd, b_up * b_rstd
         if p_rstd is not None:
-            tl.store(p_rstd + o_zero, b_rstd, mask=o_n == 0)
-    finish_rows(b_y[None, :], b_up[None, :], p_y, p_h, p_bias, p_residual, p_w_scale, o_m, o_n, 1, n, 2 * n)
+            o_b = tl.arange(0, BW)[None, :]
+            tl.store(p_rstd + o_b, b_rstd, mask=i_n + o_b == 0)
+    b_y = store_rows(tl.reshape(b_y, (1, BN)), p_y, b_w_scale, b_added, o_m, o_n, 1, n, n)
+    if p_up is not None:
+        b_up = store_rows(tl.reshape(b_up, (1, BN)), p_y + n, b_up_scale, 0, o_m, o_n, 1, n, n)
+        store_swiglu(b_y, b_up, p_h, o_m, o_n, 1, n)
 
 
 @triton.jit
@@ -192,6 +234,10 @@ def few_rows_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual
     wait_for_previous(OVERLAP)
     TWICE: tl.constexpr = tl.float16 == DOT
     o_m, o_n = tl.arange(0, BM), i_n + tl.arange(0, BN)
+    b_added = load_added(p_bias, p_residual, o_m, o_n, m, n, y_row)
+    b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)
+    if p_up is not None and p_w_scale is not None:
+        b_up_scale = load_vector(p_w_scale + n, o_n, n, 1)
     o_s = (tl.arange(0, BS) * BK)[:, None] + tl.arange(0, BK)[None, :]  # [BS, BK]
     b_square, b_rstd = tl.zeros((BS, BM, BK), tl.float32), tl.zeros((BM,), tl.float32)
     if p_norm is not None and TWICE:
@@ -226,7 +272,10 @@ def few_rows_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual
             b_y, b_up = b_y * b_rstd[:, None], b_up * b_rstd[:, None]
         if p_rstd is not None:
             tl.store(p_rstd + o_m, b_rstd, mask=o_m < tl.where(i_n == 0, m, 0))
-    finish_rows(b_y, b_up, p_y, p_h, p_bias, p_residual, p_w_scale, o_m, o_n, m, n, y_row)
+    b_y = store_rows(b_y, p_y, b_w_scale, b_added, o_m, o_n, m, n, y_row)
+    if p_up is not None:
+        b_up = store_rows(b_up, p_y + n, b_up_scale, 0, o_m, o_n, m, n, y_row)
+        store_swiglu(b_y, b_up, p_h, o_m, o_n, m, n)
 
 
 # --- Launching --------------------------------------------------------------------------------------------------------
@@ -238,17 +287,23 @@ def choose_tile(m: int, n: int, k: int, itemsize: int, sm_count: int, halves: in
     Args:
         itemsize: bytes of an element of W.
     """
+    early = 4 * sm_count
     if m == 1:
-        bn = 4
-        while bn < 16 // halves and n >= 4 * bn * sm_count:
-            bn *= 2
-        bk = min(max(triton.next_power_of_2(k), 128), 1024)
-        return FewRowsTile(bn, bk, 8 if bn * bk >= 4096 else 4, min(triton.cdiv(k, bk), 4), 4 * sm_count)
+        # A warp has a row of W, or, where one warp would have too many loads under way at once, a slice of some rows.
+        lanes = 32 * 16 // itemsize  # elements that a warp loads at once
+        slices = 1
+        while slices < 4 and triton.cdiv(k, lanes * slices) * 2 * halves > 20:
+            slices *= 2
+        warps = 4 if slices == 1 and n < 64 * sm_count else 8
+        tiles = triton.cdiv(k, lanes * slices)
+        return FewRowsTile(warps // slices, lanes * slices, warps, triton.cdiv(tiles, triton.cdiv(tiles, 10)), early)
     # A program reads BN rows of W and all rows of x: the fewest bytes in the last wave to end.
-    fitting = [bn for bn in (8, 16, 32, 64) if bn * halves <= 128 // max(itemsize, 2)]
+    wide = max(itemsize, 2)  # of x
+    fitting = [bn for bn in (8, 16, 32, 64) if bn * halves <= 128 // wide]
     bn = min(fitting, key=lambda bn: triton.cdiv(triton.cdiv(n, bn), sm_count) * (halves * bn + m / 2))
-    bk = (128 if bn * halves <= 16 and m <= 16 and itemsize < 4 else 64) // max(itemsize, 2)
-    return FewRowsTile(bn, bk, 8, 3 if bn * halves <= 32 else 2, 2 * sm_count)
+    bk = (128 if bn * halves <= 16 and m <= 16 and itemsize < 4 else 64) // wide
+    stage = 8 * bk * (halves * bn * itemsize + triton.next_power_of_2(max(m, 16)) * wide)
+    return FewRowsTile(bn, bk, 8, min(max(STAGED // stage, 2), 5), early)
 
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
@@ -329,7 +384,7 @@ def _launch(
     if m == 1:
         launch(
             one_row_kernel, grid, *rows, n, k, weight.strides[0], float(eps), STEPS=t.steps, SPAN=LINE // itemsize,
-            **how,
+            BW=min(t.bn, max(1, t.warps * 32 * 16 // itemsize // t.bk)), **how,
         )  # fmt: skip
         return
     launch(

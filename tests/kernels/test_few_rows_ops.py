@@ -1,0 +1,105 @@
+"""Which ops launch the kernels of few rows, and that their results are those of other kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis import nn
+from genesis.array import Array, empty
+from genesis.autograd.modes import no_grad
+from genesis.backend import Device, backend_for
+from genesis.backend.cuda.launch import KernelLaunch, watching_launches
+from genesis.dtypes import DType, float32
+from genesis.kernels.gemm.few_rows import MAX_ROWS
+from genesis.nn import fused
+from genesis.op import Op
+from genesis.ops.linear import linear, packed_linear
+from genesis.ops.norm_linear import norm_linear
+from genesis.ops.norm_mlp import norm_mlp
+
+CUDA = Device("cuda", 0)
+EPS = 1e-5
+
+
+def on_gpu(values: np.ndarray, dtype: DType) -> Array:
+    array = empty(values.shape, dtype, CUDA)
+    backend_for(CUDA).from_numpy(np.ascontiguousarray(values), array)
+    return array
+
+
+def wide(x: Array) -> np.ndarray:
+    return x.numpy().astype(np.float64)
+
+
+def calls(m: int) -> dict[str, tuple[Op, tuple[np.ndarray | None, ...], dict[str, Any], list[str]]]:
+    """Ops on m rows, with the kernels that they launch where nothing is recorded."""
+    f, k = 24, 16
+    rng = np.random.default_rng(m)
+    x, scale, bias, k_bias = rng.normal(size=(m, 1, k)), *(rng.normal(size=n) for n in (k, f, k))
+    w, v, down = rng.normal(size=(f, k)) / 4, rng.normal(size=(f, k)) / 4, rng.normal(size=(k, f)) / 4
+    one = "one_row_kernel" if m == 1 else "few_rows_kernel"
+    return {
+        "linear": (linear, (x, w, bias, rng.normal(size=(m, 1, f))), {}, [one]),
+        "packed": (packed_linear, (x, w, v, bias, bias), {}, [one, one]),
+        "norm": (norm_linear, (x, scale, w, v), {"eps": EPS}, [one, one]),
+        "mlp": (norm_mlp, (x, scale, down, k_bias, w, v), {"eps": EPS}, [one, one]),
+        "mlp, one weight": (norm_mlp, (x, scale, down, None, np.concatenate([w, v])), {"eps": EPS}, [one, one]),
+    }
+
+
+@pytest.mark.parametrize("name", calls(1))
+@pytest.mark.parametrize("m", [1, 6, 32, 33])
+def test_ops_that_are_not_recorded_take_them(m: int, name: str) -> None:
+    """With the reference's results; recorded, and with more rows, they launch what they launched before."""
+    op, inputs, attrs, wanted = calls(m)[name]
+    arrays = [None if v is None else on_gpu(v, float32) for v in inputs]
+    launched: list[str] = []
+
+    def note(made: KernelLaunch, stream: int) -> None:
+        launched.append(made.name)
+        made.run(stream)
+
+    def run() -> tuple[np.ndarray, ...]:
+        launched.clear()
+        with watching_launches(note):
+            found = op(*arrays, **attrs)
+        return tuple(map(wide, found if isinstance(found, tuple) else (found,)))
+
+    recorded = run()
+    assert not {"one_row_kernel", "few_rows_kernel"} & {*launched}
+    before = list(launched)
+    with no_grad():
+        results = run()
+        assert launched == (wanted if m <= MAX_ROWS else before)
+    for want, found in zip(recorded, results, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_layers_of_a_step_take_the_norm_with_them() -> None:
+    """On a GPU, where one token of each sequence is not recorded."""
+    norm, layers = nn.RMSNorm(16, eps=1e-6), [nn.Linear(16, n) for n in (24, 8)]
+    gate, up, down = nn.Linear(16, 12, bias=False), nn.Linear(16, 12, bias=False), nn.Linear(12, 16)
+    x = genesis.randn(3, 1, 16)
+    want = [fused.packed_linear(x, layers, norm), fused.gated_mlp(x, norm, [gate, up], down)]
+    for each in (norm, *layers, gate, up, down):
+        each.to("cuda")
+    launched: list[str] = []
+
+    def note(made: KernelLaunch, stream: int) -> None:
+        launched.append(made.name)
+        made.run(stream)
+
+    with no_grad(), watching_launches(note):
+        y = x.to("cuda")
+        launched.clear()
+        found = [
+            fused.packed_linear(y, layers, norm),
+            fused.gated_mlp(y, norm, [gate, up], down),
+        ]
+    assert {*launched} == {"few_rows_kernel"}
+    for a, b in zip(want, found, strict=True):
+        np.testing.assert_allclose(a.detach().numpy(), b.cpu().numpy(), rtol=1e-5, atol=1e-5)
