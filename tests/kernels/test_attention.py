@@ -359,3 +359,30 @@ def places(p_o, blocks, heads, together, divided):
     i_block, i_head = scheduled_tile(blocks, heads, together, divided)
     tl.store(p_o + tl.program_id(0) * 2, i_block)
     tl.store(p_o + tl.program_id(0) * 2 + 1, i_head)
+
+
+@pytest.mark.parametrize(("begin", "tokens", "window"), [(0, 70, 0), (61, 70, 0), (128, 1, 0), (100, 40, 50)])
+def test_a_chunk_of_a_prompt_over_the_row_of_a_cache(
+    begin: int, tokens: int, window: int, uses_tma: list[bool], copied_keys: list[Shape]
+) -> None:
+    """Queries behind earlier keys, which are read where the cache `[2, B, K, S, D]` has them."""
+    rng = np.random.default_rng(begin)
+    end, low = begin + tokens, max(0, begin + 1 - window) if window else 0
+    values = rng.standard_normal((2, 2, KEY_HEADS, 160, 64)).astype(bfloat16.numpy)
+    values[:, :, :, end:] = np.nan
+    cache, q = on_gpu(values, bfloat16), on_gpu(rng.standard_normal((1, tokens, HEADS, 64)), bfloat16)
+    s = cache.strides
+    k, v = (
+        cache.view((1, end - low, KEY_HEADS, 64), (s[1], s[3], s[2], s[4]), cache.offset + i * s[0] + s[1] + low * s[3])
+        for i in range(2)
+    )
+    o, _ = attention(q, k, v, scale=0.125, causal=True, window=window)
+    keys, queries = np.arange(end), np.arange(begin, end)[:, None]
+    mask = (keys <= queries) & ((keys > queries - window) if window else True)
+    x, y, z = (a.astype(np.float64) for a in (q.numpy()[0], values[0, 1, 0, :end], values[1, 1, 0, :end]))
+    scores = np.where(mask, 0.125 * (x.swapaxes(0, 1) @ y.T), -np.inf)  # [Q, T, S]
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    assert off(o, (p / p.sum(-1, keepdims=True) @ z).swapaxes(0, 1)[None]) < TOLERANCE[bfloat16]
+    assert uses_tma
+    assert all(uses_tma) or not is_interpreted()
+    assert copied_keys == []
