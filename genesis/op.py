@@ -377,9 +377,13 @@ def _compute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out) -
     given = () if out is None else (out if isinstance(out, tuple) else (out,))
     device = chosen or common_device(op.name, (*inputs, *given) if given else inputs)
     if device is CPU:
-        return _run(op, inputs, attrs, out, device)
-    with backend_for(device).owned_by(op.name):
-        return _run(op, inputs, attrs, out, device)
+        outputs = _run(op, inputs, attrs, out, device)
+    else:
+        with backend_for(device).owned_by(op.name):
+            outputs = _run(op, inputs, attrs, out, device)
+    for i in op.mutates:
+        inputs[i].storage.version += 1
+    return outputs
 
 
 def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, device: Device) -> tuple[Array, ...]:
@@ -388,8 +392,6 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out, devic
     if out is None:
         outputs = tuple(empty(s.shape, s.dtype, device) for s in specs)
         backend_for(device).run(op, outputs, inputs, attrs)
-        for i in op.mutates:
-            inputs[i].storage.version += 1
         return outputs
     if isinstance(out, tuple):
         return _compute_several(op, specs, inputs, attrs, out, device)

@@ -71,6 +71,20 @@ def test_an_op_that_mutates_raises_the_versions_of_what_it_changed(temporary: No
     assert (x.storage.version, step.storage.version) == (1, 0)
 
 
+def test_an_op_may_change_an_input_and_have_an_output(temporary: None) -> None:
+    def reference(out: np.ndarray, total: np.ndarray, x: np.ndarray) -> None:
+        total += x
+        out[...] = total
+
+    accumulate = Op("accumulate", reference, lambda total, x: Spec(x.shape, x.dtype), mutates=(0,))
+    total, target = array(1, 2), empty((2,), float64)
+    assert accumulate(total, array(1, 1)).numpy().tolist() == [2, 3] == total.numpy().tolist()
+    assert accumulate(total, array(1, 1), out=target) is target
+    assert target.numpy().tolist() == [3, 4] == total.numpy().tolist()
+    assert accumulate(total, array(1, 1), out=(target,)) is target
+    assert (total.storage.version, target.storage.version) == (3, 2)
+
+
 def test_out_is_filled_and_returned() -> None:
     target = empty((2,), float64)
     assert add(array(1, 2), array(3, 4), out=target) is target

@@ -242,6 +242,17 @@ def test_a_cache_in_another_order() -> None:
     assert cache.numpy().tobytes() == kept.tobytes()
 
 
+def test_every_call_raises_the_version_of_the_cache() -> None:
+    case = Case((2, 4, 2, 48, 16), [40, 3], float32, rotates=False)
+    inputs = [on_gpu(x, t) for x, t in ((case.qkv, float32), (case.cache, float32), (case.lengths, int64))]
+    out = empty((2, 4, 16), float32, CUDA)
+    for call in range(3):
+        assert inputs[1].storage.version == 2 * call
+        attention_step(*inputs, **case.attrs)
+        attention_step(*inputs, out=out, **case.attrs)
+    assert out.storage.version == 3
+
+
 def test_a_cache_whose_elements_share_memory_is_refused() -> None:
     case = Case((2, 4, 2, 48, 16), [40, 3], float32, rotates=False)
     cache = on_gpu(case.cache, float32)

@@ -180,7 +180,8 @@ class CudaBackend:
             if x is not out and getattr(x, "storage", None) is storage:  # the key does not say how they overlap
                 return None
         call.run(operands)
-        storage.version += 1
+        for changed in (storage, *(inputs[i].storage for i in op.mutates)):
+            changed.version += 1
         return (out,)
 
     def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
