@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit faults kills ranks-faults gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit faults kills ranks-faults generations gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test stubs clean
 
 help: ## list these commands
@@ -62,6 +62,9 @@ ranks-faults: install-dev ## ranks ended at random instants, 200 on 2 and 100 on
 
 kills: install-dev ## runs that train adapters on chats, killed at 20 random instants and resumed, in minutes
 	$(BIN)/python -m tests.soak.kills --kills 20 --terms 0 --lora
+
+generations: install-dev ## 10,000 generations of mixed lengths, after which nothing may have grown, in minutes
+	$(BIN)/python -m tests.soak.generations
 
 gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, golden models, graphs, training, large tensors
 	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py tests/adapters/test_golden.py \

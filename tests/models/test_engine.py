@@ -8,13 +8,14 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from threadpoolctl import ThreadpoolController
 
 import genesis
 import genesis_models
-from genesis.backend.cpu import pool
 from genesis.errors import NumericError, UsageError
 from genesis_models.engine import EagerEngine, Engine, Request, Sampling, Token
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden
+from tests.soak.generations import Held, generations, held
 
 GREEDY = Sampling(0.0)
 
@@ -145,14 +146,19 @@ def test_logits_that_are_no_numbers_say_where() -> None:
         assert model.training
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts what /proc shows")
 def test_many_generations_leave_nothing_behind(model: genesis_models.CausalLM) -> None:
-    def generations(count: int) -> None:
-        engine = Engine(model, rows=3, capacity=24)
-        for i in range(count):
-            list(engine.run([Request(each, Sampling(1.0, seed=i), 1 + i % 3) for each in prompts(3, 320, 12)]))
+    """Of mixed lengths, some cancelled, refused or left in the middle; tests.soak.generations makes 10,000."""
 
-    generations(3)
-    held, files = pool.allocated, len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    generations(15)
-    assert pool.allocated == held
-    assert not files or len(os.listdir("/proc/self/fd")) == files
+    def after(count: int, start: int) -> Held:
+        next(done for done in generations(model, start, longest=16, new=4) if done >= count)
+        return held("cpu")
+
+    with ThreadpoolController().limit(limits=1, user_api="blas"):  # of matrices so small
+        before = after(100, 0)
+        assert after(200, 50).grown(before, objects=50) == []
+
+
+def test_what_grows_is_named() -> None:
+    before = Held(10.0, 3, 1, 100, 0, 0, 0)
+    assert Held(50.0, 4, 1, 100, 0, 0, 0).grown(before) == ["rss: 10.0 became 50.0", "descriptors: 3 became 4"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
+
 import numpy as np
 import pytest
 
@@ -10,8 +13,9 @@ import genesis_models
 from genesis.errors import ConfigError
 from genesis.nn.utils import clip_grad_norm_
 from genesis.optim import AdamW, decay_groups
-from genesis_models.generate import Sampling, continue_ids
-from tests.models.golden import FAMILIES, NAMES, QWEN, golden, relative_error
+from genesis_models.engine import Request
+from genesis_models.generate import Sampling, continue_ids, engine_for
+from tests.models.golden import EXTRA, FAMILIES, FIXTURES, NAMES, QWEN, extra, golden, relative_error
 
 LOGITS, LOSS, GRADIENT, TRAJECTORY, WEIGHTS = 1e-4, 1e-5, 1e-4, 1e-4, 1e-3  # the bounds of the acceptance test
 
@@ -81,6 +85,25 @@ def test_greedy_text(name: str, device: str) -> None:
     model = genesis_models.load(reference.folder, device=device)
     expected = reference.arrays["greedy"].tolist()
     assert list(continue_ids(model, expected[:9], Sampling(0.0), len(expected) - 9)) == expected[9:]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [*NAMES, *EXTRA])
+def test_greedy_text_of_prompts_of_unequal_length(name: str, device: str) -> None:
+    """40 tokens after each of 20 prompts are transformers', together and some alone.
+
+    On the CPU a quarter of the prompts must do for all models but one.
+    """
+    cases = json.loads((FIXTURES / "greedy.json").read_text())[name]
+    cases = cases if device == "cuda" or name == "qwen3-tied" else cases[::4]
+    model = genesis_models.load((extra if name in EXTRA else golden)(name).folder, device=device, dtype="float32")
+    requests = [Request(case["prompt"], Sampling(0.0), 40) for case in cases]
+    for some in (range(len(cases)), *([number] for number in range(0, len(cases), 9))):
+        chosen, found = [requests[number] for number in some], defaultdict[int, list[int]](list)
+        for token in engine_for(model, chosen).run(chosen):
+            if token.id is not None:
+                found[token.request].append(token.id)
+        assert [found[i] for i in range(len(chosen))] == [cases[number]["tokens"] for number in some]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ Run once, in an environment with torch 2.13: `python -W ignore -m tests.optim.ma
 from __future__ import annotations
 
 import numpy as np
-import torch  # noqa: TID251
+import torch
 
 from tests.optim.scheduler_cases import FIXTURE, RATES, followed, steps
 

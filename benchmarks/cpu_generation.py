@@ -1,0 +1,187 @@
+"""Generation on the CPU: Genesis and transformers with the same weights and threads, interleaved in one run.
+
+    python -m benchmarks.cpu_generation --torch-python .venv-peers/bin/python
+
+Each side runs in processes of its own. Weights are random, float32, and stored once for both; both must generate the
+same tokens greedily, or nothing is reported. A token's time is that of all tokens less that of the first alone, over
+those between; the first includes the prompt. Reported are medians over all rounds, and transformers / Genesis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+SIDES = ("genesis", "transformers")
+
+
+def make_model(job: dict[str, Any]) -> dict[str, Any]:
+    """Random weights of the size, in the job's folder."""
+    import genesis_models
+
+    genesis_models.save(genesis_models.build(genesis_models.preset(job["size"]), seed=0), job["folder"])
+    return {}
+
+
+def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
+    """The engine of `genesis generate`."""
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    import genesis
+    import genesis_models
+    from genesis.backend.cpu import set_threads
+    from genesis_models.engine import Request, Sampling
+    from genesis_models.generate import engine_for
+
+    set_threads(job["threads"])
+    model = genesis_models.load(job["folder"], dtype="float32")
+
+    def generate(count: int) -> list[int]:
+        requests = [Request(job["prompt"], Sampling(0.0), count)]
+        return [token.id for token in engine_for(model, requests).run(requests) if token.id is not None]
+
+    blas = [f"{x['internal_api']} {x['version']}" for x in threadpool_info() if x["user_api"] == "blas"]
+    return timed(generate, job) | {"version": f"genesis {genesis.__version__}, numpy {np.__version__}, {blas[0]}"}
+
+
+def transformers_side(job: dict[str, Any]) -> dict[str, Any]:
+    """`generate` of transformers, with its own cache."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(job["threads"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype=torch.float32).eval()
+    prompt = torch.tensor([job["prompt"]])
+    mask = torch.ones_like(prompt)
+
+    def generate(count: int) -> list[int]:
+        greedy = transformers.GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=None)
+        with torch.inference_mode():
+            return model.generate(prompt, attention_mask=mask, generation_config=greedy)[
+                0, len(job["prompt"]) :
+            ].tolist()
+
+    return timed(generate, job) | {"version": f"transformers {transformers.__version__}, torch {torch.__version__}"}
+
+
+def timed(generate: Callable[[int], list[int]], job: dict[str, Any]) -> dict[str, Any]:
+    """Wall and processor milliseconds of a token, and of the first."""
+    tokens = generate(job["new"])  # warms up
+    walls, processors, firsts = [], [], []
+    for _ in range(job["repeats"]):
+        begun = time.perf_counter()
+        generate(1)
+        first, begun, processor = time.perf_counter() - begun, time.perf_counter(), time.process_time()
+        generate(job["new"])
+        walls.append((time.perf_counter() - begun - first) / (job["new"] - 1) * 1e3)
+        processors.append((time.process_time() - processor) / job["new"] * 1e3)
+        firsts.append(first * 1e3)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"tokens": tokens, "token_ms": walls, "processor_ms": processors, "first_ms": firsts, "peak_mib": peak}
+
+
+def run(python: str, side: str, job: dict[str, Any]) -> dict[str, Any]:
+    command = [python, str(Path(__file__).resolve()), "--side", side, json.dumps(job)]
+    threads = {"OMP_NUM_THREADS": str(job["threads"]), "OPENBLAS_NUM_THREADS": str(job["threads"])}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **threads})
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    def median(key: str) -> float:
+        return statistics.median(ms for each in rounds for ms in each[key])
+
+    return {
+        "version": rounds[0]["version"],
+        "token_ms": median("token_ms"),
+        "fastest_token_ms": min(ms for each in rounds for ms in each["token_ms"]),
+        "processor_ms": median("processor_ms"),
+        "first_ms": median("first_ms"),
+        "tokens_per_second": 1000 / median("token_ms"),
+        "peak_mib": max(each["peak_mib"] for each in rounds),
+    }
+
+
+def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+    job = {
+        "size": arguments.size,
+        "threads": arguments.threads,
+        "prompt": [(7919 * i + 11) % 10_000 for i in range(arguments.prompt)],
+        "new": arguments.new,
+        "repeats": arguments.repeats,
+    }
+    pythons = dict(zip(SIDES, (sys.executable, arguments.torch_python), strict=True))
+    rounds: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as folder:
+        job["folder"] = folder
+        run(sys.executable, "make", job)
+        for _ in range(arguments.rounds):
+            for side in SIDES:
+                rounds[side].append(run(pythons[side], side, job))
+    tokens = [each.pop("tokens") for found in rounds.values() for each in found]
+    if any(each != tokens[0] for each in tokens):
+        raise SystemExit(f"the two generate different tokens: {tokens}")
+    sides = {name: summary(found) for name, found in rounds.items()}
+    theirs, ours = sides["transformers"], sides["genesis"]
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": {"processor": platform.processor() or platform.machine(), "threads": arguments.threads},
+        "command": f"python -m benchmarks.cpu_generation --size {arguments.size} --torch-python <python with torch>",
+        "shape": {"prompt": arguments.prompt, "new": arguments.new},
+        **sides,
+        "speed_ratio": theirs["token_ms"] / ours["token_ms"],
+        "processor_ratio": theirs["processor_ms"] / ours["processor_ms"],
+        "first_ratio": theirs["first_ms"] / ours["first_ms"],
+        "memory_ratio": theirs["peak_mib"] / ours["peak_mib"],
+    }
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--side"]:
+        side = {"make": make_model, "genesis": genesis_side, "transformers": transformers_side}[sys.argv[2]]
+        print(json.dumps(side(json.loads(sys.argv[3]))))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch-python", required=True, help="the python of an environment with transformers")
+    parser.add_argument("--size", default="0.5B", help="a preset of Genesis")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt")
+    parser.add_argument("--new", type=int, default=16, help="tokens that are generated")
+    parser.add_argument("--repeats", type=int, default=3, help="in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="where the JSON result goes")
+    arguments = parser.parse_args()
+    found = compare(arguments)
+    for name in SIDES:
+        side = found[name]
+        print(
+            f"{name:13} {side['token_ms']:7.1f} ms a token (fastest {side['fastest_token_ms']:.1f}, processor"
+            f" {side['processor_ms']:.1f})  first {side['first_ms']:7.1f} ms  peak {side['peak_mib']:6.0f} MiB "
+            f" ({side['version']})"
+        )
+    print(
+        f"transformers / genesis: token {found['speed_ratio']:.2f}, processor {found['processor_ratio']:.2f},"
+        f" first {found['first_ratio']:.2f}, memory {found['memory_ratio']:.2f}"
+    )
+    if arguments.out is not None:
+        from benchmarks.result_files import write_result
+
+        write_result(arguments.out, found)
+
+
+if __name__ == "__main__":
+    main()
