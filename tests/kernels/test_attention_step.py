@@ -18,7 +18,7 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import DType, bfloat16, bool_, float8_e4m3fn, float16, float32, int64
-from genesis.errors import ShapeError
+from genesis.errors import DeviceError, ShapeError
 from genesis.kernels.attention.attention_step import StepTile, attention_step_into
 from genesis.ops.attention import attention
 from genesis.ops.attention_step import attention_step
@@ -282,7 +282,7 @@ def compiled() -> list[dict[str, int]]:
                 "early reads": early.count("ld.global"),
                 "early prefetches": early.count("prefetch.global.L2"),
                 "early writes": early.count("st.global") + early.count("atom."),
-                "arrivals": len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", text)),
+                "counted": len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", text)),
                 "tensor cores": min(text.count("mma.sync"), 1),
                 "shared": made.metadata.shared,
             }
@@ -300,7 +300,34 @@ def test_code_for_hopper_reads_nothing_but_a_length_before_it_waits() -> None:
     for row in rows:
         assert row.pop("shared") <= 80 << 10  # two programs share an SM
         assert row.pop("early prefetches") >= 2
-        assert row == {"waits": 1, "early reads": 1, "early writes": 0, "arrivals": 1, "tensor cores": 1}
+        assert row == {"waits": 1, "early reads": 1, "early writes": 0, "counted": 1, "tensor cores": 1}
+
+
+class Ampere(Hopper):
+    """A GPU without 8-bit floats, on which nothing runs."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.properties = self.properties._replace(capability=(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "key_heads", "size", "kept", "error", "said"),
+    [
+        (1, 1, 64, float8_e4m3fn, DeviceError, "needs compute capability 8.9"),
+        (1, 1, 320, bfloat16, ShapeError, "at most 256"),
+        (4097, 4, 2, bfloat16, ShapeError, "16388 key heads"),
+    ],
+)
+def test_what_the_kernel_does_not_take(
+    rows: int, key_heads: int, size: int, kept: DType, error: type[Exception], said: str
+) -> None:
+    with collecting(Ampere) as found:
+        cache, lengths = empty((2, rows, key_heads, 3, size), kept, CUDA), empty((rows,), int64, CUDA)
+        qkv = empty((rows, 3 * key_heads, size), bfloat16, CUDA)
+        with pytest.raises(error, match=said):
+            attention_step(qkv, cache, lengths, scale=0.1)
+    assert not found
 
 
 def test_few_sequences_have_many_parts() -> None:

@@ -202,7 +202,9 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
-    i_pair, i_split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
+    # The first parts of all sequences come first: programs without keys do not keep them from the SMs.
+    pairs = tl.num_programs(0) // SPLITS
+    i_pair, i_split = tl.program_id(0) % pairs, tl.program_id(0) // pairs
     i_row, i_head = i_pair // KEY_HEADS, i_pair % KEY_HEADS
 
     p_keys = p_cache + (i_row.to(tl.int64) * so_cache[1] + i_head.to(tl.int64) * so_cache[2])
