@@ -13,6 +13,7 @@ from genesis.errors import escape
 from genesis.io.files import MANIFEST_NAME, read_manifest, verify_manifest
 from genesis.io.hf import CHECKPOINT
 from genesis.train.output import Output
+from genesis_cli.session.masters import take_masters
 from genesis_cli.session.phrases import phrased_for
 from genesis_models.adapters import is_adapter
 from genesis_models.blocks import CausalLM
@@ -48,7 +49,8 @@ def export(
 
     Args:
         folder: of a run, a checkpoint, an adapter or a model.
-        merge, dtype: as for `write_export`.
+        merge, dtype: as for `write_export`. As float32, weights of 16 bits are written from the optimizer's masters
+            where a checkpoint has them.
         out: where to; None: beside `folder`.
         check: load what was written, and compare it with what was trained.
         base: the folder of an adapter's base, instead of the one that it names.
@@ -66,6 +68,8 @@ def export(
         target = _beside(saved, merge) if out is None else Path(out)
         check_target(target, source)
         model = load_source(source)
+        if dtype == "float32" and source.adapter is None and (line := take_masters(model, saved)) is not None:
+            console.line(line)
         check_finite(model, where=escape(saved))
         write_export(model, source, target, merge=merge, dtype=dtype)
         console.line(_written(target))
