@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -221,3 +222,16 @@ def test_without_room_for_the_whole_segment_blocks_have_their_own() -> None:
     arena.room = 24 * MIB
     assert [pool.take(5 * MIB, 0).size for _ in range(2)] == [5 * MIB, 5 * MIB]
     assert driver.taken == [5 * MIB, 5 * MIB]
+
+
+def test_a_block_that_is_given_back_in_a_trace_is_only_noted() -> None:
+    """A finalizer may run where another thread waits for this one."""
+    pool = Pool(CountingDriver())
+    with pool.traced(0) as events:
+        block = pool.take(3 * MIB, 0)
+        thread = threading.Thread(target=pool.give, args=(block,))
+        thread.start()
+        thread.join()
+        assert len(events) == 1
+        pool.take(MIB, 0)
+        assert [nbytes for _, nbytes in events] == [3 * MIB, -3 * MIB, MIB]

@@ -281,7 +281,7 @@ class Pool:
     @contextmanager
     def traced(self, stream: int) -> Iterator[list[tuple[int, int]]]:
         """Inside the block, the stream's blocks are compact, and what `watch` is told is collected; what watches
-        already goes on.
+        already goes on. Blocks are still only noted when they are given back, and dealt with before the next is taken.
         """
         arena, watch = self.arenas.get(stream) or self._arena(stream), self._watch
         events: list[tuple[int, int]] = []
@@ -291,11 +291,13 @@ class Pool:
             if watch is not None:
                 watch(address, nbytes)
 
-        before, arena.compact, self.watch = arena.compact, True, note
+        self.take_back()
+        before, arena.compact, self._watch = arena.compact, True, note
         try:
             yield events
         finally:
-            self.watch, arena.compact = watch, before
+            self.take_back()
+            self._watch, arena.compact = watch, before
 
     def take_back(self) -> None:
         """Deal with the blocks that were given back so far."""
