@@ -8,6 +8,7 @@ import triton.language as tl
 from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
+from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 
 __all__ = ["next_tokens"]
 
@@ -17,8 +18,11 @@ ROWS = 32  # at a time
 @triton.jit
 def next_tokens_kernel(p_drawn, p_log_probs, p_stops, p_tokens, p_lengths, p_left, p_keys, p_seen, p_ring,
                        p_ring_log_probs, p_step, rows, places, vocabulary, STOPS: tl.constexpr,
-                       HAS_LOG_PROBS: tl.constexpr, N: tl.constexpr, B: tl.constexpr):  # fmt: skip
+                       HAS_LOG_PROBS: tl.constexpr, OVERLAP: tl.constexpr, N: tl.constexpr,
+                       B: tl.constexpr):  # fmt: skip
     """One program of one warp; STOPS ids of each row in a tile N wide, a vocabulary of 0 where nothing is marked."""
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     step = tl.load(p_step)
     place = (step % places) * rows
     for start in range(0, rows, B):
@@ -62,6 +66,6 @@ def next_tokens(
     (places, rows), (_, count) = ring.shape, stops.shape
     launch(
         next_tokens_kernel, 1, drawn, log_probs, stops, tokens, lengths, left, keys, seen, ring, ring_log_probs, step,
-        rows, places, seen.shape[1], STOPS=count, HAS_LOG_PROBS=bool(log_probs.size),
+        rows, places, seen.shape[1], STOPS=count, HAS_LOG_PROBS=bool(log_probs.size), OVERLAP=can_overlap(drawn),
         N=max(2, triton.next_power_of_2(count)), B=min(ROWS, max(2, triton.next_power_of_2(rows))), num_warps=1,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float64, int32, int64
 from genesis.kernels import maths
+from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.index.index import contiguous
 from genesis.kernels.reduce.sample_bins import (
     BINS,
@@ -60,8 +61,11 @@ MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 @triton.jit(do_not_specialize=["chunks", "fields"])
 def chunk_kernel(p_partials, p_tables, p_counters, p_logits, p_settings, p_seen, vocabulary, chunks, fields,
-                 HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, T: tl.constexpr):  # fmt: skip
+                 HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr,
+                 T: tl.constexpr):  # fmt: skip
     """One chunk of T ids; the first of a row also clears what the next kernels count in."""
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = chunk * T + tl.arange(0, T)  # [T]
     m = i < vocabulary
@@ -88,8 +92,11 @@ def chunk_kernel(p_partials, p_tables, p_counters, p_logits, p_settings, p_seen,
 
 @triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
 def bin_kernel(p_tables, p_partials, p_logits, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
-               LOAD: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
+               LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr,
+               CHUNKS: tl.constexpr):  # fmt: skip
     """Tokens and masses of the bins: counts where top-k asks for them, masses unless it leaves only a few."""
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
     temperature, _top_p, _min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
     if temperature > 0:
@@ -238,8 +245,10 @@ def store_row(p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite
 @triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
 def draw_kernel(p_tokens, p_log_probs, p_candidates, p_tables, p_counters, p_partials, p_logits, p_keys, p_settings,
                 p_top_k, p_seen, vocabulary, chunks, fields, tiles, HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr,
-                UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
+                OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
     """Gather the candidates of some chunks; the last program of a row draws."""
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
     top, token, is_finite, floor, per_bin, rate = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
@@ -350,7 +359,7 @@ def sample_on_device(
     counters = empty((rows, 2), int32, device)
     candidates = empty((rows, MANY.value), int64, device)
     sizes = (vocabulary, chunks, rows * chunks)
-    cut = {"LOAD": TRITON[work_type(logits.dtype).name], "T": tile}
+    cut = {"LOAD": TRITON[work_type(logits.dtype).name], "OVERLAP": can_overlap(logits), "T": tile}
     # Weights add up to less than 2^62, and the likeliest token's is below 2^44.
     unit = float(2 ** min(44, 62 - (vocabulary - 1).bit_length()) - 1)
     rest = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **cut}
