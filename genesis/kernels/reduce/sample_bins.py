@@ -25,7 +25,7 @@ __all__ = [
 BINS = tl.constexpr(1024)
 SPREAD = tl.constexpr(30.498)  # 44 ln 2
 LEAST = tl.constexpr(-3.4028234663852886e38)  # of float32
-ENOUGH = tl.constexpr(1e300)  # in place of an infinity, whose product with 0 is NaN
+ENOUGH = tl.constexpr(1e300)  # instead of an infinity, whose product with 0 is NaN
 
 
 @triton.jit
