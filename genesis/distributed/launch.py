@@ -30,7 +30,8 @@ from genesis.errors import DistributedError, UsageError, escape
 __all__ = ["GRACE_S", "launch"]
 
 GRACE_S = 5.0
-KILLED_GRACE_S = 1.0  # of ranks that another one left without a word: they have nothing to report
+# Of ranks that another one left without a word, and of those that others wait for no longer.
+KILLED_GRACE_S, ECHO_GRACE_S = 1.0, 2.5
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = {128 + number for number in _PASSED_ON}
 _OF_PYTHON = 1  # what Python itself ends with where a signal comes while it starts
@@ -228,7 +229,9 @@ class _Job:
             # Codes of an interrupted run come when all is saved, so nobody is in a hurry then.
             if code == 0 or code in _INTERRUPTED:
                 continue
-            grace = KILLED_GRACE_S if code < 0 and -code not in _PASSED_ON else GRACE_S
+            grace = ECHO_GRACE_S if code == DistributedError.exit_code else GRACE_S
+            if code < 0 and -code not in _PASSED_ON:
+                grace = KILLED_GRACE_S
             self.kill_at = min(self.kill_at or math.inf, time.monotonic() + grace)
 
     def _kill(self, rank: _Rank) -> None:

@@ -304,7 +304,7 @@ class Peers:
 
     def _late(self, ranks: Sequence[int], name: str) -> None:
         who = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
-        what = f"{who} did not answer rank {self.rank} within {self.limit_s:g} s, at {name!r}"
+        what = f"{who} did not answer rank {self.rank} within {self.limit_s:.3g} s, at {name!r}"
         next = f"see what holds {who} up: py-spy dump --pid, or a stopped process"
         self._fail(DistributedError(what, where=self._where(), next=next))
 

@@ -19,7 +19,7 @@ from genesis.train.evaluation import Evaluation, evaluate
 from genesis.train.metrics import Metrics, read_metrics
 from genesis.train.peak_memory import peak_memory
 from genesis.train.progress import Progress
-from genesis.train.ranks import EVALUATING_S
+from genesis.train.ranks import SAMPLING_S
 from genesis.train.signals import Interrupts
 from genesis.train.state import Interval, TrainState
 from genesis.train.step import StepResult, take_step
@@ -177,7 +177,7 @@ class Training:
         if evaluates or saves or stop is not None:
             self._catch_up()
         if evaluates:
-            with self.state.ranks.during("evaluation", EVALUATING_S):
+            with self.state.ranks.during("evaluation"):
                 self._evaluate()
         if saves:
             self._save()
@@ -266,9 +266,15 @@ class Training:
             self.last_evaluation = found
         # Samples are for the eye: those that a signal cuts short are not owed, while the row must not come twice.
         state.evaluated_at = state.step
-        if config.eval.prompts and state.ranks.is_main and self.interrupts.received is None:
-            for prompt, text in zip(config.eval.prompts, self.sample(config.eval.prompts), strict=True):
-                self.progress.note(f"sample at step {state.step}:\n{prompt}{text}")
+        if config.eval.prompts:
+            with state.ranks.during("samples", SAMPLING_S), state.ranks.main_first("samples"):
+                self._show_samples()
+
+    def _show_samples(self) -> None:
+        prompts = self.config.eval.prompts
+        if self.state.ranks.is_main and self.interrupts.received is None:
+            for prompt, text in zip(prompts, self.sample(prompts), strict=True):
+                self.progress.note(f"sample at step {self.state.step}:\n{prompt}{text}")
 
     def _save(self) -> None:
         self.metrics.sync()
@@ -279,18 +285,17 @@ class Training:
     def _stop(self, signal: int) -> None:
         step = self.state.step
         if not step:
+            what, where = f"stopped by signal {signal} before the first step", ""
             next = "start it again with the same command"
-            self.state.ranks.leave()
-            raise InterruptedRun(f"stopped by signal {signal} before the first step", signal=signal, next=next)
-        if self.saved_at != step:
-            self._save()
+        else:
+            if self.saved_at != step:
+                self._save()
+            what, where = f"stopped by signal {signal} after step {step}, which is saved", self.checkpoints.folder(step)
+            next = "continue with the same command and --resume"
         self.state.ranks.leave()
-        raise InterruptedRun(
-            f"stopped by signal {signal} after step {step}, which is saved",
-            signal=signal,
-            where=escape(self.checkpoints.folder(step)),
-            next="continue with the same command and --resume",
-        )
+        stopped = InterruptedRun(what, signal=signal, where=escape(where), next=next)
+        stopped.is_echo = not self.state.ranks.is_main
+        raise stopped
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -16,12 +16,12 @@ from genesis.distributed.group import Alone, Group
 from genesis.distributed.peers import Peers
 from genesis.errors import ConfigError
 
-__all__ = ["ALONE", "EVALUATING_S", "FIRST_STEPS_S", "PREPARING_S", "SAVING_S", "Ranks", "check_divides"]
+__all__ = ["ALONE", "FIRST_STEPS_S", "PREPARING_S", "SAMPLING_S", "SAVING_S", "Ranks", "check_divides"]
 
 # How long a rank may be late, in seconds: in a step at least, in the first steps, which compile, and in what rank 0
 # does while the others wait.
 STEP_S, FIRST_STEPS_S = 60.0, 600.0
-PREPARING_S, EVALUATING_S, SAVING_S = 3600.0, 600.0, 1800.0
+PREPARING_S, SAMPLING_S, SAVING_S = 3600.0, 600.0, 1800.0
 FIRST_STEPS = 3
 SLOWEST_OF, MARGIN = 10, 10.0
 
@@ -79,8 +79,8 @@ class Ranks:
 
     # --- Waiting ------------------------------------------------------------------------------------------------------
 
-    def during(self, phase: str, limit_s: float) -> AbstractContextManager[None]:
-        """Name what follows in errors, and let ranks wait for each other so long."""
+    def during(self, phase: str, limit_s: float | None = None) -> AbstractContextManager[None]:
+        """Name what follows in errors, and let ranks wait for each other so long; as long as now without a limit."""
         return self._peers.during(phase, limit_s)
 
     @contextmanager

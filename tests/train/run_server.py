@@ -21,13 +21,14 @@ import genesis.io.filesystem
 import genesis.train.checkpoint
 import genesis.train.loop
 import genesis.train.plot
+import genesis.train.ranks
 from genesis.io.files import DEFAULT
 from genesis.io.filesystem import Call, Observer
 from genesis_cli import session
 from genesis_cli.main import main
-from genesis_cli.session import inference
 from genesis_models.blocks import CausalLM
 from tests.io.faults import FailAt, KillAt, ShortWrites
+from tests.train.warm_ranks import start_warm
 
 PATIENCE_SECONDS = 60
 
@@ -90,6 +91,71 @@ def nan_at(step: int) -> None:
     CausalLM.loss = poisoned  # type: ignore[method-assign]
 
 
+def hang_in(place: str) -> None:
+    """Stops itself when `place` is first entered, as SIGSTOP from outside does."""
+    signal_in(place, signal.SIGSTOP)
+
+
+def raise_in(place: str, kind: str) -> None:
+    """An error of `kind` when `place` is first entered."""
+    module, name = PLACES[place]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise ERRORS[kind]()
+
+    setattr(module, name, failing)
+
+
+def exit_in(place: str) -> None:
+    """The end of the process, as if all were well, when `place` is first entered."""
+    module, name = PLACES[place]
+    setattr(module, name, lambda *args, **kwargs: os._exit(0))
+
+
+def limits(seconds: float) -> None:
+    """Ranks wait so long for each other, and the first steps take no longer."""
+    ranks = genesis.train.ranks
+    ranks.STEP_S = ranks.FIRST_STEPS_S = session.training.FIRST_STEPS_S = seconds
+    session.ranks.JOIN_S = seconds
+
+
+def slow_save(seconds: float) -> None:
+    """Saving takes so long."""
+    before = genesis.train.checkpoint.write_tensors
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(seconds)
+        return before(*args, **kwargs)
+
+    genesis.train.checkpoint.write_tensors = slow  # type: ignore[assignment]
+
+
+def several(*faults: Any) -> None:
+    """Each of some faults."""
+    for name, *arguments in faults:
+        FAULTS[name](*arguments)
+
+
+def on_rank(rank: int, *fault: Any) -> None:
+    """A fault on one rank of those that this process launches; on all where `rank` is -1."""
+    FAULTS_OF_RANKS[rank] = fault
+
+
+def in_folder(path: str) -> None:
+    """Relative paths are below `path`."""
+    os.chdir(path)
+
+
+def release(version: str) -> None:
+    """Another release of Genesis."""
+    session.ranks.__version__ = version  # type: ignore[attr-defined]
+
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "bug": lambda: RuntimeError("planted"),
+    "memory": lambda: MemoryError("planted"),
+    "disk": lambda: OSError(28, "No space left on device"),
+}
 PLACES = {
     "preparation": (session.training, "prepare_data"),
     "reading": (genesis.data.pipeline, "index_documents"),
@@ -101,13 +167,18 @@ PLACES = {
     "tokens": (genesis.data.pipeline, "tokenize"),
     "step": (genesis.train.loop, "take_step"),
     "evaluation": (genesis.train.loop, "evaluate"),
-    "sampling": (inference, "generate_ids"),
+    "sampling": (session.training, "sample_texts"),
     "saving": (genesis.train.checkpoint, "write_tensors"),
     "closing": (session.training, "_finish"),
 }
 FAULTS: dict[str, Callable[..., None]] = {
-    one.__name__: one for one in (kill_at, fail_at, short_writes, signal_at_call, signal_in, nan_at)
+    one.__name__: one
+    for one in (
+        *(kill_at, fail_at, short_writes, signal_at_call, signal_in, nan_at, hang_in, raise_in, exit_in, limits),
+        *(slow_save, several, on_rank, in_folder, release),
+    )
 }
+FAULTS_OF_RANKS: dict[int, tuple[Any, ...]] = {}
 
 
 def child(request: dict[str, Any]) -> int:
@@ -123,9 +194,18 @@ def child(request: dict[str, Any]) -> int:
     if request["fault"]:
         name, *arguments = request["fault"]
         FAULTS[name](*arguments)
+    start_warm(rank)
     # A run that goes wild must not take the machine with it.
     resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE_SECONDS, PATIENCE_SECONDS))
     return main(request["words"])
+
+
+def rank(words: list[str]) -> int:
+    """A rank of what the child launches."""
+    fault = FAULTS_OF_RANKS.get(int(os.environ["RANK"]), FAULTS_OF_RANKS.get(-1))
+    if fault is not None:
+        FAULTS[fault[0]](*fault[1:])
+    return main(words)
 
 
 def run_child(request: dict[str, Any]) -> int:
