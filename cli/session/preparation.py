@@ -64,8 +64,9 @@ def _device_of_rank(name: str, ranks: Ranks) -> Device:
     if name == "cpu" or (name == "auto" and not describe_gpu()[0]):
         return CPU
     from genesis import cuda
+    from genesis.backend.cuda.driver import is_interpreted
 
-    device = as_device(f"cuda:{ranks.local_rank}")
+    device = as_device("cuda" if is_interpreted() else f"cuda:{ranks.local_rank}")
     cuda.check_supported(device)
     return device
 

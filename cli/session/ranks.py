@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from genesis import __version__
 from genesis.data.loader import PackedLoader
 from genesis.distributed import Peers, PeersGroup, job_key, read_world
+from genesis.distributed.staged import StagedGroup
 from genesis.distributed.watch import Watch
 from genesis.errors import PeerGoneError
 from genesis.io.strict_json import canonical_bytes
@@ -40,7 +41,7 @@ def joined(
     key = job_key(world, environ)
     try:
         with Peers.connect(world, key, version=__version__, limit_s=JOIN_S) as peers:
-            ranks = Ranks(peers, PeersGroup(peers), world.local_rank, world.local_size)
+            ranks = Ranks(peers, StagedGroup(PeersGroup(peers)), world.local_rank, world.local_size)
             with ranks.during("start", JOIN_S):
                 ranks.compare({"the configuration": hashlib.sha256(config.resolved_yaml().encode()).hexdigest()})
                 check_divides(ranks.size, config.train.accumulation_steps)

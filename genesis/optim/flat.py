@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements [start, stop) of the parameters, whose states and sums of gradients begin at element `at` of theirs."""
+    """Elements [start, stop) of the parameters, whose states begin at element `at` of theirs."""
 
     start: int
     stop: int
@@ -119,6 +119,10 @@ class FlatBuffers:
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """What of the elements [start, stop) is updated here: all."""
         yield Piece(start, stop, start)
+
+    def sums_at(self, piece: Piece) -> int:
+        """Where the gradients of a piece begin in `summed`."""
+        return piece.start
 
     def span(self, buffer: Array, run: Run) -> Array:
         """The elements of a run in `buffer`, `[n]`."""

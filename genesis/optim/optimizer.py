@@ -298,7 +298,7 @@ class Optimizer:
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
         """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
         shared = list(self._shared())
-        if any(flat.is_sharded for flat in shared):
+        if not all(flat.has_all_sums for flat in shared):
             assert norm_type == 2, "ranks add squares up"
             norm = math.sqrt(sum(flat.square_sum() for flat in shared))
             return Tensor(from_numpy(np.array(norm, np.float32)))
@@ -348,6 +348,7 @@ class Optimizer:
         scale_value(grad_scale, False)  # refused before anything is counted
         self.begin_step()
         self.update(grad_scale)
+        self.share()
         return loss
 
     def begin_step(self) -> None:
@@ -369,9 +370,12 @@ class Optimizer:
                 scale = scale_value(grad_scale, bool(group.get("maximize", False)))
                 for shard in self._shards(index, group):
                     self._update(shard, index, group, scale)
-            for flat in self._shared():
-                if flat.is_sharded:
-                    flat.gather_values()
+
+    def share(self) -> None:
+        """After `update`, which `step` includes: ranks send each other the parts that they updated."""
+        for flat in self._shared():
+            if flat.is_sharded:
+                flat.gather_values()
 
     @property
     def not_capturable(self) -> str | None:
@@ -462,7 +466,10 @@ class Optimizer:
         """One parameter; what is kept in a 2-byte type is upcast first and rounded afterwards."""
         state = self.state[param]
         step, noise = state["step"], self._noise(param)
-        assert param.grad is not None
+        grad, (flat, index) = param.grad, self._positions.get(param, (None, 0))
+        if isinstance(flat, SharedBuffers):
+            grad = Tensor(flat.view(flat.summed, index))
+        assert grad is not None
         tensors, rounded = {}, []
         for stream, name in enumerate((n for n in state if n not in ("step", MASTER)), 1):
             kept = tensors[name] = state[name]
@@ -476,7 +483,7 @@ class Optimizer:
         elif param.dtype.itemsize == 2:
             wide = param.to(float32)
             rounded.append(Rounded(param, wide, noise.counter(step, 0)))
-        return Shard(wide, param.grad, tensors, step, rounded=tuple(rounded))
+        return Shard(wide, grad, tensors, step, rounded=tuple(rounded))
 
     def _flat_shard(self, flat: FlatBuffers, run: Run, piece: Piece) -> Shard:
         """A piece of neighbouring parameters that have gradients and the same step count: usually all of a buffer."""
@@ -486,7 +493,7 @@ class Optimizer:
             return Tensor(buffer.view((length,), (1,), buffer.offset + start))
 
         state = {n: part(kept) for n, kept in flat.states.items() if n not in (MASTER, RESIDUAL)}
-        values, grad = part(flat.values, piece.start), part(flat.summed)
+        values, grad = part(flat.values, piece.start), part(flat.summed, flat.sums_at(piece))
         noise = self._noise(first, piece.start - run.start)
         if flat.dtype is float16:
             master = part(flat.states[MASTER])

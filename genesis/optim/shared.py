@@ -4,6 +4,7 @@ Every buffer is cut into buckets, and every bucket into one part for each rank, 
 ranks exchange its gradients, and the owners add them in the order of the micro-batches: so no sum depends on the number
 of ranks. Owners of a part also have its optimizer states (ZeRO-1), in buffers of what they own alone, and send the
 weights that they updated. Without that (`is_sharded` False) every rank gets all sums, has all states, and updates all.
+On a GPU every rank gets all sums as well: the norm of the gradients and the update are one graph there.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class SharedBuffers(FlatBuffers):
         is_sharded: whether states exist on the owner of a part alone.
 
     Attributes:
+        has_all_sums: whether every rank has the sums of all gradients at the end of a step, and not of its parts alone.
         whole: states in full, by name, on rank 0 after `gather_states`.
     """
 
@@ -64,8 +66,9 @@ class SharedBuffers(FlatBuffers):
             self._own.append(Piece(start, start + length, end if is_sharded else start))
             end += length
         self.state_size = end if is_sharded else self.size
+        self.has_all_sums = not is_sharded or self.device != CPU
         total_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
-        self.summed = self.buffer(total_dtype, "sums of gradients", self.state_size)
+        self.summed = self.buffer(total_dtype, "sums of gradients", self.size if self.has_all_sums else end)
 
     def pieces(self, start: int, stop: int) -> Iterator[Piece]:
         """What of the elements [start, stop) this rank updates."""
@@ -99,13 +102,10 @@ class SharedBuffers(FlatBuffers):
             self.group.reduce_scatter(self._of(self.gradients, bucket), self._sums(number), bucket.parts, adds=adds)
 
     def complete(self) -> None:
-        """All micro-batches are exchanged: where every rank updates all, give it all sums."""
-        if self.is_sharded:
-            return
-        for number, bucket in enumerate(self._buckets):
-            self.group.all_gather(self._sums(number), self._of(self.summed, bucket), bucket.parts)
-        for i, param in enumerate(self.params):
-            param.grad = Tensor(self.view(self.summed, i))
+        """All micro-batches are exchanged: give every rank all sums, where it needs them."""
+        if self.has_all_sums:
+            for number, bucket in enumerate(self._buckets):
+                self.group.all_gather(self._sums(number), self._of(self.summed, bucket), bucket.parts)
 
     def gather_values(self) -> None:
         """Send the weights that were updated here, and take those of the other owners."""
@@ -141,7 +141,7 @@ class SharedBuffers(FlatBuffers):
         for i, param in enumerate(self.params):
             for piece in self.pieces(self.starts[i], self.starts[i] + param.array.size):
                 length = piece.stop - piece.start
-                sums = self.summed.view((length,), (1,), self.summed.offset + piece.at).numpy()
+                sums = self.summed.view((length,), (1,), self.summed.offset + self.sums_at(piece)).numpy()
                 if not np.isfinite(sums.astype(np.float64)).all():
                     return i
         return None
@@ -150,7 +150,7 @@ class SharedBuffers(FlatBuffers):
 
     def gradient_spans(self) -> list[Array]:
         """The sums, where every rank has all of them."""
-        assert not self.is_sharded, "a rank has its parts alone"
+        assert self.has_all_sums, "a rank has its parts alone"
         return [self.summed] if any(p.grad is not None for p in self.params) else []
 
     def _of(self, buffer: Array, bucket: _Bucket) -> Array:
@@ -159,7 +159,11 @@ class SharedBuffers(FlatBuffers):
     def _sums(self, number: int) -> Array:
         """This rank's sums of a bucket."""
         own = self._own[number]
-        return self.summed.view((own.stop - own.start,), (1,), self.summed.offset + own.at)
+        return self.summed.view((own.stop - own.start,), (1,), self.summed.offset + self.sums_at(own))
+
+    def sums_at(self, piece: Piece) -> int:
+        """Where the sums of a piece begin."""
+        return piece.start if self.has_all_sums else piece.at
 
 
 def _cut(size: int, ranks: int) -> list[int]:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from genesis import cuda, random
 from genesis.autograd import no_grad
 from genesis.backend import Device
@@ -23,7 +25,7 @@ from genesis.tensor import Tensor
 from genesis.train.captured import Captured
 from genesis.train.feed import Feed
 from genesis.train.state import TrainState
-from genesis.train.step import StepResult, not_finite
+from genesis.train.step import StepResult, gradients_of_ranks, not_finite
 
 __all__ = ["DeviceSteps", "Reading"]
 
@@ -125,18 +127,10 @@ class DeviceSteps:
         state.optimizer.set_lr(lr)
         state.optimizer.begin_step()
         values, drawn = state.optimizer.step_scalars(), random.get_state()
-        self._put(batches[0], targets, values)
-        if len(batches) == 1 and self._captures_update:
-            self._whole()
+        if state.ranks.size > 1:
+            self._take_with_ranks(batches, targets, values)
         else:
-            self._first()
-            for batch in batches[1:]:
-                self._put(batch, targets, values)
-                self._following()
-            if self._captures_update:
-                self._update()
-            else:
-                self._run_update()
+            self._take_alone(batches, targets, values)
         with no_grad():
             self._figures[place].copy_(self._report[:2])
         tokens = sum(b.num_tokens for b in batches)
@@ -145,6 +139,40 @@ class DeviceSteps:
         self._made.append(_Made(state.step, tuple((b.epoch, b.index) for b in batches), targets, tokens, ended, drawn))
         state.step += 1
         state.num_tokens += tokens
+
+    def _take_alone(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
+        self._put(batches[0], targets, values)
+        if len(batches) == 1 and self._captures_update:
+            self._whole()
+        else:
+            self._first()
+            for batch in batches[1:]:
+                self._put(batch, targets, values)
+                self._following()
+            self._finish()
+
+    def _take_with_ranks(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
+        """As `step.take_step` with ranks; what they send each other is between graphs, and waits."""
+
+        def accumulate(batch: Batch) -> float:
+            self._put(batch, targets, values)
+            self._first()
+            return float(self._loss.item())
+
+        losses = gradients_of_ranks(self.state, batches, accumulate)
+        total = np.float32(losses[0])
+        for loss in losses[1:]:  # as one process adds them
+            total += np.float32(loss)
+        with no_grad():
+            self._loss.fill_(float(total))
+        self._finish()
+        self.state.optimizer.share()
+
+    def _finish(self) -> None:
+        if self._captures_update:
+            self._update()
+        else:
+            self._run_update()
 
     def _put(self, batch: Batch, targets: int, values: Sequence[float]) -> None:
         self.feed.put(batch, targets, values, random.default_generator.offset)
@@ -203,8 +231,14 @@ class DeviceSteps:
         self.state.optimizer.zero_grad()
         again = [self.state.loader.batch(epoch, index) for epoch, index in made.batches]
         targets = sum(b.num_targets for b in again)
-        losses = []
-        for batch in again:
-            self._put(batch, targets, self.state.optimizer.step_scalars())
-            losses.append(float(self._run().item()))
+        values = self.state.optimizer.step_scalars()
+
+        def accumulate(batch: Batch) -> float:
+            self._put(batch, targets, values)
+            return float(self._run().item())
+
+        if self.state.ranks.size > 1:
+            losses = gradients_of_ranks(self.state, again, accumulate)
+        else:
+            losses = [accumulate(batch) for batch in again]
         return not_finite(self.state, again, losses, f"the loss was {loss} and the gradient norm {norm}")

@@ -285,7 +285,7 @@ class Training:
     def _stop(self, signal: int) -> None:
         step = self.state.step
         if not step:
-            what, where = f"stopped by signal {signal} before the first step", ""
+            what, where = f"stopped by signal {signal} before the first step", None
             next = "start it again with the same command"
         else:
             if self.saved_at != step:
@@ -293,7 +293,7 @@ class Training:
             what, where = f"stopped by signal {signal} after step {step}, which is saved", self.checkpoints.folder(step)
             next = "continue with the same command and --resume"
         self.state.ranks.leave()
-        stopped = InterruptedRun(what, signal=signal, where=escape(where), next=next)
+        stopped = InterruptedRun(what, signal=signal, where=escape(where or ""), next=next)
         stopped.is_echo = not self.state.ranks.is_main
         raise stopped
 

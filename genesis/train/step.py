@@ -7,7 +7,7 @@ a GPU are those of `device_steps.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from genesis.errors import NumericError, escape
 from genesis.train.shards import accumulate_gradients
 from genesis.train.state import TrainState
 
-__all__ = ["StepResult", "not_finite", "take_step"]
+__all__ = ["StepResult", "gradients_of_ranks", "not_finite", "take_step"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ def take_step(
     """
     targets = sum(b.num_targets for b in batches)
     if state.ranks.size > 1:
-        losses = _gradients_of_ranks(state, batches, targets, device)
+        losses = gradients_of_ranks(
+            state, batches, lambda batch: accumulate_gradients(state.model, batch, targets, device)
+        )
     else:
         losses = []
         state.optimizer.zero_grad()
@@ -65,8 +67,14 @@ def take_step(
     return StepResult(math.fsum(losses) * targets, targets, tokens, norm)
 
 
-def _gradients_of_ranks(state: TrainState, batches: Sequence[Batch], targets: int, device: Device) -> list[float]:
-    """Rank r takes the batches r, r + W, …; after each, all exchange gradients. The losses of all batches."""
+def gradients_of_ranks(
+    state: TrainState, batches: Sequence[Batch], accumulate: Callable[[Batch], float]
+) -> list[float]:
+    """Rank r takes the batches r, r + W, …; after each, all exchange gradients. The losses of all batches.
+
+    Args:
+        accumulate: makes the gradients of a batch, and returns its loss.
+    """
     ranks, generator, losses = state.ranks, random.default_generator, list[float]()
     begun = generator.offset
     for number in range(ranks.rank, len(batches), ranks.size):
@@ -74,7 +82,7 @@ def _gradients_of_ranks(state: TrainState, batches: Sequence[Batch], targets: in
         while True:
             state.optimizer.zero_grad()
             generator.offset = at
-            loss = accumulate_gradients(state.model, batches[number], targets, device)
+            loss = accumulate(batches[number])
             if state.draws is None:  # known from the first batch, whose own draws may have been those of another
                 state.draws = generator.offset - begun
                 at = begun + number * state.draws

@@ -27,6 +27,7 @@ from genesis.io.filesystem import Call, Observer
 from genesis_cli import session
 from genesis_cli.main import main
 from genesis_models.blocks import CausalLM
+from tests.interpreter import hasten
 from tests.io.faults import FailAt, KillAt, ShortWrites
 from tests.train.warm_ranks import start_warm
 
@@ -151,6 +152,11 @@ def release(version: str) -> None:
     session.ranks.__version__ = version  # type: ignore[attr-defined]
 
 
+def interpreted() -> None:
+    """Kernels run in Triton's interpreter, as in the suite."""
+    hasten()
+
+
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "bug": lambda: RuntimeError("planted"),
     "memory": lambda: MemoryError("planted"),
@@ -175,7 +181,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     one.__name__: one
     for one in (
         *(kill_at, fail_at, short_writes, signal_at_call, signal_in, nan_at, hang_in, raise_in, exit_in, limits),
-        *(slow_save, several, on_rank, in_folder, release),
+        *(slow_save, several, on_rank, in_folder, release, interpreted),
     )
 }
 FAULTS_OF_RANKS: dict[int, tuple[Any, ...]] = {}
