@@ -56,7 +56,8 @@ unit: install-dev ## the tests alone
 faults: install-dev ## every system call of every command made to fail, in about an hour; needs cc
 	$(BIN)/python -m tests.faults.sweep --workers $(WORKERS)
 
-ranks-faults: install-dev ## ranks ended at random instants, 200 on 2 and 100 on 4 ranks, in about half an hour
+ranks-faults: install-dev ## runs in ranks: state hashes, resumed ones, a fault at every place and at random instants, in about two hours
+	$(BIN)/python -m tests.distributed.full
 	$(BIN)/python -m tests.distributed.sweep
 	$(BIN)/python -m tests.distributed.sweep --ranks 4 --instants 100 --seed 1
 

@@ -234,6 +234,8 @@ class DeviceSteps:
         values = self.state.optimizer.step_scalars()
 
         def accumulate(batch: Batch) -> float:
+            if self.state.ranks.size > 1:
+                self.state.optimizer.zero_grad()
             self._put(batch, targets, values)
             return float(self._run().item())
 

@@ -46,9 +46,12 @@ def take_step(
     """
     targets = sum(b.num_targets for b in batches)
     if state.ranks.size > 1:
-        losses = gradients_of_ranks(
-            state, batches, lambda batch: accumulate_gradients(state.model, batch, targets, device)
-        )
+
+        def accumulate(batch: Batch) -> float:
+            state.optimizer.zero_grad()
+            return accumulate_gradients(state.model, batch, targets, device)
+
+        losses = gradients_of_ranks(state, batches, accumulate)
     else:
         losses = []
         state.optimizer.zero_grad()
@@ -73,14 +76,13 @@ def gradients_of_ranks(
     """Rank r takes the batches r, r + W, …; after each, all exchange gradients. The losses of all batches.
 
     Args:
-        accumulate: makes the gradients of a batch, and returns its loss.
+        accumulate: makes the gradients of a batch alone, and returns its loss.
     """
     ranks, generator, losses = state.ranks, random.default_generator, list[float]()
     begun = generator.offset
     for number in range(ranks.rank, len(batches), ranks.size):
         at = begun + number * (state.draws or 0)
         while True:
-            state.optimizer.zero_grad()
             generator.offset = at
             loss = accumulate(batches[number])
             if state.draws is None:  # known from the first batch, whose own draws may have been those of another

@@ -164,7 +164,7 @@ def run_fault(runs: Runs, each: Fault, number: int) -> str | None:
     if missing := [text for text in each.said if text not in done.err]:
         return f"does not say {missing}: {done.err}"
     if len(blocks) != 1:
-        return f"{len(blocks)} blocks in place of one: {done.err}"
+        return f"{len(blocks)} blocks, expected one: {done.err}"
     if took > each.within:
         return f"took {took:.1f} s"
     if "Traceback" in done.err:

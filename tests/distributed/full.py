@@ -1,0 +1,155 @@
+"""Every case of training in ranks, of which the suite runs a sample: `make ranks-faults`, in about half an hour.
+
+State hashes on 1, 2 and 4 ranks, resumed runs, a fault in each phase, SIGKILL at every system call of a save, and
+signals at random instants of a run whose saves take 3 s. Arguments name the parts to run; none means all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.distributed.cases import OF_BASE, SETTINGS, SIZES, Runs, faults, hash_of, left_over, run_fault
+from tests.train.runs import ROOT, Ended, Forks, checkpoints, memory_folder
+
+ALL = (1, 2, 4)
+STEPS = 20
+LEGS = [(1, 1), (2, 1), (4, 1), (1, 1), (2, 1), (2, 0), (2, 1), (1, 0)]
+SAVE_S = 3.0
+
+Found = Iterator[tuple[str, str | None]]
+
+
+def state_hashes(runs: Runs, lora: Runs) -> Found:
+    """Of every setting, each rank number once."""
+    for of, table in ((runs, SETTINGS), (lora, OF_BASE)):
+        for name, settings in table.items():
+            found = of.hashes(name, settings, ALL, STEPS)
+            yield f"state hash: {name}, {STEPS} steps", None if len(set(found.values())) == 1 else str(found)
+
+
+def quickstart(runs: Runs, lora: Runs) -> Found:
+    """The recipe that ships, with 8 batches a step, in real processes; the tokenizer is trained once."""
+    settings = ("accumulation_steps=8", "steps=3", "threads=1", "batch_size=2")
+    words = ["train", "quickstart", *(f"train.{each}" for each in settings), "checkpoint.every=null"]
+    words += ["eval.max_batches=4", "eval.prompts=[]", f"data.cache_dir={runs.folder / 'cache'}"]
+    found = {}
+    for n in ALL:
+        line = [sys.executable, "-m", "genesis_cli", *words]
+        line += [f"train.output_dir={runs.folder / f'quickstart-{n}'}", "--nproc", str(n)]
+        done = subprocess.run(line, cwd=ROOT, text=True, capture_output=True, timeout=900, check=False)
+        found[n] = hash_of(Ended(done.returncode, done.stdout, done.stderr))
+    yield "state hash: quickstart, 3 steps", None if len(set(found.values())) == 1 else str(found)
+
+
+def resumed(runs: Runs, lora: Runs) -> Found:
+    """Other ranks at every save."""
+    for of, name, settings in (
+        (runs, "float32", SETTINGS["float32"]),
+        (runs, "masters", SETTINGS["masters"]),
+        (lora, "lora", OF_BASE["lora with dropout"]),
+    ):
+        at_once, in_legs = of.resumed(name, settings, LEGS)
+        yield f"resumed: {name}", None if at_once == in_legs else f"{at_once}, {in_legs}"
+
+
+def each_fault(runs: Runs, lora: Runs) -> Found:
+    for number, fault in enumerate(faults()):
+        yield fault.name, run_fault(runs, fault, number)
+
+
+def kills(runs: Runs, lora: Runs) -> Found:
+    """SIGKILL of rank 0 at every file-system call of the first steps' saves; the next run goes on to the same end."""
+    long = ("eval.every=null", "checkpoint.every=1", "train.steps=3")
+    expected = hash_of(runs.forks.run(*runs.words("kills-at-once", 1, *SIZES, *long)))
+    for call in range(1, 10_000):
+        name = f"kills-{call}"
+        done = runs.forks.run(*runs.words(name, 2, *SIZES, *long), fault=("on_rank", 0, "kill_at", call))
+        if done.code == 0:
+            return
+        wrong = left_over(runs, name)
+        if done.code != 10 or "rank 0 of 2 was killed by SIGKILL" not in done.err:
+            wrong = f"exit code {done.code}: {done.err}"
+        before = checkpoints(runs.folder / name) if (runs.folder / name).is_dir() else {}
+        again = runs.forks.run(*runs.words(name, 2, *SIZES, *long), "--resume=allow")
+        kept = checkpoints(runs.folder / name)
+        goes_on = again.code == 0 and hash_of(again) == expected and all(kept.get(s, h) == h for s, h in before.items())
+        if not goes_on or (before and f"resumed at step {max(before)} " not in again.out):
+            wrong = f"does not go on from {before}: {again}"
+        yield f"SIGKILL: rank 0, call {call}", wrong
+
+
+def instants(runs: Runs, lora: Runs, count: int = 200) -> Found:
+    """SIGTERM or SIGINT at a random instant, to the launcher, to one rank or to all at once."""
+    draw = random.Random(22)
+    long = ("eval.every=null", "checkpoint.every=3", "train.steps=100000", "eval.prompts=[]")
+    for number in range(count):
+        name, which = f"instant-{number}", draw.choice(("launcher", "rank 0", "rank 1", "all"))
+        what, after = draw.choice((signal.SIGTERM, signal.SIGINT)), draw.uniform(0.3, 6.0)
+        slow = ("on_rank", 0, "slow_save", SAVE_S)
+        job = runs.forks.start(*runs.words(name, 2, *SIZES, *long), fault=slow)
+        time.sleep(after)
+        ranks = children(job.pid)
+        targets = {"launcher": [job.pid], "rank 0": ranks[:1], "rank 1": ranks[1:2], "all": [job.pid, *ranks]}[which]
+        for pid in targets:
+            os.kill(pid, what)
+        began = time.monotonic()
+        done = job.wait()
+        took = time.monotonic() - began
+        wrong = left_over(runs, name)
+        saved = checkpoints(runs.folder / name) if (runs.folder / name).is_dir() else {}
+        if done.code != 128 + what:
+            wrong = f"exit code {done.code}: {done.err}"
+        elif took > 2 * SAVE_S + 5:
+            wrong = f"ended after {took:.1f} s"
+        elif "which is saved" in done.err and f"after step {max(saved, default=0)}, which is saved" not in done.err:
+            wrong = f"the step is not saved: {done.err}"
+        elif done.err.count("stopped:") != 1:
+            wrong = f"{done.err.count('stopped:')} blocks: {done.err}"
+        yield f"{what.name} to {which} after {after:.2f} s", wrong
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a launcher has started, in their order."""
+    return sorted(int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+PARTS: dict[str, Callable[[Runs, Runs], Found]] = {
+    "hashes": state_hashes,
+    "quickstart": quickstart,
+    "resumed": resumed,
+    "faults": each_fault,
+    "kills": kills,
+    "instants": instants,
+}
+
+
+def main() -> int:
+    """Run the parts; 1 where a case went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
+    parser.add_argument("--verbose", action="store_true", help="print what went well, too")
+    options = parser.parse_args()
+    wrong = 0
+    with memory_folder() as folder, Forks() as forks:
+        for name in options.parts or PARTS:
+            began, count = time.monotonic(), 0
+            runs, lora = Runs(forks, folder / name), Runs(forks, folder / f"{name}-lora", is_lora=True)
+            for what, fault in PARTS[name](runs, lora):
+                count += 1
+                wrong += fault is not None
+                if fault is not None or options.verbose:
+                    print(f"{what}: {fault or 'well'}", flush=True)
+            print(f"{name}: {count} cases in {time.monotonic() - began:.0f} s, {wrong} wrong so far", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
