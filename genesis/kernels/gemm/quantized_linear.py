@@ -1,0 +1,78 @@
+"""The CUDA implementation of a linear layer with weights in 8 bits.
+
+Plain reference: genesis/ops/quantized_linear.py: `quantized_linear`.
+
+Few rows, as in a step of generation, stream the codes once (few_rows.py). For more rows, as in a prompt, the weight is
+converted to memory of x's type first, and multiplied as any other: a pass over it, which the matmul outweighs.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import float8_e4m3fn, float64
+from genesis.errors import DeviceError
+from genesis.kernels.gemm.few_rows import MAX_ROWS, Norm, few_rows_into, few_rows_swiglu_into
+from genesis.kernels.gemm.linalg import matmul_into
+from genesis.kernels.norm.norm import rms_norm
+from genesis.kernels.pointwise.swiglu import swiglu_packed
+from genesis.kernels.strides import as_matrix
+from genesis.kernels.types import TRITON, converted
+from genesis.ops.fp8 import lacking
+from genesis.ops.norm import statistics_type
+from genesis.ops.quantized_linear import KINDS
+from genesis.ops.shape import contiguous, slices
+
+__all__: list[str] = []
+
+TILE = 4096  # elements of a row in a program
+
+
+@triton.jit(do_not_specialize=["k"])
+def dequantize_kernel(p_w, p_codes, p_scale, k, TYPE: tl.constexpr, BK: tl.constexpr):
+    """A row of W = diag(scale)·codes [BK], rounded."""
+    row, o_k = tl.program_id(0).to(tl.int64), tl.program_id(1) * BK + tl.arange(0, BK)
+    b_w = converted(tl.load(p_codes + row * k + o_k, mask=o_k < k, other=0.0), tl.float32) * tl.load(p_scale + row)
+    tl.store(p_w + row * k + o_k, converted(b_w, TYPE), mask=o_k < k)
+
+
+@cuda_impl("quantized_linear")
+def quantized_linear(
+    out: Array, x: Array, codes: Array, scale: Array, bias: Array | None = None, residual: Array | None = None,
+    norm: Array | None = None, *, eps: float = 0.0, swiglu: bool = False,
+) -> None:  # fmt: skip
+    """y = rms_norm(x)·(diag(scale)·codes)ᵀ + bias + residual, or with SwiGLU."""
+    kind, codes, scale, x = KINDS[codes.dtype], contiguous(codes), contiguous(scale), contiguous(x)
+    lack = lacking(backend_of(x.device).driver.properties.capability, x.device) if kind is float8_e4m3fn else None
+    if lack is not None:
+        raise DeviceError(f"quantized_linear in fp8 {lack}", next="quantize to int8")
+    if not out.size:
+        return
+    weight = Array(codes.storage, codes.shape, codes.strides, kind, codes.device, codes.offset)
+    bias, residual, norm = (None if a is None else contiguous(a) for a in (bias, residual, norm))
+    rows, y = as_matrix(x), as_matrix(out)
+    gate_up = empty((y.shape[0], codes.shape[0]), x.dtype, x.device) if swiglu else y
+    if rows.shape[0] <= MAX_ROWS and x.dtype is not float64 and codes.size:
+        how = {"norm": None if norm is None else Norm(norm, eps), "w_scale": scale}
+        if swiglu:
+            few_rows_swiglu_into(y, gate_up, rows, *slices(weight, [y.shape[1]] * 2), **how)
+        else:
+            few_rows_into(y, rows, weight, bias=bias, residual=None if residual is None else as_matrix(residual), **how)
+        return
+    if norm is not None:
+        normed = empty(rows.shape, x.dtype, x.device)
+        rms_norm((normed, empty((rows.shape[0],), statistics_type(x.dtype), x.device)), rows, norm, eps)
+        rows = normed
+    w = empty(codes.shape, x.dtype, x.device)
+    if w.size:
+        grid = (w.shape[0], triton.cdiv(w.shape[1], TILE))
+        launch(dequantize_kernel, grid, w, weight, scale, w.shape[1], TYPE=TRITON[x.dtype.name], BK=TILE, num_warps=4)
+    residual = None if residual is None else as_matrix(residual)
+    matmul_into(gate_up, rows, w, transpose_b=True, bias=bias, residual=residual)
+    if swiglu:
+        swiglu_packed(y, gate_up)

@@ -1,0 +1,101 @@
+"""A linear layer whose weight is in 8 bits, for generation: codes, and a float32 scale for each row.
+
+Only the weight is quantised: codes are converted where they are multiplied, and sums have the scales of their columns
+afterwards. (In fp8.py both factors of a product are, for training.) Codes are int8, or e4m3, whose bits are held as
+uint8. There is no gradient.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from genesis.array import Array
+from genesis.backend.cpu import scratch
+from genesis.dtypes import DType, float8_e4m3fn, float32, int8, uint8
+from genesis.errors import DTypeError, ShapeError
+from genesis.op import Spec, op
+from genesis.ops.linalg import multiply, same_type
+from genesis.ops.norm import check_norm, rms_norm
+from genesis.ops.sweep import as_type, is_narrow
+from genesis.ops.swiglu import swiglu_packed
+from genesis.shapes import numel
+
+__all__ = ["KINDS", "quantized_linear"]
+
+KINDS: dict[DType, DType] = {int8: int8, uint8: float8_e4m3fn}  # what the dtype of codes says they are
+ROWS = 4096  # of codes that are converted together
+
+
+def _infer(
+    x: Array, codes: Array, scale: Array, bias: Array | None = None, residual: Array | None = None,
+    norm: Array | None = None, *, eps: float = 0.0, swiglu: bool = False,
+) -> Spec:  # fmt: skip
+    name = "quantized_linear"
+    if codes.dtype not in KINDS or scale.dtype is not float32:
+        raise DTypeError(
+            f"{name} takes codes in int8 or uint8 (e4m3) with float32 scales, got {codes.dtype} and {scale.dtype}",
+            next="quantize after the model was cast",
+        )
+    if codes.ndim != 2 or not x.shape or x.shape[-1] != codes.shape[1] or scale.shape != codes.shape[:1]:
+        raise ShapeError(
+            f"{name}: an input of shape {x.shape} with codes of shape {codes.shape} [out, in]"
+            f" and scales of shape {scale.shape}"
+        )
+    if swiglu and (codes.shape[0] % 2 or bias is not None or residual is not None):
+        raise ShapeError(f"{name}: SwiGLU takes [2F, in] with gate and up side by side, neither bias nor residual")
+    if bias is not None and bias.shape != codes.shape[:1]:
+        raise ShapeError(f"{name}: a bias of shape {bias.shape} with codes of shape {codes.shape}")
+    out = (*x.shape[:-1], codes.shape[0] // (2 if swiglu else 1))
+    if residual is not None and residual.shape != out:
+        raise ShapeError(f"{name}: a residual of shape {residual.shape} with a result of shape {out}")
+    if norm is not None:
+        check_norm(name, x, norm)
+    same_type(name, x, *(a for a in (bias, residual, norm) if a is not None))
+    if not x.dtype.is_floating_point:
+        raise DTypeError(f"{name} takes float tensors, got {x.dtype}", next="cast with .float()")
+    return Spec(out, x.dtype)
+
+
+@op(
+    "quantized_linear",
+    _infer,
+    flops=lambda i, o, a: 2 * i[1].size * numel(i[0].shape[:-1]),
+)
+def quantized_linear(
+    out: np.ndarray, x: np.ndarray, codes: np.ndarray, scale: np.ndarray, bias: np.ndarray | None = None,
+    residual: np.ndarray | None = None, norm: np.ndarray | None = None, *, eps: float = 0.0, swiglu: bool = False,
+) -> None:  # fmt: skip
+    """y = n·(diag(scale)·codes)ᵀ + bias + residual with n = rms_norm(x), or x itself; rounded once.
+
+    Args:
+        x: `[..., in]`.
+        codes: `[out, in]`, int8, or uint8 that hold the bits of e4m3.
+        scale: float32 `[out]`.
+        bias: `[out]`.
+        residual: `[..., out]`.
+        norm: the norm's weight `[in]`; eps is its epsilon.
+        swiglu: codes are `[2F, in]`, of gate and of up below it, and the result is silu(gate)·up, `[..., F]`.
+    """
+    wide = np.dtype(np.float32) if is_narrow(out.dtype) else out.dtype
+    rows, kind = x.size // max(x.shape[-1], 1), KINDS[_dtype(codes)].numpy
+    with scratch(x.shape, wide) as n, scratch((rows, codes.shape[0]), wide) as y:
+        if norm is None:
+            np.copyto(n, x)
+        else:
+            rms_norm.reference((n, np.empty(x.shape[:-1], wide)), x, norm, eps)
+        for start in range(0, codes.shape[0], ROWS):
+            part = codes[start : start + ROWS].view(kind).astype(wide)
+            part *= scale[start : start + ROWS, None]
+            multiply(n.reshape(rows, x.shape[-1]), part.T, y[:, start : start + ROWS])
+        if bias is not None:
+            y += as_type(bias, wide)
+        if residual is not None:
+            y += as_type(residual, wide).reshape(y.shape)
+        if swiglu:
+            swiglu_packed.reference(out, y.reshape(*x.shape[:-1], codes.shape[0]))
+        else:
+            np.copyto(out, y.reshape(out.shape), casting="unsafe")
+
+
+def _dtype(codes: np.ndarray) -> DType:
+    return int8 if codes.dtype == np.int8 else uint8
