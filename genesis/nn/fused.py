@@ -17,6 +17,7 @@ from genesis.nn import functional as F
 from genesis.nn.layers import Linear, RMSNorm
 from genesis.nn.lora import LoRALinear, low_rank_pairs
 from genesis.nn.module import Module
+from genesis.nn.quantized import QuantizedLinear, quantized_linear
 from genesis.ops import attention_step as steps
 from genesis.ops.fp8 import suits_fp8
 from genesis.tensor import Tensor
@@ -50,6 +51,19 @@ def _allowed(fp8: int, *layers: Linear) -> int:
     return fp8 if fp8 and all(suits_fp8(layer.weight) for layer in layers) else 0
 
 
+def _are_quantized(layers: Sequence[Module]) -> bool:
+    """Whether layers have weights in 8 bits, and all or none a bias, so that one op computes them."""
+    return all(_is_plain(each, QuantizedLinear) for each in layers) and len({each.bias is None for each in layers}) == 1
+
+
+def _norm_of(norm: RMSNorm | None, x: Tensor) -> tuple[Tensor | None, float, Tensor]:
+    """Weight and eps of a norm that an op computes, and its input; else no weight, and x behind the norm."""
+    if norm is None:
+        return None, 0.0, x
+    plain = _is_plain(norm, RMSNorm) and norm.weight is not None and norm.eps is not None
+    return (norm.weight, norm.eps or 0.0, x) if plain else (None, 0.0, norm(x))
+
+
 def _is_one_step(x: Tensor) -> bool:
     """Whether x `[B, T, in]` is one token of each sequence that is generated on a GPU, where a launch less counts."""
     return x.device.type == "cuda" and x.ndim == 3 and x.shape[1] == 1 and not is_grad_enabled()
@@ -66,6 +80,9 @@ def packed_linear(
         recompute: do not keep norm(x) for backward, which makes it again.
         fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
+    if _are_quantized(layers):
+        weight, eps, x = _norm_of(norm, x)
+        return quantized_linear(x, layers, None, weight, eps)  # type: ignore[arg-type]
     biases = [layer.bias for layer in layers if _is_linear(layer) and layer.bias is not None]
     plain = all(map(_is_linear, layers)) and len(biases) in (0, len(layers))
     agree, pairs = _pairs(layers) if plain else (False, None)
@@ -85,6 +102,8 @@ def packed_linear(
 
 def linear_sum(x: Tensor, layer: Linear, residual: Tensor, fp8: int = 0) -> Tensor:
     """residual + layer(x); `fp8` as for `packed_linear`."""
+    if _are_quantized((layer,)):
+        return quantized_linear(x, (layer,), residual)  # type: ignore[arg-type]
     if _is_linear(layer):
         _, pairs = _pairs((layer,))
         return F.linear(x, layer.weight, layer.bias, residual, fp8=_allowed(fp8, layer), low_rank=pairs)
@@ -101,6 +120,9 @@ def gated_mlp(
         recompute: do not keep n and down's input for backward, which makes them again.
         fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
+    if _are_quantized(gate_up) and all(layer.bias is None for layer in gate_up):
+        weight, eps, y = _norm_of(norm, x)
+        return linear_sum(quantized_linear(y, gate_up, None, weight, eps, swiglu=True), down, x)  # type: ignore[arg-type]
     plain = all(map(_is_linear, (*gate_up, down))) and _is_plain(norm, RMSNorm)
     biases = [layer.bias for layer in gate_up if layer.bias is not None] if plain else []
     if plain and len(biases) in (0, len(gate_up)) and norm.weight is not None and norm.eps is not None:

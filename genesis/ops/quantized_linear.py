@@ -20,10 +20,43 @@ from genesis.ops.sweep import as_type, is_narrow
 from genesis.ops.swiglu import swiglu_packed
 from genesis.shapes import numel
 
-__all__ = ["KINDS", "quantized_linear"]
+__all__ = ["KINDS", "dequantize_rows", "quantized_linear"]
 
 KINDS: dict[DType, DType] = {int8: int8, uint8: float8_e4m3fn}  # what the dtype of codes says they are
 ROWS = 4096  # of codes that are converted together
+
+
+def _check_codes(name: str, codes: Array, scale: Array) -> None:
+    if codes.dtype not in KINDS or scale.dtype is not float32:
+        raise DTypeError(
+            f"{name} takes codes in int8 or uint8 (e4m3) with float32 scales, got {codes.dtype} and {scale.dtype}",
+            next="quantize after the model was cast",
+        )
+    if codes.ndim != 2 or scale.shape != codes.shape[:1]:
+        raise ShapeError(f"{name}: codes of shape {codes.shape} [out, in] and scales of shape {scale.shape} [out]")
+
+
+def _values(codes: np.ndarray, scale: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """diag(scale)·codes."""
+    found = codes.view(KINDS[int8 if codes.dtype == np.int8 else uint8].numpy).astype(dtype)
+    found *= scale[:, None]
+    return found
+
+
+def _dequantize_infer(codes: Array, scale: Array, *, dtype: DType) -> Spec:
+    _check_codes("dequantize_rows", codes, scale)
+    if not dtype.is_floating_point:
+        raise DTypeError(f"dequantize_rows gives a float type, not {dtype}", next="float32 or bfloat16, say")
+    return Spec(codes.shape, dtype)
+
+
+@op("dequantize_rows", _dequantize_infer)
+def dequantize_rows(out: np.ndarray, codes: np.ndarray, scale: np.ndarray, *, dtype: DType) -> None:
+    """W = diag(scale)·codes `[out, in]` in a float type; see `quantized_linear`."""
+    wide = np.dtype(np.float32) if is_narrow(out.dtype) else out.dtype
+    for start in range(0, codes.shape[0], ROWS):
+        part = slice(start, start + ROWS)
+        np.copyto(out[part], _values(codes[part], scale[part], wide), casting="unsafe")
 
 
 def _infer(
@@ -31,16 +64,9 @@ def _infer(
     norm: Array | None = None, *, eps: float = 0.0, swiglu: bool = False,
 ) -> Spec:  # fmt: skip
     name = "quantized_linear"
-    if codes.dtype not in KINDS or scale.dtype is not float32:
-        raise DTypeError(
-            f"{name} takes codes in int8 or uint8 (e4m3) with float32 scales, got {codes.dtype} and {scale.dtype}",
-            next="quantize after the model was cast",
-        )
-    if codes.ndim != 2 or not x.shape or x.shape[-1] != codes.shape[1] or scale.shape != codes.shape[:1]:
-        raise ShapeError(
-            f"{name}: an input of shape {x.shape} with codes of shape {codes.shape} [out, in]"
-            f" and scales of shape {scale.shape}"
-        )
+    _check_codes(name, codes, scale)
+    if not x.shape or x.shape[-1] != codes.shape[1]:
+        raise ShapeError(f"{name}: an input of shape {x.shape} with codes of shape {codes.shape} [out, in]")
     if swiglu and (codes.shape[0] % 2 or bias is not None or residual is not None):
         raise ShapeError(f"{name}: SwiGLU takes [2F, in] with gate and up side by side, neither bias nor residual")
     if bias is not None and bias.shape != codes.shape[:1]:
@@ -77,16 +103,15 @@ def quantized_linear(
         swiglu: codes are `[2F, in]`, of gate and of up below it, and the result is silu(gate)·up, `[..., F]`.
     """
     wide = np.dtype(np.float32) if is_narrow(out.dtype) else out.dtype
-    rows, kind = x.size // max(x.shape[-1], 1), KINDS[_dtype(codes)].numpy
+    rows = x.size // max(x.shape[-1], 1)
     with scratch(x.shape, wide) as n, scratch((rows, codes.shape[0]), wide) as y:
         if norm is None:
             np.copyto(n, x)
         else:
             rms_norm.reference((n, np.empty(x.shape[:-1], wide)), x, norm, eps)
         for start in range(0, codes.shape[0], ROWS):
-            part = codes[start : start + ROWS].view(kind).astype(wide)
-            part *= scale[start : start + ROWS, None]
-            multiply(n.reshape(rows, x.shape[-1]), part.T, y[:, start : start + ROWS])
+            part = slice(start, start + ROWS)
+            multiply(n.reshape(rows, x.shape[-1]), _values(codes[part], scale[part], wide).T, y[:, part])
         if bias is not None:
             y += as_type(bias, wide)
         if residual is not None:
@@ -95,7 +120,3 @@ def quantized_linear(
             swiglu_packed.reference(out, y.reshape(*x.shape[:-1], codes.shape[0]))
         else:
             np.copyto(out, y.reshape(out.shape), casting="unsafe")
-
-
-def _dtype(codes: np.ndarray) -> DType:
-    return int8 if codes.dtype == np.int8 else uint8

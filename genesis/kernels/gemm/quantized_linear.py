@@ -1,6 +1,6 @@
 """The CUDA implementation of a linear layer with weights in 8 bits.
 
-Plain reference: genesis/ops/quantized_linear.py: `quantized_linear`.
+Plain reference: genesis/ops/quantized_linear.py: `quantized_linear`, `dequantize_rows`.
 
 Few rows, as in a step of generation, stream the codes once (few_rows.py). For more rows, as in a prompt, the weight is
 converted to memory of x's type first, and multiplied as any other: a pass over it, which the matmul outweighs.
@@ -15,7 +15,7 @@ from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import float8_e4m3fn, float64
+from genesis.dtypes import DType, float8_e4m3fn, float64
 from genesis.errors import DeviceError
 from genesis.kernels.gemm.few_rows import MAX_ROWS, Norm, few_rows_into, few_rows_swiglu_into
 from genesis.kernels.gemm.linalg import matmul_into
@@ -41,19 +41,33 @@ def dequantize_kernel(p_w, p_codes, p_scale, k, TYPE: tl.constexpr, BK: tl.const
     tl.store(p_w + row * k + o_k, converted(b_w, TYPE), mask=o_k < k)
 
 
+@cuda_impl("dequantize_rows")
+def dequantize_rows(out: Array, codes: Array, scale: Array, *, dtype: DType) -> None:
+    """W = diag(scale)·codes."""
+    if out.size:
+        weight, (n, k) = _as_codes(contiguous(codes)), codes.shape
+        how = {"TYPE": TRITON[dtype.name], "BK": TILE, "num_warps": 4}
+        launch(dequantize_kernel, (n, triton.cdiv(k, TILE)), out, weight, contiguous(scale), k, **how)
+
+
+def _as_codes(codes: Array) -> Array:
+    """Codes as what their dtype says they are. Raises: DeviceError where the GPU has no e4m3."""
+    kind = KINDS[codes.dtype]
+    lack = lacking(backend_of(codes.device).driver.properties.capability, codes.device)
+    if kind is float8_e4m3fn and lack is not None:
+        raise DeviceError(f"quantized_linear in fp8 {lack}", next="quantize to int8")
+    return Array(codes.storage, codes.shape, codes.strides, kind, codes.device, codes.offset)
+
+
 @cuda_impl("quantized_linear")
 def quantized_linear(
     out: Array, x: Array, codes: Array, scale: Array, bias: Array | None = None, residual: Array | None = None,
     norm: Array | None = None, *, eps: float = 0.0, swiglu: bool = False,
 ) -> None:  # fmt: skip
     """y = rms_norm(x)·(diag(scale)·codes)ᵀ + bias + residual, or with SwiGLU."""
-    kind, codes, scale, x = KINDS[codes.dtype], contiguous(codes), contiguous(scale), contiguous(x)
-    lack = lacking(backend_of(x.device).driver.properties.capability, x.device) if kind is float8_e4m3fn else None
-    if lack is not None:
-        raise DeviceError(f"quantized_linear in fp8 {lack}", next="quantize to int8")
     if not out.size:
         return
-    weight = Array(codes.storage, codes.shape, codes.strides, kind, codes.device, codes.offset)
+    weight, scale, x = _as_codes(contiguous(codes)), contiguous(scale), contiguous(x)
     bias, residual, norm = (None if a is None else contiguous(a) for a in (bias, residual, norm))
     rows, y = as_matrix(x), as_matrix(out)
     gate_up = empty((y.shape[0], codes.shape[0]), x.dtype, x.device) if swiglu else y
@@ -69,9 +83,7 @@ def quantized_linear(
         rms_norm((normed, empty((rows.shape[0],), statistics_type(x.dtype), x.device)), rows, norm, eps)
         rows = normed
     w = empty(codes.shape, x.dtype, x.device)
-    if w.size:
-        grid = (w.shape[0], triton.cdiv(w.shape[1], TILE))
-        launch(dequantize_kernel, grid, w, weight, scale, w.shape[1], TYPE=TRITON[x.dtype.name], BK=TILE, num_warps=4)
+    dequantize_rows(w, codes, scale, dtype=x.dtype)
     residual = None if residual is None else as_matrix(residual)
     matmul_into(gate_up, rows, w, transpose_b=True, bias=bias, residual=residual)
     if swiglu:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from genesis.dtypes import bfloat16, float32, int8
 from genesis.errors import DTypeError, ShapeError
 from tests.ops.sampling import Case, Rows, normal
 
@@ -59,6 +60,11 @@ def cases(rng: np.random.Generator, kind: Any) -> list[Case]:
     return found
 
 
+def weights(rng: np.random.Generator, kind: Any) -> list[Case]:
+    sizes = [(1, 1), (7, 5), (3, 5000), (0, 4), (4, 0)]
+    return [Case(weight(rng, *size, kind), {"dtype": dtype}) for size in sizes for dtype in (float32, bfloat16)]
+
+
 X, CODES, SCALE = np.zeros((2, 6)), np.zeros((4, 6), np.int8), np.zeros(4, np.float32)
 
 COMMON: dict[str, Any] = {
@@ -78,6 +84,18 @@ ROWS = [
             (Case((X, CODES, SCALE, np.zeros(3))), ShapeError, "bias of shape"),
             (Case((X, CODES, SCALE, None, np.zeros((2, 3)))), ShapeError, "residual of shape"),
             (Case((X, CODES, SCALE, np.zeros(4)), {"swiglu": True}), ShapeError, "SwiGLU"),
+        ),
+    ),
+    Rows(
+        "dequantize_rows", lambda codes, scale, dtype: decoded(codes) * scale[:, None],
+        functools.partial(weights, kind=np.uint8), dtypes=("float32",),
+    ),
+    Rows(
+        "dequantize_rows", lambda codes, scale, dtype: codes * scale[:, None],
+        functools.partial(weights, kind=np.int8), dtypes=("float32",),
+        errors=(
+            (Case((CODES, SCALE[:3]), {"dtype": float32}), ShapeError, "scales of shape"),
+            (Case((CODES, SCALE), {"dtype": int8}), DTypeError, "float type"),
         ),
     ),
 ]  # fmt: skip

@@ -1,0 +1,141 @@
+"""Linear layers with weights in 8 bits, for generation, and how weights become such; the op is quantized_linear.
+
+int8: a row's scale is its largest magnitude / 127. fp8 (e4m3): the power of two that brings it to 448 or below, which
+loses nothing, since a float rounds no worse at another exponent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import genesis.ops.quantized_linear as ops
+from genesis.array import Array, empty
+from genesis.autograd import apply, no_grad
+from genesis.dtypes import DType, float8_e4m3fn, float32, int8, uint8
+from genesis.nn.layers import Linear
+from genesis.nn.module import Module
+from genesis.ops.elementwise import copy
+from genesis.ops.fp8 import quantize_rows
+from genesis.ops.shape import joined, slices
+from genesis.tensor import Tensor
+
+__all__ = ["Kind", "QuantizedLinear", "quantize_layers", "quantized_linear"]
+
+Kind = Literal["fp8", "int8"]
+PIECE = 1 << 24  # elements of a weight that are quantised together
+
+
+class QuantizedLinear(Module):
+    """x·(diag(scale)·codes)ᵀ + b on the last dimension, without gradients. `quantize_layers` makes it of a `Linear`.
+
+    Attributes:
+        codes: `[out_features, in_features]`, int8, or uint8 that hold the bits of e4m3.
+        scale: float32 `[out_features]`; it stays float32, so a model is cast before it is quantised.
+        bias: `[out_features]` or None.
+        dtype: of the weight that was quantised.
+    """
+
+    def __init__(self, codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: DType) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.out_features, self.in_features = codes.shape
+        self.register_buffer("codes", codes)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return quantized_linear(x, (self,))
+
+    @property
+    def weight(self) -> Tensor:
+        """diag(scale)·codes, made anew in the type of the weight that was quantised."""
+        return Tensor(ops.dequantize_rows(self.codes.array, self.scale.array, dtype=self.dtype))
+
+    def extra_repr(self) -> str:
+        kind = "int8" if self.codes.dtype is int8 else "fp8"
+        return f"in_features={self.in_features}, out_features={self.out_features}, {kind}"
+
+
+def quantized_linear(
+    x: Tensor,
+    layers: Sequence[QuantizedLinear],
+    residual: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    swiglu: bool = False,
+) -> Tensor:
+    """The results of layers that are neighbours in memory on rms_norm(x), side by side in the last dimension.
+
+    Args:
+        residual: added to the result.
+        norm: the norm's weight; None leaves x as it is.
+        swiglu: the layers are gate and up; the result is silu(gate)·up.
+    """
+    codes, scale = (_whole([getattr(each, name) for each in layers]) for name in ("codes", "scale"))
+    bias = None if layers[0].bias is None else _whole([each.bias for each in layers])
+    made: Tensor = apply(ops.quantized_linear, x, codes, scale, bias, residual, norm, eps=eps, swiglu=swiglu)
+    return made
+
+
+def _whole(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor over neighbours, of a copy where they are none."""
+    if len(tensors) == 1:
+        return tensors[0]
+    arrays = [each.array for each in tensors]
+    return Tensor(joined(arrays) or _run(arrays)[0])
+
+
+def _run(arrays: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """Copies one behind the other, as a whole and one by one."""
+    first, sizes = arrays[0], [each.shape[0] for each in arrays]
+    whole = empty((sum(sizes), *first.shape[1:]), first.dtype, first.device)
+    parts = slices(whole, sizes)
+    for part, source in zip(parts, arrays, strict=True):
+        copy(source, out=part)
+    return whole, parts
+
+
+def quantize_layers(layers: Sequence[Linear], kind: Kind) -> list[QuantizedLinear]:
+    """Layers of one input in 8 bits, neighbours in memory; the layers themselves stay as they are."""
+    with no_grad():
+        found = [_quantized(layer.weight.detach(), kind) for layer in layers]
+    codes, scales = (_run([each[i] for each in found])[1] for i in range(2))
+    kept = [None if layer.bias is None else layer.bias.detach().array for layer in layers]
+    biases = iter(_run([each for each in kept if each is not None])[1] if any(b is not None for b in kept) else [])
+    return [
+        QuantizedLinear(Tensor(q), Tensor(s), None if b is None else Tensor(next(biases)), layer.weight.dtype)
+        for q, s, b, layer in zip(codes, scales, kept, layers, strict=True)
+    ]
+
+
+def _quantized(weight: Tensor, kind: Kind) -> tuple[Array, Array]:
+    """Codes and scales of a weight `[out, in]`; a row with NaN or infinity has a scale that is not finite."""
+    rows = max(PIECE // max(weight.shape[1], 1), 1)
+    device = weight.device
+    codes = empty(weight.shape, int8 if kind == "int8" else uint8, device)
+    scale = empty(weight.shape[:1], float32, device)
+    for start in range(0, weight.shape[0], rows):
+        part = weight[start : start + rows]
+        pieces = [slices(each, [start, len(part)])[1] for each in (codes, scale)]
+        made = _int8(part.float()) if kind == "int8" else _e4m3(part)
+        for piece, values in zip(pieces, made, strict=True):
+            copy(values, out=piece)
+    return codes, scale
+
+
+def _int8(weight: Tensor) -> tuple[Array, Array]:
+    largest = weight.abs().amax(-1)
+    scale = largest.where(largest > 0, 1.0) / 127
+    return (weight / scale.unsqueeze(-1)).round().to(dtype="int8").array, scale.array
+
+
+def _e4m3(weight: Tensor) -> tuple[Array, Array]:
+    codes, scale = quantize_rows(weight.array)
+    assert codes.dtype is float8_e4m3fn
+    return _as_bits(codes), scale
+
+
+def _as_bits(codes: Array) -> Array:
+    """e4m3 as bytes, which tensors can hold."""
+    return Array(codes.storage, codes.shape, codes.strides, uint8, codes.device, codes.offset)
