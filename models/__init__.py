@@ -12,6 +12,7 @@ from genesis_models.config import ModelConfig
 from genesis_models.folder import load, save
 from genesis_models.generate import Generated, Sampling, generate
 from genesis_models.presets import PRESETS, preset
+from genesis_models.quantize import quantize
 from genesis_models.registry import ARCHITECTURES, build
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "generate",
     "load",
     "preset",
+    "quantize",
     "save",
 ]

@@ -21,6 +21,7 @@ from genesis.autograd import checkpoint
 from genesis.errors import ConfigError
 from genesis.nn import functional as F
 from genesis.nn import fused
+from genesis.nn.quantized import QuantizedLinear
 from genesis.ops import fp8 as fp8_ops
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
@@ -276,7 +277,7 @@ class CausalLM(nn.Module):
         self._checkpointing = "none"
         self._precision: str | None = None
         self.model = self.make_decoder(config, self.make_layer)
-        self.lm_head = (
+        self.lm_head: nn.Linear | QuantizedLinear | None = (
             None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         )
         self._rotaries = [Rotary(replace(config, rope=rope)) for rope in config.ropes]
@@ -317,8 +318,14 @@ class CausalLM(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The output projection `[V, H]`: its own, or the token embedding."""
+        """The output projection `[V, H]`: its own, or the token embedding. One in 8 bits is converted anew."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[..., V]` of final hidden states `[..., H]`."""
+        if isinstance(self.lm_head, QuantizedLinear):
+            return self.lm_head(hidden)
+        return F.linear(hidden, self.head_weight)
 
     def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor | None = None, cache: KeyValueCache | None = None
@@ -369,7 +376,7 @@ class CausalLM(nn.Module):
         self, input_ids: Tensor, position_ids: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Logits `[B, T, V]`."""
-        return F.linear(self.hidden_states(input_ids, position_ids, cache), self.head_weight)
+        return self.logits(self.hidden_states(input_ids, position_ids, cache))
 
     def loss(
         self,

@@ -15,7 +15,7 @@ from genesis import Tensor, no_grad
 from genesis.backend import CPU, as_device
 from genesis.data.tokenizer import Tokenizer
 from genesis.dtypes import as_dtype, bfloat16, float16, float32, float64
-from genesis.errors import ModelError, NumericError, escape
+from genesis.errors import ModelError, NumericError, UsageError, escape
 from genesis.functions.transfer import pinned_empty
 from genesis.io.files import AtomicFolder, FolderUpdate, FolderWriter
 from genesis.io.hf import (
@@ -36,6 +36,7 @@ from genesis_models.budget import check_fits
 from genesis_models.chat_files import generation_config
 from genesis_models.config import ModelConfig
 from genesis_models.precision import weight_type
+from genesis_models.quantize import is_quantized
 from genesis_models.recognition import check_model_folder
 from genesis_models.registry import empty_model, parameter_shapes
 from genesis_models.source import ModelSource, find_source
@@ -237,6 +238,8 @@ def _plain_weights(model: CausalLM, dtype: str | None) -> dict[str, np.ndarray]:
     Raises:
         NumericError: float16 is too narrow for a weight.
     """
+    if is_quantized(model):
+        raise UsageError("a model with weights in 8 bits cannot be saved", next="load it again, unquantized")
     layers, found = adapted_layers(model), {}
     for name, parameter in model.named_parameters():
         owner, _, last = name.rpartition(".")

@@ -56,12 +56,13 @@ def _are_quantized(layers: Sequence[Module]) -> bool:
     return all(_is_plain(each, QuantizedLinear) for each in layers) and len({each.bias is None for each in layers}) == 1
 
 
-def _norm_of(norm: RMSNorm | None, x: Tensor) -> tuple[Tensor | None, float, Tensor]:
-    """Weight and eps of a norm that an op computes, and its input; else no weight, and x behind the norm."""
+def _quantized(x: Tensor, layers: Sequence[Any], norm: RMSNorm | None, swiglu: bool = False) -> Tensor:
+    """Layers with weights in 8 bits on norm(x), with `swiglu` silu(gate)·up of theirs."""
     if norm is None:
-        return None, 0.0, x
-    plain = _is_plain(norm, RMSNorm) and norm.weight is not None and norm.eps is not None
-    return (norm.weight, norm.eps or 0.0, x) if plain else (None, 0.0, norm(x))
+        return quantized_linear(x, layers, swiglu=swiglu)
+    if _is_plain(norm, RMSNorm) and norm.weight is not None and norm.eps is not None:
+        return quantized_linear(x, layers, None, norm.weight, norm.eps, swiglu)
+    return quantized_linear(norm(x), layers, swiglu=swiglu)
 
 
 def _is_one_step(x: Tensor) -> bool:
@@ -81,8 +82,7 @@ def packed_linear(
         fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
     if _are_quantized(layers):
-        weight, eps, x = _norm_of(norm, x)
-        return quantized_linear(x, layers, None, weight, eps)  # type: ignore[arg-type]
+        return _quantized(x, layers, norm)
     biases = [layer.bias for layer in layers if _is_linear(layer) and layer.bias is not None]
     plain = all(map(_is_linear, layers)) and len(biases) in (0, len(layers))
     agree, pairs = _pairs(layers) if plain else (False, None)
@@ -121,8 +121,7 @@ def gated_mlp(
         fp8: the fewest columns of a result that is multiplied in 8-bit floats, 0: none; layers of odd sizes are not.
     """
     if _are_quantized(gate_up) and all(layer.bias is None for layer in gate_up):
-        weight, eps, y = _norm_of(norm, x)
-        return linear_sum(quantized_linear(y, gate_up, None, weight, eps, swiglu=True), down, x)  # type: ignore[arg-type]
+        return linear_sum(_quantized(x, gate_up, norm, swiglu=True), down, x)
     plain = all(map(_is_linear, (*gate_up, down))) and _is_plain(norm, RMSNorm)
     biases = [layer.bias for layer in gate_up if layer.bias is not None] if plain else []
     if plain and len(biases) in (0, len(gate_up)) and norm.weight is not None and norm.eps is not None:

@@ -126,7 +126,7 @@ def _quantized(weight: Tensor, kind: Kind) -> tuple[Array, Array]:
 
 def _int8(weight: Tensor) -> tuple[Array, Array]:
     largest = weight.abs().amax(-1)
-    scale = largest.where(largest > 0, 1.0) / 127
+    scale = largest.where(largest != 0, 1.0) / 127
     return (weight / scale.unsqueeze(-1)).round().to(dtype="int8").array, scale.array
 
 

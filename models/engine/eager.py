@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 import genesis
-from genesis.nn import functional as F
 from genesis_models.blocks import CausalLM, KeyValueCache
 from genesis_models.engine.engine import Request, Token, check_prompt, finish_of, length_of
 from genesis_models.engine.sampling import SamplingRows, not_finite
@@ -43,7 +42,7 @@ class EagerEngine:
         self._cancelled = request
 
     def _continue(self, number: int, request: Request) -> Iterator[Token]:
-        length, weight = length_of(self.model, request), self.model.head_weight
+        length, weight = length_of(self.model, request), self.model.model.embed_tokens.weight
         most, tokens, row = length - len(request.ids), list(request.ids), np.zeros(1, np.int64)
         if most <= 0:
             yield Token(number, None, finish="length")
@@ -54,7 +53,7 @@ class EagerEngine:
             with genesis.no_grad():
                 ids = genesis.tensor([tokens], dtype="int64", device=weight.device)
                 hidden = self.model.hidden_states(ids, cache=cache)[:, -1]  # [1, H]
-                logits = F.linear(hidden, weight)  # [1, V]
+                logits = self.model.logits(hidden)  # [1, V]
             drawn, chances = self._sampling.draw(logits, row, self._log_probs)
             token = int(drawn[0])
             if token < 0:

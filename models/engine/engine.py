@@ -14,7 +14,6 @@ import numpy as np
 
 import genesis
 from genesis.errors import ModelError, UsageError
-from genesis.nn import functional as F
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.cache import RowCache
 from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
@@ -116,9 +115,8 @@ class Engine:
         self, model: CausalLM, *, rows: int, capacity: int, log_probs: bool = False, chunk: int = CHUNK
     ) -> None:
         self.model, self._log_probs, self._chunk = model, log_probs, chunk
-        self._weight = model.head_weight
-        self.cache = RowCache(model.config, rows, capacity, self._weight.dtype)
-        self._sampling = SamplingRows(rows, self._weight.shape[0])
+        self.cache = RowCache(model.config, rows, capacity, model.model.embed_tokens.weight.dtype)
+        self._sampling = SamplingRows(rows, model.config.vocab_size)
         self._rows: list[_Row | None] = [None] * rows
 
     def run(self, requests: Iterable[Request]) -> Iterator[Token]:
@@ -189,7 +187,7 @@ class Engine:
 
     def _drawn(self, rows: np.ndarray, hidden: genesis.Tensor) -> Iterator[Token]:
         with genesis.no_grad():
-            logits = F.linear(hidden, self._weight)  # [B, V]
+            logits = self.model.logits(hidden)  # [B, V]
         tokens, chances = self._sampling.draw(logits, rows, self._log_probs)
         used = [self._rows[row] for row in rows.tolist()]
         for i, token in enumerate(tokens.tolist()):
