@@ -83,10 +83,10 @@ def frequencies(config: ModelConfig, length: int) -> tuple[np.ndarray, float]:
     return inverse.astype(np.float32), scale
 
 
-def tables(config: ModelConfig, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of positions 0 … length - 1, each float32 `[length, D/2]`."""
+def tables(config: ModelConfig, length: int, begin: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of positions `begin` … length - 1 of a sequence of `length`, each float32 `[length - begin, D/2]`."""
     inverse, scale = frequencies(config, length)
-    angles = np.arange(length, dtype=np.float32)[:, None] * inverse
+    angles = np.arange(begin, length, dtype=np.float32)[:, None] * inverse
     return (np.cos(angles) * np.float32(scale)), (np.sin(angles) * np.float32(scale))
 
 
@@ -116,10 +116,18 @@ class Rotary:
             totals: the length of each sequence that stretched angles are for; the positions' unless given.
         """
         ends = [int(row.max(initial=-1)) + 1 for row in positions] if totals is None else totals
-        if not any(map(self._is_stretched, ends)):
+        if not any(map(self.is_stretched, ends)):
             return self(positions, CPU)
         found = [[table[at] for table in self._for_length(end)] for at, end in zip(positions, ends, strict=True)]
         cos, sin = (genesis.from_numpy(np.stack(each)) for each in zip(*found, strict=True))
+        return cos, sin
+
+    def last(self, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin `[length, D/2]`, float32: row p is for the last token of a sequence of p + 1."""
+        plain = self.config.max_position_embeddings if self.is_stretched(length) else length
+        found = [table[:plain] for table in self._for_length(plain)]
+        rows = [tables(self.config, end, end - 1) for end in range(plain + 1, length + 1)]
+        cos, sin = (np.concatenate([first, *rest]) for first, *rest in zip(found, *rows, strict=True))
         return cos, sin
 
     def span(self, begin: int, end: int, device: genesis.Device) -> tuple[Tensor, Tensor]:
@@ -136,23 +144,23 @@ class Rotary:
         cos, sin = self._for_length(length)
         key = (len(cos), device)
         if key not in self._device_tables:
-            if self._is_stretched(len(cos)):  # each length has a table of its own: keep the last one alone
+            if self.is_stretched(len(cos)):  # each length has a table of its own: keep the last one alone
                 self._device_tables.clear()
             self._device_tables[key] = genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)
         return self._device_tables[key]
 
-    def _is_stretched(self, length: int) -> bool:
+    def is_stretched(self, length: int) -> bool:
         """Whether frequencies depend on the length: under dynamic scaling beyond the trained one."""
         return self.config.rope.kind == "dynamic" and length > self.config.max_position_embeddings
 
     def _for_length(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         found = self._tables
-        if self._is_stretched(length):
+        if self.is_stretched(length):
             return found if len(found[0]) == length else self._make(length)
-        if len(found[0]) >= length and not self._is_stretched(len(found[0])):
+        if len(found[0]) >= length and not self.is_stretched(len(found[0])):
             return found
         size = max(256, 1 << (length - 1).bit_length())
-        return self._make(self.config.max_position_embeddings if self._is_stretched(size) else size)
+        return self._make(self.config.max_position_embeddings if self.is_stretched(size) else size)
 
     def _make(self, length: int) -> tuple[np.ndarray, np.ndarray]:
         self._tables = found = tables(self.config, length)

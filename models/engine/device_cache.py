@@ -1,0 +1,248 @@
+"""The engine's KV cache on a GPU: one array `[L, 2, B, K, S, D]`, whose rows' lengths are on the device.
+
+Shapes: L layers, B rows, S capacity, T tokens, Q query heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import genesis
+from genesis import Tensor
+from genesis.nn import functional as F
+from genesis.nn import fused
+from genesis.ops.attention_step import LARGEST
+from genesis_models.blocks import LayerCache, PackedHeads, Tables
+from genesis_models.config import ModelConfig
+from genesis_models.rope import Rotary
+
+__all__ = ["DeviceCache", "Document", "PackedCache", "PromptCache", "StepCache"]
+
+
+class Document(NamedTuple):
+    """A prompt among others in one forward pass.
+
+    Attributes:
+        row: of the cache, that it is for.
+        begin: where in the pass it begins.
+    """
+
+    row: int
+    ids: np.ndarray
+    begin: int
+
+
+class DeviceCache:
+    """Keys and values of sequences of unequal length. What is behind a row's length is never read.
+
+    Args:
+        rows, capacity: sequences at a time, and the most tokens of each.
+        dtype: of keys and values.
+        rotaries: the model's rotary embeddings.
+
+    Attributes:
+        data: `[L, 2, B, K, S, D]`, keys and values.
+        lengths: tokens of each row, int64 `[B]`.
+        left: how many tokens each row may still draw; those with none take no part in a step.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rows: int,
+        capacity: int,
+        dtype: genesis.DType,
+        device: genesis.Device,
+        rotaries: Sequence[Rotary],
+    ) -> None:
+        shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, capacity, config.head_dim)
+        self.data = genesis.empty(shape, dtype=dtype, device=device)
+        self.lengths, self.left = (genesis.zeros(rows, dtype="int64", device=device) for _ in range(2))
+        self.rows, self.capacity, self._rotaries = rows, capacity, rotaries
+        self._tables = [[genesis.tensor(each, device=device) for each in rotary.last(capacity)] for rotary in rotaries]
+
+    def prompt(self, row: int, begin: int, total: int) -> PromptCache:
+        """The cache of a forward pass of a part of a prompt.
+
+        Args:
+            begin: where in the prompt it begins.
+            total: the prompt's length, which rotary angles may depend on.
+        """
+        return PromptCache(self, row, begin, total)
+
+    def packed(self, documents: Sequence[Document], starts: np.ndarray, positions: np.ndarray) -> PackedCache:
+        """The cache of a forward pass of whole prompts behind one another.
+
+        Args:
+            starts: where each token's prompt begins `[T]`.
+            positions: of each token in its prompt `[T]`.
+        """
+        return PackedCache(self, documents, *(genesis.tensor(x, device=self.data.device) for x in (starts, positions)))
+
+    def is_stretched(self, total: int) -> bool:
+        """Whether rotary angles of a sequence of `total` tokens are its own."""
+        return any(rotary.is_stretched(total) for rotary in self._rotaries)
+
+    def step(self, rows: int, keys: int) -> StepCache:
+        """The cache of a forward pass of one token of each of the first `rows` rows, of at most `keys` tokens each."""
+        return StepCache(self, rows, keys)
+
+    def span(self, which: int, begin: int, end: int, total: int) -> tuple[Tensor, Tensor]:
+        """cos and sin `[T, D/2]` of positions `begin` … `end` - 1 of a sequence of `total`, of a rotary embedding."""
+        rotary, (cos, sin) = self._rotaries[which], self._tables[which]
+        if not rotary.is_stretched(total):
+            return cos.narrow(0, begin, end - begin), sin.narrow(0, begin, end - begin)
+        positions = np.minimum(np.arange(begin, end), total - 1)  # what is behind the end is padding
+        cos, sin = (each[0].to(device=self.data.device) for each in rotary.rows(positions[None], [total]))
+        return cos, sin
+
+    def by_position(self, which: int) -> tuple[Tensor, Tensor]:
+        """cos and sin `[S, D/2]` of each position as a sequence's last, of a rotary embedding."""
+        cos, sin = self._tables[which]
+        return cos, sin
+
+    def at_lengths(self, which: int, rows: int) -> tuple[Tensor, Tensor]:
+        """cos and sin `[B, 1, D/2]` of the next token of each of the first `rows` rows, of a rotary embedding."""
+        positions = self.lengths.narrow(0, 0, rows).unsqueeze(1)  # [B, 1]
+        cos, sin = self._tables[which]
+        return F.embedding(positions, cos), F.embedding(positions, sin)
+
+
+class PromptCache(LayerCache):
+    """A row of a `DeviceCache`, to which a forward pass appends a part of a prompt."""
+
+    def __init__(self, cache: DeviceCache, row: int, begin: int, total: int) -> None:
+        self._cache, self._at, self._begin, self._total = cache, row, begin, total
+
+    def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
+        """cos and sin `[T, D/2]` of the part."""
+        begin = self._begin
+        return [self._cache.span(which, begin, begin + t, self._total) for which in range(len(rotaries))]
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
+    ) -> Tensor:
+        """Append k, v `[1, T, K, D]`; attention of q `[1, T, Q, D]` over the prompt's keys so far."""
+        for kept, new in zip(self._row(layer, self._begin, q.shape[1]), (k, v), strict=True):
+            _store(kept, new[0].transpose(0, 1))
+        return self._attend(q, k, v, layer, window, scale)
+
+    def attention_packed(self, qkv: Tensor, form: PackedHeads, starts: Tensor | None, tables: Tables) -> Tensor:
+        """The same of `[1, T, Q + 2·K, D]`: keys and values are copied together."""
+        qkv = form.prepared(qkv, tables)
+        _store(self._row(form.layer, self._begin, qkv.shape[1]), _by_head(qkv, form))
+        return self._attend(*form.split(qkv), form.layer, form.window, form.scale)
+
+    def _row(self, layer: int, begin: int, count: int) -> Tensor:
+        """Keys and values of some positions of the row, `[2, K, count, D]`."""
+        return self._cache.data[layer, :, self._at].narrow(2, begin, count)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int, scale: float) -> Tensor:
+        """Attention over k and v, and over what is before them in the row."""
+        if self._begin:
+            low = max(0, self._begin + 1 - window) if window else 0
+            seen = self._row(layer, low, self._begin + q.shape[1] - low).transpose(1, 2).to(q.dtype)  # [2, n, K, D]
+            k, v = seen[0:1], seen[1:2]
+        return F.attention(q, k, v, scale=scale, causal=True, window=window)
+
+    def advance(self, t: int) -> None:
+        """Nothing: lengths are set when the whole prompt is there."""
+
+
+class PackedCache(LayerCache):
+    """Keys and values of several prompts in one forward pass, which `move` to their rows after it."""
+
+    def __init__(self, cache: DeviceCache, documents: Sequence[Document], starts: Tensor, positions: Tensor) -> None:
+        self._cache, self._documents, self._starts, self._positions = cache, documents, starts[None], positions
+        layers, _, _, key_heads, _, size = cache.data.shape
+        shape = (layers, 2, key_heads, len(positions), size)
+        self._data = genesis.empty(shape, dtype=cache.data.dtype, device=cache.data.device)  # [L, 2, K, T, D]
+
+    def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
+        """cos and sin `[T, D/2]` of the tokens' positions."""
+        found = [self._cache.by_position(which) for which in range(len(rotaries))]
+        return [(F.embedding(self._positions, cos), F.embedding(self._positions, sin)) for cos, sin in found]
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
+    ) -> Tensor:
+        """Attention of q `[1, T, Q, D]` over the keys of each token's own prompt."""
+        for kept, new in zip(self._data[layer], (k, v), strict=True):
+            _store(kept, new[0].transpose(0, 1))
+        return F.attention(q, k, v, self._starts, scale=scale, causal=True, window=window)
+
+    def attention_packed(self, qkv: Tensor, form: PackedHeads, starts: Tensor | None, tables: Tables) -> Tensor:
+        """The same of `[1, T, Q + 2·K, D]`: keys and values are copied together."""
+        qkv = form.prepared(qkv, tables)
+        _store(self._data[form.layer], _by_head(qkv, form))
+        how: dict[str, Any] = {"scale": form.scale, "causal": True, "window": form.window}
+        return F.attention_packed(qkv, form.heads, form.key_heads, starts=self._starts, **how)
+
+    def move(self) -> None:
+        """Copy each prompt's keys and values of all layers into its row."""
+        for row, ids, begin in self._documents:
+            if count := len(ids):
+                self._cache.data[:, :, row, :, :count].copy_(self._data.narrow(3, begin, count))
+
+    def advance(self, t: int) -> None:
+        """Nothing: lengths are set when the prompts are there."""
+
+
+class StepCache(LayerCache):
+    """The first rows of a `DeviceCache`, to each of which a forward pass appends a token at the row's length."""
+
+    def __init__(self, cache: DeviceCache, rows: int, keys: int) -> None:
+        self._cache, self._rows, self._keys = cache, rows, keys
+
+    def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
+        """cos and sin `[B, 1, D/2]` of the rows' next positions, looked up where a layer asks for them."""
+        return _Tables(self._cache, self._rows, len(rotaries))
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor | None, layer: int, window: int, scale: float
+    ) -> Tensor:
+        """Append k, v `[B, 1, K, D]`; attention of q `[B, 1, Q, D]` over each row's keys so far."""
+        form = PackedHeads(layer, q.shape[2], k.shape[2], window, scale, rope=None)
+        return self._attend(genesis.cat([q, k, v], 2), form)
+
+    def attention_packed(self, qkv: Tensor, form: PackedHeads, starts: Tensor | None, tables: Tables) -> Tensor:
+        """The same of `[B, 1, Q + 2·K, D]`, in one launch."""
+        return self._attend(qkv, form)
+
+    def _attend(self, qkv: Tensor, form: PackedHeads) -> Tensor:
+        rows, cache = self._rows, self._cache
+        both = cache.data[form.layer].narrow(1, 0, rows).narrow(3, 0, self._keys)  # [2, B, K, S, D]
+        lengths, active = (each.narrow(0, 0, rows) for each in (cache.lengths, cache.left))
+        tables = None if form.rope is None else cache.by_position(form.rope)
+        how: dict[str, Any] = {"scale": form.scale, "window": form.window}
+        return fused.attention_step(qkv[:, 0], both, lengths, tables, form.norms, active, **how).unsqueeze(1)
+
+    def advance(self, t: int) -> None:
+        """Nothing: the op `next_tokens` counts, for rows that are not complete."""
+
+
+class _Tables(Sequence[tuple[Tensor, Tensor]]):
+    """Tables of rotary embeddings at the rows' lengths; fused layers need none of them."""
+
+    def __init__(self, cache: DeviceCache, rows: int, count: int) -> None:
+        self._cache, self._rows, self._count = cache, rows, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, which: Any) -> Any:
+        return self._cache.at_lengths(which, self._rows)
+
+
+def _store(kept: Tensor, new: Tensor) -> None:
+    """Write into the cache, in its type; e4m3 has no infinity."""
+    kept.copy_(new.clip(-LARGEST, LARGEST) if kept.dtype.itemsize == 1 else new)
+
+
+def _by_head(qkv: Tensor, form: PackedHeads) -> Tensor:
+    """Keys and values `[2, K, T, D]` of `[1, T, Q + 2·K, D]`."""
+    t, size = qkv.shape[1::2]
+    return qkv.narrow(2, form.heads, 2 * form.key_heads).view(t, 2, form.key_heads, size).permute(1, 2, 0, 3)
