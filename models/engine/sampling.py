@@ -99,7 +99,7 @@ class SamplingRows:
 
 def not_finite(logits: np.ndarray, position: int) -> NumericError:
     """The error of logits `[V]` that hold a NaN or an infinity."""
-    kind = "NaN" if np.isnan(logits).any() else "infinite"
+    kind = "NaN" if np.isnan(logits).any() else "infinite" if np.isinf(logits).any() else "not finite"
     return NumericError(
         f"the model's logits are {kind}", where=f"position {position}", next="check the weights; try float32"
     )

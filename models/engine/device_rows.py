@@ -1,0 +1,167 @@
+"""What an engine on a GPU holds for its rows, from run to run: the cache, the sequences' state, and steps as graphs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import genesis
+from genesis import Tensor, cuda
+from genesis.backend import CPU
+from genesis.dtypes import DType, float8_e4m3fn
+from genesis.errors import OutOfMemoryError
+from genesis.nn import functional as F
+from genesis.nn.lora import LoRALinear
+from genesis.train.captured import Captured
+from genesis_models.blocks import CausalLM
+from genesis_models.engine.device_cache import DeviceCache
+from genesis_models.engine.device_state import DeviceState
+
+__all__ = ["ADVICE", "DeviceRows", "Step", "bucket", "keep", "take"]
+
+GRAIN = 256  # capacities are multiples
+FEWEST_KEYS = 512  # of a graph
+KEPT = 16  # rows in up to this part of the device's memory are kept for the next run with the model
+ADVICE = "ask for fewer tokens, shorten the prompts, or keep the cache in fp8"
+
+
+class Step:
+    """A step of some rows: a CUDA graph from its third call on.
+
+    Attributes:
+        rows: how many, from the first on.
+
+    Args:
+        keys: the most tokens of each of them.
+    """
+
+    def __init__(self, model: CausalLM, cache: DeviceCache, state: DeviceState, rows: int, keys: int) -> None:
+        kept, model_of, device = list[Tensor](), weakref.ref(model), model.head_weight.device
+        self.rows, self._kept = rows, kept
+
+        def step() -> None:
+            model = model_of()
+            assert model is not None
+            with genesis.no_grad():
+                tokens = state.tokens.narrow(0, 0, rows).view(rows, 1)
+                hidden = model.next_hidden_states(tokens, cache.step(rows, keys))[:, -1]  # [B, H]
+                logits = F.linear(hidden, model.head_weight)  # [B, V]
+                state.draw(logits)
+            kept[:] = [logits]
+
+        self._call: Callable[[], None] = step if device == CPU else Captured(step, device, _ignore)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether calls replay a graph."""
+        return isinstance(self._call, Captured) and self._call.is_captured
+
+    def __call__(self) -> None:
+        """Launch it."""
+        self._call()
+
+    @property
+    def logits(self) -> Tensor | None:
+        """Of the last call, `[B, V]`, until another step runs."""
+        return self._kept[0] if self._kept else None
+
+
+def _ignore(note: str) -> None:
+    """A step that cannot be captured is launched as it is, and slower."""
+
+
+class DeviceRows:
+    """The rows of an engine. They hold no model, so that both go when the model does.
+
+    Args:
+        rows: sequences at a time; fewer where memory has no room for them.
+        capacity: the most tokens of each, rounded up.
+        dtype: of keys and values: "auto", that of the weights, or "fp8", e4m3.
+
+    Attributes:
+        form: what the rows are for, besides their size.
+        asked: how many rows there would be with enough memory.
+    """
+
+    def __init__(self, model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> None:
+        weight = model.head_weight
+        self.form = (weight.device, weight.dtype, log_probs, dtype)
+        self.asked = rows
+        self.cache = _cache(model, rows, _rounded(capacity), weight.dtype if dtype == "auto" else float8_e4m3fn)
+        self.state = DeviceState(self.cache.lengths, self.cache.left, weight.shape[0], log_probs, weight.dtype)
+        self.steps: dict[tuple[int, int, bool], Step] = {}
+        self._read: tuple[object, ...] = ()  # by graphs, and where
+
+    def begin(self, model: CausalLM) -> None:
+        """No row has a sequence. Graphs read weights where they were: another address or type makes them useless."""
+        read = _read(model)
+        if read != self._read:
+            self.steps.clear()
+            self._read = read
+        self.state.clear()
+
+    def step(self, model: CausalLM, rows: int, keys: int) -> Step:
+        """A step of at least the first `rows` rows, of at most `keys` tokens each with the step's own."""
+        rows, keys = bucket(rows, self.cache.rows), bucket(keys, self.cache.capacity, FEWEST_KEYS)
+        key = rows, keys, self.state.is_penalized
+        if key not in self.steps:
+            self.steps[key] = Step(model, self.cache, self.state, rows, keys)
+        return self.steps[key]
+
+
+def _read(model: CausalLM) -> tuple[object, ...]:
+    """Where and in what types the weights are, and how float32 is multiplied: a step's launches depend on that."""
+    tensors = [*model.parameters(), *model.buffers()]
+    for module in model.modules():
+        if isinstance(module, LoRALinear) and module.lora_magnitude_vector is not None:
+            tensors.append(module._row_squares())  # made again where the weight has changed
+    return cuda.allow_tf32.on, *((each.data_ptr(), each.dtype) for each in tensors)
+
+
+def bucket(size: int, most: int, least: int = 1) -> int:
+    """`size`, rounded up to a power of two times `least`, at most `most`."""
+    while least < size:
+        least *= 2
+    return min(least, most)
+
+
+def _rounded(capacity: int) -> int:
+    """A capacity rounded up, by at most a quarter where it is large: texts that grow need new rows now and then."""
+    grain = max(GRAIN, 1 << max(capacity.bit_length() - 3, 0))
+    return -(-capacity // grain) * grain
+
+
+def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType) -> DeviceCache:
+    """A cache of as many rows as there is memory for."""
+    while True:
+        try:
+            return DeviceCache(model.config, rows, capacity, dtype, model.head_weight.device, model._rotaries)
+        except OutOfMemoryError as error:
+            if rows == 1:
+                error.next = ADVICE
+                raise
+            rows //= 2
+
+
+# --- Rows that wait for the next run ----------------------------------------------------------------------------------
+
+_kept: weakref.WeakKeyDictionary[CausalLM, DeviceRows] = weakref.WeakKeyDictionary()
+
+
+def take(model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> DeviceRows:
+    """Rows for a run: those that the last one left, if they are enough, or new ones."""
+    found = _kept.pop(model, None)
+    form = (model.head_weight.device, model.head_weight.dtype, log_probs, dtype)
+    if found is not None and found.form == form and found.asked >= rows and found.cache.capacity >= capacity:
+        return found
+    del found  # before new ones are made
+    return DeviceRows(model, rows, capacity, log_probs, dtype)
+
+
+def keep(model: CausalLM, rows: DeviceRows) -> bool:
+    """Leave rows to the next run with the model, unless they take much of the device's memory; whether it was done."""
+    data = rows.cache.data
+    if data.is_cuda and data.nbytes * KEPT > cuda.mem_get_info(data.device)[1]:
+        return False
+    _kept[model] = rows
+    return True
