@@ -1,0 +1,214 @@
+"""The engine on a GPU: steps of all rows are CUDA graphs, launched ahead of the host, which reads tokens late.
+
+A prompt but for its last token passes into a row's cache in chunks, by the ordinary ops. Its last token is the row's
+first step, so that every token is drawn in the same way. What a step reads and changes is on the device, and a row that
+is complete changes nothing: steps that the host launches before it knows cost time and do no harm.
+
+`Engine` leaves rows without a request out of a step, which a graph of fixed shapes cannot; so the CPU keeps it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from genesis.errors import NumericError, OutOfMemoryError, UsageError
+from genesis.ops.next_tokens import FAILED, INACTIVE
+from genesis_models.blocks import CausalLM
+from genesis_models.engine.device_prompts import CHUNK, Prompts
+from genesis_models.engine.device_rows import ADVICE, DeviceRows, Step, keep, take
+from genesis_models.engine.device_state import Reading
+from genesis_models.engine.engine import Request, Token, check_prompt, finish_of, length_of
+from genesis_models.engine.sampling import not_finite
+
+__all__ = ["DeviceEngine"]
+
+STEPS = 4  # that the host launches at a time
+AHEAD = 2  # such batches are on the device while the host waits for the first
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """A request that has a row, or had one until all its steps were launched."""
+
+    request: Request
+    number: int
+    most: int  # tokens of its continuation that there is room for
+    launched: int = 0  # steps
+    count: int = 0  # tokens that the host has seen
+    is_done: bool = False  # or cancelled: further tokens are nobody's
+
+    @property
+    def rest(self) -> int:
+        """Steps that are still to be launched."""
+        return self.most - self.launched
+
+
+class _Batch(NamedTuple):
+    """Steps that were launched together."""
+
+    sequences: list[tuple[int, _Sequence]]  # by row
+    reading: Reading
+
+
+class DeviceEngine:
+    """Generation with a model on a GPU.
+
+    Args:
+        model: used as in evaluation while requests run; its weights may change between runs.
+        rows: sequences at a time; fewer where memory has no room for them.
+        capacity: the most tokens of a sequence, its prompt included.
+        log_probs: whether tokens have their log-probability.
+        chunk: tokens of a prompt in one forward pass.
+        cache: the type of keys and values: "auto", that of the weights, or "fp8", e4m3.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        rows: int,
+        capacity: int,
+        log_probs: bool = False,
+        chunk: int = CHUNK,
+        cache: str = "auto",
+    ) -> None:
+        if cache not in ("auto", "fp8"):
+            raise UsageError(f"the cache's type is auto or fp8, not {cache!r}")
+        self.model, self.log_probs, self._chunk = model, log_probs, chunk
+        self.rows, self.capacity, self._cache = rows, capacity, cache
+        self._held: DeviceRows | None = None
+        self._sequences: list[_Sequence | None] = []  # by row
+        self._batches: deque[_Batch] = deque()
+        self._last: Step | None = None  # that was launched
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+        """See `Engine.run`. Tokens come a few steps after the device has drawn them."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            form = (self.rows, self.capacity, self.log_probs, self._cache)
+            self._held = take(self.model, *form) if self._held is None else self._held
+            self._held.begin(self.model)
+            self._sequences = [None] * min(self.rows, self._held.cache.rows)
+            yield from self._run(self._held, enumerate(requests))
+        except OutOfMemoryError as error:
+            error.next = ADVICE
+            raise
+        finally:
+            self._sequences, self._last = [], None
+            self._batches.clear()
+            if self._held is not None and keep(self.model, self._held):
+                self._held = None
+            self.model.train(was_training)
+
+    def _run(self, held: DeviceRows, waiting: Iterator[tuple[int, Request]]) -> Iterator[Token]:
+        is_more = True
+        while True:
+            if is_more and None in self._sequences:
+                is_more = yield from self._admit(held, waiting)
+            while len(self._batches) < AHEAD and any(self._sequences):
+                self._launch(held, is_more)
+            if not self._batches:
+                return
+            yield from self._read(self._batches.popleft())
+
+    def cancel(self, request: int) -> None:
+        """See `Engine.cancel`."""
+        launched = (each for batch in self._batches for _, each in batch.sequences)
+        for sequence in [*self._sequences, *launched]:
+            if sequence is not None and sequence.number == request:
+                self._end(sequence)
+
+    def _admit(self, held: DeviceRows, waiting: Iterator[tuple[int, Request]]) -> Generator[Token, None, bool]:
+        """Give free rows to requests; whether there may be more of these."""
+        admitted: list[tuple[int, _Sequence]] = []
+        is_more = True
+        for row in [row for row, each in enumerate(self._sequences) if each is None]:
+            sequence = None
+            while is_more and sequence is None:
+                taken = next(waiting, None)
+                is_more = taken is not None
+                if taken is not None:
+                    sequence = self._checked(*taken)
+                    if sequence is None:
+                        yield Token(taken[0], None, finish="length")
+            if sequence is not None:
+                admitted.append((row, sequence))
+        prompts = Prompts(self.model, held.cache, self._chunk)
+        prompts.pass_all([(row, np.asarray(each.request.ids, np.int64)) for row, each in admitted])
+        held.state.start([(row, each.request, each.most) for row, each in admitted])
+        for row, each in admitted:
+            self._sequences[row] = each
+        return is_more
+
+    def _checked(self, number: int, request: Request) -> _Sequence | None:
+        """A request that can run; None where it asks for no token."""
+        check_prompt(self.model, request.ids)
+        request.sampling.check()
+        if request.max_tokens <= 0:
+            return None
+        length = length_of(self.model, request)
+        if length > self.capacity:
+            what = f"a sequence of up to {length} tokens in an engine for {self.capacity}"
+            raise UsageError(what, next="make the engine with that capacity")
+        return _Sequence(request, number, length - len(request.ids))
+
+    def _launch(self, held: DeviceRows, is_more: bool) -> None:
+        """Launch some steps of all rows, and give rows free that need no further ones.
+
+        Args:
+            is_more: whether requests wait for a row.
+        """
+        sequences = [(row, each) for row, each in enumerate(self._sequences) if each is not None]
+        rests = [each.rest for _, each in sequences]
+        steps = min(STEPS, min(rests) if is_more else max(rests))
+        if any(not each.launched for _, each in sequences):
+            steps = 1  # a first token is not kept waiting
+        longest = max(len(each.request.ids) + each.launched for _, each in sequences) + steps
+        self._last = step = held.step(self.model, sequences[-1][0] + 1, longest)
+        for _ in range(steps):
+            step()
+        self._batches.append(_Batch(sequences, held.state.made(steps, step.rows)))
+        for row, each in sequences:
+            each.launched += steps
+            if each.rest <= 0:
+                self._sequences[row] = None
+
+    def _read(self, batch: _Batch) -> Iterator[Token]:
+        """The tokens of some steps, as soon as they are there."""
+        tokens, chances = batch.reading.results()
+        for step, drawn in enumerate(tokens.tolist()):
+            for row, each in batch.sequences:
+                if drawn[row] == FAILED and not each.is_done:
+                    raise self._not_finite(row, each)
+            for row, each in batch.sequences:
+                token = drawn[row]
+                if each.is_done or token == INACTIVE:
+                    continue
+                each.count += 1
+                finish = finish_of(each.request, token, each.count, each.most)
+                if finish is not None:
+                    self._end(each)
+                if finish == "stop":
+                    yield Token(each.number, None, None, finish)
+                else:
+                    yield Token(each.number, token, float(chances[step, row]) if self.log_probs else None, finish)
+
+    def _end(self, sequence: _Sequence) -> None:
+        """Nothing more of it is of interest, and its row is free."""
+        sequence.is_done = True
+        for row, each in enumerate(self._sequences):
+            if each is sequence and self._held is not None:
+                self._sequences[row] = None
+                self._held.state.end(row)
+
+    def _not_finite(self, row: int, sequence: _Sequence) -> NumericError:
+        assert self._last is not None and self._last.logits is not None
+        logits = self._last.logits  # steps since then had the same input in this row
+        found = logits[row].float().cpu().numpy() if row < len(logits) else np.zeros(1, np.float32)
+        return not_finite(found, len(sequence.request.ids) + sequence.count)

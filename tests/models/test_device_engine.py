@@ -1,0 +1,324 @@
+"""The engine of GPUs with its steps called one by one on the CPU: the same tokens as the plain engine, read late."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+import genesis_models
+from genesis.backend.cpu import pool
+from genesis.errors import NumericError, OutOfMemoryError, UsageError
+from genesis_models.adapters import AdapterConfig, apply_adapters
+from genesis_models.engine import (
+    EagerEngine,
+    Request,
+    Sampling,
+    Token,
+    device_cache,
+    device_prompts,
+    device_rows,
+    device_state,
+)
+from genesis_models.engine.device import DeviceEngine
+from genesis_models.rope import Rotary
+from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
+from tests.models.test_engine import GREEDY, by_request, prompts
+
+
+def held(model: genesis_models.CausalLM) -> device_rows.DeviceRows:
+    """What the last run with a model left."""
+    return device_rows._kept[model]
+
+
+def last_logits(model: genesis_models.CausalLM) -> np.ndarray:
+    """Of the one kind of step that the last run made, `[B, V]`."""
+    (step,) = held(model).steps.values()
+    assert step.logits is not None
+    return step.logits.float().cpu().numpy()
+
+
+@pytest.fixture(scope="module")
+def model() -> genesis_models.CausalLM:
+    return genesis_models.load(golden("qwen3-tied").folder)
+
+
+@pytest.mark.parametrize("name", [*QWEN, *FAMILIES, *EXTRA])
+def test_batched_and_alone_give_the_tokens_of_the_plain_engine(name: str) -> None:
+    model = genesis_models.load((extra if name in EXTRA else golden)(name).folder, dtype="float32")
+    count, draws = (
+        (20, (GREEDY, Sampling(0.9, top_k=20, top_p=0.95, seed=3))) if name == "qwen2-tied" else (3, (GREEDY,))
+    )
+    ids = prompts(count, model.config.vocab_size)
+    batched, single = (DeviceEngine(model, rows=n, capacity=60, chunk=c) for n, c in ((5, 7), (1, 64)))
+    for sampling in draws:
+        requests = [Request(each, sampling, 3 + i % 3, sequence=i) for i, each in enumerate(ids)]
+        expected = by_request(EagerEngine(model).run(requests), len(ids))
+        assert [len(each) for each in expected] == [each.max_tokens for each in requests]
+        assert by_request(batched.run(requests), len(ids)) == expected
+        assert [by_request(single.run([each]), 1)[0] for each in requests] == expected
+
+
+def test_a_stretched_rope_is_each_sequences_own() -> None:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 32}
+    sizes = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    raw = {**heads, **sizes, "model_type": "llama", "initializer_range": 0.3, "rope_parameters": rope}
+    model = genesis_models.build(raw, seed=1)
+    requests = [Request(each, GREEDY, 12) for each in prompts(3, 320, 40)]
+    expected = by_request(EagerEngine(model).run(requests), 4)
+    assert by_request(DeviceEngine(model, rows=4, capacity=100, chunk=16).run(requests), 4) == expected
+    rotary = Rotary(model.config)
+    for table, rows in zip(rotary.last(50), rotary.rows(np.arange(50)[:, None]), strict=True):
+        np.testing.assert_array_equal(table, rows.numpy()[:, 0])
+
+
+def test_stop_ids_and_the_contexts_end_free_rows_for_the_next(model: genesis_models.CausalLM) -> None:
+    drawing = Sampling(1.0, seed=1)
+    free = by_request(EagerEngine(model).run([Request([1, 2, 3], drawing, 9)]), 1)[0]
+    at = next(i for i, token in enumerate(free) if token not in free[:i] and i > 1)
+    requests = [
+        Request([1, 2, 3], drawing, 9, frozenset({free[at], 319})),
+        Request([1] * 120, GREEDY, 1000),
+        Request([1, 2, 3], GREEDY, 0),
+        Request([1, 2, 3], drawing, 4),
+        Request([1, 2, 3], drawing, 9, frozenset({*range(320, 340), free[at]})),  # more than the device looks for
+    ]
+    engine = DeviceEngine(model, rows=2, capacity=128)
+    for _ in range(2):
+        tokens = list(engine.run(iter(requests)))
+        found = by_request(tokens, 5)
+        assert found[0] == found[4] == free[:at]
+        assert found[3] == free[:4]
+        assert len(found[1]) == 8
+        finished = {token.request: token.finish for token in tokens if token.finish}
+        assert finished == {0: "stop", 1: "context", 2: "length", 3: "length", 4: "stop"}
+        assert model.training
+
+
+def test_the_host_launches_ahead_and_no_step_that_nobody_needs(
+    model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches of steps are on the device before tokens are read; lengths are known, so none is in vain."""
+    events: list[str] = []
+    launch, results = device_rows.Step.__call__, device_state.Reading.results
+    monkeypatch.setattr(device_rows.Step, "__call__", lambda self: (events.append("step"), launch(self))[1])
+    monkeypatch.setattr(device_state.Reading, "results", lambda self: (events.append("read"), results(self))[1])
+    engine = DeviceEngine(model, rows=2, capacity=64)
+    requests = [Request([1, 2], GREEDY, 12), Request([3], GREEDY, 10)]
+    assert list(map(len, by_request(engine.run(requests), 2))) == [12, 10]
+    sizes = ["".join(group) for group in (list(each) for _, each in itertools.groupby(events))]
+    assert events.count("step") == 12
+    assert sizes[:4] == ["step" * 5, "read", "step" * 4, "read"]  # 1, 4 | 4 | ...
+    events.clear()
+    assert len(by_request(engine.run([Request([i], GREEDY, 3) for i in range(4)]), 4)) == 4
+    assert events.count("step") == 6  # both rows are given to the next request when their last step was launched
+
+
+def test_a_cancelled_request_gets_no_more(model: genesis_models.CausalLM) -> None:
+    requests = [Request([i + 1], GREEDY, 9) for i in range(5)]
+    expected = by_request(EagerEngine(model).run(requests), 5)
+    engine = DeviceEngine(model, rows=2, capacity=16)
+    for _ in range(2):
+        found: dict[int, list[Any]] = defaultdict(list)
+        for token in engine.run(requests):
+            found[token.request].append(token.id)
+            if token.request == 1 and len(found[1]) == 2:
+                engine.cancel(1)
+        assert [found[i] for i in range(5)] == [each[:2] if i == 1 else each for i, each in enumerate(expected)]
+
+
+def test_a_run_that_is_left_does_not_disturb_the_next(model: genesis_models.CausalLM) -> None:
+    engine = DeviceEngine(model, rows=3, capacity=64)
+    requests = [Request([i + 1, 5], GREEDY, 20) for i in range(3)]
+    run = engine.run(requests)
+    assert [next(run).request for _ in range(4)] == [0, 1, 2, 0]
+    run.close()
+    assert model.training
+    expected = by_request(EagerEngine(model).run(requests[1:]), 2)
+    assert by_request(engine.run(requests[1:]), 2) == expected
+
+
+def test_log_probabilities_and_penalties_are_those_of_the_plain_engine(model: genesis_models.CausalLM) -> None:
+    plain = Request([5, 6, 7], Sampling(1.5, top_k=9, seed=2), 9)
+    penalized = Request([1, 2, 3, 4], Sampling(0.0, repetition_penalty=1e6), 12)
+    requests = [plain, penalized, plain]
+
+    def listed(engine: Any) -> list[list[Token]]:
+        found: dict[int, list[Token]] = defaultdict(list)
+        for token in engine.run(requests):
+            found[token.request].append(token)
+        return [found[i] for i in range(3)]
+
+    expected = listed(EagerEngine(model, log_probs=True))
+    for ours, theirs in zip(listed(DeviceEngine(model, rows=2, capacity=64, log_probs=True)), expected, strict=True):
+        assert [(t.id, t.finish) for t in ours] == [(t.id, t.finish) for t in theirs]
+        assert [t.log_prob for t in ours] == pytest.approx([t.log_prob for t in theirs], abs=1e-5)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_adapters_that_are_not_merged(model: genesis_models.CausalLM, use_dora: bool) -> None:
+    adapted = genesis_models.load(golden("qwen3-tied").folder)
+    apply_adapters(adapted, AdapterConfig(r=4, alpha=8.0, use_dora=use_dora))
+    with genesis.no_grad():
+        for name, p in adapted.named_parameters():
+            if "lora_B" in name:
+                p.uniform_(-0.2, 0.2)
+    requests = [Request(each, GREEDY, 6) for each in prompts(3, 320, 12)]
+    engine = DeviceEngine(adapted, rows=3, capacity=32)
+    assert by_request(EagerEngine(adapted).run(requests), 3) != by_request(EagerEngine(model).run(requests), 3)
+    for _ in range(2):
+        assert by_request(engine.run(requests), 3) == by_request(EagerEngine(adapted).run(requests), 3)
+        with genesis.no_grad():
+            adapted.model.layers[0].self_attn.q_proj.weight.mul_(1.5)
+
+
+def test_a_cache_in_e4m3_keeps_logits_near(model: genesis_models.CausalLM) -> None:
+    requests = [Request(each, GREEDY, 5) for each in prompts(3, 320, 30)]
+    for chunk in (64, 7):
+        engine = DeviceEngine(model, rows=3, capacity=64, chunk=chunk, cache="fp8")
+        tokens = by_request(engine.run(requests), 3)
+        assert held(model).cache.data.dtype.itemsize == 1
+        for row, request in enumerate(requests):
+            with genesis.no_grad():
+                whole = model(genesis.tensor([[*request.ids, *tokens[row][:-1]]]))[0, -1].numpy()
+            assert 1e-6 < relative_error(last_logits(model)[row], whole) < 0.1
+
+
+def test_logits_that_are_no_numbers_say_where() -> None:
+    model = genesis_models.load(golden("qwen3-tied").folder)
+    engine = DeviceEngine(model, rows=2, capacity=8)
+    with genesis.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(NumericError, match="logits are NaN") as caught:
+        list(engine.run([Request([1, 2], GREEDY, 2)]))
+    assert caught.value.where == "position 2"
+    assert model.training
+
+
+def test_fewer_rows_where_memory_has_no_room(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = device_cache.genesis.empty
+    requests = [Request(each, GREEDY, 4) for each in prompts(5, 320, 20)]
+    expected = by_request(EagerEngine(model).run(requests), 5)
+    most = [3]
+
+    def empty(*shape: Any, **how: Any) -> Any:
+        if len(shape) == 1 and isinstance(shape[0], tuple) and shape[0][2] > most[0]:
+            raise OutOfMemoryError("no room")
+        return fill(*shape, **how)
+
+    monkeypatch.setattr(device_cache.genesis, "empty", empty)
+    engine = DeviceEngine(model, rows=8, capacity=600)
+    for _ in range(2):
+        assert by_request(engine.run(requests), 5) == expected
+        assert held(model).cache.rows == 2
+    most[0] = 0
+    with pytest.raises(OutOfMemoryError) as caught:
+        list(DeviceEngine(model, rows=8, capacity=1200).run(requests))
+    assert "fewer tokens" in (caught.value.next or "")
+
+
+def test_short_prompts_share_a_forward_pass_and_long_ones_pass_in_chunks(
+    model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sees itself alone: hidden states are those of a pass by itself."""
+    passed: list[tuple[int, int]] = []
+    forward = device_prompts.Prompts._forward
+
+    def noted(self: Any, ids: np.ndarray, cache: Any) -> None:
+        passed.append((len(ids), len(getattr(cache, "_documents", [None]))))
+        forward(self, ids, cache)
+
+    monkeypatch.setattr(device_prompts.Prompts, "_forward", noted)
+    requests = [Request(each, GREEDY, 2) for each in ([1], [2, 3, 4], [*range(70)], [5] * 9, [6] * 20, [7] * 32)]
+    expected = by_request(EagerEngine(model).run(requests), 6)
+    assert by_request(DeviceEngine(model, rows=6, capacity=80, chunk=32).run(requests), 6) == expected
+    assert passed == [(16, 2), (32, 1), (32, 1), (16, 1), (32, 2), (32, 1)]
+    passed.clear()
+    assert by_request(DeviceEngine(model, rows=6, capacity=80).run(requests), 6) == expected
+    assert passed == [(192, 6)]
+
+
+def test_prompts_pass_in_smaller_parts_where_memory_is_short(
+    model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request([i + 1] * 100, GREEDY, 3) for i in range(3)]
+    expected = by_request(EagerEngine(model).run(requests), 3)
+    forward, most, lengths = device_prompts.Prompts._forward, 150, list[int]()
+
+    def limited(self: Any, ids: np.ndarray, cache: Any) -> None:
+        lengths.append(len(ids))
+        if len(ids) > most:
+            raise OutOfMemoryError("no room")
+        forward(self, ids, cache)
+
+    monkeypatch.setattr(device_prompts.Prompts, "_forward", limited)
+    assert by_request(DeviceEngine(model, rows=3, capacity=128).run(requests), 3) == expected
+    assert lengths == [384, 128, 128, 128]
+    most = 10
+    with pytest.raises(OutOfMemoryError) as caught:
+        list(DeviceEngine(model, rows=3, capacity=128).run(requests))
+    assert "fewer tokens" in (caught.value.next or "")
+
+
+def test_rows_are_left_to_the_next_engine_of_the_model_and_to_one_run_at_a_time() -> None:
+    model = genesis_models.load(golden("qwen3-tied").folder)
+    requests = [Request([i + 1, 2], GREEDY, 12) for i in range(2)]
+    expected = by_request(EagerEngine(model).run(requests), 2)
+    for rows, capacity in ((2, 40), (1, 30)):
+        assert by_request(DeviceEngine(model, rows=rows, capacity=capacity).run(requests), 2) == expected
+        first = held(model)
+        assert first.cache.rows == 2
+    runs = [DeviceEngine(model, rows=2, capacity=40).run(requests) for _ in range(2)]
+    found: list[list[Token]] = [[], []]
+    for tokens in itertools.zip_longest(*runs):  # in turns, so that shared rows would mix them up
+        for i, token in enumerate(tokens):
+            if token is not None:
+                found[i].append(token)
+    assert [by_request(each, 2) for each in found] == [expected, expected]
+    for more in ({"rows": 4}, {"capacity": 300}, {"log_probs": True}, {"cache": "fp8"}):
+        before = held(model)
+        list(DeviceEngine(model, **{"rows": 2, "capacity": 40} | more).run(requests))  # type: ignore[arg-type]
+        assert held(model) is not before
+    gone = weakref.ref(held(model))
+    del model, before, first, runs
+    assert gone() is None
+
+
+def test_a_penalty_is_the_matter_of_its_run(model: genesis_models.CausalLM) -> None:
+    """Tokens are counted while a request asks for it, and its row alone."""
+    penalized = Request([1, 2, 3], Sampling(0.0, repetition_penalty=1.3), 8)
+    plain = Request([1, 2, 3], GREEDY, 8)
+    engine = DeviceEngine(model, rows=2, capacity=500)
+    for requests in ([plain, penalized, penalized, plain], [plain], [plain, penalized]):
+        expected = by_request(EagerEngine(model).run(requests), len(requests))
+        assert by_request(engine.run(requests), len(requests)) == expected
+    assert {key[2] for key in held(model).steps} == {False, True}
+
+
+def test_impossible_requests(model: genesis_models.CausalLM) -> None:
+    engine = DeviceEngine(model, rows=1, capacity=8)
+    with pytest.raises(UsageError, match="temperature"):
+        list(engine.run([Request([1], Sampling(-1.0), 2)]))
+    with pytest.raises(UsageError, match="engine for 8"):
+        list(engine.run([Request([1], GREEDY, 12)]))
+    with pytest.raises(UsageError, match="auto or fp8"):
+        DeviceEngine(model, rows=1, capacity=8, cache="int4")
+
+
+def test_many_generations_leave_nothing_behind(model: genesis_models.CausalLM) -> None:
+    engine = DeviceEngine(model, rows=3, capacity=24)
+
+    def generations(count: int) -> None:
+        for i in range(count):
+            list(engine.run([Request(each, Sampling(1.0, seed=i), 1 + i % 3) for each in prompts(3, 320, 12)]))
+
+    generations(3)
+    held = pool.allocated
+    generations(15)
+    assert pool.allocated == held
