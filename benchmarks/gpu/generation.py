@@ -1,0 +1,175 @@
+"""Generation on a GPU, Genesis and torch in turns: milliseconds a token, whole calls, time to the first token.
+
+    python -m benchmarks.gpu.generation --sizes 0.5B,qwen3-0.6B --batches 1,8,32 --recipes lean-graph --profile
+
+Each side has a process, which loads the same random weights and answers one case after the other, so that a case's
+rounds are interleaved. `ms/token` is the median of the times between the ends of decoding steps, by events. `first` is
+the wall time from the call to its first token, with everything captured before. `of copy` is the share of a copy's
+bandwidth, measured in the same process, at which a step's weights and half of its keys and values are read. Greedy
+tokens of torch's sides are compared with ours: `same` is the mean length of their equal beginning (16-bit ties may
+differ).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.lora_step import Side, SideError, listed
+from benchmarks.result_files import write_result
+
+__all__ = ["cases", "line", "same_beginning"]
+
+Job = dict[str, Any]
+
+
+class Answering(Side):
+    """A process that has a model and runs the cases that it is told."""
+
+    def ask(self, case: Job) -> dict[str, Any]:
+        """Its answer to a case."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(case) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+def cases(chosen: argparse.Namespace) -> list[Job]:
+    """What each side runs: batches of both draws, a prompt that counts until its first token, and a long one."""
+    found: list[Job] = [
+        {"batch": int(batch), "prompt": chosen.prompt, "new": chosen.new, "draw": draw}
+        for batch, draw in itertools.product(listed(chosen.batches), listed(chosen.draws))
+    ]
+    if chosen.first:
+        found.append({"batch": 1, "prompt": chosen.first, "new": 8, "draw": "greedy"})
+    if chosen.long:
+        found.append({"batch": 1, "prompt": chosen.long, "new": chosen.new, "draw": "greedy"})
+    return found
+
+
+def run(size: str, chosen: argparse.Namespace, until: float) -> list[dict[str, Any]]:
+    """The rows of a size."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        job = {"size": size, "folder": folder, "device": chosen.device, "dtype": chosen.dtype}
+        with Side(sys.executable, "generation_genesis", {**job, "prepare": True}, chosen.limit) as side:
+            side.answer()
+        named: list[tuple[str, str, Job]] = []
+        for cache in listed(chosen.caches):
+            named.append(
+                ("generation_genesis", "genesis" if cache == "auto" else f"genesis-kv-{cache}", {"cache": cache})
+            )
+        named += [("generation_torch", recipe, {}) for recipe in listed(chosen.recipes)]
+        sides = []
+        for module, name, more in named:
+            python = chosen.torch if module == "generation_torch" else sys.executable
+            side = stack.enter_context(Answering(python, module, {**job, **more, "side": name}, chosen.limit))
+            try:
+                side.answer()
+                sides.append((name, side))
+            except SideError as error:
+                rows.append({"size": size, "side": name, "error": str(error)})
+        for case in cases(chosen):
+            new = [{"size": size, "side": name, **case} for name, _ in sides]
+            for _ in range(chosen.rounds):
+                for row, (_, side) in zip(new, sides, strict=True):
+                    if "error" not in row and time.monotonic() < until:
+                        _ask(row, side, case)
+            rows += new
+            _compare(new)
+        if chosen.profile:
+            for (name, side), case in itertools.product(sides, cases(chosen)):
+                if name.startswith("genesis"):
+                    rows += side.ask({**case, "profile": True})["profile"]
+    return rows
+
+
+def _ask(row: dict[str, Any], side: Answering, case: Job) -> None:
+    try:
+        answer = side.ask(case)
+    except SideError as error:
+        row["error"] = str(error)
+        return
+    for key in ("ms", "whole_ms", "first_ms"):
+        row.setdefault(f"{key}_rounds", []).append(answer.pop(key))
+        row[key] = statistics.median(row[f"{key}_rounds"])
+    row.update(answer)
+
+
+def _compare(rows: list[dict[str, Any]]) -> None:
+    """Note how far each side's tokens are those of the first."""
+    found = [row.pop("tokens") for row in rows if "tokens" in row]
+    for row, tokens in zip([row for row in rows if "ms" in row], found, strict=True):
+        if row["draw"] == "greedy":
+            row["same"] = same_beginning(found[0], tokens)
+
+
+def same_beginning(x: list[list[int]], y: list[list[int]]) -> float:
+    """How many tokens two batches' rows begin with alike, on average."""
+    lengths = [sum(itertools.takewhile(bool, map(int.__eq__, a, b))) for a, b in zip(x, y, strict=True)]
+    return statistics.mean(lengths)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    if "kernel" in row:
+        return f"  {row['us']:8.2f} us {row['calls']:6.1f} calls  {row['kernel'][:110]}"
+    name = f"{row['size']:12} {row['side']:16}"
+    if "error" in row or "ms" not in row:
+        return f"{name} {row.get('error', 'not run')[:100]}"
+    shape = f"{row['batch']:3} x {row['prompt']:5}+{row['new']:<4} {row['draw']:8}"
+    share = f" {row['share']:5.1%} of copy" if "share" in row else " " * 14
+    same = f"  same {row['same']:.0f}" if "same" in row else ""
+    return (
+        f"{name} {shape} {row['ms']:7.4f} ms/token{share} {row['batch'] / row['ms'] * 1e3:9.0f} tok/s"
+        f"  whole {row['whole_ms']:8.1f} ms  first {row['first_ms']:7.2f} ms{same}"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", default="0.5B", help="0.5B, qwen3-0.6B, llama-3.2-1B, tiny")
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--draws", default="greedy,sampled", help="sampled: temperature 0.8, top-p 0.95, top-k 50")
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--new", type=int, default=256)
+    parser.add_argument("--first", type=int, default=1024, help="a prompt for the time to the first token; 0: none")
+    parser.add_argument("--long", type=int, default=8192, help="a long prompt; 0: none")
+    parser.add_argument("--caches", default="auto", help="types of keys and values: auto, fp8")
+    parser.add_argument("--recipes", default="", help="torch's: lean-graph, lean-compile")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each side")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--torch", default=sys.executable, help="the interpreter of an environment with torch")
+    parser.add_argument("--limit", type=float, default=120, help="seconds that one answer may take")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further case is begun")
+    parser.add_argument("--profile", action="store_true", help="the time of each kernel of a step of Genesis")
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = arguments()
+    until, rows = time.monotonic() + chosen.budget, []
+    for size in listed(chosen.sizes):
+        found = run(size, chosen, until)
+        rows += found
+        print("\n".join(map(line, found)), flush=True)
+    if chosen.out:
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        command = "python -m benchmarks.gpu.generation " + " ".join(sys.argv[1:])
+        write_result(chosen.out, {"date": date, "command": command, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The Genesis side of generation.py: the engine on a GPU, as `genesis generate` uses it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import genesis
+import genesis_models
+from benchmarks.gpu.lora_genesis import config_of
+from genesis import cuda
+from genesis.backend import as_device
+from genesis_models.engine import Request, Sampling, device_rows
+from genesis_models.engine.device import DeviceEngine
+
+__all__ = ["Opened", "prepare", "prompts"]
+
+DRAWS = {"greedy": Sampling(0.0), "sampled": Sampling(0.8, top_k=50, top_p=0.95)}
+COPIED = 1 << 30  # bytes of the copy that bandwidth is measured with
+
+
+def prepare(job: dict[str, Any]) -> None:
+    """Write a model, with weights wide enough that greedy tokens vary."""
+    model = genesis_models.build(config_of(job["size"]), seed=0, device=job["device"], dtype=job["dtype"])
+    with genesis.no_grad():
+        for p in model.parameters():
+            if p.ndim > 1:
+                p.mul_(3)
+    genesis_models.save(model, Path(job["folder"]) / "base")
+
+
+def prompts(case: dict[str, Any], vocabulary: int) -> np.ndarray:
+    """`[batch, prompt]`, the same on all sides."""
+    return np.random.default_rng(case["batch"]).integers(0, vocabulary, (case["batch"], case["prompt"]))
+
+
+class Opened:
+    """A model and its engines, one for each shape."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job, self.on_gpu = job, job["device"] != "cpu"
+        self.model: Any = genesis_models.load(Path(job["folder"]) / "base", device=job["device"], dtype=job["dtype"])
+        self.bandwidth = self._copy() if self.on_gpu else 0.0
+        self.key: tuple[int, int, str] | None = None  # of the last case
+        self.ends: list[cuda.Event] = []
+        call = device_rows.Step.__call__
+
+        def timed(step: Any) -> None:
+            call(step)
+            if self.on_gpu:
+                self.ends.append(cuda.Event(enable_timing=True))
+                self.ends[-1].record()
+
+        device_rows.Step.__call__ = timed  # type: ignore[method-assign]
+
+    def _copy(self) -> float:
+        """Bytes a second of a copy, those read and those written."""
+        from benchmarks.gpu.timing import gpu_us
+
+        x, y = (genesis.ones(COPIED // 4, device=self.job["device"]) for _ in range(2))
+        return 2 * COPIED / gpu_us(lambda: y.copy_(x), n=5, replays=5) * 1e6
+
+    def answer(self, case: dict[str, Any]) -> dict[str, Any]:
+        """A case's times, after a call that captures what is new."""
+        if case.get("profile"):
+            return {"profile": self.profile(case)}
+        key = case["batch"], case["prompt"] + case["new"], case["draw"]
+        if key != self.key:
+            self.key = key
+            self.run(case)
+        found = self.run(case)
+        if self.on_gpu:
+            found["share"] = self.bytes(case) / (found["ms"] / 1e3) / self.bandwidth
+            found["copy_tb_s"] = self.bandwidth / 1e12
+        return found
+
+    def engine(self, case: dict[str, Any]) -> DeviceEngine:
+        """A new one, which takes over what the last one captured."""
+        size = case["prompt"] + case["new"]
+        return DeviceEngine(self.model, rows=case["batch"], capacity=size, cache=self.job["cache"])
+
+    def requests(self, case: dict[str, Any]) -> list[Request]:
+        ids = prompts(case, self.model.config.vocab_size).tolist()
+        return [Request(each, DRAWS[case["draw"]], case["new"], sequence=i) for i, each in enumerate(ids)]
+
+    def run(self, case: dict[str, Any]) -> dict[str, Any]:
+        """One call."""
+        engine, requests = self.engine(case), self.requests(case)
+        tokens: list[list[int]] = [[] for _ in requests]
+        self.ends.clear()
+        if self.on_gpu:
+            cuda.synchronize()
+        begun, first = time.perf_counter(), 0.0
+        for token in engine.run(requests):
+            first = first or time.perf_counter() - begun
+            tokens[token.request].append(token.id if token.id is not None else -1)
+        whole = time.perf_counter() - begun
+        times = [a.elapsed_time(b) for a, b in itertools.pairwise(self.ends)]
+        ms = statistics.median(times) if times else whole * 1e3 / case["new"]
+        steps = device_rows._kept[self.model].steps if self.model in device_rows._kept else {}
+        captured = [key for key, step in steps.items() if step.is_captured]
+        return {"ms": ms, "whole_ms": whole * 1e3, "first_ms": first * 1e3, "tokens": tokens, "captured": captured}
+
+    def bytes(self, case: dict[str, Any]) -> float:
+        """Read by a step in the middle of the continuation: all weights, and the keys and values of all rows."""
+        weights = sum(p.numel() * p.dtype.itemsize for p in self.model.parameters())
+        config = self.model.config
+        if not config.tie_word_embeddings:
+            weights -= self.model.model.embed_tokens.weight.nbytes
+        size = 1 if self.job["cache"] == "fp8" else self.model.head_weight.dtype.itemsize
+        token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size
+        return weights + case["batch"] * token * (case["prompt"] + case["new"] / 2)
+
+    def profile(self, case: dict[str, Any]) -> list[dict[str, Any]]:
+        """Microseconds of each kernel in a captured step in the middle of a text, longest first; events after every
+        launch cost about a microsecond and keep kernels from overlapping.
+        """
+        from genesis.profile.run.measure import Subject, recorded_steps
+
+        size, half = case["prompt"] + case["new"], case["prompt"] + case["new"] // 2
+        rows = device_rows.DeviceRows(self.model, case["batch"], size, False, self.job["cache"])
+        self.model.eval()
+        rows.begin(self.model)
+        ids = [np.resize(request.ids, half).tolist() for request in self.requests(case)]
+        rows.state.start([(row, replace(self.requests(case)[row], ids=each), 64) for row, each in enumerate(ids)])
+        step = rows.step(self.model, case["batch"], size)
+        subject = Subject(
+            self.model, as_device(self.job["device"]), lambda: [], lambda _: step(), lambda: None, (), dict
+        )
+        found: dict[str, list[float]] = defaultdict(list)
+        for record in recorded_steps(subject, count=3, warm_up=3):
+            for kernel in record.kernels:
+                shapes = ",".join(str(shape).replace(" ", "") for shape in kernel.shapes[:4])
+                found[f"{kernel.op}/{kernel.name} {shapes}"].append((kernel.end - kernel.start) * 1e6)
+        rows = [{"kernel": k, "calls": len(v) / 3, "us": sum(v) / 3, "case": case} for k, v in found.items()]
+        return sorted(rows, key=lambda row: -row["us"])  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    if given.get("prepare"):
+        prepare(given)
+        print("{}", flush=True)
+    else:
+        opened = Opened(given)
+        print("{}", flush=True)
+        for told in sys.stdin:
+            print(json.dumps(opened.answer(json.loads(told))), flush=True)
