@@ -17,7 +17,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache
 from genesis_models.engine.device_state import DeviceState
 
-__all__ = ["ADVICE", "DeviceRows", "Step", "bucket", "keep", "take"]
+__all__ = ["ADVICE", "DeviceRows", "Step", "bucket", "keep", "release", "take"]
 
 GRAIN = 256  # capacities are multiples
 FEWEST_KEYS = 512  # of a graph
@@ -165,3 +165,8 @@ def keep(model: CausalLM, rows: DeviceRows) -> bool:
         return False
     _kept[model] = rows
     return True
+
+
+def release(model: CausalLM) -> None:
+    """Give the memory of rows and graphs back that wait for the next run with the model."""
+    _kept.pop(model, None)

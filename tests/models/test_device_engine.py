@@ -285,8 +285,13 @@ def test_rows_are_left_to_the_next_engine_of_the_model_and_to_one_run_at_a_time(
         before = held(model)
         list(DeviceEngine(model, **{"rows": 2, "capacity": 40} | more).run(requests))  # type: ignore[arg-type]
         assert held(model) is not before
+    released = weakref.ref(held(model))
+    del before, first
+    device_rows.release(model)
+    assert released() is None
+    list(DeviceEngine(model, rows=2, capacity=40).run(requests))
     gone = weakref.ref(held(model))
-    del model, before, first, runs
+    del model, runs
     assert gone() is None
 
 

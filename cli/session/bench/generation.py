@@ -26,6 +26,7 @@ from genesis_cli.session.bench.steps import UNTIL_CAPTURED
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.engine import Request, Runner, Sampling
+from genesis_models.engine.device_rows import release
 from genesis_models.generate import engine_for
 from genesis_models.registry import build
 
@@ -204,6 +205,7 @@ def _on_gpu(
         persistent=dict[Any, Any],
     )
     watch = OpWatch(limits, lambda: backend.driver.is_capturing(backend.stream))
+    release(model)  # steps are captured under watch
     with observe(watch.ends, watch.begins):
         runs = recorded_steps(subject, RECORDED, UNTIL_CAPTURED)
     inside = [[kernel for kernel in run.kernels if kernel.in_graph] for run in runs]

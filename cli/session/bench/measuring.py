@@ -27,6 +27,7 @@ from genesis_cli.session.bench.steps import LR, MAX_NORM, OPTIMIZER, UNTIL_CAPTU
 from genesis_cli.session.memory_plan import memory_plan
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
+from genesis_models.engine.device_rows import release
 from genesis_models.registry import build
 
 __all__ = ["FAST", "OPTIMIZER", "Settings", "bench_model", "failure_of", "forget", "measured_row", "scaling_of"]
@@ -93,6 +94,7 @@ def forget(model: CausalLM, device: Device) -> None:
     """Give back what a case took, the weights aside."""
     for parameter in model.parameters():
         parameter.grad = None
+    release(model)
     gc.collect()
     if device != CPU:
         cuda.empty_cache(device)
