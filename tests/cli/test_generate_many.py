@@ -6,18 +6,19 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
 
 import genesis_models
 from genesis.data.tokenizer import Tokenizer, train_bpe
-from genesis.errors import DataError, UsageError
+from genesis.errors import DataError, OutOfMemoryError, UsageError
 from genesis.train.output import printable
 from genesis_cli import app
-from genesis_cli.session import generate
+from genesis_cli.session import generate, generation
 from genesis_models import Sampling
-from genesis_models.engine import Piece, Request, Token, continue_texts
+from genesis_models.engine import Engine, Piece, Request, Token, continue_texts
 from genesis_models.engine.text import StopText
 from genesis_models.generate import continue_ids
 from tests.cli.command import printed
@@ -173,3 +174,27 @@ def shown(tokenizer: Tokenizer, *, special: bool) -> list[Piece]:
             raise AssertionError
 
     return list(continue_texts(Known(), [Request([1], Sampling(0.0), 3)], tokenizer, special=special))
+
+
+def test_a_full_device_keeps_what_is_done(folder: Path, tmp_path: Path) -> None:
+    """Memory that ends while prompts wait: the results so far are there, and the advice is the command's."""
+    source, out = lines(tmp_path / "p", *({"prompt": text} for text in ("words", "learn", "more"))), tmp_path / "out"
+    steps = iter(range(9))
+
+    class Full(Engine):
+        def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+            for token in super().run(requests):
+                yield token
+                if next(steps) == 8:
+                    raise OutOfMemoryError("no room for a row", next=OutOfMemoryError.ADVICE)
+
+    def full(model: genesis_models.CausalLM, requests: list[Request], **how: Any) -> Engine:
+        return Full(model, rows=1, capacity=40)  # the others wait
+
+    with mock.patch.object(generation, "engine_for", full):
+        how = ("--max-tokens", "5", "--device", "cpu", "--out", out)
+        code, _, told = printed("generate", folder, "--prompts", source, *how)
+    assert code == 7
+    assert "no room for a row" in told and "lower --max-tokens" in told and "train." not in told
+    assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["words"]
+    assert printed("generate", folder, "--prompts", source, *how)[0] == 0, "nothing is left behind"

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import genesis_models
+from genesis.data.tokenizer import train_bpe
+from tests.models.golden import golden
 from tests.train.runs import make
 
 LIMIT_SECONDS = 0.5  # of processor time
+FIRST_TOKEN_SECONDS = 2.0
 YARDSTICK, YARDSTICK_SECONDS = "import numpy", 0.15
 HEAVY = {
     "cuda",
@@ -60,13 +64,13 @@ def once(script: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def startup(script: str) -> float:
-    """The median of five runs, after one that leaves the bytecode behind. The clock would also tell what else runs.
+def startup(script: str, runs: int = 5) -> float:
+    """The median of some runs, after one that leaves the bytecode behind. The clock would also tell what else runs.
 
     Where the yardstick takes longer than its time, the machine is slower or busy, and the result less in proportion.
     """
     run(script)
-    pairs = [(once(script), once(YARDSTICK)) for _ in range(5)]
+    pairs = [(once(script), once(YARDSTICK)) for _ in range(runs)]
     seconds, yardstick = (statistics.median(column) for column in zip(*pairs, strict=True))
     return seconds / max(1.0, yardstick / YARDSTICK_SECONDS)
 
@@ -90,6 +94,16 @@ def test_startup_leaves_heavy_libraries_alone(script: str) -> None:
     names = loaded(script)
     assert names & {"genesis", "genesis_cli"}
     assert not names & HEAVY
+
+
+def test_a_command_has_its_first_token_soon(tmp_path: Path) -> None:
+    """Imports, loading and a token of a tiny model, without what other commands need."""
+    tokenizer = train_bpe(["some words to learn"], vocab_size=262)
+    genesis_models.save(genesis_models.load(golden("qwen3-tied").folder), tmp_path, tokenizer=tokenizer)
+    words = ["genesis", "generate", str(tmp_path), "--prompt", "words", "--max-tokens", "1", "--device", "cpu"]
+    script = f"import sys; sys.argv = {words}; from genesis_cli.main import main; main()"
+    assert startup(script, 2) < FIRST_TOKEN_SECONDS
+    assert not loaded(script) & (HEAVY - {"pydantic", "tokenizers"})
 
 
 def test_import_leaves_the_terminal_libraries_alone() -> None:
