@@ -24,7 +24,7 @@ from genesis.ops.linalg import same_type
 from genesis.ops.norm import statistics_type
 from genesis.ops.sweep import as_type, is_narrow
 
-__all__ = ["check_factors", "dora_factors", "scale_columns", "scale_columns_backward", "split_layers"]
+__all__ = ["check_factors", "dora_factors", "scale_columns", "scale_columns_backward", "scale_rows", "split_layers"]
 
 Columns = tuple[tuple[int, int], ...]
 
@@ -151,3 +151,18 @@ def scale_columns_backward(
     wide, values = rows_of(as_type(g, work)), rows_of(as_type(z, work))
     out[1][...] = np.einsum("nh,nh->h", wide, values)
     np.copyto(rows_of(out[0]), wide * as_type(factors, work), casting="unsafe")
+
+
+def _scale_rows_infer(w: Array, factors: Array) -> Spec:
+    if w.ndim != 2 or factors.shape != w.shape[:1]:
+        raise ShapeError(f"scale_rows: factors of shape {factors.shape} for a weight of shape {w.shape}")
+    if factors.dtype not in (w.dtype, float32, float64):
+        raise DTypeError(f"scale_rows: factors of {factors.dtype.name} for {w.dtype.name}", next="give them in float32")
+    return w.spec
+
+
+@op("scale_rows", _scale_rows_infer)
+def scale_rows(out: np.ndarray, w: np.ndarray, factors: np.ndarray) -> None:
+    """c∘W by rows, for W `[out, in]`; without gradient: backward multiplies c∘g by W as g by c∘W, which is smaller."""
+    work = np.dtype(np.float32) if is_narrow(w.dtype) else w.dtype
+    np.copyto(out, as_type(w, work) * as_type(factors, work)[:, None], casting="unsafe")

@@ -24,8 +24,10 @@ from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
+from genesis.ops.blocks import rows_of
 from genesis.ops.dora import check_factors
 from genesis.ops.linalg import matmul_spec, multiply, plus_spec, same_type
+from genesis.ops.norm import statistics_type
 from genesis.ops.random import dropout
 from genesis.ops.shape import joined
 from genesis.ops.sweep import as_type, is_narrow
@@ -37,6 +39,7 @@ __all__ = [
     "add_low_rank",
     "check_low_rank",
     "join_pairs",
+    "low_rank_backward",
     "low_rank_gradient",
     "matmul_sum",
     "split_pairs",
@@ -207,6 +210,70 @@ def low_rank_gradient(out: np.ndarray, g: np.ndarray, *b: np.ndarray, pairs: tup
         multiply(as_type(g[..., p.start : p.stop], part.dtype), as_type(weight, part.dtype), part)
         part *= part.dtype.type(p.scale)
         np.copyto(out[..., start : start + p.rank], part, casting="unsafe")
+        start += p.rank
+
+
+# --- Gradients --------------------------------------------------------------------------------------------------------
+
+
+def _backward_infer(
+    g: Array, u: Array, *rest: Array, pairs: tuple[Pair, ...], is_result: bool = False
+) -> tuple[Spec, ...]:
+    b, of_factors = rest[: len(pairs)], rest[len(pairs) :]
+    if len(b) != len(pairs) or any(w.shape != (p.stop - p.start, p.rank) for w, p in zip(b, pairs, strict=False)):
+        raise ShapeError(f"low_rank_backward: B of shape {[w.shape for w in b]} for {pairs}")
+    if not g.shape or any(p.stop > g.shape[-1] for p in pairs):
+        raise ShapeError(f"low_rank_backward: a gradient of shape {g.shape} for pairs on {[p[:2] for p in pairs]}")
+    v = Spec((*g.shape[:-1], sum(p.rank for p in pairs)), g.dtype)
+    if u.shape != v.shape:
+        raise ShapeError(f"low_rank_backward: u of shape {u.shape} with a gradient of shape {g.shape} for {pairs}")
+    same_type("low_rank_backward", g, u, *b)
+    if not of_factors:
+        return v, *(w.spec for w in b)
+    factors, z = of_factors
+    check_factors("low_rank_backward", g, g.shape[-1], factors)
+    if z.shape != g.shape:
+        raise ShapeError(f"low_rank_backward: the gradient has shape {g.shape}, the result has {z.shape}")
+    same_type("low_rank_backward", g, z)
+    return v, *(w.spec for w in b), Spec(factors.shape, statistics_type(g.dtype))
+
+
+@op(
+    "low_rank_backward",
+    _backward_infer,
+    flops=lambda i, o, a: 4 * (i[0].size // max(i[0].shape[-1], 1)) * sum(x.size for x in o[1 : 1 + len(a["pairs"])]),
+)
+def low_rank_backward(
+    out: tuple[np.ndarray, ...], g: np.ndarray, u: np.ndarray, *rest: np.ndarray, pairs: tuple[Pair, ...],
+    is_result: bool = False,
+) -> None:  # fmt: skip
+    """v = [s1·g'1·B1, …], dBi = g'iᵀ·ui and dc = Σ rows g∘z, g'i being the columns of g' = c∘g that pair i adds to;
+    without gradient.
+
+    Args:
+        g: `[..., out]`, the gradient of the result.
+        u: `[..., Σ r]`.
+        rest: B of each pair; then c and z, or neither: c is then 1, and dc no output.
+        is_result: y = c∘z is given in z's place, and dc is Σ rows g∘y, divided by c.
+    """
+    v, *d = out
+    b, of_factors = rest[: len(pairs)], rest[len(pairs) :]
+    kind = np.dtype(np.float32) if is_narrow(g.dtype) else g.dtype
+    wide, u = rows_of(as_type(g, kind)), rows_of(as_type(u, kind))
+    if of_factors:
+        factors = as_type(of_factors[0], kind)
+        sums = np.einsum("nh,nh->h", wide, rows_of(as_type(of_factors[1], kind)))
+        d.pop()[...] = sums / factors if is_result else sums
+        wide = wide * factors
+    v, start = rows_of(v), 0
+    for p, weight, found in zip(pairs, b, d, strict=True):
+        columns, mine = wide[:, p.start : p.stop], slice(start, start + p.rank)
+        part = np.empty((len(wide), p.rank), kind)
+        multiply(columns, as_type(weight, kind), part)
+        part *= kind.type(p.scale)
+        np.copyto(v[:, mine], part, casting="unsafe")
+        if found.size:
+            multiply(columns.T, u[:, mine], found)
         start += p.rank
 
 

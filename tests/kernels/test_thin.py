@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,8 +16,10 @@ import pytest
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import compile
+from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.dtypes import DType, bfloat16, float32
 from genesis.kernels.gemm.thin import ThinTile, thin_products_into
+from genesis.ops.low_rank import Pair, low_rank_backward
 from tests.kernels.collecting import collecting
 from tests.kernels.test_gemm_warp_specialized import H200, Hopper
 
@@ -111,6 +115,31 @@ def test_what_it_does_not_take_is_left_to_gemms() -> None:
     assert not takes(g, (4, 4), None)
     assert not takes(g.view((64, 8), (64, 1), 0), (4, 4))  # the second range starts at 4
     assert not takes(on_gpu(np.ones((64, 66))).view((64, 64), (66, 1), 0), (4, 4))
+
+
+@pytest.mark.parametrize("with_z", [False, True])
+def test_a_gradient_of_many_rows_takes_one_pass(with_z: bool) -> None:
+    """`low_rank_backward` as backward passes call it; one launch more for all that is added up."""
+    rng = np.random.default_rng(0)
+    g, u, z = (on_gpu(rng.normal(size=(1024, n))) for n in (24, 8, 24))
+    b, c = [on_gpu(rng.normal(size=(n, 4))) for n in (8, 16)], on_gpu(rng.uniform(0.5, 2, size=24), float32)
+    pairs = Pair(0, 8, 4, 2.0), Pair(8, 24, 4, 2.0)
+    with launched() as names:
+        low_rank_backward(g, u, *b, *((c, z) if with_z else ()), pairs=pairs)
+    assert names == ["thin_kernel", "thin_reduce_kernel"]
+
+
+@contextmanager
+def launched() -> Iterator[list[str]]:
+    """The kernels that the block launches."""
+    names: list[str] = []
+
+    def note(made: KernelLaunch, stream: int) -> None:
+        names.append(made.name)
+        made.run(stream)
+
+    with watching_launches(note):
+        yield names
 
 
 def compiled() -> list[int]:

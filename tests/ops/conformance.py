@@ -288,6 +288,7 @@ STATISTICS = {
     "layer_norm": {1, 2},
     "scale_columns_backward": {1},
     "dora_factors": {1},
+    "low_rank_backward": {3},  # of two pairs with factors
     "cross_entropy": {0, 1},
     "linear_cross_entropy": {0},
 }

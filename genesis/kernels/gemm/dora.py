@@ -1,6 +1,6 @@
 """DoRA on CUDA: the factors of a layer's rows in one kernel, and passes that scale columns.
 
-Plain reference: genesis/ops/dora.py: `dora_factors`, `scale_columns`, `scale_columns_backward`.
+Plain reference: genesis/ops/dora.py: `dora_factors`, `scale_columns`, `scale_columns_backward`, `scale_rows`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from genesis.ops.linalg import mixed_matmul, transposed
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import contiguous
 
-__all__: list[str] = []
+__all__ = ["column_sums_into", "scale_columns_into"]
 
 LARGEST_RANK = 128  # A·Aᵀ is in registers
 
@@ -152,6 +152,30 @@ def scale_columns_backward_kernel(p_d, p_partial, p_g, p_z, p_c, n, h, WORK: tl.
     tl.store(p_partial + tl.program_id(1).to(tl.int64) * h + i_h, tl.sum(b_sum, 0), mask=m_h)
 
 
+@triton.jit
+def column_sums_kernel(p_partial, p_g, p_z, n, h, sg, sz, WORK: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
+    """The sums of g∘z over every programs-th tile of rows, of BH columns."""
+    i_h = tl.program_id(0) * BH + tl.arange(0, BH)
+    m_h = i_h < h
+    b_sum = tl.zeros((BN, BH), WORK)  # [BN, BH]
+    for first in range(tl.program_id(1) * BN, n, tl.num_programs(1) * BN):
+        i_n = first + tl.arange(0, BN).to(tl.int64)
+        m = (i_n < n)[:, None] & m_h[None, :]
+        g = converted(tl.load(p_g + (i_n * sg)[:, None] + i_h[None, :], mask=m, other=0), WORK)
+        b_sum += g * converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)
+    tl.store(p_partial + tl.program_id(1).to(tl.int64) * h + i_h, tl.sum(b_sum, 0), mask=m_h)
+
+
+@triton.jit
+def scale_rows_kernel(p_o, p_w, p_c, n, k, sw, so, WORK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """c∘W of a tile [BN, BK]."""
+    i_n, i_k = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN), tl.program_id(1) * BK + tl.arange(0, BK)
+    m = (i_n < n)[:, None] & (i_k < k)[None, :]
+    w = converted(tl.load(p_w + (i_n * sw)[:, None] + i_k[None, :], mask=m, other=0), WORK)  # [BN, BK]
+    c = converted(tl.load(p_c + i_n, mask=i_n < n, other=0), WORK)
+    tl.store(p_o + (i_n * so)[:, None] + i_k[None, :], converted(w * c[:, None], p_o.dtype.element_ty), mask=m)
+
+
 @cuda_impl("scale_columns")
 def scale_columns(
     out: Array, z: Array, factors: Array, bias: Array | None = None, residual: Array | None = None
@@ -193,3 +217,32 @@ def scale_columns_backward(out: tuple[Array, Array], g: Array, z: Array, factors
         contiguous(factors), n, h, WORK=TRITON[work.name], BN=16, BH=columns,
     )  # fmt: skip
     sum_partials(dc, partial)
+
+
+@cuda_impl("scale_rows")
+def scale_rows(out: Array, w: Array, factors: Array) -> None:
+    """c∘W."""
+    w, (n, k) = contiguous(w), w.shape
+    columns = min(triton.next_power_of_2(max(k, 1)), 512)
+    rows = min(max(1, 4096 // columns), triton.next_power_of_2(max(n, 1)))
+    launch(
+        scale_rows_kernel, (triton.cdiv(n, rows), triton.cdiv(k, columns)), out, w, contiguous(factors), n, k,
+        w.strides[0], out.strides[0], WORK=TRITON[work_type(w.dtype).name], BN=rows, BK=columns,
+    )  # fmt: skip
+
+
+def column_sums_into(sums: Array, g: Array, z: Array) -> None:
+    """Σ rows g∘z of matrices with contiguous rows: partial sums of some rows each, added in order."""
+    n, h = z.shape
+    work = work_type(z.dtype)
+    if not n:
+        fill(sums, value=0, shape=sums.shape, dtype=sums.dtype)
+        return
+    columns = min(triton.next_power_of_2(h), 128)
+    programs = max(1, min(triton.cdiv(n, 16), 512 // triton.cdiv(h, columns)))
+    partial = empty((programs, h), work, z.device)
+    launch(
+        column_sums_kernel, (triton.cdiv(h, columns), programs), partial, g, z, n, h, g.strides[0], z.strides[0],
+        WORK=TRITON[work.name], BN=16, BH=columns,
+    )  # fmt: skip
+    sum_partials(sums, partial)

@@ -1,6 +1,7 @@
 """Low-rank pairs on CUDA: products with an addition of a low rank, composed of the GEMMs of linalg.py.
 
-Plain reference: genesis/ops/low_rank.py: `low_rank_gradient`, `matmul_sum` and the pairs of the linear ops.
+Plain reference: genesis/ops/low_rank.py: `low_rank_gradient`, `low_rank_backward`, `matmul_sum`
+and the pairs of the linear ops.
 
 `low_rank_product` is the one place where x·Wᵀ meets u·Bᵀ.
 """
@@ -12,12 +13,18 @@ from typing import NamedTuple
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.dtypes import float32
+from genesis.kernels.gemm.dora import column_sums_into, scale_columns_into
 from genesis.kernels.gemm.linalg import matmul_into
+from genesis.kernels.gemm.thin import thin_products_into
 from genesis.kernels.pointwise.random import dropout
+from genesis.kernels.strides import as_matrix
+from genesis.ops.elementwise import cast, div
+from genesis.ops.linalg import transposed
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import contiguous, slices, window
 
-__all__ = ["Term", "add_terms", "low_rank_product", "make_u", "terms_of"]
+__all__ = ["Term", "add_terms", "gemm_products", "low_rank_product", "make_u", "terms_of"]
 
 
 class Term(NamedTuple):
@@ -90,6 +97,48 @@ def low_rank_gradient(out: Array, g: Array, *b: Array, pairs: tuple[Pair, ...]) 
     for p, weight in zip(pairs, b, strict=True):
         matmul_into(window(out, start, start + p.rank), window(g, p.start, p.stop), weight, alpha=p.scale)
         start += p.rank
+
+
+@cuda_impl("low_rank_backward")
+def low_rank_backward(
+    out: tuple[Array, ...], g: Array, u: Array, *rest: Array, pairs: tuple[Pair, ...], is_result: bool = False
+) -> None:
+    """v = [s1·g'1·B1, …], dBi = g'iᵀ·ui and, with c and z, dc: one pass over g where that is possible."""
+    count, (v, *d) = len(pairs), out
+    c, z = (contiguous(x) for x in rest[count:]) if len(rest) > count else (None, None)
+    sums = None if c is None else d.pop()
+    b, rows, ranges = [contiguous(x) for x in rest[:count]], as_matrix(contiguous(g)), [p[:2] for p in pairs]
+    operands = as_matrix(v), d, rows, b, as_matrix(contiguous(u))
+    covers = sums is None or (sums.dtype is float32 and sum(p.stop - p.start for p in pairs) == g.shape[-1])
+    if covers and len({p.scale for p in pairs}) == 1:
+        of_z = None if z is None else as_matrix(z)
+        if thin_products_into(
+            *operands, ranges, scale=pairs[0].scale, z=of_z, factors=c, sums=sums, divides=is_result
+        ):  # fmt: skip
+            return
+    if sums is not None and c is not None and z is not None:
+        rows = _scaled_with_sums(sums, rows, as_matrix(z), c, is_result)
+    gemm_products(*operands[:2], rows, *operands[3:], pairs)
+
+
+def _scaled_with_sums(sums: Array, g: Array, z: Array, factors: Array, is_result: bool) -> Array:
+    """c∘g; also Σ rows g∘z, which are divided by c where z is a result."""
+    scaled = empty(g.shape, g.dtype, g.device)
+    scale_columns_into(scaled, g, factors, None, None)
+    column_sums_into(sums, g, z)
+    if is_result:
+        div(sums, factors if factors.dtype is sums.dtype else cast(factors, dtype=sums.dtype), out=sums)
+    return scaled
+
+
+def gemm_products(v: Array, d: Sequence[Array], g: Array, b: Sequence[Array], u: Array, pairs: Sequence[Pair]) -> None:
+    """v and dBi by a GEMM for each product of each pair."""
+    start = 0
+    for p, weight, found in zip(pairs, b, d, strict=True):
+        part, stop = window(g, p.start, p.stop), start + p.rank
+        matmul_into(window(v, start, stop), part, weight, alpha=p.scale)
+        matmul_into(found, transposed(part), window(u, start, stop))
+        start = stop
 
 
 @cuda_impl("matmul_sum")

@@ -168,7 +168,7 @@ def mlp_cases(rng: np.random.Generator) -> list[Case]:
     return [*found, Case(found[0].inputs, {**found[0].attrs, "keep": False})]
 
 
-def gradient_cases(rng: np.random.Generator) -> list[Case]:
+def v_cases(rng: np.random.Generator) -> list[Case]:
     found = []
     for shape, sizes, _, pairs, _, _ in PACKED:
         given, low_rank = pairs_of(rng, 1, pairs, sum(sizes), False)
@@ -177,8 +177,39 @@ def gradient_cases(rng: np.random.Generator) -> list[Case]:
     return found
 
 
-def gradient_oracle(g: np.ndarray, *b: np.ndarray, pairs: tuple[Pair, ...]) -> np.ndarray:
+def v_oracle(g: np.ndarray, *b: np.ndarray, pairs: tuple[Pair, ...]) -> np.ndarray:
     return np.concatenate([p.scale * g[..., p.start : p.stop] @ w for p, w in zip(pairs, b, strict=True)], -1)
+
+
+def gradient_cases(rng: np.random.Generator) -> list[Case]:
+    """Those of `packed_linear`, and one with the rows that one pass over g takes, in all ways."""
+    found = []
+    for shape, sizes, _, pairs, factors, _ in PACKED:
+        given, low_rank = pairs_of(rng, 1, pairs, sum(sizes), False)
+        g, u = normal(rng, *shape[:-1], sum(sizes)), normal(rng, *shape[:-1], low_rank.rank)
+        of_z = (positive(rng, sum(sizes)), normal(rng, *g.shape)) if factors and len(pairs) == 2 else ()
+        found.append(Case((g, u, *given[len(pairs) :], *of_z), {"pairs": low_rank.pairs}))
+    g, u, b = normal(rng, 2, 516, 24), normal(rng, 2, 516, 10), [normal(rng, n, 5) for n in (8, 16)]
+    both = {"pairs": (Pair(0, 8, 5, 0.5), Pair(8, 24, 5, 0.5))}
+    found.append(Case((g, u, *b), both))
+    found.append(Case((g, u, *b, positive(rng, 24), normal(rng, *g.shape)), {**both, "is_result": True}))
+    return found
+
+
+def gradient_oracle(
+    g: np.ndarray, u: np.ndarray, *rest: np.ndarray, pairs: tuple[Pair, ...], is_result: bool = False
+) -> Outputs:
+    b, of_factors = rest[: len(pairs)], rest[len(pairs) :]
+    sums: Outputs = ()
+    if of_factors:
+        c, z = of_factors
+        sums = ((g * z).reshape(-1, z.shape[-1]).sum(0) / (c if is_result else 1),)
+        g = g * c
+    parts, of_u = [g[..., p.start : p.stop] for p in pairs], np.split(u, np.cumsum([p.rank for p in pairs])[:-1], -1)
+    v = [p.scale * part @ w for p, part, w in zip(pairs, parts, b, strict=True)]
+    rows = tuple(range(g.ndim - 1))
+    d = [np.tensordot(part, mine, (rows, rows)) for part, mine in zip(parts, of_u, strict=True)]
+    return np.concatenate(v, -1), *d, *sums
 
 
 def sums(rng: np.random.Generator) -> list[Case]:
@@ -280,10 +311,23 @@ ROWS = [
         inner=4 * MLP_INNER,
     ),
     Rows(
-        "low_rank_gradient", gradient_oracle, gradient_cases, reduction=lambda case: case.inputs[0].shape[-1],
+        "low_rank_gradient", v_oracle, v_cases, reduction=lambda case: case.inputs[0].shape[-1],
         errors=(
             (Case((np.ones((2, 3)), B), {"pairs": (Pair(0, 3, 2, 1.0),)}), ShapeError, "B of shape"),
             (Case((np.ones((2, 3)), B), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError, r"a gradient of shape \(2, 3\)"),
+        ),
+    ),
+    Rows(
+        "low_rank_backward", gradient_oracle, gradient_cases,
+        reduction=lambda case: sum(case.inputs[0].shape) + case.inputs[0].size // case.inputs[0].shape[-1],
+        errors=(
+            (Case((np.ones((2, 3)), A[:, :2], B), {"pairs": (Pair(0, 3, 2, 1.0),)}), ShapeError, "B of shape"),
+            (Case((A, A[:, :2], B), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError, r"a gradient of shape \(2, 3\)"),
+            (Case((B.T, A, B), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError, r"u of shape \(2, 3\)"),
+            (
+                Case((B.T, B[:2], B, np.ones(4), A), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError,
+                "the gradient has shape",
+            ),
         ),
     ),
     Rows(
@@ -306,6 +350,14 @@ ROWS = [
         "scale_columns_backward", lambda g, z, c: (c * g, (g * z).reshape(-1, z.shape[-1]).sum(0)), scale_gradients,
         reduction=lambda case: max(1, case.inputs[0].size // case.inputs[0].shape[-1]),
         errors=((Case((A, B, np.ones(2))), ShapeError, "the gradient has shape"),),
+    ),
+    Rows(
+        "scale_rows", lambda w, c: c[:, None] * w,
+        lambda rng: [Case((normal(rng, n, k), positive(rng, n))) for n, k in ((33, 130), (0, 4), (5, 600), (3, 5))],
+        errors=(
+            (Case((A, np.ones(3))), ShapeError, r"factors of shape \(3,\) for a weight of shape \(2, 3\)"),
+            (Case((A, np.ones(2, int))), DTypeError, "factors of int64"),
+        ),
     ),
     Rows(
         "dora_factors", factors_oracle, factor_cases, grads=lambda rng: factor_cases(rng)[:1], wrt=(0, 1),
