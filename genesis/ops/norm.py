@@ -122,29 +122,33 @@ def _backward_infer(
 
 
 def _rms_norm_backward_infer(
-    g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None, *, with_result: bool = False
-) -> tuple[Spec, ...]:
-    found = _backward_infer("rms_norm_backward", g, x, (weight,), plus)
+    g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None, *, with_result: bool = False,
+    learns: bool = True,
+) -> tuple[Spec, ...]:  # fmt: skip
+    found = _backward_infer("rms_norm_backward", g, x, (weight,), plus)[: 1 + learns]
     return (*found, Spec(x.shape, x.dtype)) if with_result else found
 
 
 @op("rms_norm_backward", _rms_norm_backward_infer, flops=lambda i, o, a: 8 * o[0].size)
 def rms_norm_backward(
-    out: tuple[np.ndarray, ...],
+    out: np.ndarray | tuple[np.ndarray, ...],
     g: np.ndarray,
     x: np.ndarray,
     weight: np.ndarray,
     rstd: np.ndarray,
     plus: np.ndarray | None = None,
     with_result: bool = False,
+    learns: bool = True,
 ) -> None:
     """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n. The sums are taken from g·x.
 
-    With `with_result` also n·w, the same bits as forward gave, which then need not be kept.
+    With `with_result` also n·w, the same bits as forward gave, which then need not be kept. Without `learns`, for a
+    frozen weight, there is no dw.
     """
+    outs = out if isinstance(out, tuple) else (out,)
     if with_result:
-        rms_norm_scale.reference(out[2], x, weight, rstd)
-    dx, rows, grads, r = rows_of(out[0]), rows_of(x), rows_of(g), rstd.reshape(-1)
+        rms_norm_scale.reference(outs[-1], x, weight, rstd)
+    dx, rows, grads, r = rows_of(outs[0]), rows_of(x), rows_of(g), rstd.reshape(-1)
     more = None if plus is None else rows_of(plus)
     w = upcast(weight)
 
@@ -161,7 +165,7 @@ def rms_norm_backward(
         store(gw, dx[start:stop])
         return dw
 
-    sum_blocks(block, rows.shape[0], max(rows.shape[1], 1), out[1])
+    sum_blocks(block, rows.shape[0], max(rows.shape[1], 1), outs[1] if learns else np.empty_like(w))
 
 
 def _scale_infer(x: Array, weight: Array, rstd: Array) -> Spec:

@@ -113,11 +113,12 @@ def load_plus(p_plus, o_n, i_h, m, dp, WORK: tl.constexpr):
 
 @triton.jit
 def norm_backward_kernel(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, shape, sizes, sg, sx, sp, sm, sr, dg,
-                         dx, dp, dw, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
+                         dx, dp, dw, WORK: tl.constexpr, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
                          STAGES: tl.constexpr):  # fmt: skip
-    """dx of tiles program, program + programs, …, and its partial sums of dw and db; n·w if `p_y` is given."""
+    """dx of tiles program, program + programs, …, and its partial sums of dw, where that is wanted, and db; n·w if
+    `p_y` is given.
+    """
     n, h = shape
-    WORK: tl.constexpr = p_dw.dtype.element_ty
     program = tl.program_id(0)
     i_h = tl.arange(0, BH)
     m_h = i_h < h
@@ -139,7 +140,8 @@ def norm_backward_kernel(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, 
         x_n = (p_x + offsets(i_n, sizes, sx))[:, None]
         before = load_plus(p_plus, offsets(i_n, sizes, sp), i_h, m, dp, WORK)
         g, z, gw = load_normalized(g_n, x_n, w, i_h, m, mean, r, dg, dx, WORK)  # [BN, BH]
-        acc_w += g * z
+        if p_dw is not None:
+            acc_w += g * z
         d = gw - z * maths.divide(tl.sum(gw * z, 1), count)[:, None]
         if p_m is not None:
             acc_b += g
@@ -149,7 +151,8 @@ def norm_backward_kernel(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, 
         if p_y is not None:
             tl.store((p_y + i_n * h)[:, None] + i_h[None, :], converted(z * w, p_y.dtype.element_ty), mask=m)
     o = program.to(tl.int64) * h + i_h
-    tl.store(p_dw + o, tl.sum(acc_w, 0), mask=m_h)
+    if p_dw is not None:
+        tl.store(p_dw + o, tl.sum(acc_w, 0), mask=m_h)
     if p_m is not None:
         tl.store(p_db + o, tl.sum(acc_b, 0), mask=m_h)
 
@@ -267,7 +270,7 @@ def _backward(
     outs: tuple[Array, ...], g: Array, x: Array, weight: Array, mean: Array | None, rstd: Array, plus: Array | None,
     y: Array | None = None, cut: NormTiles | None = None,
 ) -> None:  # fmt: skip
-    """dx + plus, dw and, with a mean, db; if `y` is given, also the result of forward."""
+    """dx + plus, dw unless only dx is wanted and, with a mean, db; if `y` is given, also the result of forward."""
     d, *parameters = outs
     h, n = x.shape[-1], numel(x.shape[:-1])
     if h == 0:
@@ -275,7 +278,7 @@ def _backward(
     work = work_type(x.dtype)
     cut = cut or norm_tiles(n, h, x.dtype.itemsize, backward=True)
     partials = [empty((cut.programs, h), work, x.device) for _ in parameters]
-    partial_w, partial_b = partials[0], partials[1] if len(partials) > 1 else None
+    partial_w, partial_b, *_ = *partials, None, None
     ms = mean.strides if mean is not None else rstd.strides
     ps = plus.strides if plus is not None else g.strides
     sizes, sg, sx, sp, sm, sr = collapse(x.shape[:-1], g.strides[:-1], x.strides[:-1], ps[:-1], ms, rstd.strides)
@@ -286,8 +289,8 @@ def _backward(
         )
         launch(
             norm_backward_kernel, cut.programs, d, partial_w, partial_b, y, g, x, plus, weight, mean, rstd, (n, h),
-            sizes, sg, sx, sp, sm, sr, *steps, INT64=wide, BN=cut.rows, BH=cut.columns, STAGES=cut.stages,
-            num_warps=cut.warps,
+            sizes, sg, sx, sp, sm, sr, *steps, WORK=TRITON[work.name], INT64=wide, BN=cut.rows, BH=cut.columns,
+            STAGES=cut.stages, num_warps=cut.warps,
         )  # fmt: skip
     else:
         if y is not None:
@@ -296,10 +299,11 @@ def _backward(
             norm_backward_rows_kernel, n, d, g, x, plus, weight, mean, rstd, (n, h), sizes, sg, sx, sp, sm, sr, *steps,
             WORK=TRITON[work.name], BH=cut.columns, num_warps=cut.warps,
         )  # fmt: skip
-        launch(
-            norm_backward_columns_kernel, (triton.cdiv(h, cut.columns), cut.programs), partial_w, partial_b, g, x, mean,
-            rstd, (n, h), sizes, sg, sx, sm, sr, *steps[:2], BH=cut.columns, num_warps=cut.warps,
-        )  # fmt: skip
+        if partials:
+            launch(
+                norm_backward_columns_kernel, (triton.cdiv(h, cut.columns), cut.programs), partial_w, partial_b, g, x,
+                mean, rstd, (n, h), sizes, sg, sx, sm, sr, *steps[:2], BH=cut.columns, num_warps=cut.warps,
+            )  # fmt: skip
     for partial, out in zip(partials, parameters, strict=True):
         sum_partials(out, partial)
 
@@ -339,11 +343,12 @@ def rms_norm_scale(out: Array, x: Array, weight: Array, rstd: Array) -> None:
 
 @cuda_impl("rms_norm_backward")
 def rms_norm_backward(
-    out: tuple[Array, ...], g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None,
-    with_result: bool = False,
+    out: Array | tuple[Array, ...], g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None,
+    with_result: bool = False, learns: bool = True,
 ) -> None:  # fmt: skip
-    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, dw = Σ rows g·n; with `with_result` also n·w."""
-    _backward(out[:2], g, x, weight, None, rstd, plus, out[2] if with_result else None)
+    """With n = x·r: dx = r·(g·w - n·mean(g·w·n)) + plus, with `learns` dw = Σ rows g·n, with `with_result` n·w."""
+    outs = out if isinstance(out, tuple) else (out,)
+    _backward(outs[: 1 + learns], g, x, weight, None, rstd, plus, outs[-1] if with_result else None)
 
 
 @cuda_impl("layer_norm")
