@@ -179,6 +179,21 @@ def test_it_fits_an_sm() -> None:
     assert max(json.loads(done.stdout)) <= H200.shared_memory
 
 
+class Small(Hopper):
+    """A device of a later architecture whose blocks have less shared memory, as the GPUs of workstations."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.properties = H200._replace(capability=(12, 0), shared_memory=99 << 10)
+
+
+def test_less_shared_memory_is_left_to_gemms() -> None:
+    with collecting(Small) as found:
+        g, u, b = (empty(shape, bfloat16, CUDA) for shape in ((2048, 64), (2048, 8), (64, 8)))
+        assert not thin_products_into(u, [b], g, [b], u, [(0, 64)])
+    assert not found
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_z", [False, True])
 @pytest.mark.parametrize("rank", [8, 16, 32, 64])

@@ -30,6 +30,7 @@ LARGEST_RANK = 64  # gᵀ·u is in registers
 RANGES = 3  # of g's columns, at most
 MIN_ROWS = 1024  # from which on a pass of its own is profitable
 WIDE = 4096  # columns from which on a tile is wide
+SHARED = 227 << 10  # bytes of shared memory that tiles are chosen for
 
 
 class ThinTile(NamedTuple):
@@ -215,8 +216,8 @@ def thin_products_into(
         sums: `[n]` in float32; not written outside all ranges. With `divides` c divides them.
 
     Returns:
-        False, with nothing done, where the device has no TMA or it cannot address the operands, g has few rows,
-        or ranges have several ranks, are too many, or do not start at multiples of 16 bytes.
+        False, with nothing done, where the device has no TMA, little shared memory, or cannot address the operands, g
+        has few rows, or ranges have several ranks, are too many, or do not start at multiples of 16 bytes.
     """
     (m, _), rank, properties = g.shape, d[0].shape[1], backend_of(g.device).driver.properties
     if properties.capability < (9, 0) or g.dtype.itemsize != 2 or not 0 < rank <= LARGEST_RANK or not g.size:
@@ -228,7 +229,9 @@ def thin_products_into(
     if any(x.shape != (stop - start, rank) for x, (start, stop) in zip(d, ranges, strict=True)):
         return False
     wide = [x for x in (g, z) if x is not None]
-    if (tile is None and m < MIN_ROWS) or not all(is_describable(x, x.shape, x.strides) for x in wide):
+    if tile is None and (m < MIN_ROWS or properties.shared_memory < SHARED):
+        return False
+    if not all(is_describable(x, x.shape, x.strides) for x in wide):
         return False
     assert u.strides[1] == 1 and (v is None or v.strides[1] == 1)
     t, width = tile or tile_for(g.shape[1], rank, v is not None, z is not None), max(16, triton.next_power_of_2(rank))
