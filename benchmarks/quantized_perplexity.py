@@ -26,7 +26,12 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     tokens = 0
     for kind in KINDS:
         found = evaluate(
-            arguments.folder, arguments.data, seq_len=arguments.seq_len, batch_size=8, device=arguments.device, dtype=kind
+            arguments.folder,
+            arguments.data,
+            seq_len=arguments.seq_len,
+            batch_size=8,
+            device=arguments.device,
+            dtype=kind,
         )
         tokens = int(found["eval/num_tokens"])
         rows[kind] = {"loss": found["eval/loss"], "perplexity": found["eval/perplexity"]}
