@@ -71,7 +71,8 @@ def bench_generation(given: Given, json: str | None, *, others: Mapping[str, boo
     from genesis_cli.session.bench import generation
     from genesis_cli.session.bench.generation_report import render_lines
     from genesis_cli.session.preparation import resolve_device
-    from genesis_models.precision import weight_type
+    from genesis_models.precision import AUTO, weight_type
+    from genesis_models.quantize import QUANTIZED
 
     for option, is_given in others.items():
         if is_given:
@@ -79,16 +80,17 @@ def bench_generation(given: Given, json: str | None, *, others: Mapping[str, boo
     new = generation.NEW if given.new_tokens is None else given.new_tokens
     if new < 2:
         raise UsageError(f"{new} new tokens have no time between them", where="--new-tokens", next="take 2 or more")
-    asked, config = weight_dtype(given.dtype), shape_named(given.size, "--size")
+    asked, config = weight_dtype(given.dtype, quantized=True), shape_named(given.size, "--size")
     batches = sizes(given.batch_size or BATCHES, "--batch-size")
     prompts = sizes(given.seq_len or PROMPTS, "--seq-len")
     if max(prompts) + new > config.context_length:
         what = f"{max(prompts)} tokens and {new} new ones are beyond the model's {config.context_length:,} positions"
         raise UsageError(what, where="--seq-len", next="lower --seq-len or --new-tokens")
     device = resolve_device(given.device)
-    kind = weight_type(asked, device, config.stored_dtype).name
+    is_quantized = asked in QUANTIZED
+    kind = weight_type(AUTO if is_quantized else asked, device, config.stored_dtype).name
     plan = {"plan": generation.FAST} if given.fast else {}
-    settings = generation.Settings(kind, new, given.temperature or 0.0, **plan)
+    settings = generation.Settings(asked if is_quantized else kind, kind, new, given.temperature or 0.0, **plan)
     settings.sampling.check()
     limits, cases = limits_of(device, as_dtype(kind)), list(itertools.product(batches, prompts))
     rows: list[tuple[GenerationRow, Breakdown | None, list[str]]] = []

@@ -40,7 +40,7 @@ def evaluate(
     from genesis.train.config import DataConfig, TrainConfig
 
     run = settings(TrainConfig, batch_size=("--batch-size", batch_size), device=("--device", device))
-    kind = weight_dtype(dtype)
+    kind = weight_dtype(dtype, quantized=True)
     if seq_len is not None:
         settings(DataConfig, seq_len=("--seq-len", seq_len))
     from genesis_cli import session

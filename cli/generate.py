@@ -89,7 +89,7 @@ def generate(
         top_p=("--top-p", top_p),
     )
     run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
-    kind = weight_dtype(dtype)
+    kind = weight_dtype(dtype, quantized=True)
     from genesis_cli import session
 
     if (prompt is None) == (prompts is None):

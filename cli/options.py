@@ -49,7 +49,9 @@ Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype", metavar="DTYPE", help="auto, fp32, bf16 or fp16.  [default: the folder's on a GPU, fp32 on the CPU]"
+        "--dtype",
+        metavar="DTYPE",
+        help="auto, fp32, bf16, fp16; fp8 or int8 weights.  [default: the folder's on a GPU, fp32 on the CPU]",
     ),
 ]
 
@@ -110,11 +112,12 @@ def settings(section: type[BaseModel], **given: tuple[str, Any]) -> dict[str, An
     return values
 
 
-def weight_dtype(name: str | None, *, trains: bool = False) -> str:
+def weight_dtype(name: str | None, *, trains: bool = False, quantized: bool = False) -> str:
     """The type of weights that `--dtype` names; "auto" where it was left out.
 
     Args:
         trains: weights are trained, which float16 is not for.
+        quantized: weights may be in 8 bits.
 
     Raises:
         UsageError: it is no type that weights can have.
@@ -125,16 +128,18 @@ def weight_dtype(name: str | None, *, trains: bool = False) -> str:
     from genesis.errors import DTypeError
     from genesis.train.config_help import show
     from genesis_models.precision import AUTO, WEIGHT_TYPES
+    from genesis_models.quantize import QUANTIZED
 
-    if name == AUTO:
-        return AUTO
+    more = QUANTIZED if quantized else ()
+    if name == AUTO or name in more:
+        return name
     known = [kind for kind in WEIGHT_TYPES if not (trains and kind == "float16")]
     try:
         found = as_dtype(name).name
     except DTypeError:
         found = ""
     if found not in known:
-        what = f"--dtype must be one of {', '.join((AUTO, *known))}, not {show(name)}"
+        what = f"--dtype must be one of {', '.join((AUTO, *known, *more))}, not {show(name)}"
         next = "float16 is for eval and generate; train in bfloat16" if found == "float16" else "also fp32, bf16, fp16"
         raise UsageError(what, where="command line", next=next)
     return found

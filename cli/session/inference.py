@@ -22,6 +22,8 @@ from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids
 from genesis_models.finite import check_finite
 from genesis_models.folder import load_source, read_config
+from genesis_models.precision import AUTO
+from genesis_models.quantize import QUANTIZED, quantize
 from genesis_models.source import ModelSource, find_source
 
 __all__ = ["COMMON", "evaluate", "found_source", "opened"]
@@ -50,15 +52,18 @@ def found_source(folder: str, base: str | None) -> ModelSource:
 def opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, Tokenizer]:
     """The model and the tokenizer of a source, which fit together.
 
+    Args:
+        dtype: of the weights; or "fp8" or "int8", to which they are quantized as they are loaded by default.
+
     Raises:
         ModelError: its tokenizer has ids that the model has not. NumericError: NaN weights.
     """
     config, where = read_config(source.folder), escape(source.adapter or source.folder)
     tokenizer = Tokenizer.load(source.holding("tokenizer.json"))
     check_ids(tokenizer, config, where)
-    model = load_source(source, device=str(device), dtype=dtype)
+    model = load_source(source, device=str(device), dtype=AUTO if dtype in QUANTIZED else dtype)
     check_finite(model, where=where)
-    return model, tokenizer
+    return quantize(model, dtype) if dtype in QUANTIZED else model, tokenizer
 
 
 def evaluate(

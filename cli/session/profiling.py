@@ -87,7 +87,7 @@ def profile(
 def _generation(model: CausalLM, device: Device) -> GenerationRow:
     """Half a context at most, of which the last quarter is generated."""
     length, dtype = min(LONGEST, model.config.context_length // 2), model.head_weight.dtype
-    settings = Settings(dtype.name, max(2, length // 4), plan=FAST)
+    settings = Settings(dtype.name, dtype.name, max(2, length // 4), plan=FAST)
     return generation_row(model, 1, max(1, length - settings.new), limits_of(device, dtype), settings)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -18,7 +17,7 @@ from genesis_cli import environment
 from genesis_cli.session.bench import generation
 from genesis_cli.session.bench.generation import Settings, cache_bytes, generation_row, weight_bytes
 from genesis_cli.session.bench.generation_report import GenerationReport
-from genesis_models.engine import Engine
+from genesis_models.engine import Engine, Request, Token
 from tests.cli.command import printed
 from tests.models.golden import extra, golden
 from tests.profile.quick import made_limits, small_limits
@@ -83,21 +82,36 @@ def test_json(shape: str) -> None:
     assert {"sample": 1, "attention": 4}.items() <= {each.op: each.calls for each in report.breakdown.ops}.items()
 
 
-def test_a_token_takes_what_the_engine_takes_for_it() -> None:
-    """An engine that waits 20 ms before the first token and 5 ms before each further one."""
+def test_weights_in_8_bits_are_fewer_bytes(shape: str) -> None:
+    found = {}
+    for kind in ("fp32", "int8", "fp8"):
+        code, text, _ = printed("bench-model", "--size", shape, *GRID, "--dtype", kind, "--json", "-")
+        report = GenerationReport.model_validate_json(text)
+        assert code == 0 and report.limits.dtype == "float32"
+        found[report.settings.dtype] = report.rows[0].weight_bytes
+    assert found["int8"] == found["fp8"] < 0.6 * found["float32"]
 
-    class Slow(Engine):
-        def run(self, requests):  # type: ignore[no-untyped-def]
-            for number, token in enumerate(super().run(requests)):
-                time.sleep(0.005 if number else 0.02)
-                yield token
+
+def test_a_token_takes_what_the_engine_takes_for_it() -> None:
+    """An engine that takes 20 ms for the first token and 5 ms for each further one, by a clock of its own."""
+    now = [0.0]
+
+    class Timed:
+        def run(self, requests: list[Request]) -> Iterator[Token]:
+            for number in range(requests[0].max_tokens):
+                now[0] += 0.005 if number else 0.020
+                yield Token(0, number)
 
     model = genesis_models.load(golden("qwen3-tied").folder)
-    slow = Slow(model, rows=1, capacity=24)
-    with mock.patch.object(generation, "engine_for", return_value=slow):
-        row = generation_row(model, 1, 8, made_limits(), Settings("float32", 9, plan=Plan(seconds=0.2, most_calls=1)))
-    assert 0.005 < row.token.seconds < 0.02
-    assert 0.02 < row.first.seconds < 0.08
+    settings = Settings("float32", "float32", 9, plan=Plan(seconds=0.0, warm_up=0.0, most_calls=1))
+    with (
+        mock.patch.object(generation, "engine_for", return_value=Timed()),
+        mock.patch.object(generation, "time", mock.Mock(perf_counter=lambda: now[0])),
+    ):
+        row = generation_row(model, 1, 8, made_limits(), settings)
+    assert row.token.seconds == pytest.approx(0.005)
+    assert row.first.seconds == pytest.approx(0.020)
+    assert row.tokens_per_second == pytest.approx(200)
 
 
 def test_bytes_are_those_of_the_arrays() -> None:

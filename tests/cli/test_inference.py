@@ -23,6 +23,7 @@ from genesis_cli.session import evaluate, generate, inference
 from genesis_cli.session.phrases import phrased_for
 from genesis_models import Sampling
 from genesis_models.generate import choose, continue_ids
+from tests.cli.command import printed
 from tests.models.golden import FIXTURES
 from tests.packaging.tree import repository_files
 from tests.train.runs import ROOT
@@ -65,6 +66,17 @@ def plant(folder: Path, name: str, value: float) -> None:
 def test_both_take_short_names_of_types(made: Path) -> None:
     assert generated(made, dtype="fp32") == generated(made)
     assert measured(made, str(made.parent / "text.txt"), dtype="bf16")["eval/num_tokens"] > 0
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_weights_in_8_bits(made: Path, kind: str) -> None:
+    """They are those of the folder but for their rounding; none are exported."""
+    text = str(made.parent / "text.txt")
+    plain, found = (measured(made, text, dtype=each)["eval/perplexity"] for each in ("auto", kind))
+    assert found != plain and found == pytest.approx(plain, rel=0.01)
+    assert generated(made, dtype=kind, max_tokens=8)
+    code, _, told = printed("export", made, "--dtype", kind)
+    assert code == 2 and f'not "{kind}"' in told
 
 
 @pytest.mark.parametrize("command", [generated, measured])
@@ -148,7 +160,7 @@ def test_errors_speak_of_options_and_of_no_setting(folder: Path, tmp_path: Path)
         lambda: measured(folder, device="cuda:99"),
         lambda: generated(folder, device="cuda:99"),
         lambda: generated(folder, "words " * 2000),
-        lambda: generated(folder, dtype="int8"),
+        lambda: generated(folder, dtype="int4"),
         lambda: generated("no/where"),
         lambda: generated(""),
     ]

@@ -28,6 +28,7 @@ from genesis_models.config import ModelConfig
 from genesis_models.engine import Request, Runner, Sampling
 from genesis_models.engine.device_rows import release
 from genesis_models.generate import engine_for
+from genesis_models.quantize import QUANTIZED, quantize
 from genesis_models.registry import build
 
 if TYPE_CHECKING:
@@ -45,13 +46,15 @@ class Settings:
     """How tokens are drawn, and measured.
 
     Attributes:
-        dtype: of weights.
+        dtype: of weights; "fp8" or "int8", to which they are quantized.
+        built: the type in which they are made.
         new: tokens drawn for each sequence.
         temperature: 0 takes the likeliest token.
         plan: how hard to try, for each case.
     """
 
     dtype: str
+    built: str
     new: int = NEW
     temperature: float = 0.0
     plan: Plan = field(default_factory=lambda: Plan(seconds=10.0, warm_up=0.5, most_calls=1))
@@ -77,7 +80,9 @@ def bench_generation(
         tell: called with what is measured next.
     """
     cases = list(cases)
-    model = build(config, seed=0, device=str(limits.device), dtype=settings.dtype)
+    model = build(config, seed=0, device=str(limits.device), dtype=settings.built)
+    if settings.dtype in QUANTIZED:
+        quantize(model, settings.dtype)
     for i, (batch, prompt) in enumerate(cases, 1):
         tell(f"{i} of {len(cases)}: {batch}x{prompt}+{settings.new}")
         found: tuple[GenerationRow, Breakdown | None, list[str]] | Failure
