@@ -83,6 +83,7 @@ class DeviceEngine:
         self.rows, self.capacity, self._cache = rows, capacity, cache
         self._held: DeviceRows | None = None
         self._sequences: list[_Sequence | None] = []  # by row
+        self._live: dict[int, _Sequence] = {}  # those that have not ended, by number
         self._batches: deque[_Batch] = deque()
         self._last: Step | None = None  # that was launched
 
@@ -101,6 +102,7 @@ class DeviceEngine:
             raise
         finally:
             self._sequences, self._last = [], None
+            self._live.clear()
             self._batches.clear()
             if self._held is not None and keep(self.model, self._held):
                 self._held = None
@@ -119,10 +121,8 @@ class DeviceEngine:
 
     def cancel(self, request: int) -> None:
         """See `Engine.cancel`."""
-        launched = (each for batch in self._batches for _, each in batch.sequences)
-        for sequence in [*self._sequences, *launched]:
-            if sequence is not None and sequence.number == request:
-                self._end(sequence)
+        if (sequence := self._live.get(request)) is not None:
+            self._end(sequence)
 
     def _admit(self, held: DeviceRows, waiting: Iterator[tuple[int, Request]]) -> Generator[Token, None, bool]:
         """Give free rows to requests; whether there may be more of these."""
@@ -143,7 +143,7 @@ class DeviceEngine:
         prompts.pass_all([(row, np.asarray(each.request.ids, np.int64)) for row, each in admitted])
         held.state.start([(row, each.request, each.most) for row, each in admitted])
         for row, each in admitted:
-            self._sequences[row] = each
+            self._sequences[row] = self._live[each.number] = each
         return is_more
 
     def _checked(self, number: int, request: Request) -> _Sequence | None:
@@ -202,6 +202,7 @@ class DeviceEngine:
     def _end(self, sequence: _Sequence) -> None:
         """Nothing more of it is of interest, and its row is free."""
         sequence.is_done = True
+        del self._live[sequence.number]
         for row, each in enumerate(self._sequences):
             if each is sequence and self._held is not None:
                 self._sequences[row] = None

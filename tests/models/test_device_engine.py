@@ -120,8 +120,9 @@ def test_the_host_launches_ahead_and_no_step_that_nobody_needs(
     assert events.count("step") == 6  # both rows are given to the next request when their last step was launched
 
 
-def test_a_cancelled_request_gets_no_more(model: genesis_models.CausalLM) -> None:
-    requests = [Request([i + 1], GREEDY, 9) for i in range(5)]
+@pytest.mark.parametrize("count", [5, 9])  # with 5 all steps are launched when the second token is read
+def test_a_cancelled_request_gets_no_more(model: genesis_models.CausalLM, count: int) -> None:
+    requests = [Request([i + 1], GREEDY, count) for i in range(5)]
     expected = by_request(EagerEngine(model).run(requests), 5)
     engine = DeviceEngine(model, rows=2, capacity=16)
     for _ in range(2):
@@ -131,6 +132,43 @@ def test_a_cancelled_request_gets_no_more(model: genesis_models.CausalLM) -> Non
             if token.request == 1 and len(found[1]) == 2:
                 engine.cancel(1)
         assert [found[i] for i in range(5)] == [each[:2] if i == 1 else each for i, each in enumerate(expected)]
+
+
+def drawn_requests(rng: np.random.Generator, vocabulary: int) -> list[Request]:
+    """Some of all kinds, a few of which ask for nothing, stop at once or fill the context."""
+
+    def one_of(*values: Any) -> Any:
+        return values[int(rng.integers(len(values)))]
+
+    found = []
+    for _ in range(int(rng.integers(1, 9))):
+        ids, stop = (rng.integers(0, vocabulary, int(n)).tolist() for n in (rng.integers(1, 50), one_of(0, 1, 2, 18)))
+        sampling = Sampling(
+            one_of(0.0, 0.7, 1.3), one_of(None, 5, 1), one_of(None, 0.9), int(rng.integers(5)), one_of(0.0, 0.05),
+            one_of(1.0, 1.0, 1.2),
+        )  # fmt: skip
+        found.append(Request(ids, sampling, one_of(0, 1, 2, 5, 11, 30), frozenset(stop), int(rng.integers(9))))
+    return found
+
+
+def test_requests_of_all_kinds_give_what_the_plain_engine_gives() -> None:
+    sizes = {"vocab_size": 24, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    raw = {**sizes, **heads, "model_type": "qwen2", "tie_word_embeddings": True, "initializer_range": 0.3}
+    model, rng = genesis_models.build(raw, seed=1), np.random.default_rng(3)
+    for _ in range(20):
+        requests = drawn_requests(rng, 24)
+        cancelled = {i: int(rng.integers(1, 5)) for i in range(len(requests)) if rng.random() < 0.2}
+        found = []
+        ours = DeviceEngine(model, rows=int(rng.integers(1, 6)), capacity=64, chunk=int(rng.choice([5, 16, 200])))
+        for engine in (EagerEngine(model), ours):
+            tokens: dict[int, list[tuple[int | None, str | None]]] = defaultdict(list)
+            for token in engine.run(iter(requests)):
+                tokens[token.request].append((token.id, token.finish))
+                if cancelled.get(token.request) == len(tokens[token.request]):
+                    engine.cancel(token.request)
+            found.append(tokens)
+        assert found[0] == found[1]
 
 
 def test_a_run_that_is_left_does_not_disturb_the_next(model: genesis_models.CausalLM) -> None:
