@@ -64,10 +64,13 @@ def run(size: str, chosen: argparse.Namespace, until: float) -> list[dict[str, A
         with Side(sys.executable, "generation_genesis", {**job, "prepare": True}, chosen.limit) as side:
             side.answer()
         named: list[tuple[str, str, Job]] = []
-        for cache in listed(chosen.caches):
-            named.append(
-                ("generation_genesis", "genesis" if cache == "auto" else f"genesis-kv-{cache}", {"cache": cache})
-            )
+        for weights, cache in itertools.product(listed(chosen.weights), listed(chosen.caches)):
+            parts = [
+                "genesis",
+                *([weights] if weights != "auto" else []),
+                *([f"kv-{cache}"] if cache != "auto" else []),
+            ]
+            named.append(("generation_genesis", "-".join(parts), {"weights": weights, "cache": cache}))
         named += [("generation_torch", recipe, {}) for recipe in listed(chosen.recipes)]
         sides = []
         for module, name, more in named:
@@ -146,6 +149,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=1024, help="a prompt for the time to the first token; 0: none")
     parser.add_argument("--long", type=int, default=8192, help="a long prompt; 0: none")
     parser.add_argument("--caches", default="auto", help="types of keys and values: auto, fp8")
+    parser.add_argument("--weights", default="auto", help="types of weights: auto, fp8, int8")
     parser.add_argument("--recipes", default="", help="torch's: lean-graph, lean-compile")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side")
     parser.add_argument("--device", default="cuda")

@@ -21,6 +21,7 @@ from genesis import cuda
 from genesis.backend import as_device
 from genesis_models.engine import Request, Sampling, device_rows
 from genesis_models.engine.device import DeviceEngine
+from genesis_models.quantize import quantize
 
 __all__ = ["Opened", "prepare", "prompts"]
 
@@ -49,6 +50,8 @@ class Opened:
     def __init__(self, job: dict[str, Any]) -> None:
         self.job, self.on_gpu = job, job["device"] != "cpu"
         self.model: Any = genesis_models.load(Path(job["folder"]) / "base", device=job["device"], dtype=job["dtype"])
+        if job["weights"] != "auto":
+            quantize(self.model, job["weights"])
         self.bandwidth = self._copy() if self.on_gpu else 0.0
         self.key: tuple[int, int, str] | None = None  # of the last case
         self.ends: list[cuda.Event] = []
@@ -112,11 +115,11 @@ class Opened:
 
     def bytes(self, case: dict[str, Any]) -> float:
         """Read by a step in the middle of the continuation: all weights, and the keys and values of all rows."""
-        weights = sum(p.numel() * p.dtype.itemsize for p in self.model.parameters())
-        config = self.model.config
-        if not config.tie_word_embeddings:
-            weights -= self.model.model.embed_tokens.weight.nbytes
-        size = 1 if self.job["cache"] == "fp8" else self.model.head_weight.dtype.itemsize
+        config, embedding = self.model.config, self.model.model.embed_tokens.weight
+        weights = sum(each.nbytes for each in (*self.model.parameters(), *self.model.buffers()))
+        if self.model.lm_head is not None:  # of the embedding a row for each sequence is read
+            weights -= embedding.nbytes
+        size = 1 if self.job["cache"] == "fp8" else embedding.dtype.itemsize
         token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size
         return weights + case["batch"] * token * (case["prompt"] + case["new"] / 2)
 

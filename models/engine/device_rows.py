@@ -10,7 +10,6 @@ from genesis import Tensor, cuda
 from genesis.backend import CPU
 from genesis.dtypes import DType, float8_e4m3fn
 from genesis.errors import OutOfMemoryError
-from genesis.nn import functional as F
 from genesis.nn.lora import LoRALinear
 from genesis.train.captured import Captured
 from genesis_models.blocks import CausalLM
@@ -36,7 +35,7 @@ class Step:
     """
 
     def __init__(self, model: CausalLM, cache: DeviceCache, state: DeviceState, rows: int, keys: int) -> None:
-        kept, model_of, device = list[Tensor](), weakref.ref(model), model.head_weight.device
+        kept, model_of, device = list[Tensor](), weakref.ref(model), _weight(model).device
         self.rows, self._kept = rows, kept
 
         def step() -> None:
@@ -45,7 +44,7 @@ class Step:
             with genesis.no_grad():
                 tokens = state.tokens.narrow(0, 0, rows).view(rows, 1)
                 hidden = model.next_hidden_states(tokens, cache.step(rows, keys))[:, -1]  # [B, H]
-                logits = F.linear(hidden, model.head_weight)  # [B, V]
+                logits = model.logits(hidden)  # [B, V]
                 state.draw(logits)
             kept[:] = [logits]
 
@@ -84,11 +83,11 @@ class DeviceRows:
     """
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> None:
-        weight = model.head_weight
+        weight, vocabulary = _weight(model), model.config.vocab_size
         self.form = (weight.device, weight.dtype, log_probs, dtype)
         self.asked = rows
         self.cache = _cache(model, rows, _rounded(capacity), weight.dtype if dtype == "auto" else float8_e4m3fn)
-        self.state = DeviceState(self.cache.lengths, self.cache.left, weight.shape[0], log_probs, weight.dtype)
+        self.state = DeviceState(self.cache.lengths, self.cache.left, vocabulary, log_probs, weight.dtype)
         self.steps: dict[tuple[int, int, bool], Step] = {}
         self._read: tuple[object, ...] = ()  # by graphs, and where
 
@@ -107,6 +106,11 @@ class DeviceRows:
         if key not in self.steps:
             self.steps[key] = Step(model, self.cache, self.state, rows, keys)
         return self.steps[key]
+
+
+def _weight(model: CausalLM) -> Tensor:
+    """One in the type of hidden states, which weights in 8 bits are not."""
+    return model.model.embed_tokens.weight
 
 
 def _read(model: CausalLM) -> tuple[object, ...]:
@@ -135,7 +139,7 @@ def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType) -> DeviceCac
     """A cache of as many rows as there is memory for."""
     while True:
         try:
-            return DeviceCache(model.config, rows, capacity, dtype, model.head_weight.device, model._rotaries)
+            return DeviceCache(model.config, rows, capacity, dtype, _weight(model).device, model._rotaries)
         except OutOfMemoryError as error:
             if rows == 1:
                 error.next = ADVICE
@@ -151,7 +155,7 @@ _kept: weakref.WeakKeyDictionary[CausalLM, DeviceRows] = weakref.WeakKeyDictiona
 def take(model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> DeviceRows:
     """Rows for a run: those that the last one left, if they are enough, or new ones."""
     found = _kept.pop(model, None)
-    form = (model.head_weight.device, model.head_weight.dtype, log_probs, dtype)
+    form = (_weight(model).device, _weight(model).dtype, log_probs, dtype)
     if found is not None and found.form == form and found.asked >= rows and found.cache.capacity >= capacity:
         return found
     del found  # before new ones are made

@@ -38,7 +38,14 @@ def test_rows_of_all_kinds() -> None:
 
 
 def test_the_genesis_side_answers_a_case(tmp_path: Path) -> None:
-    job = {"size": "tiny", "folder": str(tmp_path), "device": "cpu", "dtype": "float32", "cache": "auto"}
+    job = {
+        "size": "tiny",
+        "folder": str(tmp_path),
+        "device": "cpu",
+        "dtype": "float32",
+        "cache": "auto",
+        "weights": "int8",
+    }
     case = {"batch": 2, "prompt": 5, "new": 4, "draw": "sampled"}
     command = [sys.executable, "-m", "benchmarks.gpu.generation_genesis"]
     for told, text in ((job | {"prepare": True}, ""), (job, json.dumps(case) + "\n")):

@@ -26,6 +26,7 @@ from genesis_models.engine import (
     device_state,
 )
 from genesis_models.engine.device import DeviceEngine
+from genesis_models.quantize import quantize
 from genesis_models.rope import Rotary
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
 from tests.models.test_engine import GREEDY, by_request, prompts
@@ -214,6 +215,14 @@ def test_adapters_that_are_not_merged(model: genesis_models.CausalLM, use_dora: 
         assert by_request(engine.run(requests), 3) == by_request(EagerEngine(adapted).run(requests), 3)
         with genesis.no_grad():
             adapted.model.layers[0].self_attn.q_proj.weight.mul_(1.5)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_weights_in_8_bits(kind: Any) -> None:
+    model = quantize(genesis_models.load(golden("qwen3-tied").folder), kind)
+    requests = [Request(each, GREEDY, 6) for each in prompts(3, 320, 12)]
+    expected = by_request(EagerEngine(model).run(requests), 3)
+    assert by_request(DeviceEngine(model, rows=3, capacity=32).run(requests), 3) == expected
 
 
 def test_a_cache_in_e4m3_keeps_logits_near(model: genesis_models.CausalLM) -> None:
