@@ -214,11 +214,10 @@ def test_frequencies_are_the_probabilities(where: str) -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 72.1  # of 39 degrees of freedom
 
 
-@pytest.mark.gpu
 def test_a_captured_graph_serves_any_settings() -> None:
     """Draws and what follows them, captured once; settings change between replays."""
     backend: Any = backend_for(CUDA)
-    driver, rows, vocabulary, steps = backend.driver, 4, 50_000, 6
+    driver, rows, vocabulary, steps = backend.driver, 4, V, 6
     rng = np.random.default_rng(10)
     logits = (rng.standard_normal((rows, vocabulary)) * 3).astype(np.float32)
     host = {"keys": keys_of(rows), "settings": np.zeros((rows, 4)), "top_k": np.zeros(rows, np.int64)}
@@ -238,7 +237,8 @@ def test_a_captured_graph_serves_any_settings() -> None:
 
     before, backend.stream = backend.stream, driver.create_stream()
     try:
-        step()  # compiles
+        for _ in range(2):  # compiles and records the calls, then takes memory as the captured calls will
+            step()
         driver.synchronize()
         for name, array in following.items():
             backend.from_numpy(state[name], array)
