@@ -112,14 +112,14 @@ def load_plus(p_plus, o_n, i_h, m, dp, WORK: tl.constexpr):
 
 
 @triton.jit
-def norm_backward_kernel(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, shape, sizes, sg, sx, sp, sm, sr, dg,
-                         dx, dp, dw, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
+def norm_backward_kernel(p_d, p_dw, p_db, p_y, p_g, p_x, p_plus, p_w, p_m, p_r, shape, sizes, sg, sx, sp, sm, sr,
+                         steps, WORK: tl.constexpr, INT64: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
                          STAGES: tl.constexpr):  # fmt: skip
     """dx of tiles program, program + programs, …, and its partial sums of dw, where that is wanted, and db; n·w if
     `p_y` is given.
     """
     n, h = shape
-    WORK: tl.constexpr = p_r.dtype.element_ty
+    dg, dx, dp, dw = steps
     program = tl.program_id(0)
     i_h = tl.arange(0, BH)
     m_h = i_h < h
@@ -290,8 +290,8 @@ def _backward(
         )
         launch(
             norm_backward_kernel, cut.programs, d, partial_w, partial_b, y, g, x, plus, weight, mean, rstd, (n, h),
-            sizes, sg, sx, sp, sm, sr, *steps, INT64=wide, BN=cut.rows, BH=cut.columns, STAGES=cut.stages,
-            num_warps=cut.warps,
+            sizes, sg, sx, sp, sm, sr, steps, WORK=TRITON[work.name], INT64=wide, BN=cut.rows, BH=cut.columns,
+            STAGES=cut.stages, num_warps=cut.warps,
         )  # fmt: skip
     else:
         if y is not None:
