@@ -62,6 +62,10 @@ eval: {every: 2, max_batches: 1, prompts: ["alpha"], sample_tokens: 1}
 checkpoint: {every: 1, save_total_limit: 2}
 log: {every: 1}
 """
+QUESTIONS = """\
+{"prompt": "alpha"}
+{"messages": [{"role": "user", "content": "beta?"}]}
+"""
 MODEL_FILES = ("config.json", "model.safetensors", "generation_config.json", "tokenizer.json")
 
 
@@ -93,6 +97,11 @@ CASES = (
     Case("train a folder", ("train", "config.yaml", *_TUNED), trains=True),
     Case("train an adapter", ("train", *_CHATS), "fresh", trains=True),
     Case("generate", ("generate", "run", "--prompt", "alpha", "--max-tokens", "2", "--device", "cpu"), is_exact=True),
+    Case(
+        "generate a file",
+        ("generate", "base", "--prompts", "questions.jsonl", "--out", "answers.jsonl", "--max-tokens", "2", *_CPU),
+        made=("answers.jsonl",),
+    ),
     Case("eval", ("eval", "run", "--data", "docs", "--seq-len", "32", "--device", "cpu"), is_exact=True),
     Case(
         "export",
@@ -225,6 +234,7 @@ class World:
         for number in range(4):
             text = " ".join(words[(number * 7 + i * i + i // 3) % len(words)] for i in range(40))
             (start / "docs" / f"{number}.txt").write_text(text + ".\n")
+        (start / "questions.jsonl").write_text(QUESTIONS)
         recipe = make_chats(start)
         (start / "chats.yaml").write_text(recipe.read_text().replace(str(start), "."))
         (start / "config.yaml").write_text(CONFIG)
@@ -346,7 +356,7 @@ def state_hash(output: Path) -> str | None:
 
 def owned(folder: Path, case: Case) -> dict[str, str]:
     """The files that a command must leave as they are, and what is in them."""
-    kept = ["config.yaml", "docs", "model", "chats.yaml", "chats.jsonl", "base"]
+    kept = ["config.yaml", "docs", "model", "chats.yaml", "chats.jsonl", "questions.jsonl", "base"]
     if not case.trains:
         kept += ["run", "adapter"]
     elif output_of(case) == "tuned":
