@@ -179,7 +179,7 @@ def test_generated_text_appears_piece_by_piece() -> None:
         ("--top-p", "1.5"),
         ("--seed", "-1"),
         ("--device", "gpu"),
-        ("--dtype", "int8"),
+        ("--dtype", "int4"),
     ],
 )
 def test_options_have_the_bounds_of_the_schema(option: str, value: str) -> None:
