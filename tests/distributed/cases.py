@@ -142,7 +142,7 @@ def faults() -> list[Fault]:
             if place in ("step", "evaluation"):
                 late = (f"rank {rank} did not answer rank {1 - rank} within", "training")
                 stops = ("hang_in", place)
-                found.append(Fault(f"SIGSTOP: {at}", rank, stops, 10, late if place == "step" else late[:1], 12.0))
+                found.append(Fault(f"SIGSTOP: {at}", rank, stops, 10, late if place == "step" else late[:1], 20.0))
     found.append(Fault("NaN", -1, ("nan_at", 3), 9, ("in step 2; the weights are those of step 1",)))
     return found
 

@@ -23,6 +23,7 @@ ALL = (1, 2, 4)
 STEPS = 20
 LEGS = [(1, 1), (2, 1), (4, 1), (1, 1), (2, 1), (2, 0), (2, 1), (1, 0)]
 SAVE_S = 3.0
+EARLY_S = 3.0  # until when ranks may still be starting, on a busy machine
 
 Found = Iterator[tuple[str, str | None]]
 
@@ -98,20 +99,22 @@ def instants(runs: Runs, lora: Runs, count: int = 200) -> Found:
         time.sleep(after)
         ranks = children(job.pid)
         targets = {"launcher": [job.pid], "rank 0": ranks[:1], "rank 1": ranks[1:2], "all": [job.pid, *ranks]}[which]
-        for pid in targets:
+        for pid in targets or [job.pid]:  # ranks may not be there yet
             os.kill(pid, what)
         began = time.monotonic()
         done = job.wait()
         took = time.monotonic() - began
         wrong = left_over(runs, name)
         saved = checkpoints(runs.folder / name) if (runs.folder / name).is_dir() else {}
-        if done.code != 128 + what:
+        # Before a process has handlers, a signal ends it as the system does.
+        early = after < EARLY_S and "which is saved" not in done.err
+        if done.code not in ({128 + what, -what} if early else {128 + what}):
             wrong = f"exit code {done.code}: {done.err}"
         elif took > 2 * SAVE_S + 5:
             wrong = f"ended after {took:.1f} s"
         elif "which is saved" in done.err and f"after step {max(saved, default=0)}, which is saved" not in done.err:
             wrong = f"the step is not saved: {done.err}"
-        elif done.err.count("stopped:") != 1:
+        elif done.err.count("stopped:") != 1 and not early:
             wrong = f"{done.err.count('stopped:')} blocks: {done.err}"
         yield f"{what.name} to {which} after {after:.2f} s", wrong
 
