@@ -27,11 +27,13 @@ from typing import IO, Any
 from genesis.distributed.environment import JOB_KEY, LAUNCHER, LISTENER, LOOPBACK, refuse_ranks
 from genesis.errors import DistributedError, UsageError, escape
 
-__all__ = ["GRACE_S", "launch"]
+__all__ = ["GRACE_S", "STOPPED_GRACE_S", "launch"]
 
 GRACE_S = 5.0
 # Of ranks that another one left without a word, and of those that others wait for no longer.
 KILLED_GRACE_S, ECHO_GRACE_S = 1.0, 2.5
+# After a rank that a signal stopped: all have saved by then, or it came to that rank alone, before it found the others.
+STOPPED_GRACE_S = 30.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = {128 + number for number in _PASSED_ON}
 _OF_PYTHON = 1  # what Python itself ends with where a signal comes while it starts
@@ -226,13 +228,8 @@ class _Job:
             self._kill(each)  # what it started; its number stays taken until it is waited for
             each.process.wait()
             self.ended.append(each)
-            # Codes of an interrupted run come when all is saved, so nobody is in a hurry then.
-            if code == 0 or code in _INTERRUPTED:
-                continue
-            grace = ECHO_GRACE_S if code == DistributedError.exit_code else GRACE_S
-            if code < 0 and -code not in _PASSED_ON:
-                grace = KILLED_GRACE_S
-            self.kill_at = min(self.kill_at or math.inf, time.monotonic() + grace)
+            if code:
+                self.kill_at = min(self.kill_at or math.inf, time.monotonic() + _grace(code))
 
     def _kill(self, rank: _Rank) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -297,6 +294,15 @@ class _Job:
             what = f"rank {first.rank} of {self.count} ended, as if all were done, while others went on"
             raise DistributedError(what, where="launch", next="report it as a bug in Genesis")
         return echo
+
+
+def _grace(code: int) -> float:
+    """How long the other ranks may take to end after one that ended with `code`."""
+    if code in _INTERRUPTED:
+        return STOPPED_GRACE_S
+    if code == DistributedError.exit_code:
+        return ECHO_GRACE_S
+    return KILLED_GRACE_S if code < 0 and -code not in _PASSED_ON else GRACE_S
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from genesis.distributed.launch import STOPPED_GRACE_S
 from tests.distributed.cases import OF_BASE, SETTINGS, SIZES, Runs, faults, hash_of, left_over, run_fault
 from tests.train.runs import ROOT, Ended, Forks, checkpoints, memory_folder
 
@@ -110,7 +111,7 @@ def instants(runs: Runs, lora: Runs, count: int = 200) -> Found:
         early = after < EARLY_S and "which is saved" not in done.err
         if done.code not in ({128 + what, -what} if early else {128 + what}):
             wrong = f"exit code {done.code}: {done.err}"
-        elif took > 2 * SAVE_S + 5:
+        elif took > (STOPPED_GRACE_S + 5 if early else 2 * SAVE_S + 5):
             wrong = f"ended after {took:.1f} s"
         elif "which is saved" in done.err and f"after step {max(saved, default=0)}, which is saved" not in done.err:
             wrong = f"the step is not saved: {done.err}"

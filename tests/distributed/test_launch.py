@@ -93,6 +93,7 @@ CODES: dict[str, tuple[str, int, str]] = {
     "crashed": ("os.kill(os.getpid(), 11) if rank == 1 else sys.exit(10)", 10, "rank 1 of 3 was killed by SIGSEGV"),
     "no handler yet": ("os.kill(os.getpid(), 15) if rank == 1 else sys.exit(10)", 143, ""),
     "late to save": ("time.sleep(0.8 * (rank == 0)); sys.exit(143)", 143, ""),
+    "stopped alone": ("sys.exit(130) if rank == 1 else time.sleep(60)", 130, ""),
     "hangs": ("sys.exit(9) if rank == 1 else time.sleep(60)", 9, ""),
 }
 
@@ -100,7 +101,8 @@ CODES: dict[str, tuple[str, int, str]] = {
 @pytest.mark.parametrize("case", CODES)
 def test_exit_codes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code is the cause's. Ranks that outlive it by the grace period are killed."""
-    monkeypatch.setattr(sys.modules[launch.__module__], "GRACE_S", 0.5)
+    for name in ("GRACE_S", "STOPPED_GRACE_S"):
+        monkeypatch.setattr(sys.modules[launch.__module__], name, 0.5 if name == "GRACE_S" else 2.0)
     program, code, text = CODES[case]
     job = run(tmp_path, program, 3)
     assert job.fork.code == code
