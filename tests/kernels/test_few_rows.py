@@ -186,7 +186,7 @@ from genesis.kernels.gemm.few_rows import few_rows_kernel, one_row_kernel
 A, NONE, TYPES = "*bf16:16", ("constexpr", None), dict(OVERLAP=True, EARLY=9)
 OPERANDS = (A, A, "*fp32:16", A, A, A, A, NONE, NONE, NONE)
 for kernel, sizes, constants in (
-    (one_row_kernel, ("i32:16",) * 3, dict(BN=4, BK=256, BW=4, STEPS=4, SPAN=64)),
+    (one_row_kernel, ("i32:16",) * 2, dict(K=896, BN=4, BK=256, BW=4, STEPS=4, SPAN=64)),
     (few_rows_kernel, ("i32",) + ("i32:16",) * 5, dict(BM=16, BN=8, BK=32, BS=4, DOT=tl.bfloat16, PRECISION="ieee")),
 ):
     constants = tuple(sorted({**TYPES, **constants}.items()))

@@ -155,41 +155,54 @@ if is_interpreted():
 
 
 @triton.jit
-def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, k, w_row, eps,
-                   OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,
-                   BW: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+def load_tile(p, mask):
+    """What is at p, 0 where the mask is not set; None stands for a mask that is set everywhere."""
+    if mask is None:
+        return tl.load(p)
+    else:
+        return tl.load(p, mask=mask, other=0.0)
+
+
+@triton.jit
+def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, w_row, eps,
+                   K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                   STEPS: tl.constexpr, BW: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
     """One row of x with BN rows of W, or BN of gate and of up.
 
-    Of BN rows BW are beside each other in the warps, as tiles [BN // BW, BW, BK]; x is a tile [1, BW, BK], so that each
-    element is where it is needed, without a pass through shared memory.
+    Tiles are [BW, BN // BW, BK]: warps take BW rows side by side, and each BN // BW of them, for which it converts x
+    once. x is a tile [BW, 1, BK], so that each element is where it is needed, without a pass through shared memory.
     """
     allow_next(OVERLAP)
     i_n = tl.program_id(0) * BN
     if OVERLAP and tl.program_id(0) < EARLY:
-        prefetch_rows(p_w, i_n, n, k, w_row, OVERLAP, BN, SPAN)
+        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN, SPAN)
         if p_up is not None:
-            prefetch_rows(p_up, i_n, n, k, w_row, OVERLAP, BN, SPAN)
+            prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN, SPAN)
     wait_for_previous(OVERLAP)
-    o_m, o_n, o_b = tl.arange(0, 1), i_n + tl.arange(0, BN), tl.arange(0, BW)[None, :]
+    o_m, o_n, o_b = tl.arange(0, 1), i_n + tl.arange(0, BN), tl.arange(0, BW)[:, None]  # [1], [BN], [BW, 1]
     b_added = load_added(p_bias, p_residual, o_m, o_n, 1, n, n)
     b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)
     if p_up is not None and p_w_scale is not None:
         b_up_scale = load_vector(p_w_scale + n, o_n, n, 1)
-    o_w = i_n + (tl.arange(0, BN // BW) * BW)[:, None] + o_b  # [BN // BW, BW]
-    m_n, o_w, o_b = (o_w < n)[:, :, None], (o_w.to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
-    b_acc, b_square = tl.zeros((BN // BW, BW, BK), tl.float32), tl.zeros((1, BW, BK), tl.float32)
+    o_w = i_n + o_b * (BN // BW) + tl.arange(0, BN // BW)[None, :]  # [BW, BN // BW]
+    # rows behind the last are read as that one, which spares masks
+    o_w, o_b = (tl.minimum(o_w, n - 1).to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
+    b_acc, b_square = tl.full((BW, BN // BW, BK), -0.0, tl.float32), tl.full((BW, 1, BK), -0.0, tl.float32)
     b_acc_up = b_acc
-    for i_k in range(0, k, BK * STEPS):
+    for i_k in range(0, K, BK * STEPS):
         x, w, up, scale = (), (), (), ()  # tiles of STEPS steps
         for i in tl.static_range(STEPS):
             o_k = (i_k + i * BK + tl.arange(0, BK))[None, None, :]
-            m_k = (o_k < k) & (o_b == 0)  # [1, BW, BK]
-            x += (tl.load(p_x + o_b + o_k, mask=m_k, other=0.0),)
-            w += (tl.load(p_w + o_w + o_k, mask=m_n & m_k, other=0.0),)
+            if (i + 1) * BK > (K - 1) % (BK * STEPS) + 1:  # the last trip does not fill this tile
+                m_k = (o_k < K) & (o_b == 0)  # [BW, 1, BK]
+            else:
+                m_k = None
+            x += (load_tile(p_x + o_b + o_k, m_k),)
+            w += (load_tile(p_w + o_w + o_k, m_k),)
             if p_up is not None:
-                up += (tl.load(p_up + o_w + o_k, mask=m_n & m_k, other=0.0),)
+                up += (load_tile(p_up + o_w + o_k, m_k),)
             if p_norm is not None:
-                scale += (tl.load(p_norm + o_b + o_k, mask=m_k, other=0.0),)
+                scale += (load_tile(p_norm + o_b + o_k, m_k),)
         zero = after_loads()
         b_acc, b_acc_up, b_square = b_acc + zero, b_acc_up + zero, b_square + zero
         for i in tl.static_range(STEPS):
@@ -200,12 +213,12 @@ def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual,
             b_acc += b_x * converted(w[i], tl.float32)
             if p_up is not None:
                 b_acc_up += b_x * converted(up[i], tl.float32)
-    b_y, b_up = tl.sum(b_acc, 2), tl.sum(b_acc_up, 2)  # [BN // BW, BW]
+    b_y, b_up = tl.sum(b_acc, 2), tl.sum(b_acc_up, 2)  # [BW, BN // BW]
     if p_norm is not None:
-        b_rstd = rms_reciprocal(tl.sum(b_square, 2), k, eps)  # [1, BW], the same in all
+        b_rstd = rms_reciprocal(tl.sum(b_square, 2), K, eps)  # [BW, 1], the same in all
         b_y, b_up = b_y * b_rstd, b_up * b_rstd
         if p_rstd is not None:
-            o_b = tl.arange(0, BW)[None, :]
+            o_b = tl.arange(0, BW)[:, None]
             tl.store(p_rstd + o_b, b_rstd, mask=i_n + o_b == 0)
     b_y = store_rows(tl.reshape(b_y, (1, BN)), p_y, b_w_scale, b_added, o_m, o_n, 1, n, n)
     if p_up is not None:
@@ -295,9 +308,14 @@ def choose_tile(m: int, n: int, k: int, itemsize: int, sm_count: int, halves: in
         slices = 1
         while slices < 4 and triton.cdiv(k, lanes * slices) * 2 * halves > 20:
             slices *= 2
-        warps = 4 if slices == 1 and n < 64 * sm_count else 8
+        warps = 4 if slices == 1 else 8
+        bn = warps // slices
+        while (
+            2 * bn * slices * halves <= 4 * warps and n >= 2 * bn * 3 * sm_count
+        ):  # rows of a warp: x is converted once
+            bn *= 2
         tiles = triton.cdiv(k, lanes * slices)
-        return FewRowsTile(warps // slices, lanes * slices, warps, triton.cdiv(tiles, triton.cdiv(tiles, 10)), early)
+        return FewRowsTile(bn, lanes * slices, warps, triton.cdiv(tiles, triton.cdiv(tiles, 10)), early)
     # A program reads BN rows of W and all rows of x: the fewest bytes in the last wave to end.
     wide = max(itemsize, 2)  # of x
     fitting = [bn for bn in (8, 16, 32, 64) if bn * halves <= 128 // wide]
@@ -385,7 +403,7 @@ def _launch(
     grid = triton.cdiv(n, t.bn)
     if m == 1:
         launch(
-            one_row_kernel, grid, *rows, n, k, weight.strides[0], float(eps), STEPS=t.steps, SPAN=LINE // itemsize,
+            one_row_kernel, grid, *rows, n, weight.strides[0], float(eps), K=k, STEPS=t.steps, SPAN=LINE // itemsize,
             BW=min(t.bn, max(1, t.warps * 32 * 16 // itemsize // t.bk)), **how,
         )  # fmt: skip
         return
