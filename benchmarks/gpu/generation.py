@@ -30,6 +30,7 @@ from benchmarks.result_files import write_result
 __all__ = ["cases", "line", "same_beginning"]
 
 Job = dict[str, Any]
+LISTED = 24  # kernels of a step, the longest
 
 
 class Answering(Side):
@@ -90,9 +91,10 @@ def run(size: str, chosen: argparse.Namespace, until: float) -> list[dict[str, A
             rows += new
             _compare(new)
         if chosen.profile:
-            for (name, side), case in itertools.product(sides, cases(chosen)):
-                if name.startswith("genesis"):
-                    rows += side.ask({**case, "profile": True})["profile"]
+            ours = [side for name, side in sides if name == "genesis"]
+            batches = [case for case in cases(chosen) if case["draw"] == "greedy" and case["new"] == chosen.new]
+            for side, case in itertools.product(ours, batches):
+                rows += side.ask({**case, "profile": True})["profile"][:LISTED]
     return rows
 
 
@@ -125,7 +127,8 @@ def same_beginning(x: list[list[int]], y: list[list[int]]) -> float:
 def line(row: dict[str, Any]) -> str:
     """A row of the table."""
     if "kernel" in row:
-        return f"  {row['us']:8.2f} us {row['calls']:6.1f} calls  {row['kernel'][:110]}"
+        shape = f"{row['case']['batch']} x {row['case']['prompt']}"
+        return f"  {shape:9} {row['us']:8.2f} us {row['calls']:6.1f} calls  {row['kernel'][:110]}"
     name = f"{row['size']:12} {row['side']:16}"
     if "error" in row or "ms" not in row:
         return f"{name} {row.get('error', 'not run')[:100]}"

@@ -34,7 +34,7 @@ def test_rows_of_all_kinds() -> None:
     assert "16000 tok/s" in found
     assert line(row).endswith("not run")
     assert line(row | {"error": "no answer in 3 s"}).endswith("no answer in 3 s")
-    assert "head/matmul" in line({"kernel": "head/matmul", "us": 60.0, "calls": 1.0})
+    assert "head/matmul" in line({"kernel": "head/matmul", "us": 60.0, "calls": 1.0, "case": row})
 
 
 def test_the_genesis_side_answers_a_case(tmp_path: Path) -> None:
