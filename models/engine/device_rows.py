@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import genesis
 from genesis import Tensor, cuda
-from genesis.backend import CPU
+from genesis.backend import CPU, Device
 from genesis.dtypes import DType, float8_e4m3fn
 from genesis.errors import OutOfMemoryError
 from genesis.nn.lora import LoRALinear
@@ -16,10 +16,11 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache
 from genesis_models.engine.device_state import DeviceState
 
-__all__ = ["ADVICE", "DeviceRows", "Step", "bucket", "keep", "release", "take"]
+__all__ = ["ADVICE", "DeviceRows", "Step", "bucket", "has_room", "keep", "release", "take"]
 
 GRAIN = 256  # capacities are multiples
 FEWEST_KEYS = 512  # of a graph
+ROOM = 512 << 20  # bytes that a cache leaves: prompts and steps need memory, too
 KEPT = 16  # rows in up to this part of the device's memory are kept for the next run with the model
 ADVICE = "ask for fewer tokens, shorten the prompts, or keep the cache in fp8"
 
@@ -137,14 +138,26 @@ def _rounded(capacity: int) -> int:
 
 def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType) -> DeviceCache:
     """A cache of as many rows as there is memory for."""
+    made: DeviceCache | None
+    device = _weight(model).device
     while True:
         try:
-            return DeviceCache(model.config, rows, capacity, dtype, _weight(model).device, model._rotaries)
+            made = DeviceCache(model.config, rows, capacity, dtype, device, model._rotaries)
+            if rows == 1 or has_room(device):
+                return made
         except OutOfMemoryError as error:
             if rows == 1:
                 error.next = ADVICE
                 raise
-            rows //= 2
+        rows, made = rows // 2, None
+
+
+def has_room(device: Device) -> bool:
+    """Whether memory is left for prompts and steps beside a cache."""
+    if device == CPU:
+        return True
+    unused = cuda.memory_reserved(device) - cuda.memory_allocated(device)
+    return cuda.mem_get_info(device)[0] + unused >= ROOM
 
 
 # --- Rows that wait for the next run ----------------------------------------------------------------------------------

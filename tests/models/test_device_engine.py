@@ -270,6 +270,22 @@ def test_fewer_rows_where_memory_has_no_room(model: genesis_models.CausalLM, mon
     assert "fewer tokens" in (caught.value.next or "")
 
 
+def test_fewer_rows_where_a_cache_leaves_no_room_for_steps(
+    model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [False, False, True]
+    monkeypatch.setattr(device_rows, "has_room", lambda device: answers.pop(0))
+    requests = [Request(each, GREEDY, 4) for each in prompts(5, 320, 20)]
+    expected = by_request(EagerEngine(model).run(requests), 5)
+    assert by_request(DeviceEngine(model, rows=12, capacity=900).run(requests), 5) == expected
+    assert held(model).cache.rows == 3
+    assert not answers
+    answers = [False, False]
+    assert len(by_request(DeviceEngine(model, rows=4, capacity=1400).run(requests), 5)) == 5
+    assert held(model).cache.rows == 1  # with one row memory is tried
+    assert not answers
+
+
 def test_short_prompts_share_a_forward_pass_and_long_ones_pass_in_chunks(
     model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
