@@ -9,8 +9,9 @@ import genesis
 from genesis import Tensor, cuda
 from genesis.backend import CPU, Device
 from genesis.dtypes import DType, float8_e4m3fn
-from genesis.errors import OutOfMemoryError
+from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.nn.lora import LoRALinear
+from genesis.ops import fp8
 from genesis.train.captured import Captured
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache
@@ -78,6 +79,9 @@ class DeviceRows:
         capacity: the most tokens of each, rounded up.
         dtype: of keys and values: "auto", that of the weights, or "fp8", e4m3.
 
+    Raises:
+        DeviceError: a cache in e4m3 on a GPU that has no such numbers.
+
     Attributes:
         form: what the rows are for, besides their size.
         asked: how many rows there would be with enough memory.
@@ -85,6 +89,10 @@ class DeviceRows:
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> None:
         weight, vocabulary = _weight(model), model.config.vocab_size
+        if dtype == "fp8" and weight.is_cuda:
+            lack = fp8.lacking(cuda.get_device_capability(weight.device), weight.device)
+            if lack is not None:
+                raise DeviceError(f"a KV cache in fp8 {lack}", next="leave it at auto")
         self.form = (weight.device, weight.dtype, log_probs, dtype)
         self.asked = rows
         self.cache = _cache(model, rows, _rounded(capacity), weight.dtype if dtype == "auto" else float8_e4m3fn)

@@ -20,7 +20,7 @@ from genesis.backend.cuda import dispatch
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
-from genesis.errors import NumericError
+from genesis.errors import DeviceError, NumericError
 from genesis.kernels.reduce import sample
 from genesis_models.engine import EagerEngine, Request, Sampling
 from genesis_models.engine.device import DeviceEngine
@@ -142,6 +142,12 @@ def test_tokens_are_right_on_a_device_that_runs_as_late_as_it_may() -> None:
         found = by_request(engine.run([*requests, stop]), 5)
         assert found == [*expected, expected[0][: expected[0].index(expected[0][2])]]
     assert driver.waits <= 5 + sum(map(len, found))  # the host waits for tokens alone
+
+
+def test_a_cache_in_fp8_needs_a_gpu_that_has_such_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "get_device_capability", lambda which=None: (8, 0))
+    with pytest.raises(DeviceError, match=r"KV cache in fp8 needs compute capability 8\.9"):
+        list(DeviceEngine(tiny(), rows=1, capacity=8, cache="fp8").run([Request([1], GREEDY, 2)]))
 
 
 def test_weights_that_move_are_captured_anew_and_those_that_change_are_not() -> None:
