@@ -54,7 +54,7 @@ def train(
             "--nproc",
             metavar="N|all",
             help="Train in N processes of this host, ranks, which share the batches of a step; all: one for each GPU, "
-            "or for each CPU core. The result is that of one process.",
+            "or for each CPU core. With train.threads=1 the result is that of one process, bit by bit.",
         ),
     ] = None,
 ) -> None:
