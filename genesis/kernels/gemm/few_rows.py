@@ -316,13 +316,14 @@ def choose_tile(m: int, n: int, k: int, itemsize: int, sm_count: int, halves: in
             bn *= 2
         tiles = triton.cdiv(k, lanes * slices)
         return FewRowsTile(bn, lanes * slices, warps, triton.cdiv(tiles, triton.cdiv(tiles, 10)), early)
-    # A program reads BN rows of W and all rows of x: the fewest bytes in the last wave to end.
-    wide = max(itemsize, 2)  # of x
+    # A program has BN rows of W and all rows of x to load and convert: the least work in the last wave to end.
+    wide, bm = max(itemsize, 2), triton.next_power_of_2(max(m, 16))
     fitting = [bn for bn in (8, 16, 32, 64) if bn * halves <= 128 // wide]
-    bn = min(fitting, key=lambda bn: triton.cdiv(triton.cdiv(n, bn), sm_count) * (halves * bn + m / 2))
-    bk = (128 if bn * halves <= 16 and m <= 16 and itemsize < 4 else 64) // wide
-    stage = 8 * bk * (halves * bn * itemsize + triton.next_power_of_2(max(m, 16)) * wide)
-    return FewRowsTile(bn, bk, 8, min(max(STAGED // stage, 2), 5), early)
+    bn = min(fitting, key=lambda bn: triton.cdiv(triton.cdiv(n, bn), sm_count) * (halves * bn + bm))
+    warps = 4 if n >= 2 * bn * sm_count else 8  # fewer slices of K, whose sums are added at the end, or lower latency
+    bk = (128 if bn * halves <= 128 // warps and m <= 16 and itemsize < 4 else 64) // wide
+    stage = warps * bk * (halves * bn * itemsize + bm * wide)
+    return FewRowsTile(bn, bk, warps, min(max(STAGED // stage, 2), 5), early)
 
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
