@@ -17,6 +17,8 @@ from genesis.distributed import launch
 
 __all__ = ["start_warm"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
 
 class _Fork:
     """What the launcher needs of `Popen`."""
@@ -25,8 +27,11 @@ class _Fork:
         self.returncode: int | None = None
         self.stdout, out = _pipe(options["stdout"])
         self.stderr, err = _pipe(options["stderr"])
+        # A signal that comes to the fork while it still has the launcher's handlers would be lost.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self.pid = os.fork()
         if self.pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for end in (out, err):
                 if end is not None:
                     os.close(end)
@@ -35,7 +40,9 @@ class _Fork:
             return
         code = 70
         try:
-            code = _become_rank(command, run, out, err, options)
+            code = _become_rank(command, run, out, err, options, mask)
+        except KeyboardInterrupt:  # before the command line is there, as in an interpreter
+            code = 130
         finally:
             os._exit(code)
 
@@ -66,9 +73,10 @@ def _become_rank(
     out: int | None,
     err: int | None,
     options: Mapping[str, Any],
+    mask: set[signal.Signals],
 ) -> int:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setpgid(0, 0)
@@ -83,6 +91,7 @@ def _become_rank(
                 os.close(int(name))
     os.environ.clear()
     os.environ.update(options["env"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return run(list(command[list(command).index("genesis_cli") + 1 :]))
 
 
