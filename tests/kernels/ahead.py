@@ -26,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -41,7 +40,6 @@ from genesis.backend.cuda.driver import Properties
 from genesis.backend.cuda.simulated.fake import SHARED
 from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.errors import DeviceError
-from genesis.kernels.gemm import few_rows
 from genesis.op import registry
 from tests.kernels.assembling import TOGETHER, collected, refused
 from tests.kernels.collecting import collecting
@@ -84,11 +82,7 @@ def needed(ops: list[str], dtypes: list[str], without: list[str], arches: Sequen
     common: dict[Any, tuple[Any, Signature]] = {}
     for arch in arches:
         own, again = found.setdefault(arch, {}), []
-        with (
-            collecting(type("Device", (Watched,), {"arch": arch})) as launched,
-            using(CUDA),
-            mock.patch.object(few_rows, "IS_CHOSEN", True),
-        ):
+        with collecting(type("Device", (Watched,), {"arch": arch})) as launched, using(CUDA):
             for v in chosen:
                 launched.clear()
                 Watched.asked = False

@@ -14,7 +14,6 @@ from genesis.array import Array, empty
 from genesis.autograd.modes import no_grad
 from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, int8
-from genesis.kernels.gemm import few_rows
 from genesis.kernels.gemm.few_rows import (
     FewRowsTile,
     Norm,
@@ -30,11 +29,6 @@ EPS = 1e-5
 STEP = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-21}
 EPILOGUES = [(False, False, False), (True, True, False), (False, True, True), (True, False, True)]
 SMALL = FewRowsTile(8, 16, 4, 2, 3)
-
-
-@pytest.fixture(autouse=True)
-def is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "IS_CHOSEN", True)
 
 
 def on_gpu(values: np.ndarray, dtype: DType) -> Array:

@@ -14,7 +14,6 @@ from genesis.autograd.modes import no_grad
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.dtypes import DType, float32
-from genesis.kernels.gemm import few_rows
 from genesis.kernels.gemm.few_rows import MAX_ROWS
 from genesis.nn import fused
 from genesis.op import Op
@@ -24,11 +23,6 @@ from genesis.ops.norm_mlp import norm_mlp
 
 CUDA = Device("cuda", 0)
 EPS = 1e-5
-
-
-@pytest.fixture(autouse=True)
-def is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "IS_CHOSEN", True)
 
 
 def on_gpu(values: np.ndarray, dtype: DType) -> Array:

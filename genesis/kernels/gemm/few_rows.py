@@ -50,7 +50,6 @@ __all__ = [
 ]
 
 MAX_ROWS = 32
-IS_CHOSEN = False  # whether ops take these kernels by themselves: not before a GPU has run them
 LINE = 128  # bytes of a line of L2
 STAGED = 98 << 10  # bytes of shared memory for all stages, so that two programs are on an SM at a time
 
@@ -327,13 +326,12 @@ def choose_tile(m: int, n: int, k: int, itemsize: int, sm_count: int, halves: in
 
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
-    """Whether these kernels take x·Wᵀ: chosen, few rows, floats of at most 4 bytes, rows of all weights contiguous.
+    """Whether these kernels take x·Wᵀ: few rows, floats of at most 4 bytes, rows of all weights contiguous.
 
     Ops that are recorded for a backward pass keep the kernels of training, and so do their results' bits.
     """
     return (
-        IS_CHOSEN
-        and not mode.grad
+        not mode.grad
         and 0 < x.size <= MAX_ROWS * x.shape[-1]
         and x.dtype in (bfloat16, float16, float32)
         and all(w.size and w.strides[1] == 1 for w in weights)
