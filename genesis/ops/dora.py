@@ -18,13 +18,12 @@ from genesis.array import Array
 from genesis.dtypes import float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.blocks import rows_of
 from genesis.ops.elementwise import cast, div
 from genesis.ops.linalg import same_type
 from genesis.ops.norm import statistics_type
 from genesis.ops.sweep import as_type, is_narrow
 
-__all__ = ["check_factors", "dora_factors", "scale_columns", "scale_columns_backward", "scale_rows", "split_layers"]
+__all__ = ["check_factors", "dora_factors", "scale_columns", "scale_rows", "split_layers"]
 
 Columns = tuple[tuple[int, int], ...]
 
@@ -132,25 +131,6 @@ def scale_columns(
         if more is not None:
             wide += as_type(more, work)
     np.copyto(out, wide, casting="unsafe")
-
-
-def _scale_backward_infer(g: Array, z: Array, factors: Array) -> tuple[Spec, Spec]:
-    check_factors("scale_columns_backward", z, z.shape[-1] if z.shape else 0, factors)
-    if g.shape != z.shape:
-        raise ShapeError(f"scale_columns_backward: the gradient has shape {g.shape}, the result has {z.shape}")
-    same_type("scale_columns_backward", g, z)
-    return z.spec, Spec(factors.shape, statistics_type(z.dtype))
-
-
-@op("scale_columns_backward", _scale_backward_infer, flops=lambda i, o, a: 3 * i[0].size)
-def scale_columns_backward(
-    out: tuple[np.ndarray, np.ndarray], g: np.ndarray, z: np.ndarray, factors: np.ndarray
-) -> None:
-    """dz = c∘g and dc = Σ rows g∘z, in float32 or wider."""
-    work = np.dtype(np.float32) if is_narrow(z.dtype) else z.dtype
-    wide, values = rows_of(as_type(g, work)), rows_of(as_type(z, work))
-    out[1][...] = np.einsum("nh,nh->h", wide, values)
-    np.copyto(rows_of(out[0]), wide * as_type(factors, work), casting="unsafe")
 
 
 def _scale_rows_infer(w: Array, factors: Array) -> Spec:

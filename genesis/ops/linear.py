@@ -17,7 +17,7 @@ from genesis.array import Array
 from genesis.backend.cpu import scratch
 from genesis.errors import ShapeError
 from genesis.op import Context, Spec, op
-from genesis.ops.dora import scale_columns_backward
+from genesis.ops.dora import scale_columns, scale_rows
 from genesis.ops.elementwise import add, cast
 from genesis.ops.fp8 import check_quantizable, is_wide_enough, multiply_quantized, quantized_matmul
 from genesis.ops.linalg import (
@@ -34,13 +34,13 @@ from genesis.ops.low_rank import (
     add_low_rank,
     check_low_rank,
     join_pairs,
-    low_rank_gradient,
+    low_rank_backward,
     matmul_sum,
     split_pairs,
 )
 from genesis.ops.random import dropout
 from genesis.ops.reduce import sum_to_shape
-from genesis.ops.shape import columns, joined, reshaped, slices, window
+from genesis.ops.shape import columns, joined, reshaped, slices
 from genesis.ops.sweep import as_type, is_narrow
 from genesis.shapes import numel
 
@@ -222,22 +222,37 @@ def bias_gradients(ctx: Context, inputs: Sequence[int], g: Array, sizes: Sequenc
 
 
 class PairsBackward(NamedTuple):
-    """What the gradients of a call are made of: without pairs, g' alone, which is then g.
+    """What the gradients of a call are made of; without pairs, g alone.
 
     Attributes:
-        g: g' = c∘g, `[..., out]`.
+        g: the gradient of the result, `[..., out]`.
         first: the first input of the pairs, behind the op's own.
-        u: as forward gave it.
+        b: the gradient of each B that learns.
+        c: the factors, if there are any.
         factors: c's gradient.
-        term: v, and what makes it a part of dx; None where nobody needs it.
+        term: v, and what makes it a part of dx.
     """
 
     g: Array
     first: int
     low_rank: LowRank | None = None
-    u: Array | None = None
+    b: Sequence[Array | None] = ()
+    c: Array | None = None
     factors: Array | None = None
     term: LowRankTerm | None = None
+
+    def of_product(self) -> Array:
+        """g' = c∘g."""
+        return self.g if self.c is None else scale_columns(self.g, self.c)
+
+    def scaled(self, weights: Sequence[Array]) -> Sequence[Array]:
+        """c∘W, for g·(c∘W), which is g'·W."""
+        if self.c is None:
+            return weights
+        whole = joined(weights)
+        parts = list(weights) if whole is None else [whole]
+        factors = slices(self.c, [w.shape[0] for w in parts])
+        return [scale_rows(w, c) for w, c in zip(parts, factors, strict=True)]
 
     def reads_input(self, ctx: Context) -> bool:
         """Whether the gradient of an A is wanted, for which x is read."""
@@ -248,8 +263,7 @@ class PairsBackward(NamedTuple):
         """The gradients of the pairs' inputs; x `[..., in]` is read where an A learns."""
         if self.low_rank is None:
             return []
-        pairs, rows = self.low_rank.pairs, numel(self.g.shape[:-1])
-        count, first = len(pairs), self.first
+        rows, count, first = numel(self.g.shape[:-1]), len(self.low_rank.pairs), self.first
         found: list[Array | None] = [None] * self.low_rank.inputs
         if self.reads_input(ctx):
             term = self.term
@@ -257,13 +271,7 @@ class PairsBackward(NamedTuple):
             dropped = x if term.noise is None else dropout(x, *term.position, **term.noise)
             v, flat = (reshaped(y, (rows, y.shape[-1])) for y in (term.v, dropped))
             found[:count] = weight_gradients(ctx, range(first, first + count), v, flat, term.ranks)
-        g = reshaped(self.g, (rows, self.g.shape[-1]))
-        for i, (p, (start, stop)) in enumerate(zip(pairs, self.low_rank.ranks, strict=True), count):
-            if ctx.needs[first + i]:
-                assert self.u is not None
-                u = window(reshaped(self.u, (rows, self.low_rank.rank)), start, stop)
-                part = window(g, p.start, p.stop)
-                (found[i],) = weight_gradients(ctx, (first + i,), part, u, (p.stop - p.start,))
+        found[count : 2 * count] = self.b
         if self.factors is not None and ctx.needs[first + 2 * count]:
             c = ctx.inputs[first + 2 * count]
             found[2 * count] = self.factors if self.factors.dtype is c.dtype else cast(self.factors, dtype=c.dtype)
@@ -271,32 +279,43 @@ class PairsBackward(NamedTuple):
 
 
 def pairs_backward(
-    ctx: Context, g: Array, low_rank: LowRank | None, kept: Sequence[Array | None], needs_x: bool,
-    end: int | None = None,
+    ctx: Context, g: Array, low_rank: LowRank | None, kept: Sequence[Array | None], end: int | None = None,
+    is_result: bool = False,
 ) -> PairsBackward:  # fmt: skip
     """The backward pass of a call's pairs.
 
     Args:
         g: the gradient of the result, `[..., out]`.
         kept: u and, with c, z.
-        needs_x: whether dx is wanted.
         end: where the inputs of the pairs end; None means behind the last one.
+        is_result: as for `low_rank_backward`.
     """
     end = len(ctx.inputs) if end is None else end
     if low_rank is None:
         return PairsBackward(g, end)
     _, operands = split_pairs(ctx.inputs[:end], low_rank)
-    assert operands is not None
-    first, factors = end - low_rank.inputs, None
-    if operands.factors is not None:
-        assert kept[1] is not None
-        g, factors = scale_columns_backward(g, kept[1], operands.factors)
-    found = PairsBackward(g, first, low_rank, kept[0], factors)
-    if not (needs_x or found.reads_input(ctx)):
-        return found
-    v = low_rank_gradient(g, *operands.b, pairs=low_rank.pairs)
+    assert operands is not None and kept[0] is not None
+    first, pairs, c = end - low_rank.inputs, low_rank.pairs, operands.factors
+    numbers = range(first + len(pairs), first + 2 * len(pairs))
+    sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in numbers]
+    slots = [
+        ctx.gradient_slot(i) if ctx.needs[i] and before is None else None
+        for i, before in zip(numbers, sums, strict=True)
+    ]
+    given, more = (
+        (*operands.b, *((c, kept[1]) if c is not None else ())),
+        {"is_result": True} if is_result and c is not None else {},
+    )
+    out = (None, *slots, *((None,) if c is not None else ()))
+    v, *found = low_rank_backward(g, kept[0], *given, pairs=pairs, out=out, **more)
+    factors = found.pop() if c is not None else None
+    b = [made if ctx.needs[i] else None for i, made in zip(numbers, found, strict=True)]
+    for i, before in enumerate(sums):
+        if before is not None:
+            b[i] = add(before.array, found[i], out=before.array if before.is_own else None)
     noise = None if low_rank.dropout is None else low_rank.noise
-    return found._replace(term=LowRankTerm(v, operands.a, [p.rank for p in low_rank.pairs], noise, operands.where))
+    term = LowRankTerm(v, operands.a, [p.rank for p in pairs], noise, operands.where)
+    return PairsBackward(g, first, low_rank, b, c, factors, term)
 
 
 # --- linear -----------------------------------------------------------------------------------------------------------
@@ -335,18 +354,18 @@ def _linear_infer(
 def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     """dx = g·W, dW = gᵀ·x over all rows, db = sum of g over all rows, dresidual = g."""
     x, weight = ctx.inputs[:2]
-    pairs = pairs_backward(ctx, g, ctx.attrs.get("low_rank"), ctx.outputs[1:], ctx.needs[0])
+    pairs = pairs_backward(ctx, g, ctx.attrs.get("low_rank"), ctx.outputs[1:])
     rows = numel(x.shape[:-1]) if x is not None else numel(g.shape[:-1])
     size = g.shape[-1:]
     found: list[Array | None] = [None] * len(ctx.inputs)
     if ctx.needs[1]:
-        flat = reshaped(pairs.g, (rows, g.shape[-1]))
+        flat = reshaped(pairs.of_product(), (rows, g.shape[-1]))
         (found[1],) = weight_gradients(ctx, (1,), flat, reshaped(x, (rows, x.shape[-1])), size)
     if len(found) > 2 and ctx.needs[2]:
         (found[2],) = bias_gradients(ctx, (2,), reshaped(g, (rows, g.shape[-1])), size)
     found[pairs.first :] = pairs.gradients(ctx, x)
     if ctx.needs[0]:
-        found[0] = input_gradient(ctx, 0, pairs.g, (weight,), ctx.attrs.get("fp8", 0), pairs.term)
+        found[0] = input_gradient(ctx, 0, g, pairs.scaled((weight,)), ctx.attrs.get("fp8", 0), pairs.term)
     if len(found) > 3 and ctx.needs[3]:
         found[3] = g
     return tuple(found)
@@ -494,7 +513,7 @@ def packed_gradients(ctx: Context, g: Array, first: int, x: Array | None, pairs:
     found: list[Array | None] = [None] * count
     if any(ctx.needs[i] for i in numbers[:count]):
         assert x is not None
-        flat = reshaped(pairs.g, (rows, g.shape[-1]))
+        flat = reshaped(pairs.of_product(), (rows, g.shape[-1]))
         found = weight_gradients(ctx, numbers[:count], flat, reshaped(x, (rows, x.shape[-1])), sizes)
     if any(ctx.needs[i] for i in numbers[count:]):
         found += bias_gradients(ctx, numbers[count:], reshaped(g, (rows, g.shape[-1])), sizes)
@@ -526,10 +545,10 @@ def _packed_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     """As for `linear`: dx is the sum over the weights, each weight's gradient comes from its columns of g."""
     low_rank = ctx.attrs.get("low_rank")
     weights, _biases = split_parameters(own_parameters(ctx.inputs[1:], low_rank))
-    pairs = pairs_backward(ctx, g, low_rank, ctx.outputs[1:], ctx.needs[0])
+    pairs = pairs_backward(ctx, g, low_rank, ctx.outputs[1:])
     found = packed_gradients(ctx, g, 1, ctx.inputs[0], pairs)
     fp8 = ctx.attrs.get("fp8", 0)
-    return input_gradient(ctx, 0, pairs.g, weights, fp8, pairs.term) if ctx.needs[0] else None, *found
+    return input_gradient(ctx, 0, g, pairs.scaled(weights), fp8, pairs.term) if ctx.needs[0] else None, *found
 
 
 def packed_saves(needs: tuple[bool, ...]) -> tuple[int | str, ...]:

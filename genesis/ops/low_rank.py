@@ -40,7 +40,6 @@ __all__ = [
     "check_low_rank",
     "join_pairs",
     "low_rank_backward",
-    "low_rank_gradient",
     "matmul_sum",
     "split_pairs",
 ]
@@ -183,34 +182,6 @@ def add_low_rank(z: np.ndarray, u: np.ndarray, x: np.ndarray, operands: Operands
         z[:, p.start : p.stop] += more
         row += size
     np.copyto(u, wide, casting="unsafe")
-
-
-# --- v ----------------------------------------------------------------------------------------------------------------
-
-
-def _v_infer(g: Array, *b: Array, pairs: tuple[Pair, ...]) -> Spec:
-    if len(b) != len(pairs) or any(w.shape != (p.stop - p.start, p.rank) for w, p in zip(b, pairs, strict=False)):
-        raise ShapeError(f"low_rank_gradient: B of shape {[w.shape for w in b]} for {pairs}")
-    if not g.shape or any(p.stop > g.shape[-1] for p in pairs):
-        raise ShapeError(f"low_rank_gradient: a gradient of shape {g.shape} for pairs on {[p[:2] for p in pairs]}")
-    same_type("low_rank_gradient", g, *b)
-    return Spec((*g.shape[:-1], sum(p.rank for p in pairs)), g.dtype)
-
-
-@op("low_rank_gradient", _v_infer, flops=lambda i, o, a: 2 * o[0].size * max((w.shape[0] for w in i[1:]), default=0))
-def low_rank_gradient(out: np.ndarray, g: np.ndarray, *b: np.ndarray, pairs: tuple[Pair, ...]) -> None:
-    """v = [s1·g1·B1, …], g1 being the columns of g `[..., out]` that the pair adds to; without gradient.
-
-    Args:
-        b: `[columns, r]` of each pair.
-    """
-    start = 0
-    for p, weight in zip(pairs, b, strict=True):
-        part = np.empty((*g.shape[:-1], p.rank), np.float32 if is_narrow(g.dtype) else g.dtype)
-        multiply(as_type(g[..., p.start : p.stop], part.dtype), as_type(weight, part.dtype), part)
-        part *= part.dtype.type(p.scale)
-        np.copyto(out[..., start : start + p.rank], part, casting="unsafe")
-        start += p.rank
 
 
 # --- Gradients --------------------------------------------------------------------------------------------------------

@@ -43,12 +43,12 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     assert rstd is not None
     low_rank, needs_norm = ctx.attrs.get("low_rank"), ctx.needs[0] or ctx.needs[1]
     weights, _biases = split_parameters(own_parameters(parameters, low_rank))
-    pairs = pairs_backward(ctx, g, low_rank, kept, needs_norm)
+    pairs = pairs_backward(ctx, g, low_rank, kept)
     learns = any(ctx.needs[2 : 2 + len(weights)]) or pairs.reads_input(ctx)
     if not needs_norm:
         normed = rms_norm_scale(x, scale, rstd) if learns else None
         return None, None, *packed_gradients(ctx, g, 2, normed, pairs)
-    dn = input_gradient(None, 0, pairs.g, weights, ctx.attrs.get("fp8", 0), pairs.term)
+    dn = input_gradient(None, 0, g, pairs.scaled(weights), ctx.attrs.get("fp8", 0), pairs.term)
     dx, dscale, *result = norm_gradients(ctx, rms_norm_backward, dn, x, scale, rstd, count=2, with_result=learns)
     del dn
     return dx, dscale, *packed_gradients(ctx, g, 2, result[0] if result else None, pairs)

@@ -110,14 +110,14 @@ def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Ar
     """The gradient of gate and up, where it is needed, those of down's weight and bias, and those of its pairs."""
     down, gate_up, h = ctx.inputs[2], kept.gate_up, kept.h
     d, needs_d, fp8 = None, any((*ctx.needs[:2], *ctx.needs[FIRST : kept.end])), ctx.attrs.get("fp8", 0)
-    pairs = pairs_backward(ctx, g, ctx.attrs.get("down_low_rank"), kept.of_down, needs_d)
+    pairs = pairs_backward(ctx, g, ctx.attrs.get("down_low_rank"), kept.of_down)
     reads_h = ctx.needs[2] or pairs.reads_input(ctx)
 
     def at_gate_up(with_result: bool) -> Any:
         if pairs.term is None or pairs.term.noise is None:
             more = () if pairs.term is None else (pairs.term.v, *pairs.term.a)
-            return swiglu_linear_backward(pairs.g, down, gate_up, *more, with_result=with_result, fp8=fp8)
-        dh = input_gradient(None, 0, pairs.g, (down,), fp8, pairs.term)
+            return swiglu_linear_backward(g, *pairs.scaled((down,)), gate_up, *more, with_result=with_result, fp8=fp8)
+        dh = input_gradient(None, 0, g, pairs.scaled((down,)), fp8, pairs.term)
         return swiglu_packed_backward(dh, gate_up, with_result=with_result)
 
     if needs_d and reads_h and h is None:
@@ -129,7 +129,7 @@ def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Ar
         h = swiglu_packed(gate_up) if h is None else h
     if ctx.needs[2]:
         assert h is not None
-        flat = reshaped(pairs.g, (rows, g.shape[-1]))
+        flat = reshaped(pairs.of_product(), (rows, g.shape[-1]))
         (found[0],) = weight_gradients(ctx, (2,), flat, reshaped(h, (rows, h.shape[-1])), size)
     if ctx.needs[3]:
         (found[1],) = bias_gradients(ctx, (3,), reshaped(g, (rows, g.shape[-1])), size)
@@ -139,22 +139,20 @@ def _at_down(ctx: Context, g: Array, kept: _Kept) -> tuple[Array | None, list[Ar
     return d, found, of_pairs
 
 
-def _at_gate_up(ctx: Context, d: Array, kept: _Kept, biases: list[Array], needs_x: bool) -> PairsBackward:
+def _at_gate_up(ctx: Context, d: Array, kept: _Kept, biases: list[Array]) -> PairsBackward:
     """The backward pass of the pairs of gate and up. For c, z is not kept: it is (gate_up - b) / c."""
     low_rank = ctx.attrs.get("low_rank")
-    pairs = pairs_backward(ctx, d, low_rank, (kept.u, kept.gate_up), needs_x, kept.end)
-    if pairs.factors is None or low_rank is None:
+    pairs = pairs_backward(ctx, d, low_rank, (kept.u, kept.gate_up), kept.end, is_result=True)
+    if pairs.factors is None or not biases:
         return pairs
-    factors, start = pairs.factors, 0
-    if biases:
-        sums = sum_to_shape(d, shape=d.shape[-1:])
-        for bias in biases:
-            part, total = (x.view(bias.shape, (1,), x.offset + start) for x in (factors, sums))
-            kind = factors.dtype
-            sub(part, mul(cast(bias, dtype=kind), cast(total, dtype=kind)), out=part)
-            start += bias.size
-    c = ctx.inputs[pairs.first + 2 * len(low_rank.pairs)]
-    return pairs._replace(factors=div(factors, cast(c, dtype=factors.dtype)))
+    assert pairs.c is not None
+    factors, sums, kind, start = pairs.factors, sum_to_shape(d, shape=d.shape[-1:]), pairs.factors.dtype, 0
+    for bias in biases:
+        part, total, c = (x.view(bias.shape, (1,), x.offset + start) for x in (factors, sums, pairs.c))
+        more = mul(cast(bias, dtype=kind), cast(total, dtype=kind))
+        sub(part, div(more, cast(c, dtype=kind)), out=part)
+        start += bias.size
+    return pairs
 
 
 def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
@@ -168,7 +166,7 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
         return None, None, *found, *[None] * len(parameters), *of_down
     needs_norm, normed, low_rank = ctx.needs[0] or ctx.needs[1], kept.normed, ctx.attrs.get("low_rank")
     weights, biases = split_parameters(own_parameters(parameters, low_rank))
-    pairs = _at_gate_up(ctx, d, kept, biases, needs_norm)
+    pairs = _at_gate_up(ctx, d, kept, biases)
     learns = any(ctx.needs[FIRST : FIRST + len(weights)]) or pairs.reads_input(ctx)
     if normed is None and learns and not needs_norm:
         normed = rms_norm_scale(x, scale, kept.rstd)
@@ -177,7 +175,7 @@ def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
     if not needs_norm:
         return None, None, *found, *of_down
     makes = normed is None and learns
-    dn = input_gradient(None, 0, pairs.g, weights, ctx.attrs.get("fp8", 0), pairs.term)
+    dn = input_gradient(None, 0, d, pairs.scaled(weights), ctx.attrs.get("fp8", 0), pairs.term)
     backward = norm_gradients(ctx, rms_norm_backward, dn, x, scale, kept.rstd, count=2, plus=g, with_result=makes)
     dx, dscale, *result = backward
     if makes:

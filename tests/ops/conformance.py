@@ -286,7 +286,6 @@ STATISTICS = {
     "norm_mlp": {1},
     "norm_rope": {1},
     "layer_norm": {1, 2},
-    "scale_columns_backward": {1},
     "dora_factors": {1},
     "low_rank_backward": {3},  # of two pairs with factors
     "cross_entropy": {0, 1},

@@ -1,6 +1,6 @@
 """DoRA on CUDA: the factors of a layer's rows in one kernel, and passes that scale columns.
 
-Plain reference: genesis/ops/dora.py: `dora_factors`, `scale_columns`, `scale_columns_backward`, `scale_rows`.
+Plain reference: genesis/ops/dora.py: `dora_factors`, `scale_columns`, `scale_rows`.
 """
 
 from __future__ import annotations
@@ -136,23 +136,6 @@ def scale_columns_kernel(p_y, p_z, p_c, p_b, p_residual, n, h, sy, sz, WORK: tl.
 
 
 @triton.jit
-def scale_columns_backward_kernel(p_d, p_partial, p_g, p_z, p_c, n, h, WORK: tl.constexpr, BN: tl.constexpr,
-                                  BH: tl.constexpr):  # fmt: skip
-    """c∘g of BH columns and every programs-th tile of rows, and the sums of g∘z over these."""
-    i_h = tl.program_id(0) * BH + tl.arange(0, BH)
-    m_h = i_h < h
-    c = converted(tl.load(p_c + i_h, mask=m_h, other=0), WORK)[None, :]
-    b_sum = tl.zeros((BN, BH), WORK)  # [BN, BH]
-    for first in range(tl.program_id(1) * BN, n, tl.num_programs(1) * BN):
-        i_n = first + tl.arange(0, BN).to(tl.int64)
-        o, m = (i_n * h)[:, None] + i_h[None, :], (i_n < n)[:, None] & m_h[None, :]
-        g = converted(tl.load(p_g + o, mask=m, other=0), WORK)
-        b_sum += g * converted(tl.load(p_z + o, mask=m, other=0), WORK)
-        tl.store(p_d + o, converted(g * c, p_d.dtype.element_ty), mask=m)
-    tl.store(p_partial + tl.program_id(1).to(tl.int64) * h + i_h, tl.sum(b_sum, 0), mask=m_h)
-
-
-@triton.jit
 def column_sums_kernel(p_partial, p_g, p_z, n, h, sg, sz, WORK: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):
     """The sums of g∘z over every programs-th tile of rows, of BH columns."""
     i_h = tl.program_id(0) * BH + tl.arange(0, BH)
@@ -198,25 +181,6 @@ def scale_columns_into(y: Array, z: Array, factors: Array, bias: Array | None, r
         scale_columns_kernel, (triton.cdiv(n, rows), triton.cdiv(h, columns)), y, z, factors, bias, residual, n, h,
         y.strides[0], z.strides[0], WORK=TRITON[work.name], INT64=wide, BN=rows, BH=columns,
     )  # fmt: skip
-
-
-@cuda_impl("scale_columns_backward")
-def scale_columns_backward(out: tuple[Array, Array], g: Array, z: Array, factors: Array) -> None:
-    """dz = c∘g and dc = Σ rows g∘z: partial sums of some rows each, added in order."""
-    d, dc = out
-    h, work = z.shape[-1], work_type(z.dtype)
-    n = z.size // h if h else 0
-    if not n:
-        fill(dc, value=0, shape=dc.shape, dtype=dc.dtype)
-        return
-    columns = min(triton.next_power_of_2(h), 128)
-    programs = max(1, min(triton.cdiv(n, 16), 512 // triton.cdiv(h, columns)))
-    partial = empty((programs, h), work, z.device)
-    launch(
-        scale_columns_backward_kernel, (triton.cdiv(h, columns), programs), d, partial, *map(contiguous, (g, z)),
-        contiguous(factors), n, h, WORK=TRITON[work.name], BN=16, BH=columns,
-    )  # fmt: skip
-    sum_partials(dc, partial)
 
 
 @cuda_impl("scale_rows")

@@ -1,7 +1,6 @@
 """Low-rank pairs on CUDA: products with an addition of a low rank, composed of the GEMMs of linalg.py.
 
-Plain reference: genesis/ops/low_rank.py: `low_rank_gradient`, `low_rank_backward`, `matmul_sum`
-and the pairs of the linear ops.
+Plain reference: genesis/ops/low_rank.py: `low_rank_backward`, `matmul_sum` and the pairs of the linear ops.
 
 `low_rank_product` is the one place where x·Wᵀ meets u·Bᵀ.
 """
@@ -88,15 +87,6 @@ def make_u(u: Array, x: Array, operands: Operands, low_rank: LowRank) -> None:
         parts = slices(parts[0], [p.rank for p in low_rank.pairs])
     for p, columns, a in zip(low_rank.pairs, low_rank.ranks, parts, strict=True):
         matmul_into(window(u, *columns), x, a, transpose_b=True, alpha=p.scale)
-
-
-@cuda_impl("low_rank_gradient")
-def low_rank_gradient(out: Array, g: Array, *b: Array, pairs: tuple[Pair, ...]) -> None:
-    """v = [s1·g1·B1, …]."""
-    start = 0
-    for p, weight in zip(pairs, b, strict=True):
-        matmul_into(window(out, start, start + p.rank), window(g, p.start, p.stop), weight, alpha=p.scale)
-        start += p.rank
 
 
 @cuda_impl("low_rank_backward")

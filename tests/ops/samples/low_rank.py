@@ -168,19 +168,6 @@ def mlp_cases(rng: np.random.Generator) -> list[Case]:
     return [*found, Case(found[0].inputs, {**found[0].attrs, "keep": False})]
 
 
-def v_cases(rng: np.random.Generator) -> list[Case]:
-    found = []
-    for shape, sizes, _, pairs, _, _ in PACKED:
-        given, low_rank = pairs_of(rng, 1, pairs, sum(sizes), False)
-        inputs = (normal(rng, *shape[:-1], sum(sizes)), *given[len(pairs) :])
-        found.append(Case(inputs, {"pairs": low_rank.pairs}))
-    return found
-
-
-def v_oracle(g: np.ndarray, *b: np.ndarray, pairs: tuple[Pair, ...]) -> np.ndarray:
-    return np.concatenate([p.scale * g[..., p.start : p.stop] @ w for p, w in zip(pairs, b, strict=True)], -1)
-
-
 def gradient_cases(rng: np.random.Generator) -> list[Case]:
     """Those of `packed_linear`, and one with the rows that one pass over g takes, in all ways."""
     found = []
@@ -233,10 +220,6 @@ def scaled(rng: np.random.Generator) -> list[Case]:
 def scale_oracle(z: np.ndarray, factors: np.ndarray, bias: Any = None, residual: Any = None) -> np.ndarray:
     y = factors * z + (0 if bias is None else bias)
     return y if residual is None else y + residual
-
-
-def scale_gradients(rng: np.random.Generator) -> list[Case]:
-    return [Case((normal(rng, *c.inputs[0].shape), *c.inputs[:2])) for c in scaled(rng)]
 
 
 # rows of each layer, columns between them, width of x, rank
@@ -311,13 +294,6 @@ ROWS = [
         inner=4 * MLP_INNER,
     ),
     Rows(
-        "low_rank_gradient", v_oracle, v_cases, reduction=lambda case: case.inputs[0].shape[-1],
-        errors=(
-            (Case((np.ones((2, 3)), B), {"pairs": (Pair(0, 3, 2, 1.0),)}), ShapeError, "B of shape"),
-            (Case((np.ones((2, 3)), B), {"pairs": (Pair(0, 4, 2, 1.0),)}), ShapeError, r"a gradient of shape \(2, 3\)"),
-        ),
-    ),
-    Rows(
         "low_rank_backward", gradient_oracle, gradient_cases,
         reduction=lambda case: sum(case.inputs[0].shape) + case.inputs[0].size // case.inputs[0].shape[-1],
         errors=(
@@ -345,11 +321,6 @@ ROWS = [
             (Case((A, np.ones(3), np.ones(2))), ShapeError, r"a bias of shape \(2,\)"),
             (Case((A, np.ones(3), None, B)), ShapeError, "a residual of shape"),
         ),
-    ),
-    Rows(
-        "scale_columns_backward", lambda g, z, c: (c * g, (g * z).reshape(-1, z.shape[-1]).sum(0)), scale_gradients,
-        reduction=lambda case: max(1, case.inputs[0].size // case.inputs[0].shape[-1]),
-        errors=((Case((A, B, np.ones(2))), ShapeError, "the gradient has shape"),),
     ),
     Rows(
         "scale_rows", lambda w, c: c[:, None] * w,
