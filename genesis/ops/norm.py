@@ -69,6 +69,9 @@ def norm_gradients(
     if so_far is not None:
         own = so_far.array if so_far.is_own else None
         plus = so_far.array if plus is None else add(so_far.array, plus, out=own)
+    if backward is rms_norm_backward and not ctx.needs[1]:  # as with adapters, whose norms are frozen
+        made = backward(g, *operands, *(() if plus is None else (plus,)), learns=False, with_result=with_result)
+        return [made[0], None, made[1]] if with_result else [made, None]
     sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in range(1, count)]
     slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in enumerate(sums, 1)]
     given = operands if plus is None else (*operands, plus)

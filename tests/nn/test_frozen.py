@@ -11,6 +11,7 @@ import pytest
 import genesis
 from genesis import nn
 from genesis.nn import functional as F
+from genesis.nn import fused
 from genesis.op import observe
 from genesis.optim import AdamW
 from genesis.optim.groups import decay_groups
@@ -69,3 +70,30 @@ def test_a_frozen_weight_has_neither_gradient_nor_state_nor_matmul(use_dora: boo
         value.numel() for state in optimizer.state.values() for value in state.values() if hasattr(value, "numel")
     )
     assert held == 2 * sum(p.numel() for p in layer.parameters() if p.requires_grad)  # two moments of what learns
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_frozen_norm_makes_no_gradient_of_its_weight(recompute: bool) -> None:
+    """By itself and in fused ops, also where it gives its result again."""
+    found = []
+    for frozen in (False, True):
+        genesis.manual_seed(4)
+        norm, gate, up, down = nn.RMSNorm(8), nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 8)
+        norm.requires_grad_(not frozen)
+        x, made = genesis.randn(2, 5, 8).requires_grad_(), Counter[bool]()
+
+        def note(op: Any, _: Any, outputs: Any, attrs: Any, *rest: Any, made: Counter[bool] = made) -> None:
+            if op.name == "rms_norm_backward":
+                made[len(outputs) == 2 + attrs.get("with_result", False)] += 1
+
+        with observe(note):
+            y = fused.gated_mlp(norm(x), norm, (gate, up), down, recompute)
+            (y.sum() + fused.packed_linear(x, (up,), norm, recompute).sum()).backward()
+        assert made == {not frozen: 3}
+        assert norm.weight is not None
+        assert (norm.weight.grad is None) == frozen
+        assert x.grad is not None
+        assert up.weight.grad is not None
+        found.append((x.grad.numpy(), up.weight.grad.numpy()))
+    for learned, kept in zip(*found, strict=True):
+        np.testing.assert_array_equal(learned, kept)
