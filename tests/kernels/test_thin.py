@@ -18,8 +18,11 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda import compile
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.dtypes import DType, bfloat16, float32
+from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.thin import ThinTile, thin_products_into
+from genesis.ops.linalg import transposed
 from genesis.ops.low_rank import Pair, low_rank_backward
+from genesis.ops.shape import window
 from tests.kernels.collecting import collecting
 from tests.kernels.test_gemm_warp_specialized import H200, Hopper
 
@@ -115,6 +118,20 @@ def test_what_it_does_not_take_is_left_to_gemms() -> None:
     assert not takes(g, (4, 4), None)
     assert not takes(g.view((64, 8), (64, 1), 0), (4, 4))  # the second range starts at 4
     assert not takes(on_gpu(np.ones((64, 66))).view((64, 64), (66, 1), 0), (4, 4))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_gradients_of_few_rows_take_one_pass(accumulate: bool) -> None:
+    """vᵀ·x as `matmul_into` launches it, for v in a window; also added to what is there."""
+    rng = np.random.default_rng(0)
+    v, x, before = (on_gpu(rng.normal(size=s)) for s in ((2048, 24), (2048, 520), (16, 520)))
+    v, want = window(v, 8, 24), wide(before) if accumulate else np.zeros((16, 520))
+    want += wide(v).T @ wide(x)
+    out = on_gpu(wide(before))
+    with launched() as names:
+        matmul_into(out, transposed(v), x, accumulate=accumulate)
+    assert names == ["thin_kernel", "thin_reduce_kernel"]
+    np.testing.assert_allclose(wide(out), want, rtol=2.0**-8, atol=1e-3)
 
 
 @pytest.mark.parametrize("with_z", [False, True])

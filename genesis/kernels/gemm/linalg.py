@@ -45,6 +45,7 @@ from genesis.kernels.gemm.gemm import (
     gemm_tma,
 )
 from genesis.kernels.gemm.tf32_rs import gemm_tf32_rs_into
+from genesis.kernels.gemm.thin import thin_products_into
 from genesis.kernels.gemm.tiles import (
     MAX_IMPRECISE,
     GemmTile,
@@ -64,6 +65,7 @@ from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
 __all__ = ["Scales", "matmul_into"]
 
+THIN, MIN_WIDTH, MIN_TERMS = 64, 512, 2048  # rows at most, columns and terms at least, of what `_launch_thin` takes
 FLOAT32 = "ieee"  # input_precision of float32 without tf32
 
 
@@ -272,7 +274,7 @@ def matmul_into(
     assert row_scale is None or (bias is None and out.ndim == 2)  # both are passed in one parameter of the kernels
     assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # passed in alpha's place
     e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales)
-    if tile is None and (_launch_warp_specialized(p, e) or _launch_tf32_rs(p, e)):
+    if tile is None and (_launch_warp_specialized(p, e) or _launch_tf32_rs(p, e) or _launch_thin(p, e)):
         return
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_rank1(p, e)
@@ -321,6 +323,20 @@ def _launch_tf32_rs(p: Gemm, e: Epilogue) -> bool:
         for o, rows, columns in ((p.a, p.m, p.k), (p.b, p.k, p.n), (p.o, p.m, p.n))
     )
     return gemm_tf32_rs_into(out, x, y)
+
+
+def _launch_thin(p: Gemm, e: Epilogue) -> bool:
+    """Launch the kernel for few rows of a sum over many, such as gradients of low-rank matrices; False where the
+    product is another one.
+    """
+    if e.flags & ~ACCUMULATE.value or p.matrices != 1 or p.a.row != 1 or p.b.column != 1 or p.o.column != 1:
+        return False
+    if p.m > THIN or p.n < MIN_WIDTH or p.k < MIN_TERMS:
+        return False
+    g = p.b.array.view((p.k, p.n), (p.b.row, 1), p.b.array.offset)
+    u = p.a.array.view((p.k, p.m), (p.a.column, 1), p.a.array.offset)
+    out = p.o.array.view((p.n, p.m), (1, p.o.row), p.o.array.offset)
+    return thin_products_into(None, [out], g, [], u, [(0, p.n)], accumulate=e.accumulate)
 
 
 def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
