@@ -19,9 +19,11 @@ __all__ = [
     "choose",
     "epilogue_slices",
     "fitted",
+    "is_thin",
     "persistent_schedule",
     "shared_bytes",
     "simt_schedule",
+    "thin_tile",
 ]
 
 
@@ -237,6 +239,10 @@ TABLE: dict[str, tuple[TunedShape, ...]] = {
 # Terms of 8-bit floats that tensor cores accumulate by themselves. Hopper's accumulators keep some 14 bits and truncate
 # the rest, 32 terms at a time: at most 2^-13 of the sum for each, here 0.8 % where e4m3 itself is uncertain by 4 %.
 MAX_IMPRECISE = 2048
+THIN, MIN_ROWS, MIN_TERMS = 64, 2048, 512  # columns at most, rows and terms at least, of a thin product
+FULL_ROWS = (
+    6144  # from which on a thin product is not split: nearly every SM has a tile, and loads fill its memory's share
+)
 RESERVED = 1 << 10  # bytes of shared memory that each program on an SM takes besides
 LAYOUT_PENALTY = 2.0  # distance of another layout, in doublings of a size
 SPLIT_COST = 8  # of a part's prologue, store and reading it back, in steps along k
@@ -252,13 +258,17 @@ def choose(
 ) -> GemmTile:
     """The tile of the nearest row, with as many stages as `shared` bytes of a block's memory hold.
 
-    A tuned split only suits the tiles that its own shape leaves over: `best_split` decides for others.
+    A tuned split only suits the tiles that its own shape leaves over: `best_split` decides for others. Thin products
+    of 2-byte floats have a tile of their own.
 
     Args:
         item: bytes of an operand's element.
         reads: the epilogue reads as much as it stores.
         out: bytes of an element of out; those of an operand's by default.
     """
+
+    if table == "half" and is_thin(m, n, k):
+        return fitted(thin_tile(n)._replace(split=int(m >= FULL_ROWS)), item, shared, reads, out)
 
     def distance(row: TunedShape) -> float:
         sizes = zip((row.m, row.n, row.k), (m, n, k), strict=True)
@@ -267,6 +277,18 @@ def choose(
     row = min(TABLE[table], key=distance)
     same = (row.m, row.n, row.k) == (m, n, k)
     return fitted(row.tile if same else row.tile._replace(split=0), item, shared, reads, out)
+
+
+def is_thin(m: int, n: int, k: int) -> bool:
+    """Whether a product reads far more than it computes, as those of low-rank pairs: a tile as narrow as n then leaves
+    nothing to compute, or to add up after a split, of columns that are not there.
+    """
+    return n <= THIN and m >= MIN_ROWS and k >= MIN_TERMS
+
+
+def thin_tile(n: int) -> GemmTile:
+    """The tile of a thin product, two programs an SM, so that loads are always on their way."""
+    return GemmTile(64, 16 if n <= 16 else 32 if n <= 32 else 64, 128, 4, 4 if n <= 32 else 3, ctas_per_sm=2)
 
 
 def shared_bytes(tile: GemmTile, item: int, reads: bool = False, out: int = 0) -> int:
