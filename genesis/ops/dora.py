@@ -10,6 +10,7 @@ The norm is a constant in backward (section 4.3 of the paper). B·A is never mad
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from genesis.op import Context, Spec, op
 from genesis.ops.elementwise import cast, div
 from genesis.ops.linalg import same_type
 from genesis.ops.norm import statistics_type
+from genesis.ops.shape import joined
 from genesis.ops.sweep import as_type, is_narrow
 
 __all__ = ["check_factors", "dora_factors", "scale_columns", "scale_rows", "split_layers"]
@@ -57,17 +59,26 @@ def _factors_infer(*arrays: Array, columns: Columns, scales: tuple[float, ...], 
 
 def _factors_vjp(ctx: Context, g: Array, _: None) -> tuple[Array | None, ...]:
     """dm = dc / ‖W + s·B·A‖; no other input has a gradient."""
-    norm = ctx.outputs[1]
+    norm, columns = ctx.outputs[1], ctx.attrs["columns"]
     assert norm is not None
     found: list[Array | None] = [None] * len(ctx.inputs)
     wide = g if g.dtype is norm.dtype else cast(g, dtype=norm.dtype)
-    for i, (start, stop) in enumerate(ctx.attrs["columns"]):
+    slots = [ctx.gradient_slot(i) if wide is g and ctx.needs[i] else None for i in range(len(columns))]
+    free = [slot for slot in slots if slot is not None]
+    is_run = all(stop == start for (_, stop), (start, _) in pairwise(columns))
+    if is_run and len(free) == len(slots) and (whole := joined(free)) is not None:  # one pass for all layers
+        div(*(_part(x, columns[0][0], columns[-1][1]) for x in (wide, norm)), out=whole)
+        found[: len(slots)] = slots
+        return tuple(found)
+    for i, (start, stop) in enumerate(columns):
         if ctx.needs[i]:
-            parts = (x.view((stop - start,), x.strides, x.offset + start * x.strides[0]) for x in (wide, norm))
-            slot = ctx.gradient_slot(i) if wide is g else None
-            made = div(*parts, out=slot)
+            made = div(*(_part(x, start, stop) for x in (wide, norm)), out=slots[i])
             found[i] = made if wide is g else cast(made, dtype=g.dtype)
     return tuple(found)
+
+
+def _part(x: Array, start: int, stop: int) -> Array:
+    return x.view((stop - start,), x.strides, x.offset + start * x.strides[0])
 
 
 @op(

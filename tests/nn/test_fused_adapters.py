@@ -176,3 +176,18 @@ def test_what_an_adapter_adds_costs_no_second_rounding() -> None:
     for device in ("cpu", "cuda"):
         found.append(layer.to(device)(x.to(device)).detach().cpu().float().numpy())
     assert (found[0] != found[1]).mean() < 0.15
+
+
+def test_magnitudes_that_are_neighbours_get_their_gradients_in_one_pass() -> None:
+    found = []
+    for together in (False, True):
+        block = Block(("gate", "up"), use_dora=True)
+        magnitudes = [p for n, p in block.named_parameters() if "magnitude" in n]
+        if together:
+            FlatBuffers(magnitudes)
+        genesis.manual_seed(7)
+        y = block.packed(genesis.randn(5, 32), False)
+        assert names(y.sum().backward).count("div") == (1 if together else 2)
+        found.append([p.grad.numpy().copy() for p in magnitudes if p.grad is not None])
+    assert len(found[0]) == 2
+    np.testing.assert_array_equal(found[0], found[1])

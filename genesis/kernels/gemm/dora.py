@@ -94,12 +94,23 @@ def _factors(c: Array, norm: Array, m: Array, squares: Array, w: Array, a: Array
     is_float32 = w.dtype is float32
     dot = float32 if is_interpreted() and w.dtype is bfloat16 else w.dtype
     rank = max(16, triton.next_power_of_2(r))
-    rows = 32 if rank > 64 else 64
+    rows, columns, warps, stages = _tile(n, rank, is_float32)
     launch(
         dora_factors_kernel, triton.cdiv(n, rows), c, norm, m, squares, w, a, b, n, k, r, float(scale),
         DOT=TRITON[dot.name], PRECISION="ieee" if is_float32 else "tf32", INT64=needs_int64((n + rows, k), (k, 1)),
-        BM=rows, BK=32 if is_float32 else 64, R=rank, num_warps=8 if rank > 32 else 4,
+        BM=rows, BK=columns, R=rank, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+
+
+def _tile(n: int, rank: int, is_float32: bool) -> tuple[int, int, int, int]:
+    """BM, BK, warps and stages: by count, so many rows a program that a layer's programs are about as many as SMs, and
+    so many columns a step that latency is not most of it.
+    """
+    if is_float32:
+        return 32 if rank > 64 else 64, 32, 8 if rank > 32 else 4, 3
+    if rank > 64:  # A·Aᵀ takes the registers
+        return 16, 128, 8, 2
+    return 16 if n <= 2048 else 32, 256 if rank <= 32 else 128, 8 if rank > 32 else 4, 4
 
 
 def _composed_factors(
