@@ -40,6 +40,8 @@ def _vjp(ctx: Context, g: Array, _: None) -> Grads:
     sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in (1, 2)]
     slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in enumerate(sums, 1)]
     attrs = {k: ctx.attrs[k] for k in ("heads", "key_heads")}
+    if not any(ctx.needs[1:3]):  # as with adapters
+        return norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], learns=False, **attrs), None, None, None, None
     dx, *weights = norm_rope_backward(g, *ctx.inputs, ctx.outputs[1], out=(None, *slots), **attrs)
     for i, before in enumerate(sums):
         if before is not None:
@@ -118,15 +120,15 @@ def _weights(query_weight: np.ndarray, key_weight: np.ndarray, heads: int, key_h
 
 def _backward_infer(
     g: Array, x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array, rstd: Array, *, heads: int,
-    key_heads: int,
+    key_heads: int, learns: bool = True,
 ) -> tuple[Spec, ...]:  # fmt: skip
     _check("norm_rope_backward", x, (query_weight, key_weight), (cos, sin), heads, key_heads)
-    return gradient_like("norm_rope_backward", g, x, query_weight, key_weight)
+    return gradient_like("norm_rope_backward", g, x, query_weight, key_weight)[: 3 if learns else 1]
 
 
 @op("norm_rope_backward", _backward_infer, flops=lambda i, o, a: 11 * o[0].size)
 def norm_rope_backward(
-    out: tuple[np.ndarray, np.ndarray, np.ndarray],
+    out: np.ndarray | tuple[np.ndarray, ...],
     g: np.ndarray,
     x: np.ndarray,
     query_weight: np.ndarray,
@@ -136,12 +138,18 @@ def norm_rope_backward(
     rstd: np.ndarray,
     heads: int,
     key_heads: int,
+    learns: bool = True,
 ) -> None:
-    """With h the gradient rotated back and n = x·r: dx = r·(h·w - n·mean(h·w·n)), dw = Σ heads and tokens h·n."""
-    d, rotated, size = out[0], heads + key_heads, x.shape[3]
+    """With h the gradient rotated back and n = x·r: dx = r·(h·w - n·mean(h·w·n)), dw = Σ heads and tokens h·n.
+
+    Without `learns`, for frozen weights, dx alone.
+    """
+    d, *grads = out if isinstance(out, tuple) else (out,)
+    rotated, size = heads + key_heads, x.shape[3]
     d[:, :, rotated:] = g[:, :, rotated:]
     if not x.size:
-        out[1][...], out[2][...] = 0, 0
+        for grad in grads:
+            grad[...] = 0
         return
     c, s = _tables(x, cos, sin, inverse=True)
     weights = _weights(query_weight, key_weight, heads, key_heads)
@@ -162,4 +170,5 @@ def norm_rope_backward(
 
     both = np.empty((2, size), weights.dtype)
     sum_blocks(block, x.shape[1], max(x.shape[0] * rotated * size, 1), both)
-    out[1][...], out[2][...] = both
+    for grad, value in zip(grads, both, strict=False):
+        grad[...] = value

@@ -97,3 +97,22 @@ def test_a_frozen_norm_makes_no_gradient_of_its_weight(recompute: bool) -> None:
         found.append((x.grad.numpy(), up.weight.grad.numpy()))
     for learned, kept in zip(*found, strict=True):
         np.testing.assert_array_equal(learned, kept)
+
+
+def test_frozen_norms_of_heads_make_no_gradient_of_their_weights() -> None:
+    found = []
+    for frozen in (False, True):
+        genesis.manual_seed(4)
+        x, table = genesis.randn(2, 3, 5, 4).requires_grad_(), genesis.randn(3, 2)
+        query, key = (genesis.randn(4).requires_grad_(not frozen) for _ in range(2))
+        counts: list[int] = []
+
+        def note(op: Any, _: Any, outputs: Any, *rest: Any, counts: list[int] = counts) -> None:
+            counts.extend([len(outputs)] if op.name == "norm_rope_backward" else [])
+
+        with observe(note):
+            F.norm_rope(x, query, key, table.cos(), table.sin(), heads=2, key_heads=2, eps=1e-6).sum().backward()
+        assert counts == [1 if frozen else 3]
+        assert x.grad is not None
+        found.append(x.grad.numpy())
+    np.testing.assert_array_equal(*found)

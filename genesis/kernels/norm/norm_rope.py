@@ -140,10 +140,9 @@ def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens,
 
 @triton.jit
 def norm_rope_backward_kernel(p_d, p_dquery, p_dkey, p_g, p_x, p_query, p_key, p_cos, p_sin, p_r, count, tokens, heads,
-                              half, so, sg, sx, sc, ss, dq, dk, INT64: tl.constexpr, ROWS: tl.constexpr,
-                              HALF: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """dx, and this program's partial gradients of the two weights; `heads` as in forward."""
-    WORK: tl.constexpr = p_dquery.dtype.element_ty
+                              half, so, sg, sx, sc, ss, dq, dk, WORK: tl.constexpr, INT64: tl.constexpr,
+                              ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """dx, and this program's partial gradients of the two weights, unless they are frozen; `heads` as in forward."""
     i_token, i_batch, i_time, m_token = token_indices(count, tokens, INT64, ROWS)
     i_pair = tl.arange(0, HALF)
     m = m_token[:, None] & (i_pair < half)[None, :]  # [ROWS, HALF]
@@ -159,16 +158,18 @@ def norm_rope_backward_kernel(p_d, p_dquery, p_dkey, p_g, p_x, p_query, p_key, p
             r = tl.load(p_r + i_token * heads[2] + i_head, mask=m_token, other=0)[:, None]  # [ROWS, 1]
             first, second = first * r, second * r
             a, b = left * c + right * s, right * c - left * s  # RoPE backward
-            acc_a += a * first
-            acc_b += b * second
+            if p_dquery is not None:
+                acc_a += a * first
+                acc_b += b * second
             a, b = a * w_a, b * w_b
             mean_gx = maths.divide(tl.sum(a * first + b * second, 1), width)[:, None]
             a, b = (a - first * mean_gx) * r, (b - second * mean_gx) * r
             store_pairs(p_d, a, b, i_batch, i_time, i_head, i_pair, half, so, m)
-        p_dw = p_dquery if part == 0 else p_dkey
-        p_dw += (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 2 * half
-        tl.store(p_dw + i_pair, tl.sum(acc_a, 0), mask=i_pair < half)
-        tl.store(p_dw + half + i_pair, tl.sum(acc_b, 0), mask=i_pair < half)
+        if p_dquery is not None:
+            p_dw = p_dquery if part == 0 else p_dkey
+            p_dw += (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 2 * half
+            tl.store(p_dw + i_pair, tl.sum(acc_a, 0), mask=i_pair < half)
+            tl.store(p_dw + half + i_pair, tl.sum(acc_b, 0), mask=i_pair < half)
     copy_heads(p_d, p_g, heads[2], heads[0], i_batch, i_time, i_pair, m, half, so, sg, WORK, STAGES)
 
 
@@ -209,20 +210,22 @@ def norm_rope(
 
 @cuda_impl("norm_rope_backward")
 def norm_rope_backward(
-    out: tuple[Array, Array, Array], g: Array, x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array,
-    rstd: Array, heads: int, key_heads: int,
+    out: Array | tuple[Array, ...], g: Array, x: Array, query_weight: Array, key_weight: Array, cos: Array, sin: Array,
+    rstd: Array, heads: int, key_heads: int, learns: bool = True,
 ) -> None:  # fmt: skip
-    """dx, and the gradients of both weights."""
-    d, *weights = out
+    """dx, and with `learns` the gradients of both weights."""
+    d, *weights = out if isinstance(out, tuple) else (out,)
     batch, tokens, all_heads, size = x.shape
     grid, tables, constants = _plan(backward_tiles(batch * tokens * size // 2), x, cos, sin, d, g)
     parts = grid[0] * grid[1] if x.size else 0
-    partials = [empty((parts, size), work_type(x.dtype), x.device) for _ in weights]
+    work = work_type(x.dtype)
+    partials = [empty((parts, size), work, x.device) for _ in weights]
     if x.size:
         launch(
-            norm_rope_backward_kernel, grid, d, *partials, g, x, query_weight, key_weight, cos, sin, contiguous(rstd),
-            batch * tokens, tokens, (all_heads, heads, heads + key_heads), size // 2, d.strides, g.strides, x.strides,
-            *tables, query_weight.strides[0], key_weight.strides[0], **constants,
+            norm_rope_backward_kernel, grid, d, *(partials or (None, None)), g, x, query_weight, key_weight, cos, sin,
+            contiguous(rstd), batch * tokens, tokens, (all_heads, heads, heads + key_heads), size // 2, d.strides,
+            g.strides, x.strides, *tables, query_weight.strides[0], key_weight.strides[0], WORK=TRITON[work.name],
+            **constants,
         )  # fmt: skip
     for weight, partial in zip(weights, partials, strict=True):
         sum_partials(weight, partial)

@@ -257,13 +257,13 @@ def norm_rope_backwards(rng: np.random.Generator) -> list[Case]:
             inputs, attrs = turned_inputs(rng, case, each)
             b, t, heads, keys, _, _ = case
             found.append(Case((normal(rng, *inputs[0].shape), *inputs, positive(rng, b, t, heads + keys)), attrs))
-    return found
+    return found + [Case(c.inputs, {**c.attrs, "learns": False}) for c in found]
 
 
 def norm_rope_backward_oracle(
     g: np.ndarray, x: np.ndarray, query: np.ndarray, key: np.ndarray, cos: np.ndarray, sin: np.ndarray,
-    rstd: np.ndarray, heads: int, key_heads: int,
-) -> Pair:  # fmt: skip
+    rstd: np.ndarray, heads: int, key_heads: int, learns: bool = True,
+) -> Any:  # fmt: skip
     turned = heads + key_heads
     d = rope_oracle(g, cos, sin, inverse=True, heads=turned)
     found = []
@@ -271,7 +271,7 @@ def norm_rope_backward_oracle(
         part = slice(start, stop)
         d[:, :, part], dw = rms_norm_backward_oracle(d[:, :, part], x[:, :, part], weight, rstd[:, :, part])
         found.append(dw)
-    return d, *found
+    return (d, *found) if learns else d
 
 
 HEADS = {"heads": 2, "key_heads": 2}
