@@ -23,7 +23,7 @@ from genesis.array import Array
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.low_rank import gemm_products
 from genesis.kernels.gemm.thin import ThinTile, thin_products_into
-from genesis.kernels.gemm.tiles import GemmTile
+from genesis.kernels.gemm.tiles import GemmTile, choose
 from genesis.ops.linalg import transposed
 from genesis.ops.low_rank import Pair
 
@@ -33,6 +33,7 @@ INPUTS = {"down": 4864, "o": 896}  # widths of x, for vᵀ·x
 SCALE = 2.0
 TILES = [
     ThinTile(64, 256, 4, 3, 2), ThinTile(64, 256, 8, 3, 2), ThinTile(64, 256, 8, 4, 1), ThinTile(64, 512, 8, 3, 1),
+    ThinTile(64, 512, 8, 2, 1), ThinTile(64, 128, 4, 4, 1),
     ThinTile(64, 128, 4, 4, 2), ThinTile(64, 128, 4, 4, 3), ThinTile(128, 128, 4, 3, 2), ThinTile(128, 256, 8, 3, 1),
 ]  # fmt: skip
 OF_U = [GemmTile(64, n, 128, 4, 4, ctas_per_sm=2) for n in (16, 32, 64)] + [GemmTile(64, n, 64, 4, 6) for n in (16, 64)]
@@ -133,7 +134,9 @@ def one_product(name: str, m: int, rank: int) -> tuple[int, list[Side]]:
         ("chosen" if t is None else str(tuple(t)), [functools.partial(one_pass, *a, t) for a in arrays], check)
         for t in (*TILES, None)
     ]
-    sides.append(("GEMM", [functools.partial(matmul_into, out, transposed(v), x) for x, v in arrays], check))
+    tile = choose("half", "tn", rank, n, m, 2, backend.driver.properties.shared_memory)
+    calls = [functools.partial(matmul_into, out, transposed(v), x, tile=tile) for x, v in arrays]
+    sides.append(("GEMM", [*calls], check))
     return m * n * 2, sides
 
 
