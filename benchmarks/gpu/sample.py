@@ -15,9 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.timing import backend, gpu_us, shared_array, torch_gpu_us
-from genesis.array import Array, empty, from_numpy
-from genesis.dtypes import float32, int64
-from genesis.kernels.reduce.sample import sample_on_device
+from genesis.array import Array, from_numpy
 from genesis.ops.next_tokens import next_tokens
 from genesis.ops.sample import sample
 
@@ -47,17 +45,6 @@ def device_array(values: np.ndarray) -> Array:
     return shared_array(torch.from_numpy(np.ascontiguousarray(values)).cuda())
 
 
-def draw(logits: Array, *inputs: Array, log_probs: bool = False) -> tuple[Array, Array]:
-    """Tokens and log-probabilities of the kernels."""
-    rows = logits.shape[0]
-    out = (
-        empty((rows,), int64, logits.device),
-        empty((rows if log_probs else 0,), float32, logits.device),
-    )
-    sample_on_device(out, logits, *inputs, log_probs=log_probs)
-    return out
-
-
 def arguments(rows: int, settings: tuple[float, ...], top_k: int) -> list[np.ndarray]:
     keys = np.stack([np.full(rows, 42), np.arange(rows), np.arange(rows) * 7 + 100], 1).astype(np.int64)
     return [keys, np.tile(np.asarray(settings, np.float64), (rows, 1)), np.full(rows, top_k, np.int64)]
@@ -65,7 +52,7 @@ def arguments(rows: int, settings: tuple[float, ...], top_k: int) -> list[np.nda
 
 def check(logits: Array, inputs: list[np.ndarray], name: str) -> None:
     """Raises: AssertionError where more than one row's token differs (by rounding at a border) from the reference's."""
-    found = draw(logits, *map(device_array, inputs))[0].numpy()
+    found = sample(logits, *map(device_array, inputs))[0].numpy()
     wanted = sample(from_numpy(logits.numpy()), *map(from_numpy, inputs))[0].numpy()
     assert (found != wanted).sum() <= 1, (name, found, wanted)
 
@@ -103,12 +90,12 @@ def main() -> None:
                     if vocabulary == 151_936 and rows <= 8:  # the reference takes long
                         check(logits[0], inputs, name)
                     arrays = [device_array(x) for x in inputs]
-                    calls = [lambda x=x, arrays=arrays: draw(x, *arrays) for x in logits]
+                    calls = [lambda x=x, arrays=arrays: sample(x, *arrays) for x in logits]
                     line.append(f"{name} {gpu_us(calls, n=16, replays=7):.1f}")
                 print(f"V {vocabulary} B {rows} {shape}: " + " | ".join(line), flush=True)
             seen = device_array(np.zeros((rows, vocabulary), bool))
             arrays = [device_array(x) for x in arguments(rows, (0.8, 0.95, 0, 1.1), 50)]
-            calls = [lambda x=x, arrays=arrays, seen=seen: draw(x, *arrays, seen, log_probs=True) for x in logits]
+            calls = [lambda x=x, arrays=arrays, seen=seen: sample(x, *arrays, seen, log_probs=True) for x in logits]
             line = [f"penalty and log-probs {gpu_us(calls, n=16, replays=7):.1f}"]
             line.append(f"next {gpu_us(next_step(rows, vocabulary), n=16, replays=7):.1f}")
             for name, call in (

@@ -13,7 +13,7 @@ import pytest
 
 from genesis.array import Array, empty, from_numpy
 from genesis.backend import backend_for
-from genesis.dtypes import as_dtype, float32, int64
+from genesis.dtypes import as_dtype
 from genesis.kernels.reduce import sample as kernels
 from genesis.ops.next_tokens import next_tokens
 from genesis.ops.sample import sample, uniforms
@@ -26,14 +26,6 @@ def on_device(values: np.ndarray) -> Array:
     array = empty(values.shape, as_dtype(values.dtype), CUDA)
     backend_for(CUDA).from_numpy(np.ascontiguousarray(values), array)
     return array
-
-
-def draw(*inputs: Array, log_probs: bool = False) -> tuple[Array, Array]:
-    """Tokens and log-probabilities of the kernels."""
-    rows = inputs[0].shape[0]
-    out = (empty((rows,), int64, CUDA), empty((rows if log_probs else 0,), float32, CUDA))
-    kernels.sample_on_device(out, *inputs, log_probs=log_probs)
-    return out
 
 
 def keys_of(rows: int, seed: int = 7) -> np.ndarray:
@@ -49,7 +41,7 @@ def drawn(logits: np.ndarray, settings: Any, top_k: Any, seen: np.ndarray | None
     inputs = [logits, keys_of(rows, seed), numbers, np.array(np.broadcast_to(top_k, (rows,)), np.int64)]
     inputs += [] if seen is None else [seen]
     with poisoned():  # scratch memory, too
-        found = draw(*map(on_device, inputs), log_probs=True)
+        found = sample(*map(on_device, inputs), log_probs=True)
     wanted = sample(*(from_numpy(x.copy()) for x in inputs), log_probs=True)
     return (*(x.numpy() for x in found), *(x.numpy() for x in wanted))
 
@@ -145,7 +137,7 @@ def test_rows_of_all_kinds_share_a_batch_and_do_not_touch_each_other() -> None:
     keys = keys_of(12)
     for some in ([4], [11, 2, 10], [9, 1]):
         inputs = (logits[some], keys[some], settings[some], top_k[some])
-        alone = draw(*map(on_device, inputs))[0].numpy()
+        alone = sample(*map(on_device, inputs))[0].numpy()
         np.testing.assert_array_equal(alone, tokens[some])
 
 
@@ -205,7 +197,7 @@ def test_frequencies_are_the_probabilities(where: str) -> None:
     keys = np.stack([np.full(rows, 11), np.arange(rows), np.full(rows, 3)], 1).astype(np.int64)
     settings, top_k = np.broadcast_to([1.0, 1.0, 0.0, 1.0], (rows, 4)), np.full(rows, 40, np.int64)
     inputs = [np.array(x) for x in (np.broadcast_to(line, (rows, 400)), keys, settings, top_k)]
-    tokens = (sample(*map(from_numpy, inputs)) if where == "cpu" else draw(*map(on_device, inputs)))[0].numpy()
+    tokens = sample(*map(from_numpy if where == "cpu" else on_device, inputs))[0].numpy()
     order = np.argsort(-line, kind="stable")[:40]
     expected = np.exp(line[order].astype(np.float64))
     expected *= rows / expected.sum()
@@ -232,7 +224,7 @@ def test_a_captured_graph_serves_any_settings() -> None:
     on_gpu_logits = on_device(logits)
 
     def step() -> None:
-        drawn = draw(on_gpu_logits, *on_gpu.values(), following["seen"], log_probs=True)
+        drawn = sample(on_gpu_logits, *on_gpu.values(), following["seen"], log_probs=True)
         next_tokens(*drawn, *following.values())
 
     before, backend.stream = backend.stream, driver.create_stream()

@@ -15,12 +15,10 @@ at worst (all weights below 2^-44 of the likeliest token's are left out); with p
 
 from __future__ import annotations
 
-import numpy as np
 import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend import backend_for
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float64, int32, int64
@@ -43,9 +41,8 @@ from genesis.kernels.reduce.sample_bins import (
 )
 from genesis.kernels.reduce.sample_ties import bisected
 from genesis.kernels.types import TRITON, converted, work_type
-from genesis.ops.sample import sample as op
 
-__all__ = ["sample", "sample_on_device"]
+__all__ = ["sample_on_device"]
 
 PROGRAMS = 264  # that a launch should have: two for each SM of an H100 or H200
 FIELDS = 6  # that a chunk gives: greatest score, its id, least score, marks of bad logits, greatest logit, sum of exp
@@ -321,23 +318,6 @@ def tiles_of(rows: int, vocabulary: int) -> tuple[int, int]:
 
 
 @cuda_impl("sample")
-def sample(
-    out: tuple[Array, Array],
-    logits: Array,
-    keys: Array,
-    settings: Array,
-    top_k: Array,
-    seen: Array | None = None,
-    log_probs: bool = False,
-) -> None:
-    """The reference on copies of its inputs, until `sample_on_device` has been measured on a GPU."""
-    on_host = [None if x is None else x.numpy() for x in (logits, keys, settings, top_k, seen)]
-    found = tuple(np.empty(o.shape, o.dtype.numpy) for o in out)
-    op.reference(found, *on_host, log_probs=log_probs)
-    for values, array in zip(found, out, strict=True):
-        backend_for(array.device).from_numpy(values, array)
-
-
 def sample_on_device(
     out: tuple[Array, Array],
     logits: Array,
