@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from genesis.backend import CPU
 from genesis.data.tokenizer import Tokenizer
@@ -14,9 +14,13 @@ from genesis.io.paths import exists
 from genesis.keywords import checked
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids, end_ids, stop_ids
-from genesis_models.engine import EagerEngine, Engine, Finish, Request, Sampling, choose, continue_texts, length_of
+from genesis_models.engine import Engine, Finish, Request, Sampling, choose, continue_texts, length_of
+
+if TYPE_CHECKING:
+    from genesis_models.engine.device import DeviceEngine
 
 __all__ = [
+    "GPU_ROWS",
     "MAX_TOKENS",
     "ROWS",
     "Generated",
@@ -31,6 +35,7 @@ __all__ = [
 
 MAX_TOKENS = 128  # as the schema's eval.sample_tokens
 ROWS = 16  # sequences at a time: a CPU's matmuls gain little from more
+GPU_ROWS = 32  # as many rows as the kernels of a step take
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +218,30 @@ def continue_ids(
 
 
 def engine_for(
-    model: CausalLM, requests: Sequence[Request], *, rows: int = ROWS, log_probs: bool = False
-) -> Engine | EagerEngine:
-    """An engine for these requests where the model is: on a GPU they run one after the other.
+    model: CausalLM,
+    requests: Sequence[Request],
+    *,
+    rows: int | None = None,
+    log_probs: bool = False,
+    cache: Literal["auto", "fp8"] = "auto",
+) -> Engine | DeviceEngine:
+    """An engine for these requests where the model is.
 
     Args:
-        rows: the most sequences at a time.
+        rows: the most sequences at a time; None for as many as suit the device.
         log_probs: whether tokens have their log-probability.
+        cache: the type of keys and values: "auto", that of the weights, or on a GPU "fp8", e4m3.
+
+    Raises:
+        UsageError: a cache in fp8 on the CPU.
     """
-    if model.head_weight.device != CPU:
-        return EagerEngine(model, log_probs=log_probs)
     capacity = max([length_of(model, request) for request in requests], default=1)
-    return Engine(model, rows=max(1, min(rows, len(requests))), capacity=capacity, log_probs=log_probs)
+    most, on_host = max(1, len(requests)), model.model.embed_tokens.weight.device == CPU
+    rows = min(rows or (ROWS if on_host else GPU_ROWS), most)
+    if on_host:
+        if cache != "auto":
+            raise UsageError(f"a KV cache in {cache} on the CPU", next="leave it at auto, or use a GPU")
+        return Engine(model, rows=rows, capacity=capacity, log_probs=log_probs)
+    from genesis_models.engine.device import DeviceEngine
+
+    return DeviceEngine(model, rows=rows, capacity=capacity, log_probs=log_probs, cache=cache)

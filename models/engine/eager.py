@@ -1,6 +1,6 @@
 """The plain engine: one request after the other, each with a cache of its own, on any device.
 
-It is the oracle of `Engine`, and what a GPU runs until the engine's kernels are there.
+It is what tests hold `Engine` and `DeviceEngine` against.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ from genesis.backend.cuda import dispatch
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
-from genesis.errors import DeviceError, NumericError
+from genesis.errors import DeviceError, NumericError, UsageError
 from genesis.kernels.reduce import sample
 from genesis_models.engine import EagerEngine, Request, Sampling
 from genesis_models.engine.device import DeviceEngine
+from genesis_models.generate import GPU_ROWS, engine_for
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
 from tests.models.test_device_engine import held, last_logits
 from tests.models.test_engine import GREEDY, by_request, prompts
@@ -63,11 +64,36 @@ def test_captured_steps_give_the_tokens_of_the_plain_engine() -> None:
     ids = [[7], [1, 2, 3], [4, 5, 6, 7, 8, 9]]
     requests = [Request(each, DRAWN if i else GREEDY, 2 + 2 * i, sequence=i) for i, each in enumerate(ids)]
     expected = by_request(EagerEngine(tiny("cpu")).run(requests), 3)
-    model = tiny()
-    for chunk in (4, 64):
-        engine = DeviceEngine(model, rows=2, capacity=32, chunk=chunk)
-        assert by_request(engine.run(requests), 3) == expected
+    model, poisoned = tiny(), cuda.set_poison(True)  # what was never written is NaN
+    try:
+        for chunk in (4, 64):
+            engine = DeviceEngine(model, rows=2, capacity=32, chunk=chunk)
+            assert by_request(engine.run(requests), 3) == expected
+    finally:
+        cuda.set_poison(poisoned)
     assert set(captured(model).values()) == {True}
+
+
+def test_caches_and_weights_of_fewer_bits_are_near_those_of_the_cpu() -> None:
+    requests = [Request(each, GREEDY, 3) for each in ([7], [1, 2, 3], [4, 5, 6, 7, 8, 9])]
+    on_host, model = (genesis_models.build(TINY, seed=1, device=d, dtype="bfloat16") for d in ("cpu", "cuda"))
+    for chunk in (3, 64):
+        found, expected = (DeviceEngine(m, rows=3, capacity=32, chunk=chunk, cache="fp8") for m in (model, on_host))
+        assert by_request(found.run(requests), 3) == by_request(expected.run(requests), 3)
+        assert relative_error(last_logits(model)[:3], last_logits(on_host)[:3]) < 0.02
+
+
+def test_a_model_on_a_gpu_is_given_this_engine_which_captures_once() -> None:
+    model, requests = tiny(), [Request([i + 1, 2], GREEDY, 3) for i in range(2)]
+    expected = by_request(EagerEngine(tiny("cpu")).run(requests), 2)
+    for _ in range(2):
+        engine = engine_for(model, requests)
+        assert isinstance(engine, DeviceEngine)
+        assert by_request(engine.run(requests), 2) == expected
+        assert captured(model) == {(2, 256, False): True}
+    with pytest.raises(UsageError, match="fp8 on the CPU"):
+        engine_for(tiny("cpu"), requests, cache="fp8")
+    assert (engine_for(model, requests, rows=1).rows, engine_for(model, requests * 40).rows) == (1, GPU_ROWS)
 
 
 class BehindDriver(HostDriver):
