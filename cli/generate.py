@@ -51,6 +51,9 @@ Special = Annotated[
         "--special", help="Show special tokens such as <|im_end|>; those written out in a prompt are read as such."
     ),
 ]
+KvCache = Annotated[
+    str, typer.Option("--kv-cache", metavar="TYPE", help="Of keys and values: auto, that of the weights; fp8 on a GPU.")
+]
 NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")]
 
 
@@ -72,6 +75,7 @@ def generate(
     base: Base = None,
     device: Device = None,
     dtype: Dtype = None,
+    kv_cache: KvCache = "auto",
     special: Special = False,
     no_stream: NoStream = False,
 ) -> None:
@@ -96,6 +100,8 @@ def generate(
         raise UsageError("give either --prompt or --prompts", where="command line", next="--prompt - reads stdin")
     if out is not None:
         _check_out(out, prompts)
+    if kv_cache not in ("auto", "fp8"):
+        raise UsageError(f"--kv-cache is {escape(kv_cache)!r}", where="command line", next="use auto or fp8")
     with fitting(ModelError, "running the model", folder):
         pieces = session.generate(
             folder,
@@ -106,6 +112,7 @@ def generate(
             min_p=min_p,
             repetition_penalty=repetition_penalty,
             dtype=kind,
+            kv_cache="fp8" if kv_cache == "fp8" else "auto",
             base=base,
             special=special,
             prompts=prompts,

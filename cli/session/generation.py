@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Literal
 
 from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
@@ -35,7 +36,7 @@ GENERATE = COMMON | {
     "eval.top_k": "--top-k",
     "eval.top_p": "--top-p",
 }
-GENERATE_MEMORY = "choose --dtype bf16, lower --max-tokens, or take a smaller model"
+GENERATE_MEMORY = "choose --dtype bf16 or, on a GPU, --kv-cache fp8, lower --max-tokens, or take a smaller model"
 
 
 def sample_texts(
@@ -77,6 +78,7 @@ def generate(
     seed: int,
     device: str,
     dtype: str,
+    kv_cache: Literal["auto", "fp8"] = "auto",
     base: str | None = None,
     special: bool = False,
     prompts: str | None = None,
@@ -89,6 +91,7 @@ def generate(
     """The continuation of `prompt` by the model in `folder`, piece by piece.
 
     Args:
+        kv_cache: the type of keys and values, as of `engine_for`.
         base: the folder of an adapter's base, instead of the one that it names.
         special: special tokens are shown, and those written out in a prompt that is no chat become their ids; else a
             warning names one.
@@ -113,7 +116,8 @@ def generate(
         requests = [Request(each, sampling, max_tokens, ends, sequence=i) for i, each in enumerate(ids)]
         for each, request in zip(asked, requests, strict=True):
             _check(model, request, each.where)
-        found = continue_texts(engine_for(model, requests), requests, tokenizer, stop, special=special)
+        engine = engine_for(model, requests, cache=kv_cache)
+        found = continue_texts(engine, requests, tokenizer, stop, special=special)
         pieces = _timed(found, Output(sys.stderr))
     return _phrased(as_lines(pieces, asked) if prompts is not None else (piece.text for piece in pieces))
 

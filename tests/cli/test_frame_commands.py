@@ -116,6 +116,7 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
         "seed": 0,
         "device": "auto",
         "dtype": "auto",
+        "kv_cache": "auto",
         "base": None,
         "special": DataConfig(train=["x"]).parse_special,
         "prompts": None,
@@ -130,6 +131,7 @@ def test_generate_has_the_defaults_of_the_schema() -> None:
 def test_generate_passes_what_is_given() -> None:
     given = ["--max-tokens", "5", "--temperature", "0", "--top-k", "3", "--top-p", "0.5", "--seed", "9"]
     given += ["--stop", "a", "--stop", "b", "--min-p", "0.25", "--repetition-penalty", "2", "--chat", "--system", "S"]
+    given += ["--kv-cache", "fp8"]
     called = echoed("generate", "f", "--prompt", "", *given, "--base", "b", "--dtype", "bf16", "--special")
     assert called == {
         "folder": "f",
@@ -141,6 +143,7 @@ def test_generate_passes_what_is_given() -> None:
         "seed": 9,
         "device": "auto",
         "dtype": "bfloat16",
+        "kv_cache": "fp8",
         "base": "b",
         "special": True,
         "prompts": None,

@@ -156,6 +156,13 @@ def test_an_empty_prompt(folder: Path) -> None:
     assert code == 2 and "the prompt is empty" in told and "where: --prompt" in told
 
 
+def test_a_cache_in_8_bits_is_for_gpus(folder: Path) -> None:
+    code, _, told = printed("generate", folder, "--prompt", "words", "--device", "cpu", "--kv-cache", "fp8")
+    assert code == 2 and "a KV cache in fp8 on the CPU" in told
+    code, _, told = printed("generate", folder, "--prompt", "words", "--kv-cache", "int4")
+    assert code == 2 and "use auto or fp8" in told
+
+
 def test_special_tokens_are_shown_on_request(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     assert "".join(p.text for p in shown(tokenizer, special=True)).count("<|endoftext|>") == 2
