@@ -12,6 +12,7 @@ from genesis.errors import InterruptedRun
 from genesis_cli.bench_all import bench
 from genesis_cli.bench_model import bench_model
 from genesis_cli.bench_ops import bench_ops
+from genesis_cli.chat import chat
 from genesis_cli.data import data
 from genesis_cli.demo import demo
 from genesis_cli.env import env
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)
+app.command("chat", epilog=EPILOG)(chat)
 app.command("eval", epilog=EPILOG)(evaluate)
 app.command("export", epilog=EPILOG)(export)
 app.command("validate", epilog=EPILOG)(validate)

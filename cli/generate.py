@@ -13,6 +13,7 @@ import typer
 from genesis.errors import ModelError, UsageError, escape
 from genesis.io.boundary import fitting
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
+from genesis_cli.sampling_options import KvCache, MinP, Penalty, Seed, System, Temperature, TopK, TopP, kv_cache_type
 
 __all__ = ["generate"]
 
@@ -30,29 +31,15 @@ Prompts = Annotated[
 ]
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the results of --prompts here.")]
 Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's message, in the model's own chat template.")]
-System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before the chat's.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Longest continuation, in tokens.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token.")]
-TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Sample among the K likeliest tokens.")]
-TopP = Annotated[
-    float | None, typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens of probability P.")
-]
-MinP = Annotated[float, typer.Option("--min-p", metavar="P", help="Only tokens P times as likely as the likeliest.")]
-Penalty = Annotated[
-    float, typer.Option("--repetition-penalty", metavar="R", help="Makes tokens that were there less likely.")
-]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text before TEXT; may be repeated.")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")]
 Special = Annotated[
     bool,
     typer.Option(
         "--special", help="Show special tokens such as <|im_end|>; those written out in a prompt are read as such."
     ),
-]
-KvCache = Annotated[
-    str, typer.Option("--kv-cache", metavar="TYPE", help="Of keys and values: auto, that of the weights; fp8 on a GPU.")
 ]
 NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")]
 
@@ -93,15 +80,13 @@ def generate(
         top_p=("--top-p", top_p),
     )
     run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
-    kind = weight_dtype(dtype, quantized=True)
+    kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
     from genesis_cli import session
 
     if (prompt is None) == (prompts is None):
         raise UsageError("give either --prompt or --prompts", where="command line", next="--prompt - reads stdin")
     if out is not None:
         _check_out(out, prompts)
-    if kv_cache not in ("auto", "fp8"):
-        raise UsageError(f"--kv-cache is {escape(kv_cache)!r}", where="command line", next="use auto or fp8")
     with fitting(ModelError, "running the model", folder):
         pieces = session.generate(
             folder,
@@ -112,7 +97,7 @@ def generate(
             min_p=min_p,
             repetition_penalty=repetition_penalty,
             dtype=kind,
-            kv_cache="fp8" if kv_cache == "fp8" else "auto",
+            kv_cache=cache,
             base=base,
             special=special,
             prompts=prompts,

@@ -13,12 +13,12 @@ from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.records import Conversation
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import GenesisError, escape
-from genesis.io.hf import read_chat_templates
 from genesis.train.output import Output
 from genesis_cli.session.inference import COMMON, found_source, opened
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
 from genesis_cli.session.prompts import Prompt, as_lines, read_prompts, typed_prompt
+from genesis_cli.session.speaker import template_folder
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import stop_ids
 from genesis_models.engine import Piece, Request, Sampling, continue_texts
@@ -134,7 +134,7 @@ def _encoded(
     with ExitStack() as stack:
         chats: ChatPrompts | None = None
         if len(texts) < len(asked):
-            chats = stack.enter_context(ChatPrompts(tokenizer, ChatTemplate.read(_template_folder(source))))
+            chats = stack.enter_context(ChatPrompts(tokenizer, ChatTemplate.read(str(template_folder(source)))))
             ends |= {*chats.end_of_turn_ids}
         ids = []
         for each in asked:
@@ -144,11 +144,6 @@ def _encoded(
             else:
                 ids.append(tokenizer.prompt(each.record, parse_special=special))
     return ids, ends
-
-
-def _template_folder(source: ModelSource) -> str:
-    """The first folder with a chat template; the model's where none has one."""
-    return str(next((folder for folder in source.folders if read_chat_templates(folder)), source.folder))
 
 
 def _check(model: CausalLM, request: Request, where: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import genesis
 import genesis_models
-from genesis.data.tokenizer import Tokenizer, train_bpe
+from genesis.data.tokenizer import Tokenizer
 from genesis.io.files import AtomicFolder
 from genesis.io.safetensors import load_file, save_file
 from genesis.train.output import printable
@@ -22,25 +22,14 @@ from genesis_models.adapters import BASE_NAME, base_of, load_adapter, write_adap
 from genesis_models.engine import Request
 from tests.adapters.golden import FIXTURES as ADAPTERS
 from tests.cli.command import printed
-from tests.models.golden import golden
+from tests.cli.conftest import ASKED, TURN
 
-TURN = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
-ASKED = "{{ 'assistant: ' * add_generation_prompt }}"
 QUIET = ("--device", "cpu", "--max-tokens", "3", "--temperature", "0")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "model"
-    tokenizer = train_bpe(["some words to learn, and more words to learn"], vocab_size=262)
-    genesis_models.save(genesis_models.load(golden("qwen3-tied").folder), folder, tokenizer=tokenizer)
-    (folder / "chat_template.jinja").write_text(TURN + ASKED)
-    return folder
-
-
 @pytest.fixture
-def folder(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "model"))
+def folder(chat_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(chat_model, tmp_path / "model"))
 
 
 def asked(folder: Path, *words: object) -> list[Request]:

@@ -1,0 +1,240 @@
+"""`genesis chat`: a conversation with a model, in a terminal or a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from genesis.errors import DataError, DiskError, ModelError, UsageError, escape
+from genesis.io.boundary import fitting
+from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
+from genesis_cli.sampling_options import KvCache, MinP, Penalty, Seed, System, Temperature, TopK, TopP, kv_cache_type
+
+if TYPE_CHECKING:
+    from genesis.train.output import Output
+    from genesis_cli.session.talk import Talk
+
+__all__ = ["COMMANDS", "chat"]
+
+COMMANDS = {
+    "/help": "these commands",
+    "/reset": "forget the conversation, and keep the system message",
+    "/system [TEXT]": "set the system message, or show it",
+    "/regenerate": "answer the last message again",
+    "/tokens": "how much of the context the conversation takes",
+    "/save FILE": "write the conversation as a line of JSONL",
+    "/load FILE": "go on with a saved conversation",
+    "/quit": "leave, as Ctrl-D does",
+}
+KEYS = "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer. A message may begin with // for /."
+
+
+def chat(
+    folder: Folder,
+    system: System = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer, in tokens.")
+    ] = 1024,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = None,
+    base: Base = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    kv_cache: KvCache = "auto",
+) -> None:
+    """Talk with the model in FOLDER.
+
+    A model without a chat template continues your text. From a pipe each line is a message.
+    """
+    from genesis.train.config import EvalConfig, TrainConfig
+
+    drawing = settings(
+        EvalConfig,
+        temperature=("--temperature", temperature),
+        top_k=("--top-k", top_k),
+        top_p=("--top-p", top_p),
+    )
+    run = settings(TrainConfig, seed=("--seed", seed), device=("--device", device))
+    kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
+    from genesis_cli import session
+
+    with (
+        fitting(ModelError, "running the model", folder),
+        session.talk(
+            folder,
+            system=system,
+            max_tokens=max_tokens,
+            **drawing,
+            **run,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            base=base,
+            dtype=kind,
+            kv_cache=cache,
+        ) as talk,
+    ):
+        _converse(talk)
+
+
+def _converse(talk: Talk) -> None:
+    """Take lines until their end.
+
+    Raises:
+        DiskError: an answer cannot be written.
+    """
+    from genesis.train.output import Output
+
+    out, console = Output(sys.stdout), Output(sys.stderr)
+    by_hand = _is_typed()
+    if by_hand:
+        console.line("/help lists commands, Ctrl-D leaves")
+    for line in _typed() if by_hand else _piped():
+        if line.strip() in ("/quit", "/exit") or out.lost:
+            break
+        try:
+            _one(talk, line, out, console)
+        except KeyboardInterrupt:
+            if not by_hand:
+                raise
+            out.line()
+            console.line("stopped")
+        except (UsageError, DataError, DiskError) as error:
+            if out.error is not None:
+                break
+            console.line(": ".join(filter(None, ("error", error.where, error.what))))
+            if error.next:
+                console.line(f"next: {error.next}")
+    out.check()
+
+
+def _one(talk: Talk, line: str, out: Output, console: Output) -> None:
+    """A message, or a command."""
+    if line.startswith("/") and not line.startswith("//"):
+        name, _, argument = line.strip().partition(" ")
+        act = _ACTIONS.get(name)
+        if act is None:
+            raise UsageError(f"{escape(name)} is no command", next="/help lists them; // begins a message with a /")
+        act(talk, argument.strip(), out, console)
+    elif line.strip():
+        _answer(talk, talk.say(line.removeprefix("/") if line.startswith("//") else line), out, console)
+
+
+def _answer(talk: Talk, pieces: Iterator[str], out: Output, console: Output) -> None:
+    from genesis.train.output import printable
+
+    for piece in pieces:
+        out.write(printable(piece))
+        out.flush()
+        if out.lost:
+            return
+    out.line()
+    if talk.finish == "length":
+        console.line(f"cut after {talk.tokens:,} tokens; --max-tokens allows more")
+    elif talk.finish == "context":
+        console.line("the answer ends where the model's context does; /reset begins again")
+
+
+def _help(talk: Talk, argument: str, out: Output, console: Output) -> None:
+    width = max(map(len, COMMANDS))
+    for name, what in COMMANDS.items():
+        out.line(f"{name:<{width}}  {what}")
+    out.line(KEYS)
+
+
+def _reset(talk: Talk, argument: str, out: Output, console: Output) -> None:
+    talk.reset()
+
+
+def _system(talk: Talk, argument: str, out: Output, console: Output) -> None:
+    if argument:
+        talk.set_system(argument)
+    else:
+        out.line("no system message" if talk.system is None else talk.system)
+
+
+def _regenerate(talk: Talk, argument: str, out: Output, console: Output) -> None:
+    _answer(talk, talk.regenerate(), out, console)
+
+
+def _tokens(talk: Talk, argument: str, out: Output, console: Output) -> None:
+    used, context = talk.size()
+    out.line(f"{used:,} of {context:,} tokens")
+
+
+def _save(talk: Talk, argument: str, out: Output, console: Output) -> None:
+    talk.save(_file(argument))
+    console.line(f"saved {len(talk.messages)} messages")
+
+
+def _load(talk: Talk, argument: str, out: Output, console: Output) -> None:
+    talk.load(_file(argument))
+    console.line(f"loaded {len(talk.messages)} messages")
+
+
+def _file(argument: str) -> str:
+    """Raises: UsageError where no file is named."""
+    if not argument:
+        raise UsageError("a file is missing", next="name it behind the command")
+    return os.path.expanduser(argument)
+
+
+_ACTIONS: dict[str, Callable[[Any, str, Any, Any], None]] = {
+    "/help": _help,
+    "/reset": _reset,
+    "/system": _system,
+    "/regenerate": _regenerate,
+    "/tokens": _tokens,
+    "/save": _save,
+    "/load": _load,
+}
+
+
+def _is_typed() -> bool:
+    """Whether somebody sits at a terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _typed() -> Iterator[str]:
+    """Messages from a terminal, with history and several lines."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    words = WordCompleter([name.split()[0] for name in COMMANDS], sentence=True)
+    session: PromptSession[str] = PromptSession(key_bindings=keys, completer=words, complete_while_typing=False)
+    while True:
+        try:
+            yield session.prompt("> ")
+        except KeyboardInterrupt:  # a line that is given up
+            continue
+        except EOFError:
+            return
+
+
+def _piped() -> Iterator[str]:
+    """Messages from a pipe or a file, a line each.
+
+    Raises:
+        UsageError: a line is not UTF-8.
+    """
+    for number, data in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            what = f"line {number} is not UTF-8: its byte {error.start:,} is invalid"
+            raise UsageError(what, where="stdin", next="give it text") from error

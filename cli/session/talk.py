@@ -1,0 +1,170 @@
+"""A conversation with a model: messages, answers, and what its commands do. It knows no terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+from genesis.data.messages import read_messages
+from genesis.data.records import Conversation, Message, Position
+from genesis.errors import DataError, ModelError, UsageError, escape
+from genesis.io.files import write_file
+from genesis.io.strict_json import parse_object, read_limited
+from genesis.train.output import Output
+from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY
+from genesis_cli.session.phrases import phrased_for
+from genesis_cli.session.speaker import Speaker
+from genesis_models.engine import Finish, Request, Sampling
+from genesis_models.source import find_source
+
+__all__ = ["LARGEST", "Talk", "talk"]
+
+LARGEST = 64 << 20  # bytes of a file for `load`
+SYSTEM = ("system", "developer")
+
+
+class Talk:
+    """Messages to a model and its answers. Without a chat template each text is continued as it is, after all before.
+
+    Args:
+        max_tokens: the most of an answer.
+        system: the first message.
+
+    Attributes:
+        messages: so far.
+        finish: why the last answer ended; None where it was stopped.
+        tokens: of the last answer.
+
+    Raises:
+        UsageError: a system message for a model without a template.
+    """
+
+    def __init__(self, speaker: Speaker, sampling: Sampling, max_tokens: int, system: str | None = None) -> None:
+        self._speaker, self._sampling, self._max_tokens = speaker, sampling, max_tokens
+        self._drawn, self._own_file = 0, ""
+        self.messages: list[Message] = []
+        self.finish: Finish | None = None
+        self.tokens = 0
+        if system is not None:
+            self.set_system(system)
+
+    @property
+    def system(self) -> str | None:
+        """The system message."""
+        first = self.messages[0] if self.messages else None
+        return first["content"] if first is not None and first["role"] in SYSTEM else None
+
+    def set_system(self, text: str) -> None:
+        """Make `text` the system message of the whole conversation; an empty one takes it away. Raises: UsageError."""
+        if self._speaker.template is None:
+            what = "the model has no chat template, and so no system message"
+            raise UsageError(what, next="put it in front of your text")
+        rest = self.messages if self.system is None else self.messages[1:]
+        self.messages = [{"role": "system", "content": text}, *rest] if text else rest
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self.messages = [] if self.system is None else self.messages[:1]
+
+    def say(self, text: str) -> Iterator[str]:
+        """Add a message; the answer, piece by piece, which is kept as far as it came.
+
+        Raises:
+            UsageError: the context is full. DataError: the template refuses the messages. The message is taken back.
+        """
+        return self._answer([*self.messages, {"role": "user", "content": text}])
+
+    def regenerate(self) -> Iterator[str]:
+        """Another answer instead of the last. Raises: UsageError where there is none, and as `say`."""
+        asked = self.messages[:-1] if self.messages and self.messages[-1]["role"] == "assistant" else self.messages
+        if not asked or asked[-1]["role"] in SYSTEM:
+            raise UsageError("there is no message to answer", next="write one")
+        return self._answer(asked)
+
+    def _answer(self, asked: list[Message]) -> Iterator[str]:
+        text, self.finish, self.tokens = "", None, 0
+        # another draw of the same seed for each answer
+        request = Request(self._ids(asked), self._sampling, self._max_tokens, self._speaker.ends, sequence=self._drawn)
+        self._drawn += 1
+        try:
+            for piece in self._speaker.answer(request):
+                text, self.finish, self.tokens = text + piece.text, piece.finish, piece.tokens
+                yield piece.text
+        finally:
+            if text or self.finish is not None:
+                self.messages = [*asked, {"role": "assistant", "content": text}]
+
+    def _ids(self, messages: list[Message]) -> list[int]:
+        if self._speaker.template is None:
+            return self._speaker.encode("".join(each["content"] for each in messages))
+        return self._speaker.encode(Conversation(tuple(messages)))
+
+    def size(self) -> tuple[int, int]:
+        """Tokens of the conversation as the next answer would see it, and those of the model's context."""
+        return len(self._ids(self.messages)) if self.messages else 0, self._speaker.model.config.context_length
+
+    def save(self, path: str) -> None:
+        """Write the messages as a record of JSONL, which can be loaded, and trained on.
+
+        Raises:
+            UsageError: no message, or a file that is another's. DiskError: it cannot be written.
+        """
+        if not self.messages:
+            raise UsageError("there are no messages to save", next="write one")
+        if os.path.lexists(path) and os.path.abspath(path) != self._own_file:
+            raise UsageError(f"{escape(path)} exists", next="give another name")
+        write_file(path, (json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n").encode())
+        self._own_file = os.path.abspath(path)
+
+    def load(self, path: str) -> None:
+        """Go on with the messages of a file, which replace those so far.
+
+        Raises:
+            DataError: there is no such file, or it is no conversation.
+        """
+        data = read_limited(path, LARGEST, DataError)
+        try:
+            value = parse_object(data, where=escape(path))
+        except ModelError as error:
+            what = f"the file is no JSON object: {error.what}"
+            raise DataError(what, where=escape(path), next="load what /save wrote") from error
+        if "messages" not in value:
+            raise DataError('the file has no "messages"', where=escape(path), next="load what /save wrote")
+        messages = [*read_messages(value["messages"], Position(path, 1))]
+        if self._speaker.template is None and any(each["role"] in SYSTEM for each in messages):
+            what = "the file has a system message, and the model no chat template"
+            raise DataError(what, where=escape(path), next="take it out")
+        self.messages, self._own_file = messages, os.path.abspath(path)
+
+
+@contextmanager
+def talk(
+    folder: str,
+    *,
+    system: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float,
+    repetition_penalty: float,
+    seed: int,
+    base: str | None,
+    device: str,
+    dtype: str,
+    kv_cache: Literal["auto", "fp8"],
+) -> Iterator[Talk]:
+    """A conversation with the model in `folder`; a line says what that is."""
+    with phrased_for(GENERATE, memory=GENERATE_MEMORY), ExitStack() as stack:
+        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
+        sampling.check()
+        source, console = find_source(folder, base), Output(sys.stderr)
+        speaker = stack.enter_context(Speaker(source, device=device, dtype=dtype, kv_cache=kv_cache))
+        console.line(str(source))
+        if speaker.template is None:
+            console.line("it has no chat template: your text is continued as it is")
+        yield Talk(speaker, sampling, max_tokens, system)
