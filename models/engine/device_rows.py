@@ -127,7 +127,7 @@ def _read(model: CausalLM) -> tuple[object, ...]:
     tensors = [*model.parameters(), *model.buffers()]
     for module in model.modules():
         if isinstance(module, LoRALinear) and module.lora_magnitude_vector is not None:
-            tensors.append(module._row_squares())  # made again where the weight has changed
+            tensors.append(module._row_squares())  # computed anew where the weight has changed
     return cuda.allow_tf32.on, *((each.data_ptr(), each.dtype) for each in tensors)
 
 

@@ -204,4 +204,4 @@ def test_a_full_device_keeps_what_is_done(folder: Path, tmp_path: Path) -> None:
     assert code == 7
     assert "no room for a row" in told and "lower --max-tokens" in told and "train." not in told
     assert [json.loads(line)["prompt"] for line in out.read_text().splitlines()] == ["words"]
-    assert printed("generate", folder, "--prompts", source, *how)[0] == 0, "nothing is left behind"
+    assert printed("generate", folder, "--prompts", source, *how)[0] == 0, "no part of a file stays"

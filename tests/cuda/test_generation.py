@@ -1,4 +1,4 @@
-"""Generation on a GPU: captured steps give the plain tokens; what is captured anew, and what is left behind."""
+"""Generation on a GPU: captured steps give the plain tokens; what is captured anew, and what stays allocated."""
 
 from __future__ import annotations
 

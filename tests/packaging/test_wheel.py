@@ -26,6 +26,7 @@ EVERYWHERE = {
     "matplotlib",
     "ml-dtypes",
     "numpy",
+    "prompt-toolkit",
     "pydantic",
     "pyyaml",
     "rich",

@@ -117,8 +117,8 @@ def copy_heads(p_y, p_x, lowest, end, i_batch, i_time, i_pair, m, half, so, sx, 
 
 
 @triton.jit
-def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens, heads, half, eps, so, sx, sc, ss, dq,
-                     dk, WORK: tl.constexpr, INT64: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens, heads, half, eps, so, sx, sc, ss, sw,
+                     WORK: tl.constexpr, INT64: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
                      STAGES: tl.constexpr):  # fmt: skip
     """`heads`: the number of all heads, of query heads, and of query and key heads together."""
     i_token, i_batch, i_time, m_token = token_indices(count, tokens, INT64, ROWS)
@@ -127,7 +127,7 @@ def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens,
     c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)
     for part in tl.static_range(2):  # query heads, then key heads, which have a weight each
         lowest, end = (0 if part == 0 else heads[1]), (heads[1] if part == 0 else heads[2])
-        w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, dq if part == 0 else dk, WORK)
+        w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)
         width = tl.full((ROWS,), 2, WORK) * half
         for i_head in tl.range(first_head(lowest), end, tl.num_programs(1), num_stages=STAGES):
             first, second = load_pairs(p_x, i_batch, i_time, i_head, i_pair, half, sx, m, WORK)
@@ -140,7 +140,7 @@ def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens,
 
 @triton.jit
 def norm_rope_backward_kernel(p_d, p_dquery, p_dkey, p_g, p_x, p_query, p_key, p_cos, p_sin, p_r, count, tokens, heads,
-                              half, so, sg, sx, sc, ss, dq, dk, WORK: tl.constexpr, INT64: tl.constexpr,
+                              half, so, sg, sx, sc, ss, sw, WORK: tl.constexpr, INT64: tl.constexpr,
                               ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """dx, and this program's partial gradients of the two weights, unless they are frozen; `heads` as in forward."""
     i_token, i_batch, i_time, m_token = token_indices(count, tokens, INT64, ROWS)
@@ -149,7 +149,7 @@ def norm_rope_backward_kernel(p_d, p_dquery, p_dkey, p_g, p_x, p_query, p_key, p
     c, s = load_cos_sin(p_cos, p_sin, i_batch, i_time, i_pair, m, sc, ss, WORK)
     for part in tl.static_range(2):  # query heads, then key heads, which have a weight each
         lowest, end = (0 if part == 0 else heads[1]), (heads[1] if part == 0 else heads[2])
-        w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, dq if part == 0 else dk, WORK)
+        w_a, w_b = load_weight(p_query if part == 0 else p_key, i_pair, half, sw[part], WORK)
         acc_a, acc_b = tl.zeros((ROWS, HALF), WORK), tl.zeros((ROWS, HALF), WORK)
         width = tl.full((ROWS,), 2, WORK) * half
         for i_head in tl.range(first_head(lowest), end, tl.num_programs(1), num_stages=STAGES):
@@ -204,7 +204,7 @@ def norm_rope(
         launch(
             norm_rope_kernel, grid, y, rstd, x, query_weight, key_weight, cos, sin, batch * tokens, tokens,
             (all_heads, heads, heads + key_heads), size // 2, float_argument(eps, work), y.strides, x.strides, *tables,
-            query_weight.strides[0], key_weight.strides[0], WORK=TRITON[work.name], **constants,
+            (query_weight.strides[0], key_weight.strides[0]), WORK=TRITON[work.name], **constants,
         )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def norm_rope_backward(
         launch(
             norm_rope_backward_kernel, grid, d, *(partials or (None, None)), g, x, query_weight, key_weight, cos, sin,
             contiguous(rstd), batch * tokens, tokens, (all_heads, heads, heads + key_heads), size // 2, d.strides,
-            g.strides, x.strides, *tables, query_weight.strides[0], key_weight.strides[0], WORK=TRITON[work.name],
+            g.strides, x.strides, *tables, (query_weight.strides[0], key_weight.strides[0]), WORK=TRITON[work.name],
             **constants,
         )  # fmt: skip
     for weight, partial in zip(weights, partials, strict=True):
