@@ -21,6 +21,7 @@ from genesis_cli.eval import evaluate
 from genesis_cli.export import export
 from genesis_cli.generate import generate
 from genesis_cli.profile import profile
+from genesis_cli.report import report, watch
 from genesis_cli.schema import schema
 from genesis_cli.train import TrainCommand, train
 from genesis_cli.validate import validate
@@ -46,6 +47,8 @@ app.command("eval", epilog=EPILOG)(evaluate)
 app.command("export", epilog=EPILOG)(export)
 app.command("validate", epilog=EPILOG)(validate)
 app.add_typer(data, name="data", epilog=EPILOG)
+app.command("report", epilog=EPILOG)(report)
+app.command("watch", epilog=EPILOG)(watch)
 app.command("profile", epilog=EPILOG)(profile)
 app.command("bench-model", epilog=EPILOG)(bench_model)
 app.command("bench-ops", epilog=EPILOG)(bench_ops)

@@ -24,6 +24,7 @@ from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, check_resume, parse_config
 from genesis.train.metrics import FILE_NAME, check_metrics
 from genesis.train.plot import PICTURE_NAME
+from genesis.train.samples import SAMPLES_NAME
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME
 
@@ -55,7 +56,7 @@ class RunFolder:
         cache = Path(os.path.abspath(config.data.cache_dir or self.path / "cache"))
         inside = cache.is_relative_to(self.path) and cache != self.path
         # What a start writes there; nothing else is ever undone.
-        self._written = {RESOLVED, FILE_NAME, "tensorboard", "wandb"} | (
+        self._written = {RESOLVED, FILE_NAME, SAMPLES_NAME, "tensorboard", "wandb"} | (
             {cache.relative_to(self.path).parts[0]} if inside else set()
         )
         self._lock = FolderLock(self.path)

@@ -20,6 +20,7 @@ from genesis.train.metrics import Metrics, read_metrics
 from genesis.train.peak_memory import peak_memory
 from genesis.train.progress import Progress
 from genesis.train.ranks import SAMPLING_S
+from genesis.train.samples import Sample, append_samples, keep_samples
 from genesis.train.signals import Interrupts
 from genesis.train.state import Interval, TrainState
 from genesis.train.step import StepResult, take_step
@@ -107,6 +108,8 @@ class Training:
             DiskError: it cannot be opened.
         """
         self.metrics = self.open_metrics(self.resumed_at)
+        if self.state.ranks.is_main:
+            keep_samples(self.metrics.path.parent, self.resumed_at)
         return self.metrics
 
     def run(self) -> Summary:
@@ -273,8 +276,10 @@ class Training:
     def _show_samples(self) -> None:
         prompts = self.config.eval.prompts
         if self.state.ranks.is_main and self.interrupts.received is None:
-            for prompt, text in zip(prompts, self.sample(prompts), strict=True):
-                self.progress.note(f"sample at step {self.state.step}:\n{prompt}{text}")
+            found = [Sample(self.state.step, *each) for each in zip(prompts, self.sample(prompts), strict=True)]
+            for step, prompt, text in found:
+                self.progress.note(f"sample at step {step}:\n{prompt}{text}")
+            append_samples(self.metrics.path.parent, found)
 
     def _save(self) -> None:
         self.metrics.sync()

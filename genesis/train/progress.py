@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
@@ -15,9 +16,10 @@ from genesis.train.output import Output, printable
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-__all__ = ["SPEED_NOTE", "Progress", "draws", "duration", "tokenizing"]
+__all__ = ["SPEED_NOTE", "Progress", "can_show", "draws", "duration", "history_line", "tokenizing"]
 
 SPEED_NOTE = "tok/s and ETA count training steps only: warm-up, evaluation and saving are left out"
+HISTORY, BARS = 24, "▁▂▃▄▅▆▇█"  # losses that a terminal shows beside the newest, and their heights
 # Seconds between two redraws of a bar, and between two lines about tokenizing where there is no terminal.
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 5.0
@@ -39,6 +41,7 @@ class Progress:
         self._bar = _bar(self._output, "{task.completed:.0f}/{task.total:.0f}") if draws(self._output) else None
         self._task: Any = None
         self._shown: dict[str, float] = {}
+        self._losses: deque[float] = deque(maxlen=HISTORY)
         self._drawn_at = -math.inf
 
     def __enter__(self) -> Self:
@@ -60,6 +63,8 @@ class Progress:
         self.step = step
         known = {name: float(value) for name, value in (metrics or {}).items() if value is not None}
         self._shown.update(known)
+        if "train/loss" in known:
+            self._losses.append(known["train/loss"])
         evaluated = _evaluation(known)
         if evaluated:
             self.note(f"eval at step {step}: {evaluated}")
@@ -81,7 +86,11 @@ class Progress:
 
     def _draw(self) -> None:
         assert self._bar is not None
-        self._bar.update(self._task, completed=self.step, text=self._numbers())
+        text = self._numbers()
+        history = history_line(self._losses)
+        if history and can_show(self._output, history):
+            text = f"{history} {text}"
+        self._bar.update(self._task, completed=self.step, text=text)
         self._bar.refresh()
         self._drawn_at = time.monotonic()
 
@@ -100,6 +109,25 @@ class Progress:
         if "perf/step_ms" in shown:
             parts.append(f"ETA {duration((self.total_steps - self.step) * shown['perf/step_ms'] / 1000)}")
         return "  ".join(parts)
+
+
+def history_line(values: Sequence[float]) -> str:
+    """The last values as bars of eight heights, from the lowest to the highest of them; nothing for fewer than two."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    low, high = min(finite), max(finite)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] if math.isfinite(value) else "!" for value in values)
+
+
+def can_show(output: Output, text: str) -> bool:
+    """Whether the stream's encoding has these characters."""
+    try:
+        text.encode(output.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _evaluation(metrics: Mapping[str, float]) -> str:

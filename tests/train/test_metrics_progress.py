@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from genesis.train.output import Output, printable
-from genesis.train.progress import SPEED_NOTE, Progress, duration, tokenizing
+from genesis.train.progress import SPEED_NOTE, Progress, duration, history_line, tokenizing
 from genesis.train.throughput import WARMUP_STEPS, Throughput
 
 METRICS = {
@@ -164,10 +165,10 @@ def test_training_goes_on_without_stdout(tmp_path: Path, sink: str) -> None:
     assert (tmp_path / "done").read_text() == "trained"
 
 
-def on_terminal(code: str, *words: str, term: str = "xterm-256color") -> str:
+def on_terminal(code: str, *words: str, term: str = "xterm-256color", encoding: str = "utf-8") -> str:
     """What `code` writes to a terminal of 80 columns."""
     main, other = pty.openpty()
-    environment = {**os.environ, "TERM": term, "COLUMNS": "80", "LINES": "24"}
+    environment = {**os.environ, "TERM": term, "COLUMNS": "80", "LINES": "24", "PYTHONIOENCODING": encoding}
     environment.pop("NO_COLOR", None)
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], stdout=other, stderr=subprocess.PIPE, env=environment
@@ -185,7 +186,7 @@ def on_terminal(code: str, *words: str, term: str = "xterm-256color") -> str:
     os.close(main)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, b"")
-    return shown.decode()
+    return shown.decode(encoding)
 
 
 TERMINAL = """
@@ -206,7 +207,7 @@ with Progress(250, 100, Output(sys.stdout)) as progress:
 
 def test_a_terminal_gets_a_bar_below_the_notes() -> None:
     shown = on_terminal(TERMINAL)
-    assert "130/250 loss 3.2500  lr 3.00e-03  12,346 tok/s  ETA 1:00" in shown
+    assert "130/250 ▁▁▁ loss 3.2500  lr 3.00e-03  12,346 tok/s  ETA 1:00" in shown
     assert "━" in shown
     assert "[red]a sample[/red] \\x1b]0;title\\x07" in shown
     assert "\x07" not in shown
@@ -215,8 +216,22 @@ def test_a_terminal_gets_a_bar_below_the_notes() -> None:
     assert "tokenizing: done in" in shown
 
 
+@pytest.mark.parametrize(
+    "values, line",
+    [([], ""), ([1.0], ""), ([3.0, 2.0, 1.0], "█▅▁"), ([1.0, math.nan, 2.0], "▁!█"), ([2.0, 2.0], "▁▁")],
+)
+def test_the_last_losses_as_a_line(values: list[float], line: str) -> None:
+    assert history_line(values) == line
+
+
+def test_an_encoding_without_bars_gets_none() -> None:
+    shown = on_terminal(TERMINAL, encoding="latin-1")
+    assert "130/250 loss 3.2500" in shown
+
+
 def test_a_terminal_that_cannot_redraw_gets_plain_lines() -> None:
     shown = on_terminal(TERMINAL, term="dumb")
+    assert "▁" not in shown
     assert "\x1b" not in shown
     assert "step 130/250  loss 3.2500" in shown
 

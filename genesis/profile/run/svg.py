@@ -9,7 +9,8 @@ __all__ = ["CHARACTER", "document", "element", "fitted", "short", "titled"]
 
 CHARACTER = 6.7  # pixels that a character of 11 px takes, at most
 _STYLE = """
-svg { color-scheme: light dark; background: #fff; font: 11px ui-monospace, Menlo, Consolas, monospace; }
+svg { color-scheme: light dark; max-width: 100%; height: auto;
+  background: #fff; font: 11px ui-monospace, Menlo, Consolas, monospace; }
 text { fill: #1b1f27; } .soft { fill: #5d6472; } .line { stroke: #d9dce3; } .mark { stroke: #1b1f27; }
 .title { font-size: 15px; font-weight: 600; }
 .on { fill: #10131a; pointer-events: none; } .frame { stroke: #fff; stroke-width: .6; }

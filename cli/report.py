@@ -1,0 +1,53 @@
+"""`genesis report` and `genesis watch`: a page about runs, as a file or served while a run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from genesis.errors import UsageError, escape
+
+__all__ = ["report", "watch"]
+
+NAME = "report.html"
+
+
+def report(
+    folders: Annotated[list[str], typer.Argument(metavar="RUN…", help="Runs' output_dir; several are overlaid.")],
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="The page.  [default: report.html in the first run]")
+    ] = None,
+) -> None:
+    """Write one page about runs: curves, evaluations, samples, speed, memory, settings.
+
+    The page is one HTML file without scripts.
+    """
+    from genesis.io.files import write_file
+    from genesis.train.report.page import MOST_RUNS, page_of
+    from genesis.train.report.runs import read_run
+
+    if len(folders) > MOST_RUNS:
+        raise UsageError(f"{len(folders)} runs on one page", where="command line", next=f"name at most {MOST_RUNS}")
+    page = page_of([read_run(folder) for folder in folders])
+    path = Path(folders[0], NAME) if out is None else Path(out)
+    write_file(path, page.encode())
+    print(escape(path))
+
+
+def watch(
+    folder: Annotated[str, typer.Argument(metavar="RUN", help="The output_dir of a run.")],
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.  [default: 8377]")
+    ] = None,
+) -> None:
+    """Serve the page of a run on this machine while the run goes on.
+
+    Nothing listens beyond loopback. Ctrl-C ends it.
+    """
+    from genesis.train.report.watch import PORT, Watcher
+
+    with Watcher(Path(folder), PORT if port is None else port) as watcher:
+        print(watcher.url, flush=True)
+        watcher.serve_forever()

@@ -1,0 +1,176 @@
+"""The geometry of the charts: which points are drawn, and where. `run.html` draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from genesis.train.plot import smooth
+from genesis.train.report.runs import Points, Run
+
+__all__ = ["CHARTS", "Chart", "Line", "Tick", "drawn", "nice_ticks", "reduced"]
+
+MOST_POINTS = 500  # of a line: more than a screen shows apart
+MARKED = 60  # points of a line that are few enough to be shown each
+
+
+class Tick(NamedTuple):
+    """A line of the grid, and its label."""
+
+    at: float
+    label: str
+
+
+class Line(NamedTuple):
+    """A line of a chart.
+
+    Attributes:
+        run: number of the run, which gives the colour.
+        look: "raw" as measured, behind a "smooth" one; "line" as measured, "held-out" dashed.
+        points: x and y in the chart's units.
+        is_marked: each point is shown.
+        title: what it is.
+    """
+
+    run: int
+    look: str
+    points: Sequence[tuple[float, float]]
+    is_marked: bool
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of one width."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+    rows: Sequence[Tick]
+    columns: Sequence[Tick]
+    lines: Sequence[Line]
+
+
+class Kind(NamedTuple):
+    """A chart of a page: its title, its unit, and which metrics it shows, each with a look."""
+
+    title: str
+    unit: str
+    metrics: Sequence[tuple[str, str]]
+    scale: float = 1.0
+    from_zero: bool = False
+
+
+CHARTS = (
+    Kind("Loss", "nats per token", (("train/loss", "raw"), ("train/loss", "smooth"), ("eval/loss", "held-out"))),
+    Kind("Bits per byte", "held out", (("eval/bits_per_byte", "held-out"),)),
+    Kind("Learning rate", "", (("train/learning_rate", "line"),), from_zero=True),
+    Kind(
+        "Gradient norm", "before clipping", (("train/grad_norm", "raw"), ("train/grad_norm", "smooth")), from_zero=True
+    ),
+    Kind("Speed", "tokens a second", (("perf/tokens_per_second", "smooth"),), from_zero=True),
+    Kind("Memory", "GiB at the peak", (("memory/max_allocated", "line"),), 2.0**-30, True),
+)
+
+
+def drawn(kind: Kind, runs: Sequence[Run], names: Sequence[str], width: int, height: int) -> Chart | None:
+    """A chart of some runs; None where none has recorded what it shows."""
+    found = [
+        (number, look, _values(run.series[metric], look, kind.scale), f"{name}: {metric}")
+        for number, (run, name) in enumerate(zip(runs, names, strict=True))
+        for metric, look in kind.metrics
+        if run.series.get(metric)
+    ]
+    if not found:
+        return None
+    lowest, highest = _range([points for _, _, points, _ in found], kind.from_zero)
+    last = max(points[-1][0] for _, _, points, _ in found)
+    rows = nice_ticks(lowest, highest, 5)
+    lowest, highest = min(lowest, rows[0]), max(highest, rows[-1])
+    labels = [_label(value, rows) for value in rows]
+    left, right, top, bottom = 14 + 8 * max(map(len, labels)), width - 14, 14, height - 34
+
+    def x(step: float) -> float:
+        return round(left + (right - left) * step / max(last, 1), 1)
+
+    def y(value: float) -> float:
+        return round(bottom - (bottom - top) * (min(max(value, lowest), highest) - lowest) / (highest - lowest), 1)
+
+    steps = [tick for tick in nice_ticks(0, max(last, 1), max(2, width // 140)) if tick <= last and tick == int(tick)]
+    return Chart(
+        width, height, left, right, top, bottom,
+        [Tick(y(value), label) for value, label in zip(rows, labels, strict=True)],
+        [Tick(x(step), f"{step:,.0f}") for step in steps],
+        [
+            Line(number, look, [(x(step), y(value)) for step, value in reduced(points)], len(points) <= MARKED, title)
+            for number, look, points, title in found
+        ],
+    )  # fmt: skip
+
+
+def _values(points: Points, look: str, scale: float) -> Points:
+    steps, values = zip(*points, strict=True)
+    smoothed = look == "smooth" and len(values) > MARKED
+    return [(step, value * scale) for step, value in zip(steps, smooth(values) if smoothed else values, strict=True)]
+
+
+def reduced(points: Points, most: int = MOST_POINTS) -> Points:
+    """At most so many of the points; of each part of a long line the lowest and the highest, in their order."""
+    if len(points) <= most:
+        return points
+    size = math.ceil(2 * len(points) / most)
+    kept: list[tuple[int, float]] = []
+    for begin in range(0, len(points), size):
+        part = points[begin : begin + size]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def _range(lines: Iterable[Points], from_zero: bool) -> tuple[float, float]:
+    """The values that are shown: all but a fiftieth at each end of a long line, whose first steps would press the rest
+    together.
+    """
+    low, high = math.inf, -math.inf
+    for points in lines:
+        values = sorted(value for _, value in points)
+        cut = len(values) // 50 if len(values) > MARKED else 0
+        low, high = min(low, values[cut]), max(high, values[-1 - cut])
+    low = min(low, 0.0) if from_zero else low
+    if high <= low:
+        room = abs(high) * 0.1 or 1.0
+        low, high = (low, low + room) if from_zero else (low - room, high + room)
+    return low, high
+
+
+def nice_ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round numbers that cover low … high."""
+    rough = (high - low) / count
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = size * next(factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _label(value: float, all_ticks: Sequence[float]) -> str:
+    """A tick's number, with as many digits as tell it from its neighbours."""
+    largest, step = max(map(abs, all_ticks)), all_ticks[1] - all_ticks[0]
+    if value == 0:
+        return "0"
+    if largest >= 10_000:
+        unit, letter = (1e9, "G") if largest >= 1e9 else (1e6, "M") if largest >= 1e6 else (1e3, "k")
+        return f"{value / unit:.{_digits(step / unit)}f}{letter}"
+    if largest < 1e-2:
+        return f"{value:.1e}".replace("e-0", "e-")
+    return f"{value:.{_digits(step)}f}"
+
+
+def _digits(step: float) -> int:
+    """Behind the point, for multiples of a step such as 0.25."""
+    found = max(0, -math.floor(math.log10(step) + 1e-9))
+    return found if round(step * 10.0**found, 6).is_integer() else found + 1

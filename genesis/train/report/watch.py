@@ -1,0 +1,121 @@
+"""The page of a run over HTTP while the run goes on: on loopback alone, to be looked at, with nothing to be changed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from genesis.errors import DeviceError, GenesisError, escape
+from genesis.train.report.page import page_of
+from genesis.train.report.runs import FILES, read_run
+
+__all__ = ["HOST", "PORT", "REFRESH_S", "Watcher"]
+
+HOST, PORT = "127.0.0.1", 8377
+REFRESH_S = 5
+HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Watcher(ThreadingHTTPServer):
+    """Serves the page of a run's folder.
+
+    Args:
+        port: 0 takes a free one.
+
+    Raises:
+        DataError: the folder is no run's. DeviceError: the port is taken.
+    """
+
+    daemon_threads = True
+    block_on_close = False  # a browser that keeps its connection does not keep the command
+    allow_reuse_address = os.name == "posix"  # there it does not take a port that is in use
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self._lock = folder, threading.Lock()
+        self._made_of: tuple[object, ...] | None = None
+        self._page = b""
+        self.page()
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            taken = "is taken" if error.errno == errno.EADDRINUSE else "is not for this user"
+            raise DeviceError(
+                f"port {port} {taken}", where="--port", next="choose another; 0 takes a free one"
+            ) from None
+        port = self.server_address[1]
+        self.hosts = {f"{name}:{port}" for name in (HOST, "localhost")}
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    def page(self) -> bytes:
+        """The page of what is recorded by now; the last one where nothing has changed. Raises: GenesisError."""
+        with self._lock:
+            now = tuple(_state(self._folder / name) for name in FILES)
+            if now != self._made_of:
+                self._page = page_of([read_run(self._folder)], refresh=REFRESH_S).encode()
+                self._made_of = now
+            return self._page
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Watcher
+    timeout = 30  # seconds of a request that does not come
+
+    def do_GET(self) -> None:
+        """The page, for a browser on this machine that was sent here by nobody else's page."""
+        # A name that another's DNS points here, or a form on another's page, is refused.
+        origin = self.headers.get("Origin")
+        if self.headers.get("Host", "").lower() not in self.server.hosts:
+            self.send_error(HTTPStatus.FORBIDDEN, "unknown host")
+        elif origin is not None and origin.lower() not in {f"http://{host}" for host in self.server.hosts}:
+            self.send_error(HTTPStatus.FORBIDDEN, "another page asks")
+        elif self.path != "/":
+            self.send_error(HTTPStatus.NOT_FOUND)
+        else:
+            self._answer()
+
+    do_HEAD = do_GET
+
+    def _answer(self) -> None:
+        try:
+            body = self.server.page()
+        except GenesisError as error:
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "the run cannot be read", escape(error.what))
+            return
+        self.send_response(HTTPStatus.OK)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def version_string(self) -> str:
+        """What the answer says about the server."""
+        return "genesis"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the terminal is the run's."""

@@ -1,0 +1,71 @@
+"""The texts that a run samples: rows of step, prompt and text in samples.jsonl, cut back when a run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from genesis.errors import DataError, escape
+from genesis.io.files import write_file
+from genesis.io.filesystem import DEFAULT, Writer
+from genesis.io.strict_json import read_limited
+
+__all__ = ["SAMPLES_NAME", "Sample", "append_samples", "keep_samples", "read_samples"]
+
+SAMPLES_NAME = "samples.jsonl"
+LARGEST = 256 << 20  # bytes of the file, beyond which it is not read
+
+
+class Sample(NamedTuple):
+    """A text that continues a prompt, and the step at which the model drew it."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+def append_samples(folder: Path, samples: list[Sample]) -> None:
+    """Add samples to the file in a run's folder. Raises: DiskError."""
+    lines = "".join(json.dumps(sample._asdict()) + "\n" for sample in samples)
+    with Writer(DEFAULT, folder / SAMPLES_NAME, os.O_CREAT | os.O_APPEND) as writer:
+        writer.write(lines.encode())
+
+
+def keep_samples(folder: Path, step: int | None) -> None:
+    """Drop the samples after `step`, or with None all of them.
+
+    Raises:
+        DataError: the file holds something else. DiskError: it cannot be written.
+    """
+    path = folder / SAMPLES_NAME
+    if not os.path.lexists(path):
+        return
+    if step is None:
+        DEFAULT.unlink(path)
+        return
+    kept = [sample for sample in read_samples(folder) if sample.step <= step]
+    write_file(path, "".join(json.dumps(sample._asdict()) + "\n" for sample in kept).encode())
+
+
+def read_samples(folder: Path) -> Iterator[Sample]:
+    """The samples of a run, in the order of their steps; a last line that a crash cut short is left out.
+
+    Raises:
+        DataError: a line that is no sample, with its number.
+    """
+    path = folder / SAMPLES_NAME
+    if not os.path.lexists(path):
+        return
+    for number, line in enumerate(read_limited(path, LARGEST, DataError).split(b"\n")[:-1], 1):
+        try:
+            row = json.loads(line)
+            sample = Sample(row["step"], row["prompt"], row["text"])
+            if type(sample.step) is not int or not all(type(text) is str for text in sample[1:]):
+                raise TypeError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            where = f"{escape(path)}:{number}"
+            raise DataError("this line is no sample", where=where, next="move the file away") from None
+        yield sample

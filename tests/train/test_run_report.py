@@ -1,0 +1,211 @@
+"""Pages about runs: what is read, which points are drawn where, what the page holds, and who may see it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import re
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from genesis.errors import DataError, DeviceError
+from genesis.train.report.curves import CHARTS, drawn, nice_ticks, reduced
+from genesis.train.report.page import MOST_RUNS, page_of
+from genesis.train.report.runs import named, read_run
+from genesis.train.report.watch import Watcher
+from genesis.train.samples import Sample, append_samples
+from tests.cli.command import printed
+
+ROW = {"train/learning_rate": 1e-4, "train/grad_norm": 0.5, "train/num_tokens": 8, "perf/tokens_per_second": 1000.0,
+       "perf/step_ms": 8.0, "memory/max_allocated": 3 << 30}  # fmt: skip
+
+
+def made(folder: Path, losses: list[float | None], *, lr: str = "1e-4", text: str = "a text") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "metrics.jsonl", "w") as file:
+        for step, loss in enumerate(losses, 1):
+            row = {"train/global_step": step, "train/loss": loss, **ROW, "train/num_tokens": 8 * step}
+            if loss is None:
+                row["nonfinite"] = {"train/loss": "nan"}
+            file.write(json.dumps(row) + "\n")
+            if step % 5 == 0:
+                loss = loss or 0.0
+                row = {"eval/loss": loss + 1, "eval/perplexity": math.exp(loss + 1), "eval/bits_per_byte": loss / 2}
+                file.write(json.dumps({"train/global_step": step, **row}) + "\n")
+    append_samples(folder, [Sample(5, "prompt ", text)])
+    (folder / "config.resolved.yaml").write_text(
+        f"optim:\n  lr: {lr}\n  betas: [0.9, 0.95]\ntrain:\n  output_dir: {folder}\n"
+    )
+    return folder
+
+
+class Page(HTMLParser):
+    """The tags of a page, which must close in order, and its text."""
+
+    VOID = frozenset({"meta", "line", "circle"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_run_as_it_was_recorded(tmp_path: Path) -> None:
+    run = read_run(made(tmp_path / "r", [3.0, None, 2.0, 2.5, 1.5]))
+    assert run.series["train/loss"] == [(1, 3.0), (3, 2.0), (4, 2.5), (5, 1.5)]
+    assert (run.last_step, run.bad_rows) == (5, 1)
+    assert run.last("train/loss") == 1.5 and run.least("train/loss") == (5, 1.5) and run.most("train/loss") == 3.0
+    assert run.middle("train/loss") == 2.25 and run.last("perf/mfu") is None
+    with pytest.raises(DataError, match=r"no metrics\.jsonl"):
+        read_run(tmp_path)
+
+
+def test_names_tell_folders_apart() -> None:
+    assert named([Path("/x/a/run"), Path("/x/b/run"), Path("/x/c")]) == ["a/run", "b/run", "x/c"]
+    assert named([Path("/x/run")]) == ["run"]
+    assert named([Path("/x/run"), Path("/x/run")]) == ["run", "run"]
+
+
+def test_long_lines_keep_their_peaks() -> None:
+    points = [(step, math.sin(step / 50)) for step in range(10_000)]
+    points[4321], points[7777] = (4321, 9.0), (7777, -9.0)
+    kept = reduced(points, 500)
+    assert len(kept) <= 500 and kept == sorted(kept) and {*kept} <= {*points}
+    assert points[4321] in kept and points[7777] in kept
+    assert reduced(points[:500], 500) == points[:500]
+
+
+@pytest.mark.parametrize("low, high, wanted", [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (1.9, 6.9, [1, 2, 3, 4, 5, 6, 7]),
+                                               (0, 189_000, [0, 50e3, 100e3, 150e3, 200e3])])  # fmt: skip
+def test_ticks_are_round(low: float, high: float, wanted: list[float]) -> None:
+    assert nice_ticks(low, high, 5) == pytest.approx(wanted)
+
+
+def test_points_are_where_the_axes_say(tmp_path: Path) -> None:
+    run = read_run(made(tmp_path / "r", [4.0, 3.0, 2.0, 1.0]))
+    chart = drawn(CHARTS[0], [run], ["r"], 1000, 300)
+    assert chart is not None
+    [raw, smooth] = chart.lines
+    assert raw.look == "raw" and raw.points == smooth.points  # few points are not smoothed
+    at = {float(tick.label): tick.at for tick in chart.rows}
+    assert [y for _, y in raw.points] == [at[4.0], at[3.0], at[2.0], at[1.0]]
+    assert [x for x, _ in raw.points] == pytest.approx(
+        [chart.left + (chart.right - chart.left) * step / 4 for step in (1, 2, 3, 4)], abs=0.1
+    )
+    assert drawn(CHARTS[1], [run], ["r"], 1000, 300) is None
+
+
+def test_a_page_of_a_run(tmp_path: Path) -> None:
+    losses: list[float | None] = [5 * 0.9**step + 1 for step in range(20)]
+    page = Page(page_of([read_run(made(tmp_path / "r<b>", losses, text="<script>alert(1)</script>\x1b[31m\u202e"))]))
+    assert "Run r<b>" in page.text
+    assert "<script>alert(1)</script>\\x1b[31m\\u202e" in page.text
+    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "link", "iframe", "a")]
+    assert not any(name.startswith("on") or name in ("src", "href") for _, found in page.tags for name in found)
+    for wanted in (f"{losses[-1]:.4f}", "160", "1,000", "3.00", "4 evaluations", "step 5", "betas: [0.9, 0.95]"):
+        assert wanted in page.text, wanted
+    assert "http-equiv" not in str(page.tags)
+    assert Page(page_of([read_run(made(tmp_path / "empty", []))])).text.count("Nothing is recorded yet.") == 1
+
+
+def test_several_runs_are_overlaid(tmp_path: Path) -> None:
+    folders = [made(tmp_path / name, [3.0, 2.0, 1.0], lr=lr) for name, lr in (("a", "1e-4"), ("b", "3e-4"))]
+    page = Page(page_of([read_run(folder) for folder in folders]))
+    assert {found["class"] for tag, found in page.tags if tag == "g"} == {"run0", "run1"}
+    assert re.search(r"Settings that differ.*optim\.lr\s*1e-4\s*3e-4", page.text, re.DOTALL)
+    assert "output_dir" not in page.text.split("Settings that differ")[1].split("Settings")[0]
+
+
+def test_ten_thousand_rows_stay_small_and_quick(tmp_path: Path) -> None:
+    run = read_run(made(tmp_path / "long", [5 / step**0.3 + step % 7 / 10 for step in range(1, 10_001)]))
+    assert len(page_of([run]).encode()) < 1 << 20
+
+
+def test_the_command(tmp_path: Path) -> None:
+    a, b = (str(made(tmp_path / name, [2.0, 1.0])) for name in "ab")
+    code, out, _ = printed("report", a)
+    assert (code, out) == (0, f"{a}/report.html\n") and "Run a" in Path(a, "report.html").read_text()
+    code, out, _ = printed("report", a, b, "--out", tmp_path / "p.html")
+    assert code == 0 and "2 runs" in (tmp_path / "p.html").read_text()
+    assert printed("report", *[a] * (MOST_RUNS + 1))[0] == 2
+    code, _, told = printed("report", tmp_path)
+    assert code == 4 and "no metrics.jsonl" in told
+    code, _, told = printed("report", a, "--out", tmp_path)
+    assert code == 8 and "error" in told
+
+
+@pytest.fixture
+def watcher(tmp_path: Path) -> Iterator[Watcher]:
+    with Watcher(made(tmp_path / "r", [2.0, 1.0]), 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def asked(watcher: Watcher, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", watcher.server_address[1], timeout=10)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode(), dict(answer.getheaders())
+    connection.close()
+    return found
+
+
+def test_a_watched_run_is_always_the_newest(watcher: Watcher, tmp_path: Path) -> None:
+    status, text, headers = asked(watcher)
+    assert status == 200 and 'http-equiv="refresh"' in text and "1.0000" in text
+    assert "default-src 'none'" in headers["Content-Security-Policy"] and headers["Cache-Control"] == "no-store"
+    made(tmp_path / "r", [2.0, 1.0, 0.25])
+    assert "0.2500" in asked(watcher)[1]
+    (tmp_path / "r" / "metrics.jsonl").write_text("no row\n")
+    status, text, _ = asked(watcher)
+    assert status == 500 and "no row of metrics" in text
+    made(tmp_path / "r", [2.0])
+    assert asked(watcher)[0] == 200
+    assert asked(watcher, method="HEAD")[:2] == (200, "")
+
+
+def test_only_this_machines_browser_is_answered(watcher: Watcher) -> None:
+    port = watcher.server_address[1]
+    assert watcher.server_address[0] == "127.0.0.1"
+    assert asked(watcher, Host=f"localhost:{port}")[0] == 200
+    assert asked(watcher, Origin=f"http://127.0.0.1:{port}")[0] == 200
+    for headers in ({"Host": "evil.example"}, {"Host": f"evil.example:{port}"}, {"Host": "127.0.0.1"},
+                    {"Origin": "http://evil.example"}, {"Origin": "null"}):  # fmt: skip
+        assert asked(watcher, **headers)[0] == 403, headers
+    assert asked(watcher, "/metrics.jsonl")[0] == 404
+    assert asked(watcher, "/", "POST")[0] == 501
+
+
+def test_a_taken_port_and_a_folder_that_is_no_run(watcher: Watcher, tmp_path: Path) -> None:
+    port = watcher.server_address[1]
+    with pytest.raises(DeviceError, match=f"port {port} is taken"):
+        Watcher(tmp_path / "r", port)
+    code, _, told = printed("watch", tmp_path / "r", "--port", str(port))
+    assert code == 6 and "choose another; 0 takes a free one" in told
+    assert printed("watch", tmp_path)[0] == 4
