@@ -347,6 +347,31 @@ def test_temporaries_and_windows_are_traced(backend: CudaBackend, monkeypatch: p
         del registry["trial"]
 
 
+@pytest.mark.parametrize(
+    ("stride", "places", "is_clear"),
+    [(1, [(0, 20), (40, 16), (7, 30)], True), (10, [(0, 12), (1, 22), (3, 4)], False)],
+    ids=["apart", "interleaved"],
+)
+def test_windows_are_traced_where_one_of_the_operands_in_a_memory_holds_them(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch, stride: int, places: Any, is_clear: bool
+) -> None:
+    """As all weights of a model are in one memory. The second row of y is added to x, wherever the two are."""
+
+    def impl(out: Array, x: Array, y: Array) -> None:
+        registry["add"](x, y.view((4,), (1,), y.offset + 4), out=out)
+
+    op = Op("windowed", lambda out, x, y: None, lambda x, y: Spec(x.shape, x.dtype), family="elementwise")
+    monkeypatch.setitem(cuda_impls, "windowed", impl)
+    try:
+        memory = device(np.arange(80, dtype=np.float32))
+        for first, second in places:
+            x, y = memory.view((4,), (stride,), first), memory.view((2, 4), (4, 1), second)
+            assert np.array_equal(op(x, y).numpy(), x.numpy() + y.numpy()[1])
+        assert any(key[0] is op for key in backend._calls) == is_clear
+    finally:
+        del registry["windowed"]
+
+
 def test_what_reads_memory_back_is_not_repeated(backend: CudaBackend) -> None:
     for kept in ((True, False, True), (False, False, True), (True, True, True)):
         x, mask = genesis.tensor([1.0, 2.0, 3.0], device="cuda"), genesis.tensor(list(kept), device="cuda")

@@ -200,15 +200,32 @@ class Recorder:
                 return Source(i, 0)
         storage = array.storage
         shared = [i for i, operand in enumerate(self.operands) if operand.storage is storage]
-        if shared:
+        if len(shared) > 1:  # weights of a model may all lie in one
+            shared = [i for i in shared if _covers(self.operands[i], array)] or shared
             if len(shared) > 1:  # which of them it is a window of may differ in the next call
                 self.cacheable = False
+        if shared:
             return Source(shared[0], array.data_ptr() - self.operands[shared[0]].data_ptr())
         for i, temporary in enumerate(self.temporaries):
             if temporary is storage:
                 return Source(len(self.operands) + i, array.data_ptr() - storage.pointer)
         self.kept.append(storage)
         return None
+
+
+def _covers(whole: ArrayLike, part: ArrayLike) -> bool:
+    """Whether all of `part` is between the first and the last element of `whole`."""
+    (begin, end), (first, last) = _extent(whole), _extent(part)
+    return begin <= first and last <= end
+
+
+def _extent(array: ArrayLike) -> tuple[int, int]:
+    """The addresses where an array's first element in memory begins, and where its last one ends."""
+    address, size = array.data_ptr(), array.dtype.itemsize
+    if 0 in array.shape:
+        return address, address
+    steps = [(count - 1) * stride * size for count, stride in zip(array.shape, array.strides, strict=True)]
+    return address + sum(min(x, 0) for x in steps), address + sum(max(x, 0) for x in steps) + size
 
 
 class _Recording(threading.local):
