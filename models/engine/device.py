@@ -139,7 +139,7 @@ class DeviceEngine:
                         yield Token(taken[0], None, finish="length")
             if sequence is not None:
                 admitted.append((row, sequence))
-        prompts = Prompts(self.model, held.cache, self._chunk)
+        prompts = Prompts(self.model, held, self._chunk)
         prompts.pass_all([(row, np.asarray(each.request.ids, np.int64)) for row, each in admitted])
         held.state.start([(row, each.request, each.most) for row, each in admitted])
         for row, each in admitted:

@@ -19,7 +19,10 @@ from genesis_models.blocks import LayerCache, PackedHeads, Tables
 from genesis_models.config import ModelConfig
 from genesis_models.rope import Rotary
 
-__all__ = ["DeviceCache", "Document", "PackedCache", "PromptCache", "StepCache"]
+__all__ = ["DeviceCache", "Document", "PackedCache", "PromptCache", "StepCache", "aligned"]
+
+
+GRAIN = 16  # tokens: a copy of keys and values of each length is prepared once, so there must be few
 
 
 class Document(NamedTuple):
@@ -27,12 +30,17 @@ class Document(NamedTuple):
 
     Attributes:
         row: of the cache, that it is for.
-        begin: where in the pass it begins.
+        begin: where in the pass it begins, a multiple of `GRAIN`.
     """
 
     row: int
     ids: np.ndarray
     begin: int
+
+
+def aligned(length: int) -> int:
+    """How much room a prompt takes in a pass."""
+    return -(-length // GRAIN) * GRAIN
 
 
 class DeviceCache:
@@ -73,14 +81,31 @@ class DeviceCache:
         """
         return PromptCache(self, row, begin, total)
 
-    def packed(self, documents: Sequence[Document], starts: np.ndarray, positions: np.ndarray) -> PackedCache:
+    def packed(self, length: int, data: Tensor, starts: Tensor, positions: Tensor) -> PackedCache:
         """The cache of a forward pass of whole prompts behind one another.
 
         Args:
+            length: of the pass, T.
+            data: where keys and values are left for `take_over`: memory for `packed_size(T)` elements.
             starts: where each token's prompt begins `[T]`.
             positions: of each token in its prompt `[T]`.
         """
-        return PackedCache(self, documents, *(genesis.tensor(x, device=self.data.device) for x in (starts, positions)))
+        return PackedCache(self, self._packed_view(length, data), starts, positions)
+
+    def packed_size(self, length: int) -> int:
+        """Keys and values of so many tokens in all layers."""
+        return self.data.numel() // (self.rows * self.capacity) * length
+
+    def _packed_view(self, length: int, data: Tensor) -> Tensor:
+        layers, _, _, key_heads, _, size = self.data.shape
+        return data.narrow(0, 0, self.packed_size(length)).view(layers, 2, key_heads, length, size)
+
+    def take_over(self, documents: Sequence[Document], length: int, data: Tensor) -> None:
+        """Copy each prompt's keys and values from where a pass of `length` tokens left them into its row."""
+        left = self._packed_view(length, data)  # [L, 2, K, T, D]
+        for row, ids, begin in documents:
+            if count := min(aligned(len(ids)), self.capacity):  # what is behind a row's length is never read
+                self.data[:, :, row, :, :count].copy_(left.narrow(3, begin, count))
 
     def is_stretched(self, total: int) -> bool:
         """Whether rotary angles of a sequence of `total` tokens are its own."""
@@ -153,13 +178,10 @@ class PromptCache(LayerCache):
 
 
 class PackedCache(LayerCache):
-    """Keys and values of several prompts in one forward pass, which `move` to their rows after it."""
+    """Keys and values `[L, 2, K, T, D]` of several prompts in one forward pass, which their rows take over after it."""
 
-    def __init__(self, cache: DeviceCache, documents: Sequence[Document], starts: Tensor, positions: Tensor) -> None:
-        self._cache, self._documents, self._starts, self._positions = cache, documents, starts[None], positions
-        layers, _, _, key_heads, _, size = cache.data.shape
-        shape = (layers, 2, key_heads, len(positions), size)
-        self._data = genesis.empty(shape, dtype=cache.data.dtype, device=cache.data.device)  # [L, 2, K, T, D]
+    def __init__(self, cache: DeviceCache, data: Tensor, starts: Tensor, positions: Tensor) -> None:
+        self._cache, self._data, self._starts, self._positions = cache, data, starts.unsqueeze(0), positions
 
     def tables(self, rotaries: Sequence[Rotary], t: int) -> Tables:
         """cos and sin `[T, D/2]` of the tokens' positions."""
@@ -180,12 +202,6 @@ class PackedCache(LayerCache):
         _store(self._data[form.layer], _by_head(qkv, form))
         how: dict[str, Any] = {"scale": form.scale, "causal": True, "window": form.window}
         return F.attention_packed(qkv, form.heads, form.key_heads, starts=self._starts, **how)
-
-    def move(self) -> None:
-        """Copy each prompt's keys and values of all layers into its row."""
-        for row, ids, begin in self._documents:
-            if count := len(ids):
-                self._cache.data[:, :, row, :, :count].copy_(self._data.narrow(3, begin, count))
 
     def advance(self, t: int) -> None:
         """Nothing: lengths are set when the prompts are there."""

@@ -1,17 +1,25 @@
-"""Prompts on their way into the engine's cache on a GPU: short ones share a forward pass, long ones pass in chunks."""
+"""Prompts on their way into the engine's cache on a GPU: short ones share a forward pass, long ones pass in chunks.
+
+A pass is a CUDA graph from its third time on, since its launches take the host several times as long as the device.
+It reads ids and positions where `DeviceRows` keeps them, and leaves keys and values there, so that there is one graph
+for a length, whatever passes. Chunks of a long prompt behind the first read what is in a row before them, and are
+graphs in the first row alone.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 import genesis
+from genesis import Tensor
 from genesis.errors import OutOfMemoryError
 from genesis_models.blocks import CausalLM, EngineCache
-from genesis_models.engine.device_cache import DeviceCache, Document
-from genesis_models.engine.device_rows import ADVICE
+from genesis_models.engine.device_cache import Document, aligned
+from genesis_models.engine.device_rows import ADVICE, DeviceRows, captured
 
 __all__ = ["CHUNK", "Prompts"]
 
@@ -19,17 +27,19 @@ CHUNK = 2048  # tokens in one forward pass
 FEWEST = 128  # of them, where memory is short
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of a pass, then multiples of the first below
 GRAIN = 256  # launches of a length are prepared once: there must be few lengths
+GRAPHS = 64  # of passes that are kept; the oldest goes
 
 
 class Prompts:
     """Passes prompts through a model, all but their last token: that is for a step, as every further one is.
 
     Args:
+        held: whose rows they are for.
         chunk: tokens in one forward pass.
     """
 
-    def __init__(self, model: CausalLM, cache: DeviceCache, chunk: int) -> None:
-        self._model, self._cache, self._chunk = model, cache, chunk
+    def __init__(self, model: CausalLM, held: DeviceRows, chunk: int) -> None:
+        self._model, self._held, self._cache, self._chunk = model, held, held.cache, chunk
 
     def pass_all(self, prompts: Sequence[tuple[int, np.ndarray]]) -> None:
         """Let prompts pass, each into its row. Chunks become smaller where memory is short.
@@ -41,7 +51,7 @@ class Prompts:
         while waiting:
             documents = self._together(waiting)
             try:
-                if len(documents) > 1:
+                if documents:
                     self._pack(documents)
                 else:
                     self._chunks(*waiting[0])
@@ -60,7 +70,7 @@ class Prompts:
         found: list[Document] = []
         end = 0
         for row, ids in waiting:
-            begin, end = end, end + len(ids) - 1
+            begin, end = aligned(end), aligned(end) + len(ids) - 1
             if end > self._chunk or self._cache.is_stretched(len(ids)):
                 break
             found.append(Document(row, ids[:-1], begin))
@@ -68,32 +78,70 @@ class Prompts:
 
     def _pack(self, documents: Sequence[Document]) -> None:
         """Some prompts behind one another, each of which sees itself alone."""
-        end = sum(len(each.ids) for each in documents)
+        end = documents[-1].begin + len(documents[-1].ids)
         if not end:
             return
-        length = _filled(end)
-        ids, starts, positions = np.zeros(length, np.int64), np.full(length, end), np.zeros(length, np.int64)
+        length = filled(end)
+        values = np.zeros((3, length), np.int64)
+        ids, starts, positions = values
+        starts[:] = end
         for each in documents:
             part = slice(each.begin, each.begin + len(each.ids))
-            ids[part], starts[part], positions[part] = each.ids, each.begin, np.arange(len(each.ids))
-        cache = self._cache.packed(documents, starts, positions)
-        self._forward(ids, cache)
-        cache.move()
+            ids[part], positions[part] = each.ids, np.arange(len(each.ids))
+            starts[part.start : min(aligned(part.stop), length)] = each.begin  # what fills it up is seen by nobody
+        self._held.make_room(length, filled(self._chunk))
+        cache, packed = self._cache, self._held.packed
+        self._forward(values, lambda given: cache.packed(length, packed, given[1], given[2]), (0, length))
+        cache.take_over(documents, length, packed)
 
     def _chunks(self, row: int, ids: np.ndarray) -> None:
         begin, last = 0, len(ids) - 1
+        is_stretched = self._cache.is_stretched(len(ids))
         while begin < last:
             end = min(begin + self._chunk, last)
-            part = np.zeros(min(_filled(end - begin), self._cache.capacity - begin), np.int64)
-            part[: end - begin] = ids[begin:end]  # what is behind it is never read
-            self._forward(part, self._cache.prompt(row, begin, len(ids)))
+            if not begin and not is_stretched:
+                self._pack([Document(row, ids[:end], 0)])
+            else:
+                part = np.zeros((1, min(filled(end - begin), self._cache.capacity - begin)), np.int64)
+                part[0, : end - begin] = ids[begin:end]  # what is behind it is never read
+                key = None if row or is_stretched else (begin, part.shape[1])
+                self._part(part, row, begin, len(ids), key)
             begin = end
 
-    def _forward(self, ids: np.ndarray, cache: EngineCache) -> None:
-        with genesis.no_grad():
-            self._model.next_hidden_states(genesis.tensor(ids[None], device=self._cache.data.device), cache)
+    def _part(self, values: np.ndarray, row: int, begin: int, total: int, key: tuple[int, int] | None) -> None:
+        """A part `[1, T]` of a prompt, behind those that are in the row."""
+        cache = self._cache
+        self._held.make_room(values.shape[1], filled(self._chunk))
+        self._forward(values, lambda given: cache.prompt(row, begin, total), key)
+
+    def _forward(self, values: np.ndarray, cache: Callable[[Tensor], EngineCache], key: tuple[int, int] | None) -> None:
+        """Pass ids, the first of `values` `[N, T]`, through the model.
+
+        Args:
+            cache: made of `values` on the device.
+            key: under which the pass is a graph; None: it is none.
+        """
+        held, (count, length) = self._held, values.shape
+        given = held.inputs.narrow(0, 0, values.size).view(count, length)
+        given.copy_(genesis.from_numpy(values))
+        run = held.passes.pop(key, None) if key is not None else None
+        if run is None:
+            model_of = weakref.ref(self._model)
+
+            def launch() -> None:
+                model = model_of()
+                assert model is not None
+                with genesis.no_grad():
+                    model.next_hidden_states(given.narrow(0, 0, 1), cache(given))
+
+            run = launch if key is None else captured(launch, given.device)
+        if key is not None:
+            while len(held.passes) >= GRAPHS:
+                held.passes.pop(next(iter(held.passes)))
+            held.passes[key] = run
+        run()
 
 
-def _filled(count: int) -> int:
+def filled(count: int) -> int:
     """The length to which a forward pass is filled up."""
     return next((each for each in LENGTHS if count <= each), -(-count // GRAIN) * GRAIN)

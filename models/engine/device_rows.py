@@ -17,10 +17,11 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache
 from genesis_models.engine.device_state import DeviceState
 
-__all__ = ["ADVICE", "DeviceRows", "Step", "bucket", "has_room", "keep", "release", "take"]
+__all__ = ["ADVICE", "DeviceRows", "Step", "bucket", "captured", "has_room", "keep", "release", "take"]
 
 GRAIN = 256  # capacities are multiples
 FEWEST_KEYS = 512  # of a graph
+INPUTS = 3  # numbers of each token in a pass
 ROOM = 512 << 20  # bytes that a cache leaves: prompts and steps need memory, too
 KEPT = 16  # rows in up to this part of the device's memory are kept for the next run with the model
 ADVICE = "ask for fewer tokens, shorten the prompts, or keep the cache in fp8"
@@ -50,7 +51,7 @@ class Step:
                 state.draw(logits)
             kept[:] = [logits]
 
-        self._call: Callable[[], None] = step if device == CPU else Captured(step, device, _ignore)
+        self._call = captured(step, device)
 
     @property
     def is_captured(self) -> bool:
@@ -67,8 +68,9 @@ class Step:
         return self._kept[0] if self._kept else None
 
 
-def _ignore(note: str) -> None:
-    """A step that cannot be captured is launched as it is, and slower."""
+def captured(function: Callable[[], None], device: Device) -> Callable[[], None]:
+    """`function`, on a GPU a CUDA graph from its third call on. One that cannot be is launched as it is, and slower."""
+    return function if device == CPU else Captured(function, device, lambda note: None)
 
 
 class DeviceRows:
@@ -85,6 +87,8 @@ class DeviceRows:
     Attributes:
         form: what the rows are for, besides their size.
         asked: how many rows there would be with enough memory.
+        passes: of prompts, as graphs, by what tells them apart.
+        inputs, packed: what these read, and where they leave keys and values.
     """
 
     def __init__(self, model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> None:
@@ -98,6 +102,8 @@ class DeviceRows:
         self.cache = _cache(model, rows, _rounded(capacity), weight.dtype if dtype == "auto" else float8_e4m3fn)
         self.state = DeviceState(self.cache.lengths, self.cache.left, vocabulary, log_probs, weight.dtype)
         self.steps: dict[tuple[int, int, bool], Step] = {}
+        self.passes: dict[tuple[int, int], Callable[[], None]] = {}
+        self.inputs = self.packed = genesis.zeros(0, device=weight.device)
         self._read: tuple[object, ...] = ()  # by graphs, and where
 
     def begin(self, model: CausalLM) -> None:
@@ -105,8 +111,18 @@ class DeviceRows:
         read = _read(model)
         if read != self._read:
             self.steps.clear()
+            self.passes.clear()
             self._read = read
         self.state.clear()
+
+    def make_room(self, length: int, most: int) -> None:
+        """Memory for passes of `length` tokens; there are none of more than `most`."""
+        if len(self.inputs) < INPUTS * length:
+            length, device = bucket(length, most, GRAIN), self.cache.data.device
+            self.passes.clear()  # they would read and write elsewhere
+            self.inputs = self.packed = genesis.zeros(0, device=device)
+            packed = genesis.empty(self.cache.packed_size(length), dtype=self.cache.data.dtype, device=device)
+            self.inputs, self.packed = genesis.zeros(INPUTS * length, dtype="int64", device=device), packed
 
     def step(self, model: CausalLM, rows: int, keys: int) -> Step:
         """A step of at least the first `rows` rows, of at most `keys` tokens each with the step's own."""

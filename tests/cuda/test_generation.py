@@ -22,7 +22,8 @@ from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.errors import DeviceError, NumericError, UsageError
 from genesis.kernels.reduce import sample
-from genesis_models.engine import EagerEngine, Request, Sampling
+from genesis.train.captured import Captured
+from genesis_models.engine import EagerEngine, Request, Sampling, device_prompts
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.generate import GPU_ROWS, engine_for
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
@@ -72,6 +73,32 @@ def test_captured_steps_give_the_tokens_of_the_plain_engine() -> None:
     finally:
         cuda.set_poison(poisoned)
     assert set(captured(model).values()) == {True}
+
+
+def test_passes_of_prompts_are_captured_for_each_length_whatever_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several prompts at once, and one in chunks of 16: a graph for its first, and in the first row for the others."""
+    monkeypatch.setattr(device_prompts, "GRAPHS", 3)
+    model, plain = tiny(max_position_embeddings=64), EagerEngine(tiny("cpu", max_position_embeddings=64))
+    expected = [[0, 16], [0, 32], [16, 16]]
+    poisoned = cuda.set_poison(True)
+    try:
+        for turn in range(5):
+            long = [(turn + i) % 40 for i in range(30)]
+            for ids in ([[turn + 1, 2, 3], [5], [4, turn, 6, 7, 8, 9]], [long]):
+                requests = [Request(each, GREEDY, 2) for each in ids]
+                engine = DeviceEngine(model, rows=3, capacity=64, chunk=16 if ids == [long] else 64)
+                assert by_request(engine.run(requests), len(ids)) == by_request(plain.run(requests), len(ids))
+            passes = held(model).passes
+            assert sorted(map(list, passes)) == expected
+            assert {isinstance(each, Captured) and each.is_captured for each in passes.values()} == {turn >= 2}
+    finally:
+        cuda.set_poison(poisoned)
+    count = graph_count()
+    list(DeviceEngine(model, rows=3, capacity=64).run([Request([1] * 50, GREEDY, 1)]))  # another length
+    assert sorted(map(list, passes))[-1] == [16, 16]  # the oldest goes
+    assert len(passes) == 3
+    backend_for(CUDA).pool.end_retired()  # type: ignore[attr-defined]
+    assert graph_count() == count - 1
 
 
 def test_caches_and_weights_of_fewer_bits_are_near_those_of_the_cpu() -> None:
@@ -180,16 +207,18 @@ def test_weights_that_move_are_captured_anew_and_those_that_change_are_not() -> 
     model, request = tiny(), Request([1, 2], GREEDY, 4)
     engine = DeviceEngine(model, rows=1, capacity=32)
     first = by_request(engine.run([request]), 1)
-    steps = dict(held(model).steps)
+    steps, passes = dict(held(model).steps), dict(held(model).passes)
     with genesis.no_grad():
         model.model.norm.weight.mul_(-1)
     changed = by_request(engine.run([request]), 1)
     assert changed != first
-    assert held(model).steps == steps
+    assert (held(model).steps, held(model).passes) == (steps, passes)
     model.model.norm.weight = genesis.nn.Parameter(model.model.norm.weight.detach() * -1)
     assert by_request(engine.run([request]), 1) == first
     assert held(model).steps.keys() == steps.keys()
     assert held(model).steps != steps
+    assert held(model).passes.keys() == passes.keys()
+    assert held(model).passes != passes
 
 
 def test_logits_that_are_no_numbers_say_where() -> None:

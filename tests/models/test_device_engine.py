@@ -293,18 +293,19 @@ def test_short_prompts_share_a_forward_pass_and_long_ones_pass_in_chunks(
     passed: list[tuple[int, int]] = []
     forward = device_prompts.Prompts._forward
 
-    def noted(self: Any, ids: np.ndarray, cache: Any) -> None:
-        passed.append((len(ids), len(getattr(cache, "_documents", [None]))))
-        forward(self, ids, cache)
+    def noted(self: Any, values: np.ndarray, *more: Any) -> None:
+        is_token = values[0] > 0  # padding is 0
+        passed.append((values.shape[1], len(np.unique(values[1][is_token])) if len(values) > 1 else 1))
+        forward(self, values, *more)
 
     monkeypatch.setattr(device_prompts.Prompts, "_forward", noted)
-    requests = [Request(each, GREEDY, 2) for each in ([1], [2, 3, 4], [*range(70)], [5] * 9, [6] * 20, [7] * 32)]
+    requests = [Request(each, GREEDY, 2) for each in ([1], [2, 3, 4], [*range(1, 71)], [5] * 9, [6] * 20, [7] * 32)]
     expected = by_request(EagerEngine(model).run(requests), 6)
     assert by_request(DeviceEngine(model, rows=6, capacity=80, chunk=32).run(requests), 6) == expected
-    assert passed == [(16, 2), (32, 1), (32, 1), (16, 1), (32, 2), (32, 1)]
+    assert passed == [(16, 1), (32, 1), (32, 1), (16, 1), (16, 1), (32, 1), (32, 1)]
     passed.clear()
     assert by_request(DeviceEngine(model, rows=6, capacity=80).run(requests), 6) == expected
-    assert passed == [(192, 6)]
+    assert passed == [(192, 5)]  # the first prompt's only token is for a step
 
 
 def test_prompts_pass_in_smaller_parts_where_memory_is_short(
@@ -314,11 +315,11 @@ def test_prompts_pass_in_smaller_parts_where_memory_is_short(
     expected = by_request(EagerEngine(model).run(requests), 3)
     forward, most, lengths = device_prompts.Prompts._forward, 150, list[int]()
 
-    def limited(self: Any, ids: np.ndarray, cache: Any) -> None:
-        lengths.append(len(ids))
-        if len(ids) > most:
+    def limited(self: Any, values: np.ndarray, *more: Any) -> None:
+        lengths.append(values.shape[1])
+        if values.shape[1] > most:
             raise OutOfMemoryError("no room")
-        forward(self, ids, cache)
+        forward(self, values, *more)
 
     monkeypatch.setattr(device_prompts.Prompts, "_forward", limited)
     assert by_request(DeviceEngine(model, rows=3, capacity=128).run(requests), 3) == expected
