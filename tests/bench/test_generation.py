@@ -9,7 +9,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from benchmarks.gpu.generation import cases, line, same_beginning
+from benchmarks.gpu.generation_genesis import prepare
+from benchmarks.gpu.generation_logits import compare, of_genesis
 
 CHOSEN = {"batches": "1,8", "draws": "greedy,sampled", "prompt": 128, "new": 256, "first": 1024, "long": 8192}
 
@@ -53,3 +58,22 @@ def test_the_genesis_side_answers_a_case(tmp_path: Path) -> None:
     answer = json.loads(ran.stdout.splitlines()[-1])
     assert [len(tokens) for tokens in answer["tokens"]] == [4, 4]
     assert answer["whole_ms"] >= answer["first_ms"] > 0
+
+
+def test_distances_of_logits_at_each_position() -> None:
+    reference = np.array([[[3.0, 4.0], [0.0, 1.0]]])
+    ours, theirs = np.array([[[0.5, 0.0], [0.0, 0.1]]]), np.array([[[0.0, 0.25], [0.1, 0.0]]])
+    found = compare(reference + ours, reference + theirs, reference)
+    assert found["positions"] == 2
+    assert (found["genesis"], found["torch"]) == pytest.approx((0.1, 0.075))
+    assert (found["ratio_median"], found["ratio_most"]) == pytest.approx((1.5, 2.0))
+
+
+def test_logits_of_the_engine_are_those_of_the_text(tmp_path: Path) -> None:
+    job = {"size": "tiny", "folder": str(tmp_path), "device": "cpu", "dtype": "float32", "cache": "auto"}
+    job["weights"] = "auto"
+    prepare(job)
+    found = of_genesis(job, {"batch": 2, "prompt": 5, "new": 4, "draw": "greedy"})
+    assert found["text"].shape == (2, 9)
+    assert np.array_equal(found["reference"].argmax(-1), found["text"][:, 5:])
+    assert np.abs(found["ours"] - found["reference"]).max() < 1e-3 * np.abs(found["reference"]).max()
