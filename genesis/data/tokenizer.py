@@ -73,7 +73,6 @@ class Tokenizer:
         start_ids: the ids before each text, document or prompt.
         document_end_ids: the ids after a document; the last one is `eos_id`.
         prompt_end_ids: the ids after a prompt; the last one is not `eos_id`.
-        fingerprint: sha256 over the content; equal fingerprints encode alike, in any file layout.
     """
 
     def __init__(self, source: TokenizerFiles) -> None:
@@ -98,8 +97,8 @@ class Tokenizer:
         self.eos_id: int = ids["eos"]
         self.bos_id = ids["bos"]
         self.pad_id: int = self.eos_id if ids["pad"] is None else ids["pad"]
+        self._role_ids = ids
         self._set_affixes()
-        self.fingerprint = self._fingerprint(ids)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -123,11 +122,14 @@ class Tokenizer:
             after = after[:-1]
         self.prompt_end_ids = after
 
-    def _fingerprint(self, ids: Mapping[str, int | None]) -> str:
-        """Over what decides a document's ids. The affixes have a part in it where they differ from those of the first
-        versions, whose runs can so be resumed if their ids are the same: the start token, else the end, before a text.
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over what decides a document's ids; equal fingerprints encode alike, in any file layout.
+
+        The affixes have a part in it where they differ from those of the first versions, whose runs can so be resumed
+        if their ids are the same: the start token, else the end, before a text.
         """
-        content: dict[str, Any] = {"tokenizer": dict(self._source.content), "ids": ids}
+        content: dict[str, Any] = {"tokenizer": dict(self._source.content), "ids": self._role_ids}
         first = (self.eos_id if self.bos_id is None else self.bos_id,)
         if self.bos_id is None and self.start_ids == first:
             content["tokenizer"]["post_processor"] = None  # our own tokenizers had none
