@@ -10,7 +10,8 @@ from genesis.backend import Device
 from genesis.data.pipeline import prepare_held_out
 from genesis.data.sources import STDLIB
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import NumericError, UsageError, escape
+from genesis.data.worker_thread import start_in_thread
+from genesis.errors import GenesisError, NumericError, UsageError, escape
 from genesis.io.files import temporary_folder
 from genesis.train.config import DataConfig
 from genesis.train.evaluation import evaluate as measure
@@ -59,9 +60,14 @@ def opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, T
         ModelError: its tokenizer has ids that the model has not. NumericError: NaN weights.
     """
     config, where = read_config(source.folder), escape(source.adapter or source.folder)
-    tokenizer = Tokenizer.load(source.holding("tokenizer.json"))
+    tokenizer_of = start_in_thread(lambda: Tokenizer.load(source.holding("tokenizer.json")))
+    try:  # a large vocabulary takes as long to read as weights
+        model = load_source(source, device=str(device), dtype=AUTO if dtype in QUANTIZED else dtype)
+    except GenesisError:
+        check_ids(tokenizer_of(), config, where)  # what is wrong there is said first
+        raise
+    tokenizer = tokenizer_of()
     check_ids(tokenizer, config, where)
-    model = load_source(source, device=str(device), dtype=AUTO if dtype in QUANTIZED else dtype)
     check_finite(model, where=where)
     return quantize(model, dtype) if dtype in QUANTIZED else model, tokenizer
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["call_in_thread", "feed_in_thread"]
+__all__ = ["call_in_thread", "feed_in_thread", "start_in_thread"]
 
 T = TypeVar("T")
 
@@ -54,6 +54,11 @@ def call_in_thread(call: Callable[[], T]) -> T:
     if threading.current_thread() is not threading.main_thread():
         return call()
     return _Call(call).result()  # type: ignore[return-value]
+
+
+def start_in_thread(call: Callable[[], T]) -> Callable[[], T]:
+    """Begin `call()` in another thread; what is given waits for it, and returns or raises what it did."""
+    return _Call(call).result  # type: ignore[return-value]
 
 
 def feed_in_thread(call: Callable[[Iterator[str]], object], texts: Iterable[str]) -> None:

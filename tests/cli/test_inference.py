@@ -113,6 +113,18 @@ def test_a_tokenizer_of_another_model(made: Path, tmp_path: Path, command: Calla
     assert caught.value.what == "the tokenizer has 262 ids, the model's embedding 260 rows"
 
 
+def test_a_bad_tokenizer_is_said_before_bad_weights(folder: Path) -> None:
+    """Both are read at the same time."""
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(GenesisError) as found:
+        generated(folder)
+    assert "model.safetensors" in str(found.value)
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(GenesisError, match="not JSON") as found:
+        generated(folder)
+    assert "tokenizer.json" in (found.value.where or "")
+
+
 def test_conversations_are_measured_by_the_folders_template(folder: Path, tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     said = ["words", "more words to learn"]
