@@ -80,7 +80,11 @@ class GenesisError(Exception):
 
     def __init__(self, what: str, *, where: str = "", next: str = "") -> None:
         self.what, self.where, self.next = what, where, next
-        super().__init__(" | ".join(part for part in (what, where, next) if part))
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        """As the parts are now: who knows better what to do next says so on the way."""
+        return " | ".join(part for part in (self.what, self.where, self.next) if part)
 
 
 class UsageError(GenesisError):
