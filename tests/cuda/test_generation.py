@@ -20,10 +20,10 @@ from genesis.backend.cuda import dispatch
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
-from genesis.errors import DeviceError, NumericError, UsageError
+from genesis.errors import DeviceError, NumericError, OutOfMemoryError, UsageError
 from genesis.kernels.reduce import sample
 from genesis.train.captured import Captured
-from genesis_models.engine import EagerEngine, Request, Sampling, device_prompts
+from genesis_models.engine import EagerEngine, Request, Sampling, device_prompts, device_rows
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.generate import GPU_ROWS, engine_for
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
@@ -356,3 +356,27 @@ def test_a_long_text_passes_from_bucket_to_bucket() -> None:
     engine = DeviceEngine(model.to(device="cuda"), rows=1, capacity=2048)
     assert by_request(engine.run([request]), 1) == expected
     assert [key[1] for key in captured(model)] == [512, 1024, 2048]
+
+
+@pytest.mark.skipif(not is_interpreted(), reason="other tests share a GPU's memory")
+def test_prompts_wait_for_fewer_rows_where_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 16 MiB, beside which 64 are left: there are several, then one, then an error that says what to do."""
+    longest, driver = 1 << 17, backend_for(CUDA).driver  # type: ignore[attr-defined]
+    model, plain = (tiny(device, max_position_embeddings=longest) for device in ("cuda", "cpu"))
+    requests = [Request([i + 1, 2], GREEDY, 2) for i in range(5)]
+    expected = by_request(EagerEngine(plain).run(requests), 5)
+    monkeypatch.setattr(device_rows, "ROOM", 64 << 20)
+    for free, rows in ((192, 4), (80, 1), (10, 0)):
+        device_rows.release(model)
+        cuda.empty_cache()
+        monkeypatch.setattr(driver, "memory", cuda.memory_reserved() + (free << 20))
+        engine = DeviceEngine(model, rows=8, capacity=longest)
+        if rows:
+            assert by_request(engine.run(requests), 5) == expected
+            assert (engine._held or held(model)).cache.rows == rows
+        else:
+            with pytest.raises(OutOfMemoryError, match=r"has no room for 16\.0 MiB") as caught:
+                list(engine.run(requests))
+            assert str(caught.value).endswith(device_rows.ADVICE)
+        del engine
+    assert by_request(DeviceEngine(model, rows=8, capacity=64).run(requests), 5) == expected
