@@ -19,6 +19,7 @@ from genesis.backend.cuda import faults
 from genesis.backend.cuda.dispatch import cuda_impl, cuda_impl_named
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import bool_
+from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
 from genesis.kernels.index import segment
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import (
@@ -87,8 +88,10 @@ def index_keys_kernel(p_keys, p_0, p_1, p_2, p_3, p_fault, count, span, sizes, s
 @triton.jit(do_not_specialize=["sites"])
 def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, blocks, sizes, strides, extents, steps,
                   sites, outer, s_outer, inner, s_inner, NEGATIVE: tl.constexpr, OUTER: tl.constexpr,
-                  INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+                  INT64: tl.constexpr, OVERLAP: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """out[outer, n, inner] = x[outer, indices at n, inner]; 0 if an index is out of range."""
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     r, c = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     if INT64:
         r, c = r.to(tl.int64), c.to(tl.int64)
@@ -233,7 +236,8 @@ def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape],
     launch(
         gather_kernel, triton.cdiv(rows, r) * blocks, out, x, *index.arrays, faults.flag(x.device), rows, count, width,
         blocks, index.sizes, index.strides, index.extents, index.steps, index.sites, before.rest, before.target,
-        after.rest, after.target, NEGATIVE=index.negative, OUTER=rows != count, INT64=wide, R=r, C=c, num_warps=warps,
+        after.rest, after.target, NEGATIVE=index.negative, OUTER=rows != count, INT64=wide,
+        OVERLAP=rows <= FEW_ROWS and can_overlap(x), R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 

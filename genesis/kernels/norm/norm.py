@@ -16,6 +16,7 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.kernels import maths
+from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
 from genesis.kernels.reduce.plan import NormTiles, norm_tiles
 from genesis.kernels.strides import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.types import TRITON, converted, float_argument, work_type
@@ -51,8 +52,10 @@ def apply_norm(x, m, r, p_w, p_b, i_h, m_h, dw, db, CENTRED: tl.constexpr):
 
 @triton.jit
 def norm_forward_kernel(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, dw, db, CENTRED: tl.constexpr,
-                        WORK: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr, BN: tl.constexpr,
-                        BH: tl.constexpr):  # fmt: skip
+                        WORK: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr, OVERLAP: tl.constexpr,
+                        BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     i_n = program_indices(BN, INT64)  # [BN]
     i_h = tl.arange(0, BH)
     m_n, m_h = i_n < n, i_h < h
@@ -263,7 +266,7 @@ def _forward(
         sizes, sx, x.strides[-1], weight.strides[0], bias.strides[0] if bias is not None else 1,
         CENTRED=bias is not None, WORK=TRITON[work.name],
         INT64=needs_int64((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), ONE_PASS=cut.one_pass,
-        BN=cut.rows, BH=cut.columns, num_warps=cut.warps,
+        OVERLAP=n <= FEW_ROWS and can_overlap(x), BN=cut.rows, BH=cut.columns, num_warps=cut.warps,
     )  # fmt: skip
 
 
