@@ -202,7 +202,7 @@ def take(model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str)
 def keep(model: CausalLM, rows: DeviceRows) -> bool:
     """Leave rows to the next run with the model, unless they take much of the device's memory; whether it was done."""
     data = rows.cache.data
-    if data.is_cuda and data.nbytes * KEPT > cuda.mem_get_info(data.device)[1]:
+    if data.is_cuda and (data.nbytes + rows.packed.nbytes) * KEPT > cuda.mem_get_info(data.device)[1]:
         return False
     _kept[model] = rows
     return True
