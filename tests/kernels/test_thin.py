@@ -15,7 +15,7 @@ import pytest
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
-from genesis.backend.cuda import compile
+from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.dtypes import DType, bfloat16, float32
 from genesis.kernels.gemm.linalg import matmul_into
@@ -148,15 +148,18 @@ def test_a_gradient_of_many_rows_takes_one_pass(with_z: bool) -> None:
 
 @contextmanager
 def launched() -> Iterator[list[str]]:
-    """The kernels that the block launches."""
+    """The kernels that the block launches; those that wait for their compilation are launched at its end."""
     names: list[str] = []
 
     def note(made: KernelLaunch, stream: int) -> None:
         names.append(made.name)
         made.run(stream)
 
+    driver = backend_of(CUDA).driver
+    driver.synchronize()
     with watching_launches(note):
         yield names
+        driver.synchronize()
 
 
 def compiled() -> list[int]:
