@@ -30,6 +30,7 @@ LARGEST_RANK = 64  # gᵀ·u is in registers
 RANGES = 3  # of g's columns, at most
 MIN_ROWS = 1024  # from which on a pass of its own is profitable
 WIDE = 4096  # columns from which on a tile is wide
+MANY = 16  # partial sums that are on their way at a time
 SHARED = 227 << 10  # bytes of shared memory that tiles are chosen for
 
 
@@ -184,15 +185,15 @@ def thin_reduce_kernel(p_v, p_d0, p_d1, p_d2, p_s, p_vs, p_ds, p_ss, p_c, m, ran
 
 
 def tile_for(columns: int, rank: int, has_v: bool, has_z: bool) -> ThinTile:
-    """The tile by count, not by measurement: bytes on their way to an SM at any time (some 30 KB keep memory busy), and
-    bytes of what is stored to be added up, v's shrinking with the width of a tile, gᵀ·u's growing with it.
+    """The tile, as measured with r 16 (benchmarks/gpu/low_rank.py).
+
+    What counts: bytes on their way to an SM at any time (some 30 KB keep memory busy), and bytes of what is stored to
+    be added up, v's shrinking with the width of a tile, gᵀ·u's growing with it.
     """
+    if columns < WIDE or not has_v:
+        return ThinTile(64, 128, 4, 4, 2 if not has_v and rank <= 32 else 1)
     if has_z:  # two tiles a stage
-        return ThinTile(64, 256, 8, 3)
-    if not has_v:
-        return ThinTile(64, 128, 4, 4, 2 if rank <= 32 else 1)
-    if columns < WIDE:
-        return ThinTile(64, 256, 8 if rank > 32 else 4, 3)
+        return ThinTile(128, 128, 4, 3, 2)
     return ThinTile(64, 512, 8, 3 if rank <= 16 else 2)
 
 
@@ -256,7 +257,7 @@ def thin_products_into(
     launch(
         thin_reduce_kernel, v_programs + blocks * (t.bn // rows), v, *_three(d), sums, of_v, of_d, of_sums, factors, m,
         rank, quota, float(scale), 0 if v is None else v.strides[0], *d[0].strides, starts, stops,
-        DIVIDES=divides, ADDS=accumulate, BM=t.bm, BN=t.bn, R=width, ROWS=rows, MANY=8, num_warps=4,
+        DIVIDES=divides, ADDS=accumulate, BM=t.bm, BN=t.bn, R=width, ROWS=rows, MANY=MANY, num_warps=4,
     )  # fmt: skip
     return True
 
