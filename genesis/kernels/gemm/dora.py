@@ -5,6 +5,9 @@ Plain reference: genesis/ops/dora.py: `dora_factors`, `scale_columns`, `scale_ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -13,6 +16,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32, float64
+from genesis.kernels.gemm.thin import RANGES, picked, range_of
 from genesis.kernels.norm.norm import sum_partials
 from genesis.kernels.pointwise.elementwise import fill
 from genesis.kernels.strides import as_matrix, needs_int64, program_indices
@@ -32,43 +36,58 @@ LARGEST_RANK = 128  # A·Aᵀ is in registers
 
 
 @triton.jit
-def root_and_quotient(p_c, p_norm, p_m, total, i_n, n):
+def store_factors(p_c, p_norm, m, total, i_n, n):
     """norm = √total and c = m / norm of rows i_n."""
-    mask = i_n < n
     norm = tl.sqrt(tl.maximum(total, 0))  # rounding must not make a root of less than 0
-    m = converted(tl.load(p_m + i_n, mask=mask, other=0), total.dtype)
-    tl.store(p_norm + i_n, norm, mask=mask)
-    tl.store(p_c + i_n, converted(m / norm, p_c.dtype.element_ty), mask=mask)
+    tl.store(p_norm + i_n, norm, mask=i_n < n)
+    tl.store(p_c + i_n, converted(converted(m, total.dtype) / norm, p_c.dtype.element_ty), mask=i_n < n)
 
 
 @triton.jit
-def dora_factors_kernel(p_c, p_norm, p_m, p_squares, p_w, p_a, p_b, n, k, r, scale, DOT: tl.constexpr,
-                        PRECISION: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-                        R: tl.constexpr):  # fmt: skip
-    """The factors of BM rows of W `[n, k]`, with A `[r, k]` and B `[n, r]`; all contiguous."""
-    i_n, i_r = program_indices(BM, INT64), tl.arange(0, R)
+def dora_factors_kernel(p_c, p_norm, p_m0, p_m1, p_m2, p_s0, p_s1, p_s2, p_w0, p_w1, p_w2, p_a0, p_a1, p_a2, p_b0, p_b1,
+                        p_b2, k, r, scale, starts, stops, DOT: tl.constexpr, INT64: tl.constexpr,
+                        TILE: tl.constexpr):  # fmt: skip
+    """c and the norms of BM columns of one of several layers: of W `[n, k]`, A `[r, k]`, B `[n, r]`, m and ‖W‖² by
+    rows, all contiguous.
+
+    Args:
+        starts, stops: columns of c of each layer.
+        DOT: (operands' type, input_precision).
+        TILE: (BM, BK, R).
+    """
+    BM: tl.constexpr = TILE[0]
+    BK: tl.constexpr = TILE[1]
+    R: tl.constexpr = TILE[2]
+    i, start, stop, first = range_of(tl.program_id(0), starts, stops, BM)
+    i_c, i_r = first + tl.arange(0, BM), tl.arange(0, R)
+    i_n, n = i_c - start, stop - start
+    if INT64:
+        i_n = i_n.to(tl.int64)
     m_n, m_r = (i_n < n)[:, None], i_r < r
+    # What the end needs is loaded beside the first tiles, not behind the last.
+    squares = converted(tl.load(picked(i, p_s0, p_s1, p_s2) + i_n, mask=i_n < n, other=0), tl.float32)
+    m = tl.load(picked(i, p_m0, p_m1, p_m2) + i_n, mask=i_n < n, other=0)
+    p_b = picked(i, p_b0, p_b1, p_b2) + (i_n * r)[:, None] + i_r[None, :]
+    b_b = converted(tl.load(p_b, mask=m_n & m_r[None, :], other=0), tl.float32)  # [BM, R]
+    p_w, p_a = picked(i, p_w0, p_w1, p_w2) + (i_n * k)[:, None], picked(i, p_a0, p_a1, p_a2) + (i_r * k)[:, None]
     b_cross, b_gram = tl.zeros((BM, R), tl.float32), tl.zeros((R, R), tl.float32)  # W·Aᵀ [BM, R], A·Aᵀ [R, R]
-    for first in range(0, k, BK):
-        i_k = first + tl.arange(0, BK)
+    for o_k in range(0, k, BK):
+        i_k = o_k + tl.arange(0, BK)
         m_k = (i_k < k)[None, :]
-        b_w = tl.load(p_w + (i_n * k)[:, None] + i_k[None, :], mask=m_n & m_k, other=0)  # [BM, BK]
-        b_a = tl.load(p_a + (i_r * k)[:, None] + i_k[None, :], mask=m_r[:, None] & m_k, other=0)  # [R, BK]
-        b_w, b_a = converted(b_w, DOT), converted(b_a, DOT)
-        b_cross = tl.dot(b_w, b_a.T, b_cross, input_precision=PRECISION)
-        b_gram = tl.dot(b_a, b_a.T, b_gram, input_precision=PRECISION)
-    b_b = tl.load(p_b + (i_n * r)[:, None] + i_r[None, :], mask=m_n & m_r[None, :], other=0)
-    b_b = converted(b_b, tl.float32)  # [BM, R]
+        b_w = converted(tl.load(p_w + i_k[None, :], mask=m_n & m_k, other=0), DOT[0])  # [BM, BK]
+        b_a = converted(tl.load(p_a + i_k[None, :], mask=m_r[:, None] & m_k, other=0), DOT[0])  # [R, BK]
+        b_cross = tl.dot(b_w, b_a.T, b_cross, input_precision=DOT[1])
+        b_gram = tl.dot(b_a, b_a.T, b_gram, input_precision=DOT[1])
     b_change = 2 * b_cross + scale * tl.dot(b_b, b_gram, input_precision="ieee")  # [BM, R]
-    squares = converted(tl.load(p_squares + i_n, mask=i_n < n, other=0), tl.float32)
-    root_and_quotient(p_c, p_norm, p_m, squares + scale * tl.sum(b_change * b_b, 1), i_n, n)
+    store_factors(p_c, p_norm, m, squares + scale * tl.sum(b_change * b_b, 1), i_c, stop)
 
 
 @triton.jit
 def dora_quotient_kernel(p_c, p_norm, p_m, p_total, n, BM: tl.constexpr):
     """The factors where the squares of the norms are known."""
     i_n = tl.program_id(0) * BM + tl.arange(0, BM)
-    root_and_quotient(p_c, p_norm, p_m, tl.load(p_total + i_n, mask=i_n < n, other=0), i_n, n)
+    m, total = tl.load(p_m + i_n, mask=i_n < n, other=0), tl.load(p_total + i_n, mask=i_n < n, other=0)
+    store_factors(p_c, p_norm, m, total, i_n, n)
 
 
 @cuda_impl("dora_factors")
@@ -80,25 +99,44 @@ def dora_factors(
     if sum(stop - start for start, stop in columns) < width:
         for whole in out:
             fill(whole, value=1, shape=whole.shape, dtype=whole.dtype)
-    for layer, (start, stop), scale in zip(zip(*split_layers(arrays), strict=True), columns, scales, strict=True):
-        if stop > start:
-            c, norm = (x.view((stop - start,), (1,), x.offset + start) for x in out)
-            _factors(c, norm, *map(contiguous, layer), scale)
+    layers = [_Layer(range_, scale, *map(contiguous, x)) for range_, scale, x in zip(
+        columns, scales, zip(*split_layers(arrays), strict=True), strict=True
+    )]  # fmt: skip
+    alike = len(layers) <= RANGES and len({(x.scale, x.a.shape, x.squares.dtype) for x in layers}) == 1
+    for group in [layers] if alike else [[x] for x in layers]:
+        _factors(*out, group)
 
 
-def _factors(c: Array, norm: Array, m: Array, squares: Array, w: Array, a: Array, b: Array, scale: float) -> None:
-    (n, k), r = w.shape, a.shape[0]
+class _Layer(NamedTuple):
+    """A layer's columns of c, and its operands, contiguous."""
+
+    columns: tuple[int, int]
+    scale: float
+    m: Array
+    squares: Array
+    w: Array
+    a: Array
+    b: Array
+
+
+def _factors(c: Array, norm: Array, layers: Sequence[_Layer]) -> None:
+    """Of layers of one rank, width and scale."""
+    w, (r, k) = layers[0].w, layers[0].a.shape
     if r > LARGEST_RANK or norm.dtype is float64 or w.dtype is float64:
-        _composed_factors(c, norm, m, squares, w, a, b, scale)
+        for layer in layers:
+            _composed_factors(c, norm, layer)
         return
     is_float32 = w.dtype is float32
     dot = float32 if is_interpreted() and w.dtype is bfloat16 else w.dtype
-    rank = max(16, triton.next_power_of_2(r))
-    rows, columns, warps, stages = _tile(n, rank, is_float32)
+    starts, stops = zip(*(x.columns for x in layers), strict=True)
+    rows, columns, warps, stages = _tile(stops[-1] - starts[0], max(16, triton.next_power_of_2(r)), is_float32)
+    operands = [x for each in list(zip(*layers, strict=True))[2:] for x in (*each, *[each[0]] * (RANGES - len(each)))]
     launch(
-        dora_factors_kernel, triton.cdiv(n, rows), c, norm, m, squares, w, a, b, n, k, r, float(scale),
-        DOT=TRITON[dot.name], PRECISION="ieee" if is_float32 else "tf32", INT64=needs_int64((n + rows, k), (k, 1)),
-        BM=rows, BK=columns, R=rank, num_warps=warps, num_stages=stages,
+        dora_factors_kernel, sum(triton.cdiv(stop - start, rows) for start, stop in (x.columns for x in layers)),
+        c, norm, *operands, k, r, layers[0].scale, starts, stops,
+        DOT=(TRITON[dot.name], "ieee" if is_float32 else "tf32"),
+        INT64=any(needs_int64((x.w.shape[0] + rows, k), (k, 1)) for x in layers),
+        TILE=(rows, columns, max(16, triton.next_power_of_2(r))), num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 
@@ -113,10 +151,10 @@ def _tile(n: int, rank: int, is_float32: bool) -> tuple[int, int, int, int]:
     return 16 if n <= 2048 else 32, 256 if rank <= 32 else 128, 8 if rank > 32 else 4, 4
 
 
-def _composed_factors(
-    c: Array, norm: Array, m: Array, squares: Array, w: Array, a: Array, b: Array, scale: float
-) -> None:
+def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
     """The same, by products in memory."""
+    (start, stop), scale, m, squares, w, a, b = layer
+    c, norm = (x.view((stop - start,), (1,), x.offset + start) for x in (c, norm))
     kind = norm.dtype
     cross, gram = (mixed_matmul(x, transposed(a), dtype=kind) for x in (w, a))
     wide = cast(b, dtype=kind)
