@@ -30,8 +30,8 @@ from genesis.kernels.types import converted
 
 __all__ = [
     "ACCUMULATE", "ALPHA", "ALPHA_POINTER", "BIAS_M", "BIAS_N", "DEQUANT", "DEQUANT_M", "DEQUANT_N", "GELU_TANH",
-    "RELU", "RESIDUAL", "SCALE_M", "SCALE_N", "SILU", "gemm_pointers", "gemm_rank1", "gemm_reduce_splits", "gemm_tma",
-    "grouped_tile", "quotient",
+    "RELU", "RESIDUAL", "RESIDUAL_BY_TMA", "SCALE_M", "SCALE_N", "SILU", "gemm_pointers", "gemm_rank1",
+    "gemm_reduce_splits", "gemm_tma", "grouped_tile", "quotient",
 ]  # fmt: skip
 
 
@@ -53,6 +53,7 @@ SCALE_M = tl.constexpr(1024)  # or rows
 DEQUANT_M = tl.constexpr(2048)  # alpha points to the quantisation scales of the m rows
 DEQUANT_N = tl.constexpr(4096)  # and, after them, of the n columns
 DEQUANT = tl.constexpr(2048 + 4096)
+RESIDUAL_BY_TMA = tl.constexpr(8192)  # instead of RESIDUAL: `p_residual` is a descriptor like out's
 
 
 @triton.jit
@@ -243,11 +244,13 @@ def store_tile(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGUE:
             descriptor has a batch dimension).
     """
     i_m, i_n = o_m + tl.arange(0, BM), o_n + tl.arange(0, BN)
-    # What out held comes by TMA, too: through pointers each thread waits for one load after the other.
+    # What is added to comes by TMA, too: through pointers each thread waits for one load after the other.
     ACCUMULATE_BY_TMA: tl.constexpr = (ACCUMULATE & EPILOGUE) if OUT_LAYOUT[0] != "pointers" else 0
     b_y = epilogue(
         b_acc, i_batch, i_m, i_n, m, n, p_o, operands, so, tl.float32, EPILOGUE - ACCUMULATE_BY_TMA, INT64
     )  # fmt: skip
+    if RESIDUAL_BY_TMA & EPILOGUE:
+        b_y += load_out(operands[2], i_batch, o_m, o_n, OUT_LAYOUT, BM, BN)
     if ACCUMULATE_BY_TMA:
         b_y += load_out(d_o, i_batch, o_m, o_n, OUT_LAYOUT, BM, BN)
     b_y = converted(b_y, p_o.dtype.element_ty)

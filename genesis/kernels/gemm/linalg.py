@@ -36,6 +36,7 @@ from genesis.kernels.gemm.gemm import (
     GELU_TANH,
     RELU,
     RESIDUAL,
+    RESIDUAL_BY_TMA,
     SCALE_M,
     SCALE_N,
     SILU,
@@ -396,18 +397,29 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
     grid = tiles if one_tile else min(programs, s.full + s.leftover * s.split)
     so, matrices = p.out_strides, _matrices(p, tiles)
     wide = needs_int64((p.matrices, p.m, p.n), so)
+    flags, operands = _epilogue_by_tma(e, o, t.bm, columns)
     launch(
         gemm_tma, grid, a.descriptor(p.a.array, t.bm, t.bk, tf32), b.descriptor(p.b.array, t.bk, t.bn, tf32),
-        o and o.descriptor(out, t.bm, columns), out, partial, *e.operands, (p.m, p.n, p.k), p.batches, so, tuple(s),
+        o and o.descriptor(out, t.bm, columns), out, partial, *operands, (p.m, p.n, p.k), p.batches, so, tuple(s),
         A_LAYOUT=(a.transposed, a.batch), B_LAYOUT=(b.transposed, b.batch),
         OUT_LAYOUT=("pointers" if o is None else ("columns" if o.transposed else "rows"), bool(o and o.batch)),
         DOT=(_dot_type(dtype), "tf32" if tf32 else "ieee", t.bk if _table(dtype, p.k) == "fp8_long" else None),
-        EPILOGUE=e.flags, INT64=wide, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices,
+        EPILOGUE=flags, INT64=wide, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices,
         SCHEDULE="one_tile" if one_tile else "split_k" if s.split > 1 else "persistent", SLICES=t.bn // columns,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     if partial is not None:
         _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
+
+
+def _epilogue_by_tma(e: Epilogue, o: TmaRegion | None, rows: int, columns: int) -> tuple[int, tuple[Any, ...]]:
+    """EPILOGUE and operands of `gemm_tma`: a residual comes through a descriptor, too, where what out held does."""
+    x = e.residual
+    if x is None or o is None or not e.accumulate or not is_describable(x, o.shape, o.strides):
+        return e.flags, e.operands
+    vector, stride, _, alpha = e.operands
+    flags = e.flags - RESIDUAL.value + RESIDUAL_BY_TMA.value
+    return flags, (vector, stride, o.descriptor(x, rows, columns), alpha)
 
 
 def _with_b_along_n(p: Gemm, e: Epilogue) -> tuple[Gemm, Epilogue]:
