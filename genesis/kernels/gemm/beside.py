@@ -11,14 +11,16 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
-from genesis.kernels.strides import needs_int64
-from genesis.ops.elementwise import copy
-from genesis.ops.shape import slices
+from genesis.dtypes import float32
+from genesis.kernels.strides import needs_int64, program_indices
+from genesis.kernels.types import converted
+from genesis.ops.shape import contiguous
 
-__all__ = ["below", "beside", "can_extend"]
+__all__ = ["below", "beside", "can_extend", "ones_and"]
 
 GRAIN = 8  # elements: rows of 2-byte types that TMA can address
 ROWS, COLUMNS = 32, 128
+ELEMENTS = 2048
 
 
 @triton.jit
@@ -62,9 +64,32 @@ def beside(x: Array, u: Array, parts: int = 1) -> Array:
     return out
 
 
+@triton.jit
+def below_kernel(p_o, p_x, p_u, size, total, INT64: tl.constexpr, N: tl.constexpr):
+    """N elements of out: `size` of x, or 1 where x is None, then those of u."""
+    i = program_indices(N, INT64)
+    b_u = tl.load(p_u + (i - size), mask=(i >= size) & (i < total), other=0)
+    b_x = tl.load(p_x + i, mask=i < size, other=0) if p_x is not None else 1.0
+    tl.store(p_o + i, converted(tl.where(i < size, b_x, b_u), p_o.dtype.element_ty), mask=i < total)
+
+
 def below(x: Array, u: Array) -> Array:
     """[x ; u] of `[rows, width]` and `[rank, width]`."""
     out = empty((x.shape[0] + u.shape[0], x.shape[1]), x.dtype, x.device)
-    for part, source in zip(slices(out, [x.shape[0], u.shape[0]]), (x, u), strict=True):
-        copy(source, out=part)
+    _below_into(out, contiguous(x), u, x.size)
     return out
+
+
+def ones_and(count: int, u: Array) -> Array:
+    """`count` ones, then u `[n]`, in float32."""
+    out = empty((count + u.size,), float32, u.device)
+    _below_into(out, None, u, count)
+    return out
+
+
+def _below_into(out: Array, x: Array | None, u: Array, size: int) -> None:
+    if out.size:
+        launch(
+            below_kernel, triton.cdiv(out.size, ELEMENTS), out, x, contiguous(u), size, out.size,
+            INT64=needs_int64(out.shape, out.strides), N=ELEMENTS,
+        )  # fmt: skip

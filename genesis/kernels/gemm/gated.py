@@ -13,13 +13,13 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from genesis.array import Array, empty
+from genesis.array import Array
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
-from genesis.kernels.gemm.beside import beside, can_extend
+from genesis.kernels.gemm.beside import beside, can_extend, ones_and
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.linalg import Scales, matmul_into
@@ -28,9 +28,7 @@ from genesis.kernels.gemm.warp_specialized import is_for_swiglu, ws_swiglu_into
 from genesis.kernels.pointwise.activation import sigmoid
 from genesis.kernels.pointwise.swiglu import swiglu_packed
 from genesis.kernels.types import TRITON, converted
-from genesis.ops.elementwise import cast, copy, fill
 from genesis.ops.low_rank import LowRank, Operands
-from genesis.ops.shape import slices
 
 __all__ = ["SwigluTile", "adapted_gemm_swiglu_into", "gemm_swiglu_into", "quantized_gemm_swiglu_into"]
 
@@ -181,19 +179,7 @@ def adapted_gemm_swiglu_into(
     left, right = beside(x, u), beside(weight, operands.b[0], parts=2)
     if factors is None:
         return gemm_swiglu_into(h, gate_up, left, right)
-    return ws_swiglu_into(h, gate_up, left, right, _column_scales(x.shape[0], factors))
-
-
-def _column_scales(rows: int, factors: Array) -> Array:
-    """The scales of a product whose columns alone have some: 1 for each row, then c, in float32."""
-    scales = empty((rows + factors.size,), float32, factors.device)
-    ones, columns = slices(scales, [rows, factors.size])
-    fill(value=1.0, shape=ones.shape, dtype=float32, device=factors.device, out=ones)
-    if factors.dtype is float32:
-        copy(factors, out=columns)
-    else:
-        cast(factors, dtype=float32, out=columns)
-    return scales
+    return ws_swiglu_into(h, gate_up, left, right, ones_and(x.shape[0], factors))  # scales of rows, then of columns
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
