@@ -13,7 +13,7 @@ import numpy as np
 
 import genesis_models
 from benchmarks.gpu.lora_step import serve, tokens
-from genesis import cuda, no_grad
+from genesis import cuda, no_grad, random
 from genesis.backend import as_device
 from genesis.data.loader import IGNORE_INDEX, Batch
 from genesis.io.files import AtomicFolder
@@ -53,6 +53,7 @@ def config_of(size: str) -> dict[str, Any]:
 
 def prepare(job: dict[str, Any]) -> None:
     """Write a base model and an adapter, all of whose values count: norms, biases and B, too, are random."""
+    random.manual_seed(1)  # of the adapter's A
     folder, rng = Path(job["folder"]), np.random.default_rng(1)
     model = genesis_models.build(config_of(job["size"]), seed=0, device=job["device"], dtype=job["dtype"])
     with no_grad():

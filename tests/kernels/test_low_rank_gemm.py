@@ -65,8 +65,8 @@ def check(m: int, n: int, k: int, rank: int, starts: tuple[int, ...], form: str,
 @pytest.mark.parametrize("form", ["nn", "nn r", "nt", "nt b", "nt c z b r"])
 @pytest.mark.parametrize("rank", [8, 24])
 def test_ranges_of_a_product(form: str, rank: int) -> None:
-    """Where tiles divide neither rows, columns nor terms, with several columns of u for what is K-major."""
-    check(150, 200, 72, rank, (0, 64, 128) if "nt" in form else (0,), form, TILE)
+    """Where tiles divide neither rows, columns nor terms, with several ranges of what is K-major, and several boxes."""
+    check(150, 200, 72, rank, (0, 64, 128) if "nt" in form else (0,), form, TILE._replace(ctas_per_sm=1 + rank // 24))
 
 
 def test_what_it_does_not_take() -> None:

@@ -27,6 +27,7 @@ from genesis.kernels.types import TRITON, converted
 __all__ = ["low_rank_gemm_into"]
 
 LARGEST_RANK = 64  # of u's columns that a tile takes
+SEVERAL = 48  # up to which they are read 16 at a time
 MIN_ROWS = 1024
 
 
@@ -60,10 +61,10 @@ def store_slices(b_z, d_o, d_z, d_r, p_c, p_bias, o_m, o_n, n, TYPE: tl.constexp
 
 @triton.jit(do_not_specialize=["m", "n", "k", "rank"])
 def low_rank_gemm(d_x, d_y, d_u, d_w, d_o, d_z, d_r, p_c, p_bias, m, n, k, rank, starts, TRANSPOSED: tl.constexpr,
-                  TYPE: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr,
-                  SLICES: tl.constexpr):  # fmt: skip
-    """Tiles of x·y + u·w, in persistent programs. The columns from `starts[i]` on have the i-th `rank` columns of u;
-    what a box of R columns reads beyond them meets rows of w that are 0.
+                  TYPE: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr, R: tl.constexpr, BOXES: tl.constexpr,
+                  GROUP: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
+    """Tiles of x·y + u·w, in persistent programs. The columns from `starts[i]` on have the i-th `rank` columns of u,
+    which are read in BOXES of R columns; what these hold beyond them meets rows of w that are 0.
 
     Args:
         TRANSPOSED: y and w are K-major, `[n, k]` and `[n, rank]`.
@@ -91,9 +92,10 @@ def low_rank_gemm(d_x, d_y, d_u, d_w, d_o, d_z, d_r, p_c, p_bias, m, n, k, rank,
         o_m, o_n, o_u = i_m * BM, i_n * BN, i_n * 0
         for i in tl.static_range(1, len(starts)):
             o_u = tl.where(o_n >= starts[i], i * rank, o_u)
-        b_u = converted(d_u.load([o_m, o_u]), DOT)  # [BM, R]
-        b_w = d_w.load([o_n, 0]).T if TRANSPOSED else d_w.load([0, o_n])  # [R, BN]
-        b_acc = tl.dot(b_u, converted(b_w, DOT), b_acc)
+        for i in tl.static_range(BOXES):
+            b_u = converted(d_u.load([o_m, o_u + i * R]), DOT)  # [BM, R]
+            b_w = d_w.load([o_n, i * R]).T if TRANSPOSED else d_w.load([i * R, o_n])  # [R, BN]
+            b_acc = tl.dot(b_u, converted(b_w, DOT), b_acc)
         store_slices(b_acc, d_o, d_z, d_r, p_c, p_bias, o_m, o_n, n, TYPE, BM, BN, SLICES)
 
 
@@ -124,8 +126,8 @@ def low_rank_gemm_into(
         return False
     if tile is None and m < MIN_ROWS:
         return False
-    width = max(16, triton.next_power_of_2(rank))
-    t = tile or _tile(m, n, k, width, starts, transpose_b, properties.shared_memory)
+    t = tile or _tile(m, n, k, rank, starts, transpose_b, properties.shared_memory)
+    width = _box(t, rank)
     tiles, programs = triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn), properties.sm_count * t.ctas_per_sm
     if any(start % t.bn for start in starts):
         return False
@@ -143,16 +145,21 @@ def low_rank_gemm_into(
     descriptors: list[Any] = [None if a is None else Descriptor(a, a.shape, a.strides, box) for a, box in boxes]
     launch(
         low_rank_gemm, min(tiles, programs), *descriptors, factors, bias, m, n, k, rank, tuple(starts),
-        TRANSPOSED=transpose_b, TYPE=TRITON[x.dtype.name], DOT=dot, TILE=(t.bm, t.bn, t.bk), R=width, GROUP=t.group,
-        SLICES=slices, num_warps=t.warps, num_stages=t.stages,
+        TRANSPOSED=transpose_b, TYPE=TRITON[x.dtype.name], DOT=dot, TILE=(t.bm, t.bn, t.bk), R=width,
+        BOXES=triton.cdiv(rank, width), GROUP=t.group, SLICES=slices, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     return True
 
 
-def _tile(m: int, n: int, k: int, width: int, starts: Sequence[int], transpose_b: bool, shared: int) -> GemmTile:
+def _tile(m: int, n: int, k: int, rank: int, starts: Sequence[int], transpose_b: bool, shared: int) -> GemmTile:
     """The tile of a GEMM that reads as much as it stores, with room for u and w, no wider than the ranges' grain."""
     t = choose("half", "nt" if transpose_b else "nn", m, n, k, 2, shared, True)._replace(swapped=False)
     if any(start % t.bn for start in starts) and t.bn > 128:
         t = t._replace(bn=128, warps=4)
     read = t.bm * t.bn * 2 // epilogue_slices(t, 2, True)  # in whose place u and w are before it
-    return fitted(t, 2, shared - max((t.bm + t.bn) * width * 2 - read, 0) * t.ctas_per_sm, True)
+    return fitted(t, 2, shared - max((t.bm + t.bn) * _box(t, rank) * 2 - read, 0) * t.ctas_per_sm, True)
+
+
+def _box(tile: GemmTile, rank: int) -> int:
+    """Columns of u and rows of w that are read at a time: few where that leaves an SM room for two programs."""
+    return 16 if tile.ctas_per_sm > 1 and rank <= SEVERAL else max(16, triton.next_power_of_2(rank))

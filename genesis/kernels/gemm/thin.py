@@ -30,7 +30,7 @@ LARGEST_RANK = 64  # gᵀ·u is in registers
 RANGES = 3  # of g's columns, at most
 MIN_ROWS = 1024  # from which on a pass of its own is profitable
 WIDE = 4096  # columns from which on a tile is wide
-MANY = 16  # partial sums that are on their way at a time
+MANY = 8  # partial sums that are on their way at a time
 SHARED = 227 << 10  # bytes of shared memory that tiles are chosen for
 
 
