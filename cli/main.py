@@ -1,7 +1,8 @@
 """The entry of the command `genesis`, before anything heavy is imported: from here on Ctrl-C shows no traceback.
 
 While modules are imported nothing has begun, so the process ends at once: an exception would come out of the middle of
-an import, where some libraries print or swallow it. Afterwards Ctrl-C is a `KeyboardInterrupt` again.
+an import, where some libraries print or swallow it. Afterwards Ctrl-C is a `KeyboardInterrupt` again. A rank ends at
+once until its run has handlers of its own, and leaves it to the launcher to say so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 INTERRUPTED = 130
+LAUNCHER = "GENESIS_LAUNCHER"  # as in `genesis.distributed.environment`, which takes longer to import
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,9 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if listens:
         signal.signal(signal.SIGINT, _stop)
+    is_rank = LAUNCHER in os.environ
+    if is_rank:  # the launcher has blocked them, so that none comes earlier
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     from genesis_cli.app import run
 
-    if listens:
+    if listens and not is_rank:
         sys.unraisablehook = _stop_unraisable
         signal.signal(signal.SIGINT, signal.default_int_handler)
     code = run(sys.argv[1:], ends_process=True)
@@ -48,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     try:
-        os.write(2, b"interrupted\n")
+        if LAUNCHER not in os.environ:
+            os.write(2, b"interrupted\n")
     finally:
         os._exit(INTERRUPTED)
 

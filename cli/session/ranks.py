@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from genesis import __version__
 from genesis.data.loader import PackedLoader
 from genesis.distributed import Peers, PeersGroup, job_key, read_world
+from genesis.distributed.environment import LAUNCHER
 from genesis.distributed.staged import StagedGroup
 from genesis.distributed.watch import Watch
-from genesis.errors import PeerGoneError
+from genesis.errors import InterruptedRun, PeerGoneError
 from genesis.io.strict_json import canonical_bytes
 from genesis.train.config import Config
 from genesis.train.output import Output
@@ -34,13 +35,14 @@ def joined(
         UsageError: the variables of a launcher contradict each other. ConfigError: ranks differ, or their number does
             not divide a step. DistributedError: a rank does not come.
     """
-    world = read_world(environ)
-    if world.size == 1:
-        yield ALONE
-        return
-    key = job_key(world, environ)
+    is_launched, have_met = LAUNCHER in environ, False
     try:
-        with Peers.connect(world, key, version=__version__, limit_s=JOIN_S) as peers:
+        world = read_world(environ)
+        if world.size == 1:
+            yield ALONE
+            return
+        with Peers.connect(world, job_key(world, environ), version=__version__, limit_s=JOIN_S) as peers:
+            have_met = True
             ranks = Ranks(peers, StagedGroup(PeersGroup(peers)), world.local_rank, world.local_size)
             with ranks.during("start", JOIN_S):
                 ranks.compare({"the configuration": hashlib.sha256(config.resolved_yaml().encode()).hexdigest()})
@@ -53,7 +55,10 @@ def joined(
             with ranks.during("the end", SAVING_S):
                 ranks.leave()
     except PeerGoneError as error:
-        error.is_echo = world.launcher is not None  # which names the cause
+        error.is_echo = is_launched  # by what names the cause
+        raise
+    except InterruptedRun as error:
+        error.is_echo |= is_launched and not have_met  # by what says so for all
         raise
 
 

@@ -15,11 +15,23 @@ from genesis.cache import USER, Cache, user_folder
 from genesis.cache.entry import EntryWriter
 from genesis.errors import UsageError, escape
 
-__all__ = ["ALONE", "JOB_KEY", "LAUNCHER", "LISTENER", "World", "job_key", "rank_count", "read_world", "refuse_ranks"]
+__all__ = [
+    "ALONE",
+    "HAVE_MET",
+    "JOB_KEY",
+    "LAUNCHER",
+    "LISTENER",
+    "World",
+    "job_key",
+    "rank_count",
+    "read_world",
+    "refuse_ranks",
+]
 
 JOB_KEY = "GENESIS_JOB_KEY"
 LAUNCHER = "GENESIS_LAUNCHER"  # the process id of our own launcher
 LISTENER = "GENESIS_LISTENER"  # the descriptor of the socket that it hands to rank 0
+HAVE_MET = "GENESIS_HAVE_MET"  # of the pipe through which rank 0 tells it that all have come
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500  # torch's
 
@@ -40,6 +52,7 @@ class World:
         source: who started the ranks, for people.
         launcher: the process id of our own launcher, or None.
         listener: the descriptor of the listening socket that our own launcher handed to rank 0, or None.
+        have_met: that of a pipe on which rank 0 tells our own launcher that all have come, or None.
     """
 
     rank: int
@@ -51,6 +64,7 @@ class World:
     source: str
     launcher: int | None = None
     listener: int | None = None
+    have_met: int | None = None
 
     @property
     def is_on_one_host(self) -> bool:
@@ -120,10 +134,13 @@ def read_world(environ: Mapping[str, str]) -> World:
     one_host = local_size == size
     address = LOOPBACK if one_host else _address(launcher, environ)
     started = _number(LAUNCHER, environ, 1 << 31) if LAUNCHER in environ else None
-    listener = _number(LISTENER, environ, 1 << 20) if started is not None and LISTENER in environ else None
+    listener, have_met = (
+        _number(name, environ, 1 << 20) if started is not None and name in environ else None
+        for name in (LISTENER, HAVE_MET)
+    )
     source = launcher.name if started is None else "--nproc"
     port = _port(launcher, environ)
-    return World(rank, size, local_rank, local_size, address, port, source, started, listener)
+    return World(rank, size, local_rank, local_size, address, port, source, started, listener, have_met)
 
 
 def rank_count(text: str, available: int) -> int:

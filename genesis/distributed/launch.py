@@ -1,8 +1,9 @@
 """`--nproc N`: starts the ranks of one host and stays their parent until the last has ended. It is no rank itself.
 
 Ranks get torchrun's variables and a key of their own job. The launcher opens the socket on which rank 0 listens and
-hands it over, so that no other process can take the port in between. A rank is the leader of a process group: a
-terminal's Ctrl-C reaches the launcher alone, which passes it on once.
+hands it over, so that no other process can take the port in between; through a pipe rank 0 tells it that all have met.
+A rank is the leader of a process group: a terminal's Ctrl-C reaches the launcher alone, which passes it on once. Its
+program unblocks SIGINT, SIGTERM and SIGHUP, so that none is lost while it starts.
 """
 
 from __future__ import annotations
@@ -24,19 +25,16 @@ from multiprocessing.connection import wait
 from types import FrameType
 from typing import IO, Any
 
-from genesis.distributed.environment import JOB_KEY, LAUNCHER, LISTENER, LOOPBACK, refuse_ranks
-from genesis.errors import DistributedError, UsageError, escape
+from genesis.distributed.environment import HAVE_MET, JOB_KEY, LAUNCHER, LISTENER, LOOPBACK, refuse_ranks
+from genesis.errors import DistributedError, InterruptedRun, UsageError, escape
 
 __all__ = ["GRACE_S", "STOPPED_GRACE_S", "launch"]
 
-GRACE_S = 5.0
-# Of ranks that another one left without a word, and of those that others wait for no longer.
-KILLED_GRACE_S, ECHO_GRACE_S = 1.0, 2.5
-# After a rank that a signal stopped: all have saved by then, or it came to that rank alone, before it found the others.
-STOPPED_GRACE_S = 30.0
+# How long others may take to end after a rank that failed; one that said nothing, or went before all had met, when
+# there is nothing to save and nobody else may see it go; one that only saw another go; one that a signal stopped.
+GRACE_S, KILLED_GRACE_S, ECHO_GRACE_S, STOPPED_GRACE_S = 5.0, 1.0, 2.5, 30.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = {128 + number for number in _PASSED_ON}
-_OF_PYTHON = 1  # what Python itself ends with where a signal comes while it starts
 _TURN_S = 1.0
 _SHORT_TURN_S = 0.05
 _DRAIN_S = 1.0
@@ -51,11 +49,12 @@ def launch(command: Sequence[str], count: int, *, environ: Mapping[str, str] | N
     only saw each other go. It must be called in the main thread, whose signal handlers are replaced meanwhile.
 
     Args:
-        command: the program and its arguments; its standard input is empty.
+        command: the program and its arguments; its standard input is empty, and it must unblock signals.
         environ: the variables of this process, by default `os.environ`.
 
     Raises:
         UsageError: this process is a rank already. DistributedError: a rank could not be started, or was killed.
+        InterruptedRun: a signal ended a rank before all had met, which ranks leave to the launcher to say.
     """
     environ = os.environ if environ is None else environ
     refuse_ranks(environ)
@@ -127,7 +126,8 @@ class _Job:
     ended: list[_Rank] = field(default_factory=list)
     signals: list[int] = field(default_factory=list)
     outputs: list[_Lines] = field(default_factory=list)
-    kill_at: float | None = None
+    kill_at: float = math.inf
+    have_met: bool = False
     _before: dict[int, Any] = field(default_factory=dict)
     _is_passing_on: bool = False
 
@@ -136,6 +136,8 @@ class _Job:
         self._woken = woken
         for end in (self._wake, woken):
             end.setblocking(False)
+        self._meeting, self._met = os.pipe()  # read, and rank 0's end
+        os.set_blocking(self._meeting, False)
         self._wakeup_before = signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
         for number in _PASSED_ON:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: here and in the ranks
@@ -149,6 +151,8 @@ class _Job:
         signal.set_wakeup_fd(self._wakeup_before)
         self._wake.close()
         self._woken.close()
+        os.close(self._meeting)
+        os.close(self._met)
         for lines in self.outputs:
             lines.source.close()
 
@@ -168,13 +172,15 @@ class _Job:
             }
             for rank in range(self.count):
                 own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                if rank == 0:
-                    own[LISTENER] = str(listener.fileno())
-                self._start_rank(rank, own, (listener.fileno(),) if rank == 0 else ())
+                handed = {LISTENER: listener.fileno(), HAVE_MET: self._met} if rank == 0 else {}
+                own |= {name: str(descriptor) for name, descriptor in handed.items()}
+                self._start_rank(rank, own, tuple(handed.values()))
                 self._pass_on()
 
     def _start_rank(self, rank: int, environ: dict[str, str], descriptors: tuple[int, ...]) -> None:
         pipe = subprocess.PIPE if rank else None
+        # What comes before the program runs would be lost to our handlers, which a fork still has.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads: numpy's, which hold no lock here
@@ -195,6 +201,8 @@ class _Job:
             what = f"rank {rank} of {self.count} could not be started: {getattr(error, 'strerror', None) or error}"
             next = "start fewer ranks, or see what limits processes and memory: ulimit -a"
             raise DistributedError(what, where="launch", next=next) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.ranks.append(_Rank(rank, process))
         for source, target in ((process.stdout, 1), (process.stderr, 2)):
             if source is not None:
@@ -204,9 +212,9 @@ class _Job:
     def wait(self) -> None:
         """Pass on output and signals until the last rank has ended, or is ended because one has failed."""
         while len(self.ended) < self.count:
-            self._turn(_TURN_S if self.kill_at is None else min(_TURN_S, self.kill_at - time.monotonic()))
+            self._turn(min(_TURN_S, self.kill_at - time.monotonic()))
             self._reap()
-            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            if time.monotonic() >= self.kill_at:
                 self._end_all()
 
     def _turn(self, seconds: float) -> None:
@@ -228,8 +236,26 @@ class _Job:
             self._kill(each)  # what it started; its number stays taken until it is waited for
             each.process.wait()
             self.ended.append(each)
-            if code:
-                self.kill_at = min(self.kill_at or math.inf, time.monotonic() + _grace(code))
+            self.kill_at = min(self.kill_at, time.monotonic() + self._grace(code))
+
+    def _grace(self, code: int) -> float:
+        """How long the other ranks may take to end after one that ended with `code`."""
+        if code == DistributedError.exit_code:
+            return ECHO_GRACE_S
+        if not self._have_met():
+            return KILLED_GRACE_S if code else GRACE_S
+        if not code:
+            return math.inf
+        if code in _INTERRUPTED:
+            return STOPPED_GRACE_S
+        return GRACE_S if code > 0 or -code in _PASSED_ON else KILLED_GRACE_S
+
+    def _have_met(self) -> bool:
+        """Whether all ranks have found each other: from then on each sees another one go."""
+        if not self.have_met:
+            with contextlib.suppress(BlockingIOError):
+                self.have_met = os.read(self._meeting, 1) != b""
+        return self.have_met
 
     def _kill(self, rank: _Rank) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -271,19 +297,19 @@ class _Job:
         """The code of the cause: of the first rank that ended by itself with neither 0 nor 10.
 
         Raises:
-            DistributedError: a signal killed that rank.
+            DistributedError: a signal killed that rank. InterruptedRun: one stopped it before all had met.
         """
         echo = DistributedError.exit_code
         for each in self.ended:
             assert each.code is not None
             if each.was_ended or each.code in (0, echo):
                 continue
-            if each.code == _OF_PYTHON and self.signals:
-                return 128 + self.signals[0]
-            if each.code > 0:
-                return each.code
-            if -each.code in _PASSED_ON:  # it had no handler yet, or no longer
-                return 128 - each.code
+            stop = 128 - each.code if -each.code in _PASSED_ON else each.code  # by the system, or by its handler
+            if stop in _INTERRUPTED and not self.have_met:
+                next = "start it again with the same command"
+                raise InterruptedRun("stopped before the ranks had met", signal=stop - 128, next=next)
+            if stop > 0:
+                return stop
             what = f"rank {each.rank} of {self.count} was killed by {_signal_name(-each.code)}"
             next = "see who killed it: the system's log says where memory ran out (dmesg)"
             raise DistributedError(what, where="launch", next=next)
@@ -294,15 +320,6 @@ class _Job:
             what = f"rank {first.rank} of {self.count} ended, as if all were done, while others went on"
             raise DistributedError(what, where="launch", next="report it as a bug in Genesis")
         return echo
-
-
-def _grace(code: int) -> float:
-    """How long the other ranks may take to end after one that ended with `code`."""
-    if code in _INTERRUPTED:
-        return STOPPED_GRACE_S
-    if code == DistributedError.exit_code:
-        return ECHO_GRACE_S
-    return KILLED_GRACE_S if code < 0 and -code not in _PASSED_ON else GRACE_S
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from genesis.distributed.channel import FAILURE, Channel, Late
 from genesis.distributed.environment import JOB_KEY, World
-from genesis.errors import ConfigError, DistributedError, GenesisError, PeerGoneError, escape
+from genesis.errors import ConfigError, DistributedError, GenesisError, InterruptedRun, PeerGoneError, escape
 
 __all__ = ["connect", "listen"]
 
@@ -30,7 +30,7 @@ _TURN_S = 0.02
 _RETRY_S = 0.05
 _MAX_HELLO = 8192
 _MAX_WAITING = 64  # connections in their handshake at one time
-_KINDS: dict[str, type[GenesisError]] = {each.__name__: each for each in (ConfigError, DistributedError)}
+_KINDS: dict[str, type[GenesisError]] = {each.__name__: each for each in (ConfigError, DistributedError, PeerGoneError)}
 
 
 def connect(world: World, key: bytes, *, version: str, limit_s: float) -> list[Channel]:
@@ -51,7 +51,12 @@ def connect(world: World, key: bytes, *, version: str, limit_s: float) -> list[C
     if world.rank:
         return [_join(world, key, version, until, limit_s)]
     with listen(world) as listener:
-        return _Door(world, key, version, listener).gather(until, limit_s)
+        channels = _Door(world, key, version, listener).gather(until, limit_s)
+    if world.have_met is not None:
+        with contextlib.suppress(OSError):
+            os.write(world.have_met, b"1")
+        os.close(world.have_met)
+    return channels
 
 
 def listen(world: World) -> socket.socket:
@@ -203,7 +208,9 @@ def _join(world: World, key: bytes, version: str, until: float, limit_s: float) 
         channel.send("hello", json.dumps(hello).encode())
         kind, _, payload = channel.receive(_MAX_HELLO)
         if kind == FAILURE:
-            raise _told(payload)
+            error = _told(payload)
+            error.is_echo = world.launcher is not None  # rank 0 says the same to the same people
+            raise error
     except AuthenticationError as error:
         channel.close()
         what = f"{_named(world)} holds another job: it does not know the key of rank {world.rank}"
@@ -251,17 +258,21 @@ def _gone(rank: int) -> PeerGoneError:
 
 
 def _tell(channel: Channel, error: GenesisError) -> None:
-    kind = type(error).__name__ if type(error).__name__ in _KINDS else DistributedError.__name__
-    payload = json.dumps({"kind": kind, "what": error.what[:400], "next": error.next[:200]}).encode()
-    with contextlib.suppress(OSError, Late):
-        channel.set_limit(1.0)
-        channel.send("failure", payload, FAILURE)
+    """Say why the job ends here; a rank that is interrupted just goes."""
+    if not isinstance(error, InterruptedRun):
+        kind = type(error).__name__ if type(error).__name__ in _KINDS else DistributedError.__name__
+        said = {"kind": kind, "what": error.what[:400], "next": error.next[:200], "rank": getattr(error, "rank", 0)}
+        with contextlib.suppress(OSError, Late):
+            channel.set_limit(1.0)
+            channel.send("failure", json.dumps(said).encode(), FAILURE)
     channel.close()
 
 
 def _told(payload: bytes) -> GenesisError:
     try:
         said = json.loads(payload)
+        if said["kind"] == PeerGoneError.__name__:
+            return _gone(int(said["rank"]))
         return _KINDS[said["kind"]](str(said["what"]), where="rendezvous", next=str(said["next"]))
     except (ValueError, KeyError, TypeError):
         return _gone(0)

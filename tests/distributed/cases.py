@@ -115,13 +115,34 @@ class Fault:
     ranks: int = 2
 
 
+EARLY = {"start": (0, 1), "joining": (0, 1), "listening": (0,), "handshake": (1,)}  # before all ranks have met
 PLACES = ("preparation", "model", "step", "evaluation", "sampling", "saving", "closing")
 OF_MAIN = ("sampling", "saving", "closing")
 
 
+def early_faults() -> list[Fault]:
+    """What happens to a rank before all have met: nothing is saved, and no other rank waits for it."""
+    found = []
+    for place, ranks in EARLY.items():
+        for rank in ranks:
+            at = f"{place}, rank {rank}"
+            killed = f"rank {rank} of 2 was killed by SIGKILL (signal 9)"
+            found.append(Fault(f"SIGKILL: {at}", rank, ("signal_in", place, int(signal.SIGKILL)), 10, (killed,), 5.0))
+            over = f"rank {rank} of 2 ended, as if all were done"
+            found.append(Fault(f"exit 0: {at}", rank, ("exit_in", place), 10, (over,), 9.0))
+            found.append(Fault(f"bug: {at}", rank, ("raise_in", place, "bug"), 70, ("RuntimeError: planted",), 5.0))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                stops, said = ("signal_in", place, int(number)), ("stopped before the ranks had met",)
+                found.append(Fault(f"{number.name}: {at}", rank, stops, 128 + number, said, 5.0))
+            if place != "start":
+                missing = "rank 1 of 2 did not come within" if rank else "rank 0 did not answer at"
+                found.append(Fault(f"SIGSTOP: {at}", rank, ("hang_in", place), 10, (missing,)))
+    return found
+
+
 def faults() -> list[Fault]:
     """All of them but those of the single system calls of a save."""
-    found = []
+    found = early_faults()
     for place in PLACES:
         for rank in (0,) if place in OF_MAIN else (0, 1):
             at = f"{place}, rank {rank}"

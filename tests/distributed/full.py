@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from genesis.distributed.launch import STOPPED_GRACE_S
 from tests.distributed.cases import OF_BASE, SETTINGS, SIZES, Runs, faults, hash_of, left_over, run_fault
 from tests.train.runs import ROOT, Ended, Forks, checkpoints, memory_folder
 
@@ -25,6 +24,7 @@ STEPS = 20
 LEGS = [(1, 1), (2, 1), (4, 1), (1, 1), (2, 1), (2, 0), (2, 1), (1, 0)]
 SAVE_S = 3.0
 EARLY_S = 3.0  # until when ranks may still be starting, on a busy machine
+ENDS_S = 4.0  # how long a job may take to end that has nothing to save
 
 Found = Iterator[tuple[str, str | None]]
 
@@ -88,36 +88,42 @@ def kills(runs: Runs, lora: Runs) -> Found:
         yield f"SIGKILL: rank 0, call {call}", wrong
 
 
-def instants(runs: Runs, lora: Runs, count: int = 200) -> Found:
+def instants(runs: Runs, lora: Runs) -> Found:
     """SIGTERM or SIGINT at a random instant, to the launcher, to one rank or to all at once."""
     draw = random.Random(22)
-    long = ("eval.every=null", "checkpoint.every=3", "train.steps=100000", "eval.prompts=[]")
-    for number in range(count):
-        name, which = f"instant-{number}", draw.choice(("launcher", "rank 0", "rank 1", "all"))
+    for number in range(200):
+        which = draw.choice(("launcher", "rank 0", "rank 1", "all"))
         what, after = draw.choice((signal.SIGTERM, signal.SIGINT)), draw.uniform(0.3, 6.0)
-        slow = ("on_rank", 0, "slow_save", SAVE_S)
-        job = runs.forks.start(*runs.words(name, 2, *SIZES, *long), fault=slow)
-        time.sleep(after)
-        ranks = children(job.pid)
-        targets = {"launcher": [job.pid], "rank 0": ranks[:1], "rank 1": ranks[1:2], "all": [job.pid, *ranks]}[which]
-        for pid in targets or [job.pid]:  # ranks may not be there yet
-            os.kill(pid, what)
-        began = time.monotonic()
-        done = job.wait()
-        took = time.monotonic() - began
-        wrong = left_over(runs, name)
-        saved = checkpoints(runs.folder / name) if (runs.folder / name).is_dir() else {}
-        # Before a process has handlers, a signal ends it as the system does.
-        early = after < EARLY_S and "which is saved" not in done.err
-        if done.code not in ({128 + what, -what} if early else {128 + what}):
-            wrong = f"exit code {done.code}: {done.err}"
-        elif took > (STOPPED_GRACE_S + 5 if early else 2 * SAVE_S + 5):
-            wrong = f"ended after {took:.1f} s"
-        elif "which is saved" in done.err and f"after step {max(saved, default=0)}, which is saved" not in done.err:
-            wrong = f"the step is not saved: {done.err}"
-        elif done.err.count("stopped:") != 1 and not early:
-            wrong = f"{done.err.count('stopped:')} blocks: {done.err}"
-        yield f"{what.name} to {which} after {after:.2f} s", wrong
+        yield f"{what.name} to {which} after {after:.2f} s", at_instant(runs, f"instant-{number}", which, what, after)
+
+
+def at_instant(runs: Runs, name: str, which: str, what: signal.Signals, after: float) -> str | None:
+    """What is wrong with how a job ends that gets this signal, if anything."""
+    long = ("eval.every=null", "checkpoint.every=3", "train.steps=100000", "eval.prompts=[]")
+    job = runs.forks.start(*runs.words(name, 2, *SIZES, *long), fault=("on_rank", 0, "slow_save", SAVE_S))
+    time.sleep(after)
+    ranks = children(job.pid)
+    targets = {"launcher": [job.pid], "rank 0": ranks[:1], "rank 1": ranks[1:2], "all": [job.pid, *ranks]}[which]
+    for pid in targets or [job.pid]:  # ranks may not be there yet
+        os.kill(pid, what)
+    began = time.monotonic()
+    done = job.wait()
+    took = time.monotonic() - began
+    saved = checkpoints(runs.folder / name) if (runs.folder / name).is_dir() else {}
+    is_saved = "which is saved" in done.err
+    early = after < EARLY_S and not is_saved
+    blocks = [line for line in done.err.splitlines() if "stopped:" in line or "error:" in line or "interrupted" in line]
+    # Before the launcher has handlers, a signal ends it as the system does, without a word.
+    by_system = early and done.code == -what
+    if done.code != 128 + what and not by_system:
+        return f"exit code {done.code}: {done.err}"
+    if took > (ENDS_S if early else 2 * SAVE_S + 5):
+        return f"ended after {took:.1f} s: {done.err}"
+    if is_saved and f"after step {max(saved, default=0)}, which is saved" not in done.err:
+        return f"the step is not saved: {done.err}"
+    if len(blocks) != (0 if by_system else 1) or "Traceback" in done.err:
+        return f"{len(blocks)} blocks: {done.err}"
+    return left_over(runs, name)
 
 
 def children(pid: int) -> list[int]:

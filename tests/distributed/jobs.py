@@ -49,6 +49,14 @@ class Job:
                 return pid
         raise AssertionError(f"there is no rank {number}")
 
+    def first(self) -> int:
+        """The process id of the rank that is started first, as soon as there is one."""
+        children = Path(f"/proc/{self.fork.pid}/task/{self.fork.pid}/children")
+        until = time.monotonic() + 20
+        while not (found := children.read_text().split()):
+            assert time.monotonic() < until
+        return int(found[0])
+
     def wait_for(self, text: str, count: int = 1) -> None:
         """Until `text` has been printed `count` times."""
         until = time.monotonic() + 20

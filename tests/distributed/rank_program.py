@@ -57,6 +57,7 @@ def steps(peers: Peers, count: int, faults: dict[tuple[int, int], str]) -> None:
 
 def main() -> int:
     """Exit code as the command line's; what it knows in a line on stderr."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     faults = {(int(rank), int(step)): kind for kind, rank, step in (each.split(":") for each in sys.argv[2:])}
     try:
         world = read_world(os.environ)

@@ -16,6 +16,7 @@ from tests.distributed.forks import ended, fork
 from tests.distributed.jobs import RANKS, Job, listening, start
 
 QUICK = [sys.executable, "-I", "-S", "-c"]
+UNBLOCKED = "import signal\nsignal.pthread_sigmask(signal.SIG_UNBLOCK, (2, 15))\n"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes and sockets in /proc")
 
 # Waits for a signal, and says how often it got which. Its child waits too, and would outlive it.
@@ -24,6 +25,7 @@ import os, signal, sys, time
 got = []
 for number in (2, 15):
     signal.signal(number, lambda number, frame: got.append(number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (2, 15))
 if os.fork() == 0:
     time.sleep(60)
 print("ready", flush=True)
@@ -35,9 +37,11 @@ sys.exit(128 + got[0])
 """
 
 
-def run(folder: Path, program: str, count: int) -> Job:
+def run(folder: Path, program: str, count: int, *, meet: bool = True) -> Job:
     """Such a launcher, once it has ended; nothing of it is left."""
-    job = start(folder, [*QUICK, f"import os, sys, time\nrank = int(os.environ['RANK'])\n{program}"], count)
+    met = "if rank == 0: os.write(int(os.environ['GENESIS_HAVE_MET']), b'1')\n" if meet else ""
+    start_up = f"{UNBLOCKED}import os, sys, time\nrank = int(os.environ['RANK'])\n{met}"
+    job = start(folder, [*QUICK, start_up + program], count)
     job.end()
     assert not job.left(1.0)
     return job
@@ -93,7 +97,6 @@ CODES: dict[str, tuple[str, int, str]] = {
     "crashed": ("os.kill(os.getpid(), 11) if rank == 1 else sys.exit(10)", 10, "rank 1 of 3 was killed by SIGSEGV"),
     "no handler yet": ("os.kill(os.getpid(), 15) if rank == 1 else sys.exit(10)", 143, ""),
     "late to save": ("time.sleep(0.8 * (rank == 0)); sys.exit(143)", 143, ""),
-    "stopped alone": ("sys.exit(130) if rank == 1 else time.sleep(60)", 130, ""),
     "hangs": ("sys.exit(9) if rank == 1 else time.sleep(60)", 9, ""),
 }
 
@@ -106,6 +109,23 @@ def test_exit_codes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     program, code, text = CODES[case]
     job = run(tmp_path, program, 3)
     assert job.fork.code == code
+    assert text in job.fork.error.get("what", "")
+
+
+BEFORE = {
+    "handled": ("sys.exit(130) if rank == 1 else time.sleep(60)", 130, "stopped before the ranks had met"),
+    "by the system": ("os.kill(os.getpid(), 15 if rank == 1 else 19)", 143, "stopped before the ranks had met"),
+    "killed": ("os.kill(os.getpid(), 9 if rank == 0 else 19)", 10, "rank 0 of 3 was killed by SIGKILL"),
+    "failed": ("sys.exit(3) if rank == 2 else time.sleep(60)", 3, ""),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_before_ranks_have_met(case: str, tmp_path: Path) -> None:
+    """None waits for one that is gone: there is nothing to save, and none but the launcher can see it."""
+    began, (program, code, text) = time.monotonic(), BEFORE[case]
+    job = run(tmp_path, program, 3, meet=False)
+    assert job.fork.code == code and time.monotonic() - began < 2.5
     assert text in job.fork.error.get("what", "")
 
 
@@ -167,11 +187,11 @@ def test_every_signal_is_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_signal_while_python_starts(tmp_path: Path) -> None:
-    """Python ends with 1 then, which is no code of ours: the run was interrupted."""
-    job = start(tmp_path, [*QUICK, WAITS.replace("sys.exit(128 + got[0])", "sys.exit(1)")], 2)
-    job.wait_for("ready", 2)
-    job.fork.kill(signal.SIGINT)
+    """It waits until the program takes it, also where it comes to one rank alone."""
+    job = start(tmp_path, [*QUICK, WAITS.replace("os.fork()", "1")], 2)
+    os.kill(job.first(), signal.SIGINT)
     assert job.end() == 130
+    assert "got [2]" in job.out.read_text() and job.err.read_text() == ""
 
 
 def test_no_rank_outlives_the_launcher(tmp_path: Path) -> None:

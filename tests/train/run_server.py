@@ -17,6 +17,7 @@ from typing import Any
 
 import genesis.cache.entry
 import genesis.data.pipeline
+import genesis.distributed.rendezvous
 import genesis.io.filesystem
 import genesis.train.checkpoint
 import genesis.train.loop
@@ -163,6 +164,10 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "disk": lambda: OSError(28, "No space left on device"),
 }
 PLACES = {
+    "start": (session.training, "check_reads_back"),
+    "joining": (session.ranks, "job_key"),
+    "listening": (genesis.distributed.rendezvous, "wait"),
+    "handshake": (genesis.distributed.rendezvous, "answer_challenge"),
     "preparation": (session.training, "prepare_data"),
     "reading": (genesis.data.pipeline, "index_documents"),
     "gzip": (genesis.data.pipeline, "gzip_bits_per_byte"),
@@ -219,6 +224,7 @@ def run_child(request: dict[str, Any]) -> int:
     try:
         return child(request)
     except KeyboardInterrupt:
+        os.write(2, b"interrupted\n")
         return 130
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 from genesis.distributed import launch
+from genesis_cli.main import _stop
 
 __all__ = ["start_warm"]
 
@@ -41,8 +42,6 @@ class _Fork:
         code = 70
         try:
             code = _become_rank(command, run, out, err, options, mask)
-        except KeyboardInterrupt:  # before the command line is there, as in an interpreter
-            code = 130
         finally:
             os._exit(code)
 
@@ -78,7 +77,7 @@ def _become_rank(
     signal.set_wakeup_fd(-1)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _stop)
     os.setpgid(0, 0)
     options["preexec_fn"]()
     for target, descriptor in ((1, out), (2, err)):
@@ -91,7 +90,7 @@ def _become_rank(
                 os.close(int(name))
     os.environ.clear()
     os.environ.update(options["env"])
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - set(_SIGNALS))
     return run(list(command[list(command).index("genesis_cli") + 1 :]))
 
 
