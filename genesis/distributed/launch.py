@@ -28,11 +28,13 @@ from typing import IO, Any
 from genesis.distributed.environment import HAVE_MET, JOB_KEY, LAUNCHER, LISTENER, LOOPBACK, refuse_ranks
 from genesis.errors import DistributedError, InterruptedRun, UsageError, escape
 
-__all__ = ["GRACE_S", "STOPPED_GRACE_S", "launch"]
+__all__ = ["GRACE_S", "STOPPED_GRACE_S", "STOPPED_S", "launch"]
 
 # How long others may take to end after a rank that failed; one that said nothing, or went before all had met, when
 # there is nothing to save and nobody else may see it go; one that only saw another go; one that a signal stopped.
 GRACE_S, KILLED_GRACE_S, ECHO_GRACE_S, STOPPED_GRACE_S = 5.0, 1.0, 2.5, 30.0
+# How long a rank may be stopped, in any phase: a little longer than ranks at work wait for it, who know where it was.
+STOPPED_S = 65.0
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _INTERRUPTED = {128 + number for number in _PASSED_ON}
 _TURN_S = 1.0
@@ -67,13 +69,17 @@ def launch(command: Sequence[str], count: int, *, environ: Mapping[str, str] | N
 
 @dataclass
 class _Rank:
-    """One process: `passed_on` counts the signals that it got, `code` is as `Popen.returncode`."""
+    """One process: `passed_on` counts the signals that it got, `code` is as `Popen.returncode`.
+
+    `stopped_s` is how long it has been stopped, of the time in which the launcher was not.
+    """
 
     rank: int
     process: subprocess.Popen[bytes]
     passed_on: int = 0
     code: int | None = None
     was_ended: bool = False
+    stopped_s: float = 0.0
 
 
 @dataclass
@@ -128,6 +134,7 @@ class _Job:
     outputs: list[_Lines] = field(default_factory=list)
     kill_at: float = math.inf
     have_met: bool = False
+    stopped: int | None = None
     _before: dict[int, Any] = field(default_factory=dict)
     _is_passing_on: bool = False
 
@@ -212,8 +219,10 @@ class _Job:
     def wait(self) -> None:
         """Pass on output and signals until the last rank has ended, or is ended because one has failed."""
         while len(self.ended) < self.count:
-            self._turn(min(_TURN_S, self.kill_at - time.monotonic()))
+            began = time.monotonic()
+            self._turn(min(_TURN_S, self.kill_at - began))
             self._reap()
+            self._count_stopped(min(_TURN_S, time.monotonic() - began))
             if time.monotonic() >= self.kill_at:
                 self._end_all()
 
@@ -237,6 +246,13 @@ class _Job:
             each.process.wait()
             self.ended.append(each)
             self.kill_at = min(self.kill_at, time.monotonic() + self._grace(code))
+
+    def _count_stopped(self, seconds: float) -> None:
+        for each in self.ranks:
+            is_stopped = each.code is None and _is_stopped(each.process.pid)
+            each.stopped_s = each.stopped_s + seconds if is_stopped else 0.0
+            if each.stopped_s >= STOPPED_S:
+                self.stopped, self.kill_at = each.rank, 0.0
 
     def _grace(self, code: int) -> float:
         """How long the other ranks may take to end after one that ended with `code`."""
@@ -297,7 +313,8 @@ class _Job:
         """The code of the cause: of the first rank that ended by itself with neither 0 nor 10.
 
         Raises:
-            DistributedError: a signal killed that rank. InterruptedRun: one stopped it before all had met.
+            DistributedError: a signal killed that rank, or one was stopped and did not go on. InterruptedRun: a signal
+                ended it before all had met.
         """
         echo = DistributedError.exit_code
         for each in self.ended:
@@ -312,6 +329,10 @@ class _Job:
                 return stop
             what = f"rank {each.rank} of {self.count} was killed by {_signal_name(-each.code)}"
             next = "see who killed it: the system's log says where memory ran out (dmesg)"
+            raise DistributedError(what, where="launch", next=next)
+        if self.stopped is not None:
+            what = f"rank {self.stopped} of {self.count} was stopped, and did not go on within {STOPPED_S:g} s"
+            next = "see who stopped it (SIGSTOP, a debugger, a scheduler that suspends), and go on with --resume"
             raise DistributedError(what, where="launch", next=next)
         if not any(each.code for each in self.ended):
             return 0
@@ -330,6 +351,11 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
     if state is None:
         return None
     return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP or its like holds the process, where the system can say so."""
+    return hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _last_drawn(line: bytes) -> bytes:

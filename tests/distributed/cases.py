@@ -164,6 +164,9 @@ def faults() -> list[Fault]:
                 late = (f"rank {rank} did not answer rank {1 - rank} within", "training")
                 stops = ("hang_in", place)
                 found.append(Fault(f"SIGSTOP: {at}", rank, stops, 10, late if place == "step" else late[:1], 20.0))
+            else:  # others wait for long there, and the launcher does not
+                stopped = (f"rank {rank} of 2 was stopped, and did not go on within 3 s",)
+                found.append(Fault(f"stopped: {at}", rank, ("hang_in", place), 10, stopped))
     found.append(Fault("NaN", -1, ("nan_at", 3), 9, ("in step 2; the weights are those of step 1",)))
     return found
 
@@ -174,6 +177,8 @@ def run_fault(runs: Runs, each: Fault, number: int) -> str | None:
     brief = ("several", ["limits", 2.0], list(each.fault)) if "SIGSTOP" in each.name else each.fault
     other = ("limits", 2.0) if "SIGSTOP" in each.name else None
     planted: tuple[Any, ...] = ("on_rank", each.rank, *brief)
+    if "stopped" in each.name:
+        planted = ("several", ["stopped_within", 3.0], list(planted))
     if other is not None:
         planted = ("several", ["on_rank", 1 - each.rank, *other], list(planted))
     began = time.monotonic()

@@ -129,6 +129,27 @@ def test_before_ranks_have_met(case: str, tmp_path: Path) -> None:
     assert text in job.fork.error.get("what", "")
 
 
+def test_a_rank_that_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ended whatever the others do meanwhile."""
+    monkeypatch.setattr(sys.modules[launch.__module__], "STOPPED_S", 1.0)
+    began = time.monotonic()
+    job = run(tmp_path, "os.kill(os.getpid(), 19) if rank == 1 else time.sleep(60)", 3)
+    assert job.fork.code == 10 and 1.0 < time.monotonic() - began < 4
+    assert job.fork.error["what"] == "rank 1 of 3 was stopped, and did not go on within 1 s"
+
+
+def test_a_rank_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped several times, each time for less than the limit."""
+    monkeypatch.setattr(sys.modules[launch.__module__], "STOPPED_S", 1.4)
+    job = start(tmp_path, [*QUICK, WAITS.replace("os.fork()", "1")], 2)
+    job.wait_for("ready", 2)
+    for number in (signal.SIGSTOP, signal.SIGCONT) * 4:
+        os.kill(job.rank(1), number)
+        time.sleep(0.4 if number == signal.SIGSTOP else 0.05)
+    job.fork.kill(signal.SIGTERM)
+    assert job.end() == 143
+
+
 def test_usage(tmp_path: Path) -> None:
     """No ranks of ranks, no program that does not exist, none that cannot run."""
     (tmp_path / "text").write_text("text")

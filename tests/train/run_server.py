@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ import genesis.train.checkpoint
 import genesis.train.loop
 import genesis.train.plot
 import genesis.train.ranks
+from genesis.distributed import launch
 from genesis.io.files import DEFAULT
 from genesis.io.filesystem import Call, Observer
 from genesis_cli import session
@@ -121,6 +123,11 @@ def limits(seconds: float) -> None:
     session.ranks.JOIN_S = seconds
 
 
+def stopped_within(seconds: float) -> None:
+    """The launcher ends a rank that is stopped for so long."""
+    sys.modules[launch.__module__].STOPPED_S = seconds  # type: ignore[attr-defined]
+
+
 def slow_save(seconds: float) -> None:
     """Saving takes so long."""
     before = genesis.train.checkpoint.write_tensors
@@ -186,7 +193,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     one.__name__: one
     for one in (
         *(kill_at, fail_at, short_writes, signal_at_call, signal_in, nan_at, hang_in, raise_in, exit_in, limits),
-        *(slow_save, several, on_rank, in_folder, release, interpreted),
+        *(slow_save, stopped_within, several, on_rank, in_folder, release, interpreted),
     )
 }
 FAULTS_OF_RANKS: dict[int, tuple[Any, ...]] = {}
