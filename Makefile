@@ -96,17 +96,16 @@ performance: install-dev ## make docs/performance.md again from the results that
 docs: install-dev ## write docs/configuration.md from the schema and the API reference, build/api.md, from the docstrings
 	$(BIN)/python -m docs.generate
 
-# Signatures that show every feature of every kernel, in float32 and bfloat16: every kernel with both Tritons, each of its
-# features with one of them, and for one of sm_80, sm_90 and sm_100 where they share it; and attention's products must not
-# wait for each other, one half of its forms with each Triton. `make kernels` has all types, for all three, and every feature
-# and form with both Tritons.
-kernels-newest: install-dev ## compile the kernels ahead of time with the newest Triton; needs no GPU
-	$(BIN)/python -m tests.kernels.ahead --dtypes float32 bfloat16 --once 0 --jobs $(WORKERS)
-	$(BIN)/python -m tests.kernels.waits --once 0
+# A sample, in float32 and bfloat16: every kernel with both Tritons, a quarter of its features with each, and for one of
+# sm_80, sm_90 and sm_100 where they share it; and attention's products must not wait for each other, half of the forms of
+# one size of heads with each Triton. `make kernels` has all types, for all three, and every feature and form with both.
+kernels-newest: install-dev ## compile a sample of the kernels ahead of time with the newest Triton; needs no GPU
+	$(BIN)/python -m tests.kernels.ahead --dtypes float32 bfloat16 --sample 0 --jobs $(WORKERS)
+	$(BIN)/python -m tests.kernels.waits --sample 0
 
 kernels-lowest: $(LOWEST_VENV)/.installed ## the same with the lowest supported Triton
-	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --once 1 --jobs $(WORKERS)
-	$(LOWEST_VENV)/bin/python -m tests.kernels.waits --once 1
+	$(LOWEST_VENV)/bin/python -m tests.kernels.ahead --dtypes float32 bfloat16 --sample 1 --jobs $(WORKERS)
+	$(LOWEST_VENV)/bin/python -m tests.kernels.waits --sample 1
 
 # Triton 3.6 and what collecting signatures needs besides, so that it is there before .venv is.
 $(LOWEST_VENV)/.installed: pyproject.toml | $(LOWEST_VENV)/.created

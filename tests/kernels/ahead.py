@@ -1,15 +1,15 @@
 """Compile the kernels of the op suite ahead of time, without a GPU:
 
-    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all] [--once K]
-        [--jobs 2]
+    python -m tests.kernels.ahead [--arch 80 90 100] [--ops softmax reduce] [--dtypes float32 …] [--all]
+        [--sample K] [--jobs 2]
 
 The signatures are those that the suite's samples launch on a GPU of the architecture. Of them a part is compiled that
 holds, for every kernel, each combination of its parameters' types, each combination of the functions and types among
 its constants, and each value of its flags. --all takes all, with every pattern of strides and alignment. --dtypes
-keeps the samples of these dtypes (and those of ops that take no others). --once K is for two runs, with K = 0 and 1,
-that are to show each feature once: each run has every kernel and one half of the features, and compiles a signature
-that several architectures share for one of them, in rotation from the K-th. The exit code is 1 where one fails, or
-takes more shared memory than its architecture gives a block.
+keeps the samples of these dtypes (and those of ops that take no others). --sample K is for a check of every day: it
+has every kernel and the K-th quarter of the features, and compiles a signature that several architectures share for
+one of them, in rotation from the K-th. The exit code is 1 where one fails, or takes more shared memory than its
+architecture gives a block.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import os
 import pkgutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ from genesis.errors import DeviceError
 from genesis.op import registry
 from tests.kernels.assembling import TOGETHER, collected, refused
 from tests.kernels.collecting import collecting
-from tests.kernels.covering import Kernels, covering, rotated
+from tests.kernels.covering import PARTS, Kernels, covering, rotated
 from tests.kernels.reading import read_once
 from tests.ops import conformance
 from tests.ops.devices import CUDA, using
@@ -70,14 +71,19 @@ class Watched(HostDriver):
         self._properties = value
 
 
-def needed(ops: list[str], dtypes: list[str], without: list[str], arches: Sequence[int]) -> dict[int, Kernels]:
+def needed(
+    ops: list[str], dtypes: list[str], without: list[str], arches: Sequence[int], few: bool = False
+) -> dict[int, Kernels]:
     """The kernels and signatures that the samples of these ops (or families; all if none is named) launch there.
 
     Samples that launch without asking what the device is launch the same on every architecture.
+
+    Args:
+        few: leaves out what hardly adds a feature: most samples of layouts that are neither contiguous nor transposed.
     """
     for module in pkgutil.iter_modules(genesis.ops.__path__):
         importlib.import_module(f"genesis.ops.{module.name}")
-    chosen = [v for row in all_rows() for v in _samples(row, ops, set(dtypes), without)]
+    chosen = [v for row in all_rows() for v in _samples(row, ops, set(dtypes), without, few)]
     found: dict[int, dict[Any, tuple[Any, Signature]]] = {}
     common: dict[Any, tuple[Any, Signature]] = {}
     for arch in arches:
@@ -97,15 +103,20 @@ def needed(ops: list[str], dtypes: list[str], without: list[str], arches: Sequen
     return {arch: list((common | own).values()) for arch, own in found.items()}
 
 
-def _samples(row: Rows, ops: list[str], dtypes: set[str], without: list[str]) -> Iterator[conformance.Variant]:
+def _samples(
+    row: Rows, ops: list[str], dtypes: set[str], without: list[str], few: bool
+) -> Iterator[conformance.Variant]:
     """The checks of values of a row that are wanted."""
     op = registry[row.op]
     if op.view is not None or (ops and op.name not in ops and op.family not in ops) or op.family in without:
         return
     wanted = dtypes & {*row.dtypes, *row.int_dtypes}
+    seen: Counter[tuple[str, str]] = Counter()
     for v in conformance.variants(row, op):
         if v.check == "value" and (not wanted or v.dtype in wanted):
-            yield v
+            seen[v.dtype, v.layout] += 1
+            if not few or v.layout in ("contiguous", "transposed") or seen[v.dtype, v.layout] <= 2:
+                yield v
 
 
 def _launch(v: conformance.Variant) -> None:
@@ -177,15 +188,16 @@ def main() -> int:
     parser.add_argument("--without", nargs="*", default=[], help="families to leave out")
     parser.add_argument("--dtypes", nargs="*", default=[])
     parser.add_argument("--all", action="store_true")
-    parser.add_argument("--once", type=int, choices=(0, 1), metavar="K")
+    parser.add_argument("--sample", type=int, choices=range(PARTS), metavar="K")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     import triton
 
-    found = needed(options.ops, options.dtypes, options.without, options.arch)
-    _kernels.update({a: kernels if options.all else covering(kernels, options.once) for a, kernels in found.items()})
-    if options.once is not None:
-        _kernels.update(rotated(_kernels, options.once))
+    few = options.sample is not None
+    found = needed(options.ops, options.dtypes, options.without, options.arch, few)
+    _kernels.update({a: kernels if options.all else covering(kernels, options.sample) for a, kernels in found.items()})
+    if few:
+        _kernels.update(rotated(_kernels, options.sample))
     jobs = [(part, options.jobs) for part in range(options.jobs)]
     with _scratch(options.all):
         if options.jobs == 1:

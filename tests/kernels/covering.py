@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import heapq
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from genesis.backend.cuda.compile import Signature
 
-__all__ = ["Kernels", "covering", "features", "rotated"]
+__all__ = ["PARTS", "Kernels", "covering", "features", "rotated"]
 
 Kernels = list[tuple[Any, Signature]]
+PARTS = 4
 
 
 def _kinds(signature: Signature) -> tuple[Any, ...]:
     """What of a signature is not mere layout: pointer and number types, functions and types among the constants, and
-    flags. Tuples count by their elements.
+    flags. Tuples count by their elements, tiles that are read through a descriptor by their type.
     """
-    types = tuple(t.partition(":")[0] for t in signature.types if isinstance(t, str) and t[0] in "*ft")
+    types = tuple(re.split(r"[:\[]", t)[0] for t in signature.types if isinstance(t, str) and t[0] in "*ft")
     constants = list(_elements(signature.constants))
     functions = tuple((k, repr(c)) for k, c in constants if not isinstance(c, (bool, int)))
     flags = tuple((k, c) for k, c in constants if isinstance(c, bool))
@@ -42,22 +44,22 @@ def features(signature: Signature) -> list[Any]:
     return [("types", types), ("functions", functions), *flags]
 
 
-def _half_of(feature: Any) -> int:
-    return zlib.crc32(repr(feature).encode()) % 2
+def _part_of(feature: Any) -> int:
+    return zlib.crc32(repr(feature).encode()) % PARTS
 
 
-def covering(kernels: Kernels, half: int | None = None) -> Kernels:
+def covering(kernels: Kernels, part: int | None = None) -> Kernels:
     """A part of these kernels in which every kernel has each of its features at least once.
 
     Always the one next that adds most. Kernels with other numbers of parameters (some were None) count as others.
 
     Args:
-        half: 0 or 1 asks for one half of each kernel's features, and for every kernel.
+        part: below PARTS, asks for one part of each kernel's features, with whichever parameters, and for every kernel.
     """
     held = []
     for kernel, signature in kernels:
-        same = (kernel, len(_kinds(signature)[0]))
-        asked = (f for f in features(signature) if half in (None, _half_of(f)))
+        same = (kernel, len(_kinds(signature)[0])) if part is None else kernel
+        asked = (f for f in features(signature) if part in (None, _part_of(f)))
         held.append({same, *((same, feature) for feature in asked)})
     heap = [(-len(has), i) for i, has in enumerate(held)]
     heapq.heapify(heap)

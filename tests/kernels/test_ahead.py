@@ -1,6 +1,6 @@
 """How kernels are compiled ahead of time: which, what of them is noticed, and the shared memory that products count.
 
-The compilation itself is `make kernels-newest` and `make kernels-lowest`, in the types of training, and `make kernels`.
+The compilation itself is `make kernels-newest` and `make kernels-lowest`, of a sample, and `make kernels`, of all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("triton")
 
 from genesis.backend.cuda.compile import Signature
-from tests.kernels.covering import covering, features, rotated
+from tests.kernels.covering import PARTS, covering, features, rotated
 
 pytestmark = pytest.mark.host
 
@@ -42,12 +42,29 @@ def test_what_is_compiled_holds_every_feature() -> None:
     assert rare in covering([*kernels, rare])
 
 
-def test_two_halves_hold_every_feature_and_each_every_kernel() -> None:
+def test_the_parts_hold_every_feature_and_each_every_kernel() -> None:
     kernels = [(kernel, signature) for kernel in ("one", "two") for signature in SIGNATURES]
-    halves = [covering(kernels, half) for half in (0, 1)]
-    assert [{kernel for kernel, _ in half} for half in halves] == [{"one", "two"}] * 2
-    assert {f for half in halves for _, s in half for f in features(s)} == {f for s in SIGNATURES for f in features(s)}
-    assert all(len(half) < len(covering(kernels)) for half in halves)
+    parts = [covering(kernels, part) for part in range(PARTS)]
+    assert [{kernel for kernel, _ in part} for part in parts] == [{"one", "two"}] * PARTS
+    for kernel in ("one", "two"):
+        found = {f for part in parts for k, s in part if k == kernel for f in features(s)}
+        assert found == {f for s in SIGNATURES for f in features(s)}
+    assert all(len(part) < len(covering(kernels)) for part in parts[:2])
+
+
+def test_kernels_with_other_parameters_are_others_but_in_a_part() -> None:
+    """A kernel whose second operand is missing has nothing of its own but that."""
+    kernels = [("one", Signature(types, (), ())) for types in (("*fp32", "*fp32"), ("*fp32", None))]
+    assert covering(kernels) == kernels
+    chosen = [covering(kernels, part) for part in range(PARTS)]
+    assert {len(part) for part in chosen} <= {1, 2}
+    assert {repr(each) for part in chosen for each in part} == set(map(repr, kernels))
+
+
+def test_tiles_of_any_size_read_through_a_descriptor_are_of_one_type() -> None:
+    sizes = [("one", Signature((f"tensordesc<bf16[{n}, 64]>", "i32"), (), ())) for n in (64, 128)]
+    assert len(covering(sizes)) == 1
+    assert len(covering([*sizes, ("one", Signature(("tensordesc<fp32[64, 64]>", "i32"), (), ()))])) == 2
 
 
 def test_what_architectures_share_is_compiled_for_one_in_rotation() -> None:

@@ -1,11 +1,11 @@
 """Attention's kernels for Hopper, compiled without a GPU to see whether wgmmas are serialized:
 
-    python -m tests.kernels.waits [--once K]
+    python -m tests.kernels.waits [--sample K]
 
 wgmmas run asynchronously to their warp. Where the assembler finds that registers of an accumulator are touched in
 flight, it serializes all wgmmas of the kernel, and says so only in a note. A few lines around a loop can cause that;
-the kernel is then correct and slow. The exit code is 1 if a kernel has the note. --once takes half of the forms of each
-kernel: the K-th half, 0 or 1, which with the other Triton's makes all.
+the kernel is then correct and slow. The exit code is 1 if a kernel has the note. --sample takes heads of one size, the
+K-th of them, and half of the forms of each kernel: the K-th half, 0 or 1.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ NOTE = "wgmma.mma_async instructions are serialized"
 CUDA = Device("cuda", 0)
 # Sequences and tokens at which one program of dK/dV sums over a group, and at which several share it.
 SIZES = ((16, 2048), (4, 4096))
+HEADS = (64, 128)
 
 
 def launched(size: int) -> None:
@@ -86,9 +87,10 @@ def notes(ptx: str) -> str:
 def main() -> int:
     """Look at heads of 64 and 128."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--once", type=int, choices=(0, 1), metavar="K")
-    once = parser.parse_args().once
-    found = [(size, name, waits) for size in (64, 128) for name, waits in waiting(size, once)]
+    parser.add_argument("--sample", type=int, choices=(0, 1), metavar="K")
+    sample = parser.parse_args().sample
+    sizes = HEADS if sample is None else HEADS[sample : sample + 1]
+    found = [(size, name, waits) for size in sizes for name, waits in waiting(size, sample)]
     late = [f"{name}, heads of {size}: its wgmmas are serialized" for size, name, waits in found if waits]
     print(*late, f"{len(found)} kernels of attention, {len(late)} of them with serialized wgmmas", sep="\n")
     return int(not found or bool(late))
