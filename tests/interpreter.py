@@ -18,31 +18,31 @@ def hasten() -> None:
         from triton.runtime import interpreter
     except ImportError:
         return
+    core, semantic = interpreter.tl.core, getattr(interpreter, "TritonSemantic", None)
     if hasattr(interpreter, "_patch_lang") and hasattr(interpreter, "_LangPatchScope"):
-        _patch_once_a_launch(interpreter)
+        _patch_once(interpreter)
     if hasattr(interpreter, "_get_np_dtype"):
         _keep_types(interpreter)
+    if hasattr(core, "_unwrap_if_constexpr"):
+        _unwrap_at_once(core)
+    if hasattr(core, "_unwrap_shape") and hasattr(semantic, "broadcast_impl_value"):
+        _keep_shapes(core, semantic, interpreter)
     options = getattr(getattr(interpreter, "interpreter_builder", None), "options", None)
     if hasattr(options, "sanitize_overflow") and not options.debug:
         # checks that are computed for every sum and product, and looked at with `debug` alone
         interpreter.interpreter_builder.options = type(options)(sanitize_overflow=False)
 
 
-def _patch_once_a_launch(interpreter: Any) -> None:
-    """The language is made ready for the interpreter at a launch: not by each function that a kernel calls, too."""
+def _patch_once(interpreter: Any) -> None:
+    """The language is made ready for the interpreter once: not by each launch and each function that a kernel calls."""
     patch = interpreter._patch_lang
     whole = SimpleNamespace(__globals__={"tl": interpreter.tl, "core": interpreter.tl.core})
-    kept: list[tuple[Any, str, Any]] = []
+    kept: list[Any] = []
 
     def patched(kernel: Any) -> Any:
         if not kept:
-            scope = patch(whole)
-            kept.extend((place, name, getattr(place, name)) for place, name, _ in scope._changes)
-            return scope
-        scope = interpreter._LangPatchScope()
-        for change in kept:
-            scope.set_attr(*change)
-        return scope
+            kept.append(patch(whole))
+        return interpreter._LangPatchScope()  # with nothing to restore
 
     def called(self: Any, *args: Any, **keywords: Any) -> Any:
         return self.rewrite()(*args, **keywords)
@@ -60,3 +60,61 @@ def _keep_types(interpreter: Any) -> None:
         return keep(scalar) if type(scalar) is interpreter.tl.dtype else look_up(kind)  # pointers have no hash
 
     interpreter._get_np_dtype = found
+
+
+def _unwrap_at_once(core: Any) -> None:
+    """What is no constant, or a plain one, is told by its class."""
+    unwrap, equal, constant = core._unwrap_if_constexpr, core.dtype.__eq__, core.constexpr
+    plain = {int, float, bool, str, type(None), core.dtype, core.block_type, core.pointer_type, core.tensor}
+
+    def unwrapped(o: Any) -> Any:
+        kind = type(o)
+        return o.value if kind is constant else o if kind in plain else unwrap(o)
+
+    core._unwrap_if_constexpr = unwrapped
+    core.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+
+
+def _keep_shapes(core: Any, semantic: Any, interpreter: Any) -> None:
+    """What types of blocks and tensors say of their shape is made once for each shape, not with each of them."""
+    make, widen, to_ir = core.block_type.__init__, semantic.broadcast_impl_value, core.block_type.to_ir
+    of_types: dict[tuple[int, ...], tuple[Any, int, str]] = {}
+    of_tensors: dict[tuple[int, ...], tuple[Any, Any]] = {(): (core.constexpr(1), core.tuple([]))}
+    blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(core._unwrap_if_constexpr(n) for n in core._unwrap_if_constexpr(shape))
+        known = of_types.get(sizes)
+        if known is None:
+            make(self, element_ty, shape)
+            of_types[sizes] = self.shape, self.numel, str(self.shape)
+            of_tensors[sizes] = core.constexpr(self.numel), core.tuple([core.constexpr(n) for n in sizes])
+        else:
+            self.element_ty = element_ty
+            self.shape, self.numel, text = known
+            self.name = f"<{text}, {element_ty}>"
+        self.sizes = sizes
+
+    def with_element_ty(self: Any, scalar: Any) -> Any:
+        if type(scalar) is not core.dtype:  # pointers have no name of their own
+            return core.block_type(scalar, self.shape)
+        key = scalar.name, self.sizes
+        found = blocks.get(key)
+        if found is None:
+            found = blocks[key] = core.block_type(scalar, self.shape)
+        return found
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = of_tensors[type.sizes]
+
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.type.sizes == rhs.type.sizes else widen(self, lhs, rhs)
+
+    def own_ir(self: Any, builder: Any) -> Any:
+        return self if builder is interpreter.interpreter_builder else to_ir(self, builder)
+
+    core.dtype.sizes, core.block_type.sizes = (), None
+    core.block_type.__init__, core.block_type.to_ir = block_type, own_ir
+    core.block_type.with_element_ty = with_element_ty
+    core.tensor.__init__, semantic.broadcast_impl_value = tensor, broadcast
