@@ -42,7 +42,7 @@ def test_a_closed_part_begins_again_and_leaves_its_memory() -> None:
     gc.collect()
     cuda.empty_cache()
     total, function, runs = counted()
-    x = genesis.ones(1 << 20, device="cuda")
+    x = genesis.ones(1 << 18, device="cuda")
     part = Captured(lambda: function() or total.add_((x * 2).sum() * 0), CUDA, note=lambda line: pytest.fail(line))
     before = cuda.memory_reserved()
     for _ in range(4):

@@ -45,8 +45,9 @@ pytestmark = pytest.mark.xdist_group("startup")
 def bytecode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Children find bytecode, as after an installation, whatever this environment says of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
+        if sys.dont_write_bytecode:
+            patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+            patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
         yield
 
 
