@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit faults kills ranks-faults generations gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills ranks-faults generations gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test stubs clean
 
 help: ## list these commands
@@ -52,6 +52,9 @@ layers: install-dev ## import-linter alone
 
 unit: install-dev ## the tests alone
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+unit-full: install-dev ## the cases that `make unit` leaves out: more of what it shows with fewer, in minutes
+	$(BIN)/python -m pytest --full -m full -n $(WORKERS) --dist worksteal
 
 faults: install-dev ## every system call of every command made to fail, in about an hour; needs cc
 	$(BIN)/python -m tests.faults.sweep --workers $(WORKERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import socket
@@ -30,6 +31,7 @@ LOOPBACK = ("127.", "::1", "localhost")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run what is marked gpu, on a real one")
+    parser.addoption("--full", action="store_true", help="also run what is marked full, as with --gpu")
     parser.addoption("--few", action="store_true", help="of the op suite on a GPU, what the interpreter runs of it")
 
 
@@ -45,13 +47,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the device at hand cannot run."""
+    """Leave out what the device at hand cannot run, and what `make unit-full` runs."""
     on_gpu = config.getoption("--gpu")
+    left = [] if on_gpu or config.getoption("--full") else [i for i in items if i.get_closest_marker("full")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
         if item.get_closest_marker("gpu") and not on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU: make gpu"))
         if item.get_closest_marker("host") and on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs no GPU: make unit"))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: garbage collections need not look through all of it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries that look for what is left at the end find nothing."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

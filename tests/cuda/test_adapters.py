@@ -53,7 +53,12 @@ def losses(recipe: Path, output: Path, device: str, *settings: str) -> tuple[lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [("lora.dropout=0.25",), ("lora.dropout=0.25", "lora.use_dora=true")], ids="-".join
+    "settings",
+    [
+        pytest.param(("lora.dropout=0.25",), marks=pytest.mark.full),  # of which DoRA has every kernel
+        ("lora.dropout=0.25", "lora.use_dora=true"),
+    ],
+    ids="-".join,
 )
 def test_replayed_steps_with_dropout_are_those_that_are_launched_one_by_one(
     settings: tuple[str, ...], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +81,7 @@ def with_adapters(device: str, **settings: Any) -> Any:
     return model.train()
 
 
-@pytest.mark.parametrize("use_dora", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("use_dora", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_step_with_dropout_is_that_of_the_cpu(use_dora: bool) -> None:
     found = []
     ids = np.random.default_rng(0).integers(0, 64, (1, 12))

@@ -84,18 +84,22 @@ def launch_quantized(m: int, k: int) -> dict[str, bool]:
     return dict(zip(FORMS, found, strict=True))
 
 
-def compiled() -> list[dict[str, Any]]:
-    """The forms compiled in both types; for a process without the interpreter, which changes Triton."""
-    rows = []
-    for dtype in (bfloat16, float16):
-        with collecting(Hopper) as found:
-            few = launch_all(dtype, 128)
-            assert not found
-            many = launch_all(dtype, 8192)
-        for kernel, signature in found.values():
-            made = compile.compile_kernel(kernel, signature, (9, 0))
-            rows.append({"dtype": str(dtype), "warps": made.warps, "shared": made.shared})
-        rows.append({"few": few, "many": many})
+def compiled(dtype: DType) -> list[dict[str, Any]]:
+    """The forms compiled in a type; for a process without the interpreter, which changes Triton."""
+    with collecting(Hopper) as found:
+        few = launch_all(dtype, 128)
+        assert not found
+        many = launch_all(dtype, 8192)
+    rows: list[dict[str, Any]] = [{"few": few, "many": many}]
+    for kernel, signature in found.values():
+        made = compile.compile_kernel(kernel, signature, (9, 0))
+        rows.append({"dtype": str(dtype), "warps": made.warps, "shared": made.shared})
+    return rows
+
+
+def compiled_others() -> list[dict[str, Any]]:
+    """Those in 8-bit floats and those with low-rank pairs."""
+    rows: list[dict[str, Any]] = []
     for k, some in ((64, slice(1, 3)), (LONG, slice(2))):  # each form once
         with collecting(Hopper) as found:
             few = launch_quantized(128, k)
@@ -150,29 +154,42 @@ def gate_and_up_in_8_bits() -> list[str]:
     return [kernel.fn.__name__ for kernel, _ in found.values()]
 
 
-def test_each_form_compiles() -> None:
+def rows_of(call: str) -> list[dict[str, Any]]:
+    """What a function of this module gives where kernels are compiled."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    program = (
-        "import json; from tests.kernels.test_gemm_warp_specialized import compiled; print(json.dumps(compiled()))"
-    )
+    program = f"import json; from tests.kernels.test_gemm_warp_specialized import *; print(json.dumps({call}))"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = json.loads(done.stdout)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    assert max(row["shared"] for row in rows if "shared" in row) <= H200.shared_memory
+    return rows
+
+
+def check_tiles(rows: list[dict[str, Any]], dtypes: list[str]) -> None:
+    """That few tiles take none of the forms and many all, and with how many warps each is compiled."""
     chosen = [row for row in rows if "few" in row]
-    assert chosen == [{"few": dict.fromkeys(FORMS, False), "many": dict.fromkeys(FORMS, True)}] * 4  # few tiles, many
+    assert chosen == [{"few": dict.fromkeys(FORMS, False), "many": dict.fromkeys(FORMS, True)}] * len(dtypes)
     made = [row for row in rows if "dtype" in row]
-    dtypes = [str(bfloat16), str(float16)] * 4 + ["fp8 64", f"fp8 {LONG}"] * 2
-    assert sorted(row["dtype"] for row in made) == sorted(dtypes)
+    assert {row["dtype"] for row in made} == set(dtypes)
+    for dtype in dtypes:
+        epilogue_warps = [row["warps"] - warp_specialized.WARPS for row in made if row["dtype"] == dtype]
+        assert epilogue_warps == [tile.epilogue_warps for tile in TILES[dtype]]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", pytest.param("float16", marks=pytest.mark.full)])
+def test_each_form_compiles(name: str) -> None:
+    check_tiles(rows_of(f"compiled({name})"), [f"genesis.{name}"])
+
+
+def test_forms_in_8_bits_and_with_pairs_compile() -> None:
+    rows = rows_of("compiled_others()")
+    check_tiles(rows, ["fp8 64", f"fp8 {LONG}"])
     names = [row["adapted"] for row in rows if "adapted" in row]
     assert names.count("gemm_ws") == 3
     assert "beside_kernel" in names
     forward, plain = ["quantize_operands_kernel", "gemm_ws"], ["gemm_ws"]
     backward = ["quantize_rows_kernel", "quantize_transposed_kernel", "quantize_rows_kernel", "gemm_ws"]
     assert rows[-1] == {"quantized": [forward + backward, forward + plain, plain * 2, forward]}
-    for dtype, tiles in TILES.items():
-        epilogue_warps = [row["warps"] - warp_specialized.WARPS for row in made if row["dtype"] == dtype]
-        assert epilogue_warps == [tile.epilogue_warps for tile in tiles]
-    assert max(row["shared"] for row in rows if "shared" in row) <= H200.shared_memory
 
 
 @pytest.mark.parametrize("lead", [(8192,), (8, 1024)])

@@ -162,9 +162,8 @@ def launched() -> Iterator[list[str]]:
         driver.synchronize()
 
 
-def compiled() -> list[int]:
+def compiled(sizes: tuple[int, ...], rank: int) -> list[int]:
     """The shared memory that the kernel takes at full size; for a process without the interpreter."""
-    rows: list[int] = []
     m = 8192
 
     def made(*shape: int) -> Array:
@@ -173,27 +172,27 @@ def compiled() -> list[int]:
     def numbers(n: int) -> Array:
         return empty((n,), float32, CUDA)
 
-    for sizes, rank in (((4864, 4864), 64), ((896, 128, 128), 16)):
-        n, ends = sum(sizes), [0, *itertools.accumulate(sizes)]
-        ranges = list(itertools.pairwise(ends))
-        with collecting(Hopper) as found:
-            g, z, v = made(m, n), made(m, n), made(m, len(sizes) * rank)
-            d, b = ([made(size, rank) for size in sizes] for _ in range(2))
-            c, sums = numbers(n), numbers(n)
-            assert thin_products_into(v, d, g, b, v, ranges)
-            assert thin_products_into(v, d, g, b, v, ranges, z=z, factors=c, sums=sums, divides=True)
-            assert thin_products_into(None, [made(n, rank)], g, [], made(m, rank), [(0, n)])
-        for kernel, signature in found.values():
-            if kernel.fn.__name__ == "thin_kernel":
-                rows.append(compile.compile_kernel(kernel, signature, (9, 0)).shared)
-    return rows
+    n, ends = sum(sizes), [0, *itertools.accumulate(sizes)]
+    ranges = list(itertools.pairwise(ends))
+    with collecting(Hopper) as found:
+        g, z, v = made(m, n), made(m, n), made(m, len(sizes) * rank)
+        d, b = ([made(size, rank) for size in sizes] for _ in range(2))
+        c, sums = numbers(n), numbers(n)
+        assert thin_products_into(v, d, g, b, v, ranges)
+        assert thin_products_into(v, d, g, b, v, ranges, z=z, factors=c, sums=sums, divides=True)
+        assert thin_products_into(None, [made(n, rank)], g, [], made(m, rank), [(0, n)])
+    thin = [each for each in found.values() if each[0].fn.__name__ == "thin_kernel"]
+    return [compile.compile_kernel(kernel, signature, (9, 0)).shared for kernel, signature in thin]
 
 
 @pytest.mark.slow
-def test_it_fits_an_sm() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "rank"), [((4864, 4864), 64), pytest.param((896, 128, 128), 16, marks=pytest.mark.full)]
+)
+def test_it_fits_an_sm(sizes: tuple[int, ...], rank: int) -> None:
     """Its tiles are chosen by count: all compile, with the shared memory that a block can have."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    program = "import json; from tests.kernels.test_thin import compiled; print(json.dumps(compiled()))"
+    program = f"import json; from tests.kernels.test_thin import compiled; print(json.dumps(compiled({sizes}, {rank})))"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert max(json.loads(done.stdout)) <= H200.shared_memory
