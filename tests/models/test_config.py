@@ -133,6 +133,6 @@ def test_shapes_are_those_of_the_model_and_take_no_memory() -> None:
 
 
 def test_a_model_beyond_all_memory_is_refused_before_it_is_made() -> None:
-    raw = {**bases()["llama"], "hidden_size": 1 << 16, "intermediate_size": 1 << 18, "num_hidden_layers": 4096}
+    raw = {**bases()["llama"], "hidden_size": 1 << 19, "intermediate_size": 1 << 21, "num_hidden_layers": 64}
     with pytest.raises(OutOfMemoryError, match=r"the model of this config has 2[0-9,]{18} parameters, .* in float32"):
         genesis_models.build(raw)
