@@ -13,7 +13,8 @@ PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11; do \
 	$$p -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo $$p && break; done || echo python3)
 
 BIN := $(VENV)/bin
-PIP_INSTALL = -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
+# Without bytecode, of which pip would make all, 20 s of it: Python makes what is imported, as it comes to it.
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS)
 
 # Where the environment says that no bytecode is written, each of the hundreds of processes that tests start would
 # compile all of Genesis again.
