@@ -80,9 +80,9 @@ def names(kernels):
     return {(kernel.fn.__name__, repr(signature)) for kernel, signature in kernels}
 
 ops, arches = ["matmul", "attention", "softmax", "masked_select"], (80, 90, 100)
-together = needed(ops, ["bfloat16"], [], arches)
+together = needed(ops, ["bfloat16"], [], arches, True)
 for arch in arches:
-    alone = names(needed(ops, ["bfloat16"], [], (arch,))[arch])
+    alone = names(needed(ops, ["bfloat16"], [], (arch,), True)[arch])
     launched = {name for name, _ in alone} & {"gemm_tma", "masked_select_kernel"}
     print(names(together[arch]) == alone, *sorted(launched))
 """
@@ -104,7 +104,7 @@ from tests.kernels.assembling import collected
 from tests.kernels.reading import read_once
 
 knobs.compilation.always_compile = True
-found = needed(["matmul", "add"], ["bfloat16"], [], (80, 90, 100))
+found = needed(["matmul", "add"], ["bfloat16"], [], (80, 90, 100), True)
 texts = []
 for way in nullcontext, read_once:
     with way(), collected() as made:
