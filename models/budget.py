@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from genesis import cuda
 from genesis.backend import CPU, Device
+from genesis.backend.host_memory import host_memory
 from genesis.dtypes import as_dtype
 from genesis.errors import OutOfMemoryError
 
-__all__ = ["check_fits", "host_memory"]
-
-# Files with a container's limit, of cgroups 2 and 1.
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+__all__ = ["check_fits"]
 
 
 def check_fits(count: int, dtype: str, device: Device, *, where: str) -> None:
@@ -26,21 +21,6 @@ def check_fits(count: int, dtype: str, device: Device, *, where: str) -> None:
             where=where,
             next="check hidden_size, intermediate_size, num_hidden_layers and vocab_size, or take a smaller model",
         )
-
-
-def host_memory() -> int | None:
-    """Bytes of memory that this host or container has; None where it is not known."""
-    found = []
-    try:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, OSError, ValueError):
-        pass
-    for path in LIMITS:
-        try:
-            found.append(int(Path(path).read_text(encoding="ascii")))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return min((size for size in found if size > 0), default=None)
 
 
 def _memory(device: Device) -> int | None:

@@ -59,6 +59,15 @@ class FileSystem:
     def __init__(self, observer: Observer | None = None) -> None:
         self._observer = observer
 
+    def shown(self, observer: Callable[[Call], None]) -> FileSystem:
+        """The same calls, shown to another observer first, which may raise an `OSError` instead of one."""
+
+        def observe(call: Call) -> int | None:
+            observer(call)
+            return None if self._observer is None else self._observer(call)
+
+        return FileSystem(observe)
+
     def create(self, path: Path) -> Writer:
         """A writer of the new file `path`, which must not exist."""
         return Writer(self, path, os.O_CREAT | os.O_EXCL)

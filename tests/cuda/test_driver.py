@@ -144,6 +144,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "allocate": ((512,), ["cuMemAlloc"]),
     "free": ((3,), ["cuMemFree"]),
     "allocate_pinned": ((512,), ["cuMemHostAlloc"]),
+    "register_host": ((4096, 512), ["cuMemHostRegister"]),
+    "unregister_host": ((4096,), ["cuMemHostUnregister"]),
     "memory_info": ((), ["cuMemGetInfo"]),
     "copy": ((1, 2, 3, 0), ["cuMemcpyAsync"]),
     "fill": ((1, 0, 3, 0), ["cuMemsetD8Async"]),
@@ -157,6 +159,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "record_time": ((3, 4), ["cuEventRecordWithFlags"]),
     "synchronize_event": ((3,), ["cuEventSynchronize"]),
     "is_event_done": ((3,), ["cuEventQuery"]),
+    "has_happened": ((3,), ["cuEventQuery"]),
     "elapsed": ((3, 4), ["cuEventElapsedTime"]),
     "synchronize": ((), ["cuCtxSynchronize"]),
     "mark": ((4,), ["cuEventCreate", "cuEventRecord"]),
@@ -172,6 +175,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "kernel_facts": ((7, 128, 0), ["cuFuncGetAttribute"] * 3 + ["cuOccupancyMaxActiveBlocksPerMultiprocessor"]),
 }
 UNORDERED = {"allocate", "allocate_pinned", "memory_info", "create_stream", "create_event", "destroy_event",
+             "register_host", "unregister_host", "has_happened",
              "end_capture", "is_capturing", "instantiate", "destroy_graph", "sm_facts", "kernel_facts"}  # fmt: skip
 
 

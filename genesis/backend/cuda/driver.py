@@ -288,6 +288,14 @@ class Driver:
         """Pinned host memory, from and to which copies are asynchronous."""
         return int(self._now(self._cuda.cuMemHostAlloc, nbytes, 0))
 
+    def register_host(self, pointer: int, nbytes: int) -> None:
+        """Pin host memory that others allocated."""
+        self._now(self._cuda.cuMemHostRegister, pointer, nbytes, 0)
+
+    def unregister_host(self, pointer: int) -> None:
+        """Let pinned memory of `register_host` go."""
+        self._now(self._cuda.cuMemHostUnregister, pointer)
+
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
         free, total = self._now(self._cuda.cuMemGetInfo)
@@ -420,6 +428,9 @@ class Driver:
 
     def _is_done(self, query: Any, handle: int) -> bool:
         self._ordered()
+        return self._answer(query, handle)
+
+    def _answer(self, query: Any, handle: int) -> bool:
         (code,) = query(handle)
         if code == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -458,6 +469,11 @@ class Driver:
     def is_event_done(self, event: int) -> bool:
         """Whether the event has happened."""
         return self._is_done(self._cuda.cuEventQuery, event)
+
+    def has_happened(self, event: int) -> bool:
+        """The same asked by another thread than the one that launches work: it launches nothing that waits."""
+        self._enter()
+        return self._answer(self._cuda.cuEventQuery, event)
 
     def elapsed(self, start: int, end: int) -> float:
         """Seconds between two events that have happened."""

@@ -73,6 +73,9 @@ class HostDriver(Driver):
 
     allocate_pinned = allocate
 
+    def register_host(self, pointer: int, nbytes: int) -> None: ...
+    def unregister_host(self, pointer: int) -> None: ...
+
     def memory_info(self) -> tuple[int, int]:
         return self.memory - self._used, self.memory
 
@@ -150,6 +153,9 @@ class HostDriver(Driver):
     def synchronize_event(self, event: int) -> None: ...
 
     def is_event_done(self, event: int) -> bool:
+        return True
+
+    def has_happened(self, event: int) -> bool:
         return True
 
     def elapsed(self, start: int, end: int) -> float:
