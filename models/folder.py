@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from genesis.io.hf import (
     side_files,
 )
 from genesis.io.paths import safe_join
+from genesis.io.safetensors import TensorSource
 from genesis.io.strict_json import indented_bytes
+from genesis.nn import LoRALinear
 from genesis_models.adapters import adapted_layers, load_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.budget import check_fits
@@ -228,15 +231,18 @@ def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
     return raw
 
 
-def _plain_weights(model: CausalLM, dtype: str | None) -> dict[str, np.ndarray]:
+def _plain_weights(
+    model: CausalLM, dtype: str | None, values: Mapping[str, TensorSource] | None
+) -> dict[str, TensorSource]:
     """The tensors of a plain model folder by name: adapters are merged in float32, and each is rounded once.
 
     Args:
+        values: of the parameters; None: those that the model has.
         dtype: of all; None: of each its own, or the 16-bit one of its tensor in the folder where `load` chose a wider
             one itself.
 
     Raises:
-        NumericError: float16 is too narrow for a weight.
+        NumericError: where one is read, and float16 is too narrow for it.
     """
     if is_quantized(model):
         raise UsageError("a model with weights in 8 bits cannot be saved", next="load it again, unquantized")
@@ -245,18 +251,29 @@ def _plain_weights(model: CausalLM, dtype: str | None) -> dict[str, np.ndarray]:
         owner, _, last = name.rpartition(".")
         if owner.rpartition(".")[0] in layers:
             continue  # a part of an adapter
-        merges = last == "weight" and owner in layers
-        values: np.ndarray = (layers[owner].merged_weight() if merges else parameter.detach()).cpu().numpy()
+        if last == "weight" and owner in layers:
+            read = _merged(layers[owner])
+        else:
+            read = _held(parameter) if values is None else values[name].read
         kind = parameter.dtype.name if dtype is None else dtype
         stored = model.stored_types.get(name)
         if dtype is None and kind == "float32" and stored in ("float16", "bfloat16"):
             kind = stored
-        found[name] = _rounded(name, values, kind)
+        found[name] = TensorSource(as_dtype(kind).numpy, parameter.shape, functools.partial(_rounded, name, read, kind))
     return found
 
 
-def _rounded(name: str, values: np.ndarray, kind: str) -> np.ndarray:
-    """`values` in another float type. Raises: NumericError where they are beyond what it holds."""
+def _merged(layer: LoRALinear) -> Callable[[], np.ndarray]:
+    return lambda: layer.merged_weight().cpu().numpy()
+
+
+def _held(parameter: Tensor) -> Callable[[], np.ndarray]:
+    return lambda: parameter.detach().cpu().numpy()
+
+
+def _rounded(name: str, read: Callable[[], np.ndarray], kind: str) -> np.ndarray:
+    """What `read` gives, in another float type. Raises: NumericError where values are beyond what it holds."""
+    values = read()
     with np.errstate(over="ignore"):
         found = values.astype(as_dtype(kind).numpy, copy=False)
     if kind == "float16" and not np.array_equal(np.isfinite(found), np.isfinite(values)):
@@ -275,6 +292,7 @@ def write_model(
     ends: Sequence[int] = (),
     max_shard_bytes: int = MAX_SHARD_BYTES,
     dtype: str | None = None,
+    values: Mapping[str, TensorSource] | None = None,
 ) -> None:
     """Write a model folder's files through `writer`; adapters are merged into the weights.
 
@@ -286,8 +304,9 @@ def write_model(
         ends: the ids that end what the model was trained to say; they go before those that the source's file names,
             which is kept byte for byte where none is given.
         dtype: "float32", "bfloat16" or "float16": that of all weights; None: of each the one that it has.
+        values: of the parameters, by name; None: those that the model has.
     """
-    tensors = _plain_weights(model, dtype)
+    tensors = _plain_weights(model, dtype, values)
     writer.write("config.json", indented_bytes(_config_json(model, tensors[EMBEDDING].dtype.name)))
     save_weights(writer, tensors, max_shard_bytes)
     extra = dict(extra_files or {})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from genesis.io.files import FolderWriter
 from genesis.io.hf import GENERATION_CONFIG, MAX_TEMPLATE_BYTES, SIDE_FILES, TOKENIZER_FILES, side_files
 from genesis.io.paths import safe_join
 from genesis.io.strict_json import read_limited
-from genesis.optim import Optimizer
 from genesis.train.config import Config
+from genesis.train.snapshot import Snapshot, masters
 from genesis.train.state import FrozenBase
 from genesis_cli.session.chat import ChatFormat
 from genesis_models.adapters import BASE_NAME, Base, adapter_parameters, adapter_values, write_adapter
@@ -39,7 +40,6 @@ class ModelFiles:
     config: Config
     tokenizer: Tokenizer
     model: CausalLM
-    optimizer: Optimizer
     base: Base | None
     chat: ChatFormat
 
@@ -51,7 +51,7 @@ class ModelFiles:
         names = {name for name, _ in self.model.named_parameters()} - adapter_parameters(self.model).keys()
         return FrozenBase("" if self.base is None else self.base.sha256, frozenset(names))
 
-    def write(self, folder: FolderWriter) -> None:
+    def write(self, folder: FolderWriter, snapshot: Snapshot) -> None:
         """Model, tokenizer and side files; of a source folder's own files, what training does not change is kept byte
         for byte.
         """
@@ -59,10 +59,12 @@ class ModelFiles:
         if self.config.lora is None:
             # What is not given is copied from the source.
             files = None if self._keeps_tokenizer and self.chat.templates is None else self.tokenizer_files
-            write_model(self.model, folder, source=source, extra_files=files, eos_token_id=end, ends=ends)
+            own: dict[str, Any] = {"source": source, "extra_files": files, "eos_token_id": end, "ends": ends}
+            write_model(self.model, folder, values=snapshot.weights, **own)
             return
         assert self.base is not None, "a run that saves has it"
-        write_adapter(self.model, folder, base=self.base.path, optimizer=self.optimizer)
+        values = masters(snapshot.weights, snapshot.optimizer)
+        write_adapter(self.model, folder, base=self.base.path, values=values)
         folder.write(BASE_NAME, self.base.to_json())
         folder.write(GENERATION_CONFIG, generation_config(self.model.config, source, ends, end))
         for name, data in self.tokenizer_files.items():

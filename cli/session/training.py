@@ -36,6 +36,7 @@ from genesis.train.output import Output
 from genesis.train.progress import Progress, duration
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.signals import Interrupts
+from genesis.train.snapshot import Snapshot
 from genesis.train.state import TrainState
 from genesis_cli.session.base_model import adapter_to_resume, checked_base
 from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
@@ -249,7 +250,7 @@ def assemble(
     seed, accumulated = config.train.seed, config.train.accumulation_steps
     group, zero = ranks.group, config.train.zero
     optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated, group, zero)
-    files = ModelFiles(config, data.tokenizer, model, optimizer, base, chat)
+    files = ModelFiles(config, data.tokenizer, model, base, chat)
     state = TrainState(model, optimizer, loader, base=files.frozen, ranks=ranks)
     sampling = Sampling(config.eval.temperature, config.eval.top_k, config.eval.top_p, config.train.seed)
 
@@ -356,7 +357,7 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
     output = Path(config.train.output_dir)
     if config.checkpoint.save_final:
         with FolderUpdate(output) as folder:
-            training.checkpoints.write_model(folder)
+            training.checkpoints.write_model(folder, Snapshot.of(training.state))
     _draw(output, console)
     for line in _summary_lines(summary, held_out, output, "model" if config.lora is None else "adapter"):
         console.line(line)

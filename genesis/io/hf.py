@@ -16,7 +16,7 @@ from genesis.errors import DiskError, ModelError, escape
 from genesis.io.boundary import boundary, close_read, system_error
 from genesis.io.files import FolderWriter
 from genesis.io.paths import check_name, exists, list_folder, open_regular, quote, safe_join
-from genesis.io.safetensors import SafeTensors, TensorEntry, write_tensors
+from genesis.io.safetensors import SafeTensors, TensorEntry, TensorSource, write_tensors
 from genesis.io.strict_json import indented_bytes, parse_object, read_limited, read_object
 
 __all__ = [
@@ -223,7 +223,7 @@ class WeightFolder:
 
 def save_weights(
     writer: FolderWriter,
-    tensors: Mapping[str, npt.NDArray[Any]],
+    tensors: Mapping[str, npt.NDArray[Any] | TensorSource],
     max_shard_bytes: int,
     metadata: Mapping[str, str] = MappingProxyType({"format": "pt"}),
 ) -> list[str]:
@@ -357,7 +357,7 @@ def _read_weight_map(path: Path, where: str) -> dict[str, str]:
     return weight_map
 
 
-def _shards(tensors: Mapping[str, npt.NDArray[Any]], max_shard_bytes: int) -> list[list[str]]:
+def _shards(tensors: Mapping[str, npt.NDArray[Any] | TensorSource], max_shard_bytes: int) -> list[list[str]]:
     """The tensors' names in lists of at most `max_shard_bytes` each, or of one tensor; at least one list."""
     shards: list[list[str]] = [[]]
     size = 0

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -35,6 +35,7 @@ __all__ = [
     "MAX_TENSORS",
     "SafeTensors",
     "TensorEntry",
+    "TensorSource",
     "load_file",
     "save_file",
     "write_tensors",
@@ -94,6 +95,20 @@ class TensorEntry:
     def nbytes(self) -> int:
         """Bytes of the tensor's elements."""
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """A tensor that is read when it is written: what a header says of it, and where its values come from."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    read: Callable[[], npt.NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor's elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class SafeTensors:
@@ -237,9 +252,13 @@ def save_file(
 
 
 def write_tensors(
-    sink: ByteSink, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str] = _DEFAULT_METADATA
+    sink: ByteSink,
+    tensors: Mapping[str, npt.NDArray[Any] | TensorSource],
+    metadata: Mapping[str, str] = _DEFAULT_METADATA,
 ) -> None:
     """Write `tensors` in the safetensors format to `sink`, one at a time: wide dtypes first, then by name.
+
+    Values of a `TensorSource` are held only while they are written.
 
     Raises:
         DTypeError: a dtype without a code in the format. ModelError: a name or metadata that reading would refuse.
@@ -249,11 +268,12 @@ def write_tensors(
     header = _header(order, tensors, metadata)
     sink.write(len(header).to_bytes(_PREFIX, "little") + header)
     for name in order:
-        for block in _blocks(tensors[name]):
+        tensor = tensors[name]
+        for block in _blocks(tensor.read() if isinstance(tensor, TensorSource) else tensor):
             sink.write(block.reshape(-1).view(np.uint8).data)
 
 
-def _rank(name: str, array: npt.NDArray[Any]) -> int:
+def _rank(name: str, array: npt.NDArray[Any] | TensorSource) -> int:
     try:
         return _RANKS[array.dtype]
     except KeyError:
@@ -262,7 +282,9 @@ def _rank(name: str, array: npt.NDArray[Any]) -> int:
         ) from None
 
 
-def _header(order: list[str], tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+def _header(
+    order: list[str], tensors: Mapping[str, npt.NDArray[Any] | TensorSource], metadata: Mapping[str, str]
+) -> bytes:
     """The JSON header, padded with spaces so that the tensors' bytes start at a multiple of 8."""
     header: dict[str, Any] = {}
     if metadata:

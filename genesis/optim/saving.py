@@ -23,18 +23,24 @@ if TYPE_CHECKING:
     from genesis.optim.optimizer import Optimizer
     from genesis.optim.shared import SharedBuffers
 
-__all__ = ["MASTER", "RESIDUAL", "check_saved", "load_state", "saved_state", "state_dict"]
+__all__ = ["MASTER", "RESIDUAL", "check_saved", "kept_state", "load_state", "saved_state", "state_dict"]
 
 MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual of one whose upper half is the weight
 
 
-def saved_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
-    """The step count and the tensors of one parameter, empty where it was never updated; see `Optimizer`."""
+def kept_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
+    """The step count and the tensors of one parameter as they are kept, residuals of split masters among them."""
     state = dict(optimizer.state.get(param, {}))
     shared = optimizer.sharded(param)
     if state and shared is not None:
         flat, index = shared
         state |= {name: Tensor(flat.view(whole, index)) for name, whole in flat.whole.items()}
+    return state
+
+
+def saved_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
+    """The step count and the tensors of one parameter, empty where it was never updated; see `Optimizer`."""
+    state = kept_state(optimizer, param)
     residual = state.pop(RESIDUAL, None)
     if residual is not None:
         state[MASTER] = Tensor(join_master(param.array, residual.array))

@@ -6,6 +6,7 @@ A checkpoint is committed whole (see `genesis.io.files`); nothing is removed bef
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import reprlib
 from collections.abc import Callable, Mapping
@@ -16,7 +17,6 @@ import numpy as np
 
 from genesis import random
 from genesis.backend import backend_for
-from genesis.backend.cpu import threads
 from genesis.errors import ConfigError, DataError, DiskError, GenesisError, InterruptedRun, ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import (
@@ -35,15 +35,16 @@ from genesis.io.safetensors import SafeTensors, write_tensors
 from genesis.io.strict_json import indented_bytes
 from genesis.optim.saving import MASTER
 from genesis.tensor import Tensor
-from genesis.train.optimizer import optimizer_arrays, restore_optimizer
+from genesis.train.optimizer import restore_optimizer
 from genesis.train.ranks import SAVING_S
+from genesis.train.snapshot import Snapshot
 from genesis.train.state import Interval, TrainState
 
 __all__ = ["Checkpoints", "WriteModel"]
 
 OPTIMIZER, TRAINER, RNG, DATA = "optimizer.safetensors", "trainer_state.json", "rng.json", "data_state.json"
 
-WriteModel = Callable[[FolderWriter], None]
+WriteModel = Callable[[FolderWriter, Snapshot], None]
 ReadMasters = Callable[[Path], Mapping[str, np.ndarray]]
 
 
@@ -70,7 +71,7 @@ class Checkpoints:
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.output_dir, self.keep = output_dir, keep
-        self.write_model, self._read_masters, self._fs, self._warn = write_model, read_masters, fs, warn
+        self.write_model, self._read_masters, self.fs, self._warn = write_model, read_masters, fs, warn
         self._stuck: set[int] = set()
 
     @boundary(ModelError, "listing the checkpoints")
@@ -96,29 +97,34 @@ class Checkpoints:
             DiskError: the disk is full or fails; the older checkpoints are intact.
         """
         with state.ranks.during("saving", SAVING_S), state.optimizer.whole_states():
-            return str(state.ranks.from_main("saved", self._write(state) if state.ranks.is_main else ""))
+            return str(state.ranks.from_main("saved", self.write(Snapshot.of(state)) if state.ranks.is_main else ""))
 
-    def _write(self, state: TrainState) -> str:
-        digest = state.digest()
-        arrays = optimizer_arrays(state.optimizer)
+    def write(self, snapshot: Snapshot, fs: FileSystem | None = None) -> str:
+        """As `save`, on rank 0 alone.
+
+        Args:
+            fs: what to write through instead of `fs`.
+        """
+        fs, digest = fs or self.fs, snapshot.digest()
         in_float32 = self._read_masters is not None
+        tensors = snapshot.optimizer
         if in_float32:
-            arrays = {name: array for name, array in arrays.items() if not name.endswith(f".{MASTER}")}
-        weights = sum(p.numel() * (4 if in_float32 else p.dtype.itemsize) for _, p in state.own_parameters())
-        check_room(self.output_dir, weights + sum(a.nbytes for a in arrays.values()))
-        with AtomicFolder(self.folder(state.step), fs=self._fs, replace=True) as folder:
-            folder.metadata.update(step=state.step, state_hash=digest, threads=threads())
-            self.write_model(folder)
+            tensors = {name: source for name, source in tensors.items() if not name.endswith(f".{MASTER}")}
+        weights = sum(math.prod(w.shape) * 4 if in_float32 else w.nbytes for w in snapshot.weights.values())
+        check_room(self.output_dir, weights + sum(source.nbytes for source in tensors.values()))
+        with AtomicFolder(self.folder(snapshot.step), fs=fs, replace=True) as folder:
+            folder.metadata.update(step=snapshot.step, state_hash=digest, threads=snapshot.threads)
+            self.write_model(folder, snapshot)
             with folder.create(OPTIMIZER) as file:
-                write_tensors(file, arrays, {"format": "pt"})
-            folder.write(RNG, indented_bytes(random.get_state()))
-            folder.write(DATA, indented_bytes(state.loader.state()))
-            trainer = {**state.counters(), "evaluated_at": state.evaluated_at, "state_hash": digest}
+                write_tensors(file, tensors, {"format": "pt"})
+            folder.write(RNG, indented_bytes(snapshot.rng))
+            folder.write(DATA, indented_bytes(snapshot.data))
+            trainer = {**snapshot.counters, "evaluated_at": snapshot.evaluated_at, "state_hash": digest}
             folder.write(TRAINER, indented_bytes(trainer))
-        self.rotate(state.step)
+        self.rotate(snapshot.step, fs)
         return digest
 
-    def rotate(self, newest: int) -> None:
+    def rotate(self, newest: int, fs: FileSystem | None = None) -> None:
         """Remove the oldest beyond the limit; `newest`, just written or loaded, always stays.
 
         What cannot be removed stays as it is, with a warning, and no longer counts.
@@ -128,7 +134,7 @@ class Checkpoints:
         older = [s for s in self.steps() if s != newest and s not in self._stuck and _is_committed(self.folder(s))]
         for step in older[: max(0, len(older) + 1 - self.keep)]:
             try:
-                remove_folder(self.folder(step), fs=self._fs)
+                remove_folder(self.folder(step), fs=fs or self.fs)
             except (DiskError, ModelError) as error:
                 self._stuck.add(step)
                 self._warn(f"warning: an old checkpoint stays: {error.what}")
@@ -173,11 +179,11 @@ class Checkpoints:
             return None
         folders = (self.output_dir / f"abandoned-{n}" for n in itertools.count(1))
         staging = next(folder for folder in folders if not os.path.lexists(folder))
-        self._fs.mkdir(staging)
+        self.fs.mkdir(staging)
         for number in reversed(later):  # so that a crash leaves no gap among those that stay
-            self._fs.rename(self.folder(number), staging / self.folder(number).name)
-        self._fs.fsync_dir(staging)
-        self._fs.fsync_dir(self.output_dir)
+            self.fs.rename(self.folder(number), staging / self.folder(number).name)
+        self.fs.fsync_dir(staging)
+        self.fs.fsync_dir(self.output_dir)
         return staging
 
     def _read(self, state: TrainState, folder: Path) -> None:

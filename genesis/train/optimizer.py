@@ -17,9 +17,9 @@ from genesis.train.parameters import check_factors, factor_of
 __all__ = [
     "build_optimizer",
     "build_schedule",
-    "optimizer_arrays",
     "optimizer_counts",
     "restore_optimizer",
+    "updated_parameters",
 ]
 
 
@@ -87,7 +87,7 @@ def build_schedule(config: OptimConfig, steps: int) -> Callable[[int], float]:
     return schedule.lr_at
 
 
-def _named(optimizer: Optimizer) -> Iterable[tuple[str, Tensor]]:
+def updated_parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     """The parameters that were updated, by name."""
     for group in optimizer.param_groups:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
@@ -95,23 +95,13 @@ def _named(optimizer: Optimizer) -> Iterable[tuple[str, Tensor]]:
                 yield name, parameter
 
 
-def optimizer_arrays(optimizer: Optimizer) -> dict[str, np.ndarray]:
-    """The state's tensors as `<parameter>.<name of the state>`, sharing memory but for split masters."""
-    return {
-        f"{name}.{key}": value.numpy()
-        for name, parameter in _named(optimizer)
-        for key, value in optimizer.saved_state(parameter).items()
-        if isinstance(value, Tensor)
-    }
-
-
 def optimizer_counts(optimizer: Optimizer) -> dict[str, int]:
     """How often each parameter was updated."""
-    return {name: optimizer.state[parameter]["step"] for name, parameter in _named(optimizer)}
+    return {name: optimizer.state[parameter]["step"] for name, parameter in updated_parameters(optimizer)}
 
 
 def restore_optimizer(optimizer: Optimizer, arrays: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> None:
-    """Set the state to what `optimizer_arrays` and `optimizer_counts` gave; settings stay those of the configuration.
+    """Set the state to `Snapshot.optimizer` and `optimizer_counts`; settings stay those of the configuration.
 
     Raises:
         ModelError: arrays that this optimizer does not keep, or of other shapes.

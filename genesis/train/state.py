@@ -6,15 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from genesis import random
 from genesis.array import Array
 from genesis.data.loader import PackedLoader
-from genesis.io.hashing import StateHash
 from genesis.nn import Module
 from genesis.optim import Optimizer
 from genesis.tensor import Tensor
-from genesis.train.optimizer import optimizer_arrays, optimizer_counts
+from genesis.train.optimizer import optimizer_counts
 from genesis.train.ranks import ALONE, Ranks
+from genesis.train.snapshot import Snapshot
 
 __all__ = ["FrozenBase", "Interval", "LanguageModel", "TrainState"]
 
@@ -109,23 +108,6 @@ class TrainState:
         }
 
     def hash(self) -> str:
-        """The state hash: sha256 over parameters, optimizer, random generators, data position and step.
-
-        No clock enters. A base enters by its fingerprint. It is a call of all ranks.
-        """
+        """The state hash, see `Snapshot.digest`: a call of all ranks."""
         with self.optimizer.whole_states():
-            return str(self.ranks.from_main("hash", self.digest() if self.ranks.is_main else ""))
-
-    def digest(self) -> str:
-        """As `hash`, on rank 0 and inside the optimizer's `whole_states`."""
-        state = StateHash()
-        if self.base is not None:
-            state.add_json("base", self.base.sha256)
-        for name, parameter in self.own_parameters():
-            state.add_array(f"model.{name}", parameter.detach().numpy())
-        for name, array in sorted(optimizer_arrays(self.optimizer).items()):
-            state.add_array(f"optimizer.{name}", array)
-        state.add_json("rng", random.get_state())
-        state.add_json("data", self.loader.state())
-        state.add_json("steps", {"step": self.step, "optimizer": optimizer_counts(self.optimizer)})
-        return state.hexdigest()
+            return str(self.ranks.from_main("hash", Snapshot.of(self).digest() if self.ranks.is_main else ""))

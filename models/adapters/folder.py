@@ -18,9 +18,7 @@ from genesis.io.boundary import boundary
 from genesis.io.files import FolderWriter
 from genesis.io.hf import list_names, read_json
 from genesis.io.paths import exists, is_folder, safe_join
-from genesis.io.safetensors import SafeTensors, write_tensors
-from genesis.optim import Optimizer
-from genesis.optim.saving import MASTER
+from genesis.io.safetensors import SafeTensors, TensorSource, write_tensors
 from genesis.random import Generator
 from genesis_models.adapters.config import AdapterConfig, adapter_json, read_adapter_config
 from genesis_models.adapters.layers import adapt, adapted_layers, adapter_of, adapter_parameters, adapter_parts
@@ -212,20 +210,24 @@ def _fill(parameter: Tensor, values: np.ndarray) -> None:
 
 
 def write_adapter(
-    model: nn.Module, writer: FolderWriter, *, base: str | os.PathLike[str] | None, optimizer: Optimizer | None = None
+    model: nn.Module,
+    writer: FolderWriter,
+    *,
+    base: str | os.PathLike[str] | None,
+    values: Mapping[str, TensorSource] | None = None,
 ) -> None:
     """Write the adapters of a model as PEFT does: `adapter_config.json` and, in float32, `adapter_model.safetensors`.
 
     Args:
         base: the folder of the base model, or its name on the hub.
-        optimizer: its float32 masters are written where it keeps some.
+        values: of the adapters' parameters, by name; None: those that the model has.
 
     Raises:
         UsageError: as in `adapter_of`. DiskError: writing failed.
     """
     config = adapter_of(model, base=None if base is None else os.fspath(base))
     tensors = {
-        f"{_PREFIX}{name}.{_SAVED[part]}": _float32(parameter, optimizer)
+        f"{_PREFIX}{name}.{_SAVED[part]}": _float32(None if values is None else values[f"{name}.{part}"], parameter)
         for name, layer in adapted_layers(model).items()
         for part, parameter in adapter_parts(layer)
     }
@@ -234,7 +236,9 @@ def write_adapter(
         write_tensors(file, tensors, {"format": "pt"})
 
 
-def _float32(parameter: Tensor, optimizer: Optimizer | None) -> np.ndarray:
-    master = None if optimizer is None else optimizer.saved_state(parameter).get(MASTER)
-    values: np.ndarray = (parameter if master is None else master).detach().cpu().numpy()
-    return np.ascontiguousarray(values.astype(np.float32, copy=False))
+def _float32(source: TensorSource | None, parameter: Tensor) -> TensorSource:
+    def read() -> np.ndarray:
+        values = parameter.detach().cpu().numpy() if source is None else source.read()
+        return np.ascontiguousarray(values.astype(np.float32, copy=False))
+
+    return TensorSource(np.dtype(np.float32), parameter.shape, read)

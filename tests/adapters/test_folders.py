@@ -21,6 +21,7 @@ from genesis.errors import ModelError
 from genesis.io.files import AtomicFolder
 from genesis.io.safetensors import save_file
 from genesis.optim import AdamW
+from genesis.train.snapshot import masters, tensor_sources
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -99,12 +100,13 @@ def test_what_is_written_is_what_peft_writes(name: str, tmp_path: Path) -> None:
 def test_masters_are_written_where_an_optimizer_keeps_some(tmp_path: Path) -> None:
     model = genesis_models.load(base_of(LORA), dtype="bfloat16")
     apply_adapters(model, AdapterConfig(r=2, alpha=4.0, target_modules=("q_proj", "v_proj"))).train()
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     optimizer = AdamW(trained, lr=1e-3, fused=True, low_precision="master")
     ids = genesis.from_numpy(np.arange(12)[None])
     model.loss(ids, ids).backward()
     optimizer.step()
-    arrays = stored(written(model, tmp_path / "out", optimizer=optimizer))
+    values = masters(*tensor_sources(trained, optimizer))
+    arrays = stored(written(model, tmp_path / "out", values=values))
     for name, layer in adapted_layers(model).items():
         for part in ("lora_A", "lora_B"):
             master = arrays[f"base_model.model.{name}.{part}.weight"]

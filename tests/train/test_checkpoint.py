@@ -24,6 +24,7 @@ from genesis.io.manifest import read_manifest, verify_manifest
 from genesis.train import checkpoint
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.loop import Training
+from genesis.train.snapshot import Snapshot
 from genesis.train.state import Interval, TrainState
 from tests.io.faults import FailAt, Recorder, ShortWrites, check_power_loss_order
 from tests.train.runs import assembled, checkpoints, load, make, no_waiting, steps
@@ -424,7 +425,7 @@ class TestHash:
         state, before = run.state, run.state.hash()
         changes: dict[str, Callable[[TrainState], None]] = {
             "parameter": lambda s: flip(next(p for _, p in s.model.named_parameters()).detach().numpy()),
-            "moment": lambda s: flip(next(iter(checkpoint.optimizer_arrays(s.optimizer).values()))),
+            "moment": lambda s: flip(next(iter(Snapshot.of(s).optimizer.values())).read()),
             "count": lambda s: next(iter(s.optimizer.state.values())).update(step=9),
             "random": lambda s: setattr(random.default_generator, "offset", random.default_generator.offset + 1),
             "epoch": lambda s: setattr(s.loader, "epoch", s.loader.epoch + 1),
