@@ -65,8 +65,9 @@ ranks-faults: install-dev ## runs in ranks: state hashes, resumed ones, a fault 
 	$(BIN)/python -m tests.distributed.sweep
 	$(BIN)/python -m tests.distributed.sweep --ranks 4 --instants 100 --seed 1
 
-kills: install-dev ## runs that train adapters on chats, killed at 20 random instants and resumed, in minutes
+kills: install-dev ## runs killed at 20 random instants (of adapters, on chats) and in 20 saves in the background, and resumed, in minutes
 	$(BIN)/python -m tests.soak.kills --kills 20 --terms 0 --lora
+	$(BIN)/python -m tests.soak.kills --kills 0 --terms 0 --saves 20
 
 generations: install-dev ## 10,000 generations of mixed lengths, after which nothing may have grown, in minutes
 	$(BIN)/python -m tests.soak.generations

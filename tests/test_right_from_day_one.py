@@ -282,7 +282,7 @@ def test_right_from_day_one_10_logits_never_stand_whole(recipe: Path, tmp_path: 
 
 def test_right_from_day_one_11_speed_leaves_out_warm_up_evaluation_and_saving(recipe: Path, tmp_path: Path) -> None:
     """And says so."""
-    slow, count = 0.2, 8
+    slow, count, at_once = 0.2, 8, "checkpoint.background=off"
 
     def slowly(function: Any) -> Any:
         def slowed(*args: Any, **kwargs: Any) -> Any:
@@ -291,7 +291,7 @@ def test_right_from_day_one_11_speed_leaves_out_warm_up_evaluation_and_saving(re
 
         return slowed
 
-    config = load(recipe, str(tmp_path / "run"), f"train.steps={count}", "eval.every=4", "eval.prompts=[]")
+    config = load(recipe, str(tmp_path / "run"), f"train.steps={count}", "eval.every=4", "eval.prompts=[]", at_once)
     told = io.StringIO()
     with (
         mock.patch.object(loop, "evaluate", slowly(loop.evaluate)),

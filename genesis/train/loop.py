@@ -21,6 +21,7 @@ from genesis.train.peak_memory import peak_memory
 from genesis.train.progress import Progress
 from genesis.train.ranks import SAMPLING_S
 from genesis.train.samples import Sample, append_samples, keep_samples
+from genesis.train.saving import Saves
 from genesis.train.signals import Interrupts
 from genesis.train.state import Interval, TrainState
 from genesis.train.step import StepResult, take_step
@@ -84,12 +85,14 @@ class Training:
     last_evaluation: Evaluation | None = None
     state_hash: str = ""
     metrics: Metrics = field(init=False)
+    saves: Saves = field(init=False)
     resumed_at: int | None = None
     _grad_norm: float = math.nan  # of the last step that was counted
     _rows: deque[tuple[int, Row, Reading]] = field(default_factory=deque)  # that wait for a device's figures
     _on_device: DeviceSteps | None = None
 
     def __post_init__(self) -> None:
+        self.saves = Saves(self.checkpoints, self.config.checkpoint.background, self.device, self.progress.note)
         if self.device != CPU:
             from genesis.train.device_steps import DeviceSteps
 
@@ -120,13 +123,17 @@ class Training:
         """
         started = time.perf_counter()
         self.state.model.train()
-        with self.progress:
+        with self.progress, self.saves:
             self._recall_evaluation()
             self._settle()  # the evaluation before step 1; a resumed run may owe one that a signal cut short
+            is_first = True
             while self.state.step < self.steps:
                 begun = time.monotonic()
                 self._step(self._batches())
                 self.state.ranks.took(time.monotonic() - begun)
+                if is_first and self._saves_before_the_end():
+                    self.saves.prepare(self.state)  # of the optimizer's states, which the first step makes
+                is_first = False
                 self._report()
                 self._settle()
         if not self.state_hash:  # the run was complete already
@@ -172,6 +179,7 @@ class Training:
 
     def _settle(self) -> None:
         """What is due between two steps: evaluate, save, and stop if a signal came."""
+        self.saves.poll()
         step, last = self.state.step, self.state.step == self.steps
         is_due = last or _due(step, self.config.eval.every) if step else self.config.eval.at_start
         evaluates = is_due and self.state.evaluated_at != step
@@ -183,7 +191,7 @@ class Training:
             with self.state.ranks.during("evaluation"):
                 self._evaluate()
         if saves:
-            self._save()
+            self._save(waits=last or stop is not None)
         if evaluates or saves:
             stop = self._received()
         if stop is not None:
@@ -281,11 +289,19 @@ class Training:
                 self.progress.note(f"sample at step {step}:\n{prompt}{text}")
             append_samples(self.metrics.path.parent, found)
 
-    def _save(self) -> None:
-        self.metrics.sync()
-        self.state_hash = self.checkpoints.save(self.state)
+    def _saves_before_the_end(self) -> bool:
+        """Whether a save is due after which training goes on."""
+        every = self.config.checkpoint.every
+        return every is not None and (self.steps - 1) // every * every >= self.state.step
+
+    def _save(self, *, waits: bool) -> None:
+        """Save; in the background where nothing `waits` for it."""
+        self.saves.wait(self.state)
+        self.metrics.sync()  # the rows that a run which resumes does not write again
+        state_hash = self.saves.save(self.state, waits=waits)
+        if state_hash is not None:
+            self.state_hash = state_hash
         self.saved_at = self.state.step
-        self.progress.note(f"saved {self.checkpoints.folder(self.state.step)}")
 
     def _stop(self, signal: int) -> None:
         step = self.state.step
@@ -294,7 +310,8 @@ class Training:
             next = "start it again with the same command"
         else:
             if self.saved_at != step:
-                self._save()
+                self._save(waits=True)
+            self.saves.wait(self.state)
             what, where = f"stopped by signal {signal} after step {step}, which is saved", self.checkpoints.folder(step)
             next = "continue with the same command and --resume"
         self.state.ranks.leave()

@@ -69,7 +69,8 @@ def each_fault(runs: Runs, lora: Runs) -> Found:
 
 def kills(runs: Runs, lora: Runs) -> Found:
     """SIGKILL of rank 0 at every file-system call of the first steps' saves; the next run goes on to the same end."""
-    long = ("eval.every=null", "checkpoint.every=1", "train.steps=3")
+    # At once, so that calls come in one order.
+    long = ("eval.every=null", "checkpoint.every=1", "train.steps=3", "checkpoint.background=off")
     expected = hash_of(runs.forks.run(*runs.words("kills-at-once", 1, *SIZES, *long)))
     for call in range(1, 10_000):
         name = f"kills-{call}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from genesis.io.filesystem import Call
+from genesis.io.filesystem import Call, Observer
 
 MARKER = ".genesis-temporary"
 MANIFEST = "manifest.json"
@@ -23,6 +24,16 @@ class Recorder:
     def __call__(self, call: Call) -> int | None:
         self.calls.append(call)
         return None
+
+
+class OfThread:
+    """Shows an observer the calls of threads of one name alone, which come in the same order in every run."""
+
+    def __init__(self, name: str, observer: Observer) -> None:
+        self._name, self._observer = name, observer
+
+    def __call__(self, call: Call) -> int | None:
+        return self._observer(call) if threading.current_thread().name == self._name else None
 
 
 class FailAt(Recorder):

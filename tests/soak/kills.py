@@ -3,6 +3,7 @@
     python -m tests.soak.kills --kills 50 --terms 20
     python -m tests.soak.kills --kills 0 --terms 0 --every-call
     python -m tests.soak.kills --kills 20 --terms 0 --lora
+    python -m tests.soak.kills --kills 0 --terms 0 --saves 20
 
 Every run that was ended must resume to the state hash and the metrics of the uninterrupted one, and no committed
 checkpoint may be lost. Prints what failed and how many of how many passed; the exit code is 1 if any failed.
@@ -42,7 +43,16 @@ from tests.train.runs import (
 __all__ = ["End", "problems"]
 
 LONG = ("train.steps=30", "checkpoint.every=2", "eval.every=10", "log.every=1")
-SHORT = ("train.steps=3", "checkpoint.every=1", "checkpoint.save_total_limit=1", "eval.every=null")
+# Where calls are counted, training waits for them, so that they come in one order.
+SHORT = (
+    *("train.steps=3", "checkpoint.every=1", "checkpoint.save_total_limit=1", "eval.every=null"),
+    "checkpoint.background=off",
+)
+# Of saves in the background, each of which takes as long as some steps.
+SAVING = (
+    *("train.steps=8", "checkpoint.every=2", "eval.every=null", "log.every=1", "checkpoint.background=on"),
+    *("model.config.hidden_size=512", "model.config.intermediate_size=2048", "model.config.num_hidden_layers=2"),
+)
 PATIENCE_SECONDS = 300
 
 
@@ -175,11 +185,46 @@ def at_every_call(folder: Path, recipe: Path) -> Iterator[list[str]]:
             yield [f"call {number} ({call.op} {call.path.name}): {one}" for one in wrong]
 
 
+def in_background_saves(folder: Path, recipe: Path, kills: int, seed: int) -> Iterator[list[str]]:
+    """The problems of each run that was killed while a thread wrote a checkpoint."""
+    expected_in = folder / "waited-for"
+    code, told = ended(start(recipe, expected_in, *SAVING, "checkpoint.background=off"))
+    assert code == 0, told
+    expected, chance = End(checkpoints(expected_in)[8], rows(expected_in)), random.Random(seed)
+    steps = Counter[int]()
+    for turn in range(kills):
+        output, wrong, begun = folder / f"save-{turn}", list[str](), 0
+        while not begun:
+            shutil.rmtree(output, ignore_errors=True)
+            begun = killed_in_save(recipe, output, chance.choice((2, 4, 6)), chance.uniform(0, 0.3))
+        steps[begun] += 1
+        before = newest(output)
+        wrong = [] if before == begun - 2 else [f"the newest checkpoint is {before}, killed in the save of {begun}"]
+        code, told = ended(start(recipe, output, "--resume=allow", *SAVING))
+        wrong += problems(output, expected, before) if (code, told) == (0, "") else [f"not resumed: {code} {told}"]
+        if not wrong:
+            shutil.rmtree(output)
+        yield [f"SIGKILL in the save of step {begun}, run {turn}: {one}" for one in wrong]
+    print(f"killed in the saves of steps {dict(sorted(steps.items()))}")
+
+
+def killed_in_save(recipe: Path, output: Path, step: int, after: float) -> int:
+    """Start a run and kill it `after` seconds of the save of `step`, which is returned; 0 where that had ended."""
+    process, pattern = start(recipe, output, *SAVING), f".tmp-checkpoint-{step}-*"
+    while not list(output.glob(pattern)) and process.poll() is None:
+        time.sleep(0.001)
+    time.sleep(after)
+    process.kill()
+    ended(process)
+    return step if list(output.glob(pattern)) else 0
+
+
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description="End runs at random instants and resume them.")
     parser.add_argument("--kills", type=int, default=50, help="runs ended by SIGKILL")
     parser.add_argument("--terms", type=int, default=20, help="runs ended by SIGTERM and SIGINT in turn")
+    parser.add_argument("--saves", type=int, default=0, help="runs ended by SIGKILL in a save in the background")
     parser.add_argument("--every-call", action="store_true", help="also SIGKILL at each file-system call of a run")
     parser.add_argument("--lora", action="store_true", help="of runs that train adapters on chats, with dropout")
     parser.add_argument("--seed", type=int, default=0, help="of the instants")
@@ -193,6 +238,8 @@ def main() -> int:
         parts = {}
         if given.kills or given.terms:
             parts["random instants"] = at_random(folder, recipe, given.kills, given.terms, given.seed)
+        if given.saves:
+            parts["saves in the background"] = in_background_saves(folder, recipe, given.saves, given.seed)
         if given.every_call:
             parts["file-system calls"] = at_every_call(folder, recipe)
         for name, results in parts.items():

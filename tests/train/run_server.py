@@ -27,11 +27,12 @@ import genesis.train.ranks
 from genesis.distributed import launch
 from genesis.io.files import DEFAULT
 from genesis.io.filesystem import Call, Observer
+from genesis.train.saving import SAVER
 from genesis_cli import session
 from genesis_cli.main import main
 from genesis_models.blocks import CausalLM
 from tests.interpreter import hasten
-from tests.io.faults import FailAt, KillAt, ShortWrites
+from tests.io.faults import FailAt, KillAt, OfThread, ShortWrites
 from tests.train.warm_ranks import start_warm
 
 PATIENCE_SECONDS = 60
@@ -46,6 +47,11 @@ def observe(observer: Observer) -> None:
 def kill_at(number: int) -> None:
     """SIGKILL just before file-system call `number`, half of whose bytes are written where it writes."""
     observe(KillAt(number))
+
+
+def kill_in_save(number: int) -> None:
+    """SIGKILL just before call `number` of those that a thread makes which saves in the background."""
+    observe(OfThread(SAVER, KillAt(number)))
 
 
 def fail_at(number: int, code: int, forever: bool) -> None:
@@ -193,7 +199,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     one.__name__: one
     for one in (
         *(kill_at, fail_at, short_writes, signal_at_call, signal_in, nan_at, hang_in, raise_in, exit_in, limits),
-        *(slow_save, stopped_within, several, on_rank, in_folder, release, interpreted),
+        *(kill_in_save, slow_save, stopped_within, several, on_rank, in_folder, release, interpreted),
     )
 }
 FAULTS_OF_RANKS: dict[int, tuple[Any, ...]] = {}

@@ -22,8 +22,10 @@ from tests.train.chats import make_chats
 from tests.train.runs import Forks, checkpoints, load, make, make_lora, memory_folder, observed, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
+# So that the calls of a run come in one order; `test_run_background` has those of saves in the background.
+AT_ONCE = "checkpoint.background=off"
 # Three saves, the last two with rotation.
-THREE_SAVES = ("train.steps=3", "checkpoint.every=1", "checkpoint.save_total_limit=1", "eval.every=null")
+THREE_SAVES = ("train.steps=3", "checkpoint.every=1", "checkpoint.save_total_limit=1", "eval.every=null", AT_ONCE)
 # Between two of the other calls only a file that nobody looks at grows: a sample of them is enough for every day.
 STRUCTURAL = {"rename", "fsync_dir"}
 STRIDE = 50

@@ -30,6 +30,7 @@ from tests.train.runs import ENVIRONMENT, ROOT, Ended, Forks, checkpoints, load,
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AT_ONCE = "checkpoint.background=off"  # else training may be in the next step when a save meets the signal
 
 
 class TestInterrupts:
@@ -155,7 +156,8 @@ def test_a_signal_at_any_stage(
     step: int,
     number: int,
 ) -> None:
-    done = forks.run("train", recipe, f"train.output_dir={tmp_path}", fault=("signal_in", place, number))
+    words = ("train", recipe, f"train.output_dir={tmp_path}", AT_ONCE)
+    done = forks.run(*words, fault=("signal_in", place, number))
     assert done.code == 128 + number
     assert done.err.startswith(f"{TOLD}\nstopped: stopped by signal {number} after step {step}, which is saved\n")
     assert str(tmp_path / f"checkpoint-{step}") in done.err and "--resume" in done.err
@@ -173,7 +175,8 @@ def test_a_second_signal_stops_now(
     place: str,
     saved: list[int],
 ) -> None:
-    done = forks.run("train", recipe, f"train.output_dir={tmp_path}", fault=("signal_in", place, *SIGNALS))
+    words = ("train", recipe, f"train.output_dir={tmp_path}", AT_ONCE)
+    done = forks.run(*words, fault=("signal_in", place, *SIGNALS))
     assert (done.code, "without saving" in done.err) == (143, True)
     assert list(checkpoints(tmp_path)) == saved
     assert not list(tmp_path.glob(".tmp-*"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,12 @@ class CheckpointConfig(Section):
 
     every: Count | None = Field(
         default=500, description="Steps between two checkpoints. null: only at the end.", json_schema_extra=RESUME
+    )
+    background: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Whether training goes on while a checkpoint is written. on: from a snapshot in host memory. auto: "
+        "where it takes at most half of what is free there. off: training waits. The last save is always waited for.",
+        json_schema_extra=RESUME,
     )
     save_total_limit: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
         default=2,
