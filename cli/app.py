@@ -21,6 +21,7 @@ from genesis_cli.eval import evaluate
 from genesis_cli.export import export
 from genesis_cli.generate import generate
 from genesis_cli.profile import profile
+from genesis_cli.pull import pull
 from genesis_cli.report import report, watch
 from genesis_cli.schema import schema
 from genesis_cli.train import TrainCommand, train
@@ -40,6 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("pull", epilog=EPILOG)(pull)
 app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)
 app.command("chat", epilog=EPILOG)(chat)

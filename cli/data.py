@@ -82,14 +82,16 @@ def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
 
 
 def _of_sources(sources: list[str], model: str, overrides: list[str]) -> Config:
+    from genesis.io.hub_cache import local_path
     from genesis.train.config import DataConfig
     from genesis.train.config_file import parse_config
     from genesis.train.strict_yaml import emit
     from genesis_models.folder import read_config
 
-    length = min(DataConfig.model_fields["seq_len"].default, read_config(model).packed_length)
+    folder = local_path(model)
+    length = min(DataConfig.model_fields["seq_len"].default, read_config(folder).packed_length)
     raw = {
-        "model": {"path": model},
+        "model": {"path": folder},
         "data": {"train": sources, "seq_len": length, "eval_fraction": 0.0},
         "train": {"output_dir": "none", "steps": 1},  # there is no run
     }

@@ -14,6 +14,9 @@ from genesis.io.paths import exists
 if TYPE_CHECKING:
     from genesis.train.config import Config
 
+# Settings that name a model.
+MODELS = (("model", "path"), ("data", "tokenizer"), ("lora", "init_from"))
+
 __all__ = ["load", "names"]
 
 
@@ -25,7 +28,8 @@ def names() -> list[str]:
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:
-    """The configuration called `name`; a file of that name takes precedence.
+    """The configuration called `name`; a file of that name takes precedence. In it, names of models on the hub are
+    replaced with the folders that have what was pulled of them.
 
     Raises:
         ConfigError: there is no such file or recipe, or it is invalid.
@@ -40,7 +44,7 @@ def load(name: str, overrides: Sequence[str]) -> Config:
         if name in names():
             with boundary(ConfigError, "reading the recipe", name):
                 source = (files("genesis_configs") / f"{name}.yaml").read_bytes()
-            return parse_config(source, f"{name}.yaml (shipped with Genesis)", overrides)
+            return _on_this_machine(parse_config(source, f"{name}.yaml (shipped with Genesis)", overrides))
         close = nearest(Path(name).stem, names())
         next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"
         raise ConfigError("there is no such file or recipe", where=escape(name), next=next)
@@ -50,4 +54,16 @@ def load(name: str, overrides: Sequence[str]) -> Config:
             where=escape(Path(name).absolute()),
             next=f"write ./{name} for the file, or call the recipe from another folder",
         )
-    return load_config(name, overrides)
+    return _on_this_machine(load_config(name, overrides))
+
+
+def _on_this_machine(config: Config) -> Config:
+    """`config` with the folders that names on the hub stand for."""
+    from genesis.io.hub_cache import local_path
+
+    for section, key in MODELS:
+        found = getattr(config, section)
+        named = None if found is None else getattr(found, key)
+        if named is not None and (folder := local_path(named)) != named:
+            config = config.model_copy(update={section: found.model_copy(update={key: folder})})
+    return config

@@ -112,7 +112,7 @@ class ModelError(GenesisError, ValueError):
 
 
 class DeviceError(GenesisError, RuntimeError):
-    """The machine lacks what was asked for: GPU, driver, architecture, package."""
+    """The machine lacks what was asked for: GPU, driver, architecture, package, network."""
 
     exit_code = 6
 

@@ -12,12 +12,12 @@ from genesis.errors import ConfigError, ModelError, UsageError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import MANIFEST_NAME, AtomicFolder, read_manifest
 from genesis.io.hf import SIDE_FILES, side_files
+from genesis.io.hub_cache import hub_name, name_of
 from genesis.io.paths import exists, is_folder, list_folder, safe_join
 from genesis.io.strict_json import read_limited
 from genesis_models.adapters import BASE_NAME, base_of, write_adapter
 from genesis_models.blocks import CausalLM
 from genesis_models.folder import write_model
-from genesis_models.recognition import hub_advice
 from genesis_models.source import ModelSource
 
 __all__ = ["EXPORT", "check_target", "write_export"]
@@ -64,9 +64,10 @@ def write_export(model: CausalLM, source: ModelSource, target: Path, *, merge: b
 def _base_name(source: ModelSource) -> str:
     """What an adapter calls its base: the name on the hub where it has that, else the folder's whole path."""
     named = None if source.config is None else source.config.base
-    if named and hub_advice(named) is not None and not os.path.lexists(named):
+    if named and hub_name(named) is not None and not os.path.lexists(named):
         return named
-    return os.path.abspath(source.folder)
+    pulled = name_of(source.folder)
+    return pulled.id if pulled is not None else os.path.abspath(source.folder)
 
 
 @boundary(ModelError, "reading the adapter's folder")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME, read_json
+from genesis.io.hub_cache import hub_name, pull_advice
 from genesis.io.manifest import MANIFEST_NAME
 from genesis.io.paths import exists, is_folder, safe_join
 from genesis_models.adapters import ADAPTER_CONFIG
@@ -18,8 +18,6 @@ __all__ = ["check_model_folder", "hub_advice"]
 
 CONFIG, RESOLVED = "config.json", "config.resolved.yaml"
 NEEDED = f"{CONFIG} and safetensors weights"
-# A name on the Hugging Face hub: owner and model.
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _CONVERT = 'in Python: AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW", safe_serialization=True)'
 MAX_LISTED = 10_000
@@ -63,35 +61,16 @@ def _nothing_there(name: str) -> ModelError:
     if next is None:
         return ModelError(f"there is no folder {escape(name)}", next=f"name a model folder: {NEEDED}")
     return ModelError(
-        f"there is no folder {escape(name)}; it looks like a model of the Hugging Face hub, and Genesis downloads"
-        " nothing by itself",
+        f"there is no folder {escape(name)}; it looks like a model of the Hugging Face hub that is not on this machine,"
+        " and Genesis downloads nothing unasked",
         next=next,
     )
 
 
 def hub_advice(name: str) -> str | None:
-    """How to come by the model that the Hugging Face hub has under this name; None where it is no such name.
-
-    A name below a folder that exists is taken for a path.
-    """
-    if _HUB_ID.fullmatch(name) is None or Path(name).parent.is_dir():
-        return None
-    copy = name.rpartition("/")[2]
-    if (cached := _cached(name)) is not None:
-        return f"it is in the cache of huggingface_hub: name {escape(cached)}"
-    return f"get the model with `hf download {name} --local-dir {copy}` (pip install huggingface_hub), then name {copy}"
-
-
-def _cached(name: str) -> Path | None:
-    """The newest snapshot of a hub model in the cache of huggingface_hub."""
-    home = os.environ.get("HF_HOME") or str(Path("~/.cache/huggingface").expanduser())
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
-    try:
-        found = [path for path in snapshots.iterdir() if (path / CONFIG).exists()]
-        return max(found, key=lambda path: path.stat().st_mtime, default=None)
-    except OSError:
-        return None
+    """How to come by the model that the Hugging Face hub has under this name; None where it is no such name."""
+    found = hub_name(name)
+    return None if found is None else pull_advice(found)
 
 
 def _a_file(path: Path) -> ModelError:

@@ -11,6 +11,7 @@ from genesis.errors import ModelError, escape
 from genesis.io.boundary import boundary
 from genesis.io.files import MANIFEST_NAME
 from genesis.io.hf import CHECKPOINT, INDEX_NAME, WEIGHTS_NAME
+from genesis.io.hub_cache import local_path
 from genesis.io.paths import exists, is_folder, list_folder, quote
 from genesis_models.adapters import (
     ADAPTER_CONFIG,
@@ -67,7 +68,8 @@ class ModelSource:
 def find_source(path: str | os.PathLike[str], base: str | os.PathLike[str] | None = None) -> ModelSource:
     """What `path` stands for.
 
-    A base's path in an adapter is taken as it is, from the adapter's folder, or from the current one.
+    A base's path in an adapter is taken as it is, from the adapter's folder, or from the current one. Names on the hub
+    stand for what was pulled of them.
 
     Args:
         base: the folder of an adapter's base, instead of the one that the adapter names.
@@ -76,6 +78,7 @@ def find_source(path: str | os.PathLike[str], base: str | os.PathLike[str] | Non
         ModelError: `path` is neither a model nor an adapter; an adapter's base is missing, or not the model that it was
             trained on, with both paths.
     """
+    path = local_path(path)
     if not _is_adapter_alone(path):
         check_model_folder(path)
         if base is not None:
@@ -83,7 +86,7 @@ def find_source(path: str | os.PathLike[str], base: str | os.PathLike[str] | Non
             raise ModelError(what, next="leave --base out, or name an adapter")
         return ModelSource(Path(path))
     config, known = read_adapter(path), read_base(path)
-    folder = _named_base(Path(path), config) if base is None else Path(base)
+    folder = _named_base(Path(path), config) if base is None else Path(local_path(base))
     if is_adapter(folder) and _is_adapter_alone(folder):
         what = f"the base of the adapter in {escape(path)} would be {escape(folder)}, which is an adapter, too"
         raise ModelError(
@@ -112,7 +115,7 @@ def _named_base(adapter: Path, config: AdapterConfig) -> Path:
         raise ModelError(f"the adapter in {escape(adapter)} names no base model", where=where, next=_NEXT)
     named = Path(config.base)
     with boundary(ModelError, "looking for the base model", named):
-        for folder in (adapter / named, named):
+        for folder in (adapter / named, named, Path(local_path(config.base))):
             if is_folder(folder):
                 return folder
     advice = hub_advice(config.base)
@@ -123,7 +126,7 @@ def _named_base(adapter: Path, config: AdapterConfig) -> Path:
 @boundary(ModelError, "looking for the model")
 def saved_model(path: str | os.PathLike[str]) -> Path:
     """The folder `path` itself, or the newest complete checkpoint of a run that has no final model yet."""
-    folder = Path(path)
+    folder = Path(local_path(path))
     has_weights = any(exists(folder / name) for name in (WEIGHTS_NAME, INDEX_NAME, ADAPTER_CONFIG))
     return folder if has_weights else newest_checkpoint(folder) or folder
 

@@ -12,6 +12,7 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import escape
 from genesis.io.files import MANIFEST_NAME, read_manifest, verify_manifest
 from genesis.io.hf import CHECKPOINT
+from genesis.io.hub_cache import name_of
 from genesis.train.output import Output
 from genesis_cli.session.masters import take_masters
 from genesis_cli.session.phrases import phrased_for
@@ -82,6 +83,8 @@ def export(
 def _beside(folder: Path, merge: bool) -> Path:
     """Where an export goes of which nobody says it: beside the model or, of a checkpoint, beside its run."""
     whole = Path(os.path.abspath(folder))
+    if (pulled := name_of(whole)) is not None:  # the cache is no place for it
+        return Path(f"{pulled.id.rpartition('/')[2]}-export")
     is_checkpoint = CHECKPOINT.fullmatch(whole.name) is not None
     run = whole.parent if is_checkpoint else whole
     middle = f"-{whole.name}" if is_checkpoint else ""

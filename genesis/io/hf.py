@@ -31,9 +31,11 @@ __all__ = [
     "WEIGHTS_NAME",
     "WeightFolder",
     "copy_side_files",
+    "file_limit",
     "list_names",
     "read_chat_templates",
     "read_json",
+    "read_weight_map",
     "save_weights",
     "side_files",
 ]
@@ -185,7 +187,7 @@ class WeightFolder:
     def _open_shards(self) -> None:
         """Open the files that the index names, and check that index and headers tell the same."""
         where = escape(self.folder / INDEX_NAME)
-        weight_map = _read_weight_map(safe_join(self.folder, INDEX_NAME, where=where), where)
+        weight_map = read_weight_map(safe_join(self.folder, INDEX_NAME, where=where), where)
         shards = sorted(set(weight_map.values()))
         if len(shards) > MAX_SHARDS:
             raise ModelError(f"the index names {len(shards):,} files, over {MAX_SHARDS}", where=where, next=_NEXT)
@@ -255,6 +257,15 @@ def save_weights(
         if _WEIGHT_FILE.fullmatch(old) and old not in names:
             writer.remove(old)
     return names
+
+
+def file_limit(name: str) -> int | None:
+    """The most bytes that the file `name` of a model folder may have; None for weights, and what no model has."""
+    if name in ("config.json", "adapter_config.json"):
+        return MAX_JSON_BYTES
+    folder, _, last = name.rpartition("/")
+    is_ours = _TERMS.fullmatch(name) or (folder == TEMPLATE_FOLDER and _TEMPLATE.fullmatch(last))
+    return SIDE_FILES.get(name, MAX_TEMPLATE_BYTES if is_ours else None)
 
 
 def side_files(source: str | os.PathLike[str]) -> list[str]:
@@ -346,8 +357,8 @@ def _read_template(folder: str | os.PathLike[str], name: str) -> str:
         raise ModelError(what, where=escape(Path(folder) / name), next="save it as UTF-8") from error
 
 
-def _read_weight_map(path: Path, where: str) -> dict[str, str]:
-    """The index's map from tensor to file name; every file name is a safe one and ends in .safetensors."""
+def read_weight_map(path: Path, where: str) -> dict[str, str]:
+    """An index's map from tensor to file name; every file name is a safe one and ends in .safetensors."""
     weight_map = parse_object(read_limited(path, MAX_INDEX_BYTES), where=where).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError("the index has no weight_map from tensors to files", where=where, next=_NEXT)

@@ -89,7 +89,7 @@ def test_another_base_of_the_same_shape(adapter: Path, base: Path) -> None:
 
 
 def test_a_name_of_the_hub(adapter: Path) -> None:
-    refused(changed(adapter, base_model_name_or_path="Qwen/Qwen2.5-0.5B"), "hf download Qwen/Qwen2.5-0.5B", "--base")
+    refused(changed(adapter, base_model_name_or_path="Qwen/Qwen2.5-0.5B"), "genesis pull Qwen/Qwen2.5-0.5B", "--base")
 
 
 def test_no_base_named_and_an_adapter_as_base(adapter: Path) -> None:

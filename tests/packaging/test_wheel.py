@@ -22,6 +22,7 @@ from tests.packaging.tree import PACKAGES, REPOSITORY, build_wheel, copy_project
 pytestmark = pytest.mark.xdist_group("wheel")
 
 EVERYWHERE = {
+    "huggingface-hub",
     "jinja2",
     "matplotlib",
     "ml-dtypes",

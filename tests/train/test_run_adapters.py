@@ -345,7 +345,7 @@ class TestMistakes:
         assert "adapter_config.json and adapter_model.safetensors" in error.next
         named = load(recipe, str(tmp_path / "run"), "lora={init_from: someone/qwen-lora}")
         error = self.check_refused(named, ModelError, 5, "there is no folder someone/qwen-lora")
-        assert "hf download someone/qwen-lora" in error.next
+        assert "genesis pull someone/qwen-lora" in error.next
 
     def test_a_run_without_a_final_adapter_names_its_newest_checkpoint(self, recipe: Path, tmp_path: Path) -> None:
         settings = "train.steps=1", "checkpoint.every=1", "checkpoint.save_final=false"

@@ -1,0 +1,38 @@
+"""`genesis pull`: a model of the hub into the cache of this machine, if Genesis can train it."""
+
+from __future__ import annotations
+
+from genesis.errors import UsageError, escape
+from genesis.io.hub import pull as fetch
+from genesis.io.hub_cache import hub_name
+from genesis.profile.format import format_bytes
+from genesis.train.output import Output
+from genesis.train.progress import tokenizing
+from genesis_models.config import ModelConfig
+
+__all__ = ["pull"]
+
+
+def pull(text: str, console: Output) -> None:
+    """Fetch the model that `text` names, and say where it is.
+
+    Raises:
+        UsageError: it is no name of a model on the hub. GenesisError: as in `genesis.io.hub.pull`.
+    """
+    name = hub_name(text)
+    if name is None:
+        next = "write ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B; what is a path here is no name"
+        raise UsageError(f"{escape(text)} is no name of a model on the hub", where="command line", next=next)
+    with tokenizing(str(name), console) as progress:
+        found = fetch(
+            name, check=lambda config: ModelConfig.from_dict(config, where=f"{name}/config.json"), progress=progress
+        )
+    size = sum(file.size for file in found.files)
+    came = "all of it was here" if not found.fetched else f"{format_bytes(found.fetched)} fetched"
+    console.line(f"{name}: {len(found.files)} files, {format_bytes(size)}, hashes compared; {came}")
+    pickles = [each for each in found.left_out if each.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl"))]
+    if pickles:
+        console.line(f"left out: {len(pickles)} of pickled weights, such as {escape(pickles[0])}")
+    console.line(f"commit: {found.commit}")
+    console.line(f"folder: {found.folder}")
+    console.line(f"use it by its name: genesis init --model {name}, or model.path: {name}")

@@ -1,0 +1,420 @@
+"""Fetches a model of the Hugging Face hub into the cache of huggingface_hub: the only code that reaches for a network.
+
+It runs when the user asks for it. Session, endpoint and token are huggingface_hub's; the files are written here, since
+its own downloads start again after a cut and compare no hashes. A file grows under `<hash>.genesis.incomplete`, is
+hashed on its way, and gets its name when it has the size and the hash that the hub lists. `config.json` is linked last,
+and the revision after it: what a pull that ended early leaves is no model yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote as percent
+
+from genesis.errors import DeviceError, DiskError, GenesisError, ModelError, escape
+from genesis.io.boundary import boundary, close_read
+from genesis.io.filesystem import DEFAULT, check_room
+from genesis.io.hf import INDEX_NAME, MAX_JSON_BYTES, WEIGHTS_NAME, file_limit, read_json, read_weight_map
+from genesis.io.hub_cache import ADAPTER_CONFIG, COMMIT, CONFIG, MAIN, HubName, cache_folder
+from genesis.io.lock import FolderLock
+from genesis.io.paths import check_name, open_regular, quote
+from genesis.io.strict_json import parse_object
+
+__all__ = ["HubFile", "Pulled", "pull"]
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+MAX_FILES = 10_000
+TRIES, FIRST_TRIES = 5, 2  # in a row without a byte, of a file and of the list of files
+PAUSE_S = 1.0  # before the second one; it doubles
+TIMEOUT_S = 30.0  # without a byte
+PIECE = 1 << 20
+BUSY = (408, 429, 500, 502, 503, 504)
+AGAIN = "run the command again: it goes on where it stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file as the hub lists it.
+
+    Attributes:
+        hash: the sha256 of a large file, else the hash that git gives it: sha1 of a header and the content.
+    """
+
+    name: str
+    size: int
+    hash: str
+
+    def digest(self) -> Any:
+        """A new hash of the kind that `hash` is."""
+        if len(self.hash) == 64:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A model that is in the cache.
+
+    Attributes:
+        fetched: bytes that came over the network.
+        left_out: names of files of the model that are not pulled.
+    """
+
+    folder: Path
+    commit: str
+    files: tuple[HubFile, ...]
+    fetched: int
+    left_out: tuple[str, ...]
+
+
+def pull(
+    name: HubName,
+    *,
+    check: Callable[[dict[str, Any]], object] = lambda config: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Pulled:
+    """Fetch what of the model `name` is not in the cache, and compare all of it with the hub's hashes.
+
+    Args:
+        check: is given `config.json` before any weights are fetched, to refuse it.
+        progress: is told the bytes that are there, and those of the whole model.
+
+    Raises:
+        DeviceError: the hub cannot be reached, or does not answer as one. ModelError: it has no such model or revision,
+            or does not let this user have it; the model has no safetensors; a file has another hash.
+        DiskError: there is no room. BusyError: another process pulls the same model.
+    """
+    hub = _Hub(name)
+    commit, listed = hub.listing()
+    with FolderLock(cache_folder() / ".locks" / name.folder.name):
+        return _Fetch(hub, commit, listed, progress).run(check)
+
+
+class _Fetch:
+    """One pull: the files of a commit, one after the other."""
+
+    def __init__(
+        self, hub: _Hub, commit: str, listed: dict[str, HubFile], progress: Callable[[int, int], None]
+    ) -> None:
+        self.hub, self.commit, self.listed = hub, commit, listed
+        self.blobs = hub.name.folder / "blobs"
+        self.snapshot = hub.name.folder / "snapshots" / commit
+        self.progress = progress
+        self.done = self.total = self.fetched = 0
+
+    def run(self, check: Callable[[dict[str, Any]], object]) -> Pulled:
+        DEFAULT.makedirs(self.blobs)
+        DEFAULT.makedirs(self.snapshot)
+        small, weights = self._wanted(check)
+        files = [*small, *weights]
+        self.total = sum(file.size for file in files)
+        check_room(self.blobs, sum(file.size - self._present(file) for file in files))
+        for file in files:
+            self._fetch(file)
+        # The config last: with it the snapshot is a model.
+        for file in sorted(files, key=lambda file: file.name in (CONFIG, ADAPTER_CONFIG)):
+            self._link(file)
+        self._record()
+        taken = {file.name for file in files}
+        left = tuple(sorted(each for each in self.listed if each not in taken))
+        return Pulled(self.snapshot, self.commit, tuple(files), self.fetched, left)
+
+    def _wanted(self, check: Callable[[dict[str, Any]], object]) -> tuple[list[HubFile], list[HubFile]]:
+        """Side files and weights. The config is fetched and checked on the way, and the index of weights."""
+        config = next((name for name in (CONFIG, ADAPTER_CONFIG) if name in self.listed), None)
+        if config is None:
+            raise self._no_model(f"has no {CONFIG}")
+        side = [file for name, file in self.listed.items() if self._is_side_file(file) or name == config]
+        names = [WEIGHTS_NAME] if config == CONFIG else [ADAPTER_WEIGHTS]
+        if config == CONFIG and WEIGHTS_NAME not in self.listed and INDEX_NAME in self.listed:
+            index = self.listed[INDEX_NAME]
+            side.append(index)
+            weight_map = read_weight_map(self._fetch(index), f"{self.hub.where}/{INDEX_NAME}")
+            names = sorted(set(weight_map.values()))
+        missing = [name for name in names if name not in self.listed]
+        if missing:
+            pickled = [name for name in self.listed if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+            kind = f", only pickles ({quote(pickled[0])}), which can run code when they are read" if pickled else ""
+            raise self._no_model(f"has no {quote(missing[0])}{kind}")
+        if config == CONFIG:
+            check(read_json(self._fetch(self.listed[config])))
+        return side, [self.listed[name] for name in names]
+
+    def _no_model(self, lack: str) -> ModelError:
+        what = f"{self.hub.name} {lack}; Genesis reads safetensors weights and {CONFIG}"
+        return ModelError(what, where=self.hub.where, next="look for a version of the model with safetensors")
+
+    def _is_side_file(self, file: HubFile) -> bool:
+        limit = file_limit(file.name)
+        if limit is not None and file.size > limit:
+            what = f"{quote(file.name)} has {file.size:,} bytes, more than the {limit:,} that such a file may have"
+            raise ModelError(what, where=self.hub.where, next="look for another version of the model")
+        return limit is not None
+
+    # --- One file ----------------------------------------------------------------------------------------------------
+
+    def _present(self, file: HubFile) -> int:
+        """Bytes of a file that are on the disk, of a whole one or of its beginning."""
+        for path in (self.blobs / file.hash, self._incomplete(file)):
+            if (size := _size(path)) is not None:
+                return min(size, file.size)
+        return 0
+
+    def _incomplete(self, file: HubFile) -> Path:
+        return self.blobs / f"{file.hash}.genesis.incomplete"
+
+    def _fetch(self, file: HubFile) -> Path:
+        """The file's blob, compared with its hash, whether it was there or not."""
+        blob, part = self.blobs / file.hash, self._incomplete(file)
+        if _size(blob) is not None:
+            if _size(blob) == file.size and self._hashed(blob, file).hexdigest() == file.hash:
+                self._tell(file.size)
+                return blob
+            DEFAULT.unlink(blob)  # the disk has changed it
+        if (_size(part) or 0) > file.size:
+            DEFAULT.unlink(part)
+        digest = self._hashed(part, file)
+        start = _size(part) or 0
+        self._tell(start)
+        # Bytes of an earlier pull with a wrong one among them: once more, from the first.
+        if not self._complete(file, part, digest) and (start == 0 or not self._complete(file, part, file.digest())):
+            what = f"{quote(file.name)} came with another hash than the hub lists for it, {file.hash[:12]}…"
+            next = "run the command again; if that changes nothing, the hub or a proxy on the way changes the file"
+            raise ModelError(what, where=self.hub.where, next=next)
+        DEFAULT.rename(part, blob)
+        DEFAULT.fsync_dir(self.blobs)
+        return blob
+
+    def _complete(self, file: HubFile, part: Path, digest: Any) -> bool:
+        """Fetch what is missing of a file; whether it then has its hash, else nothing is left of it."""
+        for failed in _Tries(self.hub):
+            with failed.noticed(), DEFAULT.append(part) as out:
+                start = _size(part) or 0
+                if start == file.size:
+                    break
+                with self.hub.get(self.hub.url(self.commit, file.name), start) as (response, begins):
+                    if begins != start:  # it sends all of it, whatever was asked for
+                        with DEFAULT.errors("truncate", part):
+                            os.truncate(part, 0)
+                        digest, start = file.digest(), 0
+                    for piece in response.iter_raw():
+                        if start + len(piece) > file.size:
+                            raise _Cut(f"more than the {file.size:,} bytes that the hub lists")
+                        out.write(piece)
+                        digest.update(piece)
+                        start += len(piece)
+                        self.fetched += len(piece)
+                        failed.reset()
+                        self._tell(len(piece))
+                if start < file.size:
+                    raise _Cut(f"{start:,} of {file.size:,} bytes came")
+        if digest.hexdigest() == file.hash:
+            return True
+        DEFAULT.unlink(part)
+        return False
+
+    def _hashed(self, path: Path, file: HubFile) -> Any:
+        """The hash of what is at `path`, of nothing where there is no file."""
+        digest = file.digest()
+        if _size(path) is None:
+            return digest
+        with boundary(ModelError, "reading the cache", path):
+            descriptor = open_regular(path)
+            try:
+                while piece := os.read(descriptor, PIECE):
+                    digest.update(piece)
+            finally:
+                close_read(descriptor)
+        return digest
+
+    def _tell(self, size: int) -> None:
+        if self.total:
+            self.done += size
+            self.progress(min(self.done, self.total), self.total)
+
+    # --- The snapshot ------------------------------------------------------------------------------------------------
+
+    def _link(self, file: HubFile) -> None:
+        link = self.snapshot / file.name
+        target = os.path.relpath(self.blobs / file.hash, link.parent)
+        with DEFAULT.errors("symlink", link):
+            if os.path.lexists(link):
+                if os.path.islink(link) and os.readlink(link) == target:
+                    return
+                os.unlink(link)
+            DEFAULT.makedirs(link.parent)
+            os.symlink(target, link)
+        DEFAULT.fsync_dir(link.parent)
+
+    def _record(self) -> None:
+        """Write which commit the revision is now."""
+        revision = self.hub.name.revision or MAIN
+        if COMMIT.fullmatch(revision):
+            return
+        ref = self.hub.name.folder / "refs" / revision
+        DEFAULT.makedirs(ref.parent)
+        new = ref.with_name(f".{ref.name}.genesis")
+        with DEFAULT.errors("remove", new):
+            new.unlink(missing_ok=True)
+        with DEFAULT.create(new) as out:
+            out.write(self.commit.encode())
+        DEFAULT.rename(new, ref)
+        DEFAULT.fsync_dir(ref.parent)
+
+
+class _Cut(Exception):
+    """A transfer that ended early, or that went on too long."""
+
+
+class _Tries:
+    """Attempts at one transfer: what passes is tried again after a pause, as long as bytes come."""
+
+    def __init__(self, hub: _Hub, count: int = TRIES) -> None:
+        self.hub, self.count, self.failed = hub, count, 0
+        self.errors: list[Exception] = []  # of the attempt in progress
+
+    def __iter__(self) -> Iterator[_Tries]:
+        while True:
+            self.errors.clear()
+            yield self
+            if not self.errors:
+                return
+            if self.failed >= self.count:
+                raise self.hub.unreachable(self.errors[0]) from None
+            time.sleep(PAUSE_S * 2 ** (self.failed - 1))
+
+    @contextmanager
+    def noticed(self) -> Iterator[None]:
+        """A block whose end by the network is noted."""
+        try:
+            yield
+        except DiskError:
+            raise
+        except (self.hub.transport_error, _Cut, _BusyHub) as error:
+            self.errors.append(error)
+            self.failed += 1
+
+    def reset(self) -> None:
+        self.failed = 0
+
+
+class _BusyHub(Exception):
+    """The hub asks for patience."""
+
+
+class _Hub:
+    """Requests about one model."""
+
+    def __init__(self, name: HubName) -> None:
+        from huggingface_hub import constants, errors, get_session, utils
+
+        from genesis import __version__
+
+        self.name, self.endpoint = name, constants.ENDPOINT.rstrip("/")
+        self.where = f"{self.endpoint}/{name.id}"
+        self._session: Any = get_session()
+        # Sizes and hashes are those of the file itself: no compression on the way.
+        given: Any = utils
+        agent = given.build_hf_headers(library_name="genesis", library_version=__version__)
+        self._headers = {**agent, "accept-encoding": "identity"}
+        self.transport_error: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009 - httpx's, of either version
+        self._offline = errors.OfflineModeIsEnabled
+
+    def listing(self) -> tuple[str, dict[str, HubFile]]:
+        """The commit that the revision is at, and the files of that commit."""
+        revision = percent(self.name.revision or MAIN, safe="")
+        url = f"{self.endpoint}/api/models/{self.name.id}/revision/{revision}?blobs=true"
+        data = b""
+        for failed in _Tries(self, FIRST_TRIES):
+            with failed.noticed(), self.get(url) as (response, _):
+                data = b""
+                for piece in response.iter_raw():
+                    data += piece
+                    if len(data) > MAX_JSON_BYTES:
+                        raise self.no_hub("its answer is too long")
+        try:
+            return self._parsed(parse_object(data, where=self.where))
+        except (ModelError, KeyError, TypeError, AttributeError) as error:
+            raise self.no_hub(f"its list of files cannot be read: {getattr(error, 'what', error)}") from error
+
+    def _parsed(self, found: dict[str, Any]) -> tuple[str, dict[str, HubFile]]:
+        commit, files = found["sha"], {}
+        if not COMMIT.fullmatch(commit):
+            raise KeyError("no commit")
+        for entry in found["siblings"][:MAX_FILES]:
+            name = check_name(entry["rfilename"])
+            lfs = entry.get("lfs") or {}
+            size, digest = entry.get("size", lfs.get("size")), lfs.get("sha256") or entry.get("blobId")
+            if not isinstance(size, int) or size < 0 or not _is_hash(digest):
+                raise KeyError(f"no size or hash of {quote(name)}")
+            files[name] = HubFile(name, size, digest)
+        return commit, files
+
+    def url(self, commit: str, name: str) -> str:
+        """The address of a file."""
+        return f"{self.endpoint}/{self.name.id}/resolve/{commit}/{percent(name)}"
+
+    @contextmanager
+    def get(self, url: str, start: int = 0) -> Iterator[tuple[Any, int]]:
+        """The answer to a request for what is at `url` from byte `start` on, and the byte that it begins with."""
+        headers = {**self._headers, **({"range": f"bytes={start}-"} if start else {})}
+        try:
+            with self._session.stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+                if response.status_code not in (200, 206):
+                    raise self._refusal(response.status_code, response.headers.get("x-error-code", ""))
+                yield response, start if response.status_code == 206 else 0
+        except self._offline:
+            what = "the hub is not asked: HF_HUB_OFFLINE is set"
+            raise DeviceError(what, where=self.where, next="unset it, and run the command again") from None
+
+    def _refusal(self, status: int, code: str) -> Exception:
+        """What an answer other than the file means."""
+        if status in BUSY:
+            return _BusyHub(f"status {status}")
+        name, login = self.name, "`hf auth login`, or HF_TOKEN in the environment"
+        if status in (401, 403) and code != "RepoNotFound":
+            what = f"{name.id} is gated, and the hub gives it to no one without a token"
+            next = f"ask for access at {self.where}, then name your token: {login}"
+            if status == 403:
+                what = f"the hub refuses {name.id} to the owner of this token"
+                next = f"ask for access at {self.where}, or name another token: {login}"
+            return ModelError(what, where=self.where, next=next)
+        if status in (401, 404) and code in ("RepoNotFound", ""):
+            what = f"the hub has no model {name.id}, or it is private"
+            return ModelError(what, where=self.where, next=f"check the name; for a private model name a token: {login}")
+        if code == "RevisionNotFound":
+            what = f"{name.id} has no revision {quote(name.revision or MAIN)}"
+            return ModelError(what, where=self.where, next=f"its branches and tags: {self.where}/tree/main")
+        if status == 404:
+            return ModelError(f"a file of {name} is gone", where=self.where, next="run the command again")
+        return self.no_hub(f"it answers with status {status}")
+
+    def no_hub(self, why: str) -> GenesisError:
+        """The error of an answer that no hub gives."""
+        what = f"{escape(self.endpoint)} does not answer as a hub does: {escape(why)}"
+        return DeviceError(what, where=self.where, next="check HF_ENDPOINT, and the proxies on the way")
+
+    def unreachable(self, error: Exception) -> GenesisError:
+        """The error of a hub that did not answer, or not to the end."""
+        why = escape(str(error) or type(error).__name__)[:200]
+        next = f"check the network and HF_ENDPOINT; {AGAIN}; a model folder on this machine needs no network"
+        return DeviceError(f"the hub cannot be reached: {why}", where=self.where, next=next)
+
+
+def _is_hash(text: object) -> bool:
+    return isinstance(text, str) and len(text) in (40, 64) and not text.strip("0123456789abcdef")
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a regular file, None where there is none."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
