@@ -17,6 +17,7 @@ from genesis_cli.data import data
 from genesis_cli.demo import demo
 from genesis_cli.env import env
 from genesis_cli.errors import exit_code, flush_stdout, hold_standard_streams, make_printable, settle_stdout
+from genesis_cli.estimate import estimate
 from genesis_cli.eval import evaluate
 from genesis_cli.export import export
 from genesis_cli.generate import generate
@@ -42,6 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("pull", epilog=EPILOG)(pull)
+app.command("estimate", epilog=EPILOG)(estimate)
 app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)
 app.command("chat", epilog=EPILOG)(chat)

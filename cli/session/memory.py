@@ -18,7 +18,7 @@ from genesis_models.budget import check_fits
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count
 
-__all__ = ["advised", "planned_memory", "run_plan"]
+__all__ = ["advice", "advised", "planned_memory", "run_plan"]
 
 TOLERANCE = 0.03  # of a plan: a run that needs so much less than it may start
 SAVING = ("none", "selective", "full")
@@ -78,12 +78,12 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | 
             f"a step of this run needs {_gib(plan.total)} GiB on {device}, of whose {_gib(total)} GiB {_gib(room)} are"
             f" free: {parts}",
             where=f"train.batch_size {config.train.batch_size}, data.seq_len {config.data.seq_len}",
-            next=_advice(config, shape, device, plan, room),
+            next=advice(config, shape, device, plan, room),
         )
     return f"memory: {_gib(plan.total)} of {_gib(total)} GiB: {parts}; {_gib(plan.reserved)} reserved"
 
 
-def _advice(config: Config, shape: ModelConfig, device: Device, plan: MemoryPlan, room: int) -> str:
+def advice(config: Config, shape: ModelConfig, device: Device, plan: MemoryPlan, room: int) -> str:
     """What the largest part is and what lowers it: first the least checkpointing with which the run would fit."""
     name = max(plan.parts, key=plan.parts.__getitem__)
     found = [f"the largest part is {name}: {REMEDIES[name]}"]

@@ -24,6 +24,7 @@ from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.shards import summed_loss
 from genesis.train.state import TrainState
+from genesis_models.adapters import adapter_parameters
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model
@@ -45,6 +46,7 @@ class MemoryPlan:
         workspace: the most that is allocated beyond all that at one time, in the loss, backward or the update.
         reserved: the most that the allocator takes from the driver for it, and for evaluations between steps. What is
             beyond `total` are free places between blocks, and what evaluations take beside the memory of graphs.
+        saved: what a checkpoint holds of weights and optimizer; a snapshot of it takes as much of the host's memory.
     """
 
     weights: int
@@ -54,11 +56,12 @@ class MemoryPlan:
     activations: int
     workspace: int
     reserved: int
+    saved: int
 
     @property
     def parts(self) -> dict[str, int]:
         """The bytes at the peak, which add up to it."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "reserved"}
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("reserved", "saved")}
 
     @property
     def total(self) -> int:
@@ -111,6 +114,7 @@ def _counted(state: TrainState, device: Device, batches: list[Batch], held_out: 
     for _ in range(STEPS):
         after_forward.clear()
         steps.take(batches, 1e-5)
+    own = adapter_parameters(model).values() or model.parameters()
     lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
     at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
     activations = max(after_forward) - at_rest
@@ -124,6 +128,7 @@ def _counted(state: TrainState, device: Device, batches: list[Batch], held_out: 
         activations=activations,
         workspace=peak - at_rest - activations,
         reserved=cuda.max_memory_reserved(device),
+        saved=sum(p.nbytes for p in own) + lasting["optimizer"],
     )
 
 

@@ -1,0 +1,225 @@
+"""`genesis estimate`: what a run will take, before any of it is taken, on this machine or on a GPU that is not here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from genesis import cuda
+from genesis.backend import CPU, Device
+from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
+from genesis.errors import UsageError
+from genesis.profile.format import aligned, format_bytes
+from genesis.train.config import Config
+from genesis_cli.session.memory import advice, run_plan
+from genesis_cli.session.memory_plan import MemoryPlan
+from genesis_cli.session.preparation import describe_gpu, model_config, resolve_device
+from genesis_cli.session.settings import settled
+from genesis_cli.session.step_times import StepTime, measured_step
+from genesis_cli.session.trained_parameters import check_trained
+from genesis_models.config import ModelConfig
+from genesis_models.registry import parameter_count
+
+__all__ = ["DRIVER", "Estimate", "Place", "estimate", "estimate_lines", "largest_batch", "place_of"]
+
+DRIVER = 640 << 20  # of a GPU's memory, for the driver's context and Genesis's kernels
+ASSUMED = 90  # the architecture of a GPU that is not here: that of an H100 and an H200
+MOST = 1 << 16  # rows of a batch
+WHAT = {
+    "weights": "of all parameters",
+    "gradients": "of those that are trained",
+    "optimizer": "running averages, and float32 masters of 2-byte weights",
+    "batch": "tokens, labels, positions, rotary tables",
+    "activations": "kept by the forward pass for backward",
+    "workspace": "the most that the loss, backward and the update take beside it",
+    "peak": "of tensors",
+    "reserved": "what the allocator takes for them",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run would take place.
+
+    Attributes:
+        device: whose kernels and sizes count; a simulated one where it is not here.
+        name: what the GPU is called.
+        total, room: bytes that it has, and that a run may take of them; None where nobody said.
+        is_here: whether it is in this machine.
+    """
+
+    device: Device
+    name: str
+    total: int | None
+    room: int | None
+    is_here: bool
+
+
+class Estimate(BaseModel):
+    """What a run will take; sizes are bytes.
+
+    Attributes:
+        memory: by what it is for, at the peak.
+        peak, reserved: of tensors, and what the allocator takes for them.
+        room: what a run may take of the device, None where its size is not known.
+        fits: whether `reserved` is within it.
+        largest_batch: the largest train.batch_size that fits.
+        snapshot: host memory of a save in the background.
+        step: what a step took where one was measured.
+    """
+
+    schema_version: int = 1
+    config: str
+    device: str
+    is_here: bool
+    total: int | None
+    room: int | None
+    model_type: str
+    parameters: int
+    dtype: str
+    batch_size: int
+    seq_len: int
+    accumulation_steps: int
+    activation_checkpointing: str
+    memory: dict[str, int]
+    peak: int
+    reserved: int
+    fits: bool | None
+    largest_batch: int | None
+    advice: str | None
+    snapshot: int
+    step: StepTime | None
+
+
+def place_of(name: str, gpu_memory: float | None) -> Place:
+    """The place that `train.device` means; `gpu_memory` in GiB is that of a GPU, which need not be here.
+
+    Raises:
+        DeviceError: a GPU is named that is not here, and no size of one. UsageError: the run would be on the CPU.
+    """
+    is_here = name != "cpu" and describe_gpu()[0]
+    if gpu_memory is not None:
+        total = int(gpu_memory * 2**30)
+        found = cuda.get_device_properties() if is_here else ARCHITECTURES[ASSUMED]
+        device = resolve_device("cuda") if is_here else counting_device(found)
+        kind = f"{found.name}'s kernels" if is_here else "an H100's or H200's kernels"
+        return Place(device, f"a GPU of {gpu_memory:g} GiB with {kind}", total, max(0, total - DRIVER), False)
+    device = resolve_device(name)
+    if device == CPU:
+        what = "the run would be on the CPU, and memory is estimated for GPUs"
+        raise UsageError(what, where="command line", next="say for which: --gpu-memory GIB")
+    free, total = cuda.mem_get_info(device)
+    room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)
+    return Place(device, cuda.get_device_name(device), total, room, True)
+
+
+def estimate(config: Config, name: str, place: Place) -> Estimate:
+    """What a run of `config`, which is called `name`, will take there.
+
+    Raises:
+        GenesisError: as `genesis validate`, for what is wrong with model or settings; the data are not looked at.
+    """
+    config, dtype = settled(config, place.device)
+    shape = model_config(config)
+    check_trained(config, shape)
+    plan = run_plan(config, shape, place.device)
+    fits, most = None, None
+    if place.room is not None:
+        fits, most = plan.reserved <= place.room, largest_batch(config, shape, place, plan)
+    return Estimate(
+        config=name,
+        device=place.name,
+        is_here=place.is_here,
+        total=place.total,
+        room=place.room,
+        model_type=shape.model_type,
+        parameters=parameter_count(shape),
+        dtype=dtype.name,
+        batch_size=config.train.batch_size,
+        seq_len=config.data.seq_len,
+        accumulation_steps=config.train.accumulation_steps,
+        activation_checkpointing=config.train.activation_checkpointing,
+        memory=plan.parts,
+        peak=plan.total,
+        reserved=plan.reserved,
+        fits=fits,
+        largest_batch=most,
+        advice=advice(config, shape, place.device, plan, place.room) if fits is False and place.room else None,
+        snapshot=plan.saved,
+        step=measured_step(config, shape),
+    )
+
+
+def with_batch(config: Config, rows: int) -> Config:
+    """`config` with another train.batch_size."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": rows})})
+
+
+def largest_batch(config: Config, shape: ModelConfig, place: Place, plan: MemoryPlan | None = None) -> int:
+    """The largest train.batch_size with which a run fits; 0 where none does.
+
+    Args:
+        plan: that of `config`, where it is known.
+    """
+    assert place.room is not None
+    known = {} if plan is None else {config.train.batch_size: plan.reserved}
+
+    def needed(rows: int) -> int:
+        if rows not in known:
+            known[rows] = run_plan(with_batch(config, rows), shape, place.device).reserved
+        return known[rows]
+
+    return _largest(needed, place.room, config.train.batch_size)
+
+
+def _largest(needed: Callable[[int], int], room: int, start: int) -> int:
+    """The largest count of rows whose need, which grows with them nearly in a line, is within `room`."""
+    low, high, rows = 0, MOST + 1, start
+    known: dict[int, int] = {}
+    while high - low > 1:
+        known[rows] = needed(rows)
+        if known[rows] <= room:
+            low = rows
+        else:
+            high = rows
+        rows = min(max(_guess(known, room, rows, low, high), low + 1), high - 1)
+    return low
+
+
+def _guess(known: Mapping[int, int], room: int, rows: int, low: int, high: int) -> int:
+    """Where a line through two known needs meets `room`: those of the bracket, or else the nearest."""
+    if len(known) == 1:
+        return 2 * rows if low else rows // 2
+    if len(known) % 3 == 0:  # a curve can keep the lines on one side of the room
+        return (low + min(high, 2 * low + 1)) // 2
+    ends = (low, high) if low in known and high in known else sorted(known, key=lambda n: abs(known[n] - room))[:2]
+    one, other = ends
+    slope = (known[one] - known[other]) / (one - other)
+    return one + math.floor((room - known[one]) / slope) if slope > 0 else (low + high) // 2
+
+
+def estimate_lines(found: Estimate) -> Iterator[str]:
+    """The estimate for a reader."""
+    yield f"model: {found.model_type}, {found.parameters:,} parameters, {found.dtype}"
+    batch = f"{found.batch_size} x {found.seq_len}"
+    micro = f", {found.accumulation_steps} micro-steps" if found.accumulation_steps > 1 else ""
+    yield f"step: {batch} tokens{micro}, activation checkpointing {found.activation_checkpointing}"
+    yield f"device: {found.device}"
+    sizes = {**found.memory, "peak": found.peak, "reserved": found.reserved}
+    rows = [{"memory": name, "size": format_bytes(size), "of": WHAT.get(name, "")} for name, size in sizes.items()]
+    yield from aligned(rows, left=("memory", "of"))
+    yield f"host: a save in the background takes {format_bytes(found.snapshot)} of its memory"
+    if found.room is not None:
+        answer = "fits" if found.fits else "does not fit"
+        yield f"fit: {answer} into the {format_bytes(found.room)} that a run may take"
+        most = found.largest_batch
+        yield f"largest train.batch_size: {most}" if most else "largest train.batch_size: not even 1"
+    if found.advice is not None:
+        yield f"to make it fit: {found.advice}"
+    if found.step is None:
+        yield "time: no such step was measured; genesis bench-model, or the first steps of a run, tell"
+    else:
+        yield f"time: {found.step.milliseconds:.1f} ms a step; {found.step.source}"

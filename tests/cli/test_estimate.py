@@ -1,0 +1,172 @@
+"""`genesis estimate`: the parts of memory, the largest batch, and the times of steps that were measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
+from genesis.train.config_file import parse_config
+from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, with_batch
+from genesis_cli.session.memory import run_plan
+from genesis_cli.session.preparation import model_config
+from genesis_cli.session.step_times import measured_step
+from tests.cli.command import printed
+from tests.models.golden import golden
+
+TINY = {
+    "model_type": "qwen3",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+}
+
+
+def raw_config(**changed: Any) -> dict[str, Any]:
+    raw: dict[str, Any] = {
+        "model": {"config": TINY},
+        "data": {"train": "nothing.txt", "seq_len": 64},
+        "train": {"output_dir": "run", "steps": 3, "batch_size": 4},
+    }
+    for section, values in changed.items():
+        raw[section] = {**raw.get(section, {}), **values}
+    return raw
+
+
+def config_of(**changed: Any) -> Any:
+    return parse_config(json.dumps(raw_config(**changed)), "a test")
+
+
+def simulated(room: int | None = None) -> Place:
+    return Place(counting_device(ARCHITECTURES[ASSUMED]), "simulated", room, room, False)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- The largest batch ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        lambda n: 100 + 7 * n,
+        lambda n: 100 + 7 * n + n * n // 50,
+        lambda n: 64 * ((100 + 7 * n) // 64),  # in pieces, as an allocator takes it
+        lambda n: 5000,
+    ],
+)
+@pytest.mark.parametrize("start", [1, 8, 900])
+@pytest.mark.parametrize("room", [0, 106, 107, 400, 6000])
+def test_the_largest_is_found_from_anywhere(needed: Callable[[int], int], start: int, room: int) -> None:
+    most = 1 << 16
+    expected = max((n for n in (0, *range(1, most + 1)) if n == 0 or needed(n) <= room), default=0)
+    asked: list[int] = []
+    assert _largest(lambda n: (asked.append(n), needed(n))[1], room, start) == expected
+    assert len(set(asked)) == len(asked) <= 30
+
+
+# --- The estimate ------------------------------------------------------------------------------------------
+
+
+def test_an_estimate_is_the_plan_of_the_run() -> None:
+    config = config_of(model={"dtype": "bfloat16"})
+    found, plan = estimate(config, "x", simulated()), run_plan(config, model_config(config), simulated().device)
+    assert (found.memory, found.peak, found.reserved) == (plan.parts, plan.total, plan.reserved)
+    assert found.fits is found.largest_batch is found.advice is found.step is None
+    # bfloat16 weights and, in float32 with a split master, two averages and the other half of the masters
+    assert found.snapshot == found.memory["weights"] + found.memory["optimizer"] == found.parameters * (2 + 2 + 4 + 4)
+
+
+def test_of_adapters_a_save_holds_the_adapters_alone() -> None:
+    whole = estimate(config_of(model={"config": None, "path": str(golden("qwen3-tied").folder)}), "x", simulated())
+    config = config_of(model={"config": None, "path": str(golden("qwen3-tied").folder)}, lora={"r": 4})
+    found = estimate(config, "x", simulated())
+    assert found.memory["gradients"] < whole.memory["gradients"] / 3
+    assert found.snapshot < whole.snapshot / 3
+    assert found.memory["weights"] > whole.memory["weights"]
+
+
+def test_the_command_says_what_fits(folder: Path) -> None:
+    (folder / "c.yaml").write_text(json.dumps(raw_config()))
+    code, out, told = printed("estimate", "c.yaml", "--gpu-memory", "0.7")
+    assert code == 0, told
+    for part in ("weights", "optimizer", "activations", "peak", "reserved", "host: a save", "fit: fits"):
+        assert part in out
+    assert "no such step was measured" in out
+    assert not (folder / "run").exists(), "nothing is written"
+
+
+def test_as_json_with_what_would_make_it_fit(folder: Path) -> None:
+    (folder / "c.yaml").write_text(json.dumps(raw_config()))
+    code, out, told = printed("estimate", "c.yaml", "train.batch_size=4096", "--gpu-memory", "0.7", "--json", "-")
+    assert code == 0, told
+    found = json.loads(out)
+    assert found["total"] - found["room"] == DRIVER
+    assert found["fits"] is False and 4 < found["largest_batch"] < 4096
+    assert "the largest part is" in found["advice"]
+    assert sum(found["memory"].values()) == found["peak"] <= found["reserved"]
+    config, place = config_of(model={"dtype": "bfloat16"}), simulated(found["room"])
+    most, shape = found["largest_batch"], model_config(config)
+    fits, not_any_more = (run_plan(with_batch(config, rows), shape, place.device).reserved for rows in (most, most + 1))
+    assert fits <= found["room"] < not_any_more
+
+
+def test_mistakes(folder: Path) -> None:
+    (folder / "c.yaml").write_text(json.dumps(raw_config()))
+    assert printed("estimate", "nowhere")[0] == 3
+    assert printed("estimate", "c.yaml", "--gpu-memory", "0")[0] == 2
+    code, _, told = printed("estimate", "c.yaml", "model.config=null", "model.path=org/name", "--gpu-memory", "1")
+    assert code == 5 and "genesis pull org/name" in told
+
+
+# --- Times --------------------------------------------------------------------------------------------------------
+
+
+def test_a_time_is_that_of_the_same_run(folder: Path) -> None:
+    config = config_of()
+    run = folder / "run"
+    run.mkdir()
+    (run / "config.resolved.yaml").write_text(config.resolved_yaml())
+    rows = [{"step": n, "perf/step_ms": ms} for n, ms in enumerate((30.0, 10.0, 20.0))]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [{"step": 0}, *rows]))
+    found = measured_step(config, model_config(config))
+    assert found is not None and found.milliseconds == 20.0 and "median of 3 rows of the run in run" in found.source
+    for other in (config_of(train={"batch_size": 8}), config_of(data={"seq_len": 32})):
+        assert measured_step(other, model_config(other)) is None
+    (run / "metrics.jsonl").write_text("no JSON\n")
+    assert measured_step(config, model_config(config)) is None
+
+
+def test_a_time_is_that_of_a_benchmark_of_the_same_step(folder: Path) -> None:
+    results = folder / "genesis-bench"
+    results.mkdir()
+    row = {"side": "genesis", "size": "0.5B", "shape": "4x64", "ms": 7.0, "checkpointing": "none", "gpu": "GPU X"}
+    adapters = {**row, "kind": "lora", "r": 8, "ms": 5.0}
+    (results / "2-other.json").write_text("[1]")
+    (results / "1-steps.json").write_text(json.dumps({"runs": [{"rows": [{**row, "side": "lean"}, adapters, row]}]}))
+    preset = {"model": {"config": None, "preset": "0.5B"}}
+
+    def time_of(**changed: Any) -> float | None:
+        config = config_of(**{**preset, **changed})
+        found = measured_step(config, model_config(config))
+        assert found is None or "GPU X" in found.source
+        return None if found is None else found.milliseconds
+
+    assert time_of() == 7.0
+    assert time_of(train={"batch_size": 8}) is None
+    assert time_of(train={"activation_checkpointing": "full"}) is None
+    assert time_of(optim={"name": "lion"}) is None
+    assert time_of(model={"config": None, "preset": "1.5B"}) is None
