@@ -21,8 +21,10 @@ from genesis_cli.estimate import estimate
 from genesis_cli.eval import evaluate
 from genesis_cli.export import export
 from genesis_cli.generate import generate
+from genesis_cli.init import init
 from genesis_cli.profile import profile
 from genesis_cli.pull import pull
+from genesis_cli.recipe_list import recipes
 from genesis_cli.report import report, watch
 from genesis_cli.schema import schema
 from genesis_cli.train import TrainCommand, train
@@ -43,6 +45,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("pull", epilog=EPILOG)(pull)
+app.command("recipes", epilog=EPILOG)(recipes)
+app.command("init", epilog=EPILOG)(init)
 app.command("estimate", epilog=EPILOG)(estimate)
 app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)

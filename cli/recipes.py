@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Settings that name a model.
 MODELS = (("model", "path"), ("data", "tokenizer"), ("lora", "init_from"))
 
-__all__ = ["load", "names"]
+__all__ = ["load", "names", "text_of"]
 
 
 def names() -> list[str]:
@@ -25,6 +25,12 @@ def names() -> list[str]:
     with boundary(ConfigError, "listing the recipes"):
         found = [file.name for file in files("genesis_configs").iterdir()]
     return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
+
+
+def text_of(name: str) -> str:
+    """The text of the shipped recipe called `name`."""
+    with boundary(ConfigError, "reading the recipe", name):
+        return (files("genesis_configs") / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:
@@ -42,9 +48,7 @@ def load(name: str, overrides: Sequence[str]) -> Config:
         is_there = "\0" in name or exists(name)
     if not is_there:
         if name in names():
-            with boundary(ConfigError, "reading the recipe", name):
-                source = (files("genesis_configs") / f"{name}.yaml").read_bytes()
-            return _on_this_machine(parse_config(source, f"{name}.yaml (shipped with Genesis)", overrides))
+            return _on_this_machine(parse_config(text_of(name), f"{name}.yaml (shipped with Genesis)", overrides))
         close = nearest(Path(name).stem, names())
         next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"
         raise ConfigError("there is no such file or recipe", where=escape(name), next=next)

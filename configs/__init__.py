@@ -1,1 +1,1 @@
-"""The YAML recipes shipped with Genesis; a package only so that they travel inside the wheel."""
+"""The YAML recipes shipped with Genesis, and the chats that they learn; a package so that they travel in the wheel."""

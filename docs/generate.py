@@ -1,4 +1,6 @@
-"""The generated pages: docs/configuration.md from the schema, build/api.md from docstrings. `make docs` writes them.
+"""The generated pages: docs/configuration.md and configs/chats.jsonl from the schema, build/api.md from docstrings.
+
+`make docs` writes them.
 
 python -m docs.generate [--check]
 """
@@ -107,6 +109,32 @@ def _kind(field: dict[str, Any]) -> str:
     return f"{kind} {', '.join(bounds)}".strip()
 
 
+# --- The example of chats ---------------------------------------------------------------------------------------------
+
+
+def chats_page() -> str:
+    """configs/chats.jsonl, the source `example:chats`: what each setting means, asked in several ways."""
+    schema = json_schema()
+    chats: list[list[str]] = []
+    for name, reference in schema["properties"].items():
+        section = schema["$defs"][_reference(reference)]
+        for key, field in section["properties"].items():
+            setting, meaning, kind = f"{name}.{key}", _sentence(field["description"]), _kind(field).replace("`", "")
+            chats.append([f"What does the setting {setting} of Genesis do?", meaning])
+            chats.append([f"In a configuration of Genesis, what is {key} in the section {name}?", meaning])
+            chats.append([f"What does {setting} take?", f"{kind[0].upper()}{kind[1:]}."])
+            chats.append([f"Which setting of Genesis is this? {meaning}", f"It is {setting}."])
+            if "default" in field:
+                default = json.dumps(field["default"])
+                chats.append([f"What does {setting} do?", meaning, "And what is its default?", f"It is {default}."])
+    rows = [{"messages": [_message(i, text) for i, text in enumerate(chat)]} for chat in chats]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _message(index: int, text: str) -> dict[str, str]:
+    return {"role": "assistant" if index % 2 else "user", "content": text}
+
+
 # --- The API ----------------------------------------------------------------------------------------------------------
 
 API = """\
@@ -162,7 +190,11 @@ def _sentence(text: str) -> str:
 
 # --- The pages --------------------------------------------------------------------------------------------------------
 
-PAGES: dict[str, Callable[[], str]] = {"docs/configuration.md": configuration_page, "build/api.md": api_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/configuration.md": configuration_page,
+    "configs/chats.jsonl": chats_page,
+    "build/api.md": api_page,
+}
 
 
 def is_current(name: str) -> bool:

@@ -6,6 +6,7 @@
 | a glob: `corpus/**/*.txt` | the files that match, sorted; `**` descends, hidden names need their dot written |
 | a folder | every file below it but hidden ones, sorted; links to folders are not followed |
 | `stdlib:` | the running Python's standard library: `*.py` without tests, site-packages and idlelib, sorted |
+| `example:chats` | the chats that ship with Genesis, about its settings |
 
 Relative paths start at the working directory, `~` is the home folder. A file that several sources match is read once,
 at its first position. Of globs and folders, files that are no text by their names are left out and counted.
@@ -22,6 +23,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
@@ -30,9 +32,9 @@ from genesis.errors import DataError, escape
 from genesis.io.boundary import boundary
 from genesis.io.paths import exists, is_folder, quote
 
-__all__ = ["STDLIB", "SourceFile", "WeightedSource", "expand", "not_text"]
+__all__ = ["CHATS", "STDLIB", "SourceFile", "WeightedSource", "expand", "not_text"]
 
-STDLIB = "stdlib:"
+STDLIB, CHATS = "stdlib:", "example:chats"
 _NOT_STDLIB = ("site-packages", "dist-packages", "idlelib")
 
 
@@ -41,7 +43,7 @@ class WeightedSource(Protocol):
 
     @property
     def path(self) -> str:
-        """A file, a folder, a glob, or `stdlib:`."""
+        """A file, a folder, a glob, `stdlib:` or `example:chats`."""
 
     @property
     def weight(self) -> float:
@@ -84,7 +86,8 @@ def expand(sources: Sequence[str | WeightedSource]) -> tuple[SourceFile, ...]:
     files: dict[str, SourceFile] = {}
     for item in sources:
         source, weight = (item, 1.0) if isinstance(item, str) else (item.path, item.weight)
-        found = _stdlib() if source == STDLIB else _files(os.path.expanduser(source))
+        shipped = _SHIPPED.get(source)
+        found = _files(os.path.expanduser(source)) if shipped is None else shipped()
         if not found:
             raise _nothing(source)
         for file in found:
@@ -156,6 +159,14 @@ def _stdlib() -> list[SourceFile]:
 
 def _is_left_out(name: str) -> bool:
     return name.startswith("test") or name in _NOT_STDLIB
+
+
+def _chats() -> list[SourceFile]:
+    path = Path(str(resources.files("genesis_configs") / "chats.jsonl"))
+    return [SourceFile(path, CHATS, format_by_name(path.name), gzip=False, named=True)]
+
+
+_SHIPPED = {STDLIB: _stdlib, CHATS: _chats}
 
 
 def _nothing(source: str) -> DataError:

@@ -18,7 +18,7 @@ EVAL_FRACTION = 0.05
 class WeightedSource(Section):
     """A source whose documents are seen more or less often than once in an epoch."""
 
-    path: PathText = Field(description="A file, a folder, a glob, or `stdlib:`.")
+    path: PathText = Field(description="A file, a folder, a glob, `stdlib:` or `example:chats`.")
     weight: Factor = Field(default=1.0, description="How often its documents are seen in an epoch.")
 
 
@@ -62,13 +62,14 @@ FieldNames = Annotated[
 
 
 class DataConfig(Section):
-    """What is learned: sources, records, tokenizer, length. A source is a file, a folder, a glob, or `stdlib:`."""
+    """What is learned: sources, records, tokenizer, length. A source is a file, a folder, a glob, `stdlib:` or
+    `example:chats`."""
 
     train: TrainSources = Field(
         description="What to learn: files of text, JSONL, JSON arrays, CSV (each also as .gz) or Parquet, folders and "
-        'globs of them, or "stdlib:" (code of the running Python). Of folders and globs, what is no text is listed and '
-        "not read. An item of a list may be a mapping of `path` and `weight`, how often its documents are seen in an "
-        "epoch."
+        'globs of them, "stdlib:" (code of the running Python) or "example:chats" (about settings of Genesis). Of '
+        "folders and globs, what is no text is listed and not read. An item of a list may be a mapping of `path` and "
+        "`weight`, how often its documents are seen in an epoch."
     )
     eval: Sources | None = Field(
         default=None, description="Held-out sources. null: a fraction of the training documents is held out."

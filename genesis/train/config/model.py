@@ -20,8 +20,8 @@ class ModelConfig(Section):
 
     path: PathText | None = Field(
         default=None,
-        description="Hugging Face folder (config.json, safetensors) whose weights training starts from. With lora a "
-        "resumed run may name another folder, if that holds the same model.",
+        description="Hugging Face folder (config.json, safetensors), or the name of a pulled model on the hub, whose "
+        "weights training starts from. With lora a resumed run may name another folder, if that holds the same model.",
     )
     preset: Text | None = Field(
         default=None,

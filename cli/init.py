@@ -1,0 +1,93 @@
+"""`genesis init`: writes a configuration for a model, data and a goal, sized for a GPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from genesis.errors import ModelError
+from genesis.io.boundary import fitting
+from genesis_cli.estimate import GpuMemory
+
+__all__ = ["init"]
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Model folder, name on the hub, or a size such as qwen3-0.6B."),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data", metavar="SOURCE", help="File, folder or glob to learn; may be repeated.  [default: shipped]"
+    ),
+]
+Goal = Annotated[
+    str | None,
+    typer.Option(
+        "--goal",
+        metavar="GOAL",
+        help="lora, full, pretrain (go on with texts) or scratch.  [default: lora with --model, else scratch]",
+    ),
+]
+OutputDir = Annotated[
+    str | None, typer.Option("--output-dir", metavar="FOLDER", help="Of the run.  [default: runs/ and FILE's name]")
+]
+SeqLen = Annotated[
+    int | None, typer.Option("--seq-len", metavar="N", min=2, help="Tokens of a row.  [default: 1024; 256 on the CPU]")
+]
+
+
+def init(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The configuration to write.")] = "genesis.yaml",
+    model: Model = None,
+    data: Data = None,
+    goal: Goal = None,
+    gpu_memory: GpuMemory = None,
+    seq_len: SeqLen = None,
+    output_dir: OutputDir = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over FILE.")] = False,
+) -> None:
+    """Write a configuration with comments: for a model, data and a goal, with steps that fit the GPU.
+
+    On a terminal it asks for what no option says; in a pipe it takes defaults.
+    For instance: genesis init chats.yaml --model Qwen/Qwen3-0.6B --data chats.jsonl --gpu-memory 24
+    """
+    from genesis.io.files import write_file
+    from genesis_cli import recipes
+    from genesis_cli.session import init as session
+
+    path = Path(file)
+    session.check_new(path, force=force)
+    if model is None and not data and goal is None and sys.stdin.isatty() and sys.stdout.isatty():
+        model, data, goal = _questions()
+    chosen = session.goal_of(goal, model)
+    asked = session.Asked(
+        goal=chosen,
+        model=model,
+        data=tuple(data or [session.GOALS[chosen][2]]),
+        file=file,
+        output_dir=output_dir or f"runs/{path.stem}",
+        seq_len=seq_len,
+    )
+    with fitting(ModelError, "sizing the model"):
+        place = session.place_for(gpu_memory)
+        text, sized = session.config_text(asked, place, recipes.text_of)
+    write_file(path, text.encode())
+    print(f"wrote {path}")
+    print("\n".join(session.described(asked, place, sized)))
+    print(f"next: genesis train {path}")
+
+
+def _questions() -> tuple[str | None, list[str] | None, str | None]:
+    """Model, data and goal, from the terminal; Return takes what stands in brackets."""
+    from genesis_cli.session.init import GOALS
+
+    model = typer.prompt("Model: a folder, a name on the hub, or nothing for a new one", default="", show_default=False)
+    for name, (what, *_) in GOALS.items():
+        print(f"  {name}: {what}")
+    goal = typer.prompt("Goal", default="lora" if model else "scratch")
+    data = typer.prompt("Data: a file, a folder or a glob", default=GOALS.get(goal, ("", "", "stdlib:"))[2])
+    return model or None, [data], goal

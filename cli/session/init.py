@@ -1,0 +1,262 @@
+"""`genesis init`: a recipe with the user's model, data and sizes in it, comments and all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genesis.backend import CPU
+from genesis.data.sources import expand
+from genesis.errors import ConfigError, OutOfMemoryError, UsageError, escape
+from genesis.io.hub_cache import local_path
+from genesis.profile.format import format_bytes
+from genesis.train.config import Config
+from genesis.train.config_file import parse_config
+from genesis.train.strict_yaml import emit, parse
+from genesis_cli.session.estimate import Place, place_of, with_batch
+from genesis_cli.session.memory import advice, run_plan
+from genesis_cli.session.memory_plan import MemoryPlan
+from genesis_cli.session.preparation import describe_gpu, model_config
+from genesis_cli.session.settings import settled
+from genesis_models.config import ModelConfig
+from genesis_models.folder import read_config
+from genesis_models.presets import PRESETS, preset
+from genesis_models.registry import fuses
+
+__all__ = ["GOALS", "Asked", "Sized", "check_new", "config_text", "described", "goal_of", "place_for", "with_values"]
+
+# Goal -> what it is, the recipe that it starts from on a GPU and on the CPU, and the data that ships for it.
+GOALS = {
+    "lora": ("adapters beside the weights of a model, from chats", "qwen2.5-0.5b-lora", "example:chats"),
+    "full": ("all weights of a model, from chats", "qwen2.5-0.5b-full", "example:chats"),
+    "pretrain": ("a base model goes on learning from texts", "continued-pretraining", "stdlib:"),
+    "scratch": ("a new model, from texts", "from-scratch-gpu", "stdlib:"),
+}
+ON_CPU = "quickstart"  # a new model that the CPU can train
+STEP_TOKENS = 16_384  # of data of one's own
+CPU_ROWS, CPU_LENGTH = 2, 256
+HOWS = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user wants.
+
+    Attributes:
+        model: a folder or a name on the hub; from scratch a preset, None for the recipe's own.
+        data: sources.
+        file: where the configuration will be, for the commands in it.
+        seq_len: None: the recipe's, as far as the model's positions go.
+    """
+
+    goal: str
+    model: str | None
+    data: tuple[str, ...]
+    file: str
+    output_dir: str
+    seq_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A step that fits.
+
+    Attributes:
+        plan: its memory; None on the CPU.
+    """
+
+    batch_size: int
+    accumulation_steps: int
+    activation_checkpointing: str
+    plan: MemoryPlan | None
+
+
+def place_for(gpu_memory: float | None) -> Place:
+    """The GPU that is named or here; else the CPU."""
+    if gpu_memory is None and not describe_gpu()[0]:
+        return Place(CPU, "the CPU, as there is no GPU here and no --gpu-memory", None, None, True)
+    return place_of("auto", gpu_memory)
+
+
+def goal_of(goal: str | None, model: str | None) -> str:
+    """The goal that is meant. Raises: UsageError: there is none of that name, or the model is not one for it."""
+    trains_weights = model is not None and model not in PRESETS
+    found = goal or ("lora" if trains_weights else "scratch")
+    if found not in GOALS:
+        raise UsageError(f"--goal {found} is not known", where="--goal", next=f"one of {', '.join(GOALS)}")
+    if found == "scratch" and trains_weights:
+        what = f"--goal scratch begins with random weights, and {escape(model)} has others"
+        raise UsageError(what, where="--model", next=f"leave it out, or name a size: {', '.join(PRESETS)}")
+    if found != "scratch" and not trains_weights:
+        what = f"--goal {found} needs the weights of a model"
+        raise UsageError(what, where="--model", next="name a folder, or a model of the hub: --model Qwen/Qwen3-0.6B")
+    return found
+
+
+def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tuple[str, Sized]:
+    """The configuration as text with comments, and the size of its steps.
+
+    Args:
+        recipe: the text of a shipped one.
+
+    Raises:
+        ModelError: there is no such model on this machine. DataError: the data match no file.
+        OutOfMemoryError: not one row fits.
+    """
+    on_cpu = place.device == CPU
+    expand(asked.data)
+    name = GOALS[asked.goal][1]
+    text = recipe(ON_CPU if asked.goal == "scratch" and on_cpu and asked.model is None else name)
+    text = text[re.search(r"^\w+:", text, re.MULTILINE).start() :]  # type: ignore[union-attr]
+    if asked.goal == "scratch" and asked.model is not None:
+        text = _with_preset(text, asked.model)
+    values: dict[str, Any] = {"data.train": list(asked.data), "train.output_dir": asked.output_dir}
+    if asked.goal != "scratch":
+        values["model.path"] = asked.model
+    if asked.data != (GOALS[asked.goal][2],) and asked.goal in ("lora", "full"):
+        values["train.epochs"] = 3  # the recipe's are for its small example
+    values["data.seq_len"] = _length(asked, text, on_cpu=on_cpu)
+    text = with_values(text, values)
+    config = _parsed(text)
+    sized = _on_cpu(config) if on_cpu else _on_gpu(config, asked, place)
+    values = {f"train.{key}": getattr(sized, key) for key in Sized.__dataclass_fields__ if key != "plan"}
+    text = with_values(text, values)
+    _parsed(text)
+    return "\n".join([*_head(asked, place, sized), "", text]), sized
+
+
+def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
+    """What was chosen, in lines."""
+    what = GOALS[asked.goal][0]
+    yield f"goal: {asked.goal}, {what}"
+    rows = f"{sized.batch_size} rows at once, {sized.accumulation_steps} times a step"
+    yield f"step: {rows}, activation checkpointing {sized.activation_checkpointing}; for {place.name}"
+    if sized.plan is not None and place.room is not None:
+        yield f"memory: {format_bytes(sized.plan.reserved)} of the {format_bytes(place.room)} that a run may take"
+
+
+def with_values(text: str, values: Mapping[str, Any]) -> str:
+    """`text` with other values of settings that stand on a line of their own; comments stay. What it lacks is added."""
+    for setting, value in values.items():
+        section, _, key = setting.partition(".")
+        marks, lines = parse(text, setting), text.split("\n")
+        shown = _shown(value)
+        if (section, key) in marks.values:
+            line, column = marks.values[section, key]
+            row = lines[line - 1]
+            comment = re.search(r"\s+#.*$", row[column - 1 :])
+            lines[line - 1] = row[: column - 1] + shown + (comment[0] if comment else "")
+        else:
+            start = marks.keys[section,].line
+            end = next((i for i in range(start, len(lines)) if not lines[i].strip()), len(lines))
+            lines.insert(end, f"  {key}: {shown}")
+        text = "\n".join(lines)
+    return text
+
+
+def _shown(value: object) -> str:
+    """A value as it stands behind its key, on one line."""
+    if isinstance(value, list):
+        return json.dumps(value[0] if len(value) == 1 else value, ensure_ascii=False)
+    return emit({"x": value}).partition(": ")[2].strip()
+
+
+def _with_preset(text: str, name: str) -> str:
+    """The recipe with a published shape instead of its own."""
+    lines = text.split("\n")
+    first = next(i for i, line in enumerate(lines) if line.startswith("model:"))
+    end = next(i for i, line in enumerate(lines) if i > first and not line.strip())
+    shape = ["model:", "  # The published shape of this name, with random weights.", f"  preset: {_shown(name)}"]
+    text = "\n".join([*lines[:first], *shape, *lines[end:]])
+    # The shape's own vocabulary would be mostly unused by a tokenizer of a small text.
+    return with_values(text, {"data.vocab_size": min(32_768, preset(name)["vocab_size"]), "optim.lr": 6e-4})
+
+
+def _length(asked: Asked, text: str, *, on_cpu: bool) -> int:
+    """Tokens of a row."""
+    if asked.seq_len is not None:
+        return asked.seq_len
+    usual = int(parse(text, "a recipe").data["data"]["seq_len"])
+    if on_cpu:
+        usual = min(usual, CPU_LENGTH)
+    if asked.goal == "scratch":
+        return usual
+    assert asked.model is not None
+    return min(usual, read_config(local_path(asked.model)).packed_length)
+
+
+def _parsed(text: str) -> Config:
+    """The configuration, with the model's folder. Raises: ConfigError."""
+    found = parse_config(text, "the new configuration")
+    if found.model.path is None:
+        return found
+    model = found.model.model_copy(update={"path": local_path(found.model.path)})
+    return found.model_copy(update={"model": model})
+
+
+def _on_cpu(config: Config) -> Sized:
+    if config.model.path is None:
+        return Sized(config.train.batch_size, config.train.accumulation_steps, "none", None)
+    return Sized(CPU_ROWS, 2, "none", None)
+
+
+def _on_gpu(config: Config, asked: Asked, place: Place) -> Sized:
+    """The fastest step of the tokens that a step should have: little checkpointing, and few micro-steps."""
+    assert place.room is not None
+    config, _ = settled(config, place.device)
+    shape = model_config(config)
+    rows = config.train.batch_size * config.train.accumulation_steps
+    if asked.data != (GOALS[asked.goal][2],):
+        rows = max(1, STEP_TOKENS // config.data.seq_len)
+    plan = None
+    for how, batch in _choices(rows, shape):
+        plan = run_plan(with_batch(config, batch), shape, place.device, activation_checkpointing=how)
+        if plan.reserved <= place.room:
+            return Sized(batch, -(-rows // batch), how, plan)
+    assert plan is not None
+    raise OutOfMemoryError(
+        f"not one row of {config.data.seq_len:,} tokens fits: a step needs {format_bytes(plan.reserved)} of the"
+        f" {format_bytes(place.room)} that a run may take",
+        where=place.name,
+        next=advice(with_checkpointing(config, HOWS[-1]), shape, place.device, plan, place.room),
+    )
+
+
+def with_checkpointing(config: Config, how: str) -> Config:
+    """`config` with another train.activation_checkpointing."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"activation_checkpointing": how})})
+
+
+def _choices(rows: int, shape: ModelConfig) -> Iterator[tuple[str, int]]:
+    """Checkpointing and rows at once, the fastest first: down to a quarter of them before more is computed again."""
+    hows = [how for how in HOWS if how != "selective" or fuses(shape)]
+    for how in hows:
+        batch = rows
+        while batch >= (1 if how == hows[-1] else max(1, rows // 4)):
+            yield how, batch
+            batch //= 2
+
+
+def _head(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
+    """Comments at the top: the commands, and what was chosen."""
+    file = escape(asked.file)
+    yield f"# Written by genesis init: {GOALS[asked.goal][0]}."
+    yield "#"
+    if asked.goal in ("lora", "full"):
+        yield f"#   genesis data preview {file}      what it would learn from"
+    yield f"#   genesis train {file}             --resume goes on with a run that was stopped"
+    yield f"#   genesis export {escape(asked.output_dir)}{' --merge' if asked.goal == 'lora' else ''} --check"
+    yield "#"
+    for line in described(asked, place, sized):
+        yield f"# {line[0].upper()}{line[1:]}."
+
+
+def check_new(path: Path, *, force: bool) -> None:
+    """Refuse to write over a file. Raises: ConfigError."""
+    if path.exists() and not force:
+        what = f"there is a file {escape(path)} already"
+        raise ConfigError(what, where="command line", next="name another one, or write over it: --force")

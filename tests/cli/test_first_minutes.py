@@ -1,0 +1,211 @@
+"""The first five minutes: pull, init, train, export with a tiny model; every recipe; what `genesis init` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+import genesis_models
+from docs.generate import is_current
+from genesis.data.sources import CHATS, expand
+from genesis.io.hub_cache import local_path
+from genesis.train.config import Config
+from genesis.train.config_file import load_config, parse_config
+from genesis_cli import recipes
+from genesis_cli.session import init as session
+from genesis_cli.session.estimate import DRIVER
+from genesis_cli.session.init import with_values
+from tests.cli.command import printed
+from tests.cli.first_model import write_model
+from tests.hub import served, used
+from tests.train.chats import chat, write_chats
+
+TEXT = "def first():\n    return 1\n" * 40
+QUICK = ("train.epochs=null", "train.steps=2", "train.batch_size=1", "train.accumulation_steps=1", "eval.max_batches=1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("upstream") / "tiny")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def done(*words: object) -> str:
+    code, out, told = printed(*words)
+    assert code == 0, told
+    return out
+
+
+# --- Four commands ----------------------------------------------------------------------------------------------------
+
+
+def test_four_commands_from_nothing_to_a_model(model: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served({"org/tiny": model}) as hub:
+        used(hub, here / "cache", monkeypatch)
+        done("pull", "org/tiny")
+    # The hub is gone: nothing else asks for it.
+    assert "next: genesis train chats.yaml" in done("init", "chats.yaml", "--model", "org/tiny")
+    done("train", "chats.yaml", *QUICK)
+    out = done("export", "runs/chats", "--merge", "--out", "exported", "--check")
+    assert "check:" in out
+    assert sorted(os.listdir("exported"))[:2] == ["chat_template.jinja", "config.json"]
+    found, base = genesis_models.load("exported"), genesis_models.load("org/tiny")
+    assert found.state_dict().keys() == base.state_dict().keys()
+    adapter = json.loads(Path("runs/chats/adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == local_path("org/tiny")
+
+
+def test_an_exported_adapter_names_its_base_as_the_hub_does(
+    model: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served({"org/tiny": model}) as hub:
+        used(hub, here / "cache", monkeypatch)
+        done("pull", "org/tiny")
+    write_chats(here / "chats.jsonl", (chat(f"{n}?", f"{n}!") for n in range(8)))
+    done("init", "c.yaml", "--model", "org/tiny", "--data", "chats.jsonl", "--seq-len", "64")
+    done("train", "c.yaml", *QUICK)
+    done("export", "runs/c", "--out", "adapter")
+    assert json.loads(Path("adapter/adapter_config.json").read_text())["base_model_name_or_path"] == "org/tiny"
+    done("generate", "adapter", "--prompt", "a", "--max-tokens", "2", "--device", "cpu")
+    done("generate", "org/tiny", "--prompt", "a", "--max-tokens", "2", "--device", "cpu")
+    assert "chats.jsonl" in done("data", "preview", "chats.jsonl", "--model", "org/tiny", "--seq-len", "64")
+    done("export", "org/tiny")
+    assert (here / "tiny-export" / "model.safetensors").exists(), "the cache is no place for it"
+
+
+# --- Recipes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_chats_is_current() -> None:
+    assert is_current("configs/chats.jsonl"), "run `make docs`"
+    (file,) = expand([CHATS])
+    assert file.path.is_file() and file.name == CHATS
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if name != "quickstart"])
+def test_a_recipe_takes_its_first_steps(name: str, model: Path, here: Path) -> None:
+    """quickstart itself is trained in tests/test_right_from_day_one.py."""
+    changed = [*QUICK, "train.device=cpu", "train.output_dir=run", "eval.every=null", "checkpoint.save_final=false"]
+    found = yaml.safe_load(recipes.text_of(name))
+    if "path" in found["model"]:
+        changed.append(f"model.path={model}")
+    else:
+        sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 300}
+        changed += [f"model.config.{key}={value}" for key, value in sizes.items()]
+    if found["data"]["train"] == "stdlib:":
+        (here / "texts").mkdir()
+        for n in range(4):
+            (here / "texts" / f"{n}.py").write_text(f"# {n}\n{TEXT}")
+        changed += ["data.train=texts", "data.seq_len=32"]
+    if "prompts" in found.get("eval", {}):
+        changed.append("eval.sample_tokens=2")
+    assert "done: 2 steps" in done("train", name, *changed)
+
+
+def test_recipes_are_listed_shown_and_copied(here: Path) -> None:
+    listed = done("recipes")
+    assert [line.split()[0] for line in listed.splitlines()] == recipes.names()
+    assert all(len(line.split()) > 3 for line in listed.splitlines())
+    assert done("recipes", "quickstart") == recipes.text_of("quickstart")
+    done("recipes", "qwen3-0.6b-lora", "--copy")
+    assert Path("qwen3-0.6b-lora.yaml").read_text() == recipes.text_of("qwen3-0.6b-lora")
+    code, _, told = printed("recipes", "qwen3-0.6b-lora", "--copy")
+    assert code == 3 and "already" in told
+    code, _, told = printed("recipes", "qwen3-0.6-lora")
+    assert code == 2 and "did you mean qwen3-0.6b-lora?" in told
+
+
+def test_recipes_explain_each_setting() -> None:
+    """A comment is above each setting or at its end, or at the one before that it goes with."""
+    for name in recipes.names():
+        lines = recipes.text_of(name).splitlines()
+        assert sum("#" in line for line in lines) > len(lines) / 3, name
+        assert lines[0].startswith("# ") and f"genesis train {name}" in "\n".join(lines[:10])
+
+
+# --- init -------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_word_a_new_model_for_this_machine(here: Path) -> None:
+    out = done("init")
+    assert "goal: scratch" in out
+    config = load_config("genesis.yaml")
+    assert config.data.train == ["stdlib:"] and config.train.output_dir == "runs/genesis"
+    code, _, told = printed("init")
+    assert code == 3 and "--force" in told
+    done("init", "--force")
+
+
+@pytest.mark.parametrize("goal", ["lora", "full", "pretrain"])
+def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here: Path) -> None:
+    (here / "mine.jsonl").write_text("")
+    words = ("--model", model, "--goal", goal, "--data", "mine.jsonl", "--gpu-memory", "0.7")
+    out = done("init", "c.yaml", *words)
+    assert "memory:" in out and "a GPU of 0.7 GiB" in out
+    text, config = Path("c.yaml").read_text(), load_config("c.yaml")
+    assert (config.model.path, config.data.train) == (str(model), ["mine.jsonl"])
+    assert (config.lora is not None) is (goal == "lora")
+    assert config.train.batch_size * config.train.accumulation_steps >= 16
+    assert text.count("#") > 20 and "genesis train c.yaml" in text
+    estimate = json.loads(done("estimate", "c.yaml", "--gpu-memory", "0.7", "--json", "-"))
+    assert estimate["fits"] is True
+
+
+def test_a_small_gpu_computes_more_again_and_a_tiny_one_is_refused(
+    model: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "mine.jsonl").write_text("")
+    a_row = {"none": 100, "selective": 60, "full": 20}
+
+    def planned(config: Config, *rest: object, activation_checkpointing: str) -> SimpleNamespace:
+        return SimpleNamespace(reserved=config.train.batch_size * a_row[activation_checkpointing] << 20)
+
+    monkeypatch.setattr(session, "run_plan", planned)
+    words = ("--model", model, "--goal", "full", "--data", "mine.jsonl", "--force")
+    found = []
+    for rows_of_none in (17, 4, 3, 1):
+        done("init", "c.yaml", *words, "--gpu-memory", (DRIVER + (100 * rows_of_none << 20)) / 2**30)
+        train = load_config("c.yaml").train
+        found.append((train.activation_checkpointing, train.batch_size, train.accumulation_steps))
+    assert found == [("none", 16, 1), ("none", 4, 4), ("selective", 4, 4), ("full", 4, 4)]
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    code, _, told = printed("init", "d.yaml", *words, "--gpu-memory", 0.63)
+    assert code == 7 and "not one row" in told and not Path("d.yaml").exists()
+
+
+def test_mistakes_of_init(model: Path, here: Path) -> None:
+    for words, said, expected in (
+        (("--goal", "lora"), "needs the weights", 2),
+        (("--goal", "scratch", "--model", model), "random weights", 2),
+        (("--goal", "fly"), "not known", 2),
+        (("--model", "org/absent"), "genesis pull org/absent", 5),
+        (("--data", "absent.jsonl"), "matches no file", 4),
+    ):
+        code, _, told = printed("init", "x.yaml", *words)
+        assert (code, said in told) == (expected, True), told
+    assert not Path("x.yaml").exists()
+
+
+def test_values_are_changed_and_comments_stay() -> None:
+    text = "model:\n  preset: x   # a\ndata:\n  # b\n  train: y\n\ntrain:\n  output_dir: z # c\n"
+    found = with_values(
+        text, {"model.preset": "a b", "data.train": ["m", "n: o"], "data.seq_len": 8, "train.output_dir": "1"}
+    )
+    assert yaml.safe_load(found) == {
+        "model": {"preset": "a b"},
+        "data": {"train": ["m", "n: o"], "seq_len": 8},
+        "train": {"output_dir": "1"},
+    }
+    assert found.count("#") == 3
+    parse_config(found.replace("a b", "0.5B"), "a test", ["train.steps=1"])
