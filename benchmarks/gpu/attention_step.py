@@ -1,10 +1,13 @@
 """Attention of a generation step, by length, batch and heads of a model, in bf16, beside torch's; and a prompt's chunk.
 
-    python -m benchmarks.gpu.attention_step [--tiles] [--long]
+    python -m benchmarks.gpu.attention_step [--tiles] [--long] [--models NAME …] [--no-chunks]
+        [--compile K N]
 
 A graph of steps over 24 layers' caches (fewer where they are large), which do not stay in L2; ours rotates, writes the
 cache and attends in one launch, torch's scaled_dot_product_attention attends alone. `of copy` is the share of 4.3 TB/s
-at which keys and values are read. --tiles compares divisions of the work; --long adds what takes much memory.
+at which keys and values are read. `early` is a step of which qkv alone is new.
+--tiles compares divisions of the work, early; --long adds what takes much memory; --no-chunks leaves prompts out;
+--compile only compiles every N-th tile from the K-th on, for a cache that processes fill side by side.
 """
 
 from __future__ import annotations
@@ -28,18 +31,17 @@ from genesis.ops.attention_step import attention_step
 
 COPY = 4.3e12  # bytes a second
 MODELS = {"Qwen2.5-0.5B": (14, 2, 64), "Llama-3.2-1B": (32, 8, 64), "Qwen3-0.6B": (16, 8, 128)}
-SIZES = [(1, 128), (1, 400), (1, 8192), (8, 400), (8, 8192), (32, 400)]
+SIZES = [(1, 128), (1, 400), (1, 900), (1, 8192), (8, 400), (8, 8192), (32, 400)]
 LONG = [(1, 32768), (8, 32768), (32, 8192)]
 MEMORY = 12 << 30  # of all caches of a graph
 TILES = {
     64: [
-        StepTile(128, 128, 32, 16, 4, 2), StepTile(128, 256, 32, 32, 4, 2), StepTile(128, 512, 32, 32, 4, 3),
-        StepTile(64, 64, 64, 16, 4, 2), StepTile(64, 128, 32, 16, 4, 3), StepTile(64, 256, 32, 16, 2, 2),
-        StepTile(128, 256, 32, 32, 8, 2), StepTile(256, 256, 32, 16, 8, 2),
+        StepTile(512, 512, 1, 4, 8, 1), StepTile(128, 256, 32, 32, 4, 2), StepTile(128, 256, 16, 16, 4, 2),
+        StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 16, 16, 4, 3), StepTile(64, 128, 4, 4, 4, 3),
     ],
     128: [
-        StepTile(64, 64, 64, 16, 4, 2), StepTile(64, 128, 32, 16, 4, 2), StepTile(64, 256, 32, 16, 4, 3),
-        StepTile(128, 128, 32, 16, 8, 2), StepTile(128, 256, 32, 16, 8, 2), StepTile(32, 128, 32, 16, 4, 3),
+        StepTile(128, 128, 4, 4, 8, 2), StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 16, 16, 4, 3),
+        StepTile(64, 128, 4, 4, 4, 3), StepTile(64, 128, 1, 4, 4, 3), StepTile(64, 128, 4, 4, 4, 4),
     ],
 }  # fmt: skip
 
@@ -47,11 +49,11 @@ TILES = {
 class Steps:
     """Inputs of steps over the caches of several layers."""
 
-    def __init__(self, heads: tuple[int, int, int], batch: int, length: int) -> None:
+    def __init__(self, heads: tuple[int, int, int], batch: int, length: int, layers: int = 24) -> None:
         q, k, d = heads
         self.heads, self.batch, self.length = heads, batch, length
         capacity = length + 64
-        layers = max(2, min(24, MEMORY // (4 * batch * k * capacity * d)))
+        layers = max(2, min(layers, MEMORY // (4 * batch * k * capacity * d)))
         make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
         self.caches = torch.randn(layers, 2, batch, k, capacity, d, **make)
         self.qkv = torch.randn(layers, batch, q + 2 * k, d, **make)
@@ -62,12 +64,12 @@ class Steps:
         self.inputs = [(shared_array(x), shared_array(y), *shared) for x, y in zip(self.qkv, self.caches, strict=True)]
         self.nbytes = 4 * batch * k * length * d
 
-    def ours(self, tile: StepTile | None = None) -> list[Callable[[], Any]]:
-        scale = self.heads[2] ** -0.5
+    def ours(self, tile: StepTile | None = None, early: bool = True) -> list[Callable[[], Any]]:
+        how: dict[str, Any] = {"scale": self.heads[2] ** -0.5, "early": early}
         if tile is None:
-            return [lambda x=x: attention_step(*x, scale=scale) for x in self.inputs]  # type: ignore[misc]
+            return [lambda x=x: attention_step(*x, **how) for x in self.inputs]  # type: ignore[misc]
         out = empty((self.batch, self.heads[0], self.heads[2]), bfloat16, self.inputs[0][0].device)
-        return [lambda x=x: attention_step_into(out, *x, scale=scale, tile=tile) for x in self.inputs]  # type: ignore[misc]
+        return [lambda x=x: attention_step_into(out, *x, **how, tile=tile) for x in self.inputs]  # type: ignore[misc]
 
     def theirs(self) -> list[Callable[[], Any]]:
         q = self.heads[0]
@@ -104,28 +106,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--models", nargs="+", default=[*MODELS])
+    parser.add_argument("--no-chunks", action="store_true")
+    parser.add_argument("--compile", type=int, nargs=2)
     options = parser.parse_args()
-    for name, heads in MODELS.items():
+    for name in options.models:
+        heads = MODELS[name]
         for batch, length in [*SIZES, *(LONG if options.long else [])]:
-            _row(name, heads, batch, length, TILES[heads[2]] if options.tiles else ())
+            tiles = TILES[heads[2]] if options.tiles else []
+            if options.compile:
+                _compile(heads, batch, length, tiles[options.compile[0] :: options.compile[1]])
+            else:
+                _row(name, heads, batch, length, tiles)
             torch.cuda.empty_cache()
-    _chunks()
+    if not options.no_chunks:
+        _chunks()
+
+
+def _compile(heads: tuple[int, int, int], batch: int, length: int, tiles: Sequence[StepTile]) -> None:
+    steps = Steps(heads, batch, length, layers=2)
+    for tile in tiles:
+        steps.ours(tile.fitted(heads[2], heads[0] // heads[1], batch * heads[1], length + 64))[0]()
 
 
 def _row(name: str, heads: tuple[int, int, int], batch: int, length: int, tiles: Sequence[StepTile]) -> None:
     steps = Steps(heads, batch, length)
     n = len(steps.inputs)
     fitted = [tile.fitted(heads[2], heads[0] // heads[1], batch * heads[1], length + 64) for tile in tiles]
-    for tile in fitted:  # all are compiled side by side
-        steps.ours(tile)[0]()
     wrong = steps.error()
     assert wrong < 1e-2, (name, batch, length, wrong)
-    us = gpu_us(steps.ours(), n)
+    us, early = gpu_us(steps.ours(early=False), n), gpu_us(steps.ours(), n)
     replay = torch_gpu_graph(steps.theirs(), n)
     torch_us = statistics.median(replay() for _ in range(12))
-    share = steps.nbytes / us / 1e-6 / COPY
-    print(f"{name:13} batch {batch:2} length {length:5}: {us:7.2f} us  {share:4.0%} of copy  torch {torch_us:7.2f} us"
-          f"  error {wrong:.1e}", flush=True)  # fmt: skip
+    share = steps.nbytes / early / 1e-6 / COPY
+    print(f"{name:13} batch {batch:2} length {length:5}: {us:7.2f} us  early {early:7.2f} us  {share:4.0%} of copy"
+          f"  torch {torch_us:7.2f} us  error {wrong:.1e}", flush=True)  # fmt: skip
     for tile in dict.fromkeys(fitted):
         print(f"    {gpu_us(steps.ours(tile), n):7.2f} us  {tuple(tile)}", flush=True)
 

@@ -161,6 +161,7 @@ def attention_step(
     *,
     scale: float,
     window: int = 0,
+    early: bool = False,
 ) -> Tensor:
     """Attention `[B, Q, D]` of one token of each sequence over a KV cache, into which its key and value are written.
 
@@ -172,6 +173,7 @@ def attention_step(
         norms: of query and key heads, before they are rotated.
         active: `[B]`, 0 for rows that take no part.
         window: how many keys up to the token's own are seen; 0 means all.
+        early: in a captured graph, whether nothing ahead of this call writes any input but qkv.
     """
     weights = None if norms is None else _weights_of(*norms)
     if norms is not None and weights is None:
@@ -179,7 +181,7 @@ def attention_step(
         qkv = _normalised(qkv, *norms, qkv.shape[-2] - 2 * key_heads, key_heads)
     query, key, eps = weights or (None, None, 0.0)
     cos, sin = tables or (None, None)
-    how: dict[str, Any] = {"scale": scale, "window": window, "eps": eps}
+    how: dict[str, Any] = {"scale": scale, "window": window, "eps": eps, "early": early}
     return apply(steps.attention_step, qkv, cache, lengths, cos, sin, query, key, active, **how)  # type: ignore[no-any-return]
 
 

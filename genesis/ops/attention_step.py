@@ -34,6 +34,7 @@ def _infer(
     scale: float,
     window: int = 0,
     eps: float = 0.0,
+    early: bool = False,
 ) -> Spec:
     if qkv.ndim != 3 or cache.ndim != 5:
         raise ShapeError(f"attention_step takes qkv [B, Q + 2·K, D] and a cache [2, B, K, S, D], got {qkv.shape} and"
@@ -113,6 +114,7 @@ def attention_step(
     scale: float,
     window: int = 0,
     eps: float = 0.0,
+    early: bool = False,
 ) -> None:
     """o = softmax(scale·q·kᵀ)·v over the keys of each sequence, those in the cache and the token's own.
 
@@ -128,6 +130,8 @@ def attention_step(
         query_weight, key_weight: of RMSNorm by head, `[D]`, with `eps`.
         active: `[B]`, 0 for rows that take no part; None means that all do.
         window: with a positive value, only the last `window` keys up to the token's own are seen.
+        early: in a captured graph, whether nothing ahead of this call writes any input but qkv: the others are then
+            read while kernels ahead still run. Without effect on the result, and outside of graphs.
     """
     key_heads, capacity = cache.shape[2:4]
     heads = qkv.shape[1] - 2 * key_heads

@@ -233,7 +233,8 @@ class StepCache(LayerCache):
         both = cache.data[form.layer].narrow(1, 0, rows).narrow(3, 0, self._keys)  # [2, B, K, S, D]
         lengths, active = (each.narrow(0, 0, rows) for each in (cache.lengths, cache.left))
         tables = None if form.rope is None else cache.by_position(form.rope)
-        how: dict[str, Any] = {"scale": form.scale, "window": form.window}
+        # A graph is one step, whose end counts lengths: all but qkv was there before it began.
+        how: dict[str, Any] = {"scale": form.scale, "window": form.window, "early": True}
         return fused.attention_step(qkv[:, 0], both, lengths, tables, form.norms, active, **how).unsqueeze(1)
 
     def advance(self, t: int) -> None:

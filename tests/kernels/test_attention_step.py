@@ -19,7 +19,7 @@ from genesis.backend.cuda import backend_of, compile
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import DType, bfloat16, bool_, float8_e4m3fn, float16, float32, int64
 from genesis.errors import DeviceError, ShapeError
-from genesis.kernels.attention.attention_step import StepTile, attention_step_into
+from genesis.kernels.attention.attention_step import SMS, StepTile, attention_step_into, tile_of
 from genesis.ops.attention import attention
 from genesis.ops.attention_step import attention_step
 from tests.kernels.collecting import collecting
@@ -171,7 +171,9 @@ def test_the_same_as_attention_over_all_keys(dtype: DType) -> None:
     assert np.linalg.norm(o - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("shape", [(1, 14, 2, 700, 64), (3, 4, 2, 300, 128), (1, 2, 1, 200, 256)])
+@pytest.mark.parametrize(
+    "shape", [(1, 14, 2, 700, 64), (2, 14, 2, 500, 64), (2, 4, 2, 500, 128), (3, 4, 2, 300, 128), (1, 2, 1, 200, 256)]
+)
 @pytest.mark.parametrize("dtype", [float32, bfloat16])
 def test_the_division_of_the_table(shape: tuple[int, int, int, int, int], dtype: DType) -> None:
     b, s = shape[0], shape[3]
@@ -263,24 +265,26 @@ def test_a_cache_whose_elements_share_memory_is_refused() -> None:
 
 
 def compiled() -> list[dict[str, int]]:
-    """Facts of the code for heads of 64 and 128, these with norms and a cache in 8-bit floats; for a process without
-    the interpreter, which changes Triton.
+    """Facts of the code for heads of 64 and 128, these with norms and a cache in 8-bit floats, and of both where qkv
+    alone is new; for a process without the interpreter, which changes Triton.
     """
     with collecting(Hopper) as found:
-        for q, k, size, kept in ((14, 2, 64, bfloat16), (16, 8, 128, float8_e4m3fn)):
+        for i in range(4):
+            q, k, size, kept = ((14, 2, 64, bfloat16), (16, 8, 128, float8_e4m3fn))[i % 2]
             qkv, cache = empty((2, q + 2 * k, size), bfloat16, CUDA), empty((2, 2, k, 4096, size), kept, CUDA)
             tables = [empty((4096, size // 2), float32, CUDA) for _ in range(2)]
             weights = [empty((size,), bfloat16, CUDA) for _ in range(2)] if size == 128 else []
-            attention_step(qkv, cache, empty((2,), int64, CUDA), *tables, *weights, scale=0.1)
+            attention_step(qkv, cache, empty((2,), int64, CUDA), *tables, *weights, scale=0.1, early=i > 1)
     rows = []
     for kernel, signature in found.values():
         made = compile.compiled(kernel, signature, (9, 0))
         text = made.asm["ptx"]
-        early, wait, _ = text.partition("griddepcontrol.wait")
+        early, wait, late = text.partition("griddepcontrol.wait")
         rows.append(
             {
                 "waits": text.count(wait),
                 "early reads": early.count("ld.global"),
+                "late reads": late.count("ld.global"),
                 "early prefetches": early.count("prefetch.global.L2"),
                 "early writes": early.count("st.global") + early.count("atom."),
                 "counted": len(re.findall(r"atom\.global\.gpu\.acq_rel\.add", text)),
@@ -291,17 +295,22 @@ def compiled() -> list[dict[str, int]]:
     return rows
 
 
-def test_code_for_hopper_reads_nothing_but_a_length_before_it_waits() -> None:
+def test_code_for_hopper_waits_before_it_reads_what_is_new() -> None:
+    """A length at most comes before the wait; where qkv alone is new, the first keys and values, too."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     program = "import json; from tests.kernels.test_attention_step import compiled; print(json.dumps(compiled()))"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout)
-    assert len(rows) == 2
-    for row in rows:
+    assert len(rows) == 4
+    for i, row in enumerate(rows):
         assert row.pop("shared") <= 80 << 10  # two programs share an SM
+        reads, late = row.pop("early reads"), row.pop("late reads")
+        assert reads > 8 if i > 1 else reads == 1, row
+        assert late < rows[i - 2]["late reads"] if i > 1 else late > 16
+        row["late reads"] = late
         assert row.pop("early prefetches") >= 2
-        assert row == {"waits": 1, "early reads": 1, "early writes": 0, "counted": 1, "tensor cores": 1}
+        assert row == {"waits": 1, "early writes": 0, "counted": 1, "tensor cores": 1, "late reads": late}
 
 
 class Ampere(Hopper):
@@ -335,5 +344,24 @@ def test_few_sequences_have_many_parts() -> None:
     tile = StepTile(128, 256, 32, 32, 4, 2)
     assert [tile.fitted(64, 7, pairs, 8192).splits for pairs in (2, 64, 1000)] == [32, 8, 1]
     assert tile.fitted(64, 7, 2, 200).splits == 1
-    assert tile.fitted(64, 7, 2, 8192).together == 32
+    assert [tile.fitted(64, 7, 2, capacity).together for capacity in (1024, 8192)] == [4, 32]
     assert tile.fitted(128, 8, 2, 8192).together == 16
+
+
+def test_short_steps_have_a_program_for_each_sm_and_long_ones_many() -> None:
+    few = [tile_of(2, 64, 7, pairs, 512) for pairs in (1, 2, SMS)]
+    assert {(tile.keys, tile.splits) for tile in few} == {(512, 1)}
+    assert [tile_of(2, 128, 2, pairs, capacity).splits for pairs, capacity in ((8, 300), (8, 512), (64, 512))] == [
+        3,
+        4,
+        2,
+    ]
+    assert all(tile_of(2, 128, 2, pairs, 512).splits * pairs <= SMS for pairs in range(1, SMS))
+    assert [tile_of(2, 64, 7, *which).splits for which in ((2, 200), (2, 8192), (64, 8192), (SMS + 1, 512))] == [
+        1,
+        32,
+        8,
+        4,
+    ]
+    assert tile_of(2, 64, 4, 64, 8192).keys < tile_of(2, 64, 4, 16, 8192).keys
+    assert tile_of(4, 64, 7, 2, 512).keys == 32

@@ -8,6 +8,9 @@ of the keys. How many parts have keys is decided on the device, by the sequence'
 lengths. Parts go to memory in float32, and the program that comes last, by a counter, adds them up in order. It leaves
 the counter at 0 for the next launch. The token's own key and value stay in registers and end the last part, whose
 program writes them into the cache.
+
+A short step is a chain of latencies: length, keys and values, heads, attention. A part's first tile of keys and values
+is loaded before the heads, and where the caller says that qkv alone is new (`early`), before the kernel ahead is done.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ class StepTile(NamedTuple):
         useful = triton.next_power_of_2(max(PROGRAMS // max(pairs, 1), 1)), triton.cdiv(capacity, self.part)
         splits = min(self.splits, *useful)
         held = HELD // (triton.next_power_of_2(group) * padded)
-        return self._replace(splits=splits, together=min(self.together, held or 1, triton.next_power_of_2(splits)))
+        return self._replace(splits=splits, together=min(self.together if splits > 4 else 4, held or 1))
 
 
 @triton.jit
@@ -85,23 +88,23 @@ def loaded(p_x, m_x, TYPE: tl.constexpr):
 
 
 @triton.jit
-def part_of(length, window, i_split, SPLITS: tl.constexpr, PART: tl.constexpr, BN: tl.constexpr):
+def part_of(length, window, i_split, splits, PART: tl.constexpr, BN: tl.constexpr):
     """The keys [begin, end) of a part, and how many parts of the keys before `length` there are."""
     low = length * 0
     if window is not None:
         low = tl.maximum(length + 1 - window, 0)
-    part = tl.maximum(tl.cdiv(tl.cdiv(length - low, SPLITS), BN) * BN, PART)
+    part = tl.maximum(tl.cdiv(tl.cdiv(length - low, splits), BN) * BN, PART)
     begin = low + i_split * part
     return begin, tl.minimum(begin + part, length), tl.maximum(tl.cdiv(length - low, part), 1)
 
 
 @triton.jit
 def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr, SIZE: tl.constexpr,
-                  PART: tl.constexpr):  # fmt: skip
-    """Bring the first PART keys of [begin, end) and their values to L2."""
+                  KEYS: tl.constexpr):  # fmt: skip
+    """Bring the first KEYS keys of [begin, end), or some more, and their values to L2."""
     LINE: tl.constexpr = 1024 // p_keys.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
     LINES: tl.constexpr = triton.next_power_of_2((SIZE + LINE - 1) // LINE)
-    o_line, o_key = tl.arange(0, LINES) * LINE, begin + tl.arange(0, PART)
+    o_line, o_key = tl.arange(0, LINES) * LINE, begin + tl.arange(0, triton.next_power_of_2(KEYS))
     o_kv = o_key.to(tl.int64)[:, None] * so_cache[3] + o_line[None, :] * so_cache[4]
     m_kv = (o_key < end)[:, None] & (o_line < SIZE)[None, :]  # [PART, LINES]
     prefetch(p_keys + o_kv, m_kv, OVERLAP)
@@ -121,23 +124,64 @@ def load_heads(p_x, o_head, m_head, PAIRS: tl.constexpr, SIZE: tl.constexpr, BD:
 
 
 @triton.jit
-def prepared_heads(b_x, b_y, p_weight, p_cos, p_sin, position, eps, WORK: tl.constexpr, SIZE: tl.constexpr,
-                   BD: tl.constexpr):  # fmt: skip
-    """Loaded heads, normalised where there is a weight, then rotated where there are tables: [heads, BD] in WORK."""
+def load_token(p_qkv, i_row, i_head, HEADS: tl.constexpr, ROTATES: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
+    """A token's queries [BM, BD] of a group, their key and value [1, BD]; the first two also with halves exchanged."""
+    KEY_HEADS: tl.constexpr = HEADS[0]
+    GROUP: tl.constexpr = HEADS[1]
+    SIZE: tl.constexpr = HEADS[2]
+    o_m, one = tl.arange(0, BM), tl.arange(0, 1)
+    p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
+    i_key = KEY_HEADS * GROUP + i_head
+    b_query, b_query_pairs = load_heads(p_token, i_head * GROUP + o_m, o_m < GROUP, ROTATES, SIZE, BD)
+    b_key, b_key_pairs = load_heads(p_token, i_key + one, one == 0, ROTATES, SIZE, BD)
+    b_value, _ = load_heads(p_token, i_key + KEY_HEADS + one, one == 0, False, SIZE, BD)
+    return b_query, b_query_pairs, b_key, b_key_pairs, b_value
+
+
+@triton.jit
+def load_tables(p_weight, p_cos, p_sin, position, WORK: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
+    """Of heads [BD] in WORK: the norm's weight, the same with halves exchanged, cos, and sin with the sign of its half;
+    ones where there is none."""
     HALF: tl.constexpr = SIZE // 2
     o_d = tl.arange(0, BD)
     m_d = o_d < SIZE
-    b_x, b_y = converted(b_x, WORK), converted(b_y, WORK)
+    b_w = tl.full((BD,), 1, WORK)
+    b_w_pairs, b_cos, b_sin = b_w, b_w, b_w
     if p_weight is not None:
-        b_r = rsqrt(maths.divide(tl.sum(b_x * b_x, 1), tl.full((1,), SIZE, WORK)), eps)[:, None]  # [heads, 1]
-        b_x = b_x * b_r * converted(tl.load(p_weight + o_d, mask=m_d, other=0), WORK)[None, :]
-        b_y = b_y * b_r * converted(tl.load(p_weight + (o_d + HALF) % SIZE, mask=m_d, other=0), WORK)[None, :]
+        b_w = converted(tl.load(p_weight + o_d, mask=m_d, other=0), WORK)
+        b_w_pairs = converted(tl.load(p_weight + (o_d + HALF) % SIZE, mask=m_d, other=0), WORK)
     if p_cos is not None:
         o_pair = position * HALF + o_d % HALF
-        b_cos = converted(tl.load(p_cos + o_pair, mask=m_d, other=0), WORK)  # [BD]
-        b_sin = converted(tl.load(p_sin + o_pair, mask=m_d, other=0), WORK)  # [BD]
-        b_x = b_x * b_cos[None, :] + b_y * tl.where(o_d < HALF, -b_sin, b_sin)[None, :]
+        b_cos = converted(tl.load(p_cos + o_pair, mask=m_d, other=0), WORK)
+        b_sin = converted(tl.load(p_sin + o_pair, mask=m_d, other=0), WORK)
+        b_sin = tl.where(o_d < HALF, -b_sin, b_sin)
+    return b_w, b_w_pairs, b_cos, b_sin
+
+
+@triton.jit
+def prepared_heads(b_x, b_y, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS: tl.constexpr, ROTATES: tl.constexpr,
+                   WORK: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """Loaded heads, normalised with NORMS, then rotated with ROTATES: [heads, BD] in WORK."""
+    b_x, b_y = converted(b_x, WORK), converted(b_y, WORK)
+    if NORMS:
+        b_r = rsqrt(maths.divide(tl.sum(b_x * b_x, 1), tl.full((1,), SIZE, WORK)), eps)[:, None]  # [heads, 1]
+        b_x, b_y = b_x * b_r * b_w[None, :], b_y * b_r * b_w_pairs[None, :]
+    if ROTATES:
+        b_x = b_x * b_cos[None, :] + b_y * b_sin[None, :]
     return b_x
+
+
+@triton.jit
+def attend(b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE: tl.constexpr, WORK: tl.constexpr,
+           PRECISION: tl.constexpr):  # fmt: skip
+    """Online softmax of queries [BM, BD] over a tile of keys and values [BN, BD]: greatest and sum [BM], o [BM, BD]."""
+    b_s = tl.dot(b_operand, b_k.T, input_precision=PRECISION, out_dtype=WORK) * scale_log2  # [BM, BN]
+    b_s = tl.where(m_key[None, :], b_s, -float("inf"))
+    b_new_max = tl.maximum(b_max, tl.max(b_s, 1))
+    b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # of a part without keys
+    b_p, b_rescale = fast_exp2(b_s - b_base[:, None]), fast_exp2(b_max - b_base)
+    b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc * b_rescale[:, None], input_precision=PRECISION, out_dtype=WORK)
+    return b_new_max, b_sum * b_rescale + tl.sum(b_p, 1), b_acc
 
 
 @triton.jit
@@ -182,16 +226,17 @@ def add_parts(p_parts, p_states, active, WORK: tl.constexpr, GROUP: tl.constexpr
     return b_acc / tl.where(o_g < GROUP, b_sum, 1.0)[:, None]
 
 
-@triton.jit(do_not_specialize=["capacity", "window"])
+@triton.jit(do_not_specialize=["capacity", "window", "splits"])
 def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_query_weight,
-                          p_key_weight, p_active, capacity, window, scale_log2, eps, so_cache,
-                          DOT: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, TOGETHER: tl.constexpr,
-                          HEADS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-                          OVERLAP: tl.constexpr):  # fmt: skip
+                          p_key_weight, p_active, capacity, window, splits, scale_log2, eps, so_cache,
+                          DOT: tl.constexpr, PART: tl.constexpr, TOGETHER: tl.constexpr, HEADS: tl.constexpr,
+                          TILE: tl.constexpr, STAGES: tl.constexpr, LAUNCH: tl.constexpr):  # fmt: skip
     """o [B, Q, D] of qkv [B, Q + 2·K, D], over keys and values in the cache [2, B, K, S, D].
 
     DOT is (TYPE, WORK, PRECISION) as for the other kernels of attention, TILE (BM, BN, BD) of padded query heads of a
-    group, keys, and columns; HEADS (K, Q / K, D). scale_log2 is the scale in units of log2.
+    group, keys, and columns; HEADS (K, Q / K, D). There are at most `splits` parts, without p_parts one.
+    scale_log2 is the scale in units of log2. LAUNCH: whether kernels overlap, and whether those that do with this one
+    write qkv alone.
     """
     TYPE: tl.constexpr = DOT[0]
     WORK: tl.constexpr = DOT[1]
@@ -202,70 +247,79 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
+    OVERLAP: tl.constexpr = LAUNCH[0]
+    EARLY: tl.constexpr = LAUNCH[0] and LAUNCH[1]
+    NORMS: tl.constexpr = p_query_weight is not None
+    ROTATES: tl.constexpr = p_cos is not None
     # The first parts of all sequences come first: programs without keys do not keep them from the SMs.
-    pairs = tl.num_programs(0) // SPLITS
+    pairs = tl.num_programs(0) // splits
     i_pair, i_split = tl.program_id(0) % pairs, tl.program_id(0) // pairs
     i_row, i_head = i_pair // KEY_HEADS, i_pair % KEY_HEADS
 
     p_keys = p_cache + (i_row.to(tl.int64) * so_cache[1] + i_head.to(tl.int64) * so_cache[2])
     p_values = p_keys + so_cache[0]
-
-    # What earlier launches left is on its way to L2 before the one before is done. It may be about to change the
-    # length: what is read here decides nothing.
     allow_next(OVERLAP)
-    if OVERLAP:
-        early = tl.load(p_lengths + i_row, cache_modifier=".cg")
-        early = tl.where((early >= 0) & (early < capacity), early, 0).to(tl.int32)
-        begin, end, _ = part_of(early, window, i_split, SPLITS, PART, BN)
-        prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP, SIZE, PART)
-    wait_for_previous(OVERLAP)
+    if not EARLY:
+        # What earlier launches left is on its way to L2 before the one before is done. It may be about to change the
+        # length: what is read here decides nothing.
+        if OVERLAP:
+            early = tl.load(p_lengths + i_row, cache_modifier=".cg")
+            early = tl.where((early >= 0) & (early < capacity), early, 0).to(tl.int32)
+            begin, end, _ = part_of(early, window, i_split, splits, PART, BN)
+            prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP, SIZE, PART)
+        wait_for_previous(OVERLAP)
+        b_query, b_query_pairs, b_key, b_key_pairs, b_value = load_token(p_qkv, i_row, i_head, HEADS, ROTATES, BM, BD)
 
-    # The token's own heads, and how many keys there are.
+    # Which keys are this program's, and the first of them.
     length = tl.load(p_lengths + i_row, cache_modifier=".cg")
     is_on = (length >= 0) & (length < capacity)
     if p_active is not None:
         is_on = is_on & (tl.load(p_active + i_row) != 0)
-    PAIRS: tl.constexpr = p_cos is not None
-    o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)
-    m_group, m_d, one = o_m < GROUP, o_d < SIZE, tl.arange(0, 1)
-    p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
-    i_key = KEY_HEADS * GROUP + i_head
-    b_query, b_query_pairs = load_heads(p_token, i_head * GROUP + o_m, m_group, PAIRS, SIZE, BD)
-    b_key, b_key_pairs = load_heads(p_token, i_key + one, one == 0, PAIRS, SIZE, BD)
-    b_value, _ = load_heads(p_token, i_key + KEY_HEADS + one, one == 0, False, SIZE, BD)
-
-    # Which keys are this program's.
     length = tl.where(is_on, length, 0).to(tl.int32)  # a row that is off is computed as if it were empty
-    begin, end, active = part_of(length, window, i_split, SPLITS, PART, BN)
+    begin, end, active = part_of(length, window, i_split, splits, PART, BN)
+    is_last = i_split == active - 1
+    o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)
+    m_group, m_d = o_m < GROUP, o_d < SIZE
+    m_key = begin + o_n < end  # [BN]
+    o_kv = (begin + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]
+    m_kv = m_key[:, None] & m_d[None, :]
+    b_k = loaded(p_keys + o_kv, m_kv, TYPE)  # [BN, BD]
+    b_v = loaded(p_values + o_kv, m_kv, TYPE)  # [BN, BD]
+    b_w, b_w_pairs, b_cos, b_sin = load_tables(p_query_weight, p_cos, p_sin, length, WORK, SIZE, BD)
+    b_key_w, b_key_w_pairs, _, _ = load_tables(p_key_weight, None, None, length, WORK, SIZE, BD)
+    if EARLY:
+        if PART > BN:
+            prefetch_part(p_keys, p_values, begin + BN, end, so_cache, OVERLAP, SIZE, PART - BN)
+        wait_for_previous(OVERLAP)
+        b_query, b_query_pairs, b_key, b_key_pairs, b_value = load_token(p_qkv, i_row, i_head, HEADS, ROTATES, BM, BD)
     if i_split >= active:
         return
-    is_last = i_split == active - 1
     b_q = prepared_heads(  # [BM, BD]
-        b_query, b_query_pairs, p_query_weight, p_cos, p_sin, length, eps, WORK, SIZE, BD
+        b_query, b_query_pairs, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, WORK, SIZE
     )  # fmt: skip
     b_operand = operand(b_q, TYPE)
 
-    # Online softmax over the keys in the cache.
-    b_max = tl.full((BM,), -float("inf"), WORK)  # [BM], in units of log2
+    # Online softmax over the keys in the cache, in units of log2.
+    b_max = tl.full((BM,), -float("inf"), WORK)  # [BM]
     b_sum = tl.zeros((BM,), WORK)  # [BM]
     b_acc = tl.zeros((BM, BD), WORK)  # [BM, BD]
-    for start in tl.range(begin, end, BN, num_stages=STAGES):
+    b_max, b_sum, b_acc = attend(
+        b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE, WORK, PRECISION
+    )  # fmt: skip
+    for start in tl.range(begin + BN, end, BN, num_stages=STAGES):
         m_key = start + o_n < end  # [BN]
         o_kv = (start + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]
         m_kv = m_key[:, None] & m_d[None, :]
         b_k = loaded(p_keys + o_kv, m_kv, TYPE)  # [BN, BD]
         b_v = loaded(p_values + o_kv, m_kv, TYPE)  # [BN, BD]
-        b_s = tl.dot(b_operand, b_k.T, input_precision=PRECISION, out_dtype=WORK) * scale_log2  # [BM, BN]
-        b_s = tl.where(m_key[None, :], b_s, -float("inf"))
-        b_new_max = tl.maximum(b_max, tl.max(b_s, 1))
-        b_p, b_rescale = fast_exp2(b_s - b_new_max[:, None]), fast_exp2(b_max - b_new_max)
-        b_acc = b_acc * b_rescale[:, None]
-        b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc, input_precision=PRECISION, out_dtype=WORK)
-        b_sum = b_sum * b_rescale + tl.sum(b_p, 1)
-        b_max = b_new_max
+        b_max, b_sum, b_acc = attend(
+            b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE, WORK, PRECISION
+        )  # fmt: skip
 
     # The token's own key and value end the last part. Nobody reads them from memory in this launch.
-    b_k = prepared_heads(b_key, b_key_pairs, p_key_weight, p_cos, p_sin, length, eps, WORK, SIZE, BD)  # [1, BD]
+    b_k = prepared_heads(  # [1, BD]
+        b_key, b_key_pairs, b_key_w, b_key_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, WORK, SIZE
+    )  # fmt: skip
     b_v = converted(b_value, WORK)  # [1, BD]
     o_own = length.to(tl.int64) * so_cache[3] + o_d[None, :] * so_cache[4]
     m_own = (o_d < tl.where(is_last & is_on, SIZE, 0))[None, :]
@@ -281,8 +335,8 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)
     if active == 1:
         store_heads(p_result, tl.where(is_on, b_acc / b_sum[:, None], 0.0), GROUP, SIZE, BM, BD)
-    if SPLITS > 1:
-        first = i_pair.to(tl.int64) * SPLITS
+    if p_parts is not None:
+        first = i_pair.to(tl.int64) * splits
         if active > 1:
             p_state = p_states + (first + i_split) * (2 * GROUP) + o_m
             tl.store(p_state, b_new_max, mask=m_group)
@@ -301,26 +355,43 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
 
 # --- Launch -----------------------------------------------------------------------------------------------------------
 
-# By the inputs' bytes and the padded head dimension. Chosen by count, not yet by a measurement: two tiles of keys and
-# values are in flight, 64 KiB a program; registers do without local memory; the keys stay one part as long as their
-# loads take less time than adding up two.
+# By the padded head dimension; measured on an H200. A step over few keys is a chain of latencies, and adding parts up
+# is 1.5 to 3 us of it: there a program has wide tiles, loaded at once, and an SM for itself. Over many keys two
+# programs share an SM and stream; where sequences alone fill the SMs parts are long, and narrow tiles stream better.
+_SHORT = {
+    64: StepTile(keys=512, part=512, splits=1, together=4, warps=8, stages=1),
+    128: StepTile(keys=128, part=128, splits=4, together=4, warps=8, stages=2),
+}
 _HALF = {
-    64: StepTile(keys=128, part=256, splits=32, together=32, warps=4, stages=3),
+    64: StepTile(keys=128, part=256, splits=32, together=32, warps=4, stages=2),
     128: StepTile(keys=64, part=128, splits=32, together=32, warps=4, stages=3),
     256: StepTile(keys=32, part=64, splits=32, together=32, warps=4, stages=3),
 }
+_LONG = {64: StepTile(keys=64, part=128, splits=32, together=32, warps=4, stages=3)}
 _WIDE = {
     64: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
     128: StepTile(keys=32, part=128, splits=32, together=8, warps=8, stages=1),
     256: StepTile(keys=32, part=64, splits=32, together=4, warps=16, stages=1),
 }
-TILES = {2: _HALF, 4: _WIDE, 8: _WIDE}
+SHORT = 512  # keys
+SMS = 132  # of an H100 or H200
+
+
+def tile_of(itemsize: int, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
+    """How the work of a step is divided; arguments as of `StepTile.fitted`, itemsize of the inputs."""
+    if itemsize > 2:
+        return _WIDE[padded].fitted(padded, group, pairs, capacity)
+    half, short = _HALF[padded], _SHORT.get(padded)
+    if short is not None and half.part < capacity <= SHORT and pairs <= SMS:
+        return short._replace(splits=min(short.splits, SMS // pairs, triton.cdiv(capacity, short.part)))
+    many = 8 * pairs >= PROGRAMS  # at most 8 parts of a sequence
+    return (_LONG.get(padded, half) if many else half).fitted(padded, group, pairs, capacity)
 
 
 def attention_step_into(
     out: Array, qkv: Array, cache: Array, lengths: Array, cos: Array | None = None, sin: Array | None = None,
     query_weight: Array | None = None, key_weight: Array | None = None, active: Array | None = None, *, scale: float,
-    window: int = 0, eps: float = 0.0, tile: StepTile | None = None,
+    window: int = 0, eps: float = 0.0, early: bool = False, tile: StepTile | None = None,
 ) -> None:  # fmt: skip
     """Launch the kernel, with a given division of the work or the table's."""
     _, batch, key_heads, capacity, size = cache.shape
@@ -333,7 +404,7 @@ def attention_step_into(
         raise ShapeError(what, next=f"the CUDA kernel takes at most {COUNTERS} of at most 256")
     if not out.size:
         return
-    t = tile or TILES[qkv.dtype.itemsize][max(padded, 64)].fitted(padded, group, batch * key_heads, capacity)
+    t = tile or tile_of(qkv.dtype.itemsize, max(padded, 64), group, batch * key_heads, capacity)
     work = work_type(qkv.dtype)
     parts, states = (
         empty((batch * key_heads, t.splits, group, n), work, qkv.device) if t.splits > 1 else None for n in (size, 2)
@@ -344,11 +415,12 @@ def attention_step_into(
     )
     launch(
         attention_step_kernel, batch * key_heads * t.splits, out, parts, states, counters, qkv, cache, lengths, *rest,
-        capacity, window or None, float_argument(scale / math.log(2), work), float_argument(eps, work), cache.strides,
+        capacity, window or None, t.splits, float_argument(scale / math.log(2), work), float_argument(eps, work),
+        cache.strides,
         DOT=(TRITON[qkv.dtype.name], TRITON[work.name], "tf32" if qkv.dtype is float32 and allow_tf32 else "ieee"),
-        SPLITS=t.splits, PART=t.part, TOGETHER=t.together, HEADS=(key_heads, group, size),
+        PART=t.part, TOGETHER=t.together, HEADS=(key_heads, group, size),
         TILE=(max(16, triton.next_power_of_2(group)), t.keys, padded), STAGES=t.stages,
-        OVERLAP=can_overlap(qkv), num_warps=t.warps,
+        LAUNCH=(can_overlap(qkv), early), num_warps=t.warps,
     )  # fmt: skip
 
 
