@@ -13,6 +13,7 @@ import pytest
 
 from genesis.array import Array, empty, from_numpy
 from genesis.backend import backend_for
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import as_dtype
 from genesis.kernels.reduce import sample as kernels
 from genesis.ops.next_tokens import next_tokens
@@ -106,6 +107,29 @@ def test_more_equal_logits_than_a_tile_has_room_for(values: str, top_k: int) -> 
     if values == "one above":
         logits[:, 1234] = 3
     assert_equal(logits, [(1, 1, 0, 1), (1, 0.333, 0, 1), (2, 0.777, 0.3, 1)], top_k)
+
+
+@pytest.mark.parametrize("order", ["falling", "rising", "in one place", "shuffled"])
+@pytest.mark.parametrize("top_k", [1, 50, 78, 79, 80])  # of 157 groups: the last take another way
+def test_the_likeliest_tokens_may_be_neighbours(order: str, top_k: int) -> None:
+    """Where they share groups, the bound that groups give is low: up to all tokens are candidates."""
+    rng = np.random.default_rng(13)
+    logits = np.sort(rng.standard_normal((3, V)).astype(np.float32) * 2)
+    if order == "falling":
+        logits = logits[:, ::-1]
+    if order == "shuffled":
+        logits = rng.permuted(logits, axis=1)
+    if order == "in one place":
+        logits[:, :400] = rng.permuted(logits[:, :400] + 20, axis=1)
+    assert_equal(logits, [(0.8, 0.95, 0, 1), (1, 1, 0.1, 1), (3, 1, 0, 1)], top_k)
+
+
+def test_flat_rows_have_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 16-bit logits, with hundreds of equals of each value, are not bisected, whatever bounds they have."""
+    if is_interpreted():
+        monkeypatch.setattr(kernels, "bisected", None)
+    logits = np.random.default_rng(14).standard_normal((3, 40_000)).astype(as_dtype("bfloat16").numpy)
+    assert_equal(logits, [(1, 1, 0.05, 1), (1, 0.9, 0.05, 1), (1, 0.95, 0, 1)], [0, 9000, 5000])
 
 
 def test_a_dominating_logit_leaves_nothing_to_the_others() -> None:

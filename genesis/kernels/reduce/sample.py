@@ -1,12 +1,14 @@
 """Drawing tokens on a GPU, in three launches; reference and meaning: genesis/ops/sample.py.
 
-1. `chunk_kernel`: of each chunk of a row the greatest score and its id, the least score, whether all are finite.
+1. `chunk_kernel`: of each chunk of a row the greatest score and its id, the least score, whether all are finite, and
+   the greatest score of each group of ids.
 2. `bin_kernel`: how many tokens each bin of scores has, or what they weigh (sample_bins.py).
-3. `draw_kernel`: the bins that top-k, top-p, min-p and the draw can end in are known from those sums but for parts of
-   the bins themselves. Their tokens become candidates, and the last program of a row puts these in order.
+3. `draw_kernel`: the bins that top-k, top-p and the draw can end in are known from those sums but for parts of the bins
+   themselves. Their tokens become candidates, and the last program of a row puts these in order.
 
 Every row takes the way that its settings ask for; these are read on the device, so that one graph serves all. A row
-that takes the likeliest token leaves 2 and 3 at once. No row is sorted as a whole.
+that takes the likeliest token leaves 2 and 3 at once; one with a small top-k leaves 2, and has its candidates from the
+groups (sample_top.py). No row is sorted as a whole.
 
 A token differs from the reference's only where the draw is within rounding of a border between two tokens: 2^-26 of u,
 at worst (all weights below 2^-44 of the likeliest token's are left out); with penalties, which are rounded to float32,
@@ -21,7 +23,7 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import float64, int32, int64
+from genesis.dtypes import float32, float64, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.index.index import contiguous
@@ -40,13 +42,14 @@ from genesis.kernels.reduce.sample_bins import (
     weights_of,
 )
 from genesis.kernels.reduce.sample_ties import bisected
+from genesis.kernels.reduce.sample_top import TOKENS, gather_top, group_of, is_small, top_groups
 from genesis.kernels.types import TRITON, converted, work_type
 
 __all__ = ["sample_on_device"]
 
 PROGRAMS = 264  # that a launch should have: two for each SM of an H100 or H200
 FIELDS = 6  # that a chunk gives: greatest score, its id, least score, marks of bad logits, greatest logit, sum of exp
-FEW = tl.constexpr(256)  # candidates of most rows
+FEW = tl.constexpr(512)  # candidates of most rows
 MANY = tl.constexpr(2048)  # and the most that are put in order; sample_ties.py has the rest
 PREFIX = tl.constexpr(1024)  # top-k up to which all that are left become candidates, whatever they weigh
 NOWHERE = tl.constexpr(-9)
@@ -57,10 +60,10 @@ MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit(do_not_specialize=["chunks", "fields"])
-def chunk_kernel(p_partials, p_tables, p_counters, p_logits, p_settings, p_seen, vocabulary, chunks, fields,
-                 HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr,
-                 T: tl.constexpr):  # fmt: skip
-    """One chunk of T ids; the first of a row also clears what the next kernels count in."""
+def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits, p_settings, p_seen, vocabulary, chunks,
+                 fields, HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr, T: tl.constexpr,
+                 G: tl.constexpr):  # fmt: skip
+    """One chunk of T ids in groups of G; the first of a row also clears what the next kernels count in."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -70,7 +73,9 @@ def chunk_kernel(p_partials, p_tables, p_counters, p_logits, p_settings, p_seen,
     x = converted(tl.load(p_logits + at, mask=m, other=0), LOAD)
     penalty = converted(tl.load(p_settings + row * 4 + 3), tl.float64)
     score = scores_of(x, p_seen, at, m, penalty)
-    best = tl.max(score, 0)
+    greatest_of_group = tl.max(tl.reshape(score, (T // G, G)), 1)  # [T / G]
+    best = tl.max(greatest_of_group, 0)
+    tl.store(p_maxima + (row * chunks + chunk) * (T // G) + tl.arange(0, T // G), greatest_of_group)
     p = p_partials + row * chunks + chunk
     tl.store(p, converted(best, tl.float64))
     tl.store(p + fields, converted(tl.min(tl.where(m & (score == best), i, vocabulary), 0), tl.float64))
@@ -84,26 +89,31 @@ def chunk_kernel(p_partials, p_tables, p_counters, p_logits, p_settings, p_seen,
         tl.store(p + 5 * fields, converted(whole, tl.float64))
     if chunk == 0:
         tl.store(p_tables + row * 2 * BINS + tl.arange(0, 2 * BINS), tl.zeros((2 * BINS,), tl.int64))
+        tl.store(p_likely + row, tl.zeros((), tl.int64))
         tl.store(p_counters + row * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
 
 
 @triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
-def bin_kernel(p_tables, p_partials, p_logits, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
-               LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr,
+def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
+               LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
                CHUNKS: tl.constexpr):  # fmt: skip
-    """Tokens and masses of the bins: counts where top-k asks for them, masses unless it leaves only a few."""
+    """Tokens and masses of the bins: counts where top-k asks for them, masses unless it leaves only a few; and the mass
+    of the tokens that min-p keeps."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
-    temperature, _top_p, _min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
-    if temperature > 0:
+    temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
+    if (temperature > 0) & (is_small(most, vocabulary, G) == 0):
         top, _token, is_finite, floor, per_bin, rate = facts_of_row(
             p_partials, fields, row, chunks, temperature, CHUNKS
         )
         if is_finite:
-            o_bin = tl.arange(0, BINS)  # [BINS]
             p = p_tables + row * 2 * BINS
-            counts = tl.zeros((BINS,), tl.int32)
+            has_masses = (most == vocabulary) | (most > PREFIX)
+            # Tokens of at least this weight are added to the bins: without top-p nothing depends on what min-p leaves
+            # out, and no weight is above 1.
+            least = tl.where(has_masses, tl.where(top_p < 1, 0.0, min_p), 2.0)
+            likely = tl.zeros((T,), tl.int64)
             for chunk in range(first, tl.minimum(first + tiles, chunks)):
                 i = chunk * T + tl.arange(0, T)  # [T]
                 m = i < vocabulary
@@ -112,12 +122,14 @@ def bin_kernel(p_tables, p_partials, p_logits, p_settings, p_top_k, p_seen, voca
                 m = m & (converted(score, tl.float64) >= floor)
                 i_bin = tl.where(m, bin_of(score, top, per_bin), 0)
                 if most < vocabulary:
-                    others = T - tl.sum(m.to(tl.int32), 0)
-                    counts += tl.histogram(i_bin, BINS) - tl.where(o_bin == 0, others, 0)
-                if (most == vocabulary) | (most > PREFIX):
-                    mass = masses_of(weights_of(score, top, rate), UNIT)
-                    tl.atomic_add(p + BINS + i_bin, mass, mask=m & (mass > 0), sem="relaxed")
-            tl.atomic_add(p + o_bin, counts.to(tl.int64), mask=counts > 0, sem="relaxed")
+                    tl.atomic_add(p + i_bin, tl.full((T,), 1, tl.int64), mask=m, sem="relaxed")
+                if has_masses | (min_p > 0):
+                    weight = weights_of(score, top, rate)
+                    mass = masses_of(weight, UNIT)
+                    likely += tl.where(m & (weight >= min_p), mass, 0)
+                    tl.atomic_add(p + BINS + i_bin, mass, mask=m & (mass > 0) & (weight >= least), sem="relaxed")
+            if min_p > 0:
+                tl.atomic_add(p_likely + row, tl.sum(likely, 0), sem="relaxed")
 
 
 # --- The draw ---------------------------------------------------------------------------------------------------------
@@ -136,16 +148,16 @@ def first_above(cumulated, target):
 
 
 @triton.jit
-def ranges_of(counts, masses, bits, top, floor, per_bin, temperature, top_p, min_p, most, vocabulary):
-    """The bins (first, last) whose tokens are candidates: those that the draw, top-p, min-p and top-k can end in.
+def ranges_of(counts, masses, likely, bits, top_p, most, vocabulary):
+    """The bins (first, last) whose tokens are candidates: those that the draw, top-p and top-k can end in.
 
-    `counts` and `masses` are cumulated, [BINS].
+    `counts` and `masses` are cumulated, [BINS]; `likely` is the mass that min-p keeps.
     """
     total, number = tl.max(masses, 0), tl.max(counts, 0)
     k_bin = first_above(counts, most - 1)
     if most <= tl.minimum(PREFIX, vocabulary - 1):  # all that are left
         draw_first, draw_last, p_first, p_last = k_bin * 0, k_bin, k_bin * 0 + NOWHERE, k_bin * 0 + NOWHERE
-        k_bin, m_bin = k_bin * 0 + NOWHERE, k_bin * 0 + NOWHERE
+        k_bin = k_bin * 0 + NOWHERE
     else:
         is_cut = most < number
         k_bin = tl.where(is_cut, k_bin, NOWHERE)
@@ -156,21 +168,16 @@ def ranges_of(counts, masses, bits, top, floor, per_bin, temperature, top_p, min
             least, most_ = reached_by(top_p, low), reached_by(top_p, high)
             p_first, p_last = first_above(masses, least - 1), first_above(masses, most_ - 1)
             low, high = tl.minimum(low, least), tl.minimum(high, sum_to(masses, p_last))
-        m_bin = k_bin * 0 + NOWHERE
-        m_score = top + temperature * maths.log(tl.where(min_p > 0, min_p, 1.0))
-        if (min_p > 0) & (m_score >= floor):
-            m_bin = bin_of(m_score, top, per_bin)
-            low = tl.minimum(low, sum_to(masses, m_bin - 2))
-            high = tl.minimum(high, sum_to(masses, tl.minimum(m_bin + 1, BINS - 1)))
+        low, high = tl.minimum(low, likely), tl.minimum(high, likely)
         draw_first, draw_last = first_above(masses, share_of(low, bits)), first_above(masses, share_of(high, bits))
-    return draw_first, draw_last, p_first, p_last, m_bin, k_bin
+    return draw_first, draw_last, p_first, p_last, k_bin
 
 
 @triton.jit
-def is_within(i_bin, draw_first, draw_last, p_first, p_last, m_bin, k_bin):
+def is_within(i_bin, draw_first, draw_last, p_first, p_last, k_bin):
     """Whether the tokens of a bin are candidates."""
     within = ((i_bin >= draw_first) & (i_bin <= draw_last)) | ((i_bin >= p_first) & (i_bin <= p_last))
-    return within | ((i_bin >= m_bin - 1) & (i_bin <= m_bin + 1)) | (i_bin == k_bin)
+    return within | (i_bin == k_bin)
 
 
 @triton.jit
@@ -192,13 +199,14 @@ def first_sorted(x, i_n, count):
 
 
 @triton.jit
-def resolved(p_candidates, count, counts_aside, masses_aside, least_kept, total, bits, top, per_bin, rate, top_p, min_p,
+def resolved(p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
              most, is_cut, UNIT: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """The token that is drawn, from at most N candidates.
 
     Args:
-        counts_aside, masses_aside: of all bins up to each one that are no candidates, [BINS].
-        least_kept: the mass of tokens that min-p keeps and that are no candidates.
+        counts_aside, masses_aside: of all bins up to each one that are no candidates, [BINS]; None where all tokens
+            are that top-k can leave.
+        likely: the mass that min-p keeps; None where it follows from the candidates.
         total: the mass of all tokens; what is left of it where `is_cut` follows from the candidates.
     """
     i_n = tl.arange(0, N)  # [N]
@@ -206,21 +214,48 @@ def resolved(p_candidates, count, counts_aside, masses_aside, least_kept, total,
     packed = first_sorted(tl.load(p_candidates + i_n, mask=m, other=MOST), i_n, count)
     score = tl.where(m, ordered_back(~(packed >> 32).to(tl.int32)), converted(top, tl.float32))
     weight = weights_of(score, top, rate)
-    i_bin = bin_of(score, top, per_bin)
-    place = i_n + tl.gather(counts_aside, i_bin, 0)  # in the order of all tokens
-    cumulated = tl.cumsum(tl.where(m, masses_of(weight, UNIT), 0), 0) + tl.gather(masses_aside, i_bin, 0)
+    mass = tl.where(m, masses_of(weight, UNIT), 0)
+    place, cumulated = i_n, tl.cumsum(mass, 0)
+    if counts_aside is not None:
+        i_bin = bin_of(score, top, per_bin)
+        place = i_n + tl.gather(counts_aside, i_bin, 0)  # in the order of all tokens
+        cumulated += tl.gather(masses_aside, i_bin, 0)
     left = tl.max(tl.where(m & (place < most), cumulated, 0), 0)
     whole = tl.where(is_cut, left, total)
     kept = whole
     if top_p < 1:
         is_reached = m & (cumulated >= reached_by(top_p, whole))
         kept = tl.minimum(kept, tl.min(tl.where(is_reached, cumulated, MOST), 0))
-    if min_p > 0:
-        likely = tl.max(tl.where(m & (weight >= min_p), cumulated, 0), 0)
-        kept = tl.minimum(kept, tl.maximum(likely, least_kept))
+    if likely is not None:
+        kept = tl.minimum(kept, likely)
+    else:
+        kept = tl.minimum(kept, tl.sum(tl.where(weight >= min_p, mass, 0), 0))
     drawn = tl.sum((m & (cumulated <= share_of(kept, bits))).to(tl.int32), 0)
     drawn = tl.minimum(drawn, count - 1)
     return tl.sum(tl.where(i_n == drawn, packed & 0xFFFFFFFF, 0), 0)
+
+
+@triton.jit
+def drawn_from(p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
+               most, is_cut, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT: tl.constexpr,
+               LOAD: tl.constexpr):  # fmt: skip
+    """The token that is drawn, from any number of candidates; arguments as in `resolved`."""
+    if count <= FEW:
+        token = resolved(
+            p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
+            most, is_cut, UNIT, FEW,
+        )  # fmt: skip
+    elif count <= MANY:
+        token = resolved(
+            p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
+            most, is_cut, UNIT, MANY,
+        )  # fmt: skip
+    else:
+        token = bisected(
+            p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, total, bits, top_p, min_p, most, is_cut,
+            UNIT, LOAD,
+        )  # fmt: skip
+    return token
 
 
 @triton.jit
@@ -239,11 +274,75 @@ def store_row(p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite
         tl.store(p_log_probs + row, converted(log_prob, p_log_probs.dtype.element_ty))
 
 
+@triton.jit
+def draw_from_bins(p_candidates, p_tables, p_likely, p_counters, p_logits, p_seen, row, first, tiles, chunks,
+                   vocabulary, bits, top, floor, per_bin, rate, top_p, min_p, penalty, most, LOAD: tl.constexpr,
+                   UNIT: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """Gather the candidates of some chunks; the row's token and True in its last program."""
+    o_bin = tl.arange(0, BINS)  # [BINS]
+    count_of_bin = tl.load(p_tables + row * 2 * BINS + o_bin)
+    mass_of_bin = tl.load(p_tables + row * 2 * BINS + BINS + o_bin)
+    likely = tl.load(p_likely + row)
+    likely = tl.where(min_p > 0, likely, MOST)
+    counts, masses = tl.cumsum(count_of_bin, 0), tl.cumsum(mass_of_bin, 0)
+    draw_first, draw_last, p_first, p_last, k_bin = ranges_of(counts, masses, likely, bits, top_p, most, vocabulary)
+    start, token = row * vocabulary, row * 0
+    for chunk in range(first, tl.minimum(first + tiles, chunks)):
+        i = chunk * T + tl.arange(0, T)  # [T]
+        m = i < vocabulary
+        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)
+        score = scores_of(x, p_seen, start + i, m, penalty)
+        m = m & (converted(score, tl.float64) >= floor)
+        i_bin = tl.where(m, bin_of(score, top, per_bin), 0)
+        m = m & is_within(i_bin, draw_first, draw_last, p_first, p_last, k_bin)
+        slot = tl.atomic_add(p_counters + tl.zeros((T,), tl.int32), 1, mask=m, sem="relaxed")
+        packed = ((~ordered(score)).to(tl.int64) << 32) | i.to(tl.int64)
+        tl.store(p_candidates + slot, packed, mask=m & (slot < MANY))
+    tl.debug_barrier()  # all candidates of this program are stored before it is counted
+    is_last = tl.atomic_add(p_counters + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
+    if is_last:
+        within = is_within(o_bin, draw_first, draw_last, p_first, p_last, k_bin)
+        counts_aside = tl.cumsum(tl.where(within, 0, count_of_bin), 0)
+        masses_aside = tl.cumsum(tl.where(within, 0, mass_of_bin), 0)
+        is_cut = (most <= tl.minimum(PREFIX, vocabulary - 1)) | (most < tl.max(counts, 0))
+        token = drawn_from(
+            p_candidates, tl.load(p_counters), counts_aside, masses_aside, likely, tl.max(masses, 0), bits, top,
+            per_bin, rate, top_p, min_p, most, is_cut, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT, LOAD,
+        )  # fmt: skip
+    return token, is_last
+
+
+@triton.jit
+def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen, row, groups, vocabulary, bits, top,
+                  floor, per_bin, rate, top_p, min_p, penalty, most, LOAD: tl.constexpr, UNIT: tl.constexpr,
+                  G: tl.constexpr, GROUPS: tl.constexpr):  # fmt: skip
+    """The same where top-k leaves few tokens: the groups that hold them are divided among the first programs."""
+    start, token = row * vocabulary, row * 0
+    bound, count = top_groups(p_maxima, p_listed, groups, most, GROUPS)
+    worker = tl.program_id(0)
+    workers = tl.minimum(tl.cdiv(count, TOKENS // G), tl.num_programs(0))
+    is_last = worker < workers
+    if is_last:
+        gather_top(
+            p_candidates, p_counters, p_listed, p_logits, p_seen, start, vocabulary, penalty, bound, count, worker,
+            workers, G, MANY, LOAD,
+        )  # fmt: skip
+        tl.debug_barrier()  # all candidates of this program are stored before it is counted
+        is_last = tl.atomic_add(p_counters + 1, 1, sem="acq_rel") == workers - 1
+        if is_last:
+            token = drawn_from(
+                p_candidates, tl.load(p_counters), None, None, None, row * 0, bits, top, per_bin, rate, top_p, min_p,
+                most, most >= 0, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT, LOAD,
+            )  # fmt: skip
+    return token, is_last
+
+
 @triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
-def draw_kernel(p_tokens, p_log_probs, p_candidates, p_tables, p_counters, p_partials, p_logits, p_keys, p_settings,
-                p_top_k, p_seen, vocabulary, chunks, fields, tiles, HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr,
-                OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
-    """Gather the candidates of some chunks; the last program of a row draws."""
+def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_tables, p_likely, p_counters, p_partials,
+                p_logits, p_keys, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
+                HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr,
+                T: tl.constexpr, G: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
+    """Gather candidates; the last program of a row draws."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
@@ -252,51 +351,20 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_tables, p_counters, p_par
     is_last = first == 0
     if is_finite & (temperature > 0):
         bits = random_bits(p_keys, row)
-        o_bin = tl.arange(0, BINS)  # [BINS]
-        count_of_bin = tl.load(p_tables + row * 2 * BINS + o_bin)
-        mass_of_bin = tl.load(p_tables + row * 2 * BINS + BINS + o_bin)
-        counts, masses = tl.cumsum(count_of_bin, 0), tl.cumsum(mass_of_bin, 0)
-        draw_first, draw_last, p_first, p_last, m_bin, k_bin = ranges_of(
-            counts, masses, bits, top, floor, per_bin, temperature, top_p, min_p, most, vocabulary
-        )
-        start = row * vocabulary
         p_candidates += row * MANY
-        for chunk in range(first, tl.minimum(first + tiles, chunks)):
-            i = chunk * T + tl.arange(0, T)  # [T]
-            m = i < vocabulary
-            x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)
-            score = scores_of(x, p_seen, start + i, m, penalty)
-            m = m & (converted(score, tl.float64) >= floor)
-            i_bin = tl.where(m, bin_of(score, top, per_bin), 0)
-            m = m & is_within(i_bin, draw_first, draw_last, p_first, p_last, m_bin, k_bin)
-            slot = tl.atomic_add(p_counters + row * 2 + tl.zeros((T,), tl.int32), 1, mask=m, sem="relaxed")
-            packed = ((~ordered(score)).to(tl.int64) << 32) | i.to(tl.int64)
-            tl.store(p_candidates + slot, packed, mask=m & (slot < MANY))
-        tl.debug_barrier()  # all candidates of this program are stored before it is counted
-        is_last = tl.atomic_add(p_counters + row * 2 + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
-        if is_last:
-            count = tl.load(p_counters + row * 2)
-            within = is_within(o_bin, draw_first, draw_last, p_first, p_last, m_bin, k_bin)
-            counts_aside = tl.cumsum(tl.where(within, 0, count_of_bin), 0)
-            masses_aside = tl.cumsum(tl.where(within, 0, mass_of_bin), 0)
-            is_prefix = most <= tl.minimum(PREFIX, vocabulary - 1)
-            is_cut = is_prefix | (most < tl.max(counts, 0))
-            least_kept = tl.where(m_bin >= 0, sum_to(masses, m_bin - 2), tl.where(is_prefix, 0, tl.max(masses, 0)))
-            if count <= FEW:
-                token = resolved(
-                    p_candidates, count, counts_aside, masses_aside, least_kept, tl.max(masses, 0), bits, top, per_bin,
-                    rate, top_p, min_p, most, is_cut, UNIT, FEW,
-                )  # fmt: skip
-            elif count <= MANY:
-                token = resolved(
-                    p_candidates, count, counts_aside, masses_aside, least_kept, tl.max(masses, 0), bits, top, per_bin,
-                    rate, top_p, min_p, most, is_cut, UNIT, MANY,
-                )  # fmt: skip
-            else:
-                token = bisected(
-                    p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, tl.max(masses, 0), bits, top_p,
-                    min_p, most, is_cut, UNIT, LOAD,
-                )  # fmt: skip
+        p_counters += row * 2
+        if is_small(most, vocabulary, G):
+            groups = chunks * (T // G)
+            token, is_last = draw_from_top(
+                p_candidates, p_maxima + row * groups, p_listed + row * groups, p_counters, p_logits, p_seen, row,
+                groups, vocabulary, bits, top, floor, per_bin, rate, top_p, min_p, penalty, most, LOAD, UNIT, G,
+                CHUNKS * (T // G),
+            )  # fmt: skip
+        else:
+            token, is_last = draw_from_bins(
+                p_candidates, p_tables, p_likely, p_counters, p_logits, p_seen, row, first, tiles, chunks, vocabulary,
+                bits, top, floor, per_bin, rate, top_p, min_p, penalty, most, LOAD, UNIT, T,
+            )  # fmt: skip
     if is_last:
         store_row(
             p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite, vocabulary, chunks, fields,
@@ -334,25 +402,27 @@ def sample_on_device(
     seen = None if seen is None else contiguous(seen)
     tile, tiles = tiles_of(rows, vocabulary)
     chunks = triton.cdiv(vocabulary, tile)
+    group = min(tile, group_of(vocabulary))
     partials = empty((FIELDS, rows, chunks), float64, device)
-    tables = empty((rows, 2, BINS.value), int64, device)
+    maxima, listed = (empty((rows, chunks * (tile // group)), dtype, device) for dtype in (float32, int32))
+    tables, likely = empty((rows, 2, BINS.value), int64, device), empty((rows,), int64, device)
     counters = empty((rows, 2), int32, device)
     candidates = empty((rows, MANY.value), int64, device)
     sizes = (vocabulary, chunks, rows * chunks)
-    cut = {"LOAD": TRITON[work_type(logits.dtype).name], "OVERLAP": can_overlap(logits), "T": tile}
+    cut = {"LOAD": TRITON[work_type(logits.dtype).name], "OVERLAP": can_overlap(logits), "T": tile, "G": group}
     # Weights add up to less than 2^62, and the likeliest token's is below 2^44.
     unit = float(2 ** min(44, 62 - (vocabulary - 1).bit_length()) - 1)
     rest = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **cut}
     warps, grid = max(1, min(8, tile // 256)), (triton.cdiv(chunks, tiles), rows)
     launch(
-        chunk_kernel, (chunks, rows), partials, tables, counters, logits, settings, seen, *sizes,
+        chunk_kernel, (chunks, rows), partials, maxima, tables, likely, counters, logits, settings, seen, *sizes,
         HAS_LOG_PROBS=log_probs, **cut, num_warps=warps,
     )  # fmt: skip
     launch(
-        bin_kernel, grid, tables, partials, logits, settings, top_k, seen, *sizes, tiles, **rest,
+        bin_kernel, grid, tables, likely, partials, logits, settings, top_k, seen, *sizes, tiles, **rest,
         num_warps=warps,
     )  # fmt: skip
     launch(
-        draw_kernel, grid, *out, candidates, tables, counters, partials, logits, keys, settings, top_k, seen, *sizes,
-        tiles, HAS_LOG_PROBS=log_probs, **rest, num_warps=8, maxnreg=128,
+        draw_kernel, grid, *out, candidates, listed, maxima, tables, likely, counters, partials, logits, keys, settings,
+        top_k, seen, *sizes, tiles, HAS_LOG_PROBS=log_probs, **rest, num_warps=8, maxnreg=128,
     )  # fmt: skip
