@@ -27,6 +27,7 @@ from genesis_cli.pull import pull
 from genesis_cli.recipe_list import recipes
 from genesis_cli.report import report, watch
 from genesis_cli.schema import schema
+from genesis_cli.serve import serve
 from genesis_cli.train import TrainCommand, train
 from genesis_cli.validate import validate
 
@@ -51,6 +52,7 @@ app.command("estimate", epilog=EPILOG)(estimate)
 app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
 app.command("generate", epilog=EPILOG)(generate)
 app.command("chat", epilog=EPILOG)(chat)
+app.command("serve", epilog=EPILOG)(serve)
 app.command("eval", epilog=EPILOG)(evaluate)
 app.command("export", epilog=EPILOG)(export)
 app.command("validate", epilog=EPILOG)(validate)

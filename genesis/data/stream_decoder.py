@@ -7,7 +7,7 @@ from functools import cache
 
 from genesis.data.tokenizer import Tokenizer
 
-__all__ = ["StreamDecoder"]
+__all__ = ["StreamDecoder", "token_bytes"]
 
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, so what is still open after so many tokens will never become one.
@@ -35,7 +35,7 @@ class StreamDecoder:
         if self._skip_special and token_id in self._tokenizer.special_ids:
             return ""
         if self._bytes is not None:
-            return self._bytes.decode(_token_bytes(self._tokenizer.token(token_id) or ""))
+            return self._bytes.decode(token_bytes(self._tokenizer, token_id))
         self._open.append(token_id)
         text = self._new_text()
         if text.endswith(_REPLACEMENT) and len(self._open) < _LONGEST_CHARACTER:
@@ -66,9 +66,9 @@ def _byte_of() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-def _token_bytes(token: str) -> bytes:
-    """The bytes of a token; one that is not written in the byte alphabet (an added token) stands for its own text."""
-    table = _byte_of()
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The bytes of a token of a byte-level tokenizer; those of its text for an added one, which has no bytes."""
+    token, table = tokenizer.token(token_id) or "", _byte_of()
     if all(char in table for char in token):
         return bytes(table[char] for char in token)
     return token.encode("utf-8")

@@ -10,7 +10,7 @@ is complete changes nothing: steps that the host launches before it knows cost t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_prompts import CHUNK, Prompts
 from genesis_models.engine.device_rows import ADVICE, DeviceRows, Step, keep, take
 from genesis_models.engine.device_state import Reading
-from genesis_models.engine.engine import Request, Token, check_prompt, finish_of, length_of
+from genesis_models.engine.engine import Request, Token, Waiting, check_prompt, finish_of, length_of
 from genesis_models.engine.sampling import not_finite
 
 __all__ = ["DeviceEngine"]
@@ -87,7 +87,7 @@ class DeviceEngine:
         self._batches: deque[_Batch] = deque()
         self._last: Step | None = None  # that was launched
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+    def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
         """See `Engine.run`. Tokens come a few steps after the device has drawn them."""
         was_training = self.model.training
         self.model.eval()
@@ -96,7 +96,7 @@ class DeviceEngine:
             self._held = take(self.model, *form) if self._held is None else self._held
             self._held.begin(self.model)
             self._sequences = [None] * min(self.rows, self._held.cache.rows)
-            yield from self._run(self._held, enumerate(requests))
+            yield from self._run(self._held, Waiting(requests))
         except OutOfMemoryError as error:
             error.next = ADVICE
             raise
@@ -108,43 +108,41 @@ class DeviceEngine:
                 self._held = None
             self.model.train(was_training)
 
-    def _run(self, held: DeviceRows, waiting: Iterator[tuple[int, Request]]) -> Iterator[Token]:
-        is_more = True
+    def _run(self, held: DeviceRows, waiting: Waiting) -> Iterator[Token]:
         while True:
-            if is_more and None in self._sequences:
-                is_more = yield from self._admit(held, waiting)
+            if waiting.is_more and None in self._sequences:
+                yield from self._admit(held, waiting)
             while len(self._batches) < AHEAD and any(self._sequences):
-                self._launch(held, is_more)
-            if not self._batches:
+                self._launch(held, waiting.is_more)
+            if self._batches:
+                yield from self._read(self._batches.popleft())
+            elif not waiting.is_more:
                 return
-            yield from self._read(self._batches.popleft())
 
     def cancel(self, request: int) -> None:
         """See `Engine.cancel`."""
         if (sequence := self._live.get(request)) is not None:
             self._end(sequence)
 
-    def _admit(self, held: DeviceRows, waiting: Iterator[tuple[int, Request]]) -> Generator[Token, None, bool]:
-        """Give free rows to requests; whether there may be more of these."""
+    def _admit(self, held: DeviceRows, waiting: Waiting) -> Iterator[Token]:
+        """Give free rows to requests."""
         admitted: list[tuple[int, _Sequence]] = []
-        is_more = True
         for row in [row for row, each in enumerate(self._sequences) if each is None]:
             sequence = None
-            while is_more and sequence is None:
-                taken = next(waiting, None)
-                is_more = taken is not None
-                if taken is not None:
-                    sequence = self._checked(*taken)
-                    if sequence is None:
-                        yield Token(taken[0], None, finish="length")
-            if sequence is not None:
-                admitted.append((row, sequence))
+            while sequence is None and (taken := waiting.take()) is not None:
+                sequence = self._checked(*taken)
+                if sequence is None:
+                    yield Token(taken[0], None, finish="length")
+            if sequence is None:
+                break
+            admitted.append((row, sequence))
+        if not admitted:
+            return
         prompts = Prompts(self.model, held, self._chunk)
         prompts.pass_all([(row, np.asarray(each.request.ids, np.int64)) for row, each in admitted])
         held.state.start([(row, each.request, each.most) for row, each in admitted])
         for row, each in admitted:
             self._sequences[row] = self._live[each.number] = each
-        return is_more
 
     def _checked(self, number: int, request: Request) -> _Sequence | None:
         """A request that can run; None where it asks for no token."""

@@ -18,7 +18,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.engine.cache import RowCache
 from genesis_models.engine.sampling import Sampling, SamplingRows, not_finite
 
-__all__ = ["CHUNK", "Engine", "Finish", "Request", "Token", "check_prompt", "finish_of", "length_of"]
+__all__ = ["CHUNK", "Engine", "Finish", "Request", "Token", "Waiting", "check_prompt", "finish_of", "length_of"]
 
 CHUNK = 512  # tokens of a prompt in one forward pass
 Finish = Literal["stop", "length", "context"]
@@ -59,6 +59,32 @@ class Token:
     id: int | None
     log_prob: float | None = None
     finish: Finish | None = None
+
+
+class Waiting:
+    """Requests that wait for a row, numbered as they are taken.
+
+    Args:
+        requests: None among them says that none waits now; it is asked again before the next step, or at once where
+            nothing runs.
+
+    Attributes:
+        is_more: whether there may be further ones.
+    """
+
+    def __init__(self, requests: Iterable[Request | None]) -> None:
+        self._requests, self._taken, self.is_more = iter(requests), 0, True
+
+    def take(self) -> tuple[int, Request] | None:
+        """The next one and its number; None where none waits."""
+        try:
+            request = next(self._requests) if self.is_more else None
+        except StopIteration:
+            self.is_more, request = False, None
+        if request is None:
+            return None
+        self._taken += 1
+        return self._taken - 1, request
 
 
 @dataclass(slots=True)
@@ -119,32 +145,28 @@ class Engine:
         self._sampling = SamplingRows(rows, model.config.vocab_size)
         self._rows: list[_Row | None] = [None] * rows
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+    def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
         """The tokens of all requests as they are drawn, several requests at a time.
 
-        Requests are taken when a row is free.
+        Requests are taken when a row is free; see `Waiting` for what None among them says.
 
         Raises:
             UsageError: an empty or too long prompt, or an impossible setting. ModelError: an id beyond the vocabulary.
             NumericError: logits that are NaN or infinite.
         """
-        waiting = enumerate(requests)
+        waiting = Waiting(requests)
         was_training = self.model.training
         self.model.eval()
         try:
-            is_more = True
             while True:
                 for row in range(len(self._rows)):
-                    while is_more and self._rows[row] is None:
-                        taken = next(waiting, None)
-                        if taken is None:
-                            is_more = False
-                        else:
-                            yield from self._admit(row, *taken)
+                    while self._rows[row] is None and (taken := waiting.take()) is not None:
+                        yield from self._admit(row, *taken)
                 active = [row for row, used in enumerate(self._rows) if used is not None]
-                if not active:
+                if active:
+                    yield from self._step(active)
+                elif not waiting.is_more:
                     return
-                yield from self._step(active)
         finally:
             self._rows = [None] * len(self._rows)
             self.model.train(was_training)

@@ -10,13 +10,13 @@ from genesis.data.stream_decoder import StreamDecoder
 from genesis.data.tokenizer import Tokenizer
 from genesis_models.engine.engine import Finish, Request, Token
 
-__all__ = ["Piece", "Runner", "StopText", "continue_texts"]
+__all__ = ["Piece", "RequestText", "Runner", "StopText", "continue_texts"]
 
 
 class Runner(Protocol):
     """What an engine does."""
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Token]:
+    def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
         """See `Engine.run`."""
 
     def cancel(self, request: int) -> None:
@@ -75,8 +75,16 @@ class StopText:
         return rest
 
 
-class _Text:
-    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str], special: bool) -> None:
+class RequestText:
+    """The text of one request while its tokens come.
+
+    Args:
+        tokenizer: without one there is no text.
+        stops: strings that end it, and are no part of it.
+        special: special tokens are shown.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str], special: bool = False) -> None:
         self._decoder = None if tokenizer is None else StreamDecoder(tokenizer, skip_special=not special)
         self._stop, self._tokens = StopText(stops), 0
 
@@ -112,9 +120,9 @@ def continue_texts(
     Raises:
         As `Engine.run`.
     """
-    texts: dict[int, _Text] = {}
+    texts: dict[int, RequestText] = {}
     for token in engine.run(requests):
-        piece = texts.setdefault(token.request, _Text(tokenizer, stops, special)).push(token)
+        piece = texts.setdefault(token.request, RequestText(tokenizer, stops, special)).push(token)
         yield piece
         if piece.finish is not None:
             del texts[token.request]

@@ -1,0 +1,76 @@
+"""`genesis serve`: a model behind OpenAI's HTTP interface, on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from genesis.errors import ModelError
+from genesis.io.boundary import fitting
+from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
+from genesis_cli.sampling_options import KvCache, kv_cache_type
+
+__all__ = ["serve"]
+
+
+def serve(
+    folder: Folder,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            envvar="GENESIS_API_KEY",
+            show_envvar=True,
+            help="What clients must send; needed beyond loopback.",
+        ),
+    ] = "",
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="What clients call it.  [default: the folder's name]"),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context", metavar="N", min=2, help="Most tokens of a sequence.  [default: the model's, 4096 at most]"
+        ),
+    ] = None,
+    queue: Annotated[
+        int, typer.Option("--queue", metavar="N", min=1, help="Requests that may wait or run; more get 429.")
+    ] = 512,
+    most_bytes: Annotated[
+        int, typer.Option("--max-body", metavar="BYTES", min=1024, help="Largest body of a request.")
+    ] = 4 << 20,
+    base: Base = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    kv_cache: KvCache = "auto",
+) -> None:
+    """Serve the model in FOLDER to OpenAI's clients: completions and chat, streamed or whole.
+
+    Only this machine is listened to, unless --host names another address. Ctrl-C ends it.
+    """
+    from genesis.train.config import TrainConfig
+
+    run = settings(TrainConfig, device=("--device", device))
+    kind, cache = weight_dtype(dtype, quantized=True), kv_cache_type(kv_cache)
+    from genesis_cli.session.serving.process import serve as run_server
+
+    with fitting(ModelError, "running the model", folder):
+        run_server(
+            folder,
+            host=host,
+            port=port,
+            api_key=api_key,
+            name=name,
+            context=context,
+            queue=queue,
+            most_bytes=most_bytes,
+            base=base,
+            **run,
+            dtype=kind,
+            kv_cache=cache,
+        )

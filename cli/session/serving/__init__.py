@@ -1,0 +1,1 @@
+"""`genesis serve`: the engine in one process, HTTP in another, and messages between them."""

@@ -1,0 +1,134 @@
+"""What clients get: OpenAI's answers, chunks and log-probabilities as JSON."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from genesis.data.stream_decoder import token_bytes
+from genesis.data.tokenizer import Tokenizer
+
+__all__ = ["Answer", "Choice", "chat_logprobs", "completion_logprobs", "event", "token_text"]
+
+
+@dataclass(slots=True)
+class Choice:
+    """A text that answers.
+
+    Attributes:
+        prompt: its ids.
+        ids: of the text.
+        finish: why it ends, in OpenAI's words.
+    """
+
+    prompt: Sequence[int]
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    finish: str | None = None
+    logprobs: dict[str, Any] | None = None
+
+
+class Answer:
+    """The frame of an answer, which all its chunks share."""
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        self._is_chat, self._model, self._created = is_chat, model, int(time.time())
+        self._id = ("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12)
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """All at once."""
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        return {**self._frame(kind, [self._choice(i, each) for i, each in enumerate(choices)]), "usage": usage(choices)}
+
+    def begin(self, index: int) -> dict[str, Any]:
+        """The first chunk of a chat's choice."""
+        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
+
+    def part(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
+        """A further chunk."""
+        if not self._is_chat:
+            return self._chunk(index, {"text": text}, finish)
+        return self._chunk(index, {"delta": {"content": text} if text else {}}, finish)
+
+    def end(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The last chunk of a stream that says what it took."""
+        return {**self._frame(self._chunk_kind, []), "usage": usage(choices)}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self._is_chat else "text_completion"
+
+    def _chunk(self, index: int, body: dict[str, Any], finish: str | None) -> dict[str, Any]:
+        choice = {"index": index, **body, "logprobs": None, "finish_reason": finish}
+        return self._frame(self._chunk_kind, [choice])
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        text = {"message": {"role": "assistant", "content": choice.text}} if self._is_chat else {"text": choice.text}
+        return {"index": index, **text, "logprobs": choice.logprobs, "finish_reason": choice.finish}
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens that were read and drawn; a prompt with several answers counts once."""
+    prompts = {id(choice.prompt): len(choice.prompt) for choice in choices}
+    read, drawn = sum(prompts.values()), sum(len(choice.ids) for choice in choices)
+    return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
+
+
+def event(value: dict[str, Any] | None) -> bytes:
+    """A server-sent event; None is the end."""
+    return b"data: " + (b"[DONE]" if value is None else json.dumps(value, separators=(",", ":")).encode()) + b"\n\n"
+
+
+def token_text(tokenizer: Tokenizer, id: int) -> str:
+    """A token by itself, special ones too."""
+    return tokenizer.decode([id], skip_special=False)
+
+
+def completion_logprobs(tokenizer: Tokenizer, ids: Sequence[int], rows: Sequence[Any], first: int) -> dict[str, Any]:
+    """Those of /v1/completions.
+
+    Args:
+        ids: of the prompt and the text.
+        rows: `worker.scores` of them.
+        first: the first id that is told about.
+    """
+    texts = [token_text(tokenizer, id) for id in ids]
+    offsets = [sum(map(len, texts[first:i])) for i in range(first, len(ids))]
+    chances, tops = [None, *(row[0] for row in rows)], [None, *(_by_text(tokenizer, row[1]) for row in rows)]
+    return {
+        "tokens": texts[first:],
+        "token_logprobs": chances[first:],
+        "top_logprobs": tops[first:],
+        "text_offset": offsets,
+    }
+
+
+def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str, float]:
+    """Of tokens that look alike, such as parts of characters, the likeliest."""
+    found: dict[str, float] = {}
+    for id, chance in top:
+        found.setdefault(token_text(tokenizer, id), chance)
+    return found
+
+
+def chat_logprobs(tokenizer: Tokenizer, ids: Sequence[int], rows: Sequence[Any], first: int) -> dict[str, Any]:
+    """Those of /v1/chat/completions."""
+    return {
+        "content": [
+            {**_token(tokenizer, id, chance), "top_logprobs": [_token(tokenizer, *each) for each in top]}
+            for id, (chance, top) in zip(ids[first:], rows[first - 1 :], strict=True)
+        ]
+    }
+
+
+def _token(tokenizer: Tokenizer, id: int, chance: float) -> dict[str, Any]:
+    text = token_text(tokenizer, id)
+    data = token_bytes(tokenizer, id) if tokenizer.is_byte_level else text.encode()
+    return {"token": text, "logprob": chance, "bytes": list(data)}

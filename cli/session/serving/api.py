@@ -1,0 +1,386 @@
+"""The HTTP interface: OpenAI's paths over the engine. A client that goes, is slow or asks too much harms none."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from genesis.data.chat import ChatPrompts
+from genesis.data.messages import read_messages
+from genesis.data.records import Conversation, Position
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import DataError, GenesisError
+from genesis_cli.session.serving.answers import Answer, Choice, chat_logprobs, completion_logprobs, event
+from genesis_cli.session.serving.link import Link
+from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed
+from genesis_models.engine import Sampling
+from genesis_models.engine.text import RequestText
+
+__all__ = ["Api", "Settings"]
+
+JOINED_S = 0.02  # texts of a stream that come within it are one chunk
+BODY_S, SEND_S = 30.0, 60.0  # a body that does not come, and a client that does not read
+FINISHES = {"stop": "stop", "length": "length", "context": "length"}
+DEPTH = 64  # of a body
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is served, and to whom.
+
+    Attributes:
+        name: of the model.
+        created: when the server started, in seconds.
+        context: the most tokens of a sequence.
+        hosts: the Host headers that are answered; none: all.
+        api_key: what clients must send; empty: nothing.
+        most_bytes: of a body.
+    """
+
+    name: str
+    created: int
+    context: int
+    hosts: frozenset[str]
+    api_key: str
+    most_bytes: int
+
+
+class Api:
+    """The application, for a model's tokenizer and template.
+
+    Args:
+        ends: the ids that end an answer.
+        template: None for a model without one, which has no chat.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        link: Link,
+        tokenizer: Tokenizer,
+        template: ChatPrompts | None,
+        ends: Sequence[int],
+    ) -> None:
+        self._settings, self._link, self._tokenizer = settings, link, tokenizer
+        self._template, self._ends = template, ends
+        self._renders = ThreadPoolExecutor(1)  # one conversation after the other, beside the loop
+        routes = [
+            Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
+            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+            Route("/v1/models", self._guarded(self._models), methods=["GET"]),
+            Route("/v1/models/{name:path}", self._guarded(self._model), methods=["GET"]),
+            Route("/health", self._guarded(self._health), methods=["GET"]),
+        ]
+        self.app = Starlette(routes=routes)
+
+    # --- Who asks, and what ---------------------------------------------------------------------------------------
+
+    def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_client(request)
+                return await answer(request)
+            except BadRequest as error:
+                return _json(error.body(), error.status)
+            except ClientDisconnect:
+                return Response(status_code=499)
+
+        return guarded
+
+    def _check_client(self, request: Request) -> None:
+        """Raises: BadRequest for another's page, an unknown name of this host, or a wrong key."""
+        hosts, origin = self._settings.hosts, request.headers.get("origin")
+        if hosts and request.headers.get("host", "").lower() not in hosts:
+            raise BadRequest("the Host header names another server", status=403)
+        if origin is not None and hosts and origin.lower() not in {f"http://{host}" for host in hosts}:
+            raise BadRequest("a page of another origin asks", status=403)
+        if self._settings.api_key:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode("latin-1"), self._settings.api_key.encode()):
+                raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
+
+    async def _body(self, request: Request) -> Any:
+        """The JSON value of a request. Raises: BadRequest."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise BadRequest("the body's type is not application/json", status=415)
+        most, data = self._settings.most_bytes, bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in request.stream():
+                    data += part
+                    if len(data) > most:
+                        raise BadRequest(f"the body has more than {most:,} bytes", status=413)
+        except TimeoutError:
+            raise BadRequest(f"the body did not come within {BODY_S:.0f} s", status=408) from None
+        try:
+            value = json.loads(bytes(data).decode("utf-8"), parse_constant=_refuse)
+            _check_depth(value)
+        except (ValueError, RecursionError):
+            raise BadRequest("the body is no JSON in UTF-8 of plain values") from None
+        return value
+
+    def _named(self, body: Body) -> None:
+        if body.model != self._settings.name:
+            what = f"the model {body.model[:100]!r} is not served here, {self._settings.name!r} is"
+            raise BadRequest(what, status=404, param="model", code="model_not_found")
+
+    # --- The paths ------------------------------------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Response:
+        return _json({"status": "ok", "requests": len(self._link.live)})
+
+    async def _models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: Request) -> Response:
+        if request.path_params["name"] != self._settings.name:
+            raise BadRequest("no such model is served here", status=404, code="model_not_found")
+        return _json(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "id": settings.name,
+            "object": "model",
+            "created": settings.created,
+            "owned_by": "genesis",
+            "max_model_len": settings.context,
+        }
+
+    async def _completions(self, request: Request) -> Response:
+        body = parsed(CompletionBody, await self._body(request))
+        self._named(body)
+        prompts = [self._text_ids(each) if isinstance(each, str) else each for each in body.prompts]
+        tokens = 16 if body.max_tokens is None else body.max_tokens
+        if not tokens and not body.echo:
+            raise BadRequest("max_tokens is 0, and nothing is echoed", param="max_tokens")
+        if body.stream and (body.echo or body.logprobs is not None):
+            raise BadRequest("echo and logprobs are not streamed", param="stream")
+        first = 0 if body.echo else None
+        return await self._run(request, body, prompts, tokens, first, body.logprobs, is_chat=False)
+
+    async def _chat(self, request: Request) -> Response:
+        body = parsed(ChatBody, await self._body(request))
+        self._named(body)
+        if self._template is None:
+            raise BadRequest("the model has no chat template; /v1/completions continues a text", code="no_chat")
+        if body.logprobs and body.stream:
+            raise BadRequest("logprobs are not streamed", param="stream")
+        ids = await self._rendered(body.messages)
+        tokens = body.max_completion_tokens or body.max_tokens or max(self._settings.context - len(ids), 1)
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        return await self._run(request, body, [ids], tokens, None, top, is_chat=True)
+
+    def _text_ids(self, text: str) -> list[int]:
+        """Raises: BadRequest."""
+        if not text:
+            raise BadRequest("the prompt is empty", param="prompt")
+        try:
+            return self._tokenizer.prompt(text)
+        except (UnicodeEncodeError, GenesisError):
+            raise BadRequest("the prompt cannot be encoded", param="prompt") from None
+
+    async def _rendered(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Raises: BadRequest."""
+        assert self._template is not None
+        try:
+            read = read_messages(messages, Position("messages", 0))
+            if read[-1]["role"] == "assistant":
+                raise BadRequest(
+                    "the last message is the assistant's, and there is nothing to answer", param="messages"
+                )
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._renders, self._template.encode, Conversation(read))
+        except DataError as error:
+            raise BadRequest(error.what, param="messages") from None
+
+    # --- Running --------------------------------------------------------------------------------------------------
+
+    async def _run(
+        self, request: Request, body: Body, prompts: list[list[int]], tokens: int, first: int | None, top: int | None,
+        *, is_chat: bool,
+    ) -> Response:  # fmt: skip
+        """The answer to prompts.
+
+        Args:
+            first: the first id whose log-probability is told; None: that of the text.
+            top: likeliest ids to tell of each token; None: no log-probabilities.
+        """
+        context = self._settings.context
+        for ids in prompts:
+            if len(ids) + tokens > context or len(ids) >= context + (not tokens):
+                what = f"the prompt has {len(ids)} tokens and the answer up to {tokens}, the context holds {context}"
+                raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
+        self._link.check_room(len(prompts) * body.choices)
+        choices = [Choice(ids) for ids in prompts for _ in range(body.choices)]
+        answer, sampling = Answer(self._settings.name, is_chat=is_chat), body.sampling()
+        if body.stream:
+            return _Stream(self, answer, choices, body, sampling, tokens)
+
+        async def one(number: int, choice: Choice) -> None:
+            if tokens:
+                async for text, finish in self.texts(choice, sampling, number % body.choices, tokens, body.stops):
+                    choice.text, choice.finish = choice.text + text, finish
+            else:
+                choice.finish = "length"
+            if top is not None:
+                await self._score(choice, first, top, is_chat)
+            if first is not None:
+                choice.text = self._tokenizer.decode(choice.prompt, skip_special=False) + choice.text
+
+        await _unless_gone(request, asyncio.gather(*(one(i, each) for i, each in enumerate(choices))))
+        return _json(answer.whole(choices))
+
+    async def texts(
+        self, choice: Choice, sampling: Sampling, sequence: int, tokens: int, stops: Sequence[str]
+    ) -> AsyncIterator[tuple[str, str | None]]:
+        """The texts of a choice as they come, and why it ends."""
+        text = RequestText(self._tokenizer, stops)
+        async for token in self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends):
+            piece = text.push(token)
+            if token.id is not None:
+                choice.ids.append(token.id)
+            yield piece.text, None if piece.finish is None else FINISHES[piece.finish]
+            if piece.finish is not None:
+                return
+
+    async def _score(self, choice: Choice, first: int | None, top: int, is_chat: bool) -> None:
+        ids = [*choice.prompt, *choice.ids]
+        rows = await self._link.scores(ids, top)
+        shown = chat_logprobs if is_chat else completion_logprobs
+        choice.logprobs = shown(self._tokenizer, ids, rows, len(choice.prompt) if first is None else first)
+
+
+class _Stream(Response):
+    """Choices as server-sent events."""
+
+    def __init__(
+        self, api: Api, answer: Answer, choices: list[Choice], body: Body, sampling: Sampling, tokens: int
+    ) -> None:
+        super().__init__()
+        self._api, self._answer, self._choices = api, answer, choices
+        self._body, self._sampling, self._tokens = body, sampling, tokens
+        self._queue: asyncio.Queue[tuple[int, str, str | None]] = asyncio.Queue()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until all choices have ended, or the client goes."""
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        request = Request(scope, receive)
+        work = asyncio.gather(*(self._draw(i, each) for i, each in enumerate(self._choices)))
+        try:
+            await _sent(send, {"type": "http.response.start", "status": 200, "headers": headers})
+            await _unless_gone(request, asyncio.ensure_future(self._send_all(send, work)))
+            await _sent(send, {"type": "http.response.body", "body": event(None)})
+        except (ClientDisconnect, TimeoutError):
+            pass
+        except BadRequest as error:
+            await _sent(send, {"type": "http.response.body", "body": event(error.body()) + event(None)})
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _draw(self, index: int, choice: Choice) -> None:
+        body = self._body
+        texts = self._api.texts(choice, self._sampling, index % body.choices, self._tokens, body.stops)
+        async for text, finish in texts:
+            if text or finish is not None:
+                self._queue.put_nowait((index, text, finish))
+
+    async def _send_all(self, send: Send, work: asyncio.Future[Any]) -> None:
+        if hasattr(self._body, "messages"):
+            await _send_events(send, [self._answer.begin(index) for index in range(len(self._choices))])
+        left, loop, sent_at = len(self._choices), asyncio.get_running_loop(), 0.0
+        while left:
+            found = [await self._next(work)]
+            if (rest := sent_at + JOINED_S - loop.time()) > 0:
+                await asyncio.sleep(rest)
+            while not self._queue.empty():
+                found.append(self._queue.get_nowait())
+            joined: dict[int, tuple[str, str | None]] = {}
+            for index, text, finish in found:
+                joined[index] = joined.get(index, ("", None))[0] + text, finish
+                left -= finish is not None
+            await _send_events(send, [self._answer.part(index, *each) for index, each in joined.items()])
+            sent_at = loop.time()
+        if self._body.stream_options is not None and self._body.stream_options.include_usage:
+            await _send_events(send, [self._answer.end(self._choices)])
+
+    async def _next(self, work: asyncio.Future[Any]) -> tuple[int, str, str | None]:
+        """The next text; an error of any choice ends all."""
+        if not self._queue.empty():
+            return self._queue.get_nowait()
+        getting = asyncio.ensure_future(self._queue.get())
+        await asyncio.wait({getting, work}, return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            if (error := work.exception()) is not None:
+                getting.cancel()
+                raise error
+            return await getting
+        return getting.result()
+
+
+async def _send_events(send: Send, values: Sequence[dict[str, Any]]) -> None:
+    await _sent(send, {"type": "http.response.body", "body": b"".join(map(event, values)), "more_body": True})
+
+
+async def _sent(send: Send, message: Message) -> None:
+    """Raises: TimeoutError where the client does not read."""
+    async with asyncio.timeout(SEND_S):
+        await send(message)
+
+
+async def _unless_gone(request: Request, work: asyncio.Future[Any]) -> None:
+    """Wait for `work`, which is cancelled where the client goes.
+
+    Raises:
+        ClientDisconnect, and what `work` raises.
+    """
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        work.result()
+    finally:
+        for each in (work, gone):
+            each.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    """Of ASCII alone, so that any text can be written."""
+    return Response(json.dumps(value, separators=(",", ":")).encode(), status, media_type="application/json")
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def _check_depth(value: Any) -> None:
+    """Raises: ValueError."""
+    level: list[Any] = [value]
+    for _ in range(DEPTH):
+        level = [x for each in level for x in _parts(each)]
+        if not level:
+            return
+    raise ValueError("nested too deep")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -1,0 +1,130 @@
+"""HTTP's side of the connection to the engine: requests go out, tokens come back to whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from genesis_cli.session.serving.messages import Message, receive, send
+from genesis_cli.session.serving.protocol import BadRequest
+from genesis_models.engine import Sampling, Token
+
+__all__ = ["Link"]
+
+STOPPED = "the model does not run any more"
+
+
+class Link:
+    """The connection, as coroutines of one event loop see it.
+
+    Args:
+        most: requests that wait or run at a time.
+        ended: called in the loop when the engine's process is gone.
+
+    Attributes:
+        live: requests that wait or run.
+    """
+
+    def __init__(self, connection: Connection, most: int, ended: Callable[[], None]) -> None:
+        self._connection, self._most, self._ended = connection, most, ended
+        self._ids = itertools.count()
+        self.live: dict[int, asyncio.Queue[Message]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._out: SimpleQueue[Message | None] = SimpleQueue()
+        self._is_gone = False
+        for work in (self._read, self._write):  # neither may keep the loop waiting
+            threading.Thread(target=work, daemon=True).start()
+
+    def check_room(self, count: int) -> None:
+        """Raises: BadRequest (429) where so many more requests would be too many."""
+        if len(self.live) + count > self._most:
+            what = f"{len(self.live)} requests wait or run, of at most {self._most}"
+            raise BadRequest(what, status=429, code="too_many_requests")
+
+    async def tokens(
+        self, ids: Sequence[int], sampling: Sampling, sequence: int, max_tokens: int, stop: Sequence[int]
+    ) -> AsyncIterator[Token]:
+        """What continues ids; a request whose tokens nobody takes any more is cancelled.
+
+        Raises:
+            BadRequest: it cannot run.
+        """
+        message = {"ids": list(ids), "sampling": asdict(sampling), "sequence": sequence, "max_tokens": max_tokens}
+        id, queue = self._begin({"op": "new", **message, "stop": list(stop)})
+        is_over = False
+        try:
+            while not is_over:
+                found = await queue.get()
+                if "token" not in found:
+                    is_over = True
+                    _check(found)
+                is_over = found["finish"] is not None
+                yield Token(id, found["token"], None, found["finish"])
+        finally:
+            del self.live[id]
+            if not is_over:
+                self._out.put({"op": "cancel", "id": id})
+
+    async def scores(self, ids: Sequence[int], top: int) -> list[Any]:
+        """As `worker.scores`. Raises: BadRequest."""
+        id, queue = self._begin({"op": "score", "ids": list(ids), "top": top})
+        try:
+            found = await queue.get()
+            _check(found)
+            rows: list[Any] = found["rows"]
+            return rows
+        finally:
+            del self.live[id]
+
+    def _begin(self, message: Message) -> tuple[int, asyncio.Queue[Message]]:
+        if self._is_gone:
+            raise BadRequest(STOPPED, status=503)
+        id, queue = next(self._ids), asyncio.Queue[Message]()
+        self.live[id] = queue
+        self._out.put({**message, "id": id})
+        return id, queue
+
+    def _write(self) -> None:
+        try:
+            while (message := self._out.get()) is not None:
+                send(self._connection, message)
+        except OSError:
+            pass  # the reader notices
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._loop.call_soon_threadsafe(self._deliver, receive(self._connection))
+        except (EOFError, OSError):
+            self._loop.call_soon_threadsafe(self._close)
+        except RuntimeError:
+            pass  # the loop has ended
+
+    def _deliver(self, message: Message) -> None:
+        if message["op"] != "tokens":
+            self._put(message["id"], message)
+            return
+        for id, token, finish in message["tokens"]:
+            self._put(id, {"token": token, "finish": finish})
+
+    def _put(self, id: int, message: Message) -> None:
+        if id in self.live:
+            self.live[id].put_nowait(message)
+
+    def _close(self) -> None:
+        self._is_gone = True
+        for id in self.live:
+            self._put(id, {"op": "failed", "what": STOPPED, "is_ours": True})
+        self._ended()
+
+
+def _check(found: Message) -> None:
+    """Raises: BadRequest where it says that a request has failed."""
+    if found["op"] == "failed":
+        raise BadRequest(found["what"], status=500 if found["is_ours"] else 400)

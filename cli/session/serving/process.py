@@ -1,0 +1,153 @@
+"""`genesis serve`: the engine runs here, and HTTP in a child."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal
+
+from genesis.errors import DeviceError, UsageError, escape
+from genesis.train.output import Output
+from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY
+from genesis_cli.session.inference import opened
+from genesis_cli.session.phrases import phrased_for
+from genesis_cli.session.preparation import resolve_device
+from genesis_cli.session.serving.messages import Message, receive, send
+from genesis_cli.session.serving.worker import Worker
+from genesis_models.engine import Request, Sampling
+from genesis_models.generate import GPU_ROWS, ROWS, engine_for
+from genesis_models.source import find_source
+
+__all__ = ["CONTEXT", "HOST", "PORT", "serve"]
+
+HOST, PORT = "127.0.0.1", 8000
+CONTEXT = 4096  # tokens of a sequence where the model takes more and the user names no number
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ENDING_S = 8
+
+
+def serve(
+    folder: str,
+    *,
+    host: str,
+    port: int,
+    api_key: str,
+    name: str | None,
+    context: int | None,
+    queue: int,
+    most_bytes: int,
+    base: str | None,
+    device: str,
+    dtype: str,
+    kv_cache: Literal["auto", "fp8"],
+) -> None:
+    """Answer requests until a signal comes.
+
+    Args:
+        name: of the model, for clients; None: the folder's.
+        context: the most tokens of a sequence, its prompt included.
+        queue: requests that may wait or run.
+        most_bytes: of a request's body.
+
+    Raises:
+        UsageError: beyond loopback without a key, or an impossible context. DeviceError: the address is taken, or the
+            extra is not installed.
+    """
+    if host not in LOOPBACK and not api_key:
+        what = f"{escape(host)} can be reached from other machines, and no key is asked for"
+        raise UsageError(what, where="--host", next="set --api-key, or leave --host out")
+    _check_extra()
+    console = Output(sys.stderr)
+    with phrased_for(GENERATE, memory=GENERATE_MEMORY), ExitStack() as stack:
+        listening = stack.enter_context(_listening(host, port))
+        source = find_source(folder, base)
+        console.line(str(source))
+        model, _ = opened(source, resolve_device(device), dtype)
+        longest = model.config.context_length
+        if context is not None and context > longest:
+            raise UsageError(f"--context {context} is beyond the model's {longest} positions", next="lower it")
+        context = min(CONTEXT, longest) if context is None else context
+        rows = ROWS if resolve_device(device).type == "cpu" else GPU_ROWS
+        whole = [Request([0], Sampling(0.0), context - 1)] * rows
+        engine = engine_for(model, whole, cache=kv_cache)
+        served = name or Path(os.path.abspath(folder)).name
+        port = listening.getsockname()[1]
+        settings = {
+            "name": served,
+            "created": int(time.time()),
+            "context": context,
+            "hosts": [f"{each}:{port}" for each in ("127.0.0.1", "localhost", "[::1]")] if not api_key else [],
+            "api_key": api_key,
+            "most_bytes": most_bytes,
+        }
+        start: Message = {"folder": os.path.abspath(folder), "base": base, "settings": settings, "most": queue}
+        connection = stack.enter_context(_http(listening, start))
+        shown = f"[{host}]" if ":" in host else host
+        console.line(f"serving {escape(served)} at http://{shown}:{port}/v1")
+        Worker(connection, model, engine).run()
+    raise DeviceError("the process of HTTP has ended", next="look for its message above")
+
+
+def _check_extra() -> None:
+    """Raises: DeviceError."""
+    for package in ("starlette", "uvicorn"):
+        try:
+            __import__(package)
+        except ModuleNotFoundError:
+            what = f"the package {package} is not installed"
+            raise DeviceError(what, next="pip install 'genesis-lm[serve]'") from None
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens, before anything is loaded. Raises: DeviceError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, port))
+            listening.listen(1024)
+        except OSError as error:
+            reason = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror or error}"
+            what = f"{escape(host)} port {port} {reason}"
+            raise DeviceError(what, where="--port", next="choose another; 0 takes a free one") from None
+        listening.setblocking(False)
+        yield listening
+
+
+@contextmanager
+def _http(listening: socket.socket, start: Message) -> Iterator[Connection]:
+    """The connection to a child that serves. Raises: DeviceError where it does not start."""
+    ours, theirs = Pipe()
+    words = [sys.executable, "-m", "genesis_cli.session.serving.http_process", str(listening.fileno())]
+    child = subprocess.Popen(
+        [*words, str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(listening.fileno(), theirs.fileno()),
+        start_new_session=True,  # an interrupt from the terminal is the parent's to handle
+    )
+    theirs.close()
+    try:
+        send(ours, start)
+        try:
+            receive(ours)
+        except (EOFError, OSError):
+            raise DeviceError("the process of HTTP does not start", next="look for its message above") from None
+        yield ours
+    finally:
+        ours.close()  # which tells it to end
+        try:
+            child.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,164 @@
+"""The engine's side: takes requests while others run, and sends their tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import genesis
+from genesis import Tensor
+from genesis.errors import GenesisError, OutOfMemoryError
+from genesis.nn import functional as F
+from genesis_cli.session.serving.messages import Message, receive, send
+from genesis_models.blocks import CausalLM
+from genesis_models.engine import Request, Sampling, Token
+from genesis_models.engine.engine import check_prompt
+from genesis_models.engine.text import Runner
+
+__all__ = ["Worker", "scores"]
+
+SCORED = 256  # positions whose logits are there at a time
+
+
+class Gone(Exception):
+    """The process of HTTP has ended."""
+
+
+class Worker:
+    """Runs an engine for the requests of a connection until that is closed."""
+
+    def __init__(self, connection: Connection, model: CausalLM, engine: Runner) -> None:
+        self._connection, self._model, self._engine = connection, model, engine
+        self._waiting: deque[Message] = deque()
+        self._numbers: dict[int, int] = {}  # the engine's number of a request -> its id
+        self._drawn: list[tuple[int, int | None, str | None]] = []  # that are not sent yet
+
+    def run(self) -> None:
+        """Serve until the other process is gone."""
+        while True:
+            try:
+                for token in self._engine.run(self._requests()):
+                    self._take(token)
+            except (Gone, EOFError, OSError):
+                return
+            except GenesisError as error:
+                self._fail([*self._numbers.values()], error, is_ours=True)
+            self._numbers.clear()
+
+    def _requests(self) -> Iterator[Request | None]:
+        """What the engine takes: the next request; None while none waits and others run."""
+        number = 0
+        while True:
+            self._flush()
+            self._poll(waits=not self._numbers and not self._waiting)
+            if not self._waiting:
+                yield None
+                continue
+            message = self._waiting.popleft()
+            request = _request(message)
+            try:
+                check_prompt(self._model, request.ids)
+                request.sampling.check()
+            except GenesisError as error:
+                self._fail([message["id"]], error, is_ours=False)
+                continue
+            self._numbers[number] = message["id"]
+            number += 1
+            yield request
+
+    def _take(self, token: Token) -> None:
+        """Keep a token until the others of its step are there."""
+        id = self._numbers.get(token.request)
+        if id is None:  # cancelled
+            return
+        if any(id == each for each, _, _ in self._drawn):
+            self._flush()
+            self._poll(waits=False)
+        self._drawn.append((id, token.id, token.finish))
+        if token.finish is not None:
+            self._numbers.pop(token.request, None)
+
+    def _flush(self) -> None:
+        if self._drawn:
+            send(self._connection, {"op": "tokens", "tokens": self._drawn})
+            self._drawn = []
+
+    def _poll(self, *, waits: bool) -> None:
+        """Take what has come; with `waits` at least one message."""
+        while waits or self._connection.poll():
+            waits = False
+            try:
+                message = receive(self._connection)
+            except (EOFError, OSError):
+                raise Gone from None
+            if message["op"] == "new":
+                self._waiting.append(message)
+            elif message["op"] == "cancel":
+                self._cancel(message["id"])
+            else:
+                self._score(message)
+
+    def _cancel(self, id: int) -> None:
+        self._waiting = deque(each for each in self._waiting if each["id"] != id)
+        self._drawn = [each for each in self._drawn if each[0] != id]
+        for number in [number for number, each in self._numbers.items() if each == id]:
+            del self._numbers[number]
+            self._engine.cancel(number)
+
+    def _score(self, message: Message) -> None:
+        try:
+            rows = scores(self._model, message["ids"], message["top"])
+        except GenesisError as error:
+            self._fail([message["id"]], error, is_ours=isinstance(error, OutOfMemoryError))
+            return
+        send(self._connection, {"op": "scores", "id": message["id"], "rows": rows})
+
+    def _fail(self, ids: list[int], error: GenesisError, *, is_ours: bool) -> None:
+        """Tell that requests have ended by an error: theirs, or the model's and the machine's."""
+        self._drawn = [each for each in self._drawn if each[0] not in ids]
+        for id in ids:
+            send(self._connection, {"op": "failed", "id": id, "what": error.what, "is_ours": is_ours})
+
+
+def _request(message: Message) -> Request:
+    return Request(
+        message["ids"],
+        Sampling(**message["sampling"]),
+        message["max_tokens"],
+        frozenset(message["stop"]),
+        message["sequence"],
+    )
+
+
+def scores(model: CausalLM, ids: list[int], top: int) -> list[Any]:
+    """For each id but the first its log-probability after those before it, and the `top` likeliest ids with theirs.
+
+    Raises:
+        UsageError: too many ids. ModelError: an id beyond the vocabulary.
+    """
+    if len(ids) < 2:
+        return []
+    check_prompt(model, ids[:-1])
+    device = model.model.embed_tokens.weight.device
+    was_training, rows = model.training, []
+    model.eval()
+    try:
+        with genesis.no_grad():
+            hidden = model.hidden_states(genesis.tensor([ids[:-1]], dtype="int64", device=device))[0]  # [T - 1, H]
+            for begin in range(0, len(ids) - 1, SCORED):
+                part = hidden[begin : begin + SCORED]
+                wanted = genesis.tensor(ids[begin + 1 : begin + 1 + len(part)], dtype="int64", device=device)
+                rows += _rows(F.log_softmax(model.logits(part).float(), 1), wanted, top)
+    finally:
+        model.train(was_training)
+    return rows
+
+
+def _rows(chances: Tensor, wanted: Tensor, top: int) -> list[Any]:
+    chosen = chances.gather(1, wanted[:, None])[:, 0].cpu().numpy().tolist()
+    if not top:
+        return [[each, []] for each in chosen]
+    values, ids = (each.cpu().numpy().tolist() for each in genesis.topk(chances, top))
+    return [[each, [*zip(i, v, strict=True)]] for each, i, v in zip(chosen, ids, values, strict=True)]

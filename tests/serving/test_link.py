@@ -1,0 +1,179 @@
+"""The two processes' sides in one: an engine that never ends a text, so that only cancelling does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import genesis_models
+from genesis.data.tokenizer import Tokenizer
+from genesis.errors import NumericError
+from genesis_cli.session.serving import api as api_module
+from genesis_cli.session.serving.api import Api, Settings
+from genesis_cli.session.serving.link import Link
+from genesis_cli.session.serving.protocol import BadRequest
+from genesis_cli.session.serving.worker import Worker
+from genesis_models.engine import Request, Sampling, Token
+from genesis_models.engine.engine import Waiting
+
+DRAW = Sampling(0.0)
+
+
+class Endless:
+    """An engine whose texts are 5, 5, 5, …; one that begins with 13 fails."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, Request] = {}
+        self.taken = 0
+
+    def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
+        waiting = Waiting(requests)
+        self.live.clear()
+        while waiting.is_more or self.live:
+            while (found := waiting.take()) is not None:
+                self.live[found[0]], self.taken = found[1], self.taken + 1
+                if found[1].ids[0] == 13:
+                    raise NumericError("logits are NaN")
+            for number in [*self.live]:
+                if number in self.live:
+                    yield Token(number, 5)
+
+    def cancel(self, request: int) -> None:
+        self.live.pop(request, None)
+
+
+@pytest.fixture
+def run(chat_model: Path) -> Callable[[Callable[[Link, Endless], Awaitable[None]]], None]:
+    """Runs a test with a link whose engine is in another thread, which ends with the link."""
+    model = genesis_models.load(chat_model)
+
+    def run(test: Callable[[Link, Endless], Awaitable[None]]) -> None:
+        engine, (ours, theirs) = Endless(), Pipe()
+        thread = threading.Thread(target=Worker(theirs, model, engine).run)
+        thread.start()
+
+        async def with_link() -> None:
+            await test(Link(ours, 10, lambda: None), engine)
+            with socket.socket(fileno=os.dup(ours.fileno())) as both:
+                both.shutdown(socket.SHUT_RDWR)  # as the end of a process does, whose threads wait for nobody
+
+        asyncio.run(with_link())
+        thread.join(10)
+        ours.close()
+        theirs.close()
+        assert not thread.is_alive()
+
+    return run
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def test_texts_that_nobody_takes_are_cancelled(run: Any) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        texts = [link.tokens([1, 2], DRAW, 0, 100, []) for _ in range(3)]
+        for each in texts:
+            assert (await anext(each)).id == 5
+        assert len(link.live) == 3
+        with pytest.raises(BadRequest, match="3 requests wait or run, of at most 10"):
+            link.check_room(8)
+        for left, each in zip((2, 1, 0), texts, strict=True):
+            await each.aclose()
+            assert len(link.live) == left
+            await until(lambda left=left: len(engine.live) == left)  # type: ignore[misc]
+
+    run(test)
+
+
+def test_a_failure_of_the_model_ends_what_runs_and_no_more(run: Any) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        first, bad = link.tokens([1], DRAW, 0, 100, []), link.tokens([13], DRAW, 0, 100, [])
+        await anext(first)
+        with pytest.raises(BadRequest, match="NaN") as failed:
+            await anext(bad)
+        assert failed.value.status == 500
+        with pytest.raises(BadRequest, match="NaN"):
+            async for _ in first:
+                pass
+        again = link.tokens([1], DRAW, 0, 100, [])
+        assert (await anext(again)).id == 5
+        await again.aclose()
+        with pytest.raises(BadRequest, match="token id 99,999") as failed:
+            await anext(link.tokens([99_999], DRAW, 0, 100, []))
+        assert failed.value.status == 400 and engine.taken == 3
+
+    run(test)
+
+
+async def asked(app: Any, parts: list[dict[str, Any]], sent: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    """A request whose body comes as `parts`; then nothing comes any more."""
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "raw_path": b"/v1/completions",
+             "query_string": b"", "headers": [(b"content-type", b"application/json")], "root_path": ""}  # fmt: skip
+
+    async def receive() -> dict[str, Any]:
+        if parts:
+            return parts.pop(0)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    await app(scope, receive, sent)
+
+
+def body(**more: Any) -> bytes:
+    return json.dumps({"model": "m", "prompt": "words", "max_tokens": 20, **more}).encode()
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings("m", 0, 128, frozenset(), "", 1000)
+
+
+def test_slow_clients(run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_module, "BODY_S", 0.1)
+    monkeypatch.setattr(api_module, "SEND_S", 0.1)
+
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        got: list[dict[str, Any]] = []
+
+        async def take(message: dict[str, Any]) -> None:
+            got.append(message)
+
+        await asked(app, [{"type": "http.request", "body": b"{", "more_body": True}], take)
+        assert got[0]["status"] == 408
+
+        async def read_nothing(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        await asked(app, [{"type": "http.request", "body": body(stream=True)}], read_nothing)
+        await until(lambda: not engine.live and not link.live)
+        assert engine.taken == 1
+
+    run(test)
+
+
+def test_clients_that_go(run: Any, chat_model: Path, settings: Settings) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+
+        async def take(message: dict[str, Any]) -> None:
+            pass
+
+        for stream in (False, True):
+            parts = [{"type": "http.request", "body": body(stream=stream)}, {"type": "http.disconnect"}]
+            await asked(app, parts, take)
+            await until(lambda: not engine.live and not link.live)
+
+    run(test)

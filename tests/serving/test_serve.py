@@ -1,0 +1,293 @@
+"""`genesis serve` as clients see it: texts, streams, log-probabilities, errors, and what it keeps of those that go."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import genesis
+import genesis_models
+from genesis.data.tokenizer import Tokenizer
+from genesis_cli.session.serving.worker import scores
+from tests.cli.command import printed
+from tests.serving.server import Server, serving
+
+pytestmark = pytest.mark.xdist_group("serving")  # one server answers all
+GREEDY = {"model": "model", "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(chat_model: Path) -> Iterator[Server]:
+    with serving(chat_model, "--device", "cpu", "--queue", "40", "--max-body", "20000") as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as found:
+        yield found
+
+
+def ask(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(f"/v1/{path}", json={**GREEDY, **body})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def events(client: httpx.Client, path: str, **body: Any) -> list[dict[str, Any]]:
+    with client.stream("POST", f"/v1/{path}", json={**GREEDY, **body, "stream": True}) as answer:
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines) and lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def is_idle(client: httpx.Client) -> bool:
+    """Whether no request runs within a few seconds."""
+    for _ in range(100):
+        if client.get("/health").json()["requests"] == 0:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_texts_are_those_of_the_engine(client: httpx.Client, chat_model: Path) -> None:
+    tokenizer, model = Tokenizer.load(chat_model), genesis_models.load(chat_model)
+    prompts = ["words", "some words to learn", [3, 4, 5]]
+    wanted = [model.generate(tokenizer.prompt(p) if isinstance(p, str) else p, max_tokens=12).text for p in prompts]
+    for prompt, text in zip(prompts, wanted, strict=True):
+        found = ask(client, "completions", prompt=prompt, max_tokens=12)
+        [choice] = found["choices"]
+        assert (choice["text"], choice["index"], choice["logprobs"]) == (text, 0, None)
+        assert choice["finish_reason"] == "length" and found["object"] == "text_completion"
+        count = len(tokenizer.prompt(prompt) if isinstance(prompt, str) else prompt)
+        assert found["usage"] == {"prompt_tokens": count, "completion_tokens": 12, "total_tokens": count + 12}
+    several = ask(client, "completions", prompt=prompts[:2], max_tokens=12, n=2)
+    assert [each["text"] for each in several["choices"]] == [wanted[0], wanted[0], wanted[1], wanted[1]]
+    assert [each["index"] for each in several["choices"]] == [0, 1, 2, 3]
+
+
+def test_a_chat_is_rendered_by_the_template(client: httpx.Client, chat_model: Path) -> None:
+    tokenizer, model = Tokenizer.load(chat_model), genesis_models.load(chat_model)
+    ids = [*tokenizer.encode("system: S"), 0, *tokenizer.encode("user: a<|endoftext|>b"), 0]
+    ids += [*tokenizer.encode("assistant: ")]
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "a<|endoftext|>b"}]
+    found = ask(client, "chat/completions", messages=messages, max_tokens=8)
+    [choice] = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": model.generate(ids, max_tokens=8).text}
+    assert found["usage"]["prompt_tokens"] == len(ids) and found["object"] == "chat.completion"
+    parts = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": [{"type": "text", "text": "a<|endoftext|>b"}]},
+    ]
+    again = ask(client, "chat/completions", messages=parts, max_completion_tokens=8)
+    assert again["choices"] == found["choices"]
+    whole = ask(client, "chat/completions", messages=messages)  # until the context is full
+    assert whole["usage"]["total_tokens"] == 128 and whole["choices"][0]["finish_reason"] == "length"
+
+
+def test_seeds_repeat_whatever_runs_beside(client: httpx.Client) -> None:
+    how = {"prompt": "words", "max_tokens": 10, "temperature": 1.5, "seed": -7, "n": 3}
+    first = ask(client, "completions", **how)
+    assert len({each["text"] for each in first["choices"]}) == 3
+    beside = ask(client, "completions", **{**how, "prompt": ["words", "some"]})
+    assert [each["text"] for each in beside["choices"][:3]] == [each["text"] for each in first["choices"]]
+    free = {ask(client, "completions", **{**how, "seed": None, "n": 1})["choices"][0]["text"] for _ in range(3)}
+    assert len(free) == 3
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_streams_join_to_the_whole(client: httpx.Client, path: str) -> None:
+    asked = {"prompt": "words"} if path == "completions" else {"messages": [{"role": "user", "content": "words"}]}
+    how = {**asked, "max_tokens": 30, "temperature": 1, "seed": 3, "n": 2}
+    whole = ask(client, path, **how)
+    found = events(client, path, **how, stream_options={"include_usage": True})
+    assert found[-1]["choices"] == [] and found[-1]["usage"] == whole["usage"]
+    assert len({each["id"] for each in found}) == 1
+    texts, ends = ["", ""], [None, None]
+    for [choice] in (each["choices"] for each in found[:-1]):
+        text = choice["text"] if path == "completions" else choice["delta"].get("content", "")
+        assert ends[choice["index"]] is None
+        texts[choice["index"]] += text
+        ends[choice["index"]] = choice["finish_reason"]
+    assert ends == ["length", "length"]
+    assert texts == [each["text"] if path == "completions" else each["message"]["content"] for each in whole["choices"]]
+    if path != "completions":
+        assert found[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
+def test_stop_strings_end_a_text(client: httpx.Client) -> None:
+    text = ask(client, "completions", prompt="words to", max_tokens=20)["choices"][0]["text"]
+    assert len(text) > 4
+    found = ask(client, "completions", prompt="words to", max_tokens=20, stop=["never", text[3]])
+    assert found["choices"][0]["text"] == text[: text.index(text[3])]
+    assert found["choices"][0]["finish_reason"] == "stop"
+    assert is_idle(client)
+
+
+def test_log_probabilities_are_the_models(client: httpx.Client, chat_model: Path) -> None:
+    tokenizer, model = Tokenizer.load(chat_model), genesis_models.load(chat_model)
+    ids = tokenizer.prompt("some words")
+    found = ask(client, "completions", prompt=ids, max_tokens=2, echo=True, logprobs=3)["choices"][0]
+    drawn = model.generate(ids, max_tokens=2).ids
+    with genesis.no_grad():
+        logits = model(genesis.tensor([[*ids, *drawn]], dtype="int64")).numpy()[0].astype(np.float64)
+    chances = (
+        logits
+        - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+        - logits.max(1, keepdims=True)
+    )
+    rows = np.arange(len(ids) + 1)
+    wanted = chances[rows, [*ids[1:], *drawn]]
+    told = found["logprobs"]
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    assert told["token_logprobs"][1:] == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert [max(each.values()) for each in told["top_logprobs"][1:]] == pytest.approx(
+        chances[rows].max(1).tolist(), abs=1e-4
+    )
+    assert "".join(told["tokens"]) == found["text"] and told["text_offset"][1] == len(told["tokens"][0])
+    text = ask(client, "completions", prompt=ids, max_tokens=2, logprobs=0)["choices"][0]
+    assert text["logprobs"]["token_logprobs"] == told["token_logprobs"][-2:]
+    only = ask(client, "completions", prompt=ids, max_tokens=0, echo=True, logprobs=1)["choices"][0]
+    assert only["logprobs"]["token_logprobs"] == told["token_logprobs"][:-2]
+    chat = ask(client, "chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, logprobs=True,
+               top_logprobs=2)["choices"][0]["logprobs"]["content"]  # fmt: skip
+    assert len(chat) == 3 and all(each["logprob"] == each["top_logprobs"][0]["logprob"] for each in chat)
+    assert scores(model, [1], 1) == []
+
+
+BAD: list[tuple[str, Any, int, str]] = [
+    ("completions", {"prompt": ""}, 400, "the prompt is empty"),
+    ("completions", {"prompt": []}, 400, "prompt"),
+    ("completions", {"prompt": [[1], []]}, 400, "prompt"),
+    ("completions", {"prompt": [1, 99_999]}, 400, "the model's vocabulary"),
+    ("completions", {"prompt": [-1]}, 400, "token id -1"),
+    ("completions", {"prompt": [10**40]}, 400, ""),
+    ("completions", {"prompt": 5}, 400, "prompt"),
+    ("completions", {"prompt": "a\ud800"}, 400, "prompt"),
+    ("completions", {}, 400, "prompt"),
+    ("completions", {"prompt": "a", "max_tokens": "5"}, 400, "max_tokens"),
+    ("completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+    ("completions", {"prompt": "a", "max_tokens": 128}, 400, "the context holds 128"),
+    ("completions", {"prompt": [1] * 129, "max_tokens": 0, "echo": True}, 400, "the context holds 128"),
+    ("completions", {"prompt": "a", "max_tokens": 0}, 400, "nothing is echoed"),
+    ("completions", {"prompt": "a", "n": 129}, 400, "n:"),
+    ("completions", {"prompt": "a", "n": 41}, 429, "at most 40"),
+    ("completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
+    ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p"),
+    ("completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+    ("completions", {"prompt": "a", "best_of": 2}, 400, "best_of"),
+    ("completions", {"prompt": "a", "presence_penalty": 0.5}, 400, "presence_penalty"),
+    ("completions", {"prompt": "a", "logprobs": 1, "stream": True}, 400, "not streamed"),
+    ("completions", {"prompt": "a", "model": "other"}, 404, "is not served here"),
+    ("chat/completions", {"messages": []}, 400, "messages"),
+    ("chat/completions", {"messages": [{"role": "king", "content": "a"}]}, 400, "role"),
+    ("chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, "nothing to answer"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a " * 200}]}, 400, "the context holds 128"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, 400, "tools"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json"}}, 400,
+     "response_format"),
+    ("completions", [], 400, ""),
+    ("nothing", {"prompt": "a"}, 404, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path, body, status, what", BAD)
+def test_what_is_refused(client: httpx.Client, path: str, body: Any, status: int, what: str) -> None:
+    value = {**GREEDY, **body} if isinstance(body, dict) else body
+    answer = client.post(f"/v1/{path}", content=json.dumps(value), headers={"Content-Type": "application/json"})
+    assert (answer.status_code, what in answer.text) == (status, True), answer.text
+    assert path == "nothing" or answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "data, headers, status",
+    [
+        (b"{", {}, 400),
+        (b"\xff", {}, 400),
+        (b"[" * 10_000, {}, 400),
+        (b'{"model": NaN}', {}, 400),
+        (b"{" + b" " * 30_000 + b"}", {}, 413),
+        (b"{}", {"Content-Type": "text/plain"}, 415),
+        (b"{}", {"Host": "evil.example"}, 403),
+        (b"{}", {"Origin": "http://evil.example"}, 403),
+        (b"{}", {"Origin": "null"}, 403),
+    ],
+)
+def test_bodies_and_headers_that_are_refused(
+    client: httpx.Client, data: bytes, headers: dict[str, str], status: int
+) -> None:
+    found = client.post("/v1/completions", content=data, headers={"Content-Type": "application/json", **headers})
+    assert found.status_code == status, found.text
+
+
+def test_models_are_listed(client: httpx.Client) -> None:
+    [card] = client.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("model", "model", 128)
+    assert client.get("/v1/models/model").json() == card
+    assert client.get("/v1/models/other").status_code == 404
+    assert client.get("/v1/completions").status_code == 405
+
+
+def test_a_client_that_goes_frees_its_place(client: httpx.Client, server: Server) -> None:
+    body = {**GREEDY, "prompt": ["words"] * 20, "max_tokens": 100, "stream": True}
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+    assert is_idle(client)
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+        data = json.dumps({**body, "stream": False}).encode()
+        host = server.url.removeprefix("http://")
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        raw.sendall(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    assert is_idle(client)
+    assert ask(client, "completions", prompt="words", max_tokens=2)["choices"]
+
+
+def test_beyond_loopback_only_with_a_key(chat_model: Path) -> None:
+    code, _, told = printed("serve", chat_model, "--host", "0.0.0.0", "--port", "0")
+    assert code == 2 and "set --api-key" in told
+    with serving(chat_model, "--device", "cpu", "--host", "0.0.0.0", "--api-key", "käse", "--name", "tiny") as server:
+        url = server.url.replace("0.0.0.0", "127.0.0.1")
+        for headers, status in (({}, 401), ({"Authorization": "Bearer other"}, 401),
+                                ({"Authorization": "Bearer käse".encode()}, 200)):  # fmt: skip
+            answer = httpx.get(f"{url}/v1/models", headers=headers)
+            assert answer.status_code == status
+        assert answer.json()["data"][0]["id"] == "tiny"
+        [child] = server.children()
+        assert server.stop(signal.SIGTERM) == -signal.SIGTERM
+        for _ in range(100):
+            if not os.path.exists(f"/proc/{child}") or "State:\tZ" in Path(f"/proc/{child}/status").read_text():
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("the process of HTTP outlives the engine's")
+
+
+def test_what_a_server_does_not_start_with(chat_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, told = printed("serve", chat_model, "--port", str(port))
+        assert code == 6 and f"port {port} is taken" in told
+    code, _, told = printed("serve", chat_model, "--port", "0", "--context", "129")
+    assert code == 2 and "--context 129 is beyond the model's 128 positions" in told
+
+
+def test_ctrl_c_ends_the_server(server: Server, client: httpx.Client) -> None:
+    """The last test of this server."""
+    children = server.children()
+    assert len(children) == 1 and server.stop() == 130
+    assert server.told.count("\n") == 3 and server.told.endswith("interrupted\n")
+    assert not os.path.exists(f"/proc/{children[0]}")
