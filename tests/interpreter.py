@@ -25,6 +25,10 @@ def hasten() -> None:
         _keep_types(interpreter)
     if hasattr(core, "_unwrap_if_constexpr"):
         _unwrap_at_once(core)
+    if hasattr(interpreter, "_patch_attr") and hasattr(interpreter, "interpreter_semantic"):
+        _call_at_once(interpreter)
+    if hasattr(semantic, "computation_type_impl"):
+        _keep_promotions(semantic)
     if hasattr(core, "_unwrap_shape") and hasattr(semantic, "broadcast_impl_value"):
         _keep_shapes(core, semantic, interpreter)
     options = getattr(getattr(interpreter, "interpreter_builder", None), "options", None)
@@ -62,6 +66,37 @@ def _keep_types(interpreter: Any) -> None:
     interpreter._get_np_dtype = found
 
 
+def _call_at_once(interpreter: Any) -> None:
+    """Functions of the language are called without one that only asks for the semantics that they are given here."""
+    asks = interpreter.tl.core.builtin(lambda: None).__code__
+
+    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = member.__wrapped__ if getattr(member, "__code__", None) is asks else member
+
+        def called(*args: Any, **keywords: Any) -> Any:
+            keywords["_semantic"] = interpreter.interpreter_semantic
+            return function(*args, **keywords)
+
+        scope.set_attr(obj, name, called)
+
+    interpreter._patch_attr = patch
+
+
+def _keep_promotions(semantic: Any) -> None:
+    """The type of a result, by its operands' types and whether each is a number."""
+    promote = semantic.computation_type_impl
+    kept: dict[tuple[Any, ...], Any] = {}
+
+    def promoted(self: Any, a: Any, a_is_number: bool, b: Any, b_is_number: bool, divides: bool) -> Any:
+        key = a.name, a_is_number, b.name, b_is_number, divides
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = promote(self, a, a_is_number, b, b_is_number, divides)
+        return found
+
+    semantic.computation_type_impl = promoted
+
+
 def _unwrap_at_once(core: Any) -> None:
     """What is no constant, or a plain one, is told by its class."""
     unwrap, equal, constant = core._unwrap_if_constexpr, core.dtype.__eq__, core.constexpr
@@ -78,6 +113,7 @@ def _unwrap_at_once(core: Any) -> None:
 def _keep_shapes(core: Any, semantic: Any, interpreter: Any) -> None:
     """What types of blocks and tensors say of their shape is made once for each shape, not with each of them."""
     make, widen, to_ir = core.block_type.__init__, semantic.broadcast_impl_value, core.block_type.to_ir
+    convert = semantic.cast
     of_types: dict[tuple[int, ...], tuple[Any, int, str]] = {}
     of_tensors: dict[tuple[int, ...], tuple[Any, Any]] = {(): (core.constexpr(1), core.tuple([]))}
     blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
@@ -111,10 +147,13 @@ def _keep_shapes(core: Any, semantic: Any, interpreter: Any) -> None:
     def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
         return (lhs, rhs) if lhs.type.sizes == rhs.type.sizes else widen(self, lhs, rhs)
 
+    def cast(self: Any, input: Any, type: Any, *rounding: Any) -> Any:
+        return input if input.dtype is type.scalar else convert(self, input, type, *rounding)
+
     def own_ir(self: Any, builder: Any) -> Any:
         return self if builder is interpreter.interpreter_builder else to_ir(self, builder)
 
     core.dtype.sizes, core.block_type.sizes = (), None
     core.block_type.__init__, core.block_type.to_ir = block_type, own_ir
     core.block_type.with_element_ty = with_element_ty
-    core.tensor.__init__, semantic.broadcast_impl_value = tensor, broadcast
+    core.tensor.__init__, semantic.broadcast_impl_value, semantic.cast = tensor, broadcast, cast
