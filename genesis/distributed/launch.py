@@ -355,7 +355,10 @@ def _code(process: subprocess.Popen[bytes]) -> int | None:
 
 def _is_stopped(pid: int) -> bool:
     """Whether SIGSTOP or its like holds the process, where the system can say so."""
-    return hasattr(os, "waitid") and os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    if not hasattr(os, "waitid"):
+        return False
+    state = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT)  # it may have just ended
+    return state is not None and state.si_code == os.CLD_STOPPED
 
 
 def _last_drawn(line: bytes) -> bytes:

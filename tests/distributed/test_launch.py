@@ -138,6 +138,21 @@ def test_a_rank_that_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert job.fork.error["what"] == "rank 1 of 3 was stopped, and did not go on within 1 s"
 
 
+def test_a_rank_that_ends_is_not_stopped() -> None:
+    """Not even between its end and when it is waited for."""
+    pid = os.fork()
+    if not pid:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    found = []
+    for event, number in ((os.WSTOPPED, signal.SIGCONT), (os.WEXITED, 0)):
+        os.waitid(os.P_PID, pid, event | os.WNOWAIT)
+        found.append(sys.modules[launch.__module__]._is_stopped(pid))
+        os.kill(pid, number)
+    os.waitpid(pid, 0)
+    assert found == [True, False]
+
+
 def test_a_rank_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped several times, each time for less than the limit."""
     monkeypatch.setattr(sys.modules[launch.__module__], "STOPPED_S", 1.4)
