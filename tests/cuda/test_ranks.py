@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,21 @@ from tests.train.runs import Forks
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 272,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
 SETTINGS = (
+    f"model.config={json.dumps(MODEL)}",
     *("train.device=cuda", "model.dtype=bfloat16", "train.accumulation_steps=2", "train.batch_size=1"),
-    *("data.seq_len=16", "train.steps=4", "data.eval_fraction=0", "eval.every=null", "eval.prompts=[]"),
+    *("data.seq_len=8", "train.steps=4", "data.eval_fraction=0", "eval.every=null", "eval.prompts=[]"),
     "checkpoint.every=null",
 )
 
