@@ -13,7 +13,7 @@ from typing import NamedTuple
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.dtypes import float32
-from genesis.kernels.gemm.dora import column_sums_into, scale_columns_into
+from genesis.kernels.gemm.dora import column_sums_into, scale_rows
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.low_rank_gemm import low_rank_gemm_into
 from genesis.kernels.gemm.thin import thin_products_into
@@ -126,27 +126,26 @@ def low_rank_backward(
         ):  # fmt: skip
             return
     if sums is not None and c is not None and z is not None:
-        rows = _scaled_with_sums(sums, rows, as_matrix(z), c, is_result)
-    gemm_products(*operands[:2], rows, *operands[3:], pairs)
+        column_sums_into(sums, rows, as_matrix(z))
+        if is_result:
+            div(sums, c if c.dtype is sums.dtype else cast(c, dtype=sums.dtype), out=sums)
+    gemm_products(*operands, pairs, c)
 
 
-def _scaled_with_sums(sums: Array, g: Array, z: Array, factors: Array, is_result: bool) -> Array:
-    """c∘g; also Σ rows g∘z, which are divided by c where z is a result."""
-    scaled = empty(g.shape, g.dtype, g.device)
-    scale_columns_into(scaled, g, factors, None, None)
-    column_sums_into(sums, g, z)
-    if is_result:
-        div(sums, factors if factors.dtype is sums.dtype else cast(factors, dtype=sums.dtype), out=sums)
-    return scaled
-
-
-def gemm_products(v: Array, d: Sequence[Array], g: Array, b: Sequence[Array], u: Array, pairs: Sequence[Pair]) -> None:
-    """v and dBi by a GEMM for each product of each pair."""
+def gemm_products(
+    v: Array, d: Sequence[Array], g: Array, b: Sequence[Array], u: Array, pairs: Sequence[Pair], c: Array | None = None
+) -> None:
+    """v = s·g·(c∘Bi) and dBi = c∘(gᵀ·u) by a GEMM for each product of each pair: B is smaller than g."""
     start = 0
     for p, weight, found in zip(pairs, b, d, strict=True):
         part, stop = window(g, p.start, p.stop), start + p.rank
-        matmul_into(window(v, start, stop), part, weight, alpha=p.scale)
-        matmul_into(found, transposed(part), window(u, start, stop))
+        factors = None if c is None else c.view((p.stop - p.start,), (1,), c.offset + p.start)
+        scaled = weight
+        if factors is not None and weight.size:
+            scaled = empty(weight.shape, weight.dtype, weight.device)
+            scale_rows(scaled, weight, factors)
+        matmul_into(window(v, start, stop), part, scaled, alpha=p.scale)
+        matmul_into(found, transposed(part), window(u, start, stop), row_scale=factors)
         start = stop
 
 
