@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from genesis.errors import InterruptedRun
 from genesis_cli.bench_all import bench
@@ -36,11 +37,38 @@ __all__ = ["app", "run"]
 DEBUG = "--debug"
 EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
 
+# The variable in which a shell asks for completions; what `--install-completion` writes sets it.
+COMPLETE = "_GENESIS_COMPLETE"
+
+# Commands by task, in the order of the help; what a task is.
+TASKS: dict[str, tuple[str, ...]] = {
+    "Begin": ("pull", "recipes", "init", "estimate"),
+    "Train": ("train", "validate", "data", "report", "watch"),
+    "Use a model": ("generate", "chat", "serve", "eval", "export"),
+    "Measure": ("profile", "bench-model", "bench-ops", "bench", "demo"),
+    "Look up": ("schema", "env"),
+}
+
+
+class Commands(TyperGroup):
+    """The commands, which the help shows by task."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names and first sentences of all commands."""
+        for task, names in TASKS.items():
+            with formatter.section(task):
+                column = max(map(len, self.commands))
+                width = formatter.width - column - 6
+                formatter.write_dl(
+                    [(name.ljust(column), self.commands[name].get_short_help_str(width)) for name in names]
+                )
+
+
 app = typer.Typer(
     name="genesis",
+    cls=Commands,
     help="Train small language models.",
     epilog=EPILOG,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -50,15 +78,15 @@ app.command("recipes", epilog=EPILOG)(recipes)
 app.command("init", epilog=EPILOG)(init)
 app.command("estimate", epilog=EPILOG)(estimate)
 app.command("train", cls=TrainCommand, epilog=EPILOG)(train)
+app.command("validate", epilog=EPILOG)(validate)
+app.add_typer(data, name="data", epilog=EPILOG)
+app.command("report", epilog=EPILOG)(report)
+app.command("watch", epilog=EPILOG)(watch)
 app.command("generate", epilog=EPILOG)(generate)
 app.command("chat", epilog=EPILOG)(chat)
 app.command("serve", epilog=EPILOG)(serve)
 app.command("eval", epilog=EPILOG)(evaluate)
 app.command("export", epilog=EPILOG)(export)
-app.command("validate", epilog=EPILOG)(validate)
-app.add_typer(data, name="data", epilog=EPILOG)
-app.command("report", epilog=EPILOG)(report)
-app.command("watch", epilog=EPILOG)(watch)
 app.command("profile", epilog=EPILOG)(profile)
 app.command("bench-model", epilog=EPILOG)(bench_model)
 app.command("bench-ops", epilog=EPILOG)(bench_ops)
@@ -100,6 +128,8 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     try:
         # Typer's own `main` would turn exceptions into exit codes of its own before we see them.
         command = typer.main.get_command(app)
+        if ends_process and COMPLETE in os.environ:
+            command.main([], "genesis", COMPLETE)
         with command.make_context("genesis", words) as context:
             command.invoke(context)
         flush_stdout()

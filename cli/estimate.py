@@ -28,10 +28,11 @@ GpuMemory = Annotated[
 def estimate(
     config: ConfigName, overrides: Overrides = None, gpu_memory: GpuMemory = None, json: JsonFile = None
 ) -> None:
-    """Estimate what a run of CONFIG takes: memory by what it is for, the largest batch that fits, time a step.
+    """Estimate what a run of CONFIG takes.
 
-    Steps of the whole model are counted on a simulated GPU; nothing is trained, and no GPU is needed. A time is given
-    where one was measured: by an earlier run of CONFIG, or in the reports of benchmarks.
+    Memory by what it is for, the largest batch that fits, time a step. Steps of the whole model are counted on a
+    simulated GPU; nothing is trained, and no GPU is needed. A time is given where one was measured: by an earlier run
+    of CONFIG, or in the reports of benchmarks.
     For instance: genesis estimate chats.yaml --gpu-memory 24
     """
     from genesis_cli import recipes

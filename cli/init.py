@@ -50,9 +50,10 @@ def init(
     output_dir: OutputDir = None,
     force: Annotated[bool, typer.Option("--force", help="Write over FILE.")] = False,
 ) -> None:
-    """Write a configuration with comments: for a model, data and a goal, with steps that fit the GPU.
+    """Write a configuration for a model, data and a goal.
 
-    On a terminal it asks for what no option says; in a pipe it takes defaults.
+    It has comments, and steps that fit the GPU. On a terminal it asks for what no option says; in a pipe it takes
+    defaults.
     For instance: genesis init chats.yaml --model Qwen/Qwen3-0.6B --data chats.jsonl --gpu-memory 24
     """
     from genesis.io.files import write_file

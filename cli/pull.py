@@ -15,11 +15,12 @@ def pull(
         str, typer.Argument(metavar="ORG/NAME[@REV]", help="Name on the hub, with a branch, tag or commit.")
     ],
 ) -> None:
-    """Fetch a model of the Hugging Face hub into this machine's cache.
+    """Fetch a model of the Hugging Face hub.
 
-    Safetensors weights, config, tokenizer and chat template, never pickles; sizes and hashes are compared with the
-    hub's, and what was cut off goes on. Every command then takes the name in place of a folder, and asks no network.
-    For models that need a token: `hf auth login`, or HF_TOKEN. For instance: genesis pull Qwen/Qwen3-0.6B
+    It goes into this machine's cache: safetensors weights, config, tokenizer and chat template, never pickles. Sizes
+    and hashes are compared with the hub's, and what was cut off goes on. Every command then takes the name for a
+    folder, and asks no network. For models that need a token: `hf auth login`, or HF_TOKEN.
+    For instance: genesis pull Qwen/Qwen3-0.6B
     """
     from genesis.train.output import Output
     from genesis_cli.session.pull import pull as run

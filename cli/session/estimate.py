@@ -197,8 +197,8 @@ def _guess(known: Mapping[int, int], room: int, rows: int, low: int, high: int) 
         return (low + min(high, 2 * low + 1)) // 2
     ends = (low, high) if low in known and high in known else sorted(known, key=lambda n: abs(known[n] - room))[:2]
     one, other = ends
-    slope = (known[one] - known[other]) / (one - other)
-    return one + math.floor((room - known[one]) / slope) if slope > 0 else (low + high) // 2
+    rise = (known[one] - known[other]) / (one - other)
+    return one + math.floor((room - known[one]) / rise) if rise > 0 else (low + high) // 2
 
 
 def estimate_lines(found: Estimate) -> Iterator[str]:

@@ -1,0 +1,93 @@
+"""Runs the recipes that ship with Genesis on a GPU, with random weights where they name a model: time and memory.
+
+    python -m benchmarks.gpu.recipes [--steps N] [NAME …]
+
+Each recipe is trained for N steps of its own size, on its own data. Losses mean nothing, as the weights of a named
+model are random and its tokenizer is a small one; times and memory are those of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import genesis_models
+from genesis import cuda
+from genesis.data.sources import CHATS, expand
+from genesis.data.tokenizer import Tokenizer, train_bpe
+from genesis.train.output import Output
+from genesis_cli import recipes, session
+from genesis_models.presets import preset
+
+PRESET = {"Qwen2.5-0.5B": "0.5B", "Qwen3-0.6B": "qwen3-0.6B"}
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def stand_in(name: str, folder: Path) -> Path:
+    """A folder with the shape of the model called `name`, random weights and a tokenizer of the example's chats."""
+    kind = next(size for known, size in PRESET.items() if known in name)
+    path = folder / kind
+    if not path.exists():
+        (file,) = expand([CHATS])
+        texts = file.path.read_text().splitlines()
+        genesis_models.save(genesis_models.build(preset(kind), device="cuda", dtype="bfloat16"), path)
+        content = json.loads(train_bpe(texts, vocab_size=2000).files()["tokenizer.json"])
+        first, size = content["added_tokens"][0], len(content["model"]["vocab"])
+        for n, token in enumerate(("<|im_start|>", "<|im_end|>")):
+            content["added_tokens"].append({**first, "id": size + n, "content": token, "special": True})
+        (path / "tokenizer.json").write_text(json.dumps(content))
+        (path / "chat_template.jinja").write_text(TEMPLATE)
+        ends = {"eos_token_id": [size + 1]}
+        (path / "generation_config.json").write_text(json.dumps(ends))
+        Tokenizer.load(path)
+    return path
+
+
+def trained(name: str, folder: Path, steps: int) -> dict[str, Any]:
+    """What a recipe took."""
+    config = recipes.load(name, [])
+    changed = ["train.epochs=null", f"train.steps={steps}", f"train.output_dir={folder / name}", "log.every=1"]
+    changed += ["checkpoint.save_final=false", "checkpoint.every=null", "eval.max_batches=2"]
+    if config.model.path is not None:
+        changed.append(f"model.path={stand_in(config.model.path, folder)}")
+    gc.collect()
+    cuda.empty_cache()
+    cuda.reset_peak_memory_stats()
+    before, started = cuda.memory_allocated(), time.perf_counter()
+    found = session.train(recipes.load(name, changed), resume=False, console=Output(None))
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    times = sorted(row["perf/step_ms"] for row in rows if row.get("perf/step_ms"))
+    return {
+        "ms": times[len(times) // 2],
+        "tokens/s": found.tokens_per_second,
+        "peak": cuda.max_memory_allocated() - before,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--steps", type=int, default=20)
+    given = parser.parse_args()
+    print("| recipe | ms a step | tokens/s | peak GiB | s with data and compilation |\n|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        for each in given.names or [known for known in recipes.names() if known != "quickstart"]:
+            row = trained(each, Path(name), given.steps)
+            figures = f"{row['ms']:.1f} | {row['tokens/s']:,.0f} | {row['peak'] / 2**30:.2f} | {row['seconds']:.1f}"
+            print(f"| {each} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""`genesis --help` shows commands by task, and shells complete them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from genesis_cli.app import COMPLETE, TASKS, app
+from tests.cli.command import printed
+
+
+def test_each_command_is_under_one_task() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert sorted(name for names in TASKS.values() for name in names) == sorted(commands)
+
+
+def test_the_help_has_the_tasks_in_order() -> None:
+    code, out, _ = printed("--help")
+    assert code == 0
+    found = [line.rstrip(":") for line in out.splitlines() if line.rstrip(":") in TASKS]
+    assert found == list(TASKS)
+    for name in (name for names in TASKS.values() for name in names):
+        assert any(line.startswith(f"  {name} ") for line in out.splitlines()), name
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({COMPLETE: "source_bash"}, "complete -o default -F _genesis_completion genesis"),
+        ({COMPLETE: "complete_bash", "COMP_WORDS": "genesis es", "COMP_CWORD": "1"}, "estimate"),
+        ({COMPLETE: "complete_bash", "COMP_WORDS": "genesis init --go", "COMP_CWORD": "2"}, "--goal"),
+    ],
+)
+def test_a_shell_completes(given: dict[str, str], expected: str) -> None:
+    command = [sys.executable, "-m", "genesis_cli.main"]
+    done = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
