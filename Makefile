@@ -157,8 +157,9 @@ $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench]' transformers peft
 	@touch $@
 
-peers-test: peers ## adapters and merged models that Genesis writes, loaded by PEFT and transformers, in a few minutes
+peers-test: peers ## what Genesis writes, loaded by PEFT and transformers, in a few minutes
 	$(PEERS_VENV)/bin/python -m tests.peers.adapters
+	$(PEERS_VENV)/bin/python -m tests.peers.first_minutes
 
 clean: ## remove what the commands above made, the virtual environments included; runs/ stays
 	rm -rf $(VENV) $(LOWEST_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -28,6 +28,7 @@ class Hub:
         refusals: path of a request -> status and X-Error-Code of the answer.
         cuts: bytes after which a file's next answers end, by file name.
         changed: names of files of which one byte comes wrong.
+        elsewhere: the address of the host that large files are on, as on the real hub; they are at this one.
         ranges: whether the hub honours Range.
         asked: (path, Range, Authorization) of each request.
     """
@@ -36,6 +37,7 @@ class Hub:
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
     cuts: dict[str, list[int]] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
+    elsewhere: str = ""
     ranges: bool = True
     asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     endpoint: str = ""
@@ -70,10 +72,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         parts = path.strip("/").split("/")
         if parts[:2] == ["api", "models"] and len(parts) == 6:
             return self._list("/".join(parts[2:4]), parts[5])
+        if len(parts) < 5:
+            return self._refuse(404, "EntryNotFound")
         name, revision, file = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
         if name not in self.hub.models or revision != COMMIT or not (self.hub.models[name] / file).is_file():
             return self._refuse(404, "EntryNotFound")
+        if self.hub.elsewhere and file.endswith(".safetensors"):
+            return self._redirect(self.hub.elsewhere + path)
         return self._send(file, self.hub.bytes_of(name, file))
+
+    def _redirect(self, address: str) -> None:
+        self.send_response(302)
+        self.send_header("Location", address)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _list(self, name: str, revision: str) -> None:
         if name not in self.hub.models:

@@ -313,17 +313,18 @@ class _Hub:
     """Requests about one model."""
 
     def __init__(self, name: HubName) -> None:
-        from huggingface_hub import constants, errors, get_session, utils
+        from huggingface_hub import constants, errors, get_session, get_token
 
         from genesis import __version__
 
         self.name, self.endpoint = name, constants.ENDPOINT.rstrip("/")
         self.where = f"{self.endpoint}/{name.id}"
         self._session: Any = get_session()
-        # Sizes and hashes are those of the file itself: no compression on the way.
-        given: Any = utils
-        agent = given.build_hf_headers(library_name="genesis", library_version=__version__)
-        self._headers = {**agent, "accept-encoding": "identity"}
+        # Sizes and hashes are those of the file itself: no compression on the way. The library's own headers would tell
+        # of the machine, and ask the hub what to tell.
+        self._headers = {"accept-encoding": "identity", "user-agent": f"genesis/{__version__}"}
+        if token := get_token():
+            self._headers["authorization"] = f"Bearer {token}"
         self.transport_error: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009 - httpx's, of either version
         self._offline = errors.OfflineModeIsEnabled
 

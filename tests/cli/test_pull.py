@@ -66,6 +66,9 @@ def test_a_model_comes_whole_without_pickles_and_code(hub: Hub) -> None:
     for name in names:
         assert (snapshot() / name).read_bytes() == hub.bytes_of(NAME, name)
     assert "pytorch_model.bin" in out and str(snapshot()) in out
+    asked = [path for path, _, _ in hub.asked]
+    assert asked[0] == f"/api/models/{NAME}/revision/main", "nothing else is asked of the hub"
+    assert all(path.startswith(f"/{NAME}/resolve/{COMMIT}/") for path in asked[1:])
     assert in_cache(HubName(NAME)) == snapshot()
     model = genesis_models.load(NAME)
     assert len(list(model.parameters())) > 0
@@ -152,6 +155,18 @@ def test_a_token_is_sent_and_nowhere_else(hub: Hub, monkeypatch: pytest.MonkeyPa
     assert {token for _, _, token in hub.asked} == {"Bearer hf_canary"}
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and not [path for path in files if b"canary" in path.read_bytes()]
+
+
+def test_a_token_does_not_follow_to_another_host(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    with served(hub.models) as storage:
+        hub.elsewhere = storage.endpoint
+        hub.cuts[WEIGHTS] = []
+        storage.cuts[WEIGHTS] = [1000]
+        pulled()
+    path = f"/{NAME}/resolve/{COMMIT}/{WEIGHTS}"
+    assert storage.asked == [(path, None, None), (path, "bytes=1000-", None)]
+    assert (snapshot() / WEIGHTS).read_bytes() == hub.bytes_of(NAME, WEIGHTS)
 
 
 def test_revisions(hub: Hub) -> None:
