@@ -15,8 +15,11 @@ from genesis import cuda
 from genesis.backend import CPU, Device, backend_for
 from genesis.errors import ConfigError, DeviceError, NumericError
 from genesis.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon
+from genesis.train import host_buffer
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.feed import Feed
+from genesis.train.host_buffer import HostBuffer
+from genesis.train.snapshot import Snapshot, snapshot_bytes
 from genesis_cli import session
 from genesis_cli.session import preparation
 from genesis_models.blocks import CausalLM
@@ -182,6 +185,40 @@ def test_steps_wait_for_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytes
     calls.clear()
     assert len(reading.results()) == 5
     assert calls == ["synchronize_event"]
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_a_snapshot_waits_for_nothing(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pinned: bool
+) -> None:
+    """Copies in stream order, across pieces that are pinned one by one; later steps do not change it."""
+    settings = (*SMALL, "model.dtype=bfloat16", "log.every=8", "train.device=cuda")
+    training = assembled(load(recipe, str(tmp_path / "run"), *settings))
+    driver, calls = backend_for(CUDA).driver, list[str]()  # type: ignore[attr-defined]
+
+    def refuse(pointer: int, nbytes: int) -> None:
+        raise DeviceError("cuMemHostRegister failed")
+
+    def note(name: str, original: Any) -> None:
+        monkeypatch.setattr(driver, name, lambda *args: (calls.append(name), original(*args))[1])
+
+    if not is_pinned:
+        monkeypatch.setattr(driver, "register_host", refuse)
+    monkeypatch.setattr(host_buffer, "_PIECE", 1 << 14)
+    training._step(training._batches())
+    training._catch_up()
+    buffer = HostBuffer(snapshot_bytes(training.state), CUDA)
+    for name in ("synchronize", "synchronize_stream", "synchronize_event", "copy"):
+        note(name, getattr(driver, name))
+    snapshot = Snapshot.of(training.state, buffer)
+    pieces = sum(len(kept) for kept in (snapshot.weights, snapshot.optimizer))
+    assert set(calls) == {"copy"} and len(calls) > pieces
+    expected = training.state.hash()
+    training._step(training._batches())
+    buffer.wait()
+    assert snapshot.digest() == expected != training.state.hash()
+    assert (buffer.not_pinned is None) == is_pinned
+    buffer.close()
 
 
 def test_a_bad_step_and_all_after_it_change_no_weight_and_are_explained(recipe: Path, tmp_path: Path) -> None:

@@ -59,6 +59,19 @@ def test_one_state_hash(runs: Runs) -> None:
         assert done[n].err == ""
 
 
+def test_saves_in_the_background(runs: Runs) -> None:
+    """Of states that are in parts (ZeRO-1): the files of one process that waits for its saves."""
+    settings = (*SETTINGS["masters"], "train.steps=4", "checkpoint.save_total_limit=null", "checkpoint.every=1")
+    settings += ("eval.every=null",)
+    found = []
+    for n, background in ((1, "off"), (2, "on")):
+        name = f"background-{background}"
+        hash_of(runs.forks.run(*runs.words(name, n, *settings, f"checkpoint.background={background}")))
+        files = sorted((runs.folder / name).glob("checkpoint-*/*"))
+        found.append({f"{path.parent.name}/{path.name}": path.read_bytes() for path in files})
+    assert len(found[0]) > 32 and found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", ["masters", "muon"])
 def test_other_settings(name: str, runs: Runs) -> None:
     assert len(set(runs.hashes(name, SETTINGS[name], (1, 2), 4).values())) == 1

@@ -12,6 +12,7 @@ checkpoint may be lost. Prints what failed and how many of how many passed; the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,35 +188,37 @@ def at_every_call(folder: Path, recipe: Path) -> Iterator[list[str]]:
 
 def in_background_saves(folder: Path, recipe: Path, kills: int, seed: int) -> Iterator[list[str]]:
     """The problems of each run that was killed while a thread wrote a checkpoint."""
-    expected_in = folder / "waited-for"
-    code, told = ended(start(recipe, expected_in, *SAVING, "checkpoint.background=off"))
-    assert code == 0, told
-    expected, chance = End(checkpoints(expected_in)[8], rows(expected_in)), random.Random(seed)
-    steps = Counter[int]()
-    for turn in range(kills):
-        output, wrong, begun = folder / f"save-{turn}", list[str](), 0
-        while not begun:
-            shutil.rmtree(output, ignore_errors=True)
-            begun = killed_in_save(recipe, output, chance.choice((2, 4, 6)), chance.uniform(0, 0.3))
-        steps[begun] += 1
-        before = newest(output)
-        wrong = [] if before == begun - 2 else [f"the newest checkpoint is {before}, killed in the save of {begun}"]
-        code, told = ended(start(recipe, output, "--resume=allow", *SAVING))
-        wrong += problems(output, expected, before) if (code, told) == (0, "") else [f"not resumed: {code} {told}"]
-        if not wrong:
-            shutil.rmtree(output)
-        yield [f"SIGKILL in the save of step {begun}, run {turn}: {one}" for one in wrong]
+    train(load(recipe, "waited-for", *SAVING, "checkpoint.background=off"))
+    expected = End(checkpoints(folder / "waited-for")[8], rows(folder / "waited-for"))
+    chance, steps = random.Random(seed), Counter[int]()
+    with Forks() as forks:
+        for turn in range(kills):
+            output, step, words = folder / f"save-{turn}", 0, list[str]()
+            while not step:  # else it had ended before
+                shutil.rmtree(output, ignore_errors=True)
+                words = ["train", str(recipe), f"train.output_dir={output}", *SAVING]
+                step = killed_in_save(forks, words, output, chance.choice((2, 4, 6)), chance.uniform(0, 0.3))
+            steps[step] += 1
+            before = newest(output)
+            wrong = [] if before == step - 2 else [f"the newest checkpoint is {before}"]
+            resumed = forks.run(*words, "--resume=allow")
+            wrong += problems(output, expected, before) if resumed.code == 0 else [f"not resumed: {resumed}"]
+            if not wrong:
+                shutil.rmtree(output)
+            yield [f"SIGKILL in the save of step {step}, run {turn}: {one}" for one in wrong]
     print(f"killed in the saves of steps {dict(sorted(steps.items()))}")
 
 
-def killed_in_save(recipe: Path, output: Path, step: int, after: float) -> int:
+def killed_in_save(forks: Forks, words: Sequence[str], output: Path, step: int, after: float) -> int:
     """Start a run and kill it `after` seconds of the save of `step`, which is returned; 0 where that had ended."""
-    process, pattern = start(recipe, output, *SAVING), f".tmp-checkpoint-{step}-*"
-    while not list(output.glob(pattern)) and process.poll() is None:
+    child, pattern = forks.start(*words), f".tmp-checkpoint-{step}-*"
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not list(output.glob(pattern)) and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(after)
-    process.kill()
-    ended(process)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGKILL)
+    child.wait()
     return step if list(output.glob(pattern)) else 0
 
 
