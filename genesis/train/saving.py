@@ -190,10 +190,11 @@ class Saves:
             if isinstance(error, (InterruptedRun, KeyboardInterrupt)):  # the first signal's own has waited already
                 return
             self._finish()
-        except GenesisError as failed:
+        except Exception as failed:
             if error is None or isinstance(failed, InterruptedRun):
                 raise
-            self._note(f"warning: {failed.what}")  # the run ends with the error that came first
+            what = failed.what if isinstance(failed, GenesisError) else f"the last checkpoint was not saved: {failed}"
+            self._note(f"warning: {what}")  # the run ends with the error that came first
         finally:
             if self._save is not None:
                 self._save.give_up()

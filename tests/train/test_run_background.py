@@ -220,19 +220,28 @@ class TestWaiting:
             train(config)
         assert list(checkpoints(tmp_path / "run")) == [2]
 
-    def test_the_end_by_an_error_stays_that_error(self, recipe: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("failure", "line"),
+        [
+            (DiskError("no disk"), "the checkpoint of step 1 could not be saved: no disk"),
+            (MemoryError("none left"), "the last checkpoint was not saved: none left"),
+        ],
+    )
+    def test_the_end_by_an_error_stays_that_error(
+        self, recipe: Path, tmp_path: Path, failure: Exception, line: str
+    ) -> None:
         """Also where the save under way fails, of which a line tells."""
 
         def fail() -> None:
             time.sleep(0.1)
-            raise DiskError("no disk")
+            raise failure
 
         told = io.StringIO()
         config = load(recipe, str(tmp_path / "run"), "checkpoint.every=1", "eval.every=null")
         planted = mock.patch.object(loop.Training, "_report", side_effect=[None, NumericError("planted")])
         with slowly(fail), planted, pytest.raises(NumericError, match="planted"):
             train(config, console=told)
-        assert "warning: the checkpoint of step 1 could not be saved: no disk" in told.getvalue()
+        assert f"warning: {line}\n" in told.getvalue()
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_waits(self, forks: Forks, expected: str, recipe: Path, tmp_path: Path, number: int) -> None:
