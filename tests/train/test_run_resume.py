@@ -180,7 +180,7 @@ def test_evaluation_and_samples_leave_no_trace(recipe: Path) -> None:
 def test_sampling_does_not_touch_the_random_generator(recipe: Path) -> None:
     states = []
 
-    def noted(training: loop.Training) -> None:
+    def noted(training: loop.Training, waits: bool) -> None:
         before = random.get_state()
         assert all(training.sample(["alpha beta", "gamma"]))
         states.append((before, random.get_state()))
