@@ -146,6 +146,7 @@ FREE: dict[str, tuple[str, ...]] = {
     "train.epochs": ("train.steps=null", "train.epochs=1"),
     "train.zero": ("train.zero=0",),
     "checkpoint.every": ("checkpoint.every=3",),
+    "checkpoint.background": ("checkpoint.background=off",),
     "checkpoint.save_total_limit": ("checkpoint.save_total_limit=1",),
     "checkpoint.save_final": ("checkpoint.save_final=false",),
     "log.every": ("log.every=5",),
