@@ -24,7 +24,15 @@ from benchmarks.gpu.timing import backend, gpu_us, shared_array, torch_gpu_us
 from genesis.array import Array
 from genesis.dtypes import float8_e4m3fn
 from genesis.kernels.gemm import few_rows
-from genesis.kernels.gemm.few_rows import FewRowsTile, Norm, choose_tile, few_rows_into, few_rows_swiglu_into
+from genesis.kernels.gemm.few_rows import (
+    FewRowsTile,
+    Norm,
+    choose_mma_tile,
+    choose_tile,
+    few_rows_into,
+    few_rows_swiglu_into,
+    mma_tile,
+)
 
 EPS = 1e-6
 
@@ -158,23 +166,34 @@ def shared(w: torch.Tensor) -> Array:
 def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
     """What is tried beside the rule's choice."""
     sms = backend.driver.properties.sm_count
-    yield choose_tile(m, p.n, p.k, itemsize, sms, p.halves)
-    if m == 1:
+    if m > 1:
+        yield choose_mma_tile(m, p.n, p.k, sms, p.halves, p.norm)
+    else:
+        yield choose_tile(m, p.n, p.k, itemsize, sms, p.halves)
         for slices, warps, trips in itertools.product((1, 2, 4), (4, 8), (1, 2)):
             bk = slices * 32 * 16 // itemsize
             steps = -(-p.k // bk // trips)
             if steps * p.halves <= 16:
                 yield FewRowsTile(warps // slices, bk, warps, steps, 4 * sms)
-    else:
-        for bn, bk, (warps, steps) in itertools.product((8, 16, 32), (32, 64), ((8, 3), (8, 5), (4, 4))):
-            if 2 * steps * warps * bk * (p.halves * bn + max(m, 16)) <= 200_000:
-                yield FewRowsTile(bn, bk, warps, steps, 4 * sms)
+        return
+    blocks = max(1, m // 8)
+    wide = p.n > 32 * 8 * sms
+    for bn, warps, loads in itertools.product((16, 32) if wide else (8, 16), (1, 2, 4, 8, 16), (14, 28)):
+        tile = mma_tile(bn, warps, blocks, p.k, p.halves, p.norm, loads, 4 * sms)
+        sums = max(1, bn // 16) * max(1, blocks // 2)
+        held = 4 * tile.steps * (p.halves * bn // 8 + blocks + p.norm) + 8 * sums * p.halves + 8 * p.norm
+        under_way = warps * -(-p.n // bn)
+        fits = held + 40 <= min(255, 65536 // (32 * warps)) and 96 * warps <= p.k and under_way >= 3 * sms
+        if fits and (warps in (2, 4) if wide else under_way <= 40 * sms):
+            yield tile
 
 
-def compare_tiles(name: str, model: Model, m: int, weights: Weights) -> None:
+def compare_tiles(name: str, model: Model, m: int, weights: Weights, only: list[str], compile_only: bool) -> None:
     """The rule's tile, the best one, and torch."""
     itemsize = weights.memory.element_size()
     for p in problems(model):
+        if only and p.name not in only:
+            continue
         nbytes = p.halves * p.n * p.k * itemsize
         n = min(32, max(3, (300 << 20) // nbytes))
         o = Operands(p, m, weights)
@@ -182,6 +201,9 @@ def compare_tiles(name: str, model: Model, m: int, weights: Weights) -> None:
         tried = list(dict.fromkeys(tiles(p, m, itemsize)))
         for tile in tried:  # compiled side by side
             o.call(drawn[0], tile)()
+        if compile_only:
+            backend.driver.synchronize()
+            continue
         times = {}
         for tile in tried:
             wrong = o.error(drawn[0], tile)
@@ -194,7 +216,7 @@ def compare_tiles(name: str, model: Model, m: int, weights: Weights) -> None:
         print(
             f"{name:13} {weights.kind} M {m:2} {p.name:13} torch {peer:6.2f}",
             f"rule {rule:6.2f} us {nbytes / rule / 1e3:5.0f} GB/s {tuple(tried[0])[:4]}  best",
-            *(f"{t:.2f} {tuple(tile)[:4]}" for tile, t in rows[:5]),
+            *(f"{t:.2f} {tuple(tile)[:4]}" for tile, t in rows[:9]),
             f"worst {rows[-1][1]:.2f}",
             flush=True,
         )
@@ -209,6 +231,12 @@ def chain(name: str, model: Model, m: int, weights: Weights) -> None:
             calls.append(Operands(p, m, weights).call(w))
             nbytes += w.numel() * w.element_size()
     times = {"overlap": gpu_us(calls, n=len(calls), replays=9) * len(calls)}
+    kept = few_rows.choose_tile, few_rows.choose_mma_tile
+    few_rows.choose_tile, few_rows.choose_mma_tile = (
+        functools.partial(lambda rule, *a: rule(*a)._replace(prefetch=0), rule) for rule in kept
+    )
+    times["no prefetch"] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
+    few_rows.choose_tile, few_rows.choose_mma_tile = kept
     with mock.patch.object(few_rows, "can_overlap", return_value=False):
         times["wait"] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
         with mock.patch.object(backend.driver, "dependent", False):
@@ -227,13 +255,16 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--weights", nargs="+", default=["bf16"], choices=TYPES)
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--compile", action="store_true")
     options: Any = parser.parse_args()
     for kind in options.weights:
         weights = Weights(kind)
         for name, m in itertools.product(options.models, options.rows):
-            chain(name, MODELS[name], m, weights)
+            if not options.compile:
+                chain(name, MODELS[name], m, weights)
         for name, m in itertools.product(options.models, options.rows) if options.tiles else ():
-            compare_tiles(name, MODELS[name], m, weights)
+            compare_tiles(name, MODELS[name], m, weights, options.only, options.compile)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ EPS = 1e-5
 STEP = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-21}
 EPILOGUES = [(False, False, False), (True, True, False), (False, True, True), (True, False, True)]
 SMALL = FewRowsTile(8, 16, 4, 2, 3)
+TENSOR_CORES = [FewRowsTile(8, 32, 2, 2, 3), FewRowsTile(16, 32, 1, 1, 3), FewRowsTile(32, 32, 4, 3, 3)]
 
 
 def on_gpu(values: np.ndarray, dtype: DType) -> Array:
@@ -41,11 +42,13 @@ def wide(x: Array) -> np.ndarray:
     return x.numpy().astype(np.float64)
 
 
-def rows_apart(values: np.ndarray, dtype: DType) -> Array:
-    """A matrix whose rows are not next to each other, NaN between them."""
-    padded = np.full((values.shape[0], values.shape[1] + 7), np.nan)
-    padded[:, 3:-4] = values
-    return window(on_gpu(padded, dtype), 3, 3 + values.shape[1])
+def rows_apart(values: np.ndarray, dtype: DType, aligned: bool = False) -> Array:
+    """A matrix whose rows are not next to each other, NaN between them; aligned: each at a multiple of 16 elements."""
+    rows, columns = values.shape
+    before, width = (16, -(-columns // 16) * 16 + 32) if aligned else (3, columns + 7)
+    padded = np.full((rows, width), np.nan)
+    padded[:, before : before + columns] = values
+    return window(on_gpu(padded, dtype), before, before + columns)
 
 
 def normalised(x: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -53,18 +56,19 @@ def normalised(x: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return x * rstd * scale, rstd[:, 0]
 
 
+@pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("dtype", [bfloat16, float16, float32])
 @pytest.mark.parametrize("m", [1, 2, 7, 16, 17, 32])
 @pytest.mark.parametrize(("with_norm", "with_bias", "with_residual"), EPILOGUES)
-def test_epilogues(m: int, dtype: DType, with_norm: bool, with_bias: bool, with_residual: bool) -> None:
+def test_epilogues(m: int, dtype: DType, with_norm: bool, with_bias: bool, with_residual: bool, aligned: bool) -> None:
     """Sizes that no tile divides, in memory that held NaN."""
     n, k = 29, 101
     rng = np.random.default_rng(m)
-    x, w = rows_apart(rng.normal(size=(m, k)), dtype), rows_apart(rng.normal(size=(n, k)) / np.sqrt(k), dtype)
+    x, w = (rows_apart(v, dtype, aligned) for v in (rng.normal(size=(m, k)), rng.normal(size=(n, k)) / np.sqrt(k)))
     scale, bias, residual = (on_gpu(rng.normal(size=shape), dtype) for shape in ((k,), (n,), (m, n)))
     out, rstd = on_gpu(np.full((m, n), np.nan), dtype), on_gpu(np.full((m,), np.nan), float32)
     norm = Norm(scale, EPS, rstd) if with_norm else None
-    for tile in (None, SMALL):
+    for tile in (None, SMALL, *(TENSOR_CORES if aligned and m > 1 else ())):
         few_rows_into(
             out, x, w, norm=norm, bias=bias if with_bias else None, residual=residual if with_residual else None,
             tile=tile,
@@ -76,14 +80,15 @@ def test_epilogues(m: int, dtype: DType, with_norm: bool, with_bias: bool, with_
             np.testing.assert_allclose(wide(rstd), want_rstd, rtol=1e-6)
 
 
+@pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("dtype", [bfloat16, float16, float32])
-@pytest.mark.parametrize("m", [1, 5, 32])
-def test_swiglu(m: int, dtype: DType) -> None:
+@pytest.mark.parametrize("m", [1, 5, 12, 32])
+def test_swiglu(m: int, dtype: DType, aligned: bool) -> None:
     """gate | up side by side as one weight holds them, or two; h is of both as they are stored."""
     f, k = 43, 90
     rng = np.random.default_rng(m)
-    x, scale = on_gpu(rng.normal(size=(m, k)), dtype), on_gpu(rng.normal(size=(k,)), dtype)
-    gate, up = (rows_apart(rng.normal(size=(f, k)) / np.sqrt(k), dtype) for _ in range(2))
+    x, scale = rows_apart(rng.normal(size=(m, k)), dtype, aligned), on_gpu(rng.normal(size=(k,)), dtype)
+    gate, up = (rows_apart(rng.normal(size=(f, k)) / np.sqrt(k), dtype, aligned) for _ in range(2))
     h, gate_up = on_gpu(np.full((m, f), np.nan), dtype), on_gpu(np.full((m, 2 * f), np.nan), dtype)
     rstd = on_gpu(np.full((m,), np.nan), float32)
     few_rows_swiglu_into(h, gate_up, x, gate, up, norm=Norm(scale, EPS, rstd))
@@ -98,8 +103,9 @@ def test_swiglu(m: int, dtype: DType) -> None:
 @pytest.mark.parametrize("kind", [float8_e4m3fn, int8])
 @pytest.mark.parametrize("dtype", [bfloat16, float32])
 @pytest.mark.parametrize("m", [1, 3, 20])
-def test_codes_with_a_scale_a_row(m: int, dtype: DType, kind: DType) -> None:
-    n, k = 45, 70
+@pytest.mark.parametrize("k", [70, 80])
+def test_codes_with_a_scale_a_row(m: int, dtype: DType, kind: DType, k: int) -> None:
+    n = 45
     rng = np.random.default_rng(m)
     codes = rng.integers(-127, 128, (2 * n, k)).astype(kind.numpy)
     x, scale = on_gpu(rng.normal(size=(m, k)), dtype), on_gpu(rng.random(2 * n) / 500, float32)
@@ -129,15 +135,14 @@ def test_nan_and_infinity_stay_in_their_row(m: int) -> None:
     assert np.isfinite(np.delete(found[: m - 1], [3, n - 1], 1)).all()
 
 
-@pytest.mark.parametrize(("few", "many"), [(2, 16), (17, 32)])
+@pytest.mark.parametrize(("few", "many"), [(2, 8), (9, 16), (17, 32)])
 def test_a_row_does_not_depend_on_the_rows_beside_it(few: int, many: int) -> None:
-    n, k = 40, 150
+    n, k = 40, 160
     rng = np.random.default_rng(1)
     values, w = rng.normal(size=(many, k)), on_gpu(rng.normal(size=(n, k)), bfloat16)
     outs = [on_gpu(np.zeros((m, n)), bfloat16) for m in (few, many)]
-    tile = choose_tile(many, n, k, 2, 132)
     for m, out in zip((few, many), outs, strict=True):
-        few_rows_into(out, on_gpu(values[:m], bfloat16), w, tile=tile)
+        few_rows_into(out, on_gpu(values[:m], bfloat16), w)
     np.testing.assert_array_equal(wide(outs[0]), wide(outs[1])[:few])
 
 

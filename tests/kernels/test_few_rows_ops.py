@@ -65,9 +65,9 @@ def test_ops_that_are_not_recorded_take_them(m: int, name: str) -> None:
 
     def run() -> tuple[np.ndarray, ...]:
         launched.clear()
-        with watching_launches(note):
+        with watching_launches(note):  # until results are read: launches wait while kernels are compiled
             found = op(*arrays, **attrs)
-        return tuple(map(wide, found if isinstance(found, tuple) else (found,)))
+            return tuple(map(wide, found if isinstance(found, tuple) else (found,)))
 
     recorded = run()
     assert not {"one_row_kernel", "few_rows_kernel"} & {*launched}
@@ -95,11 +95,13 @@ def test_the_layers_of_a_step_take_the_norm_with_them() -> None:
 
     with no_grad(), watching_launches(note):
         y = x.to("cuda")
+        y.cpu()
         launched.clear()
         found = [
             fused.packed_linear(y, layers, norm),
             fused.gated_mlp(y, norm, [gate, up], down),
         ]
+        got = [b.cpu().numpy() for b in found]
     assert {*launched} == {"few_rows_kernel"}
-    for a, b in zip(want, found, strict=True):
-        np.testing.assert_allclose(a.detach().numpy(), b.cpu().numpy(), rtol=1e-5, atol=1e-5)
+    for a, b in zip(want, got, strict=True):
+        np.testing.assert_allclose(a.detach().numpy(), b, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,168 @@
+"""One row of x with a weight's rows, on the CUDA cores, and what all kernels of few rows share.
+
+Plain reference and the launches: few_rows.py.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.kernels.dependents import allow_next, prefetch, wait_for_previous
+from genesis.kernels.gemm.gated import swiglu
+from genesis.kernels.types import converted
+
+__all__ = [
+    "after_loads",
+    "load_added",
+    "load_tile",
+    "load_vector",
+    "one_row_kernel",
+    "prefetch_rows",
+    "rms_reciprocal",
+    "store_rows",
+    "store_swiglu",
+]
+
+
+@triton.jit
+def prefetch_rows(p_w, i_n, n, k, w_row, OVERLAP: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
+    """Ask for BN rows of W from i_n on. A line of L2 holds SPAN elements."""
+    o_n, o_k = i_n + tl.arange(0, BN), tl.arange(0, 64) * SPAN
+    p_n = p_w + o_n.to(tl.int64)[:, None] * w_row
+    for i_k in range(0, k, 64 * SPAN):
+        prefetch(p_n + (i_k + o_k)[None, :], (o_n < n)[:, None] & (i_k + o_k < k)[None, :], OVERLAP)  # [BN, 64]
+
+
+@triton.jit
+def rms_reciprocal(b_square, k, eps):
+    """1 / rms of rows from their sums of squares."""
+    return 1 / tl.sqrt_rn(b_square / k + eps)
+
+
+@triton.jit
+def load_vector(p, o_n, n, DEFAULT: tl.constexpr):
+    """Elements [1, BN] in float32; DEFAULT where there is no vector."""
+    if p is None:
+        return tl.full((1, o_n.shape[0]), DEFAULT, tl.float32)
+    else:
+        return converted(tl.load(p + o_n, mask=o_n < n, other=0.0), tl.float32)[None, :]
+
+
+@triton.jit
+def load_added(p_bias, p_residual, o_m, o_n, m, n, y_row):
+    """bias + residual [BM, BN], or bias [1, BN], in float32; 0 where there is neither."""
+    b_added = load_vector(p_bias, o_n, n, 0)
+    if p_residual is None:
+        return b_added
+    else:
+        mask, o_y = (o_m < m)[:, None] & (o_n < n)[None, :], o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]
+        return b_added + converted(tl.load(p_residual + o_y, mask=mask, other=0.0), tl.float32)
+
+
+@triton.jit
+def store_rows(b_y, p_y, b_w_scale, b_added, o_m, o_n, m, n, y_row):
+    """y [BM, BN] = sums·diag(w_scale) + added, cast once; what was stored."""
+    b_y = converted(b_y * b_w_scale + b_added, p_y.dtype.element_ty)
+    o_y = o_m.to(tl.int64)[:, None] * y_row + o_n[None, :]
+    tl.store(p_y + o_y, b_y, mask=(o_m < m)[:, None] & (o_n < n)[None, :])
+    return b_y
+
+
+@triton.jit
+def store_swiglu(b_gate, b_up, p_h, o_m, o_n, m, n):
+    """h [BM, BN] = silu(gate)·up."""
+    o_h = o_m.to(tl.int64)[:, None] * n + o_n[None, :]
+    b_h = converted(swiglu(b_gate, b_up), p_h.dtype.element_ty)
+    tl.store(p_h + o_h, b_h, mask=(o_m < m)[:, None] & (o_n < n)[None, :])
+
+
+@triton.jit
+def after_loads():
+    """0.0, known once all loads before it are issued. Sums that begin with it make the assembler issue them side by
+    side, where it would spare registers and wait for each before the next: it moves no load past a barrier.
+    """
+    zero = tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, 0, 0; bar.red.popc.u32 $0, 0, p; }", "=r", [], tl.int32, False, 1
+    )
+    return zero.to(tl.float32)
+
+
+if is_interpreted():
+
+    def after_loads() -> float:
+        """What is issued is done."""
+        return 0.0
+
+
+@triton.jit
+def load_tile(p, mask):
+    """What is at p, 0 where the mask is not set; None stands for a mask that is set everywhere."""
+    if mask is None:
+        return tl.load(p)
+    else:
+        return tl.load(p, mask=mask, other=0.0)
+
+
+@triton.jit
+def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, w_row, eps,
+                   K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                   STEPS: tl.constexpr, BW: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+    """One row of x with BN rows of W, or BN of gate and of up.
+
+    Tiles are [BW, BN // BW, BK]: warps take BW rows side by side, and each BN // BW of them, for which it converts x
+    once. x is a tile [BW, 1, BK], so that each element is where it is needed, without a pass through shared memory.
+    """
+    allow_next(OVERLAP)
+    i_n = tl.program_id(0) * BN
+    if OVERLAP and tl.program_id(0) < EARLY:
+        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN, SPAN)
+        if p_up is not None:
+            prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN, SPAN)
+    wait_for_previous(OVERLAP)
+    o_m, o_n, o_b = tl.arange(0, 1), i_n + tl.arange(0, BN), tl.arange(0, BW)[:, None]  # [1], [BN], [BW, 1]
+    b_added = load_added(p_bias, p_residual, o_m, o_n, 1, n, n)
+    b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)
+    if p_up is not None and p_w_scale is not None:
+        b_up_scale = load_vector(p_w_scale + n, o_n, n, 1)
+    o_w = i_n + o_b * (BN // BW) + tl.arange(0, BN // BW)[None, :]  # [BW, BN // BW]
+    # rows behind the last are read as that one, which spares masks
+    o_w, o_b = (tl.minimum(o_w, n - 1).to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
+    b_acc, b_square = tl.full((BW, BN // BW, BK), -0.0, tl.float32), tl.full((BW, 1, BK), -0.0, tl.float32)
+    b_acc_up = b_acc
+    for i_k in range(0, K, BK * STEPS):
+        x, w, up, scale = (), (), (), ()  # tiles of STEPS steps
+        for i in tl.static_range(STEPS):
+            o_k = (i_k + i * BK + tl.arange(0, BK))[None, None, :]
+            if (i + 1) * BK > (K - 1) % (BK * STEPS) + 1:  # the last trip does not fill this tile
+                m_k = (o_k < K) & (o_b == 0)  # [BW, 1, BK]
+            else:
+                m_k = None
+            x += (load_tile(p_x + o_b + o_k, m_k),)
+            w += (load_tile(p_w + o_w + o_k, m_k),)
+            if p_up is not None:
+                up += (load_tile(p_up + o_w + o_k, m_k),)
+            if p_norm is not None:
+                scale += (load_tile(p_norm + o_b + o_k, m_k),)
+        zero = after_loads()
+        b_acc, b_acc_up, b_square = b_acc + zero, b_acc_up + zero, b_square + zero
+        for i in tl.static_range(STEPS):
+            b_x = converted(x[i], tl.float32)
+            if p_norm is not None:
+                b_square += b_x * b_x
+                b_x = b_x * converted(scale[i], tl.float32)
+            b_acc += b_x * converted(w[i], tl.float32)
+            if p_up is not None:
+                b_acc_up += b_x * converted(up[i], tl.float32)
+    b_y, b_up = tl.sum(b_acc, 2), tl.sum(b_acc_up, 2)  # [BW, BN // BW]
+    if p_norm is not None:
+        b_rstd = rms_reciprocal(tl.sum(b_square, 2), K, eps)  # [BW, 1], the same in all
+        b_y, b_up = b_y * b_rstd, b_up * b_rstd
+        if p_rstd is not None:
+            o_b = tl.arange(0, BW)[:, None]
+            tl.store(p_rstd + o_b, b_rstd, mask=i_n + o_b == 0)
+    b_y = store_rows(tl.reshape(b_y, (1, BN)), p_y, b_w_scale, b_added, o_m, o_n, 1, n, n)
+    if p_up is not None:
+        b_up = store_rows(tl.reshape(b_up, (1, BN)), p_y + n, b_up_scale, 0, o_m, o_n, 1, n, n)
+        store_swiglu(b_y, b_up, p_h, o_m, o_n, 1, n)
