@@ -174,12 +174,14 @@ def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
             bk = slices * 32 * 16 // itemsize
             steps = -(-p.k // bk // trips)
             if steps * p.halves <= 16:
-                yield FewRowsTile(warps // slices, bk, warps, steps, 4 * sms)
+                yield FewRowsTile(warps // slices, bk, warps, steps, -1)
+                if trips == 1:
+                    yield FewRowsTile(warps // slices, bk, warps, steps, 4 * sms)
         return
     blocks = max(1, m // 8)
     wide = p.n > 32 * 8 * sms
     for bn, warps, loads in itertools.product((16, 32) if wide else (8, 16), (1, 2, 4, 8, 16), (14, 28)):
-        tile = mma_tile(bn, warps, blocks, p.k, p.halves, p.norm, loads, 4 * sms)
+        tile = mma_tile(bn, warps, blocks, p.k, p.halves, p.norm, loads, -1)
         sums = max(1, bn // 16) * max(1, blocks // 2)
         held = 4 * tile.steps * (p.halves * bn // 8 + blocks + p.norm) + 8 * sums * p.halves + 8 * p.norm
         under_way = warps * -(-p.n // bn)
@@ -216,7 +218,7 @@ def compare_tiles(name: str, model: Model, m: int, weights: Weights, only: list[
         print(
             f"{name:13} {weights.kind} M {m:2} {p.name:13} torch {peer:6.2f}",
             f"rule {rule:6.2f} us {nbytes / rule / 1e3:5.0f} GB/s {tuple(tried[0])[:4]}  best",
-            *(f"{t:.2f} {tuple(tile)[:4]}" for tile, t in rows[:9]),
+            *(f"{t:.2f} {(*tile[:4], '' if tile[4] < 0 else 'p')}" for tile, t in rows[:9]),
             f"worst {rows[-1][1]:.2f}",
             flush=True,
         )
@@ -232,10 +234,11 @@ def chain(name: str, model: Model, m: int, weights: Weights) -> None:
             nbytes += w.numel() * w.element_size()
     times = {"overlap": gpu_us(calls, n=len(calls), replays=9) * len(calls)}
     kept = few_rows.choose_tile, few_rows.choose_mma_tile
-    few_rows.choose_tile, few_rows.choose_mma_tile = (
-        functools.partial(lambda rule, *a: rule(*a)._replace(prefetch=0), rule) for rule in kept
-    )
-    times["no prefetch"] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
+    for how, early in (("no prefetch", 0), ("early loads", -1)):
+        few_rows.choose_tile, few_rows.choose_mma_tile = (
+            functools.partial(lambda rule, early, *a: rule(*a)._replace(prefetch=early), rule, early) for rule in kept
+        )
+        times[how] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
     few_rows.choose_tile, few_rows.choose_mma_tile = kept
     with mock.patch.object(few_rows, "can_overlap", return_value=False):
         times["wait"] = gpu_us(calls, n=len(calls), replays=9) * len(calls)

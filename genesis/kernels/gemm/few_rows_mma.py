@@ -165,6 +165,26 @@ def over_warps(parts, P: tl.constexpr, BS: tl.constexpr):
 
 
 @triton.jit
+def load_steps(p, o_rows, rows, stride, o_k, K: tl.constexpr, BLOCKS: tl.constexpr, BS: tl.constexpr,
+               STEPS: tl.constexpr):  # fmt: skip
+    """The tiles of STEPS steps, of BLOCKS blocks of 8 rows each; none where there is no operand.
+
+    Rows behind the last are read as that one, and where one trip has all of K, masks are spared.
+    """
+    tiles = ()
+    if p is not None:
+        for i in tl.static_range(STEPS):
+            o = o_k + i * BS * 32
+            for j in tl.static_range(BLOCKS):
+                p_rows = p + tl.minimum(o_rows + j * 8, rows - 1).to(tl.int64) * stride
+                if K > BS * 32 * STEPS or (i + 1) * BS * 32 > K:
+                    tiles += (load_tile(p_rows + o, o < K),)
+                else:
+                    tiles += (load_tile(p_rows + o, None),)
+    return tiles
+
+
+@triton.jit
 def load_each(p, o, mask, DEFAULT: tl.constexpr):
     """What is at offsets o, in float32; DEFAULT where there is nothing to load."""
     if p is None:
@@ -180,11 +200,6 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     """Up to BM rows of x with BN rows of W, or BN of gate and of up."""
     allow_next(OVERLAP)
     i_n, SPAN = tl.program_id(0) * BN, tl.constexpr(1024 // p_w.dtype.element_ty.primitive_bitwidth)
-    if OVERLAP and tl.program_id(0) < EARLY:
-        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN, SPAN)
-        if p_up is not None:
-            prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN, SPAN)
-    wait_for_previous(OVERLAP)
     X: tl.constexpr = BM // 8  # blocks of 8 rows of x, and of W; pairs of them; pairs of both
     W: tl.constexpr = BN // 8
     XX: tl.constexpr = (X + 1) // 2
@@ -198,33 +213,30 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     m_y = (o_m < tl.minimum(m, BM)) & (o_n < tl.minimum(n - i_n, BN))
     o_n += i_n
     o_y = o_m.to(tl.int64) * y_row + o_n
+    o_r, o_k = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]
+    o_k, o_r = o_k + o_r // 8 * 32, o_r % 8  # [BS * 8, 32], [BS * 8, 1]
+    w, up, scale = (), (), ()  # tiles of STEPS steps
+    if EARLY < 0:
+        w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
+        up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
+        scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
+    elif OVERLAP and tl.program_id(0) < EARLY:
+        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN, SPAN)
+        if p_up is not None:
+            prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN, SPAN)
+    wait_for_previous(OVERLAP)
     b_added = load_each(p_bias, o_n, m_y, 0) + load_each(p_residual, o_y, m_y, 0)
     b_w_scale, b_up_scale = load_each(p_w_scale, o_n, m_y, 1), load_each(None, o_n, m_y, 1)
     if p_up is not None and p_w_scale is not None:
         b_up_scale = load_each(p_w_scale + n, o_n, m_y, 1)
-
-    o_r, o_k = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]
-    o_k, o_r = o_k + o_r // 8 * 32, o_r % 8  # [BS * 8, 32], [BS * 8, 1]
+    if EARLY >= 0:
+        w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
+        up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
+        scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
     sums, square = filled(-0.0, P, BS * 8), filled(-0.0, XX, BS * 8)
     sums_up = sums
     for i_k in range(0, K, BS * 32 * STEPS):
-        x, w, up, scale = (), (), (), ()  # tiles of STEPS steps
-        for i in tl.static_range(STEPS):
-            o = i_k + i * BS * 32 + o_k
-            if (i + 1) * BS * 32 > (K - 1) % (BS * 32 * STEPS) + 1:  # the last trip does not fill this tile
-                m_k = o < K
-            else:
-                m_k = None
-            # rows behind the last are read as that one, which spares masks
-            for j in tl.static_range(W):
-                o_w = tl.minimum(i_n + j * 8 + o_r, n - 1).to(tl.int64) * w_row + o
-                w += (load_tile(p_w + o_w, m_k),)
-                if p_up is not None:
-                    up += (load_tile(p_up + o_w, m_k),)
-            for j in tl.static_range(X):
-                x += (load_tile(p_x + tl.minimum(j * 8 + o_r, m - 1).to(tl.int64) * x_row + o, m_k),)
-            if p_norm is not None:
-                scale += (load_tile(p_norm + o, m_k),)
+        x = load_steps(p_x, o_r, m, x_row, i_k + o_k, K, X, BS, STEPS)
         zero = after_loads()
         sums, sums_up, square = plus(sums, zero, P), plus(sums_up, zero, P), plus(square, zero, XX)
         for i in tl.static_range(STEPS):
@@ -245,6 +257,11 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
             sums = products(b_w, b_x, sums, MMA, X, XX, WW)
             if p_up is not None:
                 sums_up = products(b_up, b_x, sums_up, MMA, X, XX, WW)
+        if K > BS * 32 * STEPS:  # of the next trip
+            o_next = i_k + BS * 32 * STEPS + o_k
+            w = load_steps(p_w, i_n + o_r, n, w_row, o_next, K, W, BS, STEPS)
+            up = load_steps(p_up, i_n + o_r, n, w_row, o_next, K, W, BS, STEPS)
+            scale = load_steps(p_norm, o_r * 0, 1, 0, o_next, K, 1, BS, STEPS)
     b_y, b_up = over_warps(sums, P, BS), over_warps(sums_up, P, BS)  # [8, 32, P]
     if X == 1:
         b_y, b_up = summed(b_y, 4, 2), summed(b_up, 4, 2)

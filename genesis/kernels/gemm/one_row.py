@@ -106,6 +106,20 @@ def load_tile(p, mask):
 
 
 @triton.jit
+def load_steps(p, o_rows, i_k, K: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr):
+    """The tiles of STEPS steps from i_k on; none where there is no operand. One trip for all of K spares masks."""
+    tiles = ()
+    if p is not None:
+        for i in tl.static_range(STEPS):
+            o_k = (i_k + i * BK + tl.arange(0, BK))[None, None, :]
+            if K > BK * STEPS or (i + 1) * BK > K:
+                tiles += (load_tile(p + o_rows + o_k, (o_k < K) & (o_rows >= 0)),)
+            else:
+                tiles += (load_tile(p + o_rows + o_k, None),)
+    return tiles
+
+
+@triton.jit
 def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, w_row, eps,
                    K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                    STEPS: tl.constexpr, BW: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
@@ -116,35 +130,30 @@ def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual,
     """
     allow_next(OVERLAP)
     i_n = tl.program_id(0) * BN
-    if OVERLAP and tl.program_id(0) < EARLY:
+    o_m, o_n, o_b = tl.arange(0, 1), i_n + tl.arange(0, BN), tl.arange(0, BW)[:, None]  # [1], [BN], [BW, 1]
+    o_w = i_n + o_b * (BN // BW) + tl.arange(0, BN // BW)[None, :]  # [BW, BN // BW]
+    # rows behind the last are read as that one, which spares masks
+    o_w, o_b = (tl.minimum(o_w, n - 1).to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
+    w, up, scale = (), (), ()  # tiles of STEPS steps
+    if EARLY < 0:
+        w = load_steps(p_w, o_w, 0, K, BK, STEPS)
+        up, scale = load_steps(p_up, o_w, 0, K, BK, STEPS), load_steps(p_norm, o_b, 0, K, BK, STEPS)
+    elif OVERLAP and tl.program_id(0) < EARLY:
         prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN, SPAN)
         if p_up is not None:
             prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN, SPAN)
     wait_for_previous(OVERLAP)
-    o_m, o_n, o_b = tl.arange(0, 1), i_n + tl.arange(0, BN), tl.arange(0, BW)[:, None]  # [1], [BN], [BW, 1]
     b_added = load_added(p_bias, p_residual, o_m, o_n, 1, n, n)
     b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)
     if p_up is not None and p_w_scale is not None:
         b_up_scale = load_vector(p_w_scale + n, o_n, n, 1)
-    o_w = i_n + o_b * (BN // BW) + tl.arange(0, BN // BW)[None, :]  # [BW, BN // BW]
-    # rows behind the last are read as that one, which spares masks
-    o_w, o_b = (tl.minimum(o_w, n - 1).to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
+    if EARLY >= 0:
+        w = load_steps(p_w, o_w, 0, K, BK, STEPS)
+        up, scale = load_steps(p_up, o_w, 0, K, BK, STEPS), load_steps(p_norm, o_b, 0, K, BK, STEPS)
     b_acc, b_square = tl.full((BW, BN // BW, BK), -0.0, tl.float32), tl.full((BW, 1, BK), -0.0, tl.float32)
     b_acc_up = b_acc
     for i_k in range(0, K, BK * STEPS):
-        x, w, up, scale = (), (), (), ()  # tiles of STEPS steps
-        for i in tl.static_range(STEPS):
-            o_k = (i_k + i * BK + tl.arange(0, BK))[None, None, :]
-            if (i + 1) * BK > (K - 1) % (BK * STEPS) + 1:  # the last trip does not fill this tile
-                m_k = (o_k < K) & (o_b == 0)  # [BW, 1, BK]
-            else:
-                m_k = None
-            x += (load_tile(p_x + o_b + o_k, m_k),)
-            w += (load_tile(p_w + o_w + o_k, m_k),)
-            if p_up is not None:
-                up += (load_tile(p_up + o_w + o_k, m_k),)
-            if p_norm is not None:
-                scale += (load_tile(p_norm + o_b + o_k, m_k),)
+        x = load_steps(p_x, o_b, i_k, K, BK, STEPS)
         zero = after_loads()
         b_acc, b_acc_up, b_square = b_acc + zero, b_acc_up + zero, b_square + zero
         for i in tl.static_range(STEPS):
@@ -155,6 +164,10 @@ def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual,
             b_acc += b_x * converted(w[i], tl.float32)
             if p_up is not None:
                 b_acc_up += b_x * converted(up[i], tl.float32)
+        if K > BK * STEPS:  # of the next trip
+            i_next = i_k + BK * STEPS
+            w = load_steps(p_w, o_w, i_next, K, BK, STEPS)
+            up, scale = load_steps(p_up, o_w, i_next, K, BK, STEPS), load_steps(p_norm, o_b, i_next, K, BK, STEPS)
     b_y, b_up = tl.sum(b_acc, 2), tl.sum(b_acc_up, 2)  # [BW, BN // BW]
     if p_norm is not None:
         b_rstd = rms_reciprocal(tl.sum(b_square, 2), K, eps)  # [BW, 1], the same in all
