@@ -14,6 +14,7 @@ import argparse
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -224,26 +225,41 @@ def compare_tiles(name: str, model: Model, m: int, weights: Weights, only: list[
         )
 
 
-def chain(name: str, model: Model, m: int, weights: Weights) -> None:
+@contextmanager
+def launched_as(how: str) -> Iterator[None]:
+    """The rules' tiles with another way to overlap."""
+    with ExitStack() as patches:
+        early = {"no prefetch": 0, "early loads": -1}.get(how)
+        for name in ("choose_tile", "choose_mma_tile") if early is not None else ():
+            rule = getattr(few_rows, name)
+            changed = functools.partial(lambda rule, *sizes: rule(*sizes)._replace(prefetch=early), rule)
+            patches.enter_context(mock.patch.object(few_rows, name, changed))
+        if how in ("wait", "plain"):
+            patches.enter_context(mock.patch.object(few_rows, "can_overlap", return_value=False))
+        if how == "plain":
+            patches.enter_context(mock.patch.object(backend.driver, "dependent", False))
+        yield
+
+
+def chain(name: str, model: Model, m: int, weights: Weights, compile_only: bool) -> None:
     """All layers' matmuls, and the head, in one graph."""
     calls, nbytes = [], 0
-    for _ in range(model.layers):
+    for _ in range(1 if compile_only else model.layers):
         for p in problems(model)[:4]:
             w = weights.take(p.halves * p.n, p.k)
             calls.append(Operands(p, m, weights).call(w))
             nbytes += w.numel() * w.element_size()
-    times = {"overlap": gpu_us(calls, n=len(calls), replays=9) * len(calls)}
-    kept = few_rows.choose_tile, few_rows.choose_mma_tile
-    for how, early in (("no prefetch", 0), ("early loads", -1)):
-        few_rows.choose_tile, few_rows.choose_mma_tile = (
-            functools.partial(lambda rule, early, *a: rule(*a)._replace(prefetch=early), rule, early) for rule in kept
-        )
-        times[how] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
-    few_rows.choose_tile, few_rows.choose_mma_tile = kept
-    with mock.patch.object(few_rows, "can_overlap", return_value=False):
-        times["wait"] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
-        with mock.patch.object(backend.driver, "dependent", False):
-            times["plain"] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
+    times = {}
+    for how in ("overlap", "no prefetch", "early loads", "wait", "plain"):
+        with launched_as(how):
+            if not compile_only:
+                times[how] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
+                continue
+            for call in calls:
+                call()
+    if compile_only:
+        backend.driver.synchronize()
+        return
     count = len(calls)
     print(
         f"{name:13} {weights.kind} M {m:2} chain of {count}:",
@@ -264,8 +280,7 @@ def main() -> None:
     for kind in options.weights:
         weights = Weights(kind)
         for name, m in itertools.product(options.models, options.rows):
-            if not options.compile:
-                chain(name, MODELS[name], m, weights)
+            chain(name, MODELS[name], m, weights, options.compile)
         for name, m in itertools.product(options.models, options.rows) if options.tiles else ():
             compare_tiles(name, MODELS[name], m, weights, options.only, options.compile)
 

@@ -71,8 +71,8 @@ class FewRowsTile(NamedTuple):
         bk: elements along K; on the tensor cores those of one warp's slice.
         warps: of a program.
         steps: tiles along K whose loads are issued together; on the tensor cores stages of the pipeline.
-        prefetch: programs that ask for their rows of W early; -1: all load the first of W, and the norm's weight, before
-            they wait, for graphs in which nothing writes them.
+        prefetch: programs that ask for their rows of W early; -1: all load the first of W, and the norm's
+            weight, before they wait, for graphs in which nothing writes them.
     """
 
     bn: int
