@@ -178,7 +178,8 @@ def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
                 yield FewRowsTile(warps // slices, bk, warps, steps, -1)
                 if trips == 1:
                     yield FewRowsTile(warps // slices, bk, warps, steps, 4 * sms)
-        return
+        if itemsize == 4:
+            return
     blocks = max(1, m // 8)
     wide = p.n > 32 * 8 * sms
     for bn, warps, loads in itertools.product((16, 32) if wide else (8, 16), (1, 2, 4, 8, 16), (14, 28)):

@@ -291,7 +291,8 @@ def _launch(
 ) -> None:  # fmt: skip
     (m, k), weight, up = x.shape, weights[0], weights[1] if h is not None else None
     n, itemsize, overlap = weight.shape[0], weight.dtype.itemsize, can_overlap(x)
-    sms, on_mma = backend_of(x.device).driver.properties.sm_count, m > 1 and takes_mma(x, weights, norm)
+    sms = backend_of(x.device).driver.properties.sm_count
+    on_mma = (m > 1 or (tile is not None and tile.bk == 32)) and takes_mma(x, weights, norm)
     if tile is not None:
         t = tile
     elif on_mma:
@@ -302,12 +303,6 @@ def _launch(
     rows: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
     how: dict[str, Any] = {"OVERLAP": overlap, "EARLY": t.prefetch, "BN": t.bn, "BK": t.bk, "num_warps": t.warps}
     grid = triton.cdiv(n, t.bn)
-    if m == 1:
-        launch(
-            one_row_kernel, grid, *rows, n, weight.strides[0], float(eps), K=k, STEPS=t.steps, SPAN=LINE // itemsize,
-            BW=min(t.bn, max(1, t.warps * 32 * 16 // itemsize // t.bk)), **how,
-        )  # fmt: skip
-        return
     if on_mma and (tile is None or t.bk == 32):
         bm = max(8, triton.next_power_of_2(m))
         how.pop("BK")
@@ -315,6 +310,12 @@ def _launch(
             few_rows_mma_kernel, grid, *rows, m, n, x.strides[0], weight.strides[0], out.strides[0], float(eps), K=k,
             MMA=mma_text("bf16" if x.dtype is bfloat16 else "f16", t.warps, bm // 8), BM=bm, BS=t.warps, STEPS=t.steps,
             **how,
+        )  # fmt: skip
+        return
+    if m == 1:
+        launch(
+            one_row_kernel, grid, *rows, n, weight.strides[0], float(eps), K=k, STEPS=t.steps, SPAN=LINE // itemsize,
+            BW=min(t.bn, max(1, t.warps * 32 * 16 // itemsize // t.bk)), **how,
         )  # fmt: skip
         return
     launch(
