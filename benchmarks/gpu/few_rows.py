@@ -28,8 +28,8 @@ from genesis.kernels.gemm import few_rows
 from genesis.kernels.gemm.few_rows import (
     FewRowsTile,
     Norm,
+    choose_fma_tile,
     choose_mma_tile,
-    choose_tile,
     few_rows_into,
     few_rows_swiglu_into,
     mma_tile,
@@ -170,7 +170,7 @@ def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
     if m > 1:
         yield choose_mma_tile(m, p.n, p.k, sms, p.halves, p.norm)
     else:
-        yield choose_tile(m, p.n, p.k, itemsize, sms, p.halves)
+        yield choose_fma_tile(m, p.n, p.k, itemsize, sms, p.halves)
         for slices, warps, trips in itertools.product((1, 2, 4), (4, 8), (1, 2)):
             bk = slices * 32 * 16 // itemsize
             steps = -(-p.k // bk // trips)
@@ -182,7 +182,7 @@ def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
             return
     blocks = max(1, m // 8)
     wide = p.n > 32 * 8 * sms
-    for bn, warps, loads in itertools.product((16, 32) if wide else (8, 16), (1, 2, 4, 8, 16), (14, 28)):
+    for bn, warps, loads in itertools.product((16, 32) if wide else (8, 16, 32), (1, 2, 4, 8), (14, 28)):
         tile = mma_tile(bn, warps, blocks, p.k, p.halves, p.norm, loads, -1)
         sums = max(1, bn // 16) * max(1, blocks // 2)
         held = 4 * tile.steps * (p.halves * bn // 8 + blocks + p.norm) + 8 * sums * p.halves + 8 * p.norm
@@ -231,7 +231,13 @@ def launched_as(how: str) -> Iterator[None]:
     """The rules' tiles with another way to overlap."""
     with ExitStack() as patches:
         early = {"no prefetch": 0, "early loads": -1}.get(how)
-        for name in ("choose_tile", "choose_mma_tile") if early is not None else ():
+        if how == "tensor cores":
+
+            def rule(m: int, n: int, k: int, itemsize: int, sms: int, halves: int) -> FewRowsTile:
+                return choose_mma_tile(m, n, k, sms, halves, halves == 2)._replace(prefetch=-1)
+
+            patches.enter_context(mock.patch.object(few_rows, "choose_fma_tile", rule))
+        for name in ("choose_fma_tile", "choose_mma_tile") if early is not None else ():
             rule = getattr(few_rows, name)
             changed = functools.partial(lambda rule, *sizes: rule(*sizes)._replace(prefetch=early), rule)
             patches.enter_context(mock.patch.object(few_rows, name, changed))
@@ -251,7 +257,7 @@ def chain(name: str, model: Model, m: int, weights: Weights, compile_only: bool)
             calls.append(Operands(p, m, weights).call(w))
             nbytes += w.numel() * w.element_size()
     times = {}
-    for how in ("overlap", "no prefetch", "early loads", "wait", "plain"):
+    for how in ("overlap", "no prefetch", "early loads", *(["tensor cores"] if m == 1 else []), "wait", "plain"):
         with launched_as(how):
             if not compile_only:
                 times[how] = gpu_us(calls, n=len(calls), replays=9) * len(calls)

@@ -17,7 +17,8 @@ from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, int
 from genesis.kernels.gemm.few_rows import (
     FewRowsTile,
     Norm,
-    choose_tile,
+    choose_fma_tile,
+    choose_mma_tile,
     few_rows_into,
     few_rows_swiglu_into,
     is_for_few_rows,
@@ -166,30 +167,37 @@ def test_which_matmuls_are_of_few_rows() -> None:
 def test_tiles_fit(itemsize: int) -> None:
     """Shared memory of the pipeline, and powers of two, for sizes from tiny to a vocabulary."""
     for m, n, k, halves in itertools.product((1, 2, 8, 32), (5, 896, 9728, 151936), (3, 896, 8192), (1, 2)):
-        t = choose_tile(m, n, k, itemsize, 132, halves)
+        t = choose_fma_tile(m, n, k, itemsize, 132, halves)
         assert t.bn & (t.bn - 1) == t.bk & (t.bk - 1) == 0
         assert t.bk >= 16
         assert 1 <= t.steps <= 10
-        if m > 1:
-            stage = t.warps * t.bk * (halves * t.bn * itemsize + max(m, 16) * max(itemsize, 2))
-            assert t.steps >= 2
-            assert t.steps * stage <= 98 << 10
+        for norm in (False, True) if itemsize == 2 else ():
+            t = choose_mma_tile(m, n, k, 132, halves, norm)
+            assert t.bn in (8, 16, 32)
+            assert t.warps & (t.warps - 1) == 0
+            assert t.warps * t.steps * 32 < k + t.warps * 32 * 2
+            blocks, of_w = max(1, m // 8), t.bn // 8 * halves
+            sums = 8 * max(1, of_w // 2) * max(1, blocks // 2)
+            loads = 4 * t.steps * (of_w + blocks + norm)
+            assert 32 * t.warps * (loads + sums) < 65536 * 0.9
+            assert loads + sums < 200
 
 
 CODE = """
 import re
-import triton.language as tl
 from genesis.backend.cuda.compile import Signature, compiled, dependent
-from genesis.kernels.gemm.few_rows import few_rows_kernel, one_row_kernel
+from genesis.kernels.gemm.few_rows_fma import few_rows_fma_kernel
+from genesis.kernels.gemm.few_rows_mma import few_rows_mma_kernel
 
-A, NONE, TYPES = "*bf16:16", ("constexpr", None), dict(OVERLAP=True, EARLY=9)
+A, NONE, SHARED = "*bf16:16", ("constexpr", None), dict(K=896, STEPS=2, OVERLAP=True, EARLY=9)
 OPERANDS = (A, A, "*fp32:16", A, A, A, A, NONE, NONE, NONE)
 for kernel, sizes, constants in (
-    (one_row_kernel, ("i32:16",) * 2, dict(K=896, BN=4, BK=256, BW=4, STEPS=4, SPAN=64)),
-    (few_rows_kernel, ("i32",) + ("i32:16",) * 5, dict(BM=16, BN=8, BK=32, BS=4, DOT=tl.bfloat16, PRECISION="ieee")),
+    (few_rows_fma_kernel, dict(BM=1, BN=4, BK=256, BW=4)),
+    (few_rows_fma_kernel, dict(BM=4, BN=4, BK=256, BW=4)),
+    (few_rows_mma_kernel, dict(BM=8, BN=8, BS=4)),
 ):
-    constants = tuple(sorted({**TYPES, **constants}.items()))
-    signature = Signature((*OPERANDS, *sizes, "fp32"), constants, (("num_warps", 4),))
+    constants = tuple(sorted({**SHARED, **constants}.items()))
+    signature = Signature((*OPERANDS, "i32", *["i32:16"] * 4, "fp32"), constants, (("num_warps", 4),))
     text = dependent(compiled(kernel, signature, (9, 0)).asm["ptx"])
     wait = text.index("griddepcontrol.wait")
     assert text.count("griddepcontrol.wait") == 1
@@ -206,4 +214,4 @@ def test_nothing_is_read_or_written_before_the_wait() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["one_row_kernel", "few_rows_kernel"], done.stderr
+    assert done.stdout.split() == ["few_rows_fma_kernel"] * 2 + ["few_rows_mma_kernel"], done.stderr

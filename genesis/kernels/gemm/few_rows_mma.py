@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import triton
 import triton.language as tl
+from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.dependents import allow_next, wait_for_previous
+from genesis.kernels.gemm.few_rows_fma import after_loads, load_tile, prefetch_rows, rms_reciprocal
 from genesis.kernels.gemm.gated import swiglu
-from genesis.kernels.gemm.one_row import after_loads, load_tile, prefetch_rows, rms_reciprocal
 from genesis.kernels.types import converted
 
-__all__ = ["few_rows_mma_kernel", "mma_text"]
+__all__ = ["few_rows_mma_kernel"]
 
-CONSTRAINTS = tl.constexpr(",".join(["=&f"] * 8 + ["r"] * 16 + ["f"] * 8))
 WIDENED = tl.constexpr(
     """{
     .reg .b16 lo, hi, h0, h1, h2, h3;
@@ -47,12 +47,19 @@ WIDENED = tl.constexpr(
 SCALED = tl.constexpr("{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }")
 
 
-def mma_text(kind: str, warps: int, blocks: int) -> str:
+@constexpr_function
+def layout_line(warps: int) -> str:
+    """What `compile` compares the compiler's layout of all tiles with."""
+    layout = f"sizePerThread = [1, 8], threadsPerWarp = [8, 4], warpsPerCTA = [{warps}, 1], order = [1, 0]"
+    return f"// for #ttg.blocked<{{{layout}}}>"
+
+
+@constexpr_function
+def mma_text(kind: tl.dtype, warps: int, blocks: int) -> str:
     """The assembly of `mma` for 8 elements of a thread: sums for 16 rows of W and one or two blocks of 8 rows of x.
 
     Sums are $0 to $7, before them $24 to $31; W's first 8 rows $8 to $11, its other 8 $12 to $15, x's $16 to $19 and
-    $20 to $23. One block of x has two sums, to be added at last. The first line names the layout of all tiles, with
-    which the compiler's is compared.
+    $20 to $23. One block of x has two sums, to be added at last.
     """
     first, second = "{$8, $12, $9, $13}", "{$10, $14, $11, $15}"
     if blocks == 1:
@@ -64,18 +71,84 @@ def mma_text(kind: str, warps: int, blocks: int) -> str:
     def four(at: int) -> str:
         return "{" + ", ".join(f"${at + i}" for i in range(4)) + "}"
 
-    layout = f"sizePerThread = [1, 8], threadsPerWarp = [8, 4], warpsPerCTA = [{warps}, 1], order = [1, 0]"
+    operation = f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32".replace("fp16", "f16")
+    lines = [f"{operation} {four(d)}, {a}, {b}, {four(c)};" for d, a, b, c in steps]
+    return "\n".join([f"{{ {layout_line(warps)}", *lines, "}"])
+
+
+@constexpr_function
+def combine_text(warps: int, blocks: int, tiles: int, squares: int) -> str:
+    """The assembly of `combined` for 8 sums of a thread in each of so many tiles, and tiles of squares.
+
+    Every warp stores its sums, element j of a thread at [tile, warp, j, lane]. Of the 8 (of one block of x: 4, once its
+    two sums are added) each warp then adds a part over all warps, into the first outputs of a thread; the others are
+    -0. Squares of a row of x are on the diagonal, where W's row is x's: for each element of the part that of its row.
+    """
+    elements = 4 if blocks == 1 else 8
+    part, count = max(1, elements // warps), tiles + squares
     lines = [
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {four(d)}, {a}, {b}, {four(c)};"
-        for d, a, b, c in steps
+        f"{{ {layout_line(warps)}",
+        f".shared .align 16 .b32 sums[{count * warps * elements * 32}];",
+        ".reg .b32 base, lane, first, at, own, t, square;",
+        ".reg .f32 v;",
+        "mov.u32 base, sums;",
+        "mov.u32 first, %tid.x;",
+        "and.b32 lane, first, 31;",
+        "shr.u32 first, first, 5;",
+        f"mad.lo.u32 at, first, {elements * 128}, base;",
+        "mad.lo.u32 at, lane, 4, at;",
     ]
-    return "\n".join([f"{{ // for #ttg.blocked<{{{layout}}}>", *lines, "}"])
+    for i in range(count):
+        for j in range(elements):
+            value = f"${8 * (count + i) + j}"
+            if blocks == 1:
+                lines.append(f"add.f32 v, {value}, ${8 * (count + i) + j + 4};")
+                value = "v"
+            lines.append(f"st.shared.f32 [at + {(i * warps * elements + j) * 128}], {value};")
+    lines += [
+        "bar.sync 0;",
+        f"mul.lo.u32 first, first, {part};",
+        f"and.b32 first, first, {elements - 1};",  # what of the 8 is this warp's
+        "mad.lo.u32 own, first, 128, base;",
+        "mad.lo.u32 own, lane, 4, own;",
+        "and.b32 t, lane, 3;",
+    ]
+    for e in range(part):
+        if squares:  # of x's row 2·t + b of block q, at lane (2·t + b)·4 + t
+            lines += [f"add.u32 at, first, {e};", "and.b32 lane, at, 1;", "mad.lo.u32 square, lane, 128 + 16, base;"]
+            lines.append("mad.lo.u32 square, t, 36, square;")
+            if blocks > 1:
+                lines += ["shr.u32 lane, at, 2;", f"mad.lo.u32 square, lane, {(4 + 2) * 128}, square;"]
+        for i in range(count):
+            for s in range(warps):
+                at = (i * warps + s) * elements * 128
+                source = f"[own + {at + e * 128}]" if i < tiles else f"[square + {at}]"
+                lines.append(f"ld.shared.f32 {'v' if s else f'${8 * i + e}'}, {source};")
+                if s:
+                    lines.append(f"add.f32 ${8 * i + e}, ${8 * i + e}, v;")
+    lines += [f"mov.f32 ${8 * i + j}, 0f80000000;" for i in range(count) for j in range(part, 8)]
+    return "\n".join([*lines, "}"])
+
+
+@constexpr_function
+def constraints(results: int, words: int, sums: int) -> str:
+    """Registers of floats that are written and, of 2-byte operands in pairs and of floats, read."""
+    return ",".join(["=&f"] * results + ["r"] * words + ["f"] * sums)
 
 
 @triton.jit
-def mma(w, w_next, x, x_next, acc, TEXT: tl.constexpr, BLOCKS: tl.constexpr):
-    """acc + the products of 16 rows of W and of 8 rows of x, or 16 with BLOCKS = 2, as `sums_of` numbers them."""
-    return tl.inline_asm_elementwise(TEXT, CONSTRAINTS, [w, w_next, x, x_next, acc], tl.float32, True, 8)
+def mma(w, w_next, x, x_next, acc, BS: tl.constexpr, X: tl.constexpr):
+    """acc + the products of 16 rows of W and of 8 rows of x, or, where there is more than one block, of 16."""
+    TEXT: tl.constexpr = mma_text(x.dtype, BS, X)
+    return tl.inline_asm_elementwise(TEXT, constraints(8, 16, 8), [w, w_next, x, x_next, acc], tl.float32, True, 8)
+
+
+@triton.jit
+def combined(tiles, BS: tl.constexpr, X: tl.constexpr, N: tl.constexpr, SQUARES: tl.constexpr):
+    """Sums over the warps of N tiles, each element in one warp, and for each the square of its row of x."""
+    COUNT: tl.constexpr = N + SQUARES
+    TEXT: tl.constexpr = combine_text(BS, X, N, SQUARES)
+    return tl.inline_asm_elementwise(TEXT, constraints(8 * COUNT, 0, 8 * COUNT), tiles, (tl.float32,) * COUNT, False, 8)
 
 
 @triton.jit
@@ -95,7 +168,7 @@ def scaled(x, scale):
 
 if is_interpreted():
 
-    def mma(w: Any, w_next: Any, x: Any, x_next: Any, acc: Any, TEXT: Any, BLOCKS: Any) -> Any:
+    def mma(w: Any, w_next: Any, x: Any, x_next: Any, acc: Any, BS: Any, X: Any) -> Any:
         """The same on the numpy values."""
         rows, columns = (
             np.stack([converted(v, tl.float32).handle.data.reshape(-1, 8, 4, 2, 4) for v in pair])
@@ -103,11 +176,29 @@ if is_interpreted():
         )  # [2, BS, 8, 4 threads, 2 MMAs, 4 elements]
         columns = columns.reshape(2, -1, 4, 2, 4, 2, 4)  # x's rows in pairs
         with np.errstate(all="ignore"):
-            if getattr(BLOCKS, "value", BLOCKS) == 1:
+            if getattr(X, "value", X) == 1:
                 found = np.einsum("hsgace,stbace->sgtchb", rows, columns[0])
             else:
                 found = np.einsum("hsgace,qstbace->sgtqhb", rows, columns)
         return acc + tl.tensor(type(acc.handle)(found.reshape(acc.handle.data.shape), tl.float32), acc.type)
+
+    def combined(tiles: Any, BS: Any, X: Any, N: Any, SQUARES: Any) -> Any:
+        """The same on the numpy values."""
+        warps, blocks, count = (getattr(v, "value", v) for v in (BS, X, N))
+        elements = 4 if blocks == 1 else 8
+        part, found = max(1, elements // warps), []
+        for i, tile in enumerate(tiles):
+            of_all = tile.handle.data.reshape(warps, 8, 4, 8 // elements, elements).sum((0, 3))  # [8 g, 4 t, elements]
+            if i >= count:
+                t, j = np.arange(4)[:, None], np.arange(elements)
+                row = of_all[2 * t + j % 2, t, j % 2 if blocks == 1 else j // 4 * 6 + j % 2]  # [4 t, elements]
+                of_all = np.broadcast_to(row, of_all.shape)
+            own = np.zeros((warps, 8, 4, 8), np.float32)
+            for s in range(warps):
+                first = s * part % elements
+                own[s, :, :, :part] = of_all[..., first : first + part]
+            found.append(tl.tensor(type(tile.handle)(own.reshape(tile.handle.data.shape), tl.float32), tile.type))
+        return tuple(found)
 
     operand = converted
 
@@ -118,12 +209,12 @@ if is_interpreted():
 
 
 @triton.jit
-def products(w, x, sums, TEXT: tl.constexpr, X: tl.constexpr, XX: tl.constexpr, WW: tl.constexpr):
+def products(w, x, sums, BS: tl.constexpr, X: tl.constexpr, XX: tl.constexpr, WW: tl.constexpr):
     """Sums of all pairs of blocks of W and of x, and the products of one step."""
     found = ()
     for i in tl.static_range(WW):
         for j in tl.static_range(XX):
-            found += (mma(w[2 * i], w[2 * i + 1], x[2 * j], x[2 * j + 1], sums[i * XX + j], TEXT, X),)
+            found += (mma(w[2 * i], w[2 * i + 1], x[2 * j], x[2 * j + 1], sums[i * XX + j], BS, X),)
     return found
 
 
@@ -146,22 +237,9 @@ def plus(tiles, value, P: tl.constexpr):
 
 
 @triton.jit
-def summed(b, OUTER: tl.constexpr, COUNT: tl.constexpr):
-    """Tiles [R, 32, P], whose columns are [OUTER, COUNT, …], with the sum over COUNT in each of them."""
-    SHAPE: tl.constexpr = (b.shape[0], OUTER, COUNT, 32 // OUTER // COUNT, b.shape[2])
-    return tl.reshape(tl.broadcast_to(tl.sum(tl.reshape(b, SHAPE), 2, keep_dims=True), SHAPE), b.shape)
-
-
-@triton.jit
-def over_warps(parts, P: tl.constexpr, BS: tl.constexpr):
-    """Sums [8, 32, P] over the warps of P tiles."""
-    for LEVEL in tl.static_range(3):
-        if P >> LEVEL > 1:
-            joined = ()
-            for i in tl.static_range(P >> LEVEL + 1):
-                joined += (tl.join(parts[i], parts[i + (P >> LEVEL + 1)]),)
-            parts = joined
-    return tl.sum(tl.reshape(parts[0], (BS, 8, 32, P)), 0)
+def own_part(b, PART: tl.constexpr):
+    """The first PART of 8 elements of a thread [BS * 8, 4, PART], where the others are -0."""
+    return tl.sum(tl.reshape(b, (b.shape[0], 4, 8 // PART, PART)), 2)
 
 
 @triton.jit
@@ -195,24 +273,24 @@ def load_each(p, o, mask, DEFAULT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["m"])
 def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, m, n, x_row, w_row,
-                        y_row, eps, K: tl.constexpr, MMA: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr,
+                        y_row, eps, K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr,
                         BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, STEPS: tl.constexpr):  # fmt: skip
     """Up to BM rows of x with BN rows of W, or BN of gate and of up."""
     allow_next(OVERLAP)
-    i_n, SPAN = tl.program_id(0) * BN, tl.constexpr(1024 // p_w.dtype.element_ty.primitive_bitwidth)
+    i_n = tl.program_id(0) * BN
     X: tl.constexpr = BM // 8  # blocks of 8 rows of x, and of W; pairs of them; pairs of both
     W: tl.constexpr = BN // 8
     XX: tl.constexpr = (X + 1) // 2
     WW: tl.constexpr = (W + 1) // 2
     P: tl.constexpr = XX * WW
-    # What the sums [8, 32, P] are of: row g of half h of a pair of blocks of W, and of a pair of blocks of x row
-    # 2·t + b of block q. The columns are [4 t, 2 q, 2 h, 2 b]; a single block of x has two sums for q.
-    o_g, o_c, o_p = tl.arange(0, 8)[:, None, None], tl.arange(0, 32)[None, :, None], tl.arange(0, P)[None, None, :]
-    o_m = o_p % XX * 16 + o_c // 4 % 2 * 8 + o_c // 8 * 2 + o_c % 2
-    o_n = o_p // XX * 16 + o_c // 2 % 2 * 8 + o_g
-    m_y = (o_m < tl.minimum(m, BM)) & (o_n < tl.minimum(n - i_n, BN))
-    o_n += i_n
-    o_y = o_m.to(tl.int64) * y_row + o_n
+    # Element j = (q, h, b) of the sums of thread (g, t) for a pair of blocks of W and one of x: W's row g of block h,
+    # x's row 2·t + b of block q. At the end each warp has PART of them.
+    J: tl.constexpr = 4 if X == 1 else 8
+    PART: tl.constexpr = J // BS if J > BS else 1
+    o_s, o_t = tl.arange(0, BS * 8)[:, None, None], tl.arange(0, 4)[None, :, None]
+    o_j = o_s // 8 * PART + tl.arange(0, PART)[None, None, :]  # [BS * 8, 4, PART]
+    o_m, o_n = o_j // 4 * 8 + o_t * 2 + o_j % 2, o_j // 2 % 2 * 8 + o_s % 8
+    m_y = (o_j < J) & (o_m < m) & (o_n < tl.minimum(n - i_n, BN))
     o_r, o_k = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]
     o_k, o_r = o_k + o_r // 8 * 32, o_r % 8  # [BS * 8, 32], [BS * 8, 1]
     w, up, scale = (), (), ()  # tiles of STEPS steps
@@ -221,14 +299,20 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
         up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
         scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
     elif OVERLAP and tl.program_id(0) < EARLY:
-        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN, SPAN)
-        if p_up is not None:
-            prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN, SPAN)
+        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN)
+        prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN)
     wait_for_previous(OVERLAP)
-    b_added = load_each(p_bias, o_n, m_y, 0) + load_each(p_residual, o_y, m_y, 0)
-    b_w_scale, b_up_scale = load_each(p_w_scale, o_n, m_y, 1), load_each(None, o_n, m_y, 1)
-    if p_up is not None and p_w_scale is not None:
-        b_up_scale = load_each(p_w_scale + n, o_n, m_y, 1)
+    added, w_scale, up_scale = (), (), ()
+    for i in tl.static_range(WW):
+        m_w, o_w = m_y & (o_n + i * 16 < tl.minimum(n - i_n, BN)), i_n + i * 16 + o_n
+        w_scale += (load_each(p_w_scale, o_w, m_w, 1),)
+        if p_up is not None and p_w_scale is not None:
+            up_scale += (load_each(p_w_scale + n, o_w, m_w, 1),)
+        else:
+            up_scale += (load_each(None, o_w, m_w, 1),)
+        for j in tl.static_range(XX):
+            o_y = (o_m + j * 16).to(tl.int64) * y_row + o_w
+            added += (load_each(p_bias, o_w, m_w, 0) + load_each(p_residual, o_y, m_w & (o_m + j * 16 < m), 0),)
     if EARLY >= 0:
         w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
         up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
@@ -246,7 +330,7 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
             if p_norm is not None:
                 normed, squares = (), ()
                 for j in tl.static_range(XX):  # products of 16 rows with themselves
-                    squares += (mma(b_x[2 * j], b_x[2 * j + 1], b_x[2 * j], b_x[2 * j + 1], square[j], MMA, X),)
+                    squares += (mma(b_x[2 * j], b_x[2 * j + 1], b_x[2 * j], b_x[2 * j + 1], square[j], BS, X),)
                 for j in tl.static_range(2 * XX):
                     normed += (scaled(b_x[j], scale[i]),)
                 square, b_x = squares, normed
@@ -254,32 +338,35 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
                 b_w += (operand(w[i * W + j % W], p_x.dtype.element_ty),)
                 if p_up is not None:
                     b_up += (operand(up[i * W + j % W], p_x.dtype.element_ty),)
-            sums = products(b_w, b_x, sums, MMA, X, XX, WW)
+            sums = products(b_w, b_x, sums, BS, X, XX, WW)
             if p_up is not None:
-                sums_up = products(b_up, b_x, sums_up, MMA, X, XX, WW)
+                sums_up = products(b_up, b_x, sums_up, BS, X, XX, WW)
         if K > BS * 32 * STEPS:  # of the next trip
             o_next = i_k + BS * 32 * STEPS + o_k
             w = load_steps(p_w, i_n + o_r, n, w_row, o_next, K, W, BS, STEPS)
             up = load_steps(p_up, i_n + o_r, n, w_row, o_next, K, W, BS, STEPS)
             scale = load_steps(p_norm, o_r * 0, 1, 0, o_next, K, 1, BS, STEPS)
-    b_y, b_up = over_warps(sums, P, BS), over_warps(sums_up, P, BS)  # [8, 32, P]
-    if X == 1:
-        b_y, b_up = summed(b_y, 4, 2), summed(b_up, 4, 2)
-    if p_norm is not None:
-        m_own = o_c // 8 * 2 + o_c % 2 == o_g
-        if X > 1:
-            m_own = m_own & (o_c // 4 % 2 == o_c // 2 % 2)
-        b_square = tl.sum(tl.where(m_own, over_warps(square, XX, BS), 0.0), 0, keep_dims=True)
-        b_rstd = rms_reciprocal(summed(b_square, 4 if X == 1 else 8, 2), K, eps)  # [1, 32, XX]
-        if p_rstd is not None:
-            o_x = o_c // 4 % 2 * 8 + o_c // 8 * 2 + o_c % 2 + tl.arange(0, XX)[None, None, :] * 16
-            tl.store(p_rstd + o_x, b_rstd, mask=(o_x < tl.where(i_n == 0, tl.minimum(m, BM), 0)) & (o_c // 2 % 2 == 0))
-        b_rstd = tl.reshape(tl.broadcast_to(b_rstd[:, :, None, :], (1, 32, WW, XX)), (1, 32, P))
-        b_y, b_up = b_y * b_rstd, b_up * b_rstd
-    b_y = converted(b_y * b_w_scale + b_added, p_y.dtype.element_ty)
-    tl.store(p_y + o_y, b_y, mask=m_y)
+    N: tl.constexpr = P if p_up is None else 2 * P
     if p_up is not None:
-        b_up = converted(b_up * b_up_scale, p_y.dtype.element_ty)
-        tl.store(p_y + n + o_y, b_up, mask=m_y)
-        b_h = converted(swiglu(b_y, b_up), p_h.dtype.element_ty)
-        tl.store(p_h + o_m.to(tl.int64) * n + o_n, b_h, mask=m_y)
+        sums += sums_up
+    if p_norm is not None:
+        sums += square
+    sums = combined(sums, BS, X, N, XX if p_norm is not None else 0)
+    for i in tl.static_range(P):
+        o_x, o_w = o_m + i % XX * 16, i_n + i // XX * 16 + o_n
+        mask = m_y & (o_x < m) & (o_w < tl.minimum(n, i_n + BN))
+        b_y, b_up, o_y = own_part(sums[i], PART), 0.0, o_x.to(tl.int64) * y_row + o_w
+        if p_up is not None:
+            b_up = own_part(sums[P + i], PART)
+        if p_norm is not None:
+            b_rstd = rms_reciprocal(own_part(sums[N + i % XX], PART), K, eps)
+            b_y, b_up = b_y * b_rstd, b_up * b_rstd
+            if p_rstd is not None and i < XX:
+                tl.store(p_rstd + o_x, b_rstd, mask=mask & (o_w == 0))
+        b_y = converted(b_y * w_scale[i // XX] + added[i], p_y.dtype.element_ty)
+        tl.store(p_y + o_y, b_y, mask=mask)
+        if p_up is not None:
+            b_up = converted(b_up * up_scale[i // XX], p_y.dtype.element_ty)
+            tl.store(p_y + n + o_y, b_up, mask=mask)
+            b_h = converted(swiglu(b_y, b_up), p_h.dtype.element_ty)
+            tl.store(p_h + o_x.to(tl.int64) * n + o_w, b_h, mask=mask)

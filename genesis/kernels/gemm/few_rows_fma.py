@@ -1,4 +1,4 @@
-"""One row of x with a weight's rows, on the CUDA cores, and what all kernels of few rows share.
+"""Rows of x with a weight's rows on the CUDA cores, one or four at a time, and what the kernels of few rows share.
 
 Plain reference and the launches: few_rows.py.
 """
@@ -15,24 +15,24 @@ from genesis.kernels.types import converted
 
 __all__ = [
     "after_loads",
-    "load_added",
+    "few_rows_fma_kernel",
     "load_tile",
-    "load_vector",
-    "one_row_kernel",
     "prefetch_rows",
     "rms_reciprocal",
-    "store_rows",
-    "store_swiglu",
 ]
+
+LINE = tl.constexpr(128)  # bytes of a line of L2
 
 
 @triton.jit
-def prefetch_rows(p_w, i_n, n, k, w_row, OVERLAP: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr):
-    """Ask for BN rows of W from i_n on. A line of L2 holds SPAN elements."""
-    o_n, o_k = i_n + tl.arange(0, BN), tl.arange(0, 64) * SPAN
-    p_n = p_w + o_n.to(tl.int64)[:, None] * w_row
-    for i_k in range(0, k, 64 * SPAN):
-        prefetch(p_n + (i_k + o_k)[None, :], (o_n < n)[:, None] & (i_k + o_k < k)[None, :], OVERLAP)  # [BN, 64]
+def prefetch_rows(p_w, i_n, n, k, w_row, OVERLAP: tl.constexpr, BN: tl.constexpr):
+    """Ask for BN rows of a weight from i_n on, line by line of L2."""
+    if p_w is not None:
+        SPAN: tl.constexpr = LINE * 8 // p_w.dtype.element_ty.primitive_bitwidth
+        o_n, o_k = i_n + tl.arange(0, BN), tl.arange(0, 64) * SPAN
+        p_n = p_w + o_n.to(tl.int64)[:, None] * w_row
+        for i_k in range(0, k, 64 * SPAN):
+            prefetch(p_n + (i_k + o_k)[None, :], (o_n < n)[:, None] & (i_k + o_k < k)[None, :], OVERLAP)  # [BN, 64]
 
 
 @triton.jit
@@ -119,18 +119,22 @@ def load_steps(p, o_rows, i_k, K: tl.constexpr, BK: tl.constexpr, STEPS: tl.cons
     return tiles
 
 
-@triton.jit
-def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, w_row, eps,
-                   K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-                   STEPS: tl.constexpr, BW: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
-    """One row of x with BN rows of W, or BN of gate and of up.
+@triton.jit(do_not_specialize=["m"])
+def few_rows_fma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, m, n, x_row, w_row,
+                        y_row, eps, K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr, BM: tl.constexpr,
+                        BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, BW: tl.constexpr):  # fmt: skip
+    """BM rows of x with BN rows of W, or BN of gate and of up.
 
     Tiles are [BW, BN // BW, BK]: warps take BW rows side by side, and each BN // BW of them, for which it converts x
-    once. x is a tile [BW, 1, BK], so that each element is where it is needed, without a pass through shared memory.
+    once. A row of x is a tile [BW, 1, BK], so that each element is where it is needed, without a pass through shared
+    memory.
     """
     allow_next(OVERLAP)
-    i_n = tl.program_id(0) * BN
-    o_m, o_n, o_b = tl.arange(0, 1), i_n + tl.arange(0, BN), tl.arange(0, BW)[:, None]  # [1], [BN], [BW, 1]
+    i_m, i_n = 0, tl.program_id(0) * BN
+    if BM > 1:  # programs of the same rows of W are neighbours, which share L2
+        i_m = tl.program_id(0) % tl.cdiv(m, BM) * BM
+        i_n = tl.program_id(0) // tl.cdiv(m, BM) * BN
+    o_n, o_b = i_n + tl.arange(0, BN), tl.arange(0, BW)[:, None]  # [BN], [BW, 1]
     o_w = i_n + o_b * (BN // BW) + tl.arange(0, BN // BW)[None, :]  # [BW, BN // BW]
     # rows behind the last are read as that one, which spares masks
     o_w, o_b = (tl.minimum(o_w, n - 1).to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
@@ -139,43 +143,56 @@ def one_row_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual,
         w = load_steps(p_w, o_w, 0, K, BK, STEPS)
         up, scale = load_steps(p_up, o_w, 0, K, BK, STEPS), load_steps(p_norm, o_b, 0, K, BK, STEPS)
     elif OVERLAP and tl.program_id(0) < EARLY:
-        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN, SPAN)
-        if p_up is not None:
-            prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN, SPAN)
+        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN)
+        prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN)
     wait_for_previous(OVERLAP)
-    b_added = load_added(p_bias, p_residual, o_m, o_n, 1, n, n)
     b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)
     if p_up is not None and p_w_scale is not None:
         b_up_scale = load_vector(p_w_scale + n, o_n, n, 1)
     if EARLY >= 0:
         w = load_steps(p_w, o_w, 0, K, BK, STEPS)
         up, scale = load_steps(p_up, o_w, 0, K, BK, STEPS), load_steps(p_norm, o_b, 0, K, BK, STEPS)
-    b_acc, b_square = tl.full((BW, BN // BW, BK), -0.0, tl.float32), tl.full((BW, 1, BK), -0.0, tl.float32)
-    b_acc_up = b_acc
+    added, acc, acc_up, square = (), (), (), ()  # of each row of x
+    for i in tl.static_range(BM):
+        added += (load_added(p_bias, p_residual, i_m + i + tl.arange(0, 1), o_n, m, n, y_row),)
+        acc += (tl.full((BW, BN // BW, BK), -0.0, tl.float32),)
+        square += (tl.full((BW, 1, BK), -0.0, tl.float32),)
+    acc_up = acc
     for i_k in range(0, K, BK * STEPS):
-        x = load_steps(p_x, o_b, i_k, K, BK, STEPS)
+        x = ()
+        for i in tl.static_range(BM):
+            o_x = tl.minimum(i_m + i, m - 1).to(tl.int64) * x_row if BM > 1 else 0
+            x += load_steps(p_x + o_x, o_b, i_k, K, BK, STEPS)
         zero = after_loads()
-        b_acc, b_acc_up, b_square = b_acc + zero, b_acc_up + zero, b_square + zero
-        for i in tl.static_range(STEPS):
-            b_x = converted(x[i], tl.float32)
-            if p_norm is not None:
-                b_square += b_x * b_x
-                b_x = b_x * converted(scale[i], tl.float32)
-            b_acc += b_x * converted(w[i], tl.float32)
-            if p_up is not None:
-                b_acc_up += b_x * converted(up[i], tl.float32)
+        sums, sums_up, squares = acc, acc_up, square
+        acc, acc_up, square = (), (), ()
+        for i in tl.static_range(BM):
+            b_acc, b_acc_up, b_square = sums[i] + zero, sums_up[i] + zero, squares[i] + zero
+            for j in tl.static_range(STEPS):
+                b_x = converted(x[i * STEPS + j], tl.float32)
+                if p_norm is not None:
+                    b_square += b_x * b_x
+                    b_x = b_x * converted(scale[j], tl.float32)
+                b_acc += b_x * converted(w[j], tl.float32)
+                if p_up is not None:
+                    b_acc_up += b_x * converted(up[j], tl.float32)
+            acc += (b_acc,)
+            acc_up += (b_acc_up,)
+            square += (b_square,)
         if K > BK * STEPS:  # of the next trip
             i_next = i_k + BK * STEPS
             w = load_steps(p_w, o_w, i_next, K, BK, STEPS)
             up, scale = load_steps(p_up, o_w, i_next, K, BK, STEPS), load_steps(p_norm, o_b, i_next, K, BK, STEPS)
-    b_y, b_up = tl.sum(b_acc, 2), tl.sum(b_acc_up, 2)  # [BW, BN // BW]
-    if p_norm is not None:
-        b_rstd = rms_reciprocal(tl.sum(b_square, 2), K, eps)  # [BW, 1], the same in all
-        b_y, b_up = b_y * b_rstd, b_up * b_rstd
-        if p_rstd is not None:
-            o_b = tl.arange(0, BW)[:, None]
-            tl.store(p_rstd + o_b, b_rstd, mask=i_n + o_b == 0)
-    b_y = store_rows(tl.reshape(b_y, (1, BN)), p_y, b_w_scale, b_added, o_m, o_n, 1, n, n)
-    if p_up is not None:
-        b_up = store_rows(tl.reshape(b_up, (1, BN)), p_y + n, b_up_scale, 0, o_m, o_n, 1, n, n)
-        store_swiglu(b_y, b_up, p_h, o_m, o_n, 1, n)
+    for i in tl.static_range(BM):
+        b_y, b_up = tl.sum(acc[i], 2), tl.sum(acc_up[i], 2)  # [BW, BN // BW]
+        o_m = i_m + i + tl.arange(0, 1)
+        if p_norm is not None:
+            b_rstd = rms_reciprocal(tl.sum(square[i], 2), K, eps)  # [BW, 1], the same in all
+            b_y, b_up = b_y * b_rstd, b_up * b_rstd
+            if p_rstd is not None:
+                o_b = tl.arange(0, BW)[:, None]
+                tl.store(p_rstd + i_m + i + o_b, b_rstd, mask=(i_n + o_b == 0) & (o_b * 0 + i_m + i < m))
+        b_y = store_rows(tl.reshape(b_y, (1, BN)), p_y, b_w_scale, added[i], o_m, o_n, m, n, y_row)
+        if p_up is not None:
+            b_up = store_rows(tl.reshape(b_up, (1, BN)), p_y + n, b_up_scale, 0, o_m, o_n, m, n, y_row)
+            store_swiglu(b_y, b_up, p_h, o_m, o_n, m, n)
