@@ -105,6 +105,45 @@ def load_tile(p, mask):
         return tl.load(p, mask=mask, other=0.0)
 
 
+# Bytes c + 128 as the low byte of the float 2^23 + c + 128, less 2^23 + 128: exact, and not on the slow unit of I2F.
+FROM_INT8 = tl.constexpr(
+    """{
+    .reg .b32 u, a;
+    .reg .f32 f;
+    xor.b32 u, $4, 0x80808080;
+    prmt.b32 a, u, 0x4B000000, 0x7440;
+    mov.b32 f, a;
+    add.f32 $0, f, 0fCB000080;
+    prmt.b32 a, u, 0x4B000000, 0x7441;
+    mov.b32 f, a;
+    add.f32 $1, f, 0fCB000080;
+    prmt.b32 a, u, 0x4B000000, 0x7442;
+    mov.b32 f, a;
+    add.f32 $2, f, 0fCB000080;
+    prmt.b32 a, u, 0x4B000000, 0x7443;
+    mov.b32 f, a;
+    add.f32 $3, f, 0fCB000080;
+    }"""
+)
+
+
+@triton.jit
+def upcast(w):
+    """A tile of W in float32."""
+    if w.dtype == tl.int8:
+        return tl.inline_asm_elementwise(FROM_INT8, "=&f,=&f,=&f,=&f,r", [w], tl.float32, True, 4)
+    else:
+        return converted(w, tl.float32)
+
+
+if is_interpreted():
+
+    @triton.jit
+    def upcast(w):
+        """The same, for the interpreter."""
+        return converted(w, tl.float32)
+
+
 @triton.jit
 def load_steps(p, o_rows, i_k, K: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr):
     """The tiles of STEPS steps from i_k on; none where there is no operand. One trip for all of K spares masks."""
@@ -173,9 +212,9 @@ def few_rows_fma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
                 if p_norm is not None:
                     b_square += b_x * b_x
                     b_x = b_x * converted(scale[j], tl.float32)
-                b_acc += b_x * converted(w[j], tl.float32)
+                b_acc += b_x * upcast(w[j])
                 if p_up is not None:
-                    b_acc_up += b_x * converted(up[j], tl.float32)
+                    b_acc_up += b_x * upcast(up[j])
             acc += (b_acc,)
             acc_up += (b_acc_up,)
             square += (b_square,)
