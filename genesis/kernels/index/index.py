@@ -86,12 +86,13 @@ def index_keys_kernel(p_keys, p_0, p_1, p_2, p_3, p_fault, count, span, sizes, s
 
 
 @triton.jit(do_not_specialize=["sites"])
-def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, blocks, sizes, strides, extents, steps,
-                  sites, outer, s_outer, inner, s_inner, NEGATIVE: tl.constexpr, OUTER: tl.constexpr,
+def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, sizes, strides, extents, steps, sites,
+                  outer, s_outer, inner, s_inner, NEGATIVE: tl.constexpr, OUTER: tl.constexpr,
                   INT64: tl.constexpr, OVERLAP: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """out[outer, n, inner] = x[outer, indices at n, inner]; 0 if an index is out of range."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
+    blocks = tl.cdiv(width, C)
     r, c = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     if INT64:
         r, c = r.to(tl.int64), c.to(tl.int64)
@@ -227,16 +228,15 @@ def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape],
     if rows == 0 or width == 0:
         return
     r, c, warps = segment.tile_of(width)
-    blocks = triton.cdiv(width, c)
     wide = (
         needs_int64((rows + r, width))
         or needs_int64(before.rest, before.target)
         or needs_int64(after.rest, after.target)
     )
     launch(
-        gather_kernel, triton.cdiv(rows, r) * blocks, out, x, *index.arrays, faults.flag(x.device), rows, count, width,
-        blocks, index.sizes, index.strides, index.extents, index.steps, index.sites, before.rest, before.target,
-        after.rest, after.target, NEGATIVE=index.negative, OUTER=rows != count, INT64=wide,
+        gather_kernel, triton.cdiv(rows, r) * triton.cdiv(width, c), out, x, *index.arrays, faults.flag(x.device),
+        rows, count, width, index.sizes, index.strides, index.extents, index.steps, index.sites, before.rest,
+        before.target, after.rest, after.target, NEGATIVE=index.negative, OUTER=rows != count, INT64=wide,
         OVERLAP=rows <= FEW_ROWS and can_overlap(x), R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
