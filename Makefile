@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton is for Linux alone.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills ranks-faults generations gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills ranks-faults generations serving gpu gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test stubs clean
 
 help: ## list these commands
@@ -71,6 +71,9 @@ kills: install-dev ## runs killed at 20 random instants (of adapters, on chats) 
 
 generations: install-dev ## 10,000 generations of mixed lengths, after which nothing may have grown, in minutes
 	$(BIN)/python -m tests.soak.generations
+
+serving: install-dev ## 10,000 good and 100,000 fuzzed requests to a server, after which nothing may have grown, in minutes
+	$(BIN)/python -m tests.soak.serving
 
 gpu: install-dev ## on a machine with an NVIDIA GPU: every op and gradient, golden models, graphs, training, large tensors
 	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py tests/adapters/test_golden.py \

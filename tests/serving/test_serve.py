@@ -174,6 +174,8 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": [1, 99_999]}, 400, "the model's vocabulary"),
     ("completions", {"prompt": [-1]}, 400, "token id -1"),
     ("completions", {"prompt": [10**40]}, 400, ""),
+    ("completions", {"prompt": [1, 10**40], "max_tokens": 0, "echo": True, "logprobs": 0}, 400, "token id"),
+    ("completions", {"prompt": "a", "top_k": 10**40}, 400, "top_k"),
     ("completions", {"prompt": 5}, 400, "prompt"),
     ("completions", {"prompt": "a\ud800"}, 400, "prompt"),
     ("completions", {}, 400, "prompt"),

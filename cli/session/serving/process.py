@@ -104,7 +104,9 @@ def _check_extra() -> None:
             __import__(package)
         except ModuleNotFoundError:
             what = f"the package {package} is not installed"
-            raise DeviceError(what, next="pip install 'genesis-lm[serve]'") from None
+            raise DeviceError(
+                what, next="pip install starlette uvicorn, which are the extra `serve` of Genesis"
+            ) from None
 
 
 @contextmanager
