@@ -1,4 +1,4 @@
-"""Every case of training in ranks, of which the suite runs a sample: `make ranks-faults`, in about half an hour.
+"""Every case of training in ranks, of which the suite runs a sample: `make ranks-faults`.
 
 State hashes on 1, 2 and 4 ranks, resumed runs, a fault in each phase, SIGKILL at every system call of a save, and
 signals at random instants of a run whose saves take 3 s. Arguments name the parts to run; none means all.
