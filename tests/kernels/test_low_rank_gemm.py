@@ -14,6 +14,7 @@ from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda import compile
 from genesis.dtypes import DType, bfloat16, float32
+from genesis.kernels.gemm import low_rank_gemm
 from genesis.kernels.gemm.low_rank_gemm import low_rank_gemm_into
 from genesis.kernels.gemm.tiles import GemmTile
 from genesis.ops.linear import linear, packed_linear
@@ -24,6 +25,11 @@ from tests.kernels.test_thin import launched
 
 CUDA = Device("cuda", 0)
 TILE = GemmTile(64, 64, 32, 4, 3, group=2)
+
+
+@pytest.fixture(autouse=True)
+def used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank_gemm, "USED", True)
 
 
 def on_gpu(values: np.ndarray, dtype: DType = bfloat16) -> Array:
@@ -119,6 +125,7 @@ def compiled() -> list[int]:
         return empty(shape, bfloat16, CUDA)
 
     rows: list[int] = []
+    low_rank_gemm.USED = True
     with collecting(Hopper) as found:
         for rank in (16, 32, 64):
             out = made(8192, 896)
