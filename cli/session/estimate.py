@@ -10,16 +10,19 @@ from pydantic import BaseModel
 
 from genesis import cuda
 from genesis.backend import CPU, Device
+from genesis.backend.cpu import threads
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
-from genesis.errors import UsageError
 from genesis.profile.format import aligned, format_bytes
 from genesis.train.config import Config
+from genesis_cli.session.host_plan import HostPlan, host_plan
 from genesis_cli.session.memory import advice, run_plan
 from genesis_cli.session.memory_plan import MemoryPlan
 from genesis_cli.session.preparation import describe_gpu, model_config, resolve_device
 from genesis_cli.session.settings import settled
 from genesis_cli.session.step_times import StepTime, measured_step
 from genesis_cli.session.trained_parameters import check_trained
+from genesis_cli.session.training import arithmetic
+from genesis_models.budget import host_memory
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count
 
@@ -33,7 +36,7 @@ WHAT = {
     "gradients": "of those that are trained",
     "optimizer": "running averages, and float32 masters of 2-byte weights",
     "batch": "tokens, labels, positions, rotary tables",
-    "activations": "kept by the forward pass for backward",
+    "activations": "kept by the forward pass for backward; on the CPU with the temporaries of ops",
     "workspace": "the most that the loss, backward and the update take beside it",
     "peak": "of tensors",
     "reserved": "what the allocator takes for them",
@@ -98,7 +101,7 @@ def place_of(name: str, gpu_memory: float | None) -> Place:
     """The place that `train.device` means; `gpu_memory` in GiB is that of a GPU, which need not be here.
 
     Raises:
-        DeviceError: a GPU is named that is not here, and no size of one. UsageError: the run would be on the CPU.
+        DeviceError: a GPU is named that is not here, and no size of one.
     """
     is_here = name != "cpu" and describe_gpu()[0]
     if gpu_memory is not None:
@@ -109,8 +112,7 @@ def place_of(name: str, gpu_memory: float | None) -> Place:
         return Place(device, f"a GPU of {gpu_memory:g} GiB with {kind}", total, max(0, total - DRIVER), False)
     device = resolve_device(name)
     if device == CPU:
-        what = "the run would be on the CPU, and memory is estimated for GPUs"
-        raise UsageError(what, where="command line", next="say for which: --gpu-memory GIB")
+        return Place(CPU, f"the CPU, {threads()} threads", host_memory(), None, True)
     free, total = cuda.mem_get_info(device)
     room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)
     return Place(device, cuda.get_device_name(device), total, room, True)
@@ -125,10 +127,16 @@ def estimate(config: Config, name: str, place: Place) -> Estimate:
     config, dtype = settled(config, place.device)
     shape = model_config(config)
     check_trained(config, shape)
-    plan = run_plan(config, shape, place.device)
-    fits, most = None, None
-    if place.room is not None:
+    plan: MemoryPlan | HostPlan
+    fits, most, to_fit = None, None, None
+    if place.device == CPU:
+        with arithmetic(config):
+            plan = host_plan(config, shape)
+    else:
+        plan = run_plan(config, shape, place.device)
+    if place.room is not None and isinstance(plan, MemoryPlan):
         fits, most = plan.reserved <= place.room, largest_batch(config, shape, place, plan)
+        to_fit = None if fits else advice(config, shape, place.device, plan, place.room)
     return Estimate(
         config=name,
         device=place.name,
@@ -142,12 +150,12 @@ def estimate(config: Config, name: str, place: Place) -> Estimate:
         seq_len=config.data.seq_len,
         accumulation_steps=config.train.accumulation_steps,
         activation_checkpointing=config.train.activation_checkpointing,
-        memory=plan.parts,
+        memory=dict(plan.parts),
         peak=plan.total,
         reserved=plan.reserved,
         fits=fits,
         largest_batch=most,
-        advice=advice(config, shape, place.device, plan, place.room) if fits is False and place.room else None,
+        advice=to_fit,
         snapshot=plan.saved,
         step=measured_step(config, shape),
     )
@@ -208,7 +216,8 @@ def estimate_lines(found: Estimate) -> Iterator[str]:
     micro = f", {found.accumulation_steps} micro-steps" if found.accumulation_steps > 1 else ""
     yield f"step: {batch} tokens{micro}, activation checkpointing {found.activation_checkpointing}"
     yield f"device: {found.device}"
-    sizes = {**found.memory, "peak": found.peak, "reserved": found.reserved}
+    sizes = {**found.memory, "peak": found.peak}
+    sizes |= {"reserved": found.reserved} if found.reserved > found.peak else {}
     rows = [{"memory": name, "size": format_bytes(size), "of": WHAT.get(name, "")} for name, size in sizes.items()]
     yield from aligned(rows, left=("memory", "of"))
     yield f"host: a save in the background takes {format_bytes(found.snapshot)} of its memory"

@@ -29,7 +29,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model
 
-__all__ = ["MemoryPlan", "memory_plan"]
+__all__ = ["MemoryPlan", "memory_plan", "zeros"]
 
 STEPS = 2  # the second one has what the first made once
 
@@ -99,8 +99,8 @@ def memory_plan(
         optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps)
         loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
         state = TrainState(model, optimizer, loader)
-        held_out = None if eval_batch is None else _zeros(eval_batch, length)
-        return _counted(state, fake, [_zeros(batch, length)] * accumulation_steps, held_out)
+        held_out = None if eval_batch is None else zeros(eval_batch, length)
+        return _counted(state, fake, [zeros(batch, length)] * accumulation_steps, held_out)
 
 
 def _counted(state: TrainState, device: Device, batches: list[Batch], held_out: Batch | None) -> MemoryPlan:
@@ -132,7 +132,7 @@ def _counted(state: TrainState, device: Device, batches: list[Batch], held_out: 
     )
 
 
-def _zeros(batch: int, length: int) -> Batch:
-    """One document a row."""
+def zeros(batch: int, length: int) -> Batch:
+    """A batch of zeros, one document a row."""
     ids = np.zeros((batch, length), np.int64)
     return Batch(0, 0, ids, ids, ids + np.arange(length), batch * (length - 1), batch * length, np.zeros((0, 4), int))

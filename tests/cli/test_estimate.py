@@ -12,12 +12,16 @@ import pytest
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
 from genesis.train.config_file import parse_config
 from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, with_batch
+from genesis_cli.session.host_plan import _counted as counted
+from genesis_cli.session.host_plan import host_plan
 from genesis_cli.session.memory import run_plan
 from genesis_cli.session.preparation import model_config
 from genesis_cli.session.step_times import measured_step
+from genesis_cli.session.training import cpu_threads
 from tests.cli.command import printed
 from tests.models.golden import golden
 
+LASTING = ("weights", "gradients", "optimizer")
 TINY = {
     "model_type": "qwen3",
     "vocab_size": 320,
@@ -170,3 +174,30 @@ def test_a_time_is_that_of_a_benchmark_of_the_same_step(folder: Path) -> None:
     assert time_of(train={"activation_checkpointing": "full"}) is None
     assert time_of(optim={"name": "lion"}) is None
     assert time_of(model={"config": None, "preset": "1.5B"}) is None
+
+
+# --- The CPU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"optim": {"name": "muon"}, "train": {"accumulation_steps": 2}}])
+def test_on_the_cpu_a_few_layers_and_rows_tell_what_all_take(settings: dict[str, Any]) -> None:
+    """Against the whole step, counted in the same way; benchmarks/cpu_estimates.py compares with the process.
+
+    Of one thread: of several it is chance which of their peaks meet.
+    """
+    train = {"batch_size": 8, **settings.get("train", {})}
+    given = {**settings, "train": train, "model": {"config": {**TINY, "num_hidden_layers": 6}, "dtype": "float32"}}
+    config = config_of(**given)
+    shape = model_config(config)
+    with cpu_threads(1):
+        plan, whole = host_plan(config, shape), counted(config, shape, 8)
+    assert whole.pop("saved") == plan.saved
+    assert {key: plan.parts[key] for key in LASTING} == {key: whole[key] for key in LASTING}
+    assert plan.total == pytest.approx(sum(whole.values()), rel=0.1)
+
+
+def test_the_command_on_the_cpu(folder: Path) -> None:
+    (folder / "c.yaml").write_text(json.dumps(raw_config()))
+    code, out, told = printed("estimate", "c.yaml", "train.device=cpu")
+    assert code == 0, told
+    assert "device: the CPU" in out and "peak" in out and "fit:" not in out

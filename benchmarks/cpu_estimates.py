@@ -1,0 +1,109 @@
+"""What `genesis estimate` says of steps on the CPU, and by how much the memory of a process grows that takes them.
+
+    python -m benchmarks.cpu_estimates
+
+Four steps: in full, with adapters, with activation checkpointing, and in micro-steps with Muon. The estimate takes
+steps of a few layers and rows; each measurement is of a process of its own (VmHWM of /proc, so on Linux alone).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import genesis_models
+from genesis.backend import CPU
+from genesis.train.config_file import parse_config
+from genesis.train.optimizer import build_optimizer
+from genesis.train.state import TrainState
+from genesis.train.step import take_step
+from genesis_cli import recipes
+from genesis_cli.session.estimate import estimate, place_of
+from genesis_cli.session.memory_plan import zeros
+from genesis_cli.session.trained_parameters import select_trained
+
+TOLERANCE = 0.10
+# Layers, rows, micro-steps, activation checkpointing, adapters, optimizer.
+CASES: tuple[tuple[int, int, int, str, dict[str, Any] | None, str], ...] = (
+    (6, 8, 1, "none", None, "adamw"),
+    (8, 16, 1, "full", None, "adamw"),
+    (6, 8, 1, "none", {"r": 16}, "adamw"),
+    (6, 8, 2, "none", None, "muon"),
+)
+
+
+def config_of(case: tuple[Any, ...], folder: Path) -> Any:
+    """The configuration of a case; with adapters its base is written to `folder`."""
+    layers, rows, micro, how, lora, optimizer = case
+    model = dict(recipes.load("quickstart", []).model.config or {}) | {"num_hidden_layers": layers}
+    raw: dict[str, Any] = {
+        "model": {"config": model},
+        "data": {"train": "stdlib:", "seq_len": 256},
+        "train": {"output_dir": "none", "steps": 1, "batch_size": rows, "accumulation_steps": micro, "device": "cpu"},
+        "optim": {"name": optimizer},
+    }
+    raw["train"]["activation_checkpointing"] = how
+    if lora is not None:
+        if not folder.exists():
+            genesis_models.save(genesis_models.build(model), folder)
+        raw |= {"model": {"path": str(folder)}, "lora": lora}
+    return parse_config(json.dumps(raw), "a case")
+
+
+def status(key: str) -> int:
+    """Bytes that /proc says of this process."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return int(line.split()[1]) << 10
+
+
+def taken(config: Any) -> int:
+    """Bytes by which this process grows at the most while it takes steps of `config`."""
+    raw = config.model.config or json.loads((Path(config.model.path) / "config.json").read_text())
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
+    steps(config, raw | small, 2)  # what is imported and made once
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    steps(config, raw, config.train.batch_size)
+    return status("VmHWM") - before
+
+
+def steps(config: Any, raw: dict[str, Any], rows: int) -> None:
+    """Three steps of a new model."""
+    model = genesis_models.build(raw)
+    select_trained(config, model)
+    model.train()
+    model.activation_checkpointing = config.train.activation_checkpointing
+    micro, loader = config.train.accumulation_steps, SimpleNamespace(batch_size=rows, seq_len=config.data.seq_len)
+    state = TrainState(model, build_optimizer(config.optim, model.named_parameters(), 0, micro), loader)
+    for _ in range(3):
+        take_step(state, [zeros(rows, config.data.seq_len)] * micro, 1e-5, 1.0, CPU)
+
+
+def main() -> None:
+    """Print a table; with a number, what that case takes."""
+    if len(sys.argv) > 2:
+        print(taken(config_of(CASES[int(sys.argv[1])], Path(sys.argv[2]))))
+        return
+    worst = 0.0
+    print("| layers | rows | micro | checkpointing | adapters | optimizer | estimate MiB | measured MiB | off % |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name) / "base"
+        for number, case in enumerate(CASES):
+            said = estimate(config_of(case, base), str(number), place_of("cpu", None)).peak
+            command = [sys.executable, "-m", "benchmarks.cpu_estimates", str(number), str(base)]
+            found = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            worst = max(worst, abs(said / found - 1))
+            cells = [*case[:4], "LoRA" if case[4] else "none", case[5], said >> 20, found >> 20]
+            print(f"| {' | '.join(map(str, cells))} | {100 * (said / found - 1):+.1f} |", flush=True)
+    print(f"largest difference: {100 * worst:.1f} %, allowed {100 * TOLERANCE:.0f} %")
+    assert worst <= TOLERANCE
+
+
+if __name__ == "__main__":
+    main()
