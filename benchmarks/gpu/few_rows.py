@@ -5,7 +5,8 @@
 Weights are windows of one gigabyte of random numbers, each call of a graph reads another one, so that they come from
 memory and not from L2. Results are compared with torch's in float32 first. `chain`: norm + q|k|v, output + residual,
 norm + gate|up + SwiGLU, down + residual of all layers in one graph, as the rule chooses tiles: with programmatic
-dependent launch, with the wait in the first instruction ("wait"), and with plain edges ("plain").
+dependent launch, also with W loaded before the wait ("early loads"), with the wait in the first instruction ("wait"),
+and with plain edges ("plain"). --compile only compiles what a call without it would time, for many processes at once.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from genesis.array import Array
 from genesis.dtypes import float8_e4m3fn
 from genesis.kernels.gemm import few_rows
 from genesis.kernels.gemm.few_rows import (
+    MMA_K,
     FewRowsTile,
     Norm,
     choose_fma_tile,
     choose_mma_tile,
     few_rows_into,
     few_rows_swiglu_into,
-    mma_tile,
 )
 
 EPS = 1e-6
@@ -165,31 +166,25 @@ def shared(w: torch.Tensor) -> Array:
 
 
 def tiles(p: Problem, m: int, itemsize: int) -> Iterator[FewRowsTile]:
-    """What is tried beside the rule's choice."""
+    """What is tried beside the rule's choice: on the CUDA cores, on the tensor cores, and both with early loads."""
     sms = backend.driver.properties.sm_count
-    if m > 1:
-        yield choose_mma_tile(m, p.n, p.k, sms, p.halves, p.norm)
-    else:
-        yield choose_fma_tile(m, p.n, p.k, itemsize, sms, p.halves)
-        for slices, warps, trips in itertools.product((1, 2, 4), (4, 8), (1, 2)):
+    if m == 1:
+        yield choose_fma_tile(m, p.k, itemsize)
+    rule = choose_mma_tile(m, p.n, p.k, sms, p.halves, p.norm)
+    yield rule
+    for early in (False, True):
+        for slices, warps, trips in itertools.product((1, 2, 4), (4, 8), (1, 2)) if m == 1 else ():
             bk = slices * 32 * 16 // itemsize
-            steps = -(-p.k // bk // trips)
-            if steps * p.halves <= 16:
-                yield FewRowsTile(warps // slices, bk, warps, steps, -1)
-                if trips == 1:
-                    yield FewRowsTile(warps // slices, bk, warps, steps, 4 * sms)
-        if itemsize == 4:
-            return
-    blocks = max(1, m // 8)
-    wide = p.n > 32 * 8 * sms
-    for bn, warps, loads in itertools.product((16, 32) if wide else (8, 16, 32), (1, 2, 4, 8), (14, 28)):
-        tile = mma_tile(bn, warps, blocks, p.k, p.halves, p.norm, loads, -1)
-        sums = max(1, bn // 16) * max(1, blocks // 2)
-        held = 4 * tile.steps * (p.halves * bn // 8 + blocks + p.norm) + 8 * sums * p.halves + 8 * p.norm
-        under_way = warps * -(-p.n // bn)
-        fits = held + 40 <= min(255, 65536 // (32 * warps)) and 96 * warps <= p.k and under_way >= 3 * sms
-        if fits and (warps in (2, 4) if wide else under_way <= 40 * sms):
-            yield tile
+            if (steps := -(-p.k // bk // trips)) * p.halves <= 16:
+                yield FewRowsTile(warps // slices, bk, warps, steps, early)
+        blocks = max(1, m // 8)
+        for bn, warps, trips in itertools.product((8, 16, 32), (4, 8), (1, 2, 3, 4)):
+            steps, of_w = -(-p.k // (MMA_K * warps) // trips), p.halves * max(1, bn // 16) + p.norm
+            held = 4 * steps * (p.halves * bn // 8 + blocks + p.norm) + 8 * of_w * max(1, blocks // 2)
+            shared_bytes = of_w * max(1, blocks // 2) * warps * (512 if blocks == 1 else 1024)
+            fits = held <= 190 and (held + 40) * 32 * warps <= 65536 and shared_bytes <= 44 << 10
+            if fits and MMA_K * warps <= p.k and (bn == rule.bn or not early):
+                yield FewRowsTile(bn, MMA_K, warps, steps, early)
 
 
 def compare_tiles(name: str, model: Model, m: int, weights: Weights, only: list[str], compile_only: bool) -> None:
@@ -220,7 +215,7 @@ def compare_tiles(name: str, model: Model, m: int, weights: Weights, only: list[
         print(
             f"{name:13} {weights.kind} M {m:2} {p.name:13} torch {peer:6.2f}",
             f"rule {rule:6.2f} us {nbytes / rule / 1e3:5.0f} GB/s {tuple(tried[0])[:4]}  best",
-            *(f"{t:.2f} {(*tile[:4], '' if tile[4] < 0 else 'p')}" for tile, t in rows[:9]),
+            *(f"{t:.2f} {(*tile[:4], 'e' if tile.early else '')}" for tile, t in rows[:9]),
             f"worst {rows[-1][1]:.2f}",
             flush=True,
         )
@@ -229,18 +224,13 @@ def compare_tiles(name: str, model: Model, m: int, weights: Weights, only: list[
 @contextmanager
 def launched_as(how: str) -> Iterator[None]:
     """The rules' tiles with another way to overlap."""
+
+    def early(rule: Callable[..., FewRowsTile], *sizes: int) -> FewRowsTile:
+        return rule(*sizes)._replace(early=True)
+
     with ExitStack() as patches:
-        early = {"no prefetch": 0, "early loads": -1}.get(how)
-        if how == "tensor cores":
-
-            def rule(m: int, n: int, k: int, itemsize: int, sms: int, halves: int) -> FewRowsTile:
-                return choose_mma_tile(m, n, k, sms, halves, halves == 2)._replace(prefetch=-1)
-
-            patches.enter_context(mock.patch.object(few_rows, "choose_fma_tile", rule))
-        for name in ("choose_fma_tile", "choose_mma_tile") if early is not None else ():
-            rule = getattr(few_rows, name)
-            changed = functools.partial(lambda rule, *sizes: rule(*sizes)._replace(prefetch=early), rule)
-            patches.enter_context(mock.patch.object(few_rows, name, changed))
+        for name in ("choose_fma_tile", "choose_mma_tile") if how == "early loads" else ():
+            patches.enter_context(mock.patch.object(few_rows, name, functools.partial(early, getattr(few_rows, name))))
         if how in ("wait", "plain"):
             patches.enter_context(mock.patch.object(few_rows, "can_overlap", return_value=False))
         if how == "plain":
@@ -249,15 +239,20 @@ def launched_as(how: str) -> Iterator[None]:
 
 
 def chain(name: str, model: Model, m: int, weights: Weights, compile_only: bool) -> None:
-    """All layers' matmuls, and the head, in one graph."""
-    calls, nbytes = [], 0
+    """All layers' matmuls in one graph."""
+    turns, sms = [], backend.driver.properties.sm_count
     for _ in range(1 if compile_only else model.layers):
         for p in problems(model)[:4]:
-            w = weights.take(p.halves * p.n, p.k)
-            calls.append(Operands(p, m, weights).call(w))
-            nbytes += w.numel() * w.element_size()
+            turns.append((Operands(p, m, weights), weights.take(p.halves * p.n, p.k)))
+    nbytes = sum(w.numel() * w.element_size() for _, w in turns)
     times = {}
-    for how in ("overlap", "no prefetch", "early loads", *(["tensor cores"] if m == 1 else []), "wait", "plain"):
+    for how in ("overlap", "early loads", *(["norms on tensor cores"] if m == 1 else []), "wait", "plain"):
+        calls = []
+        for o, w in turns:
+            p, tile = o.problem, None
+            if p.norm and how == "norms on tensor cores":
+                tile = choose_mma_tile(m, p.n, p.k, sms, p.halves, p.norm)
+            calls.append(o.call(w, tile))
         with launched_as(how):
             if not compile_only:
                 times[how] = gpu_us(calls, n=len(calls), replays=9) * len(calls)
@@ -267,7 +262,7 @@ def chain(name: str, model: Model, m: int, weights: Weights, compile_only: bool)
     if compile_only:
         backend.driver.synchronize()
         return
-    count = len(calls)
+    count = len(turns)
     print(
         f"{name:13} {weights.kind} M {m:2} chain of {count}:",
         *(f"{how} {t:.0f} us, {t / count:.2f} a launch, {nbytes / t / 1e3:.0f} GB/s;" for how, t in times.items()),

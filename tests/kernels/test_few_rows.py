@@ -29,8 +29,8 @@ CUDA = Device("cuda", 0)
 EPS = 1e-5
 STEP = {bfloat16: 2.0**-8, float16: 2.0**-11, float32: 2.0**-21}
 EPILOGUES = [(False, False, False), (True, True, False), (False, True, True), (True, False, True)]
-SMALL = FewRowsTile(8, 16, 4, 2, 3)
-TENSOR_CORES = [FewRowsTile(8, 32, 2, 2, 3), FewRowsTile(16, 32, 1, 1, 3), FewRowsTile(32, 32, 4, 3, 3)]
+SMALL = FewRowsTile(8, 16, 4, 2)
+TENSOR_CORES = [FewRowsTile(8, 32, 2, 2), FewRowsTile(16, 32, 1, 1, True), FewRowsTile(32, 32, 4, 3)]
 
 
 def on_gpu(values: np.ndarray, dtype: DType) -> Array:
@@ -166,21 +166,23 @@ def test_which_matmuls_are_of_few_rows() -> None:
 @pytest.mark.parametrize("itemsize", [1, 2, 4])
 def test_tiles_fit(itemsize: int) -> None:
     """Shared memory of the pipeline, and powers of two, for sizes from tiny to a vocabulary."""
-    for m, n, k, halves in itertools.product((1, 2, 8, 32), (5, 896, 9728, 151936), (3, 896, 8192), (1, 2)):
-        t = choose_fma_tile(m, n, k, itemsize, 132, halves)
+    for m, n, k, halves in itertools.product(
+        (1, 2, 8, 16, 32), (5, 896, 1536, 4608, 18944, 151936), (3, 896, 1536, 3584, 8192, 18944), (1, 2)
+    ):
+        t = choose_fma_tile(m, k, itemsize)
         assert t.bn & (t.bn - 1) == t.bk & (t.bk - 1) == 0
         assert t.bk >= 16
-        assert 1 <= t.steps <= 10
+        assert 1 <= t.steps <= 5
         for norm in (False, True) if itemsize == 2 else ():
             t = choose_mma_tile(m, n, k, 132, halves, norm)
             assert t.bn in (8, 16, 32)
-            assert t.warps & (t.warps - 1) == 0
-            assert t.warps * t.steps * 32 < k + t.warps * 32 * 2
-            blocks, of_w = max(1, m // 8), t.bn // 8 * halves
-            sums = 8 * max(1, of_w // 2) * max(1, blocks // 2)
-            loads = 4 * t.steps * (of_w + blocks + norm)
-            assert 32 * t.warps * (loads + sums) < 65536 * 0.9
-            assert loads + sums < 200
+            assert t.warps in (4, 8)
+            of_w, of_x = max(1, t.bn // 16) * halves, max(1, m // 8)
+            tiles = of_w * max(1, of_x // 2) + norm * max(1, of_x // 2)
+            assert tiles * t.warps * (512 if of_x == 1 else 1024) <= 44 << 10  # of shared memory without asking
+            registers = 4 * t.steps * (halves * t.bn // 8 + of_x + norm) + 8 * tiles
+            assert registers <= 200
+            assert 32 * t.warps * (registers + 40) <= 65536
 
 
 CODE = """
@@ -189,9 +191,9 @@ from genesis.backend.cuda.compile import Signature, compiled, dependent
 from genesis.kernels.gemm.few_rows_fma import few_rows_fma_kernel
 from genesis.kernels.gemm.few_rows_mma import few_rows_mma_kernel
 
-A, NONE, SHARED = "*bf16:16", ("constexpr", None), dict(K=896, STEPS=2, OVERLAP=True, EARLY=9)
+A, NONE, SHARED = "*bf16:16", ("constexpr", None), dict(K=896, STEPS=2, OVERLAP=True, EARLY=False)
 OPERANDS = (A, A, "*fp32:16", A, A, A, A, NONE, NONE, NONE)
-for kernel, sizes, constants in (
+for kernel, constants in (
     (few_rows_fma_kernel, dict(BM=1, BN=4, BK=256, BW=4)),
     (few_rows_fma_kernel, dict(BM=4, BN=4, BK=256, BW=4)),
     (few_rows_mma_kernel, dict(BM=8, BN=8, BS=4)),
@@ -201,7 +203,7 @@ for kernel, sizes, constants in (
     text = dependent(compiled(kernel, signature, (9, 0)).asm["ptx"])
     wait = text.index("griddepcontrol.wait")
     assert text.count("griddepcontrol.wait") == 1
-    assert text.index("griddepcontrol.launch_dependents") < text.index("prefetch.global.L2") < wait
+    assert text.index("griddepcontrol.launch_dependents") < wait
     reads = [each.start() for each in re.finditer(r"ld[.]global|cp[.]async|st[.]global", text)]
     assert len(reads) > 8 and wait < min(reads)
     print(kernel.__name__)

@@ -4,8 +4,7 @@ Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; norm_linear.p
 
 y = x·Wᵀ, with RMSNorm of x before it, and a scale for each row of W, bias, residual or SwiGLU after it. Such a matmul
 takes as long as its weight takes from memory, a microsecond or two, so that latency counts: every launch is alone, and
-overlaps with the one before it (`genesis.kernels.dependents`): it lets the next one in at once, asks for its rows of W
-to be brought to L2, and waits.
+overlaps with the one before it (`genesis.kernels.dependents`): it lets the next one in at once, and waits.
 
 Every program has all of K for BN rows of W: nothing is left to combine. Two to 32 rows of 2-byte floats are multiplied
 on the tensor cores (few_rows_mma.py); one row, float32, and rows that 16 bytes do not divide on the CUDA cores
@@ -36,6 +35,7 @@ from genesis.ops.shape import columns, contiguous
 
 __all__ = [
     "MAX_ROWS",
+    "MMA_K",
     "FewRowsTile",
     "Norm",
     "choose_fma_tile",
@@ -49,6 +49,8 @@ __all__ = [
 MAX_ROWS = 32
 FMA_ROWS = 4  # of x in a program on the CUDA cores, where there is more than one
 MMA_K = 32  # elements along K of a warp's step on the tensor cores
+MAX_LOADS = 28  # of 16 bytes that a thread has under way there
+WIDE = 128  # rows of W for each SM, from which on W is a vocabulary
 
 
 class FewRowsTile(NamedTuple):
@@ -59,15 +61,15 @@ class FewRowsTile(NamedTuple):
         bk: elements along K; MMA_K on the tensor cores, of each warp.
         warps: of a program.
         steps: tiles along K whose loads are issued together.
-        prefetch: programs that ask for their rows of W early; -1: all load the first of W, and the norm's
-            weight, before they wait, for graphs in which nothing writes them.
+        early: the first of W, and the norm's weight, are loaded before the wait: for graphs in which nothing writes
+            them.
     """
 
     bn: int
     bk: int
     warps: int
     steps: int
-    prefetch: int
+    early: bool = False
 
 
 class Norm(NamedTuple):
@@ -81,45 +83,35 @@ class Norm(NamedTuple):
 # --- Launching --------------------------------------------------------------------------------------------------------
 
 
-def choose_fma_tile(m: int, n: int, k: int, itemsize: int, sm_count: int, halves: int = 1) -> FewRowsTile:
-    """The tile on the CUDA cores for n rows of W (of each of `halves` weights).
-
-    A warp has a row of W, or, where one warp would have too many loads under way at once, a slice of some rows.
+def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
+    """The tile on the CUDA cores: a warp has a row of W, or of a long one a slice, so that few loads follow each other.
 
     Args:
         itemsize: bytes of an element of W.
     """
-    rows, lanes = 1 if m == 1 else FMA_ROWS, 32 * 16 // itemsize  # elements that a warp loads at once
-    slices = 1
-    while slices < 4 and triton.cdiv(k, lanes * slices) * 2 * halves > 20:
+    lanes, slices = 32 * 16 // itemsize, 1  # elements that a warp loads at once
+    while slices < 4 and triton.cdiv(k, lanes * slices) > 4:
         slices *= 2
-    warps = 4 if slices == 1 else 8
-    bn = warps // slices
-    # more rows of W a warp: x is converted once
-    while rows == 1 and 2 * bn * slices * halves <= 4 * warps and n >= 2 * bn * 3 * sm_count:
-        bn *= 2
-    tiles = triton.cdiv(k, lanes * slices)
-    steps = triton.cdiv(tiles, triton.cdiv(tiles, 10 if rows == 1 else 2))
-    return FewRowsTile(bn, lanes * slices, warps, steps, 4 * sm_count)
+    return FewRowsTile(4 // slices, lanes * slices, 4, _balanced(k, lanes * slices, 5 if m == 1 else 2))
 
 
 def choose_mma_tile(m: int, n: int, k: int, sm_count: int, halves: int = 1, norm: bool = False) -> FewRowsTile:
-    """The tile on the tensor cores."""
-    blocks = max(1, triton.next_power_of_2(m) // 8)
-    bn = 8
-    while bn < 32 and triton.cdiv(n, 2 * bn) >= 2 * sm_count and bn * halves < 32:
-        bn *= 2
-    warps = 4
-    while warps < 16 and triton.cdiv(n, bn) * warps < 8 * sm_count and 32 * warps * 4 <= k:
-        warps *= 2
-    return mma_tile(bn, warps, blocks, k, halves, norm, 24, 4 * sm_count)
+    """The tile on the tensor cores for n rows of W (of each of `halves` weights)."""
+    blocks, bn = max(1, triton.next_power_of_2(m) // 8), 16  # of 8 rows of x
+    if blocks == 4 and halves == 1 and n >= WIDE * sm_count:
+        bn = 32  # x, from L2, is more than W
+    elif blocks == 1 and k >= 2048 and 4 * triton.cdiv(n, bn) < 3 * sm_count:
+        bn = 8  # a long W for few programs
+    sums = halves * blocks  # in shared memory, of which 48 KiB are for the asking
+    warps = 8 if triton.cdiv(n, bn) < 2 * sm_count and k > 4 * MMA_K and sums < 8 else 4
+    loads = halves * bn // 8 + blocks + norm  # of a thread in a step
+    return FewRowsTile(bn, MMA_K, warps, _balanced(k, MMA_K * warps, max(1, MAX_LOADS // loads)))
 
 
-def mma_tile(bn: int, warps: int, blocks: int, k: int, halves: int, norm: bool, loads: int, early: int) -> FewRowsTile:
-    """A tile with about so many loads of a thread under way at once."""
-    tiles = triton.cdiv(k, MMA_K * warps)
-    most = max(1, loads // (halves * bn // 8 + blocks + norm))
-    return FewRowsTile(bn, MMA_K, warps, triton.cdiv(tiles, triton.cdiv(tiles, most)), early)
+def _balanced(k: int, step: int, most: int) -> int:
+    """Steps of a trip along K, at most so many, where all trips have as many."""
+    steps = triton.cdiv(k, step)
+    return triton.cdiv(steps, triton.cdiv(steps, most))
 
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
@@ -202,14 +194,15 @@ def _launch(
     (m, k), weight, up = x.shape, weights[0], weights[1] if h is not None else None
     n, itemsize = weight.shape[0], weight.dtype.itemsize
     sms = backend_of(x.device).driver.properties.sm_count
-    on_mma = takes_mma(x, weights, norm)
-    if tile is None and on_mma and m > 1:
-        tile = choose_mma_tile(m, n, k, sms, len(weights), norm is not None)
-    t = tile or choose_fma_tile(m, n, k, itemsize, sms, len(weights))
+    on_mma, t = takes_mma(x, weights, norm), tile
+    # of one row the conversion of 8-bit codes is the bound: on the tensor cores it serves twice as many of them
+    if t is None and on_mma and (m > 1 or (itemsize == 1 and n >= WIDE * sms)):
+        t = choose_mma_tile(m, n, k, sms, len(weights), norm is not None)
+    t = t or choose_fma_tile(m, k, itemsize)
     scale, eps, rstd = norm or (None, 0.0, None)
     rows: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
     sizes = m, n, x.strides[0], weight.strides[0], out.strides[0], float(eps)
-    how: dict[str, Any] = {"OVERLAP": can_overlap(x), "EARLY": t.prefetch, "BN": t.bn, "STEPS": t.steps}
+    how: dict[str, Any] = {"OVERLAP": can_overlap(x), "EARLY": t.early, "BN": t.bn, "STEPS": t.steps}
     how |= {"K": k, "num_warps": t.warps}
     grid = triton.cdiv(n, t.bn)
     if on_mma and t.bk == MMA_K:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.kernels.dependents import allow_next, prefetch, wait_for_previous
+from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.gemm.gated import swiglu
 from genesis.kernels.types import converted
 
@@ -17,22 +17,8 @@ __all__ = [
     "after_loads",
     "few_rows_fma_kernel",
     "load_tile",
-    "prefetch_rows",
     "rms_reciprocal",
 ]
-
-LINE = tl.constexpr(128)  # bytes of a line of L2
-
-
-@triton.jit
-def prefetch_rows(p_w, i_n, n, k, w_row, OVERLAP: tl.constexpr, BN: tl.constexpr):
-    """Ask for BN rows of a weight from i_n on, line by line of L2."""
-    if p_w is not None:
-        SPAN: tl.constexpr = LINE * 8 // p_w.dtype.element_ty.primitive_bitwidth
-        o_n, o_k = i_n + tl.arange(0, BN), tl.arange(0, 64) * SPAN
-        p_n = p_w + o_n.to(tl.int64)[:, None] * w_row
-        for i_k in range(0, k, 64 * SPAN):
-            prefetch(p_n + (i_k + o_k)[None, :], (o_n < n)[:, None] & (i_k + o_k < k)[None, :], OVERLAP)  # [BN, 64]
 
 
 @triton.jit
@@ -178,17 +164,14 @@ def few_rows_fma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     # rows behind the last are read as that one, which spares masks
     o_w, o_b = (tl.minimum(o_w, n - 1).to(tl.int64) * w_row)[:, :, None], (o_b * 0)[:, :, None]
     w, up, scale = (), (), ()  # tiles of STEPS steps
-    if EARLY < 0:
+    if EARLY:
         w = load_steps(p_w, o_w, 0, K, BK, STEPS)
         up, scale = load_steps(p_up, o_w, 0, K, BK, STEPS), load_steps(p_norm, o_b, 0, K, BK, STEPS)
-    elif OVERLAP and tl.program_id(0) < EARLY:
-        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN)
-        prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN)
     wait_for_previous(OVERLAP)
     b_w_scale, b_up_scale = load_vector(p_w_scale, o_n, n, 1), load_vector(None, o_n, n, 1)
     if p_up is not None and p_w_scale is not None:
         b_up_scale = load_vector(p_w_scale + n, o_n, n, 1)
-    if EARLY >= 0:
+    if not EARLY:
         w = load_steps(p_w, o_w, 0, K, BK, STEPS)
         up, scale = load_steps(p_up, o_w, 0, K, BK, STEPS), load_steps(p_norm, o_b, 0, K, BK, STEPS)
     added, acc, acc_up, square = (), (), (), ()  # of each row of x

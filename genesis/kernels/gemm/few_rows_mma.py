@@ -20,7 +20,7 @@ from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.dependents import allow_next, wait_for_previous
-from genesis.kernels.gemm.few_rows_fma import after_loads, load_tile, prefetch_rows, rms_reciprocal
+from genesis.kernels.gemm.few_rows_fma import after_loads, load_tile, rms_reciprocal
 from genesis.kernels.gemm.gated import swiglu
 from genesis.kernels.types import converted
 
@@ -294,13 +294,10 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     o_r, o_k = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]
     o_k, o_r = o_k + o_r // 8 * 32, o_r % 8  # [BS * 8, 32], [BS * 8, 1]
     w, up, scale = (), (), ()  # tiles of STEPS steps
-    if EARLY < 0:
+    if EARLY:
         w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
         up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
         scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
-    elif OVERLAP and tl.program_id(0) < EARLY:
-        prefetch_rows(p_w, i_n, n, K, w_row, OVERLAP, BN)
-        prefetch_rows(p_up, i_n, n, K, w_row, OVERLAP, BN)
     wait_for_previous(OVERLAP)
     added, w_scale, up_scale = (), (), ()
     for i in tl.static_range(WW):
@@ -313,7 +310,7 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
         for j in tl.static_range(XX):
             o_y = (o_m + j * 16).to(tl.int64) * y_row + o_w
             added += (load_each(p_bias, o_w, m_w, 0) + load_each(p_residual, o_y, m_w & (o_m + j * 16 < m), 0),)
-    if EARLY >= 0:
+    if not EARLY:
         w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
         up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, BS, STEPS)
         scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, BS, STEPS)
