@@ -22,7 +22,6 @@ from genesis_cli.session.settings import settled
 from genesis_cli.session.step_times import StepTime, measured_step
 from genesis_cli.session.trained_parameters import check_trained
 from genesis_cli.session.training import arithmetic
-from genesis_models.budget import host_memory
 from genesis_models.config import ModelConfig
 from genesis_models.registry import parameter_count
 

@@ -157,9 +157,8 @@ def soak(server: Server, count: int, seed: int, *, fuzz: bool) -> int:
     end, wrong = held(server), counts["5xx"]
     for name, (memory, descriptors, threads) in end.items():
         was = settled[name]
-        print(
-            f"{name}: {was[0]:.1f} to {memory:.1f} MiB, descriptors {was[1]} to {descriptors}, threads {was[2]} to {threads}"
-        )
+        held_now = f"{memory:.1f} MiB, descriptors {was[1]} to {descriptors}, threads {was[2]} to {threads}"
+        print(f"{name}: {was[0]:.1f} to {held_now}")
         wrong += memory > was[0] + GROWTH or descriptors > was[1] + 2 or threads > was[2]
     after = httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"]
     wrong += after != before

@@ -140,8 +140,8 @@ def scores(model: CausalLM, ids: list[int], top: int) -> list[Any]:
     """
     if len(ids) < 2:
         return []
-    for part in (ids[:-1], ids[-1:]):
-        check_prompt(model, part)
+    for each in (ids[:-1], ids[-1:]):
+        check_prompt(model, each)
     device = model.model.embed_tokens.weight.device
     was_training, rows = model.training, []
     model.eval()
