@@ -12,6 +12,7 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
+from genesis.backend.host_memory import host_memory
 from genesis.profile.format import aligned, format_bytes
 from genesis.train.config import Config
 from genesis_cli.session.host_plan import HostPlan, host_plan

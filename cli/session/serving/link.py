@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -91,20 +92,17 @@ class Link:
         return id, queue
 
     def _write(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the reader notices
             while (message := self._out.get()) is not None:
                 send(self._connection, message)
-        except OSError:
-            pass  # the reader notices
 
     def _read(self) -> None:
-        try:
-            while True:
-                self._loop.call_soon_threadsafe(self._deliver, receive(self._connection))
-        except (EOFError, OSError):
-            self._loop.call_soon_threadsafe(self._close)
-        except RuntimeError:
-            pass  # the loop has ended
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            try:
+                while True:
+                    self._loop.call_soon_threadsafe(self._deliver, receive(self._connection))
+            except (EOFError, OSError):
+                self._loop.call_soon_threadsafe(self._close)
 
     def _deliver(self, message: Message) -> None:
         if message["op"] != "tokens":
