@@ -20,11 +20,10 @@ from genesis.train.config import Config
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_cli.session.memory_plan import zeros
+from genesis_cli.session.memory_plan import saved_bytes, zeros
 from genesis_cli.session.settings import usable_precision
 from genesis_cli.session.trained_parameters import select_trained
 from genesis_cli.session.training import cpu_threads
-from genesis_models.adapters import adapter_parameters
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 
@@ -115,8 +114,7 @@ def _counted(config: Config, shape: ModelConfig, rows: int) -> dict[str, int]:
             take_step(state, [zeros(rows, config.data.seq_len)] * min(micro, 2), 1e-5, 1.0, CPU)
         peak = tracemalloc.get_traced_memory()[1] - before
         lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
-        own = adapter_parameters(model).values() or model.parameters()
-        saved = sum(p.nbytes for p in own) + lasting["optimizer"]
+        saved = saved_bytes(state)
     finally:
         if not was_tracing:
             tracemalloc.stop()

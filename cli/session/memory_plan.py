@@ -23,13 +23,14 @@ from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.shards import summed_loss
-from genesis.train.state import TrainState
+from genesis.train.snapshot import snapshot_bytes
+from genesis.train.state import FrozenBase, TrainState
 from genesis_models.adapters import adapter_parameters
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model
 
-__all__ = ["MemoryPlan", "memory_plan", "zeros"]
+__all__ = ["MemoryPlan", "memory_plan", "saved_bytes", "zeros"]
 
 STEPS = 2  # the second one has what the first made once
 
@@ -114,7 +115,6 @@ def _counted(state: TrainState, device: Device, batches: list[Batch], held_out: 
     for _ in range(STEPS):
         after_forward.clear()
         steps.take(batches, 1e-5)
-    own = adapter_parameters(model).values() or model.parameters()
     lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
     at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
     activations = max(after_forward) - at_rest
@@ -128,8 +128,16 @@ def _counted(state: TrainState, device: Device, batches: list[Batch], held_out: 
         activations=activations,
         workspace=peak - at_rest - activations,
         reserved=cuda.max_memory_reserved(device),
-        saved=sum(p.nbytes for p in own) + lasting["optimizer"],
+        saved=saved_bytes(state),
     )
+
+
+def saved_bytes(state: TrainState) -> int:
+    """What a snapshot takes of a run with this model: of adapters alone where it has them."""
+    adapters, model = adapter_parameters(state.model), state.model  # type: ignore[arg-type]
+    if adapters:
+        state.base = FrozenBase("", frozenset(name for name, _ in model.named_parameters()) - adapters.keys())
+    return snapshot_bytes(state)
 
 
 def zeros(batch: int, length: int) -> Batch:

@@ -91,7 +91,8 @@ def test_an_estimate_is_the_plan_of_the_run() -> None:
     assert (found.memory, found.peak, found.reserved) == (plan.parts, plan.total, plan.reserved)
     assert found.fits is found.largest_batch is found.advice is found.step is None
     # bfloat16 weights and, in float32 with a split master, two averages and the other half of the masters
-    assert found.snapshot == found.memory["weights"] + found.memory["optimizer"] == found.parameters * (2 + 2 + 4 + 4)
+    assert found.memory["weights"] + found.memory["optimizer"] == found.parameters * (2 + 2 + 4 + 4)
+    assert found.snapshot == pytest.approx(found.parameters * 12, rel=0.05)  # its tensors are aligned
 
 
 def test_of_adapters_a_save_holds_the_adapters_alone() -> None:
