@@ -36,13 +36,12 @@ LONG = [(1, 32768), (8, 32768), (32, 8192)]
 MEMORY = 12 << 30  # of all caches of a graph
 TILES = {
     64: [
-        StepTile(512, 512, 1, 4, 8, 1), StepTile(512, 512, 16, 16, 8, 1, True), StepTile(256, 256, 32, 32, 8, 2, True),
-        StepTile(128, 128, 32, 32, 4, 2, True), StepTile(128, 256, 32, 32, 4, 2, True),
-        StepTile(128, 256, 16, 16, 4, 2), StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 16, 16, 4, 3),
+        StepTile(512, 512, 1, 4, 8, 1), StepTile(128, 256, 32, 32, 4, 2), StepTile(128, 256, 16, 16, 4, 2),
+        StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 16, 16, 4, 3), StepTile(64, 128, 4, 4, 4, 3),
     ],
     128: [
-        StepTile(128, 128, 4, 4, 8, 2), StepTile(128, 128, 4, 4, 8, 2, True), StepTile(128, 128, 4, 4, 4, 2, True),
-        StepTile(64, 128, 32, 32, 4, 3, True), StepTile(64, 128, 16, 16, 4, 3), StepTile(64, 128, 4, 4, 4, 3),
+        StepTile(128, 128, 4, 4, 8, 2), StepTile(64, 128, 32, 32, 4, 3), StepTile(64, 128, 16, 16, 4, 3),
+        StepTile(64, 128, 4, 4, 4, 3), StepTile(64, 128, 1, 4, 4, 3), StepTile(64, 128, 4, 4, 4, 4),
     ],
 }  # fmt: skip
 

@@ -54,7 +54,6 @@ class StepTile(NamedTuple):
         splits: the most parts of a sequence.
         together: parts that are loaded at once when they are added up.
         warps, stages: of a program, and of its pipeline.
-        by_warp: whether each warp takes keys of its own of the first tile.
     """
 
     keys: int
@@ -63,7 +62,6 @@ class StepTile(NamedTuple):
     together: int
     warps: int
     stages: int
-    by_warp: bool = False
 
     def fitted(self, padded: int, group: int, pairs: int, capacity: int) -> StepTile:
         """The same with no more parts than are of use.
@@ -187,25 +185,6 @@ def attend(b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE: tl
 
 
 @triton.jit
-def attend_by_warp(b_operand, b_k, b_v, m_key, scale_log2, TYPE: tl.constexpr, WORK: tl.constexpr,
-                   PRECISION: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
-    """The same of a first tile: each warp takes keys of its own, so that warps meet once, when o is added up."""
-    BM: tl.constexpr = b_operand.shape[0]
-    BD: tl.constexpr = b_operand.shape[1]
-    N: tl.constexpr = b_k.shape[0] // WARPS
-    b_q = tl.broadcast_to(b_operand[None, :, :], (WARPS, BM, BD))
-    b_k, b_v = tl.reshape(b_k, (WARPS, N, BD)), tl.reshape(b_v, (WARPS, N, BD))
-    b_s = tl.dot(b_q, tl.permute(b_k, (0, 2, 1)), input_precision=PRECISION, out_dtype=WORK) * scale_log2
-    b_s = tl.where(tl.reshape(m_key, (WARPS, N))[:, None, :], b_s, -float("inf"))  # [WARPS, BM, N]
-    b_m = tl.max(b_s, 2)  # [WARPS, BM]
-    b_p = fast_exp2(b_s - tl.where(b_m == -float("inf"), 0.0, b_m)[:, :, None])
-    b_o = tl.dot(operand(b_p, TYPE), b_v, input_precision=PRECISION, out_dtype=WORK)  # [WARPS, BM, BD]
-    b_max = tl.max(b_m, 0)  # [BM]
-    b_factor = fast_exp2(b_m - tl.where(b_max == -float("inf"), 0.0, b_max)[None, :])
-    return b_max, tl.sum(tl.sum(b_p, 2) * b_factor, 0), tl.sum(b_o * b_factor[:, :, None], 0)
-
-
-@triton.jit
 def saturated(b_x, TYPE: tl.constexpr):
     """Cast to the cache's type, in e4m3 with the largest number in the place of those beyond it; NaN stays."""
     if tl.float8e4nv == TYPE:
@@ -254,10 +233,10 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
                           TILE: tl.constexpr, STAGES: tl.constexpr, LAUNCH: tl.constexpr):  # fmt: skip
     """o [B, Q, D] of qkv [B, Q + 2·K, D], over keys and values in the cache [2, B, K, S, D].
 
-    DOT is (TYPE, WORK, PRECISION) as for the other kernels of attention, TILE (BM, BN, BD, WARPS) of padded query heads
-    of a group, keys, columns, and warps that take keys of their own; HEADS (K, Q / K, D). There are at most `splits`
-    parts, without p_parts one. scale_log2 is the scale in units of log2. LAUNCH: whether kernels overlap, and whether
-    those that do with this one write qkv alone.
+    DOT is (TYPE, WORK, PRECISION) as for the other kernels of attention, TILE (BM, BN, BD) of padded query heads of a
+    group, keys, and columns; HEADS (K, Q / K, D). There are at most `splits` parts, without p_parts one.
+    scale_log2 is the scale in units of log2. LAUNCH: whether kernels overlap, and whether those that do with this one
+    write qkv alone.
     """
     TYPE: tl.constexpr = DOT[0]
     WORK: tl.constexpr = DOT[1]
@@ -268,7 +247,6 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
-    WARPS: tl.constexpr = TILE[3]
     OVERLAP: tl.constexpr = LAUNCH[0]
     EARLY: tl.constexpr = LAUNCH[0] and LAUNCH[1]
     NORMS: tl.constexpr = p_query_weight is not None
@@ -325,12 +303,9 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     b_max = tl.full((BM,), -float("inf"), WORK)  # [BM]
     b_sum = tl.zeros((BM,), WORK)  # [BM]
     b_acc = tl.zeros((BM, BD), WORK)  # [BM, BD]
-    if WARPS > 1:
-        b_max, b_sum, b_acc = attend_by_warp(b_operand, b_k, b_v, m_key, scale_log2, TYPE, WORK, PRECISION, WARPS)
-    else:
-        b_max, b_sum, b_acc = attend(
-            b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE, WORK, PRECISION
-        )  # fmt: skip
+    b_max, b_sum, b_acc = attend(
+        b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE, WORK, PRECISION
+    )  # fmt: skip
     for start in tl.range(begin + BN, end, BN, num_stages=STAGES):
         m_key = start + o_n < end  # [BN]
         o_kv = (start + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]
@@ -444,7 +419,7 @@ def attention_step_into(
         cache.strides,
         DOT=(TRITON[qkv.dtype.name], TRITON[work.name], "tf32" if qkv.dtype is float32 and allow_tf32 else "ieee"),
         PART=t.part, TOGETHER=t.together, HEADS=(key_heads, group, size),
-        TILE=(max(16, triton.next_power_of_2(group)), t.keys, padded, t.warps if t.by_warp else 1), STAGES=t.stages,
+        TILE=(max(16, triton.next_power_of_2(group)), t.keys, padded), STAGES=t.stages,
         LAUNCH=(can_overlap(qkv), early), num_warps=t.warps,
     )  # fmt: skip
 
