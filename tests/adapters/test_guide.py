@@ -18,7 +18,7 @@ from tests.models.golden import FIXTURES
 from tests.packaging.tree import REPOSITORY
 
 GUIDE = (REPOSITORY / "docs" / "fine-tuning.md").read_text()
-MODEL = "models/Qwen2.5-0.5B-Instruct"
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"  # a folder of this name goes before the hub
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|endoftext|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -55,7 +55,8 @@ def test_the_guide_to_fine_tuning_runs(
     shown = blocks("jsonl")[0]  # three chats are too few to hold some out
     Path("chats.jsonl").write_text("".join(shown.replace('"content": "', f'"content": "{i}. ') for i in range(8)))
     Path("chats.yaml").write_text(blocks("yaml")[0])
-    found = commands()
+    pull, *found = commands()
+    assert pull[0] == "pull"  # of the network; tests/cli/test_pull.py has it
     assert [each[0] for each in found] == ["data", "train", "generate", "eval", "export", "export"]
     for words in found:
         assert main(words) == 0, (words, capsys.readouterr())
