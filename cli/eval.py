@@ -1,24 +1,44 @@
-"""`genesis eval`: loss, perplexity and bits per byte of a trained model on data."""
+"""`genesis eval`: loss, perplexity and bits per byte of a trained model on data, and its answers to questions."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from genesis.errors import ModelError
+from genesis.errors import ModelError, UsageError, escape
 from genesis.io.boundary import fitting
+from genesis.io.files import write_file
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["evaluate"]
+
+Match = Literal["exact", "number", "regex"]
 
 
 def evaluate(
     folder: Folder,
     data: Annotated[
-        list[str], typer.Option("--data", metavar="SOURCE", help='File, folder, glob or "stdlib:"; may be repeated.')
-    ],
+        list[str] | None,
+        typer.Option("--data", metavar="SOURCE", help='File, folder, glob or "stdlib:"; may be repeated.'),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="FILE", help='JSONL of questions: "prompt" or "messages", "answer", "choices".'),
+    ] = None,
+    match: Annotated[
+        str, typer.Option("--match", metavar="HOW", help="How a generated text is judged: exact, number or regex.")
+    ] = "exact",
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", help="Longest generated answer, in tokens.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before TEXT; may be repeated.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Write what was answered to each item here.")
+    ] = None,
     seq_len: Annotated[
         int | None,
         typer.Option(
@@ -33,23 +53,44 @@ def evaluate(
     dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure the model in FOLDER on data.
+    """Measure the model in FOLDER on data, or on questions.
 
-    Prints loss (nats per token), perplexity and bits per byte.
+    Prints loss (nats per token), perplexity and bits per byte; of questions the share that it answers.
     """
-    from genesis.train.config import DataConfig, TrainConfig
+    from genesis.train.config import DataConfig, EvalConfig, TrainConfig
 
     run = settings(TrainConfig, batch_size=("--batch-size", batch_size), device=("--device", device))
+    drawing = settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))
     kind = weight_dtype(dtype, quantized=True)
     if seq_len is not None:
         settings(DataConfig, seq_len=("--seq-len", seq_len))
+    if not data and task is None:
+        raise UsageError("there is nothing to measure on", where="command line", next="give --data or --task")
     from genesis_cli import session
 
+    found: dict[str, float | int] = {}
+    asked: dict[str, object] = {}
     with fitting(ModelError, "running the model", folder):
-        found = session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind, base=base)
+        if data:
+            found |= session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind, base=base)
+        if task is not None:
+            how = {"match": _known(match), "max_tokens": drawing["sample_tokens"], "stop": stop or []}
+            more, rows = session.evaluate_task(folder, task, **how, device=run["device"], dtype=kind, base=base)
+            found |= more
+            asked = {"model": folder, "task": task, **how, "dtype": kind, "device": run["device"]}
+            if out is not None:
+                write_file(out, "".join(json.dumps(row) + "\n" for row in rows).encode())
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps({**found, **({"settings": asked} if asked else {})}))
         return
     width = max(map(len, found), default=0)
     for name, value in found.items():
         print(f"{name:<{width}}  {value:.6g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+
+
+def _known(match: str) -> Match:
+    """Raises: UsageError."""
+    known: dict[str, Match] = {"exact": "exact", "number": "number", "regex": "regex"}
+    if match not in known:
+        raise UsageError(f"--match is {escape(match)!r}", where="command line", next="use exact, number or regex")
+    return known[match]

@@ -5,7 +5,8 @@ from genesis_cli.session.export import export
 from genesis_cli.session.generation import generate
 from genesis_cli.session.inference import evaluate
 from genesis_cli.session.talk import talk
+from genesis_cli.session.tasks import evaluate_task
 from genesis_cli.session.training import train
 from genesis_cli.session.validation import validate
 
-__all__ = ["evaluate", "export", "generate", "preview", "talk", "train", "validate"]
+__all__ = ["evaluate", "evaluate_task", "export", "generate", "preview", "talk", "train", "validate"]

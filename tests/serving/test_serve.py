@@ -18,7 +18,7 @@ import pytest
 import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
-from genesis_cli.session.serving.worker import scores
+from genesis_cli.session.scoring import scores
 from tests.cli.command import printed
 from tests.serving.server import Server, serving
 
@@ -164,7 +164,7 @@ def test_log_probabilities_are_the_models(client: httpx.Client, chat_model: Path
     chat = ask(client, "chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, logprobs=True,
                top_logprobs=2)["choices"][0]["logprobs"]["content"]  # fmt: skip
     assert len(chat) == 3 and all(each["logprob"] == each["top_logprobs"][0]["logprob"] for each in chat)
-    assert scores(model, [1], 1) == []
+    assert [*scores(model, [([1], 1)], 1)] == [[]]
 
 
 BAD: list[tuple[str, Any, int, str]] = [

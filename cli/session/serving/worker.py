@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any
 
-import genesis
-from genesis import Tensor
 from genesis.errors import GenesisError, OutOfMemoryError
-from genesis.nn import functional as F
+from genesis_cli.session.scoring import scores
 from genesis_cli.session.serving.messages import Message, receive, send
 from genesis_models.blocks import CausalLM
 from genesis_models.engine import Request, Sampling, Token
 from genesis_models.engine.engine import check_prompt
 from genesis_models.engine.text import Runner
 
-__all__ = ["Worker", "scores"]
-
-SCORED = 256  # positions whose logits are there at a time
+__all__ = ["Worker"]
 
 
 class Gone(Exception):
@@ -109,7 +104,7 @@ class Worker:
 
     def _score(self, message: Message) -> None:
         try:
-            rows = scores(self._model, message["ids"], message["top"])
+            [rows] = scores(self._model, [(message["ids"], 1)], message["top"])
         except GenesisError as error:
             self._fail([message["id"]], error, is_ours=isinstance(error, OutOfMemoryError))
             return
@@ -130,36 +125,3 @@ def _request(message: Message) -> Request:
         frozenset(message["stop"]),
         message["sequence"],
     )
-
-
-def scores(model: CausalLM, ids: list[int], top: int) -> list[Any]:
-    """For each id but the first its log-probability after those before it, and the `top` likeliest ids with theirs.
-
-    Raises:
-        UsageError: too many ids. ModelError: an id beyond the vocabulary.
-    """
-    if len(ids) < 2:
-        return []
-    for each in (ids[:-1], ids[-1:]):
-        check_prompt(model, each)
-    device = model.model.embed_tokens.weight.device
-    was_training, rows = model.training, []
-    model.eval()
-    try:
-        with genesis.no_grad():
-            hidden = model.hidden_states(genesis.tensor([ids[:-1]], dtype="int64", device=device))[0]  # [T - 1, H]
-            for begin in range(0, len(ids) - 1, SCORED):
-                part = hidden[begin : begin + SCORED]
-                wanted = genesis.tensor(ids[begin + 1 : begin + 1 + len(part)], dtype="int64", device=device)
-                rows += _rows(F.log_softmax(model.logits(part).float(), 1), wanted, top)
-    finally:
-        model.train(was_training)
-    return rows
-
-
-def _rows(chances: Tensor, wanted: Tensor, top: int) -> list[Any]:
-    chosen = chances.gather(1, wanted[:, None])[:, 0].cpu().numpy().tolist()
-    if not top:
-        return [[each, []] for each in chosen]
-    values, ids = (each.cpu().numpy().tolist() for each in genesis.topk(chances, top))
-    return [[each, [*zip(i, v, strict=True)]] for each, i, v in zip(chosen, ids, values, strict=True)]
