@@ -29,8 +29,9 @@ def names() -> list[str]:
 
 def text_of(name: str) -> str:
     """The text of the shipped recipe called `name`."""
-    with boundary(ConfigError, "reading the recipe", name):
-        return (files("genesis_configs") / f"{name}.yaml").read_text(encoding="utf-8")
+    file = files("genesis_configs") / f"{name}.yaml"
+    with boundary(ConfigError, "reading the recipe", str(file)):
+        return file.read_text(encoding="utf-8")
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:

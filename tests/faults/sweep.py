@@ -66,6 +66,7 @@ QUESTIONS = """\
 {"prompt": "alpha"}
 {"messages": [{"role": "user", "content": "beta?"}]}
 """
+TASK = '{"prompt": "alpha", "choices": [" b", " c"], "answer": 0}\n{"prompt": "beta", "answer": "gamma"}\n'
 MODEL_FILES = ("config.json", "model.safetensors", "generation_config.json", "tokenizer.json")
 
 
@@ -119,6 +120,11 @@ CASES = (
     Case("validate a folder", ("validate", "config.yaml", *_TUNED), is_exact=True),
     Case("data preview", ("data", "preview", "config.yaml"), is_exact=True),
     Case("data preview chats", ("data", "preview", *_CHATS), is_exact=True),
+    Case("report", ("report", "run", "--out", "page.html"), is_exact=True, made=("page.html",)),
+    Case("eval --task", ("eval", "run", "--task", "task.jsonl", "--max-tokens", "2", *_CPU), is_exact=True),
+    Case("init", ("init", "new.yaml", "--model", "model", "--data", "docs", "--goal", "full"), made=("new.yaml",)),
+    Case("recipes", ("recipes",), is_exact=True),
+    Case("estimate", ("estimate", "config.yaml", "--gpu-memory", "24")),
     Case("schema", ("schema",), is_exact=True),
     Case("env", ("env", "--json")),
     Case("demo", ("demo", "fusion", "--fast", "--device", "cpu", "--json", "demo.json"), made=("demo.json",)),
@@ -235,6 +241,7 @@ class World:
             text = " ".join(words[(number * 7 + i * i + i // 3) % len(words)] for i in range(40))
             (start / "docs" / f"{number}.txt").write_text(text + ".\n")
         (start / "questions.jsonl").write_text(QUESTIONS)
+        (start / "task.jsonl").write_text(TASK)
         recipe = make_chats(start)
         (start / "chats.yaml").write_text(recipe.read_text().replace(str(start), "."))
         (start / "config.yaml").write_text(CONFIG)

@@ -18,7 +18,8 @@ EVERY = 83  # coprime to the number of errors, so that over the commands each ca
 
 
 # What `bench-ops` and `bench-model` do, together.
-WITHOUT_CASE = {("bench", "all")}
+# It takes minutes; these have servers, a network or a person at the other end, and tests of their own.
+WITHOUT_CASE = {("bench", "all"), ("pull",), ("chat",), ("serve",), ("watch",)}
 
 
 @pytest.fixture(scope="module")

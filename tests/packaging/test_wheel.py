@@ -38,7 +38,7 @@ EVERYWHERE = {
 }
 LINUX = {"cuda-core", "cuda-python", "triton"}
 BROUGHT_BY = {"cuda": "cuda-python", "pydantic_core": "pydantic", "yaml": "pyyaml"}
-EXTRAS = {"bench", "dev", "tensorboard", "wandb", "nvrtc", "parquet"}
+EXTRAS = {"bench", "dev", "tensorboard", "wandb", "nvrtc", "parquet", "serve"}
 
 
 @pytest.fixture(scope="session")
