@@ -110,7 +110,7 @@ def test_an_unexpected_error_is_our_bug() -> None:
         (("--nonsense",), "No such option: --nonsense"),
         (("train", "quickstart", "steps"), "'steps' is no override"),
         (("generate", "folder"), "give either --prompt or --prompts"),
-        (("eval", "folder"), "Missing option '--data'"),
+        (("eval", "folder"), "there is nothing to measure on"),
         (("generate", "f", "--prompt", "x", "--max-tokens", "many"), "Invalid value for '--max-tokens'"),
     ],
 )
