@@ -13,7 +13,7 @@ from genesis.kernels.gemm.dora import scale_columns_into
 from genesis.kernels.gemm.few_rows import few_rows_linear_into, is_for_few_rows
 from genesis.kernels.gemm.fp8 import quantized_gemm_into
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.gemm.low_rank import add_terms, low_rank_product, make_u, multiplied_at_once, terms_of
+from genesis.kernels.gemm.low_rank import add_terms, low_rank_product, make_u, terms_of
 from genesis.kernels.strides import as_matrix
 from genesis.ops.fp8 import is_wide_enough
 from genesis.ops.linear import split_parameters
@@ -82,15 +82,11 @@ def _adapted(
     y, u, x = out[0], out[1], contiguous(x)
     residual = None if residual is None else contiguous(residual)
     make_u(u, x, operands, low_rank)
-    factors, z = operands.factors, y if operands.factors is None or len(out) < 3 else out[2]
-    is_one, bias = len(weights) == 1 and not is_wide_enough(fp8, y.shape[-1]), biases[0] if biases else None
-    kept = None if z is y else z
-    if is_one and multiplied_at_once(y, kept, x, weights[0], u, operands, low_rank, bias, residual):
-        return
-    terms = terms_of(u, operands, low_rank)
+    terms, factors = terms_of(u, operands, low_rank), operands.factors
+    z = y if factors is None or len(out) < 3 else out[2]
     added = (biases, residual) if factors is None else ([], None)
-    if is_one:
-        bias = bias if factors is None else None
+    if len(weights) == 1 and not is_wide_enough(fp8, y.shape[-1]):
+        bias = added[0][0] if added[0] else None
         low_rank_product(z, x, weights[0], terms, transpose_b=True, bias=bias, residual=added[1])
     elif added[1] is not None:
         linear(z, x, weights[0], *(added[0] or [None]), added[1], fp8=fp8)

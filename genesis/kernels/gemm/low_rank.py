@@ -1,4 +1,4 @@
-"""Low-rank pairs on CUDA: products with an addition of a low rank, in one GEMM or composed of those of linalg.py.
+"""Low-rank pairs on CUDA: products with an addition of a low rank, composed of the GEMMs of linalg.py.
 
 Plain reference: genesis/ops/low_rank.py: `low_rank_backward`, `matmul_sum` and the pairs of the linear ops.
 
@@ -15,7 +15,6 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.dtypes import float32
 from genesis.kernels.gemm.dora import column_sums_into, scale_rows
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.gemm.low_rank_gemm import low_rank_gemm_into
 from genesis.kernels.gemm.thin import thin_products_into
 from genesis.kernels.pointwise.random import dropout
 from genesis.kernels.strides import as_matrix
@@ -24,7 +23,7 @@ from genesis.ops.linalg import transposed
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import contiguous, slices, window
 
-__all__ = ["Term", "add_terms", "gemm_products", "low_rank_product", "make_u", "multiplied_at_once", "terms_of"]
+__all__ = ["Term", "add_terms", "gemm_products", "low_rank_product", "make_u", "terms_of"]
 
 
 class Term(NamedTuple):
@@ -62,24 +61,6 @@ def add_terms(out: Array, terms: Sequence[Term], transpose_b: bool = False, accu
     """out += Σ u·b in the terms' columns, or = with `accumulate` False."""
     for start, stop, u, b in terms:
         matmul_into(window(out, start, stop), u, b, transpose_b=transpose_b, accumulate=accumulate)
-
-
-def multiplied_at_once(
-    y: Array, z: Array | None, x: Array, weight: Array, u: Array, operands: Operands, low_rank: LowRank,
-    bias: Array | None, residual: Array | None,
-) -> bool:  # fmt: skip
-    """y = c∘z + bias + residual and z = x·weightᵀ + u·Bᵀ in one GEMM; False, with nothing done, where pairs leave
-    columns out, have several ranks, or their B are several operands, and where `low_rank_gemm_into` takes none.
-    """
-    starts, stops, ranks, _ = zip(*low_rank.pairs, strict=True)
-    if (*starts, y.shape[-1]) != (0, *stops) or len(set(ranks)) > 1 or len(operands.b) > 1:
-        return False
-    c, b = (None if a is None else contiguous(a) for a in (operands.factors, bias))
-    of_z, added = (None if a is None else as_matrix(a) for a in (z, residual))
-    return low_rank_gemm_into(
-        as_matrix(y), as_matrix(x), contiguous(weight), as_matrix(u), contiguous(operands.b[0]), starts,
-        transpose_b=True, z=of_z, factors=c, bias=b, residual=added,
-    )  # fmt: skip
 
 
 def terms_of(u: Array, operands: Operands, low_rank: LowRank) -> list[Term]:
@@ -153,8 +134,4 @@ def gemm_products(
 def matmul_sum(out: Array, x: Array, y: Array, u: Array, w: Array, addend: Array | None = None) -> None:
     """x @ y + u @ w + addend."""
     residual = None if addend is None else contiguous(addend)
-    if y.ndim == w.ndim == 2 and all(a.is_contiguous for a in (x, y, u, w)):
-        more = None if residual is None else as_matrix(residual)
-        if low_rank_gemm_into(as_matrix(out), as_matrix(x), y, as_matrix(u), w, residual=more):
-            return
     low_rank_product(out, x, y, [Term(0, w.shape[-1], u, w)], residual=residual)
