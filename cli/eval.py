@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from genesis.errors import ModelError, UsageError, escape
+from genesis.errors import ModelError, UsageError
 from genesis.io.boundary import fitting
 from genesis.io.files import write_file
 from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
 
 __all__ = ["evaluate"]
-
-Match = Literal["exact", "number", "regex"]
 
 
 def evaluate(
@@ -74,7 +72,7 @@ def evaluate(
         if data:
             found |= session.evaluate(folder, data, seq_len=seq_len, **run, dtype=kind, base=base)
         if task is not None:
-            how = {"match": _known(match), "max_tokens": drawing["sample_tokens"], "stop": stop or []}
+            how = {"match": match, "max_tokens": drawing["sample_tokens"], "stop": stop or []}
             more, rows = session.evaluate_task(folder, task, **how, device=run["device"], dtype=kind, base=base)
             found |= more
             asked = {"model": folder, "task": task, **how, "dtype": kind, "device": run["device"]}
@@ -86,11 +84,3 @@ def evaluate(
     width = max(map(len, found), default=0)
     for name, value in found.items():
         print(f"{name:<{width}}  {value:.6g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
-
-
-def _known(match: str) -> Match:
-    """Raises: UsageError."""
-    known: dict[str, Match] = {"exact": "exact", "number": "number", "regex": "regex"}
-    if match not in known:
-        raise UsageError(f"--match is {escape(match)!r}", where="command line", next="use exact, number or regex")
-    return known[match]

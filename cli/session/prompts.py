@@ -13,7 +13,7 @@ from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.io.strict_json import parse_object, read_limited
 from genesis_models.engine import Piece
 
-__all__ = ["LARGEST", "Prompt", "as_lines", "read_prompts", "typed_prompt"]
+__all__ = ["LARGEST", "Prompt", "as_lines", "read_lines", "read_prompts", "typed_prompt"]
 
 LARGEST = 64 << 20  # bytes of a file of prompts
 EXAMPLES = 'write a line as {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}'
@@ -67,28 +67,40 @@ def read_prompts(path: str) -> list[Prompt]:
     Raises:
         DataError: no such file, no line, or one that is no JSON object with either; it names line and field.
     """
-    found = []
+    return [_prompt(*line) for line in read_lines(path, "prompts", EXAMPLES)]
+
+
+def read_lines(path: str, what: str, examples: str) -> list[tuple[Mapping[str, Any], Position, str]]:
+    """The JSON object of each line that is not empty, with its position and how an error names it.
+
+    Args:
+        what: the lines hold, for the error where there is none.
+        examples: what an error says to do next.
+
+    Raises:
+        DataError: no such file, no line, or one that is no JSON object.
+    """
+    found: list[tuple[Mapping[str, Any], Position, str]] = []
     for number, line in enumerate(read_limited(path, LARGEST, DataError).split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"{escape(path)}:{number}"
         try:
-            value = parse_object(line, where=where)
+            found.append((parse_object(line, where=where), Position(path, number), where))
         except ModelError as error:
-            raise DataError(f"the line is no JSON object: {error.what}", where=where, next=EXAMPLES) from error
-        found.append(_prompt(value, path, number, where))
+            raise DataError(f"the line is no JSON object: {error.what}", where=where, next=examples) from error
     if not found:
-        raise DataError("the file has no prompts", where=escape(path), next=EXAMPLES)
+        raise DataError(f"the file has no {what}", where=escape(path), next=examples)
     return found
 
 
-def _prompt(value: Mapping[str, Any], path: str, number: int, where: str) -> Prompt:
+def _prompt(value: Mapping[str, Any], position: Position, where: str) -> Prompt:
     """The prompt of one line. Raises: DataError."""
     if ("prompt" in value) == ("messages" in value):
         what = "the line has both a prompt and messages" if "prompt" in value else 'the line has no "prompt"'
         raise DataError(what, where=where, next=EXAMPLES)
     if "messages" in value:
-        return Prompt(_conversation(value, Position(path, number)), where, {"messages": value["messages"]})
+        return Prompt(_conversation(value, position), where, {"messages": value["messages"]})
     if not isinstance(value["prompt"], str):
         raise DataError("the prompt is no text", where=f"{where}: prompt", next=EXAMPLES)
     if not value["prompt"]:

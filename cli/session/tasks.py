@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from genesis.data.messages import read_messages, read_tools
 from genesis.data.records import Conversation, Position
-from genesis.errors import DataError, ModelError, escape
-from genesis.io.strict_json import parse_object, read_limited
+from genesis.errors import DataError, ModelError, UsageError, escape
 from genesis.train.output import Output
 from genesis.train.progress import tokenizing
 from genesis_cli.session.inference import found_source
 from genesis_cli.session.phrases import phrased_for
+from genesis_cli.session.prompts import read_lines
 from genesis_cli.session.scoring import scores
 from genesis_cli.session.speaker import Speaker
 from genesis_models.engine import Request, Sampling, continue_texts
@@ -25,7 +25,6 @@ from genesis_models.generate import engine_for
 
 __all__ = ["MATCHES", "Item", "Match", "evaluate_task", "matches", "read_items"]
 
-LARGEST = 256 << 20  # bytes of a file of items
 Match = Literal["exact", "number", "regex"]
 MATCHES: tuple[Match, ...] = ("exact", "number", "regex")
 EXAMPLES = 'write a line as {"prompt": "2 + 2 =", "answer": "4"} or {"prompt": "…", "choices": ["a", "b"], "answer": 1}'
@@ -53,19 +52,7 @@ class Item:
 
 def read_items(path: str, match: Match) -> list[Item]:
     """The items of a JSONL file. Raises: DataError, with file, line and field."""
-    found = []
-    for number, line in enumerate(read_limited(path, LARGEST, DataError).split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{escape(path)}:{number}"
-        try:
-            value = parse_object(line, where=where)
-        except ModelError as error:
-            raise DataError(f"the line is no JSON object: {error.what}", where=where, next=EXAMPLES) from error
-        found.append(_item(value, Position(path, number), where, match))
-    if not found:
-        raise DataError("the file has no items", where=escape(path), next=EXAMPLES)
-    return found
+    return [_item(*line, match) for line in read_lines(path, "items", EXAMPLES)]
 
 
 def _item(value: Mapping[str, Any], position: Position, where: str, match: Match) -> Item:
@@ -128,7 +115,7 @@ def evaluate_task(
     folder: str,
     path: str,
     *,
-    match: Match,
+    match: str,
     max_tokens: int,
     stop: Sequence[str],
     device: str,
@@ -141,10 +128,14 @@ def evaluate_task(
     by the choice's characters. Texts are generated greedily.
 
     Raises:
-        DataError: the file. UsageError: an item longer than the context.
+        DataError: the file. UsageError: an item longer than the context, or no such way to match.
     """
     with phrased_for(OPTIONS, memory=MEMORY):
-        items = read_items(path, match)
+        how = next((each for each in MATCHES if each == match), None)
+        if how is None:
+            known = ", ".join(MATCHES)
+            raise UsageError(f"--match is {escape(match)!r}", where="command line", next=f"use one of: {known}")
+        items = read_items(path, how)
         source = found_source(folder, base)
         with Speaker(source, device=device, dtype=dtype) as speaker, tokenizing("items", Output(sys.stderr)) as report:
             if speaker.template is None and any(isinstance(each.asked, Conversation) for each in items):
@@ -153,7 +144,7 @@ def evaluate_task(
             for number, row in _chosen(speaker, items):
                 rows[number] = row
                 report(len(rows), len(items))
-            for number, row in _generated(speaker, items, match, max_tokens, stop):
+            for number, row in _generated(speaker, items, how, max_tokens, stop):
                 rows[number] = row
                 report(len(rows), len(items))
     ordered = [rows[number] for number in sorted(rows)]
