@@ -156,3 +156,7 @@ def test_a_stopped_engine_is_not_used_again(chat_model: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             stopped.throw(KeyboardInterrupt())
         assert [piece.id for piece in speaker.answer(request)] == whole
+
+
+def test_every_command_that_is_listed_does_something() -> None:
+    assert {name.split()[0] for name in chat_module.COMMANDS} == {*chat_module._ACTIONS, "/quit"}
