@@ -44,7 +44,11 @@ class _Save:
         self._is_given_up = False
         self.ended = threading.Event()
         # The interpreter's end does not wait for a daemon: a second signal stops now.
-        threading.Thread(target=self._run, name=SAVER, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=SAVER, daemon=True)
+
+    def start(self) -> None:
+        """Begin to write. Whoever calls holds the save by then: a signal may come in between."""
+        self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -133,6 +137,7 @@ class Saves:
         if self._buffer is None:
             return self._checkpoints.write(Snapshot.of(state))
         self._save = _Save(self._checkpoints, Snapshot.of(state, self._buffer), self._buffer.wait)
+        self._save.start()
         if self._buffer.not_pinned is not None:
             self._tell(f"copies for checkpoints make training wait longer: {self._buffer.not_pinned}")
         return None

@@ -200,8 +200,13 @@ def take(model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str)
 
 
 def keep(model: CausalLM, rows: DeviceRows) -> bool:
-    """Leave rows to the next run with the model, unless they take much of the device's memory; whether it was done."""
+    """Leave rows to the next run with the model; whether it was done.
+
+    It is not for rows that take much of the device's memory, nor for fewer than were asked for: others may find more.
+    """
     data = rows.cache.data
+    if rows.cache.rows < rows.asked:
+        return False
     if data.is_cuda and (data.nbytes + rows.packed.nbytes) * KEPT > cuda.mem_get_info(data.device)[1]:
         return False
     _kept[model] = rows

@@ -37,6 +37,12 @@ def held(model: genesis_models.CausalLM) -> device_rows.DeviceRows:
     return device_rows._kept[model]
 
 
+def rows_of(engine: DeviceEngine) -> int:
+    """How many it has, where there was no memory for all: these stay with it."""
+    assert engine._held is not None
+    return engine._held.cache.rows
+
+
 def last_logits(model: genesis_models.CausalLM) -> np.ndarray:
     """Of the one kind of step that the last run made, `[B, V]`."""
     (step,) = held(model).steps.values()
@@ -263,7 +269,7 @@ def test_fewer_rows_where_memory_has_no_room(model: genesis_models.CausalLM, mon
     engine = DeviceEngine(model, rows=8, capacity=600)
     for _ in range(2):
         assert by_request(engine.run(requests), 5) == expected
-        assert held(model).cache.rows == 2
+        assert rows_of(engine) == 2
     most[0] = 0
     with pytest.raises(OutOfMemoryError) as caught:
         list(DeviceEngine(model, rows=8, capacity=1200).run(requests))
@@ -277,13 +283,18 @@ def test_fewer_rows_where_a_cache_leaves_no_room_for_steps(
     monkeypatch.setattr(device_rows, "has_room", lambda device: answers.pop(0))
     requests = [Request(each, GREEDY, 4) for each in prompts(5, 320, 20)]
     expected = by_request(EagerEngine(model).run(requests), 5)
-    assert by_request(DeviceEngine(model, rows=12, capacity=900).run(requests), 5) == expected
-    assert held(model).cache.rows == 3
+    engine = DeviceEngine(model, rows=12, capacity=900)
+    assert by_request(engine.run(requests), 5) == expected
+    assert rows_of(engine) == 3
     assert not answers
     answers = [False, False]
-    assert len(by_request(DeviceEngine(model, rows=4, capacity=1400).run(requests), 5)) == 5
-    assert held(model).cache.rows == 1  # with one row memory is tried
+    engine = DeviceEngine(model, rows=4, capacity=1400)
+    assert len(by_request(engine.run(requests), 5)) == 5
+    assert rows_of(engine) == 1  # with one row memory is tried
     assert not answers
+    answers = [True]
+    list(DeviceEngine(model, rows=4, capacity=1400).run(requests))
+    assert held(model).cache.rows == 4  # memory has room again
 
 
 def test_short_prompts_share_a_forward_pass_and_long_ones_pass_in_chunks(
