@@ -6,8 +6,10 @@ import gc
 import os
 import random
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -76,6 +78,18 @@ def quick_interpreter(request: pytest.FixtureRequest) -> None:
     """Without --gpu, kernels are run by Triton's interpreter with nothing done twice."""
     if not request.config.getoption("--gpu"):
         hasten()
+
+
+@pytest.fixture(autouse=True)
+def wide_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In the interpreter, whose time is that of the programs, matmuls of few rows have few: 64 rows of W in each."""
+    few_rows = sys.modules.get("genesis.kernels.gemm.few_rows")
+    if few_rows is None or request.config.getoption("--gpu"):
+        yield
+        return
+    choose = few_rows.choose_fma_tile
+    with mock.patch.object(few_rows, "choose_fma_tile", lambda *given: choose(*given)._replace(bn=64)):
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

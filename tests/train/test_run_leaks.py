@@ -14,6 +14,7 @@ import pytest
 
 from genesis.backend.cpu import pool
 from genesis.train import loop
+from genesis.train.saving import SAVER
 from tests.train.runs import load, make, train
 
 STEPS, WARM_UP, PERIOD = 300, 60, 20  # in each period evaluations, samples and saves come at the same places
@@ -42,6 +43,9 @@ def test_live_bytes_descriptors_and_threads_are_flat(tmp_path: Path) -> None:
 
     def watched(*args: Any) -> Any:
         result = take_step(*args)
+        for thread in threading.enumerate():
+            if thread.name == SAVER:  # one that is under way holds a file
+                thread.join()
         samples.append((pool.allocated, descriptors(), threading.active_count()))
         return result
 
