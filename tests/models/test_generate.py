@@ -18,6 +18,7 @@ def draws(sampling: Sampling, logits: np.ndarray, count: int = 2000) -> Counter[
     return Counter(choose(logits, sampling, position) for position in range(count))
 
 
+DRAWS = 8000
 LOGITS = np.log(np.array([0.1, 0.5, 0.25, 0.15]))
 
 
@@ -26,15 +27,15 @@ def test_temperature_zero_takes_the_likeliest() -> None:
 
 
 def test_draws_follow_the_probabilities() -> None:
-    found = draws(Sampling(1.0, seed=5), LOGITS, 20_000)
+    found = draws(Sampling(1.0, seed=5), LOGITS, DRAWS)
     for token, p in enumerate((0.1, 0.5, 0.25, 0.15)):
-        assert abs(found[token] - 20_000 * p) < 5 * (20_000 * p * (1 - p)) ** 0.5
+        assert abs(found[token] - DRAWS * p) < 5 * (DRAWS * p * (1 - p)) ** 0.5
 
 
 def test_temperature_sharpens() -> None:
-    found = draws(Sampling(0.5, seed=5), LOGITS, 20_000)
+    found = draws(Sampling(0.5, seed=5), LOGITS, DRAWS)
     squares = np.array([0.1, 0.5, 0.25, 0.15]) ** 2
-    assert abs(found[1] / 20_000 - squares[1] / squares.sum()) < 0.02
+    assert abs(found[1] / DRAWS - squares[1] / squares.sum()) < 0.02
 
 
 def test_top_k_and_top_p_cut_the_tail() -> None:

@@ -48,11 +48,15 @@ def committed(calls: list[Call], output: Path) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize(("recipe_of", "every"), [(make, 1), (make_lora, 24)], ids=["model", "adapter"])
+@pytest.mark.parametrize(
+    ("recipe_of", "every"),
+    [(make, 3), (make_lora, 24), pytest.param(make, 1, marks=pytest.mark.full)],
+    ids=["model", "adapter", "model at every call"],
+)
 def test_killed_at_the_calls_of_a_run(
     forks: Forks, folder: Path, recipe_of: Callable[[Path], Path], every: int
 ) -> None:
-    folder = folder / recipe_of.__name__
+    folder = folder / f"{recipe_of.__name__}-{every}"
     folder.mkdir()
     recipe, output = recipe_of(folder), folder / "run"
     train(load(recipe, "run", *THREE_SAVES))  # the first start makes the cache
