@@ -155,14 +155,15 @@ $(VENV)/.created $(PEERS_VENV)/.created $(LOWEST_VENV)/.created:
 	$(PYTHON) -m venv $(@D)
 	@touch $@
 
-peers: $(PEERS_VENV)/.installed ## .venv-peers: Genesis beside torch, transformers and peft, for comparisons
+peers: $(PEERS_VENV)/.installed ## .venv-peers: Genesis beside torch, transformers, peft, openai and lm-eval, for comparisons
 $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
-	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench]' transformers peft
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench,serve]' transformers peft openai 'lm_eval[api]'
 	@touch $@
 
-peers-test: peers ## what Genesis writes, loaded by PEFT and transformers, in a few minutes
+peers-test: peers ## what Genesis writes, loaded by PEFT and transformers, and its server asked by openai, in a few minutes
 	$(PEERS_VENV)/bin/python -m tests.peers.adapters
 	$(PEERS_VENV)/bin/python -m tests.peers.first_minutes
+	$(PEERS_VENV)/bin/python -m tests.peers.openai_client
 
 clean: ## remove what the commands above made, the virtual environments included; runs/ stays
 	rm -rf $(VENV) $(LOWEST_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -21,8 +21,8 @@ from genesis_cli.session import generation
 from genesis_models.adapters import BASE_NAME, base_of, load_adapter, write_adapter
 from genesis_models.engine import Request
 from tests.adapters.golden import FIXTURES as ADAPTERS
+from tests.cli.chat_model import ASKED, TURN
 from tests.cli.command import printed
-from tests.cli.conftest import ASKED, TURN
 
 QUIET = ("--device", "cpu", "--max-tokens", "3", "--temperature", "0")
 

@@ -161,6 +161,11 @@ def test_log_probabilities_are_the_models(client: httpx.Client, chat_model: Path
     assert text["logprobs"]["token_logprobs"] == told["token_logprobs"][-2:]
     only = ask(client, "completions", prompt=ids, max_tokens=0, echo=True, logprobs=1)["choices"][0]
     assert only["logprobs"]["token_logprobs"] == told["token_logprobs"][:-2]
+    as_text = ask(client, "completions", prompt="some words", max_tokens=2, echo=True, logprobs=0)["choices"][0]
+    assert as_text["text"] == "some words" + text["text"]  # without the first token, which is the tokenizer's
+    offsets, sent = as_text["logprobs"]["text_offset"], len("some words")
+    assert len(tokenizer.start_ids) == 1 and offsets[:3] == [0, 0, 1] and offsets[len(ids)] == sent
+    assert as_text["logprobs"]["token_logprobs"] == told["token_logprobs"]
     chat = ask(client, "chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, logprobs=True,
                top_logprobs=2)["choices"][0]["logprobs"]["content"]  # fmt: skip
     assert len(chat) == 3 and all(each["logprob"] == each["top_logprobs"][0]["logprob"] for each in chat)

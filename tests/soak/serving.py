@@ -22,10 +22,7 @@ from typing import Any
 
 import httpx
 
-import genesis_models
-from genesis.data.tokenizer import train_bpe
-from tests.cli.conftest import ASKED, TURN
-from tests.models.golden import golden
+from tests.cli.chat_model import write_chat_model
 from tests.serving.server import Server, serving
 
 CLIENTS = 24
@@ -48,14 +45,6 @@ ODD: list[Any] = [
     [1] * 300,
     {"a": {}},
 ]
-
-
-def made(folder: Path) -> Path:
-    """A tiny model with a chat template."""
-    tokenizer = train_bpe(["some words to learn, and more words to learn"], vocab_size=262)
-    genesis_models.save(genesis_models.load(golden("qwen3-tied").folder), folder, tokenizer=tokenizer)
-    (folder / "chat_template.jinja").write_text(TURN + ASKED)
-    return folder
 
 
 def good(draw: random.Random) -> tuple[str, dict[str, Any]]:
@@ -174,7 +163,10 @@ def main() -> int:
     parser.add_argument("--fuzz", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(made(Path(folder) / "model"), "--device", "cpu") as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(write_chat_model(Path(folder) / "model"), "--device", "cpu") as server,
+    ):
         wrong = soak(server, chosen.count, chosen.seed, fuzz=False) if chosen.count else 0
         wrong += soak(server, chosen.fuzz, chosen.seed, fuzz=True) if chosen.fuzz else 0
         code = server.stop()

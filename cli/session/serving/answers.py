@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from genesis.data.stream_decoder import token_bytes
+from genesis.data.stream_decoder import StreamDecoder, token_bytes
 from genesis.data.tokenizer import Tokenizer
 
 __all__ = ["Answer", "Choice", "chat_logprobs", "completion_logprobs", "event", "token_text"]
@@ -21,11 +21,13 @@ class Choice:
 
     Attributes:
         prompt: its ids.
+        asked: the prompt as it was sent; None where that was ids.
         ids: of the text.
         finish: why it ends, in OpenAI's words.
     """
 
     prompt: Sequence[int]
+    asked: str | None = None
     text: str = ""
     ids: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -91,23 +93,33 @@ def token_text(tokenizer: Tokenizer, id: int) -> str:
     return tokenizer.decode([id], skip_special=False)
 
 
-def completion_logprobs(tokenizer: Tokenizer, ids: Sequence[int], rows: Sequence[Any], first: int) -> dict[str, Any]:
+def completion_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any], *, echo: bool) -> dict[str, Any]:
     """Those of /v1/completions.
 
     Args:
-        ids: of the prompt and the text.
-        rows: `worker.scores` of them.
-        first: the first id that is told about.
+        rows: `worker.scores` of the prompt and the text.
+        echo: whether the prompt's are told too.
     """
-    texts = [token_text(tokenizer, id) for id in ids]
-    offsets = [sum(map(len, texts[first:i])) for i in range(first, len(ids))]
+    first = 0 if echo else len(choice.prompt)
+    texts = [token_text(tokenizer, id) for id in (*choice.prompt, *choice.ids)]
     chances, tops = [None, *(row[0] for row in rows)], [None, *(_by_text(tokenizer, row[1]) for row in rows)]
     return {
         "tokens": texts[first:],
         "token_logprobs": chances[first:],
         "top_logprobs": tops[first:],
-        "text_offset": offsets,
+        "text_offset": [*_offsets(tokenizer, choice, echo=echo)],
     }
+
+
+def _offsets(tokenizer: Tokenizer, choice: Choice, *, echo: bool) -> Iterator[int]:
+    """Where each token begins in the text; one that gives no text, such as a first one of the model's, takes none."""
+    at = 0
+    shown = StreamDecoder(tokenizer, skip_special=choice.asked is not None)  # what was sent as text has no special ones
+    for ids, decoder in ((choice.prompt if echo else (), shown), (choice.ids, StreamDecoder(tokenizer))):
+        for id in ids:
+            yield at
+            at += len(decoder.push(id))
+        at += len(decoder.finish())
 
 
 def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str, float]:
@@ -118,12 +130,13 @@ def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]]) -> dict[str
     return found
 
 
-def chat_logprobs(tokenizer: Tokenizer, ids: Sequence[int], rows: Sequence[Any], first: int) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any]) -> dict[str, Any]:
     """Those of /v1/chat/completions."""
+    drawn = zip(choice.ids, rows[len(choice.prompt) - 1 :], strict=True)
     return {
         "content": [
             {**_token(tokenizer, id, chance), "top_logprobs": [_token(tokenizer, *each) for each in top]}
-            for id, (chance, top) in zip(ids[first:], rows[first - 1 :], strict=True)
+            for id, (chance, top) in drawn
         ]
     }
 

@@ -161,14 +161,13 @@ class Api:
     async def _completions(self, request: Request) -> Response:
         body = parsed(CompletionBody, await self._body(request))
         self._named(body)
-        prompts = [self._text_ids(each) if isinstance(each, str) else each for each in body.prompts]
+        prompts = [(self._text_ids(each), each) if isinstance(each, str) else (each, None) for each in body.prompts]
         tokens = 16 if body.max_tokens is None else body.max_tokens
         if not tokens and not body.echo:
             raise BadRequest("max_tokens is 0, and nothing is echoed", param="max_tokens")
         if body.stream and (body.echo or body.logprobs is not None):
             raise BadRequest("echo and logprobs are not streamed", param="stream")
-        first = 0 if body.echo else None
-        return await self._run(request, body, prompts, tokens, first, body.logprobs, is_chat=False)
+        return await self._run(request, body, prompts, tokens, body.logprobs, echo=body.echo)
 
     async def _chat(self, request: Request) -> Response:
         body = parsed(ChatBody, await self._body(request))
@@ -180,7 +179,7 @@ class Api:
         ids = await self._rendered(body.messages)
         tokens = body.max_completion_tokens or body.max_tokens or max(self._settings.context - len(ids), 1)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        return await self._run(request, body, [ids], tokens, None, top, is_chat=True)
+        return await self._run(request, body, [(ids, None)], tokens, top)
 
     def _text_ids(self, text: str) -> list[int]:
         """Raises: BadRequest."""
@@ -208,23 +207,24 @@ class Api:
     # --- Running --------------------------------------------------------------------------------------------------
 
     async def _run(
-        self, request: Request, body: Body, prompts: list[list[int]], tokens: int, first: int | None, top: int | None,
-        *, is_chat: bool,
+        self, request: Request, body: Body, prompts: Sequence[tuple[list[int], str | None]], tokens: int,
+        top: int | None, *, echo: bool = False,
     ) -> Response:  # fmt: skip
         """The answer to prompts.
 
         Args:
-            first: the first id whose log-probability is told; None: that of the text.
+            prompts: their ids, and the text of those that were sent as text.
             top: likeliest ids to tell of each token; None: no log-probabilities.
+            echo: whether the prompt is told before the text.
         """
         context = self._settings.context
-        for ids in prompts:
+        for ids, _ in prompts:
             if len(ids) + tokens > context or len(ids) >= context + (not tokens):
                 what = f"the prompt has {len(ids)} tokens and the answer up to {tokens}, the context holds {context}"
                 raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
         self._link.check_room(len(prompts) * body.choices)
-        choices = [Choice(ids) for ids in prompts for _ in range(body.choices)]
-        answer, sampling = Answer(self._settings.name, is_chat=is_chat), body.sampling()
+        choices = [Choice(*each) for each in prompts for _ in range(body.choices)]
+        answer, sampling = Answer(self._settings.name, is_chat=isinstance(body, ChatBody)), body.sampling()
         if body.stream:
             return _Stream(self, answer, choices, body, sampling, tokens)
 
@@ -235,9 +235,15 @@ class Api:
             else:
                 choice.finish = "length"
             if top is not None:
-                await self._score(choice, first, top, is_chat)
-            if first is not None:
-                choice.text = self._tokenizer.decode(choice.prompt, skip_special=False) + choice.text
+                rows = await self._link.scores([*choice.prompt, *choice.ids], top)
+                if isinstance(body, ChatBody):
+                    choice.logprobs = chat_logprobs(self._tokenizer, choice, rows)
+                else:
+                    choice.logprobs = completion_logprobs(self._tokenizer, choice, rows, echo=echo)
+            if echo:
+                asked = choice.asked
+                shown = self._tokenizer.decode(choice.prompt, skip_special=False) if asked is None else asked
+                choice.text = shown + choice.text
 
         await _unless_gone(request, asyncio.gather(*(one(i, each) for i, each in enumerate(choices))))
         return _json(answer.whole(choices))
@@ -254,12 +260,6 @@ class Api:
             yield piece.text, None if piece.finish is None else FINISHES[piece.finish]
             if piece.finish is not None:
                 return
-
-    async def _score(self, choice: Choice, first: int | None, top: int, is_chat: bool) -> None:
-        ids = [*choice.prompt, *choice.ids]
-        rows = await self._link.scores(ids, top)
-        shown = chat_logprobs if is_chat else completion_logprobs
-        choice.logprobs = shown(self._tokenizer, ids, rows, len(choice.prompt) if first is None else first)
 
 
 class _Stream(Response):
@@ -298,7 +298,7 @@ class _Stream(Response):
                 self._queue.put_nowait((index, text, finish))
 
     async def _send_all(self, send: Send, work: asyncio.Future[Any]) -> None:
-        if hasattr(self._body, "messages"):
+        if isinstance(self._body, ChatBody):
             await _send_events(send, [self._answer.begin(index) for index in range(len(self._choices))])
         left, loop, sent_at = len(self._choices), asyncio.get_running_loop(), 0.0
         while left:
