@@ -160,10 +160,12 @@ $(PEERS_VENV)/.installed: pyproject.toml | $(PEERS_VENV)/.created
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[bench,serve]' transformers peft openai 'lm_eval[api]'
 	@touch $@
 
-peers-test: peers ## what Genesis writes, loaded by PEFT and transformers, and its server asked by openai, in a few minutes
+peers-test: peers ## what Genesis writes, loaded by PEFT and transformers, and its server asked by openai and lm-eval, in a few minutes
 	$(PEERS_VENV)/bin/python -m tests.peers.adapters
 	$(PEERS_VENV)/bin/python -m tests.peers.first_minutes
+	$(PEERS_VENV)/bin/python -m tests.peers.eval_tasks
 	$(PEERS_VENV)/bin/python -m tests.peers.openai_client
+	$(PEERS_VENV)/bin/python -m tests.peers.lm_eval_tasks
 
 clean: ## remove what the commands above made, the virtual environments included; runs/ stays
 	rm -rf $(VENV) $(LOWEST_VENV) $(PEERS_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -14,7 +14,7 @@ __all__ = ["ASKED", "TURN", "write_chat_model", "write_legible_model"]
 
 TURN = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>{% endfor %}"
 ASKED = "{{ 'assistant: ' * add_generation_prompt }}"
-LOUDER = 4.0
+LOUDER = 3.0
 
 
 def write_chat_model(folder: Path) -> Path:
@@ -23,11 +23,13 @@ def write_chat_model(folder: Path) -> Path:
 
 
 def write_legible_model(folder: Path) -> Path:
-    """The same of another golden model, whose texts are letters: random weights seldom choose one."""
+    """The same of another golden model, whose texts are letters and differ: small random weights repeat one token."""
     model, tokenizer = genesis_models.load(golden("qwen2-untied-sharded").folder), _tokenizer()
     texts = [tokenizer.decode([id]) for id in range(tokenizer.vocab_size)]
     letters = [id for id, text in enumerate(texts) if text.isascii() and text.isalpha()]
     with genesis.no_grad():
+        for parameter in model.model.layers.parameters():
+            parameter.mul_(LOUDER)
         model.lm_head.weight[letters] *= LOUDER
     return _saved(model, folder)
 
