@@ -166,6 +166,8 @@ def test_log_probabilities_are_the_models(client: httpx.Client, chat_model: Path
     offsets, sent = as_text["logprobs"]["text_offset"], len("some words")
     assert len(tokenizer.start_ids) == 1 and offsets[:3] == [0, 0, 1] and offsets[len(ids)] == sent
     assert as_text["logprobs"]["token_logprobs"] == told["token_logprobs"]
+    decoded = {"prompt": tokenizer.decode(ids, skip_special=False), "max_tokens": 2, "echo": True, "logprobs": 3}
+    assert ask(client, "completions", **decoded)["choices"][0] == found  # the first token is not put before itself
     chat = ask(client, "chat/completions", messages=[{"role": "user", "content": "a"}], max_tokens=3, logprobs=True,
                top_logprobs=2)["choices"][0]["logprobs"]["content"]  # fmt: skip
     assert len(chat) == 3 and all(each["logprob"] == each["top_logprobs"][0]["logprob"] for each in chat)

@@ -74,6 +74,7 @@ class Api:
     ) -> None:
         self._settings, self._link, self._tokenizer = settings, link, tokenizer
         self._template, self._ends = template, ends
+        self._start = tokenizer.decode(tokenizer.start_ids, skip_special=False)
         self._renders = ThreadPoolExecutor(1)  # one conversation after the other, beside the loop
         routes = [
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
@@ -161,7 +162,7 @@ class Api:
     async def _completions(self, request: Request) -> Response:
         body = parsed(CompletionBody, await self._body(request))
         self._named(body)
-        prompts = [(self._text_ids(each), each) if isinstance(each, str) else (each, None) for each in body.prompts]
+        prompts = [self._text_ids(each) if isinstance(each, str) else (each, None) for each in body.prompts]
         tokens = 16 if body.max_tokens is None else body.max_tokens
         if not tokens and not body.echo:
             raise BadRequest("max_tokens is 0, and nothing is echoed", param="max_tokens")
@@ -181,12 +182,18 @@ class Api:
         top = (body.top_logprobs or 0) if body.logprobs else None
         return await self._run(request, body, [(ids, None)], tokens, top)
 
-    def _text_ids(self, text: str) -> list[int]:
-        """Raises: BadRequest."""
+    def _text_ids(self, text: str) -> tuple[list[int], str | None]:
+        """The ids of a prompt, and its text; without that where it begins as ids are shown: with the first token.
+
+        Other special tokens that are written out stay text.
+
+        Raises: BadRequest.
+        """
         if not text:
             raise BadRequest("the prompt is empty", param="prompt")
+        is_begun = bool(self._start) and text.startswith(self._start)  # of clients that decode ids, such as lm-eval
         try:
-            return self._tokenizer.prompt(text)
+            return self._tokenizer.prompt(text.removeprefix(self._start)), None if is_begun else text
         except (UnicodeEncodeError, GenesisError):
             raise BadRequest("the prompt cannot be encoded", param="prompt") from None
 
