@@ -28,6 +28,11 @@ _BLOCK = 1 << 18  # elements that travel at a time
 class Group(Protocol):
     """`size` ranks, of which this is `rank`. Every rank makes the same calls, with contiguous arrays of one dimension.
 
+    Attributes:
+        rank, size: which of how many.
+        is_in_stream_order: whether calls return at once and run in the order of the current stream, so that a CUDA
+            graph can capture them; else they wait for the device.
+
     Raises (all calls):
         ShapeError, DTypeError: arrays that do not fit; nothing has been sent then.
         DistributedError: another rank makes another call, is late or gone.
@@ -35,6 +40,7 @@ class Group(Protocol):
 
     rank: int
     size: int
+    is_in_stream_order: bool
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
@@ -67,6 +73,7 @@ class Alone:
     """A group of one rank: nothing is to do, but to copy where the two arrays are not the same memory."""
 
     rank, size = 0, 1
+    is_in_stream_order = True
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
@@ -103,6 +110,8 @@ class PeersGroup:
 
     All goes through rank 0, block by block, in an order in which a rank that sends has a rank that takes.
     """
+
+    is_in_stream_order = False
 
     def __init__(self, peers: Peers) -> None:
         self.rank, self.size, self._peers = peers.rank, peers.size, peers

@@ -19,6 +19,8 @@ __all__ = ["StagedGroup"]
 class StagedGroup:
     """Args: of: the group that does the work. Arrays on the CPU go to it as they are."""
 
+    is_in_stream_order = False
+
     def __init__(self, of: Group) -> None:
         self.rank, self.size, self._of = of.rank, of.size, of
 
