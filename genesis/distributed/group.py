@@ -15,13 +15,12 @@ import numpy as np
 
 from genesis.array import Array
 from genesis.backend import CPU
+from genesis.distributed.arguments import check_array, check_gather, check_reduction, check_root, parts_of
 from genesis.distributed.peers import Peers
-from genesis.dtypes import BOOL, FLOAT, DType, float8_e4m3fn, float32
-from genesis.errors import DeviceError, DTypeError, ShapeError
+from genesis.dtypes import FLOAT, DType, float32
 
-__all__ = ["ALIGNMENT", "Alone", "Group", "PeersGroup"]
+__all__ = ["Alone", "Group", "PeersGroup"]
 
-ALIGNMENT = 32  # elements
 _BLOCK = 1 << 18  # elements that travel at a time
 
 
@@ -72,13 +71,14 @@ class Group(Protocol):
 class Alone:
     """A group of one rank: nothing is to do, but to copy where the two arrays are not the same memory."""
 
-    rank, size = 0, 1
+    rank, size, device = 0, 1, CPU
     is_in_stream_order = True
 
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
     ) -> None:
-        _check_reduction(source, out, _parts(self, source, out, parts))
+        parts_of(self, source, out, parts)
+        check_reduction(self, source, out)
         if adds:
             total = _Total(out.view_np(), out.dtype, adds)
             total.add(source.view_np())
@@ -87,7 +87,8 @@ class Alone:
             _copy(source, out)
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
-        _check_gather(part, out, _parts(self, out, part, parts))
+        parts_of(self, out, part, parts)
+        check_gather(part, out)
         _copy(part, out)
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
@@ -95,11 +96,11 @@ class Alone:
         self.all_gather(part, out, parts)
 
     def all_reduce(self, x: Array) -> None:
-        _check_reduction(x, x, [])
+        check_reduction(self, x, x)
 
     def broadcast(self, x: Array, root: int = 0) -> None:
-        _check_root(self, root)
-        _check(x)
+        check_root(self, root)
+        check_array(self, x)
 
     def close(self) -> None:
         pass
@@ -112,6 +113,7 @@ class PeersGroup:
     """
 
     is_in_stream_order = False
+    device = CPU
 
     def __init__(self, peers: Peers) -> None:
         self.rank, self.size, self._peers = peers.rank, peers.size, peers
@@ -119,8 +121,8 @@ class PeersGroup:
     def reduce_scatter(
         self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
     ) -> None:
-        cut = _parts(self, source, out, parts)
-        _check_reduction(source, out, cut)
+        cut = parts_of(self, source, out, parts)
+        check_reduction(self, source, out)
         how = "added to" if adds else "to"
         self._peers.check_call(f"reduce_scatter {source.dtype.name} {how} {out.dtype.name}, parts {_said(cut)}")
         values, result, start = source.view_np(), out.view_np(), 0
@@ -136,8 +138,8 @@ class PeersGroup:
             start += length
 
     def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
-        cut = _parts(self, out, part, parts)
-        _check_gather(part, out, cut)
+        cut = parts_of(self, out, part, parts)
+        check_gather(part, out)
         self._peers.check_call(f"all_gather {out.dtype.name}, parts {_said(cut)}")
         start = sum(cut[: self.rank])
         _copy(part, out.view((cut[self.rank],), (1,), out.offset + start))
@@ -147,9 +149,10 @@ class PeersGroup:
             start += length
 
     def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
-        _check(part)
+        check_array(self, part)
         if out is not None:
-            _check_gather(part, out, _parts(self, out, part, parts))
+            parts_of(self, out, part, parts)
+            check_gather(part, out)
         self._peers.check_call(f"gather {part.dtype.name}, parts {_said(parts)}")
         if self.rank:
             for first, last in _blocks(part.size):
@@ -164,7 +167,7 @@ class PeersGroup:
             start += length
 
     def all_reduce(self, x: Array) -> None:
-        _check_reduction(x, x, [])
+        check_reduction(self, x, x)
         self._peers.check_call(f"all_reduce {x.dtype.name} {x.size}")
         values = x.view_np()
         for first, last in _blocks(x.size):
@@ -172,8 +175,8 @@ class PeersGroup:
             self._spread(values[first:last], 0)
 
     def broadcast(self, x: Array, root: int = 0) -> None:
-        _check_root(self, root)
-        _check(x)
+        check_root(self, root)
+        check_array(self, x)
         self._peers.check_call(f"broadcast {x.dtype.name} {x.size} from {root}")
         self._spread(x.view_np(), root)
 
@@ -264,52 +267,3 @@ def _bytes(values: np.ndarray) -> np.ndarray:
 def _copy(source: Array, out: Array) -> None:
     if source.data_ptr() != out.data_ptr() or source.dtype is not out.dtype:
         out.view_np()[...] = source.view_np()
-
-
-def _parts(group: Group, whole: Array, part: Array, parts: Sequence[int] | None) -> list[int]:
-    """The elements of each rank of `whole`, checked against this rank's `part`."""
-    _check(whole)
-    _check(part)
-    if parts is None:
-        each, rest = divmod(whole.size, group.size)
-        if rest or each % ALIGNMENT:
-            what = f"{whole.size} elements are not {group.size} parts of a multiple of {ALIGNMENT}"
-            raise ShapeError(what, next="pad the array, or give the parts")
-        cut = [each] * group.size
-    else:
-        cut = [int(each) for each in parts]
-    if len(cut) != group.size or min(cut) < 0 or sum(cut) != whole.size:
-        what = f"the parts {cut} are not those of {whole.size} elements for {group.size} ranks"
-        raise ShapeError(what, next="give one size for each rank, which add up to the whole")
-    if part.size != cut[group.rank]:
-        what = f"rank {group.rank} has an array of {part.size} elements for its part of {cut[group.rank]}"
-        raise ShapeError(what, next="give an array of the size of the part")
-    return cut
-
-
-def _check(x: Array) -> None:
-    if x.device != CPU:
-        raise DeviceError(f"this group is for arrays on the CPU, and one is on {x.device}", next="use NCCL's group")
-    if x.ndim != 1 or not x.is_contiguous:
-        what = f"a collective takes contiguous arrays of one dimension, not shape {x.shape}, strides {x.strides}"
-        raise ShapeError(what, next="give a slice of a flat buffer")
-
-
-def _check_reduction(source: Array, out: Array, parts: Sequence[int]) -> None:
-    _check(source)
-    if source.dtype.category == BOOL or source.dtype is float8_e4m3fn:
-        raise DTypeError(f"{source.dtype} cannot be added over ranks", next="convert it to int64 or float32")
-    is_wider = out.dtype is float32 and source.dtype.category == FLOAT and source.dtype.itemsize < float32.itemsize
-    if out.dtype is not source.dtype and not is_wider:
-        what = f"a sum of {source.dtype} goes to {source.dtype}, or from a narrower float to float32, not {out.dtype}"
-        raise DTypeError(what, next="give an array of that dtype")
-
-
-def _check_gather(part: Array, out: Array, parts: Sequence[int]) -> None:
-    if part.dtype is not out.dtype:
-        raise DTypeError(f"parts of {part.dtype} do not make an array of {out.dtype}", next="give them one dtype")
-
-
-def _check_root(group: Group, root: int) -> None:
-    if not 0 <= root < group.size:
-        raise ShapeError(f"there is no rank {root} among {group.size}", next=f"give 0 to {group.size - 1}")

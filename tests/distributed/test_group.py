@@ -1,4 +1,8 @@
-"""One suite for every `Group` that needs no GPU: alone, threads over pairs of sockets, processes; equal bits."""
+"""One suite for every `Group`, equal bits: alone, threads over pairs of sockets, processes, and NCCL.
+
+Without a GPU NCCL is a fake, and the arrays are those of Triton's interpreter. `test_nccl_on_gpus.py` runs the same
+tests on GPUs, as many ranks of one pytest each.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,12 @@ import numpy as np
 import pytest
 
 from genesis.array import Array, empty, from_numpy
+from genesis.backend import backend_for
 from genesis.distributed import Alone, Group, Peers, PeersGroup
 from genesis.distributed import group as group_module
-from genesis.dtypes import DType, bfloat16, bool_, float16, float32, float64, int64
+from genesis.dtypes import DType, as_dtype, bfloat16, bool_, float16, float32, float64, int64
 from genesis.errors import DTypeError, ShapeError
+from tests.distributed import nccl_ranks
 from tests.distributed.forks import ended, start_ranks
 
 Work = Callable[[Group], Any]
@@ -51,8 +57,33 @@ def processes(size: int, work: Work, folder: Path) -> list[Any]:
     return [each.value for each in forks]
 
 
-GROUPS = [(alone, 1), (threads, 1), (threads, 2), (threads, 3), (threads, 4), (processes, 2), (processes, 4)]
-on_every_group = pytest.mark.parametrize(("run", "size"), GROUPS, ids=[f"{run.__name__}-{n}" for run, n in GROUPS])
+def nccl(size: int, work: Work, folder: Path) -> list[Any]:
+    """What `work` returns on each of `size` processes over the fake of NCCL."""
+    forks = nccl_ranks.started(size, lambda peers, group: work(group), folder)
+    assert [each.code for each in forks] == [0] * size, [each.error for each in forks]
+    return [each.value for each in forks]
+
+
+def gpus(size: int, work: Work, folder: Path) -> list[Any]:
+    """The same on GPUs: this process is one of the ranks, and all of them are here."""
+    peers, group = nccl_ranks.on_gpu()
+    said = peers.gather_json("result", work(group))
+    return list(peers.broadcast_json("results", said))
+
+
+RUNS: list[tuple[Any, int]] = [(alone, 1), *((threads, n) for n in (1, 2, 3, 4)), (processes, 2), (processes, 4)]
+RUNS += [(nccl, 1), (nccl, 2), (nccl, 3)]
+if nccl_ranks.IS_ONE:
+    RUNS = [(gpus, nccl_ranks.count())]
+
+
+def _marks(run: Any, size: int) -> list[pytest.MarkDecorator]:
+    """The fake is over the interpreter's memory, where three ranks show what fewer do."""
+    return [pytest.mark.host, *([] if size == 3 else [pytest.mark.full])] if run is nccl else []
+
+
+GROUPS = [pytest.param(run, n, marks=_marks(run, n), id=f"{run.__name__}-{n}") for run, n in RUNS]
+on_every_group = pytest.mark.parametrize(("run", "size"), GROUPS)
 
 
 def values(rank: int, length: int, dtype: DType) -> np.ndarray:
@@ -75,8 +106,15 @@ def expected_sum(size: int, length: int, dtype: DType, out: DType) -> np.ndarray
         return total.astype(out.numpy)
 
 
+def given(group: Any, values: np.ndarray) -> Array:
+    """An array of the group's device."""
+    made = empty(values.shape, as_dtype(values.dtype), group.device)
+    backend_for(group.device).from_numpy(values, made)
+    return made
+
+
 def bits(array: Array) -> list[int]:
-    return array.view_np().view(np.uint8).tolist()
+    return of(array.numpy())
 
 
 def of(array: np.ndarray) -> list[int]:
@@ -97,15 +135,15 @@ def test_reduce_scatter(run: Any, size: int, tmp_path: Path) -> None:
         found = []
         for dtype, to in pairs:
             for length, parts in cuts(size):
-                source = from_numpy(values(group.rank, length, dtype))
+                source = given(group, values(group.rank, length, dtype))
                 mine = parts[group.rank] if parts else length // size
                 start = sum(parts[: group.rank]) if parts else mine * group.rank
-                out = empty((mine,), to)
+                out = empty((mine,), to, group.device)
                 group.reduce_scatter(source, out, parts)
                 found.append(bits(out))
                 if to is dtype:
                     group.reduce_scatter(source, source.view((mine,), (1,), start), parts)
-                    found.append(of(source.view_np()[start : start + mine]))
+                    found.append(of(source.numpy()[start : start + mine]))
         return found
 
     results = run(size, work, tmp_path)
@@ -130,9 +168,9 @@ def test_a_sum_that_starts_from_what_is_there(run: Any, size: int, tmp_path: Pat
         for dtype, to in pairs:
             for length, parts in cuts(size):
                 mine = parts[group.rank] if parts else length // size
-                out = empty((mine,), to)
+                out = empty((mine,), to, group.device)
                 for turn in range(3):
-                    source = from_numpy(values(turn * size + group.rank, length, dtype))
+                    source = given(group, values(turn * size + group.rank, length, dtype))
                     group.reduce_scatter(source, out, parts, adds=turn > 0)
                 found.append(bits(out))
         return found
@@ -167,11 +205,12 @@ def test_all_gather(run: Any, size: int, tmp_path: Path) -> None:
                 mine = parts[group.rank] if parts else length // size
                 start = sum(parts[: group.rank]) if parts else mine * group.rank
                 whole = values(7, length, dtype)
-                out = from_numpy(np.zeros(length, dtype.numpy))
-                group.all_gather(from_numpy(whole[start : start + mine].copy()), out, parts)
+                out = given(group, np.zeros(length, dtype.numpy))
+                group.all_gather(given(group, whole[start : start + mine]), out, parts)
                 found.append(bits(out))
-                out.view_np()[...] = 0
-                out.view_np()[start : start + mine] = whole[start : start + mine]
+                there = np.zeros(length, dtype.numpy)
+                there[start : start + mine] = whole[start : start + mine]
+                out = given(group, there)
                 group.all_gather(out.view((mine,), (1,), start), out, parts)
                 found.append(bits(out))
         return found
@@ -189,10 +228,10 @@ def test_all_reduce_and_broadcast(run: Any, size: int, tmp_path: Path) -> None:
         found = []
         for dtype in DTYPES.values():
             for length in lengths:
-                x = from_numpy(values(group.rank, length, dtype))
+                x = given(group, values(group.rank, length, dtype))
                 group.all_reduce(x)
                 found.append(bits(x))
-                x = from_numpy(values(group.rank, length, dtype))
+                x = given(group, values(group.rank, length, dtype))
                 group.broadcast(x, size - 1)
                 found.append(bits(x))
         return found
@@ -210,7 +249,7 @@ def test_blocks_change_nothing(size: int, tmp_path: Path, monkeypatch: pytest.Mo
     length = 96 * size
 
     def work(group: Group) -> list[list[int]]:
-        x, out = from_numpy(values(group.rank, length, bfloat16)), empty((96,), float32)
+        x, out = given(group, values(group.rank, length, bfloat16)), empty((96,), float32)
         group.reduce_scatter(x, out)
         group.all_reduce(x)
         gathered = empty((length,), float32)
@@ -228,7 +267,7 @@ def test_a_long_array(tmp_path: Path) -> None:
     length = 32 * 4 * 9001
 
     def work(group: Group) -> bool:
-        x = from_numpy(np.full(length, group.rank + 1, np.float32))
+        x = given(group, np.full(length, group.rank + 1, np.float32))
         out = empty((length // 4,), float32)
         group.reduce_scatter(x, out)
         group.all_gather(out, x)

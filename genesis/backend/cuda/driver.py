@@ -196,6 +196,10 @@ class Driver:
             self._call(self._cuda.cuCtxSetCurrent, self._context)
             self._thread.entered = True
 
+    def enter(self) -> None:
+        """Make the device this thread's current one, for a library that asks CUDA which it is."""
+        self._enter()
+
     def _now(self, function: Any, *args: Any) -> Any:
         """Call the driver for what follows no stream's order."""
         self._enter()

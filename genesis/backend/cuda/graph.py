@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
@@ -18,7 +19,7 @@ from genesis.backend.cuda.memory import Arena, Block, Pool, room_for
 from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
 from genesis.errors import DeviceError, OutOfMemoryError, UsageError
 
-__all__ = ["WARM_UPS", "RawGraph", "launches_block"]
+__all__ = ["WARM_UPS", "RawGraph", "close_graphs", "launches_block"]
 
 WARM_UPS = 2  # the first makes what is made once, in normal memory; the second takes what the capture will need
 T = TypeVar("T")
@@ -159,6 +160,7 @@ class RawGraph:
             _give_back(pool, held)
             raise
         self._graph = Captured(graph, executable, held)
+        _open.add(self)
         pool.graph_count += 1
         return result
 
@@ -185,6 +187,17 @@ class RawGraph:
 
     def __del__(self) -> None:  # in any thread, which must not wait, and in the middle of another graph's capture
         self._retire()
+
+
+_open: weakref.WeakSet[RawGraph] = weakref.WeakSet()
+
+
+def close_graphs(backend: Runtime) -> None:
+    """Close all graphs of a device, whoever holds them, and destroy those that nobody holds any more."""
+    for graph in list(_open):
+        if graph.backend is backend:
+            graph.close()
+    backend.pool.end_retired()
 
 
 def _destroy(backend: Runtime, captured: Captured) -> None:

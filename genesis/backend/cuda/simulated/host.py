@@ -105,6 +105,7 @@ class HostDriver(Driver):
     def sm_facts(self) -> SMFacts:
         raise DeviceError("the interpreter has no SMs", next="unset TRITON_INTERPRET")
 
+    def enter(self) -> None: ...  # there is one device
     def flush(self) -> None: ...  # nothing waits for its kernel
     def begin_again(self) -> None: ...  # all launches wait
 

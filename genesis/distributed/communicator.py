@@ -1,0 +1,199 @@
+"""NCCL's communicator of one rank, through the raw bindings of nccl4py: addresses and bytes, in the order of a stream.
+
+Nothing here waits for the device, but for the start and the end. Those, and `abort`, run in a thread of their own with
+a limit: each of them waits for ever where a rank does not answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from genesis.backend.cuda.driver import Driver
+from genesis.errors import DistributedError
+
+__all__ = ["Communicator", "Memory", "Tuning", "bindings", "identity_of"]
+
+_BYTE = 1  # ncclUint8: what travels is never computed with
+_SUCCESS, _IN_PROGRESS = 0, 7  # ncclResult_t
+
+
+class Memory(NamedTuple):
+    """Bytes on the device."""
+
+    pointer: int
+    nbytes: int
+
+
+class Tuning(NamedTuple):
+    """How NCCL shares the GPU with other kernels; None leaves it to NCCL.
+
+    Attributes:
+        max_ctas: the most thread blocks of a collective, each of which takes an SM.
+        cta_policy: 1 prefers few of them, 2 none, by DMA engines, where the memory is registered.
+    """
+
+    max_ctas: int | None = None
+    cta_policy: int | None = None
+
+
+def bindings() -> Any:
+    """nccl4py's module. Raises ImportError without it, RuntimeError or OSError without NCCL's library."""
+    from nccl.bindings import nccl
+
+    nccl.get_version()  # loads the library
+    return nccl
+
+
+def identity_of(nccl: Any) -> bytes:
+    """The name of a new communicator, which rank 0 tells the others; it listens for them from now on."""
+    return bytes(nccl.get_unique_id())
+
+
+class Communicator:
+    """One rank's end of it.
+
+    Args:
+        nccl: the bindings.
+        driver: of the rank's GPU.
+        identity: what `identity_of` gave on rank 0.
+        limit_s: how long the other ranks may take to come.
+
+    Attributes:
+        is_open: until it is closed or aborted.
+    """
+
+    def __init__(
+        self, nccl: Any, driver: Driver, rank: int, size: int, identity: bytes, limit_s: float, tuning: Tuning
+    ) -> None:
+        self.rank, self.size, self.is_open = rank, size, False
+        self._nccl, self._driver = nccl, driver
+        config = nccl.Config()
+        for name, value in tuning._asdict().items():
+            if value is not None:
+                setattr(config, name, value)
+        made: list[Any] = []
+
+        def start() -> None:
+            driver.enter()
+            made.append(nccl.comm_init_rank_config(size, nccl.UniqueId.from_buffer(identity), rank, config))
+
+        if not _within(limit_s, lambda: self._called("the start of NCCL", start)):
+            raise DistributedError(f"NCCL did not start within {limit_s:.3g} s", next=_LOOK)
+        self._handle, self.is_open = made[0], True
+
+    # --- Collectives --------------------------------------------------------------------------------------------------
+
+    def exchange(
+        self, sends: Sequence[tuple[int, Memory]], receives: Sequence[tuple[int, Memory]], stream: int
+    ) -> None:
+        """Send memory to ranks and take theirs, all at once."""
+        nccl = self._nccl
+
+        def work() -> None:
+            nccl.group_start()
+            try:
+                for rank, memory in sends:
+                    nccl.send(memory.pointer, memory.nbytes, _BYTE, rank, self._handle, stream)
+                for rank, memory in receives:
+                    nccl.recv(memory.pointer, memory.nbytes, _BYTE, rank, self._handle, stream)
+            finally:
+                nccl.group_end()
+
+        if sends or receives:
+            self._launch("an exchange", work)
+
+    def all_gather(self, part: Memory, out: int, stream: int) -> None:
+        """Put the parts of all ranks, of one size, one after the other at `out`; `part` may be there already."""
+        if part.nbytes:
+            gather = self._nccl.all_gather
+            self._launch("a gather", lambda: gather(part.pointer, out, part.nbytes, _BYTE, self._handle, stream))
+
+    def broadcast(self, memory: Memory, root: int, stream: int) -> None:
+        """Overwrite the memory with that of rank `root`."""
+        if memory.nbytes:
+            send, pointer = self._nccl.broadcast, memory.pointer
+            self._launch(
+                "a broadcast", lambda: send(pointer, pointer, memory.nbytes, _BYTE, root, self._handle, stream)
+            )
+
+    def _launch(self, what: str, work: Callable[[], None]) -> None:
+        if not self.is_open:
+            raise DistributedError(f"{what} after the end of NCCL", next="start the job again, with --resume")
+        driver = self._driver
+        driver.enter()
+        if driver.pending:
+            driver.flush()
+        self._called(what, work)
+        driver.begin_again()  # a kernel of ours does not start early behind one of NCCL's
+
+    def _called(self, what: str, work: Callable[[], None]) -> None:
+        """Raises DistributedError where NCCL says no."""
+        try:
+            work()
+        except self._nccl.NCCLError as error:
+            raise DistributedError(f"{what} failed: {error}", next=_LOOK) from error
+
+    # --- Faults and the end -------------------------------------------------------------------------------------------
+
+    def fault(self) -> str:
+        """What has gone wrong since, if anything: in any thread, at any time."""
+        if not self.is_open:
+            return ""
+        code = self._nccl.comm_get_async_error(self._handle)
+        if code in (_SUCCESS, _IN_PROGRESS):
+            return ""
+        return f"{self._nccl.get_error_string(code)}: {self._nccl.get_last_error(self._handle)}".rstrip(": ")
+
+    def abort(self, limit_s: float) -> bool:
+        """Give up what is under way, on this rank alone, whoever else waits for it; whether that was done in time."""
+        if not self.is_open:
+            return True
+        self.is_open = False
+        return _within(limit_s, self._ended(self._nccl.comm_abort))
+
+    def close(self, limit_s: float) -> None:
+        """Leave with all ranks. No graph that holds a collective is left: NCCL would wait for its end.
+
+        Raises:
+            DistributedError: another rank does not come.
+        """
+        if not self.is_open:
+            return
+        self.is_open = False
+
+        def work(handle: Any) -> None:
+            self._nccl.comm_finalize(handle)
+            self._nccl.comm_destroy(handle)
+
+        if not _within(limit_s, lambda: self._called("the end of NCCL", self._ended(work))):
+            raise DistributedError(f"NCCL did not end within {limit_s:.3g} s", next=_LOOK)
+
+    def _ended(self, how: Callable[[Any], None]) -> Callable[[], None]:
+        def work() -> None:
+            self._driver.enter()
+            how(self._handle)
+
+        return work
+
+
+_LOOK = "NCCL_DEBUG=INFO shows what NCCL does"
+
+
+def _within(limit_s: float, work: Callable[[], None]) -> bool:
+    """Run `work` in another thread; whether it ended in time. Raises what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="genesis-nccl", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if raised:
+        raise raised[0]
+    return not thread.is_alive()

@@ -1,0 +1,227 @@
+"""A group over NCCL: calls are launched on the current stream and return at once, so a CUDA graph can capture them.
+
+NCCL moves bytes and adds nothing: its sums depend on algorithm and protocol. For a sum, ranks send each other their
+parts, and the op `rank_sum` adds them as the definition of a group says. So results are those of `PeersGroup`, bit for
+bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from genesis.array import Array, empty
+from genesis.backend import Device
+from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.graph import close_graphs
+from genesis.distributed.arguments import check_array, check_gather, check_reduction, check_root, parts_of
+from genesis.distributed.communicator import Communicator, Memory
+from genesis.distributed.deadline import Deadline
+from genesis.distributed.peers import Peers
+from genesis.dtypes import DType, uint8
+from genesis.errors import DeviceError, DistributedError
+from genesis.ops.elementwise import copy
+from genesis.ops.rank_sum import rank_sum
+
+__all__ = ["STAGING", "NcclGroup"]
+
+STAGING = 48 << 20  # bytes that come from other ranks at a time, on their way into a sum: a bucket's
+ABORT_S = 5.0  # how long NCCL may take to give up
+_ROW = 512  # bytes of which a row of the staging memory is a multiple
+_TURN_S = 0.001
+
+
+class NcclGroup:
+    """The ranks of `peers`, each with a GPU of its own.
+
+    A rank that makes another call than the others is not found out here, as `PeersGroup` finds it: nothing would be
+    launched ahead. The device then stands still, which `fault` sees.
+
+    Args:
+        device: this rank's GPU.
+        communicator: NCCL's, of the same ranks.
+        staging: bytes of memory for what other ranks send.
+    """
+
+    is_in_stream_order = True
+
+    def __init__(self, peers: Peers, device: Device, communicator: Communicator, staging: int = STAGING) -> None:
+        self.rank, self.size, self.device = peers.rank, peers.size, device
+        self._peers, self._nccl, self._backend = peers, communicator, backend_of(device)
+        self._row = max(staging // max(1, self.size - 1) // _ROW, 1) * _ROW
+        with self._backend.owned_by("staging of collectives"):
+            self._staging = empty((self._row * max(1, self.size - 1),), uint8, device)
+        self._deadline = Deadline(self._backend.driver)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Reach all ranks in every way once: the first time NCCL makes connections, which takes memory and waits."""
+        rows = [_cut(self._staging, at, 32) for at in range(0, self._staging.size, self._row)]
+        receives = [None if rank == self.rank else rows.pop() for rank in range(self.size)]
+        self._exchange([_cut(self._staging, 64, 32)] * self.size, receives)
+        whole = _cut(self._staging, 0, 4 * self.size)  # values do not matter
+        self.all_gather(_cut(whole, 4 * self.rank, 4), whole, [4] * self.size)
+        self.broadcast(whole)
+        self._wait(self._peers.limit_s)
+
+    # --- Collectives --------------------------------------------------------------------------------------------------
+
+    def reduce_scatter(
+        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
+    ) -> None:
+        """See `Group`."""
+        cut = parts_of(self, source, out, parts)
+        check_reduction(self, source, out)
+        starts = [sum(cut[:rank]) for rank in range(self.size)]
+        for first, last in self._pieces(max(cut), source.dtype):
+            spans = [(min(first, each), min(last, each)) for each in cut]
+            whose = [_cut(source, start + a, b - a) for start, (a, b) in zip(starts, spans, strict=True)]
+            a, b = spans[self.rank]
+            self._add(_cut(out, a, b - a), whose, whose[self.rank], adds)
+
+    def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        """See `Group`."""
+        cut = parts_of(self, out, part, parts)
+        check_gather(part, out)
+        if len(set(cut)) == 1:
+            self._nccl.all_gather(_memory(part), out.data_ptr(), self._stream)
+        else:
+            places = self._places(out, cut)
+            _copy(part, places[self.rank])
+            self._exchange([places[self.rank]] * self.size, places)
+        self._launched()
+
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
+        """See `Group`."""
+        check_array(self, part)
+        nothing: list[Array | None] = [None] * self.size
+        if self.rank:
+            self._exchange([part, *nothing[1:]], nothing)
+        else:
+            assert out is not None, "rank 0 gathers"
+            places = self._places(out, parts_of(self, out, part, parts))
+            check_gather(part, out)
+            _copy(part, places[0])
+            self._exchange(nothing, places)
+        self._launched()
+
+    def all_reduce(self, x: Array) -> None:
+        """See `Group`. Every rank gets all values: for a few numbers."""
+        check_reduction(self, x, x)
+        for first, last in self._pieces(x.size, x.dtype):
+            piece = _cut(x, first, last - first)
+            self._add(piece, [piece] * self.size, piece, adds=False)
+
+    def broadcast(self, x: Array, root: int = 0) -> None:
+        """See `Group`."""
+        check_root(self, root)
+        check_array(self, x)
+        self._nccl.broadcast(_memory(x), root, self._stream)
+        self._launched()
+
+    def _add(self, out: Array, sends: Sequence[Array], own: Array, adds: bool) -> None:
+        """Send each rank its values, and set `out` to the sum of those that come and of this rank's own."""
+        length, itemsize = out.size, own.dtype.itemsize
+        stride = self._row // itemsize
+        rows = Array(self._staging.storage, (self.size - 1, length), (stride, 1), own.dtype, self.device,
+                     self._staging.offset // itemsize)  # fmt: skip
+        others = iter(range(self.size - 1))
+        receives = [
+            None if rank == self.rank else rows.view((length,), (1,), rows.offset + next(others) * stride)
+            for rank in range(self.size)
+        ]
+        self._exchange(sends, receives)
+        if length:
+            rank_sum(out, own, rows, rank=self.rank, adds=adds, out=())
+        self._launched()
+
+    def _exchange(self, sends: Sequence[Array | None], receives: Sequence[Array | None]) -> None:
+        """Send and receive what there is for and from each of the other ranks."""
+        self._nccl.exchange(self._with_ranks(sends), self._with_ranks(receives), self._stream)
+
+    def _with_ranks(self, arrays: Sequence[Array | None]) -> list[tuple[int, Memory]]:
+        return [(rank, _memory(x)) for rank, x in enumerate(arrays) if rank != self.rank and x is not None and x.size]
+
+    def _places(self, out: Array, cut: Sequence[int]) -> list[Array]:
+        """The part of each rank."""
+        return [_cut(out, sum(cut[:rank]), length) for rank, length in enumerate(cut)]
+
+    def _pieces(self, length: int, dtype: DType) -> Iterator[tuple[int, int]]:
+        """Spans of a part whose values fit into the staging memory."""
+        most = self._row // dtype.itemsize
+        for first in range(0, length, most):
+            yield first, min(first + most, length)
+
+    @property
+    def _stream(self) -> int:
+        return self._backend.stream
+
+    # --- Deadlines, faults and the end --------------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Watch what was launched so far, the replay of a graph for example: see `fault`."""
+        if not self._backend.pool.capturing:
+            self._deadline.mark(self._stream)
+
+    _launched = mark
+
+    def fault(self) -> DistributedError | None:
+        """What ends this rank: NCCL's own error, or a device that stands still for longer than ranks may take.
+
+        For a thread that watches; the device is asked and not waited for.
+        """
+        peers = self._peers
+        if not self._nccl.is_open:
+            return None
+        where = ", ".join([*([peers.phase] if peers.phase else []), f"step {peers.step}"])
+        if what := self._nccl.fault():
+            return DistributedError(f"NCCL on rank {self.rank} failed: {what}", where=where, next="NCCL_DEBUG=INFO")
+        try:
+            seconds = self._deadline.overdue()
+        except DeviceError:  # the main thread finds it, too
+            return None
+        if seconds <= peers.limit_s:
+            return None
+        what = f"{self.device} of rank {self.rank} has not got on for {seconds:.3g} s: it may wait for another rank's"
+        return DistributedError(what, where=where, next="see what the ranks do: py-spy dump --pid, nvidia-smi")
+
+    def abort(self) -> None:
+        """After a fault, in any thread, instead of `close`: end what waits for other ranks; all later calls raise."""
+        self._nccl.abort(ABORT_S)
+
+    def close(self) -> None:
+        """Wait for all ranks and leave. The graphs of the device are closed first: NCCL waits for them for ever.
+
+        Raises:
+            DistributedError: a rank does not come.
+        """
+        if self._nccl.is_open:
+            limit_s = self._peers.limit_s
+            self._wait(limit_s)
+            close_graphs(self._backend)
+            self._nccl.close(limit_s)
+        self._peers.close()
+
+    def _wait(self, limit_s: float) -> None:
+        """Wait for the device, but not for ever."""
+        driver = self._backend.driver
+        event, until = driver.mark(self._stream), time.monotonic() + limit_s
+        while not driver.is_event_done(event):
+            if time.monotonic() > until:
+                what = f"{self.device} of rank {self.rank} was not done within {limit_s:.3g} s"
+                raise DistributedError(what, where=self._peers.phase, next="NCCL_DEBUG=INFO shows what NCCL does")
+            time.sleep(_TURN_S)
+        driver.destroy_event(event)
+
+
+def _cut(x: Array, start: int, length: int) -> Array:
+    return x.view((length,), (1,), x.offset + start)
+
+
+def _memory(x: Array) -> Memory:
+    return Memory(x.data_ptr(), x.nbytes)
+
+
+def _copy(source: Array, out: Array) -> None:
+    if source.data_ptr() != out.data_ptr() and source.size:
+        copy(source, out=out)
