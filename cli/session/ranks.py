@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from genesis import __version__
+from genesis.backend import CPU
 from genesis.data.loader import PackedLoader
 from genesis.distributed import Peers, PeersGroup, job_key, read_world
 from genesis.distributed.environment import LAUNCHER
@@ -19,6 +20,7 @@ from genesis.train.config import Config
 from genesis.train.output import Output
 from genesis.train.ranks import ALONE, SAVING_S, Ranks, check_divides
 from genesis.train.signals import Interrupts
+from genesis_cli.session.preparation import resolve_device
 
 __all__ = ["check_same_data", "joined", "same_settings"]
 
@@ -48,9 +50,9 @@ def joined(
                 ranks.compare({"the configuration": hashlib.sha256(config.resolved_yaml().encode()).hexdigest()})
                 check_divides(ranks.size, config.train.accumulation_steps)
             interrupts.is_quiet = not ranks.is_main
-            if ranks.is_main:
-                console.line(str(world))
-            with Watch(peers, interrupts.interrupt):
+            said = console if ranks.is_main else Output(None)
+            said.line(str(world))
+            with Watch(peers, interrupts.interrupt) as watch, _collectives(ranks, peers, config, watch, said):
                 yield ranks
             with ranks.during("the end", SAVING_S):
                 ranks.leave()
@@ -59,6 +61,32 @@ def joined(
         raise
     except InterruptedRun as error:
         error.is_echo |= is_launched and not have_met  # by what says so for all
+        raise
+
+
+@contextmanager
+def _collectives(ranks: Ranks, peers: Peers, config: Config, watch: Watch, said: Output) -> Iterator[None]:
+    """The ranks' collectives on their GPUs, if they have some; given up where the block ends by an error."""
+    device = resolve_device(config.train.device, ranks)
+    ranks.compare({"their kind of device": device.type})
+    if device == CPU:
+        yield
+        return
+    from genesis.distributed.choose import group_for
+
+    with ranks.during("start", JOIN_S):
+        group, line = group_for(peers, device, one_host=ranks.local_size == ranks.size)
+    if line:
+        said.line(line)
+    ranks.group = group
+    if isinstance(group, StagedGroup):
+        yield
+        return
+    ranks.launched, watch.collectives = group.mark, group
+    try:
+        yield
+    except BaseException:
+        group.abort()
         raise
 
 

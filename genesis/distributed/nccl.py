@@ -26,7 +26,7 @@ from genesis.ops.rank_sum import rank_sum
 __all__ = ["STAGING", "NcclGroup"]
 
 STAGING = 48 << 20  # bytes that come from other ranks at a time, on their way into a sum: a bucket's
-ABORT_S = 5.0  # how long NCCL may take to give up
+ABORT_S = 2.0  # how long NCCL may take to give up: kernels end at once, it waits for the end of graphs
 _ROW = 512  # bytes of which a row of the staging memory is a multiple
 _TURN_S = 0.001
 

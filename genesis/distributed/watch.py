@@ -1,11 +1,14 @@
 """A thread that sees another rank go while this one is at work of its own: preparing, compiling, saving.
 
 A rank that waits for others sees that by itself. One that does not is interrupted a moment later; and where its main
-thread is in a call that Python cannot interrupt, the process ends.
+thread is in a call that Python cannot interrupt, the process ends. On a GPU that call may wait for a collective of a
+rank that is gone: the thread gives the collectives up first, so that it returns. It sees as well where the device
+stands still, or NCCL fails.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import sys
@@ -13,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from genesis.distributed.peers import Peers
 from genesis.errors import DistributedError
@@ -27,16 +30,27 @@ _ENDS_S = 1.0  # and then to end
 _CLOSED = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
+class Collectives(Protocol):
+    """What a group over NCCL says and does, from any thread."""
+
+    def fault(self) -> DistributedError | None: ...
+    def abort(self) -> None: ...
+
+
 class Watch:
     """Runs while it is entered.
 
     Args:
         peers: whose connections it looks at; it reads nothing from them.
         interrupt: called in the thread with a function that raises, which it has called in the main thread.
+
+    Attributes:
+        collectives: those of the ranks' GPUs, once there are some.
     """
 
     def __init__(self, peers: Peers, interrupt: Callable[[Callable[[], None]], None]) -> None:
         self._peers, self._interrupt = peers, interrupt
+        self.collectives: Collectives | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="genesis-ranks", daemon=True)
 
@@ -50,17 +64,33 @@ class Watch:
         self._is_over.set()
 
     def _run(self) -> None:
-        gone = None
-        while gone is None:
-            if self._is_over.wait(_TURN_S):
+        while not self._is_over.wait(_TURN_S):
+            fault = self.collectives.fault() if self.collectives is not None else None
+            if fault is not None and self._is_over.wait(_NOTICES_S):  # of a rank that goes, NCCL may say it first
                 return
-            gone = self._peers.closed(_CLOSED)
-        if self._notices(_NOTICES_S):
-            return
-        rank = gone
-        self._interrupt(lambda: self._peers.see_gone(rank))
+            if (gone := self._peers.closed(_CLOSED)) is not None:
+                self._see_gone(gone)
+                return
+            if fault is not None:
+                self._end(functools.partial(self._raise, fault), fault.what)
+                return
+
+    def _see_gone(self, rank: int) -> None:
+        if not self._notices(_NOTICES_S):
+            self._end(lambda: self._peers.see_gone(rank), f"rank {rank} is gone")
+
+    def _raise(self, fault: DistributedError) -> None:
+        if not self._peers.is_ending:
+            self._peers.is_ending = True
+            raise fault
+
+    def _end(self, call: Callable[[], None], what: str) -> None:
+        """Have the main thread raise; where it does not come to that, end the process."""
+        self._interrupt(call)
+        if self.collectives is not None:
+            self.collectives.abort()
         if not self._notices(_ENDS_S):
-            os.write(2, f"error: rank {rank} is gone\n".encode() if sys.stderr is not None else b"")
+            os.write(2, f"error: {what}\n".encode() if sys.stderr is not None else b"")
             os._exit(DistributedError.exit_code)
 
     def _notices(self, seconds: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -33,10 +33,12 @@ class Ranks:
         group: their collectives.
         rank, size: which of how many.
         local_rank, local_size: which of how many on this host; `local_size` is None where nobody knows.
+        launched: called when a step is on its way on the device, for who watches that it gets on.
     """
 
     def __init__(self, peers: Peers, group: Group, local_rank: int = 0, local_size: int | None = 1) -> None:
         self._peers, self.group = peers, group
+        self.launched: Callable[[], None] = _nothing
         self.rank, self.size = peers.rank, peers.size
         self.local_rank, self.local_size = local_rank, local_size
         self._seconds: deque[float] = deque(maxlen=SLOWEST_OF)
@@ -100,6 +102,7 @@ class Ranks:
         """A step took so long: from now on a rank is late after ten of the slowest of the last ones."""
         if self.size == 1:
             return
+        self.launched()
         self._seconds.append(seconds)
         self._steps += 1
         least = FIRST_STEPS_S if self._steps < FIRST_STEPS else STEP_S
@@ -108,7 +111,10 @@ class Ranks:
     def leave(self) -> None:
         """All ranks end here, by the same error: wait for all, and say no more."""
         if self.size > 1:
-            self._peers.close()
+            self.group.close()
+
+
+def _nothing() -> None: ...
 
 
 ALONE = Ranks(Peers(0, 1), Alone())

@@ -78,8 +78,8 @@ if nccl_ranks.IS_ONE:
 
 
 def _marks(run: Any, size: int) -> list[pytest.MarkDecorator]:
-    """The fake is over the interpreter's memory, where three ranks show what fewer do."""
-    return [pytest.mark.host, *([] if size == 3 else [pytest.mark.full])] if run is nccl else []
+    """The fake is over the interpreter's memory; two ranks show most."""
+    return [pytest.mark.host, *([] if size == 2 else [pytest.mark.full])] if run is nccl else []
 
 
 GROUPS = [pytest.param(run, n, marks=_marks(run, n), id=f"{run.__name__}-{n}") for run, n in RUNS]

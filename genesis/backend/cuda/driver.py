@@ -300,6 +300,10 @@ class Driver:
         """Let pinned memory of `register_host` go."""
         self._now(self._cuda.cuMemHostUnregister, pointer)
 
+    def cuda_version(self) -> int:
+        """The newest CUDA that the NVIDIA driver serves: 13010 for 13.1."""
+        return int(self._now(self._cuda.cuDriverGetVersion))
+
     def memory_info(self) -> tuple[int, int]:
         """(free, total) bytes of the device."""
         free, total = self._now(self._cuda.cuMemGetInfo)

@@ -76,6 +76,9 @@ class HostDriver(Driver):
     def register_host(self, pointer: int, nbytes: int) -> None: ...
     def unregister_host(self, pointer: int) -> None: ...
 
+    def cuda_version(self) -> int:
+        return 13000
+
     def memory_info(self) -> tuple[int, int]:
         return self.memory - self._used, self.memory
 
