@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from genesis.errors import InterruptedRun
+from genesis.errors import DistributedError, InterruptedRun
 from genesis_cli.bench_all import bench
 from genesis_cli.bench_model import bench_model
 from genesis_cli.bench_ops import bench_ops
@@ -117,7 +117,7 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     """Runs one command and returns its exit code; no exception leaves.
 
     Args:
-        ends_process: an interrupted run may end the process at once.
+        ends_process: an interrupted run, or one that lost a rank, may end the process at once.
     """
     hold_standard_streams()
     make_printable()
@@ -135,8 +135,9 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
         flush_stdout()
     except BaseException as error:
         code = exit_code(error, debug=debug)
-        if ends_process and isinstance(error, InterruptedRun):
-            # All is closed; taking the interpreter down would wait for threads that still compile or train a tokenizer.
+        if ends_process and isinstance(error, (InterruptedRun, DistributedError)):
+            # All is closed; taking the interpreter down would wait for threads that still compile or train a tokenizer,
+            # and for a GPU that waits for a rank which is gone.
             settle_stdout()
             os._exit(code)
         return code

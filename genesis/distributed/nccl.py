@@ -160,7 +160,7 @@ class NcclGroup:
 
     def mark(self) -> None:
         """Watch what was launched so far, the replay of a graph for example: see `fault`."""
-        if not self._backend.pool.capturing:
+        if not (self._backend.pool.capturing or self._backend.driver.capturing):
             self._deadline.mark(self._stream)
 
     _launched = mark

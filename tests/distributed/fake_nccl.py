@@ -13,6 +13,7 @@ import json
 import os
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ class Comm:
     def __init__(self, name: str, rank: int, size: int) -> None:
         self.name, self.rank, self.size, self.state, self.error = name, rank, size, "open", 0
         self.calls = 0  # collectives so far
-        self.sent: dict[tuple[int, int], int] = {}  # messages so far, by (from, to)
+        self.sent: Counter[int] = Counter()  # messages so far, by the rank they go to
+        self.taken: Counter[int] = Counter()
 
     def check(self, *states: str) -> None:
         if self.state not in (states or ("open",)):
@@ -196,15 +198,13 @@ def group_end() -> None:
     def run() -> None:
         for kind, pointer, nbytes, peer, *_ in calls:
             if kind == "send":
-                pair = comm.rank, peer
-                number = comm.sent[pair] = comm.sent.get(pair, 0) + 1
-                what = [nbytes, comm.calls]
-                comm.put(f"message{number}-{comm.rank}-{peer}", what, ctypes.string_at(pointer, nbytes))
+                comm.sent[peer] += 1
+                key = f"message{comm.sent[peer]}-{comm.rank}-{peer}"
+                comm.put(key, [nbytes, comm.calls], ctypes.string_at(pointer, nbytes))
         for kind, pointer, nbytes, peer, *_ in calls:
             if kind == "recv":
-                pair = peer, comm.rank
-                number = comm.sent[pair] = comm.sent.get(pair, 0) + 1
-                found = comm.take(f"message{number}-{peer}-{comm.rank}")
+                comm.taken[peer] += 1
+                found = comm.take(f"message{comm.taken[peer]}-{peer}-{comm.rank}")
                 if found is None:
                     return
                 if found[0] != [nbytes, comm.calls]:

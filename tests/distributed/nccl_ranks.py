@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 from collections.abc import Callable
@@ -51,10 +52,12 @@ def started(size: int, work: Work, folder: Path, *, ends: bool = True, limit_s: 
 
 @functools.cache
 def on_gpu() -> tuple[Peers, NcclGroup]:
-    """This process as a rank with a GPU of its own."""
+    """This process as a rank with a GPU of its own, until it ends."""
     world = read_world(os.environ)
     peers = Peers.connect(world, job_key(world, os.environ), version="test") if world.size > 1 else Peers(0, 1)
-    return peers, group_over(bindings(), peers, Device("cuda", world.local_rank), 1 << 20)
+    group = group_over(bindings(), peers, Device("cuda", world.local_rank), 1 << 20)
+    atexit.register(group.close)
+    return peers, group
 
 
 def count() -> int:

@@ -1,0 +1,63 @@
+"""The group over NCCL itself, with as many GPUs as there are: its suite, graphs, its end, and ranks that are lost.
+
+One GPU shows the start, every call, capture, replay and the end; two show the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from genesis import cuda
+from tests.distributed import jobs
+from tests.distributed.forks import ended
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(sys.platform != "linux", reason="NCCL is for Linux")]
+PROGRAM = [sys.executable, "-m", "tests.distributed.nccl_program"]
+SUITE = [sys.executable, "-m", "pytest", "tests/distributed/test_group.py", "--gpu", "-q", "-x", "-k", "gpus-"]
+SUITE += ["-p", "no:xdist", "-p", "no:cacheprovider"]
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    pytest.importorskip("nccl", reason='pip install "genesis-lm[distributed]"')
+
+
+def needs(count: int) -> None:
+    if cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs")
+
+
+def finished(job: jobs.Job, within: float) -> int:
+    """The exit code of a job that ends within so many seconds; nothing of it is left."""
+    (launcher,) = ended([job.fork], within)
+    assert job.left(5.0) == [] and launcher.code is not None, (job.out.read_text(), job.err.read_text())
+    return launcher.code
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_suite(count: int, tmp_path: Path) -> None:
+    """`test_group.py`, bit for bit."""
+    needs(count)
+    job = jobs.start(tmp_path, SUITE, count, GENESIS_NCCL_SUITE="1")
+    assert finished(job, 300) == 0, job.out.read_text() + job.err.read_text()
+    assert job.out.read_text().count(" passed") == count
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_capture_replay_and_the_end(count: int, tmp_path: Path) -> None:
+    needs(count)
+    job = jobs.start(tmp_path, [*PROGRAM, "clean"], count)
+    assert finished(job, 120) == 0, job.err.read_text()
+    assert job.out.read_text().count("done") == count
+
+
+@pytest.mark.parametrize(("how", "said"), [("kill", "rank 1"), ("hang", "of rank 0 has not got on for")])
+def test_a_rank_that_is_lost(how: str, said: str, tmp_path: Path) -> None:
+    """The other one waits on the device, and ends within 5 s; nothing is left."""
+    needs(2)
+    job = jobs.start(tmp_path, [*PROGRAM, how], 2)
+    code = finished(job, 90)
+    assert code == 10 and said in job.err.read_text() and "nobody ended" not in job.out.read_text()
