@@ -59,7 +59,7 @@ class Bench:
         self.gemm = lambda: registry["matmul"](a, b, out=self.product)
 
     def seconds(self, collective: Callable[[], None] | None, gemms: int) -> tuple[float, float]:
-        """(a collective's, a GEMM's) of `CALLS` collectives beside `gemms` in one graph: medians, the slowest rank's."""
+        """(a collective's, a GEMM's) of `CALLS` of them beside `gemms` in one graph: medians, the slowest rank's."""
         backend, driver = self.backend, self.backend.driver
         marks = [driver.create_event(True) for _ in range(4)]
 

@@ -17,7 +17,7 @@ from genesis.distributed.staged import StagedGroup
 
 __all__ = ["INSTALL", "group_for"]
 
-INSTALL = 'pip install "genesis-lm[distributed]"'
+INSTALL = 'pip install "nccl4py>=0.6,<0.7" nvidia-nccl-cu13'  # the extra `distributed`
 _CUDA_12 = "nvidia-nccl-cu12"
 
 

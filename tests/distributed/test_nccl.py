@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import signal
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
@@ -360,12 +363,21 @@ def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose._loaded(CUDA) == (fake_nccl, "")
 
 
+def test_the_line_installs_the_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(text) for text in project["optional-dependencies"]["distributed"]]
+    assert [each.name for each in wanted] == ["nccl4py", "nvidia-nccl-cu13"]
+    given = [Requirement(text) for text in shlex.split(choose.INSTALL.removeprefix("pip install "))]
+    assert [each.name for each in given] == [each.name for each in wanted]
+    assert given[0].specifier == wanted[0].specifier
+
+
 # --- The fake ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_fake_has_the_names_of_the_bindings() -> None:
     """Parameters in their order, and what is asked of the configuration and the errors."""
-    pytest.importorskip("nccl", reason='pip install "genesis-lm[distributed]"')
+    pytest.importorskip("nccl", reason="the extra `distributed`")
     from nccl.bindings import nccl
 
     functions = [

@@ -22,7 +22,7 @@ SUITE += ["-p", "no:xdist", "-p", "no:cacheprovider"]
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    pytest.importorskip("nccl", reason='pip install "genesis-lm[distributed]"')
+    pytest.importorskip("nccl", reason="the extra `distributed`")
 
 
 def needs(count: int) -> None:

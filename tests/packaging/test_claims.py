@@ -25,7 +25,7 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(name for name in GUIDES if name n
 TEXTS = {name: (REPOSITORY / name).read_text() for name in DOCUMENTS}
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 # Extras whose distribution brings modules of another name.
-MODULES = {"nvrtc": "cuda.bindings import nvrtc"}
+MODULES = {"distributed": "nccl.bindings", "nvrtc": "cuda.bindings import nvrtc"}
 FOR_DEVELOPERS = {"bench", "dev"}
 GPU_ONLY = {"triton", "cuda-python", "cuda-core"}
 SECTIONS = "|".join(Config.model_fields)

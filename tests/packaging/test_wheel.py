@@ -37,8 +37,8 @@ EVERYWHERE = {
     "typer",
 }
 LINUX = {"cuda-core", "cuda-python", "triton"}
-BROUGHT_BY = {"cuda": "cuda-python", "pydantic_core": "pydantic", "yaml": "pyyaml"}
-EXTRAS = {"bench", "dev", "tensorboard", "wandb", "nvrtc", "parquet", "serve"}
+BROUGHT_BY = {"cuda": "cuda-python", "nccl": "nccl4py", "pydantic_core": "pydantic", "yaml": "pyyaml"}
+EXTRAS = {"bench", "dev", "distributed", "tensorboard", "wandb", "nvrtc", "parquet", "serve"}
 
 
 @pytest.fixture(scope="session")
