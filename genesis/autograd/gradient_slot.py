@@ -59,13 +59,16 @@ class GradientSlot:
 
     Attributes:
         idle_memory: gives memory next to the slot in which no gradient is stored now, if there is some.
+        arrived: called when the leaf has the finished gradient of a backward pass, which the side stream may still be
+            making: nothing has joined it. None while nobody asks.
     """
 
-    __slots__ = ("_lease", "array", "idle_memory", "is_wider")
+    __slots__ = ("_lease", "array", "arrived", "idle_memory", "is_wider")
 
     def __init__(self, array: Array, is_wider: bool = False) -> None:
         self.array, self.is_wider = array, is_wider
         self.idle_memory: Callable[[], Array | None] = _nothing
+        self.arrived: Callable[[], None] | None = None
         self._lease: weakref.ref[Lease] | None = None
 
     def lease(self, is_movable: bool) -> Lease | None:

@@ -174,13 +174,15 @@ class TensorBase:
             self.grad = TensorBase.wrap(registry["copy"](grad, out=self.claim_gradient_slot()))
         for other in more:
             registry["add"](self.grad.array, other, out=self.grad.array)
-        self._call_post_hooks()
+        self._gradient_arrived()
 
-    def _call_post_hooks(self) -> None:
+    def _gradient_arrived(self) -> None:
         if self._post_hooks:
             self.grad.array.storage.backend.join_side_stream()  # it may have been made on the side stream
         for hook in self._post_hooks:
             hook(self)
+        if self._gradient_slot is not None and self._gradient_slot.arrived is not None:
+            self._gradient_slot.arrived()
 
 
 class _Leaf:
@@ -201,7 +203,7 @@ class _Leaf:
         held = tensor.grad.array
         if not is_same_window(held, grad):
             registry["copy"](grad, out=held)
-        tensor._call_post_hooks()
+        tensor._gradient_arrived()
 
     def accumulated(self) -> Array | None:
         tensor = self.tensor()

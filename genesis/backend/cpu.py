@@ -174,6 +174,13 @@ class CpuBackend:
     def join_side_stream(self) -> None:
         """Nothing to wait for."""
 
+    def on_lane(self) -> AbstractContextManager[None]:
+        """Work is done at once."""
+        return _CURRENT
+
+    def join_lane(self) -> None:
+        """Nothing to wait for."""
+
     def owned_by(self, owner: str) -> AbstractContextManager[None]:
         """Nobody asks whose host memory is."""
         return _CURRENT

@@ -27,7 +27,7 @@ from genesis.backend.cuda.launch import forget_plan, recorders, recording
 from genesis.backend.cuda.memory import ALIGNMENT, CudaStorage, Pool
 from genesis.backend.cuda.pinned import PinnedPool
 from genesis.backend.cuda.simulated import drivers
-from genesis.backend.cuda.stream import SideStream
+from genesis.backend.cuda.stream import Lane, SideStream
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
@@ -62,6 +62,11 @@ class CudaBackend:
         return SideStream(self)
 
     @functools.cached_property
+    def lane(self) -> Lane:
+        """Where what ranks send each other goes while a step goes on; made outside captures."""
+        return Lane(self)
+
+    @functools.cached_property
     def counters(self) -> CudaStorage:
         """`COUNTERS` int32 counters of programs that arrived, 0 between launches; made outside captures.
 
@@ -87,6 +92,14 @@ class CudaBackend:
         """Let later work follow what was launched on the side stream."""
         if self.pool.capturing:
             self.side_stream.join()
+
+    def on_lane(self) -> AbstractContextManager[None]:
+        """Inside the block, launch what ranks send each other: behind all work so far, beside what comes next."""
+        return self.lane.work()
+
+    def join_lane(self) -> None:
+        """Let later work follow what was launched on the lane."""
+        self.lane.join()
 
     def refuse_in_capture(self, what: str) -> None:
         """Raise DeviceError while a graph is captured, for what a graph cannot hold."""

@@ -130,6 +130,7 @@ class RawGraph:
 
     def _record(self, function: Callable[[], T], stream: int) -> T:
         driver, pool, side_stream = self.backend.driver, self.backend.pool, self.backend.side_stream
+        lane = self.backend.lane
         gc.collect()
         pool.end_retired()
         driver.synchronize()
@@ -141,8 +142,10 @@ class RawGraph:
         try:
             result = function()
             side_stream.join()
+            lane.join()
         except BaseException:
             side_stream.forget()
+            lane.forget()
             with contextlib.suppress(DeviceError):  # what the driver has ended already
                 driver.destroy_graph(driver.end_capture(stream), None)
             _give_back(pool, pool.end_capture())

@@ -1,4 +1,4 @@
-"""Streams of a device by their handles: the current one, those that nobody uses, and the side stream of a graph.
+"""Streams of a device by their handles: the current one, those that nobody uses, the side stream of a graph, the lane.
 
 `genesis.cuda` has streams and events as objects. Handles are reused and streams never destroyed: memory is reused in
 the order of a stream, so a stream must not end while its memory is known.
@@ -15,8 +15,9 @@ from genesis.backend import Device
 from genesis.backend.cuda.driver import Driver
 from genesis.backend.cuda.memory import Pool
 
-__all__ = ["Runtime", "SideStream", "give_stream", "take_stream", "use"]
+__all__ = ["Lane", "Runtime", "SideStream", "give_stream", "take_stream", "use"]
 
+HIGHEST = -1000  # of priorities; CUDA takes the nearest that it has
 LAG = 3  # pieces of work on the side stream before the first of them is waited for
 _idle: dict[tuple[int, int], list[int]] = {}  # handles without an owner, by device and priority
 
@@ -35,6 +36,8 @@ class Runtime(Protocol):
 
     @property
     def side_stream(self) -> SideStream: ...
+    @property
+    def lane(self) -> Lane: ...
     def refuse_in_capture(self, what: str) -> None: ...
     def __hash__(self) -> int: ...
 
@@ -100,6 +103,51 @@ class SideStream:
         if passed:
             self.backend.pool.give_kept(passed)
 
+    def precede(self, stream: int) -> None:
+        """Let later work of another stream follow what is on the side stream now; the current one need not."""
+        if self._ends:
+            self.backend.driver.follow(stream, self.stream)
+
     def forget(self) -> None:
         """The capture failed."""
         self._ends.clear()
+
+
+class Lane:
+    """A stream of the highest priority for what ranks send each other while a step goes on, in graphs and outside them.
+
+    A piece of work on it follows all work so far, that of the side stream included, which the current stream has not
+    waited for. Later work does not follow the lane before `join`. Pieces run in the order in which they were launched.
+    Work on the lane takes no memory from the pool, and reads and writes only what is allocated for longer than a step:
+    so no block has to wait for the lane.
+    """
+
+    def __init__(self, backend: Runtime) -> None:
+        self.backend = backend
+        self.stream = backend.driver.create_stream(HIGHEST)
+        self._is_open = False
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Launch on the lane, behind all work so far."""
+        backend, driver, main = self.backend, self.backend.driver, self.backend.stream
+        driver.follow(self.stream, main)
+        backend.side_stream.precede(self.stream)
+        taken, dependent = backend.pool.allocations, driver.dependent
+        backend.stream, driver.dependent, self._is_open = self.stream, False, True
+        try:
+            yield
+        finally:
+            backend.stream, driver.dependent = main, dependent
+        assert not backend.pool.capturing or backend.pool.allocations == taken, "the lane of a graph took memory"
+
+    def join(self) -> None:
+        """Let later work follow the lane's."""
+        if self._is_open:
+            self._is_open = False
+            self.backend.driver.follow(self.backend.stream, self.stream)
+            self.backend.driver.begin_again()
+
+    def forget(self) -> None:
+        """The capture failed."""
+        self._is_open = False
