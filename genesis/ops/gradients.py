@@ -13,9 +13,20 @@ from genesis.errors import DTypeError, ShapeError
 from genesis.op import Spec, op
 from genesis.ops.blocks import BLOCK, upcast
 
-__all__ = ["NORM_ROW", "clip_factor", "square_rows", "square_sum", "sum_of_rows", "total_norm"]
+__all__ = [
+    "NORM_ROW",
+    "NORM_SPAN",
+    "clip_factor",
+    "clip_factor_of_ranks",
+    "square_rows",
+    "square_spans",
+    "square_sum",
+    "sum_of_rows",
+    "total_norm",
+]
 
 NORM_ROW = 1 << 12  # elements of which squares are added in their own type; rows are added in float64
+NORM_SPAN = 1 << 15  # elements of which a program on a GPU adds the squares
 
 
 def square_rows(x: np.ndarray) -> np.ndarray:
@@ -70,10 +81,14 @@ def total_norm(out: np.ndarray, *arrays: np.ndarray, ord: float) -> None:
         out[...] = np.sum(sums, dtype=np.float64) ** (1 / ord)
 
 
-def _factor_infer(report: Array, loss: Array, *arrays: Array, max_norm: float | None) -> tuple[Spec, ...]:
-    _norm_infer(*arrays, ord=2.0)
+def _check_report(report: Array) -> None:
     if report.shape != (4,) or report.dtype is not float32:
         raise ShapeError(f"clip_factor takes a float32 report of 4 numbers, got {report.dtype} {report.shape}")
+
+
+def _factor_infer(report: Array, loss: Array, *arrays: Array, max_norm: float | None) -> tuple[Spec, ...]:
+    _norm_infer(*arrays, ord=2.0)
+    _check_report(report)
     if loss.shape != () or not loss.dtype.is_floating_point:
         raise ShapeError(f"clip_factor takes a float loss of one number, got {loss.dtype} {loss.shape}")
     return ()
@@ -93,8 +108,52 @@ def clip_factor(
     """
     found = np.empty((), np.float32)
     total_norm.reference(found, *arrays, ord=2.0)
-    norm = np.float32(found)
+    _report(report, loss.astype(np.float32), np.float32(found), max_norm)
+
+
+def _report(report: np.ndarray, loss: np.ndarray, norm: np.float32, max_norm: float | None) -> None:
     with np.errstate(all="ignore"):
-        mark = report[3] + (loss.astype(np.float32) + norm) * np.float32(0)
+        mark = report[3] + (loss + norm) * np.float32(0)
         limit = 1.0 if max_norm is None else np.minimum(1.0, max_norm / (float(norm) + 1e-6))
         report[...] = (loss, norm, np.float32(limit) + mark, mark)
+
+
+# --- The same in two parts, between which ranks add up what each of them has ------------------------------------------
+
+
+def _spans_infer(x: Array, *, of: int) -> Spec:
+    _norm_infer(x, ord=2.0)
+    if x.ndim != 1 or x.size > of:
+        raise ShapeError(f"square_spans takes a part of {of} elements in one dimension, got {x.shape}")
+    return Spec((-(-x.size // NORM_SPAN),), float64)
+
+
+@op("square_spans", _spans_infer, flops=lambda inputs, outputs, attrs: 2 * inputs[0].size)
+def square_spans(out: np.ndarray, x: np.ndarray, *, of: int) -> None:
+    """Σ x² of each `NORM_SPAN` elements and of what is left: partial sums of the norm of `of` elements, of which x is a
+    part that begins at a multiple of `NORM_SPAN`.
+    """
+    for number in range(out.size):
+        out[number] = square_sum(x[number * NORM_SPAN : (number + 1) * NORM_SPAN])
+
+
+def _ranks_infer(report: Array, figures: Array, *, losses: int, max_norm: float | None) -> tuple[Spec, ...]:
+    _check_report(report)
+    if figures.ndim != 1 or figures.dtype is not float64 or not 0 < losses <= figures.size:
+        what = f"{losses} losses and sums of squares in float64, got {figures.dtype} {figures.shape}"
+        raise ShapeError(f"clip_factor_of_ranks takes {what}")
+    return ()
+
+
+@op("clip_factor_of_ranks", _ranks_infer, mutates=(0,), flops=lambda inputs, outputs, attrs: inputs[1].size)
+def clip_factor_of_ranks(
+    out: tuple[()], report: np.ndarray, figures: np.ndarray, *, losses: int, max_norm: float | None
+) -> None:
+    """`clip_factor` where the loss is the sum of the first `losses` figures, in float32 and in their order, and the
+    others are sums of squares of all gradients.
+    """
+    loss = figures[0].astype(np.float32)
+    with np.errstate(all="ignore"):
+        for each in figures[1:losses].astype(np.float32):
+            loss = loss + each
+    _report(report, loss, np.float32(math.sqrt(figures[losses:].sum())), max_norm)

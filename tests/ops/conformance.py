@@ -275,6 +275,7 @@ def check_value(v: Variant) -> str:
 OWN_DTYPE = {
     "bincount": "sums of weights are float64, as in torch",
     "clip_factor": "the report is float32 for gradients of any dtype",
+    "clip_factor_of_ranks": "the report is float32, and the figures float64",
     "total_norm": "one number for gradients of any dtype, at least float32",
 }
 # Outputs that are statistics or losses, by position: float32 for 2-byte inputs.

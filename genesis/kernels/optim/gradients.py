@@ -17,14 +17,15 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import Double, clear, launch
 from genesis.dtypes import float64
 from genesis.kernels import maths
+from genesis.kernels.index.index import contiguous
 from genesis.kernels.optim.step_constants import apart, exact
 from genesis.kernels.strides import collapse, needs_int64, offsets
 from genesis.kernels.types import TRITON, converted, work_type
+from genesis.ops.gradients import NORM_SPAN
 
 __all__ = ["norm_into"]
 
-SPAN = 1 << 15  # elements of which one program makes a partial sum
-BLOCK = 2048  # of them at a time; longer tiles and spans were up to 12 % slower on an H200
+BLOCK = 2048  # elements of a span at a time; longer tiles and spans were up to 12 % slower on an H200
 FINAL = 8192  # partial sums that the last program takes at a time
 
 
@@ -81,6 +82,22 @@ def factor_kernel(p_report, p_loss, p_parts, count, stride, limit, HAS_LIMIT: tl
     """Loss, norm, factor and mark from the loss and the partial sums of squares."""
     norm = converted(whole_norm(p_parts, count, 2.0, 2, BLOCK), tl.float32)
     loss = converted(tl.load(p_loss), tl.float32)
+    store_report(p_report, loss, norm, stride, limit, HAS_LIMIT)
+
+
+@triton.jit
+def factor_of_ranks_kernel(p_report, p_figures, losses, count, stride, limit, HAS_LIMIT: tl.constexpr,
+                           BLOCK: tl.constexpr):  # fmt: skip
+    """The same from float64 figures: losses, which are added in float32 and in their order, then partial sums."""
+    norm = converted(whole_norm(p_figures + losses, count, 2.0, 2, BLOCK), tl.float32)
+    loss = converted(tl.load(p_figures), tl.float32)
+    for i in range(1, losses):
+        loss += converted(tl.load(p_figures + i), tl.float32)
+    store_report(p_report, loss, norm, stride, limit, HAS_LIMIT)
+
+
+@triton.jit
+def store_report(p_report, loss, norm, stride, limit, HAS_LIMIT: tl.constexpr):
     mark = tl.load(p_report + 3 * stride) + (loss + norm) * 0.0
     factor = exact(1.0)
     if HAS_LIMIT:
@@ -92,21 +109,25 @@ def factor_kernel(p_report, p_loss, p_parts, count, stride, limit, HAS_LIMIT: tl
     tl.store(p_report + 3 * stride, mark)
 
 
+def _sum_powers(parts: Array, x: Array, of: int, order: float, kind: int) -> None:
+    """The partial sums of one array, which is a part of `of` elements."""
+    work = work_type(x.dtype)
+    sizes, sx = collapse(x.shape, x.strides)
+    launch(
+        power_sums, parts.size, parts, x, x.size, sizes, sx, Double(order) if work is float64 else float(order),
+        ORDER=kind, WORK=TRITON[work.name], INT64=needs_int64(sizes, sx), SPAN=NORM_SPAN,
+        BLOCK=min(BLOCK, max(16, triton.next_power_of_2(of))),
+        num_warps=8,
+    )  # fmt: skip
+
+
 def _parts(arrays: tuple[Array, ...], order: float, kind: int, device: Any) -> tuple[Array, int]:
     """Partial sums of all arrays, and how many they are."""
-    counts = [triton.cdiv(x.size, SPAN) for x in arrays]
+    counts = [triton.cdiv(x.size, NORM_SPAN) for x in arrays]
     parts = empty((max(sum(counts), 1),), float64, device)
     at = 0
     for x, count in zip(arrays, counts, strict=True):
-        work = work_type(x.dtype)
-        sizes, sx = collapse(x.shape, x.strides)
-        part = parts.view((count,), (1,), parts.offset + at)
-        launch(
-            power_sums, count, part, x, x.size, sizes, sx, Double(order) if work is float64 else float(order),
-            ORDER=kind, WORK=TRITON[work.name], INT64=needs_int64(sizes, sx), SPAN=SPAN,
-            BLOCK=min(BLOCK, max(16, triton.next_power_of_2(x.size))),
-            num_warps=8,
-        )  # fmt: skip
+        _sum_powers(parts.view((count,), (1,), parts.offset + at), x, x.size, order, kind)
         at += count
     return parts, at
 
@@ -141,5 +162,24 @@ def clip_factor(out: tuple[()], report: Array, loss: Array, *arrays: Array, max_
     with apart(report) as (report,):
         launch(
             factor_kernel, 1, report, loss, parts, count, report.strides[0], Double(max_norm or 0.0),
+            HAS_LIMIT=max_norm is not None, **_final(max(count, 1)),
+        )  # fmt: skip
+
+
+@cuda_impl("square_spans")
+def square_spans(out: Array, x: Array, *, of: int) -> None:
+    """Σ x² of each `NORM_SPAN` elements, as `clip_factor` has them of `of` elements."""
+    if x.size:
+        _sum_powers(out, x, of, 2.0, 2)
+
+
+@cuda_impl("clip_factor_of_ranks")
+def clip_factor_of_ranks(out: tuple[()], report: Array, figures: Array, *, losses: int, max_norm: float | None) -> None:
+    """report = (loss, norm, factor, mark) from the losses and partial sums of all ranks."""
+    count = figures.size - losses
+    figures = contiguous(figures)
+    with apart(report) as (report,):
+        launch(
+            factor_of_ranks_kernel, 1, report, figures, losses, count, report.strides[0], Double(max_norm or 0.0),
             HAS_LIMIT=max_norm is not None, **_final(max(count, 1)),
         )  # fmt: skip

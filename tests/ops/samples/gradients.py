@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis.errors import DTypeError, ShapeError
+from genesis.ops.gradients import NORM_SPAN
 from tests.ops.sampling import Case, Rows, normal
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 5), (1,), (), (0,), (2, 0, 3), (4, 3, 2), (9001,))
@@ -57,6 +58,26 @@ def _factor_cases(rng: np.random.Generator) -> list[Case]:
     ]
 
 
+def _spans(x: Any, of: int) -> Any:
+    return np.array([np.square(x[i : i + NORM_SPAN].astype(np.float64)).sum() for i in range(0, x.size, NORM_SPAN)])
+
+
+def _factor_of_ranks(report: Any, figures: Any, losses: int, max_norm: float | None) -> tuple[Any, ...]:
+    norm = np.array([math.sqrt(figures[losses:].sum())])
+    return _factor(report, figures[:losses].sum(), norm, max_norm=max_norm)
+
+
+def _cases_of_ranks(rng: np.random.Generator) -> list[Case]:
+    def case(losses: int, sums: np.ndarray, limit: float | None, mark: float = 0.0) -> Case:
+        report = REPORT + np.array([0, 0, 0, mark], np.float32)
+        figures = np.concatenate([rng.uniform(0.5, 2.0, losses), sums])
+        return Case((report, figures), {"losses": losses, "max_norm": limit})
+
+    sums = rng.uniform(0.5, 2.0, 70)
+    found = [case(1, sums, 1.0), case(4, sums, None), case(3, sums[:1], 0.1), case(2, sums[:0], 1.0)]
+    return [*found, case(2, sums * math.inf, 1.0), case(2, sums, 1.0, mark=math.nan)]
+
+
 def _length(case: Case) -> int:
     return max(2, sum(x.size for x in case.inputs if isinstance(x, np.ndarray)))
 
@@ -80,6 +101,30 @@ ROWS = [
             (Case((A, np.ones(()), A), {"max_norm": 1.0}), ShapeError, "report of 4 numbers"),
             (Case((REPORT, A, A), {"max_norm": 1.0}), ShapeError, "loss of one number"),
             (Case((REPORT, np.ones(()), A.astype(np.int64)), {"max_norm": 1.0}), DTypeError, "clip_factor.*int64"),
+        ),
+        reduction=_length,
+    ),
+    Rows(
+        "square_spans",
+        _spans,
+        lambda rng: [Case((normal(rng, n),), {"of": of}) for n, of in ((0, 5), (5, 5), (70_000, 70_000), (9, 40_000))],
+        errors=(
+            (Case((A,), {"of": 6}), ShapeError, "one dimension"),
+            (Case((A[0],), {"of": 2}), ShapeError, "a part of 2 elements"),
+            (Case((A[0].astype(np.int64),), {"of": 3}), DTypeError, "int64"),
+        ),
+        reduction=_length,
+        seen=lambda outs: (outs[0].astype(np.float32),),  # squares are added in float32 first
+    ),
+    Rows(
+        "clip_factor_of_ranks",
+        _factor_of_ranks,
+        _cases_of_ranks,
+        dtypes=("float64",),
+        errors=(
+            (Case((A, A[0]), {"losses": 1, "max_norm": 1.0}), ShapeError, "report of 4 numbers"),
+            (Case((REPORT, A), {"losses": 1, "max_norm": 1.0}), ShapeError, "1 losses and sums"),
+            (Case((REPORT, A[0]), {"losses": 4, "max_norm": 1.0}), ShapeError, "4 losses and sums"),
         ),
         reduction=_length,
     ),
