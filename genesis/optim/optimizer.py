@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack, cast
 
@@ -31,9 +31,10 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64, int16
 from genesis.errors import ConfigError
 from genesis.op import registry
-from genesis.ops.gradients import clip_factor, total_norm
+from genesis.ops.gradients import clip_factor, clip_factor_of_ranks, total_norm
 from genesis.ops.optimizers import DeviceScalar
 from genesis.ops.rounding import COUNTED, Noise, rounding_counters, stochastic_round
+from genesis.optim.arrivals import Arrivals
 from genesis.optim.device_scalars import DeviceScalars, sent
 from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Piece, Run
 from genesis.optim.groups import decay_groups
@@ -143,6 +144,8 @@ class Optimizer:
         self._scales: dict[Device, tuple[float, Array]] = {}
         self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a stream
         self._counters_per_stream = 0
+        self._arrivals: Arrivals | None = None  # made when all groups are there
+        self._figures: Array | None = None
         groups = list(params)
         if not groups:
             raise ConfigError(f"{type(self).__name__} got no parameters", next="pass model.parameters()")
@@ -222,6 +225,7 @@ class Optimizer:
         for param in (p for members in kinds.values() for p in members):  # in the order of flat buffers
             self._counters[param] = self._counters_per_stream
             self._counters_per_stream += rounding_counters(param.shape, ALIGNED_ELEMENTS)
+        self._arrivals = None
         self._flats.append(self._flatten(kinds.values()) if self.implementation == "fused" else [])
 
     def _check_param(self, name: str | None, param: Any, known: set[int]) -> None:
@@ -277,6 +281,17 @@ class Optimizer:
         for flat in self._shared():
             flat.exchange(adds)
 
+    @property
+    def exchanges_beside(self) -> bool:
+        """Whether ranks exchange gradients, and parameters, beside the work of a step and inside a CUDA graph."""
+        return any(flat.is_beside for flat in self._shared())
+
+    def exchanging(self, adds: bool) -> AbstractContextManager[None]:
+        """`exchange` of what the backward pass inside the block makes, while that goes on."""
+        if self._arrivals is None:
+            self._arrivals = Arrivals(list(self._shared()))
+        return self._arrivals.exchanged(adds)
+
     def complete(self) -> None:
         """After the last `exchange` of a step."""
         for flat in self._shared():
@@ -298,6 +313,11 @@ class Optimizer:
     def grad_norm(self, norm_type: float = 2.0) -> Tensor:
         """The norm of all gradients: a 0-d tensor, and nothing waits for it."""
         shared = list(self._shared())
+        if self.exchanges_beside:
+            assert norm_type == 2, "ranks add squares up"
+            report, loss = (Tensor(shared[0].buffer(float32, "gradient norm", size)) for size in (4, 1))
+            self.clip_factor(report, loss, None)
+            return report[1]
         if not all(flat.has_all_sums for flat in shared):
             assert norm_type == 2, "ranks add squares up"
             norm = math.sqrt(sum(flat.square_sum() for flat in shared))
@@ -316,15 +336,40 @@ class Optimizer:
         Args:
             report: float32 `[4]`, overwritten by the loss, the norm of all gradients, the factor, and a mark that the
                 next call reads: 0 at first, NaN from the first loss or norm on that is not finite.
-            loss: 0-d.
+            loss: 0-d. Where ranks exchange beside the step it is those of all micro-batches `[n]`, 0 where another rank
+                has them: their sum is the loss, and this is a call of all ranks.
             max_norm: gradients are scaled down to it; None leaves them.
 
         Returns:
             The factor, 0-d, a part of `report`: for `step(grad_scale=...)`.
         """
-        clip_factor(report.array, loss.array, *self._gradients(), max_norm=max_norm)
+        if self.exchanges_beside:
+            figures, losses = self._figures_of_ranks(loss), loss.shape[0]
+            clip_factor_of_ranks(report.array, figures, losses=losses, max_norm=max_norm)
+        else:
+            clip_factor(report.array, loss.array, *self._gradients(), max_norm=max_norm)
         array = report.array
         return Tensor(array.view((), (), array.offset + 2 * array.strides[0]))
+
+    def _figures_of_ranks(self, losses: Tensor) -> Array:
+        """The losses of all ranks, then the partial sums of squares that one process makes; float64, one dimension.
+
+        Each figure is one rank's, and 0 on the others: so their sum over ranks has no order.
+        """
+        flats, count = list(self._shared()), losses.shape[0]
+        size = count + sum(flat.num_spans for flat in flats)
+        if self._figures is None or self._figures.size != size:
+            self._figures = flats[0].buffer(float64, "losses and squares of ranks", size)
+        figures, at = self._figures, count
+        registry["fill"](out=figures, value=0, shape=figures.shape, dtype=float64)
+        registry["cast"](losses.array, dtype=float64, out=figures.view((count,), (1,), figures.offset))
+        for flat in flats:
+            flat.square_spans(figures.view((flat.num_spans,), (1,), figures.offset + at))
+            at += flat.num_spans
+        with flats[0].sending():
+            flats[0].group.all_reduce(figures)
+        flats[0].join()
+        return figures
 
     # --- Stepping -----------------------------------------------------------------------------------------------------
 
@@ -368,8 +413,10 @@ class Optimizer:
             self._count_updated()
             for index, group in enumerate(self.param_groups):
                 scale = scale_value(grad_scale, bool(group.get("maximize", False)))
-                for shard in self._shards(index, group):
+                for flat, stop, shard in self._shards(index, group):
                     self._update(shard, index, group, scale)
+                    if isinstance(flat, SharedBuffers):
+                        flat.updated_to(stop)
 
     def share(self) -> None:
         """After `update`, which `step` includes: ranks send each other the parts that they updated."""
@@ -451,16 +498,17 @@ class Optimizer:
 
     # --- Shards -------------------------------------------------------------------------------------------------------
 
-    def _shards(self, index: int, group: dict[str, Any]) -> Iterator[Shard]:
+    def _shards(self, index: int, group: dict[str, Any]) -> Iterator[tuple[FlatBuffers | None, int, Shard]]:
+        """What one call of the rule updates after the other, and, where it is part of a flat buffer, up to where."""
         if self.implementation == "fused" and self.elementwise:
             for flat in self._flats[index]:
                 for run in flat.runs(lambda p: None if p.grad is None else self.state[p]["step"]):
                     for piece in flat.pieces(run.start, run.stop):
-                        yield self._flat_shard(flat, run, piece)
+                        yield flat, piece.stop, self._flat_shard(flat, run, piece)
             return
         for param in group["params"]:
             if param.grad is not None:
-                yield self._shard(param)
+                yield None, 0, self._shard(param)
 
     def _shard(self, param: Tensor) -> Shard:
         """One parameter; what is kept in a 2-byte type is upcast first and rounded afterwards."""

@@ -4,12 +4,17 @@ Every buffer is cut into buckets, and every bucket into one part for each rank, 
 ranks exchange its gradients, and the owners add them in the order of the micro-batches: so no sum depends on the number
 of ranks. Owners of a part also have its optimizer states (ZeRO-1), in buffers of what they own alone, and send the
 weights that they updated. Without that (`is_sharded` False) every rank gets all sums, has all states, and updates all.
-On a GPU every rank gets all sums as well: the norm of the gradients and the update are one graph there.
+
+On a GPU whose group is in stream order (`is_beside`) what ranks send each other goes on the lane, beside the work of a
+step: docs/decisions/0010-ranks.md says which stream waits for what. Where the group is not in stream order, every rank
+of a GPU gets all sums, too, as the norm and the update are one graph there.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +24,7 @@ from genesis.backend import CPU
 from genesis.dtypes import DType, float32, float64, promote_types
 from genesis.errors import GradientError
 from genesis.op import registry
-from genesis.ops.gradients import NORM_ROW, square_rows, sum_of_rows
+from genesis.ops.gradients import NORM_ROW, NORM_SPAN, square_rows, sum_of_rows
 from genesis.optim.flat import FlatBuffers, Piece
 from genesis.tensor import Tensor
 
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedBuffers"]
 
-# Elements of a bucket, of which a collective takes one at a time: 48 MiB of bfloat16.
+# Elements of a bucket at least, of which a collective takes one at a time: 48 MiB of bfloat16.
 BUCKET = 24 << 20
 
 
@@ -50,6 +55,7 @@ class SharedBuffers(FlatBuffers):
 
     Attributes:
         has_all_sums: whether every rank has the sums of all gradients at the end of a step, and not of its parts alone.
+        is_beside: whether what ranks send each other is launched on the lane.
         whole: states in full, by name, on rank 0 after `gather_states`.
     """
 
@@ -57,8 +63,11 @@ class SharedBuffers(FlatBuffers):
         super().__init__(params)
         self.group, self.is_sharded = group, is_sharded
         self.whole: dict[str, Array] = {}
+        self.is_beside = group.is_in_stream_order and self.device != CPU
+        row = NORM_ROW if self.device == CPU else NORM_SPAN
         self._buckets = [
-            _Bucket(start, _cut(min(BUCKET, self.size - start), group.size)) for start in range(0, self.size, BUCKET)
+            _Bucket(start, _cut(stop - start, group.size, row))
+            for start, stop in itertools.pairwise(_borders(self.starts, self.size, row))
         ]
         self._own, end = list[Piece](), 0
         for bucket in self._buckets:
@@ -66,7 +75,8 @@ class SharedBuffers(FlatBuffers):
             self._own.append(Piece(start, start + length, end if is_sharded else start))
             end += length
         self.state_size = end if is_sharded else self.size
-        self.has_all_sums = not is_sharded or self.device != CPU
+        self.has_all_sums = not is_sharded or not (self.device == CPU or self.is_beside)
+        self._next_gathered = 0  # the bucket whose values are sent next, while an update goes on
         total_dtype = self.dtype if grad_dtype is None else promote_types(self.dtype, grad_dtype)
         self.summed = self.buffer(total_dtype, "sums of gradients", self.size if self.has_all_sums else end)
 
@@ -93,25 +103,73 @@ class SharedBuffers(FlatBuffers):
 
     def exchange(self, adds: bool) -> None:
         """Give the gradients of a micro-batch to their owners, who add them to those before, if `adds`."""
+        self.check_gradients()
+        for number in reversed(range(len(self._buckets))):  # about the order in which gradients are done
+            self.exchange_bucket(number, adds)
+        self.join()
+
+    def check_gradients(self) -> None:
+        """All parameters must have gradients; those that were assigned from outside are copied into their slots."""
         self.collect_gradients()
         if any(p.grad is None for p in self.params):
             shape = next(p.shape for p in self.params if p.grad is None)
             next_step = "freeze it, or train in one process"
             raise GradientError(f"a parameter of shape {shape} got no gradient, which ranks exchange", next=next_step)
-        for number, bucket in reversed(list(enumerate(self._buckets))):  # in the order in which gradients are done
+
+    def exchange_bucket(self, number: int, adds: bool) -> None:
+        """`exchange` of one bucket; before `join` nobody reads its sums or changes its gradients."""
+        bucket = self._buckets[number]
+        with self.sending():
             self.group.reduce_scatter(self._of(self.gradients, bucket), self._sums(number), bucket.parts, adds=adds)
 
     def complete(self) -> None:
         """All micro-batches are exchanged: give every rank all sums, where it needs them."""
         if self.has_all_sums:
             for number, bucket in enumerate(self._buckets):
-                self.group.all_gather(self._sums(number), self._of(self.summed, bucket), bucket.parts)
+                with self.sending():
+                    self.group.all_gather(self._sums(number), self._of(self.summed, bucket), bucket.parts)
+            self.join()
+
+    def updated_to(self, stop: int) -> None:
+        """This rank has updated its parts of the values up to `stop`: send the buckets that are done."""
+        while self.is_beside and self.is_sharded and self._next_gathered < len(self._buckets):
+            if self._own[self._next_gathered].stop > stop:
+                return
+            self._gather(self._next_gathered)
+            self._next_gathered += 1
 
     def gather_values(self) -> None:
         """Send the weights that were updated here, and take those of the other owners."""
-        for own, bucket in zip(self._own, self._buckets, strict=True):
-            part = self.values.view((own.stop - own.start,), (1,), self.values.offset + own.start)
+        for number in range(self._next_gathered, len(self._buckets)):
+            self._gather(number)
+        self._next_gathered = 0
+        self.join()
+
+    def _gather(self, number: int) -> None:
+        own, bucket = self._own[number], self._buckets[number]
+        part = self.values.view((own.stop - own.start,), (1,), self.values.offset + own.start)
+        with self.sending():
             self.group.all_gather(part, self._of(self.values, bucket), bucket.parts)
+
+    def sending(self) -> AbstractContextManager[None]:
+        """Inside the block, launch what ranks send each other."""
+        return self.values.storage.backend.on_lane() if self.is_beside else nullcontext()
+
+    def join(self) -> None:
+        """Let later work follow what ranks have sent each other."""
+        if self.is_beside:
+            self.values.storage.backend.join_lane()
+
+    def buckets_of(self, index: int) -> range:
+        """The buckets in which parameter `index` has elements."""
+        start, stop = self.starts[index], self.starts[index] + self.params[index].array.size
+        found = [i for i, b in enumerate(self._buckets) if b.start < stop and start < b.start + sum(b.parts)]
+        return range(found[0], found[-1] + 1) if found else range(0)
+
+    @property
+    def bucket_starts(self) -> list[int]:
+        """Where buckets begin."""
+        return [bucket.start for bucket in self._buckets]
 
     def gather_states(self) -> None:
         """Bring all states to rank 0, into `whole`."""
@@ -135,6 +193,20 @@ class SharedBuffers(FlatBuffers):
             mine.view_np()[...] = own
             self.group.all_gather(mine, place, parts)
         return sum_of_rows(rows.view_np(), self.size)
+
+    @property
+    def num_spans(self) -> int:
+        """In how many parts `square_spans` gives the squares."""
+        return -(-self.size // NORM_SPAN)
+
+    def square_spans(self, out: Array) -> None:
+        """Set what is this rank's of the sums of squares that one process makes of all gradients, `[num_spans]`."""
+        for number, own in enumerate(self._own):
+            sums = self._sums(number)
+            if sums.size:
+                spans = -(-sums.size // NORM_SPAN)
+                place = out.view((spans,), (1,), out.offset + own.start // NORM_SPAN)
+                registry["square_spans"](sums, of=self.size, out=place)
 
     def first_not_finite(self) -> int | None:
         """The first parameter with a gradient here that is not finite."""
@@ -166,8 +238,22 @@ class SharedBuffers(FlatBuffers):
         return piece.start if self.has_all_sums else piece.at
 
 
-def _cut(size: int, ranks: int) -> list[int]:
+def _borders(starts: Sequence[int], size: int, row: int) -> list[int]:
+    """Where buckets begin and the last one ends: counted from the end, at the first row behind the start of a parameter
+    from which there are at least `BUCKET` elements. A parameter larger than that is cut.
+    """
+    borders = [size]
+    for start in reversed(starts):
+        first = -(-start // row) * row
+        while borders[0] - first >= 2 * BUCKET:
+            borders.insert(0, (borders[0] - BUCKET) // row * row)
+        if borders[0] - first >= BUCKET or (start == 0 and borders[0]):
+            borders.insert(0, first)
+    return borders
+
+
+def _cut(size: int, ranks: int, row: int) -> list[int]:
     """Parts of a bucket, in whole rows of the norm but for its end."""
-    rows = -(-size // NORM_ROW)
-    ends = [min(size, rows * (rank + 1) // ranks * NORM_ROW) for rank in range(ranks)]
+    rows = -(-size // row)
+    ends = [min(size, rows * (rank + 1) // ranks * row) for rank in range(ranks)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]

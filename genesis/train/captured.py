@@ -33,10 +33,17 @@ class Captured:
     Args:
         function: launches the same work in every call, and neither waits nor reads values on the host.
         note: called once, where the function is not captured after all.
+        agree: whether all ranks can go on that can, by whether this one can: they replay the same or nothing.
     """
 
-    def __init__(self, function: Callable[[], None], device: Device, note: Callable[[str], None]) -> None:
-        self._function, self._device, self._note = function, device, note
+    def __init__(
+        self,
+        function: Callable[[], None],
+        device: Device,
+        note: Callable[[str], None],
+        agree: Callable[[bool], bool] = bool,
+    ) -> None:
+        self._function, self._device, self._note, self._agree = function, device, note, agree
         self._graph = cuda.Graph(device)
         self._next = _Next.FIRST
         self._draws = 0  # counters that a call takes
@@ -57,10 +64,13 @@ class Captured:
             fixed, start = generator.fixed_draws, generator.offset
             self._graph.first(self._function)
             self._next, self._draws = _Next.WARM_UP, generator.offset - start
+            reason = None
             if generator.fixed_draws != fixed:
-                self._give_up("they draw random numbers, whose position in the stream is kept on the host")
+                reason = "they draw random numbers, whose position in the stream is kept on the host"
             elif launches_block():
-                self._give_up("CUDA_LAUNCH_BLOCKING waits for every launch")
+                reason = "CUDA_LAUNCH_BLOCKING waits for every launch"
+            if not self._agree(reason is None):
+                self._give_up(reason)
         elif self._next is _Next.WARM_UP:
             cuda.empty_cache(self._device)  # what the first run used is taken again by the graphs' arena
             self._graph.warm_up(self._function)
@@ -76,15 +86,20 @@ class Captured:
             self._next = _Next.FIRST
 
     def _record(self) -> None:
+        reason = None
         try:
             self._graph.record(self._function)
         except DeviceError as error:  # what was captured so far has not run
-            self._give_up(error.what)
+            reason = error.what
+        if not self._agree(reason is None):
+            self._graph.close()
+            self._give_up(reason)
             self._function()
             return
         self._next = _Next.REPLAY
         self._graph.replay()
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str | None) -> None:
         self._next = _Next.EAGER
+        reason = reason or "another rank cannot"
         self._note(f"training steps are not captured in a CUDA graph and take longer: {reason}")

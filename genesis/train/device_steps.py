@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from genesis import cuda, random
 from genesis.autograd import no_grad
 from genesis.backend import Device
@@ -77,7 +75,7 @@ class Reading:
 
 
 class DeviceSteps:
-    """Makes the steps of a run on `device`.
+    """Makes the steps of a run on `device`, alone; `rank_steps` has those of ranks.
 
     Args:
         state: the run.
@@ -110,7 +108,7 @@ class DeviceSteps:
         if optimizer.not_capturable is not None:
             note(f"updates are not captured in a CUDA graph and take longer: {optimizer.not_capturable}")
         self._first, self._following, self._update, self._whole = self._parts = tuple(
-            Captured(part, device, note)
+            Captured(part, device, note, state.ranks.all)
             for part in (self._run_first, self._run_following, self._run_update, self._run_whole)
         )
 
@@ -127,10 +125,7 @@ class DeviceSteps:
         state.optimizer.set_lr(lr)
         state.optimizer.begin_step()
         values, drawn = state.optimizer.step_scalars(), random.get_state()
-        if state.ranks.size > 1:
-            self._take_with_ranks(batches, targets, values)
-        else:
-            self._take_alone(batches, targets, values)
+        self._launch(batches, targets, values)
         with no_grad():
             self._figures[place].copy_(self._report[:2])
         tokens = sum(b.num_tokens for b in batches)
@@ -140,7 +135,7 @@ class DeviceSteps:
         state.step += 1
         state.num_tokens += tokens
 
-    def _take_alone(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
+    def _launch(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
         self._put(batches[0], targets, values)
         if len(batches) == 1 and self._captures_update:
             self._whole()
@@ -150,23 +145,6 @@ class DeviceSteps:
                 self._put(batch, targets, values)
                 self._following()
             self._finish()
-
-    def _take_with_ranks(self, batches: Sequence[Batch], targets: int, values: Sequence[float]) -> None:
-        """As `step.take_step` with ranks; what they send each other is between graphs, and waits."""
-
-        def accumulate(batch: Batch) -> float:
-            self._put(batch, targets, values)
-            self._first()
-            return float(self._loss.item())
-
-        losses = gradients_of_ranks(self.state, batches, accumulate)
-        total = np.float32(losses[0])
-        for loss in losses[1:]:  # as one process adds them
-            total += np.float32(loss)
-        with no_grad():
-            self._loss.fill_(float(total))
-        self._finish()
-        self.state.optimizer.share()
 
     def _finish(self) -> None:
         if self._captures_update:

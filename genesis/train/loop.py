@@ -94,10 +94,10 @@ class Training:
     def __post_init__(self) -> None:
         self.saves = Saves(self.checkpoints, self.config.checkpoint.background, self.device, self.progress.note)
         if self.device != CPU:
-            from genesis.train.device_steps import DeviceSteps
+            from genesis.train.rank_steps import steps_of
 
             limit, every = self.config.train.max_grad_norm, self.config.log.every
-            self._on_device = DeviceSteps(self.state, self.device, limit, every, self.progress.note)
+            self._on_device = steps_of(self.state)(self.state, self.device, limit, every, self.progress.note)
 
     def continue_at(self, step: int) -> None:
         """The state was set to the checkpoint of `step`."""

@@ -79,6 +79,10 @@ class Ranks:
         """The smallest of all ranks' numbers."""
         return min(self.in_turn([number]))
 
+    def all(self, own: bool) -> bool:
+        """Whether it is true of all ranks."""
+        return bool(self.least(float(own)))
+
     # --- Waiting ------------------------------------------------------------------------------------------------------
 
     def during(self, phase: str, limit_s: float | None = None) -> AbstractContextManager[None]:

@@ -1,14 +1,20 @@
-"""Ranks on a device: the graphs of one process, and what ranks send each other between them, to the same bits."""
+"""Ranks on a device have the bits of one process: what they send each other is between its graphs, or part of them.
+
+In the interpreter a process has one device. Where collectives are in stream order, steps 2 and 3 run as they are, 4 is
+captured and later ones are replayed, with streams as late or early as their events allow; see `stream_order`.
+"""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.cuda.stream_order import ORDERS
 from tests.distributed.cases import Runs, hash_of
-from tests.train.runs import Forks
+from tests.train.runs import Ended, Forks
 
 pytestmark = [pytest.mark.host, pytest.mark.slow]
 
@@ -26,19 +32,115 @@ MODEL = {
 SETTINGS = (
     f"model.config={json.dumps(MODEL)}",
     *("train.device=cuda", "model.dtype=bfloat16", "train.accumulation_steps=2", "train.batch_size=1"),
-    *("data.seq_len=8", "train.steps=4", "data.eval_fraction=0", "eval.every=null", "eval.prompts=[]"),
+    *("data.seq_len=8", "train.steps=6", "data.eval_fraction=0", "eval.every=null", "eval.prompts=[]"),
     "checkpoint.every=null",
 )
+FLOAT32, ZERO_0, MUON = "model.dtype=float32", "train.zero=0", "optim.name=muon"
+FOUR = "train.accumulation_steps=4"
 
 
-def test_captured_steps_of_two_ranks(tmp_path: Path) -> None:
-    """In the interpreter, one device a process: steps 1 and 2 as they are, 3 captured, 4 replayed."""
-    with Forks() as forks:
-        runs = Runs(forks, tmp_path)
-        found = []
-        for ranks in (1, 2):
-            fault = ("several", ["interpreted"], ["on_rank", -1, "interpreted"])
-            done = runs.forks.run(*runs.words(f"run-{ranks}", ranks, *SETTINGS), fault=fault)
+class DeviceRuns(Runs):
+    """Runs on the interpreter's device; those of one process are made once."""
+
+    alone: dict[tuple[str, ...], str]
+
+    def run(self, name: str, ranks: int, *settings: str, faults: tuple[Any, ...] = (), resume: bool = False) -> Ended:
+        """A run with these faults on every rank."""
+        each = ("several", ["interpreted"], ["beside", "small_spans"], *faults)
+        words = [*self.words(name, ranks, *SETTINGS, *settings), *(["--resume"] if resume else [])]
+        return self.forks.run(*words, fault=("on_rank", -1, *each) if ranks > 1 else each)
+
+    def hash_alone(self, *settings: str) -> str:
+        """The state hash of one process."""
+        if settings not in self.alone:
+            done = self.run(f"alone-{len(self.alone)}", 1, *settings)
             assert "not captured" not in done.out
-            found.append(hash_of(done))
-    assert found[0] == found[1]
+            self.alone[settings] = hash_of(done)
+        return self.alone[settings]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceRuns]:
+    with Forks() as forks:
+        found = DeviceRuns(forks, tmp_path_factory.mktemp("ranks"))
+        found.alone = {}
+        yield found
+
+
+def test_exchange_between_graphs(runs: DeviceRuns) -> None:
+    done = runs.run("between", 2)
+    assert "not captured" not in done.out
+    assert hash_of(done) == runs.hash_alone()
+
+
+def check_beside(runs: DeviceRuns, name: str, ranks: int, order: str, *settings: str) -> None:
+    done = runs.run(name.replace(" ", "-"), ranks, *settings, faults=(["beside", "install", order],))
+    assert "not captured" not in done.out
+    assert hash_of(done) == runs.hash_alone(*settings)
+
+
+def test_exchange_beside_the_step(runs: DeviceRuns) -> None:
+    """ZeRO-1, bfloat16 with split masters; the steps wait for nothing, which `stream_order.install` checks."""
+    check_beside(runs, "beside", 2, "lane last")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_of_streams(order: str, runs: DeviceRuns) -> None:
+    check_beside(runs, order, 2, order, FOUR)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (2, (FLOAT32, FOUR)),
+        (2, (ZERO_0,)),
+        (2, (FLOAT32, ZERO_0, FOUR)),
+        (2, (MUON,)),
+        (2, ("optim.low_precision=stochastic",)),
+        (4, (FOUR,)),
+        (4, (FLOAT32, ZERO_0, FOUR)),
+    ],
+)
+def test_more_exchange_beside_the_step(ranks: int, settings: tuple[str, ...], runs: DeviceRuns) -> None:
+    check_beside(runs, f"beside-{ranks}-{'-'.join(settings)}", ranks, "lane last", *settings)
+
+
+@pytest.mark.full
+def test_resumed_by_other_ranks(runs: DeviceRuns) -> None:
+    """Two ranks, one, two."""
+    constant = ("optim.schedule=constant", "optim.warmup_steps=0")
+    for steps, ranks in ((6, 2), (10, 1), (16, 2)):
+        faults = (["beside", "install", "lane last"],) if ranks > 1 else ()
+        done = runs.run("resumed", ranks, *constant, f"train.steps={steps}", faults=faults, resume=steps > 6)
+    assert hash_of(done) == runs.hash_alone(*constant, "train.steps=16")
+
+
+@pytest.mark.full
+def test_a_bad_loss_on_one_rank(runs: DeviceRuns) -> None:
+    """No rank updates in its step, nor later."""
+    faults = (["beside", "install", "lane last"], ["beside", "weights_stay", 2], ["beside", "nan_on_rank", 1, 3])
+    done = runs.run("nan", 2, "log.every=6", faults=faults)
+    assert done.code == 9 and done.err.count("error:") == 1, done
+    assert "the loss of micro-batch 1 is nan in step 3; the weights are those of step 2" in done.err
+
+
+@pytest.mark.full
+def test_a_rank_that_cannot_capture(runs: DeviceRuns) -> None:
+    """Then no rank does, and the bits stay."""
+    done = runs.run("eager", 2, faults=(["beside", "install", "lane last"], ["beside", "cannot_capture", 1]))
+    assert done.out.count("not captured") == 1
+    assert hash_of(done) == runs.hash_alone()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("order", "missing"),
+    [("lane first", "main"), ("side stream last", "side stream"), ("lane last", "join")],
+)
+def test_a_wait_that_is_missing_is_seen(order: str, missing: str, runs: DeviceRuns) -> None:
+    faults = (["beside", "install", order], ["beside", "without_wait", missing])
+    done = runs.run(f"without-{missing.replace(' ', '-')}", 2, FOUR, faults=faults)
+    assert "not captured" not in done.out
+    assert done.code in (9, 10) or hash_of(done) != runs.hash_alone(FOUR)

@@ -171,6 +171,14 @@ def interpreted() -> None:
     hasten()
 
 
+def beside(name: str, *arguments: Any) -> None:
+    """A fault of `tests.cuda.stream_order`, which imports Triton."""
+    there = importlib.import_module("tests.cuda.stream_order")
+    getattr(there, name)(*arguments)
+    if name == "install":
+        session.ranks.StagedGroup = there.StreamGroup  # type: ignore[attr-defined]
+
+
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "bug": lambda: RuntimeError("planted"),
     "memory": lambda: MemoryError("planted"),
@@ -199,7 +207,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     one.__name__: one
     for one in (
         *(kill_at, fail_at, short_writes, signal_at_call, signal_in, nan_at, hang_in, raise_in, exit_in, limits),
-        *(kill_in_save, slow_save, stopped_within, several, on_rank, in_folder, release, interpreted),
+        *(kill_in_save, slow_save, stopped_within, several, on_rank, in_folder, release, interpreted, beside),
     )
 }
 FAULTS_OF_RANKS: dict[int, tuple[Any, ...]] = {}

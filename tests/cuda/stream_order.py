@@ -1,0 +1,251 @@
+"""Ranks on the interpreter's device as NCCL has them on GPUs: collectives in stream order, streams at any order.
+
+Replays of a graph run its work in an order that its streams and events allow, and that favours or holds back one of the
+streams as far as they do: what is not waited for is not there yet, or is overwritten already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from genesis.array import Array, from_numpy
+from genesis.backend import backend_for
+from genesis.backend.cuda.graph import RawGraph
+from genesis.backend.cuda.simulated import drivers
+from genesis.backend.cuda.simulated.host import HostDriver
+from genesis.backend.cuda.stream import HIGHEST
+from genesis.distributed import Group
+from genesis.errors import DeviceError
+from genesis.kernels.optim import gradients as kernels
+from genesis.ops import gradients as ops
+from genesis.optim import shared
+from genesis.train.device_steps import DeviceSteps
+from genesis.train.rank_steps import StepsBeside
+
+__all__ = [
+    "ORDERS",
+    "OrderedDriver",
+    "StreamGroup",
+    "cannot_capture",
+    "install",
+    "nan_on_rank",
+    "small_spans",
+    "weights_stay",
+    "without_wait",
+]
+
+CAPTURED_BY = 4  # steps of a process, the last of which captures what it is made of
+
+# By priority: the lane of ranks, the main stream of a capture, its side stream. Those before go first where they may.
+LANE, MAIN, SIDE = HIGHEST, -1, 0
+ORDERS = {
+    "lane last": (SIDE, MAIN, LANE),
+    "lane first": (LANE, SIDE, MAIN),
+    "side stream last": (LANE, MAIN, SIDE),
+}
+
+
+class StreamGroup:
+    """The collectives of a group over arrays on the CPU, as work of the current stream."""
+
+    is_in_stream_order = True
+
+    def __init__(self, of: Group) -> None:
+        self.rank, self.size, self._of = of.rank, of.size, of
+
+    def reduce_scatter(
+        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
+    ) -> None:
+        self._launch(lambda s, o: self._of.reduce_scatter(s, o, parts, adds=adds), source, out)
+
+    def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
+        self._launch(lambda p, o: self._of.all_gather(p, o, parts), part, out)
+
+    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
+        if out is None:
+            self._launch(lambda p: self._of.gather(p, None, parts), part)
+        else:
+            self._launch(lambda p, o: self._of.gather(p, o, parts), part, out)
+
+    def all_reduce(self, x: Array) -> None:
+        self._launch(self._of.all_reduce, x)
+
+    def broadcast(self, x: Array, root: int = 0) -> None:
+        self._launch(lambda each: self._of.broadcast(each, root), x)
+
+    def close(self) -> None:
+        self._of.close()
+
+    def _launch(self, call: Callable[..., None], *arrays: Array) -> None:
+        if arrays[0].device.type == "cpu":
+            call(*arrays)
+            return
+        backend: Any = backend_for(arrays[0].device)
+        hosts = [_host(x) for x in arrays]
+        backend.driver.do(backend.stream, lambda: call(*hosts))
+
+
+def _host(x: Array) -> Array:
+    """The same memory as an array on the CPU."""
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * max(x.nbytes, 1)).from_address(x.data_ptr()))
+    return from_numpy(memory[: x.nbytes].view(x.dtype.numpy))
+
+
+class Work(NamedTuple):
+    """A piece of captured work, and which pieces before it come first."""
+
+    stream: int
+    call: Callable[[], Any]
+    after: frozenset[int]
+
+    def __call__(self) -> None:
+        self.call()
+
+
+class OrderedDriver(HostDriver):
+    """A device of the interpreter that replays graphs in an order of `ORDERS`; outside graphs all is done at once.
+
+    Attributes:
+        deviations: how often a piece of work has run before one that was captured earlier.
+    """
+
+    def __init__(self, index: int, order: str) -> None:
+        super().__init__(0)
+        self.index, self.order, self.deviations = index, ORDERS[order], 0
+        self.priorities: dict[int, int] = {}
+        self.behind: dict[int, set[int]] = {}  # by stream of a capture, the pieces that its next one follows
+        self.events: dict[int, set[int]] = {}
+
+    def create_stream(self, priority: int = 0) -> int:
+        stream = super().create_stream(priority)
+        self.priorities[stream] = priority
+        return stream
+
+    def begin_capture(self, stream: int) -> None:
+        super().begin_capture(stream)
+        self.behind, self.events = {stream: set()}, {}
+
+    def do(self, stream: int, work: Callable[[], Any]) -> None:
+        capture = self._captures.get(stream)
+        if capture is None:
+            work()
+            return
+        behind = self.behind[stream]
+        self.behind[stream] = {len(capture)}
+        super().do(stream, Work(stream, work, frozenset(behind)))
+
+    def record_event(self, event: int, stream: int) -> None:
+        super().record_event(event, stream)
+        if stream in self._captures:
+            self.events[event] = set(self.behind[stream])
+
+    def wait_event(self, stream: int, event: int) -> None:
+        super().wait_event(stream, event)
+        if event in self._recorded:
+            self.behind.setdefault(stream, set()).update(self.events[event])
+
+    def launch_graph(self, executable: int, stream: int) -> None:
+        work: Any = self.graphs[executable]
+        ranked = [self.order.index(self.priorities[piece.stream]) for piece in work]
+        left, done = set(range(len(work))), set[int]()
+        while left:
+            ready = [i for i in left if work[i].after <= done]
+            chosen = min(ready, key=lambda i: (ranked[i], i))
+            self.deviations += chosen != min(left)
+            work[chosen]()
+            left.remove(chosen)
+            done.add(chosen)
+
+
+# --- What a run is given ----------------------------------------------------------------------------------------------
+
+
+def install(order: str) -> None:
+    """Give this process such a device, and check that its replayed steps wait for nothing."""
+    drivers[0] = driver = OrderedDriver(0, order)
+    launch, calls, taken = StepsBeside._launch, list[str](), itertools.count(1)
+
+    def noted(name: str, original: Any) -> Any:
+        return lambda *args: (calls.append(name), original(*args))[1]
+
+    def checked(self: StepsBeside, batches: Sequence[Any], *rest: Any) -> None:
+        calls.clear()
+        launch(self, batches, *rest)
+        if next(taken) > CAPTURED_BY and (self._first.is_captured or self._whole.is_captured):
+            own = len(batches) // self.state.ranks.size
+            # The feed makes sure that the batch before the last has left the pinned memory, and copies from it.
+            expected = ["synchronize_event", "copy", "launch_graph"] * own + ["launch_graph"] * (own > 1)
+            assert calls == expected, calls
+            assert driver.deviations > 0 or driver.order[0] == LANE, "work ran in the order of one stream"
+
+    for name in ("synchronize", "synchronize_stream", "synchronize_event", "copy", "launch_graph"):
+        setattr(driver, name, noted(name, getattr(driver, name)))
+    StepsBeside._launch = checked  # type: ignore[method-assign]
+
+
+def small_spans() -> None:
+    """Cut small models into several buckets, and these into parts of several ranks."""
+    kernels.NORM_SPAN = kernels.BLOCK = ops.NORM_SPAN = shared.NORM_SPAN = 256
+    shared.BUCKET = 1024
+
+
+def weights_stay(step: int) -> None:
+    """The weights at a NumericError must be those after `step`."""
+    take, explain, kept = DeviceSteps.take, DeviceSteps.explain, dict[str, bytes]()
+
+    def weights(self: DeviceSteps) -> dict[str, bytes]:
+        return {name: p.detach().cpu().numpy().tobytes() for name, p in self.state.model.named_parameters()}
+
+    def noted(self: DeviceSteps, *rest: Any) -> None:
+        take(self, *rest)
+        if self.state.step == step:
+            kept.update(weights(self))
+
+    def compared(self: DeviceSteps, *rest: Any) -> Any:
+        assert self.state.step > step + 1 and weights(self) == kept
+        return explain(self, *rest)
+
+    DeviceSteps.take, DeviceSteps.explain = noted, compared  # type: ignore[method-assign]
+
+
+def nan_on_rank(rank: int, step: int) -> None:
+    """That rank's loss is NaN from `step` on."""
+    run = StepsBeside._run
+
+    def poisoned(self: StepsBeside) -> Any:
+        loss = run(self)
+        return loss * float("nan") if self.state.ranks.rank == rank and self.state.step + 1 >= step else loss
+
+    StepsBeside._run = poisoned  # type: ignore[method-assign]
+
+
+def cannot_capture(rank: int) -> None:
+    """Captures fail on that rank."""
+    if int(os.environ.get("RANK", "-1")) == rank:
+
+        def failing(*args: Any) -> None:
+            raise DeviceError("planted")
+
+        RawGraph.record = failing  # type: ignore[method-assign]
+
+
+def without_wait(missing: str) -> None:
+    """The lane does not wait for the main stream or the side stream, or the main stream not for the lane."""
+    ends = {"main": (LANE, MAIN), "side stream": (LANE, SIDE), "join": (MAIN, LANE)}[missing]
+    wait = OrderedDriver.wait_event
+
+    def forgetful(self: OrderedDriver, stream: int, event: int) -> None:
+        earlier = self._recorded.get(event)
+        if earlier is None or (self.priorities[stream], self.priorities[earlier]) != ends:
+            wait(self, stream, event)
+            return
+        HostDriver.wait_event(self, stream, event)  # the capture ends as it should
+        self.behind.setdefault(stream, set())
+
+    OrderedDriver.wait_event = forgetful  # type: ignore[method-assign]
