@@ -26,7 +26,14 @@ GpuMemory = Annotated[
 
 
 def estimate(
-    config: ConfigName, overrides: Overrides = None, gpu_memory: GpuMemory = None, json: JsonFile = None
+    config: ConfigName,
+    overrides: Overrides = None,
+    gpu_memory: GpuMemory = None,
+    nproc: Annotated[
+        int,
+        typer.Option("--nproc", metavar="N", min=1, max=1 << 16, help="Ranks that share the run, each with a GPU."),
+    ] = 1,
+    json: JsonFile = None,
 ) -> None:
     """Estimate what a run of CONFIG takes.
 
@@ -41,5 +48,5 @@ def estimate(
 
     loaded = recipes.load(config, overrides or [])
     with fitting(ModelError, "estimating the model"):
-        found = found_for(loaded, config, place_of(loaded.train.device, gpu_memory))
+        found = found_for(loaded, config, place_of(loaded.train.device, gpu_memory), nproc)
     show(found, estimate_lines(found), json)

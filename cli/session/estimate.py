@@ -13,11 +13,12 @@ from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.backend.cuda.simulated.fake import ARCHITECTURES, counting_device
 from genesis.backend.host_memory import host_memory
+from genesis.errors import UsageError
 from genesis.profile.format import aligned, format_bytes
 from genesis.train.config import Config
 from genesis_cli.session.host_plan import HostPlan, host_plan
 from genesis_cli.session.memory import advice, run_plan
-from genesis_cli.session.memory_plan import MemoryPlan
+from genesis_cli.session.memory_plan import ONE_RANK, MemoryPlan, PlannedRanks
 from genesis_cli.session.preparation import describe_gpu, model_config, resolve_device
 from genesis_cli.session.settings import settled
 from genesis_cli.session.step_times import StepTime, measured_step
@@ -35,6 +36,7 @@ WHAT = {
     "weights": "of all parameters",
     "gradients": "of those that are trained",
     "optimizer": "running averages, and float32 masters of 2-byte weights",
+    "staging": "what other ranks send, on its way",
     "batch": "tokens, labels, positions, rotary tables",
     "activations": "kept by the forward pass for backward; on the CPU with the temporaries of ops",
     "workspace": "the most that the loss, backward and the update take beside it",
@@ -65,6 +67,7 @@ class Estimate(BaseModel):
     """What a run will take; sizes are bytes.
 
     Attributes:
+        nproc: ranks that share the run; memory and room are those of one.
         memory: by what it is for, at the peak.
         peak, reserved: of tensors, and what the allocator takes for them.
         room: what a run may take of the device, None where its size is not known.
@@ -87,6 +90,7 @@ class Estimate(BaseModel):
     seq_len: int
     accumulation_steps: int
     activation_checkpointing: str
+    nproc: int = 1
     memory: dict[str, int]
     peak: int
     reserved: int
@@ -118,25 +122,31 @@ def place_of(name: str, gpu_memory: float | None) -> Place:
     return Place(device, cuda.get_device_name(device), total, room, True)
 
 
-def estimate(config: Config, name: str, place: Place) -> Estimate:
+def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimate:
     """What a run of `config`, which is called `name`, will take there.
 
+    Args:
+        nproc: ranks that share it, each with such a GPU; the estimate is of one of them.
+
     Raises:
+        UsageError: several ranks on the CPU.
         GenesisError: as `genesis validate`, for what is wrong with model or settings; the data are not looked at.
     """
     config, dtype = settled(config, place.device)
     shape = model_config(config)
     check_trained(config, shape)
     plan: MemoryPlan | HostPlan
-    fits, most, to_fit = None, None, None
+    fits, most, to_fit, ranks = None, None, None, PlannedRanks(nproc, config.train.zero)
     if place.device == CPU:
+        if nproc > 1:
+            raise UsageError("several ranks are counted on GPUs alone", next="give --gpu-memory, or leave --nproc out")
         with arithmetic(config):
             plan = host_plan(config, shape)
     else:
-        plan = run_plan(config, shape, place.device)
+        plan = run_plan(config, shape, place.device, ranks=ranks)
     if place.room is not None and isinstance(plan, MemoryPlan):
-        fits, most = plan.reserved <= place.room, largest_batch(config, shape, place, plan)
-        to_fit = None if fits else advice(config, shape, place.device, plan, place.room)
+        fits, most = plan.reserved <= place.room, largest_batch(config, shape, place, plan, ranks)
+        to_fit = None if fits else advice(config, shape, place.device, plan, place.room, ranks)
     return Estimate(
         config=name,
         device=place.name,
@@ -150,6 +160,7 @@ def estimate(config: Config, name: str, place: Place) -> Estimate:
         seq_len=config.data.seq_len,
         accumulation_steps=config.train.accumulation_steps,
         activation_checkpointing=config.train.activation_checkpointing,
+        nproc=nproc,
         memory=dict(plan.parts),
         peak=plan.total,
         reserved=plan.reserved,
@@ -166,7 +177,13 @@ def with_batch(config: Config, rows: int) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"batch_size": rows})})
 
 
-def largest_batch(config: Config, shape: ModelConfig, place: Place, plan: MemoryPlan | None = None) -> int:
+def largest_batch(
+    config: Config,
+    shape: ModelConfig,
+    place: Place,
+    plan: MemoryPlan | None = None,
+    ranks: PlannedRanks = ONE_RANK,
+) -> int:
     """The largest train.batch_size with which a run fits; 0 where none does.
 
     Args:
@@ -177,7 +194,7 @@ def largest_batch(config: Config, shape: ModelConfig, place: Place, plan: Memory
 
     def needed(rows: int) -> int:
         if rows not in known:
-            known[rows] = run_plan(with_batch(config, rows), shape, place.device).reserved
+            known[rows] = run_plan(with_batch(config, rows), shape, place.device, ranks=ranks).reserved
         return known[rows]
 
     return _largest(needed, place.room, config.train.batch_size)
@@ -215,6 +232,8 @@ def estimate_lines(found: Estimate) -> Iterator[str]:
     batch = f"{found.batch_size} x {found.seq_len}"
     micro = f", {found.accumulation_steps} micro-steps" if found.accumulation_steps > 1 else ""
     yield f"step: {batch} tokens{micro}, activation checkpointing {found.activation_checkpointing}"
+    if found.nproc > 1:
+        yield f"ranks: {found.nproc}, of which each has a GPU and takes what follows"
     yield f"device: {found.device}"
     sizes = {**found.memory, "peak": found.peak}
     sizes |= {"reserved": found.reserved} if found.reserved > found.peak else {}

@@ -11,7 +11,8 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
-from genesis_cli.session.memory_plan import MemoryPlan, memory_plan
+from genesis.train.ranks import ALONE, Ranks
+from genesis_cli.session.memory_plan import ONE_RANK, MemoryPlan, PlannedRanks, memory_plan
 from genesis_cli.session.settings import usable_precision
 from genesis_cli.session.trained_parameters import select_trained
 from genesis_models.budget import check_fits
@@ -61,8 +62,11 @@ def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any)
     return memory_plan(shape, device, **(settings | changed))
 
 
-def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | None:
+def planned_memory(config: Config, shape: ModelConfig, device: Device, ranks: Ranks = ALONE) -> str | None:
     """What a run on `device` will take, in a line; None on the CPU.
+
+    Args:
+        ranks: who shares the run; each has a device, and this is about one.
 
     Raises:
         OutOfMemoryError: the run cannot fit into what is free.
@@ -70,7 +74,8 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | 
     if device == CPU:
         check_fits(parameter_count(shape), config.model.dtype, device, where="model")
         return None
-    plan, (free, total) = run_plan(config, shape, device), cuda.mem_get_info(device)
+    planned = PlannedRanks(ranks.size, config.train.zero, ranks.group.is_in_stream_order)
+    plan, (free, total) = run_plan(config, shape, device, ranks=planned), cuda.mem_get_info(device)
     room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # what the pool holds is free, too
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in plan.parts.items() if name != "batch")
     if plan.total * (1 - TOLERANCE) > room:
@@ -78,19 +83,26 @@ def planned_memory(config: Config, shape: ModelConfig, device: Device) -> str | 
             f"a step of this run needs {_gib(plan.total)} GiB on {device}, of whose {_gib(total)} GiB {_gib(room)} are"
             f" free: {parts}",
             where=f"train.batch_size {config.train.batch_size}, data.seq_len {config.data.seq_len}",
-            next=advice(config, shape, device, plan, room),
+            next=advice(config, shape, device, plan, room, planned),
         )
     return f"memory: {_gib(plan.total)} of {_gib(total)} GiB: {parts}; {_gib(plan.reserved)} reserved"
 
 
-def advice(config: Config, shape: ModelConfig, device: Device, plan: MemoryPlan, room: int) -> str:
+def advice(
+    config: Config,
+    shape: ModelConfig,
+    device: Device,
+    plan: MemoryPlan,
+    room: int,
+    ranks: PlannedRanks = ONE_RANK,
+) -> str:
     """What the largest part is and what lowers it: first the least checkpointing with which the run would fit."""
     name = max(plan.parts, key=plan.parts.__getitem__)
     found = [f"the largest part is {name}: {REMEDIES[name]}"]
     if name in ("gradients", "optimizer") and config.model.path is not None and config.lora is None:
         found.append("train adapters (lora: {}), which need little of both")
     for how in SAVING[SAVING.index(config.train.activation_checkpointing) + 1 :]:
-        less = run_plan(config, shape, device, activation_checkpointing=how).total
+        less = run_plan(config, shape, device, activation_checkpointing=how, ranks=ranks).total
         if less <= room:
             found.append(f"set train.activation_checkpointing to {how}, which needs {_gib(less)} GiB")
             break

@@ -11,17 +11,20 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from genesis import cuda
+from genesis.array import empty, label
 from genesis.backend import Device
 from genesis.backend.cuda.simulated.fake import counting_device
 from genesis.data.loader import Batch
+from genesis.dtypes import uint8
 from genesis.train.config import OptimConfig
-from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
+from genesis.train.rank_steps import steps_of
+from genesis.train.ranks import check_divides
 from genesis.train.shards import summed_loss
 from genesis.train.snapshot import snapshot_bytes
 from genesis.train.state import FrozenBase, TrainState
@@ -30,9 +33,48 @@ from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model
 
-__all__ = ["MemoryPlan", "memory_plan", "saved_bytes", "zeros"]
+__all__ = ["ONE_RANK", "MemoryPlan", "PlannedRanks", "memory_plan", "saved_bytes", "zeros"]
 
 STEPS = 2  # the second one has what the first made once
+STAGING = 48 << 20  # bytes that NCCL's group keeps for what other ranks send
+
+
+class PlannedRanks(NamedTuple):
+    """Ranks that share a run, of which a plan is for one.
+
+    Attributes:
+        size: how many.
+        zero: what they keep parts of, `train.zero`.
+        is_in_stream_order: whether their collectives are, as NCCL's; else all ranks keep the sums of all gradients.
+    """
+
+    size: int = 1
+    zero: int = 1
+    is_in_stream_order: bool = True
+
+
+ONE_RANK = PlannedRanks()
+
+
+class _CountedGroup:
+    """Collectives that do nothing, of the last rank: its parts are the longest."""
+
+    def __init__(self, ranks: PlannedRanks) -> None:
+        self.rank, self.size, self.is_in_stream_order = ranks.size - 1, ranks.size, ranks.is_in_stream_order
+
+    def reduce_scatter(self, *what: Any, **how: Any) -> None: ...
+
+    all_gather = gather = all_reduce = broadcast = reduce_scatter
+
+    def close(self) -> None: ...
+
+    # What `Ranks` say besides.
+
+    def in_turn(self, own: list[float]) -> list[float]:
+        return [each for each in own for _ in range(self.size)]
+
+    def all(self, own: bool) -> bool:
+        return own
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +82,9 @@ class MemoryPlan:
     """Bytes of a training step by what they are for.
 
     Attributes:
-        weights, gradients: of all parameters.
-        optimizer: its running averages, and masters of 2-byte weights.
+        weights, gradients: of all parameters; of several ranks, with the sums of gradients that this one keeps.
+        optimizer: its running averages, and masters of 2-byte weights; a part of them where ranks share them.
+        staging: what other ranks send, on its way.
         batch: tokens, labels and positions on their way, the tables of rotary angles, the figures of steps.
         activations: what is kept when the decoder's forward pass ends.
         workspace: the most that is allocated beyond all that at one time, in the loss, backward or the update.
@@ -58,11 +101,13 @@ class MemoryPlan:
     workspace: int
     reserved: int
     saved: int
+    staging: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
         """The bytes at the peak, which add up to it."""
-        return {name: getattr(self, name) for name in self.__slots__ if name not in ("reserved", "saved")}
+        left_out = ("reserved", "saved") if self.staging else ("reserved", "saved", "staging")
+        return {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
 
     @property
     def total(self) -> int:
@@ -83,13 +128,19 @@ def memory_plan(
     optim: OptimConfig | None = None,
     select: Callable[[CausalLM], None] = lambda model: None,
     eval_batch: int | None = None,
+    ranks: PlannedRanks = ONE_RANK,
 ) -> MemoryPlan:
     """The plan of steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`.
 
     Args:
         eval_batch: sequences in a batch of evaluations, None where there are none.
         select: adds adapters, freezes what is not trained.
+        ranks: who shares the batches.
+
+    Raises:
+        ConfigError: ranks that do not divide the batches.
     """
+    check_divides(ranks.size, accumulation_steps)
     fake = counting_device(cuda.get_device_properties(device))
     gc.collect()  # graphs of the plan before, which refer to themselves
     cuda.empty_cache(fake)
@@ -97,34 +148,48 @@ def memory_plan(
         model = empty_model(config, device=str(fake), dtype=dtype)
         select(model)
         model.activation_checkpointing, model.precision = activation_checkpointing, precision
-        optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps)
+        group: Any = _CountedGroup(ranks)
+        shared = {"ranks": group, "zero": ranks.zero}
+        optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps, **shared)
         loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
-        state = TrainState(model, optimizer, loader)
+        state = TrainState(model, optimizer, loader, ranks=group)
         held_out = None if eval_batch is None else zeros(eval_batch, length)
-        return _counted(state, fake, [zeros(batch, length)] * accumulation_steps, held_out)
+        staging = STAGING if ranks.size > 1 and ranks.is_in_stream_order else 0
+        kept = label(empty((staging,), uint8, fake), "staging of collectives") if staging else None
+        plan = _counted(state, fake, [zeros(batch, length)] * accumulation_steps, held_out, staging)
+        del kept
+        return plan
 
 
-def _counted(state: TrainState, device: Device, batches: list[Batch], held_out: Batch | None) -> MemoryPlan:
+def _counted(
+    state: TrainState, device: Device, batches: list[Batch], held_out: Batch | None, staging: int
+) -> MemoryPlan:
     """Takes steps, evaluates, and counts."""
     model: Any = state.model
     model.train()
-    after_forward: list[int] = []
+    if state.ranks.size > 1:  # the first step of ranks is not as others are
+        steps_of(state)(state, device, 1.0, 1).take(batches, 1e-5)
+        gc.collect()
+        cuda.empty_cache(device)
+    after_forward, earlier = list[int](), list[int]()
     hook = model.model.register_forward_hook(lambda *call: after_forward.append(cuda.memory_allocated(device)))
-    steps = DeviceSteps(state, device, 1.0, STEPS)
+    steps = steps_of(state)(state, device, 1.0, STEPS)
     cuda.reset_peak_memory_stats(device)
     for _ in range(STEPS):
+        earlier = after_forward.copy()
         after_forward.clear()
         steps.take(batches, 1e-5)
     lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
     at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
-    activations = max(after_forward) - at_rest
+    activations = max(after_forward or earlier) - at_rest  # a step of replays runs no hook
     hook.remove()
     if held_out is not None:
         model.eval()
         summed_loss(model, held_out, device)
     return MemoryPlan(
         **lasting,
-        batch=at_rest - sum(lasting.values()),
+        batch=at_rest - sum(lasting.values()) - staging,
+        staging=staging,
         activations=activations,
         workspace=peak - at_rest - activations,
         reserved=cuda.max_memory_reserved(device),

@@ -106,7 +106,7 @@ def _train(
         shape = model_config(config)
         # Before the data: what cannot be trained or does not fit is refused at once.
         check_trained(config, shape, previous)
-        memory = planned_memory(config, shape, device)
+        memory = planned_memory(config, shape, device, ranks)
         encoders = EncoderFactory(config.data, config.model.path)
         with ranks.main_first("data"):  # the others find it in the cache
             data = prepare_data(config, shape, console, encoders=encoders)

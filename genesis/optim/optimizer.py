@@ -305,6 +305,12 @@ class Optimizer:
     def _shared(self) -> Iterator[SharedBuffers]:
         return (flat for flats in self._flats for flat in flats if isinstance(flat, SharedBuffers))
 
+    def shared_memory(self) -> dict[str, list[Array]]:
+        """What ranks keep in parts, beside what is in `.grad` and `state`: "gradients", their sums, and "optimizer"."""
+        shared = list(self._shared())
+        states = [each for flat in shared if flat.is_sharded for each in flat.states.values()]
+        return {"gradients": [flat.summed for flat in shared], "optimizer": states}
+
     def sharded(self, param: Tensor) -> tuple[SharedBuffers, int] | None:
         """Where a parameter is whose states are on several ranks, a part on each; else None."""
         flat, index = self._positions.get(param, (None, 0))

@@ -101,10 +101,11 @@ class TrainState:
         """The arrays that stay from step to step: "weights", "gradients", and "optimizer" with masters and averages."""
         parameters = [p for _, p in self.model.named_parameters()]
         kept = (x for values in self.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
+        shared = self.optimizer.shared_memory()
         return {
             "weights": [p.array for p in parameters],
-            "gradients": [p.grad.array for p in parameters if p.grad is not None],
-            "optimizer": [x.array for x in kept],
+            "gradients": [p.grad.array for p in parameters if p.grad is not None] + shared["gradients"],
+            "optimizer": [x.array for x in kept] + shared["optimizer"],
         }
 
     def hash(self) -> str:

@@ -12,14 +12,15 @@ import pytest
 from genesis import cuda
 from genesis.backend import Device
 from genesis.data.loader import Batch
+from genesis.errors import ConfigError
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
-from genesis_cli.session.memory_plan import MemoryPlan, memory_plan
+from genesis_cli.session.memory_plan import STAGING, MemoryPlan, PlannedRanks, memory_plan
 from genesis_models.config import ModelConfig
 from genesis_models.presets import preset
-from genesis_models.registry import build
+from genesis_models.registry import build, parameter_count
 
 GPU = Device("cuda", 0)
 TOLERANCE = 0.05  # of the sums below, which leave out parts of split products, sums over rows and Muon's products
@@ -127,3 +128,26 @@ def test_steps_on_a_gpu_take_what_is_planned(batch: int, length: int) -> None:
     raw = preset("0.5B")
     plan = memory_plan(ModelConfig.from_dict(raw), GPU, batch=batch, length=length)
     assert plan.total == pytest.approx(peak_of(raw, batch, length, "bfloat16"), rel=0.01)
+
+
+def test_ranks_keep_parts() -> None:
+    """ZeRO-1: a rank has all weights and gradients of a micro-batch, and its part of sums and states."""
+    config = ModelConfig.from_dict(preset("0.5B") | TWO)
+    size = parameter_count(config)
+
+    def plan(count: int, zero: int = 1, is_in_stream_order: bool = True) -> MemoryPlan:
+        ranks = PlannedRanks(count, zero, is_in_stream_order)
+        return memory_plan(config, GPU, batch=1, length=128, accumulation_steps=4, ranks=ranks)
+
+    for count in (2, 4):
+        found = plan(count)
+        assert found.weights == 2 * size
+        assert found.gradients == pytest.approx(2 * size + 4 * size / count, rel=2e-3)
+        assert found.optimizer == pytest.approx(10 * size / count, rel=2e-3)
+        assert found.parts["staging"] == STAGING and sum(found.parts.values()) == found.total <= found.reserved
+    whole, staged = plan(2, zero=0), plan(2, is_in_stream_order=False)
+    assert (whole.gradients, whole.optimizer) == pytest.approx((6 * size, 10 * size), rel=2e-3)
+    assert (staged.gradients, staged.optimizer) == pytest.approx((6 * size, 5 * size), rel=2e-3)
+    assert "staging" not in plan(1).parts
+    with pytest.raises(ConfigError, match="4 batches, which 3 ranks"):
+        plan(3)
