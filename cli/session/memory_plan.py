@@ -20,6 +20,7 @@ from genesis.array import empty, label
 from genesis.backend import Device
 from genesis.backend.cuda.simulated.fake import counting_device
 from genesis.data.loader import Batch
+from genesis.distributed.nccl import STAGING
 from genesis.dtypes import uint8
 from genesis.train.config import OptimConfig
 from genesis.train.optimizer import build_optimizer
@@ -36,7 +37,6 @@ from genesis_models.registry import empty_model
 __all__ = ["ONE_RANK", "MemoryPlan", "PlannedRanks", "memory_plan", "saved_bytes", "zeros"]
 
 STEPS = 2  # the second one has what the first made once
-STAGING = 48 << 20  # bytes that NCCL's group keeps for what other ranks send
 
 
 class PlannedRanks(NamedTuple):

@@ -12,12 +12,13 @@ import pytest
 from genesis import cuda
 from genesis.backend import Device
 from genesis.data.loader import Batch
+from genesis.distributed.nccl import STAGING
 from genesis.errors import ConfigError
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
-from genesis_cli.session.memory_plan import STAGING, MemoryPlan, PlannedRanks, memory_plan
+from genesis_cli.session.memory_plan import MemoryPlan, PlannedRanks, memory_plan
 from genesis_models.config import ModelConfig
 from genesis_models.presets import preset
 from genesis_models.registry import build, parameter_count

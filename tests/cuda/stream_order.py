@@ -1,4 +1,4 @@
-"""Ranks on the interpreter's device as NCCL has them on GPUs: collectives in stream order, streams at any order.
+"""Ranks on the interpreter's device as on GPUs: NCCL's collectives, over a fake, and streams in any order.
 
 Replays of a graph run its work in an order that its streams and events allow, and that favours or holds back one of the
 streams as far as they do: what is not waited for is not there yet, or is overwritten already.
@@ -6,32 +6,28 @@ streams as far as they do: what is not waited for is not there yet, or is overwr
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from genesis.array import Array, from_numpy
-from genesis.backend import backend_for
 from genesis.backend.cuda.graph import RawGraph
 from genesis.backend.cuda.simulated import drivers
 from genesis.backend.cuda.simulated.host import HostDriver
 from genesis.backend.cuda.stream import HIGHEST
-from genesis.distributed import Group
+from genesis.distributed import choose
 from genesis.errors import DeviceError
 from genesis.kernels.optim import gradients as kernels
 from genesis.ops import gradients as ops
 from genesis.optim import shared
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.rank_steps import StepsBeside
+from tests.distributed.nccl_ranks import fake_group
 
 __all__ = [
     "ORDERS",
     "OrderedDriver",
-    "StreamGroup",
     "cannot_capture",
     "install",
     "nan_on_rank",
@@ -40,6 +36,8 @@ __all__ = [
     "without_wait",
 ]
 
+LINE = "collectives: a fake of NCCL"
+STAGING = 1024  # bytes: a bucket travels in pieces
 CAPTURED_BY = 4  # steps of a process, the last of which captures what it is made of
 
 # By priority: the lane of ranks, the main stream of a capture, its side stream. Those before go first where they may.
@@ -49,52 +47,6 @@ ORDERS = {
     "lane first": (LANE, SIDE, MAIN),
     "side stream last": (LANE, MAIN, SIDE),
 }
-
-
-class StreamGroup:
-    """The collectives of a group over arrays on the CPU, as work of the current stream."""
-
-    is_in_stream_order = True
-
-    def __init__(self, of: Group) -> None:
-        self.rank, self.size, self._of = of.rank, of.size, of
-
-    def reduce_scatter(
-        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
-    ) -> None:
-        self._launch(lambda s, o: self._of.reduce_scatter(s, o, parts, adds=adds), source, out)
-
-    def all_gather(self, part: Array, out: Array, parts: Sequence[int] | None = None) -> None:
-        self._launch(lambda p, o: self._of.all_gather(p, o, parts), part, out)
-
-    def gather(self, part: Array, out: Array | None, parts: Sequence[int]) -> None:
-        if out is None:
-            self._launch(lambda p: self._of.gather(p, None, parts), part)
-        else:
-            self._launch(lambda p, o: self._of.gather(p, o, parts), part, out)
-
-    def all_reduce(self, x: Array) -> None:
-        self._launch(self._of.all_reduce, x)
-
-    def broadcast(self, x: Array, root: int = 0) -> None:
-        self._launch(lambda each: self._of.broadcast(each, root), x)
-
-    def close(self) -> None:
-        self._of.close()
-
-    def _launch(self, call: Callable[..., None], *arrays: Array) -> None:
-        if arrays[0].device.type == "cpu":
-            call(*arrays)
-            return
-        backend: Any = backend_for(arrays[0].device)
-        hosts = [_host(x) for x in arrays]
-        backend.driver.do(backend.stream, lambda: call(*hosts))
-
-
-def _host(x: Array) -> Array:
-    """The same memory as an array on the CPU."""
-    memory = np.ctypeslib.as_array((ctypes.c_uint8 * max(x.nbytes, 1)).from_address(x.data_ptr()))
-    return from_numpy(memory[: x.nbytes].view(x.dtype.numpy))
 
 
 class Work(NamedTuple):
@@ -166,8 +118,12 @@ class OrderedDriver(HostDriver):
 # --- What a run is given ----------------------------------------------------------------------------------------------
 
 
-def install(order: str) -> None:
-    """Give this process such a device, and check that its replayed steps wait for nothing."""
+def install(order: str, folder: str) -> None:
+    """Give this process such a device, and NCCL's group over a fake of NCCL, whose ranks meet in `folder`.
+
+    The fake checks that all make the same calls in one order; and steps that are replayed must wait for nothing.
+    """
+    choose.group_for = lambda peers, device, *, one_host: (fake_group(peers, Path(folder), STAGING), LINE)
     drivers[0] = driver = OrderedDriver(0, order)
     launch, calls, taken = StepsBeside._launch, list[str](), itertools.count(1)
 
@@ -177,6 +133,8 @@ def install(order: str) -> None:
     def checked(self: StepsBeside, batches: Sequence[Any], *rest: Any) -> None:
         calls.clear()
         launch(self, batches, *rest)
+        if self.device.index:  # of a plan of memory
+            return
         if next(taken) > CAPTURED_BY and (self._first.is_captured or self._whole.is_captured):
             own = len(batches) // self.state.ranks.size
             # The feed makes sure that the batch before the last has left the pinned memory, and copies from it.

@@ -1,18 +1,20 @@
 """Ranks on a device have the bits of one process: what they send each other is between its graphs, or part of them.
 
-In the interpreter a process has one device. Where collectives are in stream order, steps 2 and 3 run as they are, 4 is
-captured and later ones are replayed, with streams as late or early as their events allow; see `stream_order`.
+In the interpreter a process has one device, and NCCL is a fake. With its group, whose collectives are in stream order,
+steps 2 and 3 run as they are, 4 is captured and later ones are replayed, with streams as late or early as their events
+allow; see `stream_order`.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cuda.stream_order import ORDERS
+from tests.cuda.stream_order import LINE, ORDERS
 from tests.distributed.cases import Runs, hash_of
 from tests.train.runs import Ended, Forks
 
@@ -45,7 +47,9 @@ class DeviceRuns(Runs):
     alone: dict[tuple[str, ...], str]
 
     def run(self, name: str, ranks: int, *settings: str, faults: tuple[Any, ...] = (), resume: bool = False) -> Ended:
-        """A run with these faults on every rank."""
+        """A run with these faults on every rank; where an order of streams is one, its ranks meet in a fresh folder."""
+        folder = str(tempfile.mkdtemp(dir=self.folder))
+        faults = tuple([*fault, folder] if fault[:2] == ["beside", "install"] else fault for fault in faults)
         each = ("several", ["interpreted"], ["beside", "small_spans"], *faults)
         words = [*self.words(name, ranks, *SETTINGS, *settings), *(["--resume"] if resume else [])]
         return self.forks.run(*words, fault=("on_rank", -1, *each) if ranks > 1 else each)
@@ -75,7 +79,7 @@ def test_exchange_between_graphs(runs: DeviceRuns) -> None:
 
 def check_beside(runs: DeviceRuns, name: str, ranks: int, order: str, *settings: str) -> None:
     done = runs.run(name.replace(" ", "-"), ranks, *settings, faults=(["beside", "install", order],))
-    assert "not captured" not in done.out
+    assert "not captured" not in done.out and LINE in done.out
     assert hash_of(done) == runs.hash_alone(*settings)
 
 

@@ -173,10 +173,7 @@ def interpreted() -> None:
 
 def beside(name: str, *arguments: Any) -> None:
     """A fault of `tests.cuda.stream_order`, which imports Triton."""
-    there = importlib.import_module("tests.cuda.stream_order")
-    getattr(there, name)(*arguments)
-    if name == "install":
-        session.ranks.StagedGroup = there.StreamGroup  # type: ignore[attr-defined]
+    getattr(importlib.import_module("tests.cuda.stream_order"), name)(*arguments)
 
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
