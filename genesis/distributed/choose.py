@@ -18,6 +18,7 @@ from genesis.distributed.staged import StagedGroup
 __all__ = ["INSTALL", "group_for"]
 
 INSTALL = 'pip install "nccl4py>=0.6,<0.7" nvidia-nccl-cu13'  # the extra `distributed`
+_RELEASE = "0.6."
 _CUDA_12 = "nvidia-nccl-cu12"
 
 
@@ -54,19 +55,21 @@ def _loaded(device: Device) -> tuple[Any, str]:
         return None, f"NCCL is not installed ({error}; {INSTALL})"
     except (RuntimeError, OSError) as error:  # no library, or one for another system
         return None, f"NCCL does not load ({str(error).strip().splitlines()[0]}; {INSTALL})"
+    if (found := _version("nccl4py")) and not found.startswith(_RELEASE):
+        return None, f"nccl4py {found} is installed, and {_RELEASE}x is needed ({INSTALL})"
     driver = driver_for(device.index).cuda_version()
-    if driver < 13000 and _has("nvidia-nccl-cu13") and not _has(_CUDA_12):
+    if driver < 13000 and _version("nvidia-nccl-cu13") and not _version(_CUDA_12):
         what = f"the NVIDIA driver serves CUDA {driver // 1000}.{driver % 1000 // 10}, and nvidia-nccl-cu13 needs 13.0"
         return None, f"{what} (pip uninstall nvidia-nccl-cu13; pip install {_CUDA_12})"
     return nccl, ""
 
 
-def _has(distribution: str) -> bool:
+def _version(distribution: str) -> str:
+    """That of an installed package, or nothing."""
     try:
-        metadata.version(distribution)
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return ""
 
 
 def _agreed(peers: Peers, version: int, problem: str) -> str:

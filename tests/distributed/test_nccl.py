@@ -351,16 +351,18 @@ def test_ranks_choose_the_same_group(tmp_path: Path) -> None:
 
 def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package for it is named; where that one is installed already, all is well."""
-    installed = {"nvidia-nccl-cu13"}
+    installed = {"nvidia-nccl-cu13": "2.30.7", "nccl4py": "0.6.1"}
     monkeypatch.setattr(choose, "bindings", lambda: fake_nccl)
-    monkeypatch.setattr(choose, "_has", lambda name: name in installed)
+    monkeypatch.setattr(choose, "_version", lambda name: installed.get(name, ""))
     driver: Any = SimpleNamespace(cuda_version=lambda: 12090)
     monkeypatch.setattr(choose, "driver_for", lambda index: driver)
     nccl, problem = choose._loaded(CUDA)
     assert nccl is None and "serves CUDA 12.9, and nvidia-nccl-cu13 needs 13.0" in problem
     assert "pip install nvidia-nccl-cu12" in problem
-    installed.add("nvidia-nccl-cu12")
+    installed["nvidia-nccl-cu12"] = "2.30.7"
     assert choose._loaded(CUDA) == (fake_nccl, "")
+    installed["nccl4py"] = "0.7.0"
+    assert "nccl4py 0.7.0 is installed, and 0.6.x is needed" in choose._loaded(CUDA)[1]
 
 
 def test_the_line_installs_the_extra() -> None:
@@ -369,7 +371,7 @@ def test_the_line_installs_the_extra() -> None:
     assert [each.name for each in wanted] == ["nccl4py", "nvidia-nccl-cu13"]
     given = [Requirement(text) for text in shlex.split(choose.INSTALL.removeprefix("pip install "))]
     assert [each.name for each in given] == [each.name for each in wanted]
-    assert given[0].specifier == wanted[0].specifier
+    assert given[0].specifier == wanted[0].specifier and choose._RELEASE[:-1] in str(given[0].specifier)
 
 
 # --- The fake ---------------------------------------------------------------------------------------------------------
