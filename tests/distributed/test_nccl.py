@@ -6,6 +6,7 @@ import inspect
 import os
 import shlex
 import signal
+import sys
 import time
 import tomllib
 from collections.abc import Callable
@@ -30,9 +31,10 @@ from genesis.distributed.watch import Watch
 from genesis.dtypes import as_dtype, bfloat16, float32
 from genesis.errors import DeviceError, DistributedError
 from genesis.train.signals import Interrupts
-from tests.distributed import fake_nccl, nccl_ranks
+from tests.distributed import fake_nccl, jobs, nccl_ranks
 from tests.distributed.forks import ended, start_ranks
 from tests.distributed.test_group import expected_sum, of, values
+from tests.train.runs import make
 
 pytestmark = pytest.mark.host
 CUDA = Device("cuda", 0)
@@ -372,6 +374,28 @@ def test_the_line_installs_the_extra() -> None:
     given = [Requirement(text) for text in shlex.split(choose.INSTALL.removeprefix("pip install "))]
     assert [each.name for each in given] == [each.name for each in wanted]
     assert given[0].specifier == wanted[0].specifier and choose._RELEASE[:-1] in str(given[0].specifier)
+
+
+# --- Training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_training_has_the_state_hash_of_one_process(tmp_path: Path) -> None:
+    """Steps that are captured, over the fake: `genesis train` from its start to its end."""
+    recipe = make(tmp_path)
+    words = ["train", str(recipe), "train.device=cuda", "model.config.hidden_size=32", "train.accumulation_steps=2"]
+    words += ["train.steps=4", "eval.every=null", "checkpoint.every=null"]
+    hashes = []
+    for count in (1, 2):
+        program = [sys.executable, "-m", "tests.distributed.fake_nccl_training", str(tmp_path)]
+        job = jobs.start(tmp_path, [*program, *words, f"train.output_dir={tmp_path / str(count)}"], count)
+        (launcher,) = ended([job.fork], 300)
+        said = job.out.read_text()
+        assert launcher.code == 0, said + job.err.read_text()
+        assert ("collectives: NCCL 2.32.3, " in said) == (count == 2)
+        hashes += [line for line in said.splitlines() if line.startswith("state hash: ")]
+    assert len(hashes) == 2 and hashes[0] == hashes[1]
 
 
 # --- The fake ---------------------------------------------------------------------------------------------------------

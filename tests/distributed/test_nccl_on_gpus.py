@@ -13,6 +13,7 @@ import pytest
 from genesis import cuda
 from tests.distributed import jobs
 from tests.distributed.forks import ended
+from tests.train.runs import make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(sys.platform != "linux", reason="NCCL is for Linux")]
 PROGRAM = [sys.executable, "-m", "tests.distributed.nccl_program"]
@@ -61,3 +62,18 @@ def test_a_rank_that_is_lost(how: str, said: str, tmp_path: Path) -> None:
     job = jobs.start(tmp_path, [*PROGRAM, how], 2)
     code = finished(job, 90)
     assert code == 10 and said in job.err.read_text() and "nobody ended" not in job.out.read_text()
+
+
+def test_training_has_the_state_hash_of_one_gpu(tmp_path: Path) -> None:
+    """Captured steps, in bfloat16 with split masters, sharded and not."""
+    needs(2)
+    recipe, hashes = make(tmp_path), []
+    settings = ("train.device=cuda", "model.dtype=bfloat16", "train.accumulation_steps=4", "train.steps=20")
+    for count, zero in ((1, 1), (2, 1), (2, 0)):
+        words = ["train", str(recipe), *settings, f"train.zero={zero}", f"train.output_dir={tmp_path}/{count}-{zero}"]
+        job = jobs.start(tmp_path, [sys.executable, "-m", "genesis_cli.main", *words], count)
+        assert finished(job, 300) == 0, job.err.read_text()
+        said = job.out.read_text()
+        assert ("collectives: NCCL " in said) == (count == 2)
+        hashes += [line for line in said.splitlines() if line.startswith("state hash: ")]
+    assert len(hashes) == 3 and len(set(hashes)) == 1

@@ -1,0 +1,21 @@
+"""`genesis` as a rank in Triton's interpreter whose NCCL is the fake; the first argument is where ranks meet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+from genesis.distributed import choose
+from genesis_cli.main import main
+from tests.distributed import fake_nccl
+from tests.interpreter import hasten
+
+if __name__ == "__main__":
+    hasten()
+    fake_nccl.folder = Path(sys.argv.pop(1))
+    choose.is_interpreted = lambda: False
+    choose.bindings = lambda: fake_nccl
+    sys.exit(main())
