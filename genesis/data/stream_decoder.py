@@ -68,7 +68,8 @@ def _byte_of() -> dict[str, int]:
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     """The bytes of a token of a byte-level tokenizer; those of its text for an added one, which has no bytes."""
-    token, table = tokenizer.token(token_id) or "", _byte_of()
-    if all(char in table for char in token):
-        return bytes(table[char] for char in token)
-    return token.encode("utf-8")
+    token = tokenizer.token(token_id) or ""
+    try:
+        return bytes(map(_byte_of().__getitem__, token))
+    except KeyError:
+        return token.encode("utf-8")

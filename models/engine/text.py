@@ -56,12 +56,14 @@ class StopText:
 
     def push(self, text: str) -> tuple[str, bool]:
         """What is certain to be text, and whether it ends with a stop string behind it."""
+        if not self._stops:
+            return text, False
         held = self._held + text
         found = [at for stop in self._stops if (at := held.find(stop)) >= 0]
         if found:
             self._held = ""
             return held[: min(found)], True
-        longest = max(map(len, self._stops), default=1) - 1
+        longest = max(map(len, self._stops)) - 1
         for at in range(max(0, len(held) - longest), len(held)):
             if any(stop.startswith(held[at:]) for stop in self._stops):
                 self._held = held[at:]

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import NumericError
 from genesis_cli.session.serving import api as api_module
+from genesis_cli.session.serving import http_process
 from genesis_cli.session.serving.api import Api, Settings
 from genesis_cli.session.serving.link import Link
 from genesis_cli.session.serving.protocol import BadRequest
@@ -85,7 +87,7 @@ def test_texts_that_nobody_takes_are_cancelled(run: Any) -> None:
     async def test(link: Link, engine: Endless) -> None:
         texts = [link.tokens([1, 2], DRAW, 0, 100, []) for _ in range(3)]
         for each in texts:
-            assert (await anext(each)).id == 5
+            assert (await anext(each))[0].id == 5
         assert len(link.live) == 3
         with pytest.raises(BadRequest, match="3 requests wait or run, of at most 10"):
             link.check_room(8)
@@ -108,7 +110,7 @@ def test_a_failure_of_the_model_ends_what_runs_and_no_more(run: Any) -> None:
             async for _ in first:
                 pass
         again = link.tokens([1], DRAW, 0, 100, [])
-        assert (await anext(again)).id == 5
+        assert (await anext(again))[0].id == 5
         await again.aclose()
         with pytest.raises(BadRequest, match="token id 99,999") as failed:
             await anext(link.tokens([99_999], DRAW, 0, 100, []))
@@ -160,6 +162,38 @@ def test_slow_clients(run: Any, chat_model: Path, settings: Settings, monkeypatc
         await asked(app, [{"type": "http.request", "body": body(stream=True)}], read_nothing)
         await until(lambda: not engine.live and not link.live)
         assert engine.taken == 1
+
+    run(test)
+
+
+def test_half_open_connections(run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_process, "HEAD_S", 0.3)
+    health = b"GET /health HTTP/1.1\r\nHost: m\r\n\r\n"
+
+    async def test(link: Link, engine: Endless) -> None:
+        app = Api(settings, link, Tokenizer.load(chat_model), None, []).app
+        config = uvicorn.Config(app, http=http_process._Protocol, lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+            port = listening.getsockname()[1]
+            both = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            for (_, writer), sent in zip(both, (b"", b"GET /hea", health, health), strict=True):
+                writer.write(sent)
+            for reader, _ in both[2:]:
+                assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+            both[2][1].write(health[:20])  # the head of a second request, which does not come
+            await asyncio.sleep(0.1)
+            both[3][1].write(health)
+            async with asyncio.timeout(5):
+                assert [await reader.read() for reader, _ in both[:3]] == [b""] * 3  # closed
+            both[3][1].write(health)  # a connection that asks now and then stays
+            for _ in range(2):
+                assert (await both[3][0].readuntil(b"}")).startswith(b"HTTP/1.1 200")
+            for _, writer in both:
+                writer.close()
+            server.should_exit = True
+            await serving
 
     run(test)
 

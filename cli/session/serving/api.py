@@ -22,14 +22,13 @@ from genesis.data.records import Conversation, Position
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError
 from genesis_cli.session.serving.answers import Answer, Choice, chat_logprobs, completion_logprobs, event
-from genesis_cli.session.serving.link import Link
+from genesis_cli.session.serving.link import JOINED_S, Link
 from genesis_cli.session.serving.protocol import BadRequest, Body, ChatBody, CompletionBody, parsed
 from genesis_models.engine import Sampling
 from genesis_models.engine.text import RequestText
 
 __all__ = ["Api", "Settings"]
 
-JOINED_S = 0.02  # texts of a stream that come within it are one chunk
 BODY_S, SEND_S = 30.0, 60.0  # a body that does not come, and a client that does not read
 FINISHES = {"stop": "stop", "length": "length", "context": "length"}
 DEPTH = 64  # of a body
@@ -260,12 +259,18 @@ class Api:
     ) -> AsyncIterator[tuple[str, str | None]]:
         """The texts of a choice as they come, and why it ends."""
         text = RequestText(self._tokenizer, stops)
-        async for token in self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends):
-            piece = text.push(token)
-            if token.id is not None:
-                choice.ids.append(token.id)
-            yield piece.text, None if piece.finish is None else FINISHES[piece.finish]
-            if piece.finish is not None:
+        found = self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends, is_eager=bool(stops))
+        async for drawn in found:
+            new, finish = "", None
+            for token in drawn:
+                piece = text.push(token)
+                new, finish = new + piece.text, piece.finish
+                if token.id is not None:
+                    choice.ids.append(token.id)
+                if finish is not None:
+                    break
+            yield new, None if finish is None else FINISHES[finish]
+            if finish is not None:
                 return
 
 
@@ -310,8 +315,9 @@ class _Stream(Response):
         left, loop, sent_at = len(self._choices), asyncio.get_running_loop(), 0.0
         while left:
             found = [await self._next(work)]
-            if (rest := sent_at + JOINED_S - loop.time()) > 0:
-                await asyncio.sleep(rest)
+            # Without stop strings the link has joined what came; then the other choices' texts are a moment away.
+            rest = sent_at + JOINED_S - loop.time() if self._body.stops else 0.0
+            await asyncio.sleep(max(rest, 0.0))
             while not self._queue.empty():
                 found.append(self._queue.get_nowait())
             joined: dict[int, tuple[str, str | None]] = {}
@@ -328,13 +334,13 @@ class _Stream(Response):
         if not self._queue.empty():
             return self._queue.get_nowait()
         getting = asyncio.ensure_future(self._queue.get())
-        await asyncio.wait({getting, work}, return_when=asyncio.FIRST_COMPLETED)
-        if not getting.done():
-            if (error := work.exception()) is not None:
-                getting.cancel()
+        try:
+            await asyncio.wait({getting, work}, return_when=asyncio.FIRST_COMPLETED)
+            if not getting.done() and (error := work.exception()) is not None:
                 raise error
             return await getting
-        return getting.result()
+        finally:
+            getting.cancel()  # the client may have gone
 
 
 async def _send_events(send: Send, values: Sequence[dict[str, Any]]) -> None:

@@ -34,17 +34,36 @@ CONNECTIONS = 2048
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection on which no request comes."""
+    """Closes a connection on which no request comes, or only a part of one: uvicorn waits without end for the rest."""
+
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the head of a request."""
         super().connection_made(transport)
-        self.loop.call_later(HEAD_S, self._close_unless_asked)
+        self._timer = self.loop.call_later(HEAD_S, self._close)
 
-    def _close_unless_asked(self) -> None:
-        transport: Any = self.transport
-        if getattr(self, "cycle", None) is None and not transport.is_closing():
-            transport.close()
+    def data_received(self, data: bytes) -> None:
+        """Wait for the rest where this is less than a head."""
+        super().data_received(data)
+        cycle: Any = self.cycle  # None before the first request
+        is_asked = cycle is not None and not cycle.response_complete
+        if is_asked and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        elif not is_asked and self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self._close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _close(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
 
 
 def main(listening: int, link: int) -> None:

@@ -16,9 +16,35 @@ from genesis_cli.session.serving.messages import Message, receive, send
 from genesis_cli.session.serving.protocol import BadRequest
 from genesis_models.engine import Sampling, Token
 
-__all__ = ["Link"]
+__all__ = ["JOINED_S", "Link"]
 
+JOINED_S = 0.02  # tokens that come within it are taken together: a wake-up costs more than they do
 STOPPED = "the model does not run any more"
+
+
+class _Inbox:
+    """What has come for a request and is not taken yet.
+
+    Attributes:
+        is_eager: whether each message wakes whoever takes it, as the first and the last do.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.is_eager = True
+        self._event = asyncio.Event()
+
+    async def take(self) -> list[Message]:
+        """All that is there, one message at least."""
+        await self._event.wait()
+        self._event.clear()
+        found, self.messages = self.messages, []
+        return found
+
+    def wake(self) -> None:
+        """Let the messages be taken, if there are any."""
+        if self.messages:
+            self._event.set()
 
 
 class Link:
@@ -35,10 +61,11 @@ class Link:
     def __init__(self, connection: Connection, most: int, ended: Callable[[], None]) -> None:
         self._connection, self._most, self._ended = connection, most, ended
         self._ids = itertools.count()
-        self.live: dict[int, asyncio.Queue[Message]] = {}
+        self.live: dict[int, _Inbox] = {}
         self._loop = asyncio.get_running_loop()
         self._out: SimpleQueue[Message | None] = SimpleQueue()
         self._is_gone = False
+        self._woken_at, self._is_due = 0.0, False
         for work in (self._read, self._write):  # neither may keep the loop waiting
             threading.Thread(target=work, daemon=True).start()
 
@@ -49,24 +76,30 @@ class Link:
             raise BadRequest(what, status=429, code="too_many_requests")
 
     async def tokens(
-        self, ids: Sequence[int], sampling: Sampling, sequence: int, max_tokens: int, stop: Sequence[int]
-    ) -> AsyncIterator[Token]:
+        self, ids: Sequence[int], sampling: Sampling, sequence: int, max_tokens: int, stop: Sequence[int],
+        *, is_eager: bool = False,
+    ) -> AsyncIterator[list[Token]]:  # fmt: skip
         """What continues ids; a request whose tokens nobody takes any more is cancelled.
+
+        Args:
+            is_eager: whether each token is told at once; else the first and the last are, and others that come within
+                `JOINED_S` together.
 
         Raises:
             BadRequest: it cannot run.
         """
         message = {"ids": list(ids), "sampling": asdict(sampling), "sequence": sequence, "max_tokens": max_tokens}
-        id, queue = self._begin({"op": "new", **message, "stop": list(stop)})
+        id, inbox = self._begin({"op": "new", **message, "stop": list(stop)})
         is_over = False
         try:
             while not is_over:
-                found = await queue.get()
-                if "token" not in found:
+                found = await inbox.take()
+                inbox.is_eager = is_eager
+                if "token" not in found[-1]:
                     is_over = True
-                    _check(found)
-                is_over = found["finish"] is not None
-                yield Token(id, found["token"], None, found["finish"])
+                    _check(found[-1])
+                is_over = found[-1]["finish"] is not None
+                yield [Token(id, each["token"], None, each["finish"]) for each in found]
         finally:
             del self.live[id]
             if not is_over:
@@ -74,22 +107,22 @@ class Link:
 
     async def scores(self, ids: Sequence[int], top: int) -> list[Any]:
         """As `worker.scores`. Raises: BadRequest."""
-        id, queue = self._begin({"op": "score", "ids": list(ids), "top": top})
+        id, inbox = self._begin({"op": "score", "ids": list(ids), "top": top})
         try:
-            found = await queue.get()
+            [found] = await inbox.take()
             _check(found)
             rows: list[Any] = found["rows"]
             return rows
         finally:
             del self.live[id]
 
-    def _begin(self, message: Message) -> tuple[int, asyncio.Queue[Message]]:
+    def _begin(self, message: Message) -> tuple[int, _Inbox]:
         if self._is_gone:
             raise BadRequest(STOPPED, status=503)
-        id, queue = next(self._ids), asyncio.Queue[Message]()
-        self.live[id] = queue
+        id, inbox = next(self._ids), _Inbox()
+        self.live[id] = inbox
         self._out.put({**message, "id": id})
-        return id, queue
+        return id, inbox
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):  # the reader notices
@@ -109,11 +142,23 @@ class Link:
             self._put(message["id"], message)
             return
         for id, token, finish in message["tokens"]:
-            self._put(id, {"token": token, "finish": finish})
+            if (inbox := self.live.get(id)) is not None:
+                inbox.messages.append({"token": token, "finish": finish})
+                if inbox.is_eager or finish is not None:
+                    inbox.wake()
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_at(self._woken_at + JOINED_S, self._wake)
+
+    def _wake(self) -> None:
+        self._woken_at, self._is_due = self._loop.time(), False
+        for inbox in self.live.values():
+            inbox.wake()
 
     def _put(self, id: int, message: Message) -> None:
-        if id in self.live:
-            self.live[id].put_nowait(message)
+        if (inbox := self.live.get(id)) is not None:
+            inbox.messages.append(message)
+            inbox.wake()
 
     def _close(self) -> None:
         self._is_gone = True

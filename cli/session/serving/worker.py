@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -29,6 +30,9 @@ class Worker:
         self._waiting: deque[Message] = deque()
         self._numbers: dict[int, int] = {}  # the engine's number of a request -> its id
         self._drawn: list[tuple[int, int | None, str | None]] = []  # that are not sent yet
+        self._told: set[int] = set()  # the ids among them
+        self._arrived = select.poll()  # made once: Connection.poll makes one for each question
+        self._arrived.register(connection.fileno(), select.POLLIN)
 
     def run(self) -> None:
         """Serve until the other process is gone."""
@@ -68,9 +72,10 @@ class Worker:
         id = self._numbers.get(token.request)
         if id is None:  # cancelled
             return
-        if any(id == each for each, _, _ in self._drawn):
+        if id in self._told:
             self._flush()
             self._poll(waits=False)
+        self._told.add(id)
         self._drawn.append((id, token.id, token.finish))
         if token.finish is not None:
             self._numbers.pop(token.request, None)
@@ -79,10 +84,11 @@ class Worker:
         if self._drawn:
             send(self._connection, {"op": "tokens", "tokens": self._drawn})
             self._drawn = []
+            self._told.clear()
 
     def _poll(self, *, waits: bool) -> None:
         """Take what has come; with `waits` at least one message."""
-        while waits or self._connection.poll():
+        while self._arrived.poll(None if waits else 0):
             waits = False
             try:
                 message = receive(self._connection)
