@@ -126,7 +126,8 @@ class Communicator:
         if driver.pending:
             driver.flush()
         self._called(what, work)
-        driver.begin_again()  # a kernel of ours does not start early behind one of NCCL's
+        if driver.dependent:
+            driver.begin_again()  # a kernel of ours does not start early behind one of NCCL's
 
     def _called(self, what: str, work: Callable[[], None]) -> None:
         """Raises DistributedError where NCCL says no."""
