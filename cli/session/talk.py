@@ -76,7 +76,7 @@ class Talk:
         Raises:
             UsageError: the context is full. DataError: the template refuses the messages. The message is taken back.
         """
-        return self._answer([*self.messages, {"role": "user", "content": text}])
+        return self._answer([*self.messages, {"role": "user", "content": _plain(text)}])
 
     def regenerate(self) -> Iterator[str]:
         """Another answer instead of the last. Raises: UsageError where there is none, and as `say`."""
@@ -96,7 +96,7 @@ class Talk:
                 yield piece.text
         finally:
             if text or self.finish is not None:
-                self.messages = [*asked, {"role": "assistant", "content": text}]
+                self.messages = [*asked, {"role": "assistant", "content": _plain(text)}]
 
     def _ids(self, messages: list[Message]) -> list[int]:
         if self._speaker.template is None:
@@ -139,6 +139,11 @@ class Talk:
             what = "the file has a system message, and the model no chat template"
             raise DataError(what, where=escape(path), next="take it out")
         self.messages, self._own_file = messages, os.path.abspath(path)
+
+
+def _plain(text: str) -> str:
+    """The text without NUL, which a model of bytes may draw and no record may hold: a saved one could not be loaded."""
+    return text.replace("\0", "\ufffd")
 
 
 @contextmanager

@@ -95,6 +95,20 @@ def test_commands(chat_model: Path, asked: list[Request], monkeypatch: pytest.Mo
         assert wanted in told, wanted
 
 
+def test_what_is_saved_can_be_loaded_whatever_was_drawn(
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def answer(self: Speaker, request: Request) -> Iterator[Piece]:
+        yield Piece(0, 'a\0"\u2028\x7f\n', 1, "stop")
+
+    monkeypatch.setattr(Speaker, "answer", answer)
+    file = tmp_path / "said.jsonl"
+    code, _, told = said(monkeypatch, chat_model, "x\0y", f"/save {file}", "/reset", f"/load {file}", "/tokens")
+    assert code == 0 and "error" not in told and "loaded 2 messages" in told
+    [user, drawn] = json.loads(file.read_text())["messages"]
+    assert (user["content"], drawn["content"]) == ("x\ufffdy", 'a\ufffd"\u2028\x7f\n')
+
+
 def test_a_full_context_takes_the_message_back(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, told = said(monkeypatch, chat_model, "words " * 200, "/tokens", "/regenerate", "a", "/tokens")
     first, answer, last = out.splitlines()
