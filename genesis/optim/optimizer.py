@@ -34,7 +34,7 @@ from genesis.op import registry
 from genesis.ops.gradients import clip_factor, clip_factor_of_ranks, total_norm
 from genesis.ops.optimizers import DeviceScalar
 from genesis.ops.rounding import COUNTED, Noise, rounding_counters, stochastic_round
-from genesis.optim.arrivals import Arrivals
+from genesis.optim.bucket_exchange import BucketExchange
 from genesis.optim.device_scalars import DeviceScalars, sent
 from genesis.optim.flat import ALIGNED_ELEMENTS, FlatBuffers, Piece, Run
 from genesis.optim.groups import decay_groups
@@ -144,7 +144,7 @@ class Optimizer:
         self._scales: dict[Device, tuple[float, Array]] = {}
         self._counters: dict[Tensor, int] = {}  # where each parameter's rounding noise starts within a stream
         self._counters_per_stream = 0
-        self._arrivals: Arrivals | None = None  # made when all groups are there
+        self._bucket_exchange: BucketExchange | None = None  # made when all groups are there
         self._figures: Array | None = None
         groups = list(params)
         if not groups:
@@ -225,7 +225,7 @@ class Optimizer:
         for param in (p for members in kinds.values() for p in members):  # in the order of flat buffers
             self._counters[param] = self._counters_per_stream
             self._counters_per_stream += rounding_counters(param.shape, ALIGNED_ELEMENTS)
-        self._arrivals = None
+        self._bucket_exchange = None
         self._flats.append(self._flatten(kinds.values()) if self.implementation == "fused" else [])
 
     def _check_param(self, name: str | None, param: Any, known: set[int]) -> None:
@@ -288,9 +288,9 @@ class Optimizer:
 
     def exchanging(self, adds: bool) -> AbstractContextManager[None]:
         """`exchange` of what the backward pass inside the block makes, while that goes on."""
-        if self._arrivals is None:
-            self._arrivals = Arrivals(list(self._shared()))
-        return self._arrivals.exchanged(adds)
+        if self._bucket_exchange is None:
+            self._bucket_exchange = BucketExchange(list(self._shared()))
+        return self._bucket_exchange.exchanged(adds)
 
     def complete(self) -> None:
         """After the last `exchange` of a step."""

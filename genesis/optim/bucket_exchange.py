@@ -10,14 +10,14 @@ from genesis.autograd.gradient_slot import is_same_window
 from genesis.errors import GradientError
 from genesis.optim.shared import SharedBuffers
 
-__all__ = ["Arrivals"]
+__all__ = ["BucketExchange"]
 
 
-class Arrivals:
+class BucketExchange:
     """The buckets of several flat buffers, from the last parameters to the first, as backward makes their gradients.
 
     A bucket is launched when its gradients are there and those before it in the order are launched: so the order is the
-    same on all ranks, whatever a rank's own order of arrivals. What holds the first parameters comes last: their
+    same on all ranks, in whichever order a rank makes its gradients. What holds the first parameters comes last: their
     gradients are done when backward is, and those of tied embeddings still later.
     """
 
