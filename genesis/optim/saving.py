@@ -5,8 +5,9 @@ Split masters are saved as the float32 numbers that they are, so every implement
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,30 +18,49 @@ from genesis.functions.transfer import moved
 from genesis.op import registry
 from genesis.ops.rounding import join_master, split_master
 from genesis.optim.settings import OF_GROUPS, check_keywords, without_neutral
+from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
     from genesis.optim.optimizer import Optimizer
     from genesis.optim.shared import SharedBuffers
 
-__all__ = ["MASTER", "RESIDUAL", "check_saved", "kept_state", "load_state", "saved_state", "state_dict"]
+__all__ = ["MASTER", "RESIDUAL", "KeptArray", "check_saved", "kept_arrays", "load_state", "saved_state", "state_dict"]
 
 MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual of one whose upper half is the weight
 
 
-def kept_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
-    """The step count and the tensors of one parameter as they are kept, residuals of split masters among them."""
-    state = dict(optimizer.state.get(param, {}))
-    shared = optimizer.sharded(param)
+class KeptArray(NamedTuple):
+    """A state of a parameter, of the parameter's shape or of its own; `array` gives the values, and gathers them where
+    ranks have parts.
+    """
+
+    dtype: DType
+    shape: Shape
+    array: Callable[[], Array]
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.array
+
+
+def kept_arrays(optimizer: Optimizer, param: Tensor) -> dict[str, KeptArray]:
+    """The states of one parameter as they are kept, residuals of split masters among them."""
+    state, shared = optimizer.state.get(param, {}), optimizer.sharded(param)
     if state and shared is not None:
         flat, index = shared
-        state |= {name: Tensor(flat.view(whole, index)) for name, whole in flat.whole.items()}
-    return state
+        return {
+            name: KeptArray(kept.dtype, param.shape, functools.partial(optimizer.gathered, flat, name, index))
+            for name, kept in (flat.states.items() if optimizer.gathers else ())
+        }
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: KeptArray(t.dtype, t.shape, functools.partial(_array, t)) for name, t in tensors.items()}
 
 
 def saved_state(optimizer: Optimizer, param: Tensor) -> dict[str, Any]:
     """The step count and the tensors of one parameter, empty where it was never updated; see `Optimizer`."""
-    state = kept_state(optimizer, param)
+    state = dict(optimizer.state.get(param, {}))
+    state |= {name: Tensor(kept.array()) for name, kept in kept_arrays(optimizer, param).items()}
     residual = state.pop(RESIDUAL, None)
     if residual is not None:
         state[MASTER] = Tensor(join_master(param.array, residual.array))

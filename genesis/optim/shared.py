@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from genesis.array import Array, empty
+from genesis.array import Array, empty, label
 from genesis.backend import CPU
 from genesis.dtypes import DType, float32, float64, promote_types
 from genesis.errors import GradientError
@@ -56,13 +56,11 @@ class SharedBuffers(FlatBuffers):
     Attributes:
         has_all_sums: whether every rank has the sums of all gradients at the end of a step, and not of its parts alone.
         is_beside: whether what ranks send each other is launched on the lane.
-        whole: states in full, by name, on rank 0 after `gather_states`.
     """
 
     def __init__(self, params: Sequence[Tensor], grad_dtype: DType | None, group: Group, *, is_sharded: bool) -> None:
         super().__init__(params)
         self.group, self.is_sharded = group, is_sharded
-        self.whole: dict[str, Array] = {}
         self.is_beside = group.is_in_stream_order and self.device != CPU
         row = NORM_ROW if self.device == CPU else NORM_SPAN
         self._buckets = [
@@ -171,15 +169,23 @@ class SharedBuffers(FlatBuffers):
         """Where buckets begin."""
         return [bucket.start for bucket in self._buckets]
 
-    def gather_states(self) -> None:
-        """Bring all states to rank 0, into `whole`."""
-        for name, kept in self.states.items():
-            whole = self.buffer(kept.dtype, f"all {name}", self.size) if self.group.rank == 0 else None
-            for own, bucket in zip(self._own, self._buckets, strict=True):
-                part = kept.view((own.stop - own.start,), (1,), kept.offset + own.at)
-                self.group.gather(part, None if whole is None else self._of(whole, bucket), bucket.parts)
+    def gather_state(self, name: str, index: int) -> Array | None:
+        """On rank 0 all of the state `name` of parameter `index`, in the parameter's shape: a call of all ranks."""
+        kept, array = self.states[name], self.params[index].array
+        start, stop = self.starts[index], self.starts[index] + array.size
+        whole = label(empty(array.shape, kept.dtype, self.device), f"all {name}") if self.group.rank == 0 else None
+        for number in self.buckets_of(index):
+            bucket, own = self._buckets[number], self._own[number]
+            ends = list(itertools.accumulate(bucket.parts, initial=bucket.start))
+            spans = [(max(start, a), max(start, min(stop, b))) for a, b in itertools.pairwise(ends)]
+            lengths = [max(0, b - a) for a, b in spans]
+            length, first = lengths[self.group.rank], spans[self.group.rank][0]
+            part = kept.view((length,), (1,), kept.offset + (own.at + first - own.start if length else 0))
+            place = None
             if whole is not None:
-                self.whole[name] = whole
+                place = whole.view((sum(lengths),), (1,), whole.offset + max(start, bucket.start) - start)
+            self.group.gather(part, place, lengths)
+        return whole
 
     def square_sum(self) -> float:
         """Σ of the squares of all gradients, with the bits that one rank finds: a row is one owner's."""

@@ -96,8 +96,10 @@ class Checkpoints:
         Raises:
             DiskError: the disk is full or fails; the older checkpoints are intact.
         """
-        with state.ranks.during("saving", SAVING_S), state.optimizer.whole_states():
-            return str(state.ranks.from_main("saved", self.write(Snapshot.of(state)) if state.ranks.is_main else ""))
+        with state.ranks.during("saving", SAVING_S):
+            with state.optimizer.whole_states():
+                digest = self.write(Snapshot.of(state)) if state.ranks.is_main else ""
+            return str(state.ranks.from_main("saved", digest))
 
     def write(self, snapshot: Snapshot, fs: FileSystem | None = None) -> str:
         """As `save`, on rank 0 alone.

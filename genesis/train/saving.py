@@ -125,8 +125,9 @@ class Saves:
         """
         if waits or self._background == "off":
             return self._noted(state.step, self._checkpoints.save(state))
-        with state.ranks.during("saving", SAVING_S), state.optimizer.whole_states():
-            found = self._begin(state) if state.ranks.is_main else None
+        with state.ranks.during("saving", SAVING_S):
+            with state.optimizer.whole_states():
+                found = self._begin(state) if state.ranks.is_main else None
             found = state.ranks.from_main("saved", found)
         return None if found is None else self._noted(state.step, str(found))
 

@@ -6,6 +6,7 @@ tensor is on the host at a time. With a `HostBuffer` they are copied there, so t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from genesis.io.hashing import StateHash
 from genesis.io.safetensors import TensorSource
 from genesis.ops.rounding import joined
 from genesis.optim import Optimizer
-from genesis.optim.saving import MASTER, RESIDUAL, kept_state
+from genesis.optim.saving import MASTER, RESIDUAL, kept_arrays
 from genesis.tensor import Tensor
 from genesis.train.host_buffer import HostBuffer, slot_bytes
 from genesis.train.optimizer import updated_parameters
@@ -31,7 +32,7 @@ __all__ = ["Snapshot", "masters", "snapshot_bytes", "tensor_sources"]
 
 _PIECE = 4 << 20  # elements of a split master that are joined at once
 
-Take = Callable[[Array], Callable[[], np.ndarray]]
+Take = Callable[[Callable[[], Array]], Callable[[], np.ndarray]]  # from what gives an array to what reads its copy
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Snapshot:
         """
         if buffer is not None:
             buffer.begin()
-        take = _reads if buffer is None else buffer.take
+        take = _reads if buffer is None else functools.partial(_copied, buffer)
         weights, optimizer = tensor_sources(state.own_parameters(), state.optimizer, take)
         if buffer is not None:
             buffer.end()
@@ -104,18 +105,18 @@ def tensor_sources(
     """The tensors of some parameters and those of the optimizer, as of `Snapshot`.
 
     Args:
-        take: gives what reads an array; None reads it where it is.
+        take: gives what reads an array from what gives the array; None reads it where it is.
     """
     take = _reads if take is None else take
-    weights = {name: _source(parameter.array, take) for name, parameter in parameters}
+    weights = {name: _source(parameter, take) for name, parameter in parameters}
     states: dict[str, TensorSource] = {}
     for name, parameter in updated_parameters(optimizer):
-        for key, value in kept_state(optimizer, parameter).items():
+        for key, kept in kept_arrays(optimizer, parameter).items():
             if key == RESIDUAL:
-                read = _joined(weights[name].read, take(value.array))
+                read = _joined(weights[name].read, take(kept.array))
                 states[f"{name}.{MASTER}"] = TensorSource(np.dtype(np.float32), parameter.shape, read)
-            elif isinstance(value, Tensor):
-                states[f"{name}.{key}"] = _source(value.array, take)
+            else:
+                states[f"{name}.{key}"] = TensorSource(kept.dtype.numpy, kept.shape, take(kept.array))
     return weights, states
 
 
@@ -140,12 +141,17 @@ def snapshot_bytes(state: TrainState) -> int:
     return total
 
 
-def _reads(array: Array) -> Callable[[], np.ndarray]:
-    return array.numpy
+def _reads(array: Callable[[], Array]) -> Callable[[], np.ndarray]:
+    return lambda: array().numpy()
 
 
-def _source(array: Array, take: Take) -> TensorSource:
-    return TensorSource(array.dtype.numpy, array.shape, take(array))
+def _copied(buffer: HostBuffer, array: Callable[[], Array]) -> Callable[[], np.ndarray]:
+    return buffer.take(array())
+
+
+def _source(parameter: Tensor, take: Take) -> TensorSource:
+    array = parameter.array
+    return TensorSource(array.dtype.numpy, array.shape, take(lambda: array))
 
 
 def _joined(weight: Callable[[], np.ndarray], residual: Callable[[], np.ndarray]) -> Callable[[], np.ndarray]:

@@ -111,4 +111,5 @@ class TrainState:
     def hash(self) -> str:
         """The state hash, see `Snapshot.digest`: a call of all ranks."""
         with self.optimizer.whole_states():
-            return str(self.ranks.from_main("hash", Snapshot.of(self).digest() if self.ranks.is_main else ""))
+            digest = Snapshot.of(self).digest() if self.ranks.is_main else ""
+        return str(self.ranks.from_main("hash", digest))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,30 @@ def test_states_go_on_with_other_ranks(name: str, before: tuple[int, int], after
         return train(optimizer, params, group, STEPS), state_of(optimizer, params)
 
     assert on_ranks(after[0], go_on)[0] == on_ranks(1, at_once)[0]
+
+
+def test_a_state_is_gathered_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of one parameter at a time: no rank needs room for all of them. An error of rank 0 ends the others' part."""
+    gathered: list[tuple[int, str, int]] = []
+    gather = shared.SharedBuffers.gather_state
+
+    def noted(self: shared.SharedBuffers, name: str, index: int) -> Any:
+        gathered.append((self.group.rank, name, index))
+        return gather(self, name, index)
+
+    def work(group: Group) -> Any:
+        optimizer, params = make(AdamW, group, "float32", 1)
+        train(optimizer, params, group)
+        with pytest.raises(ConfigError) if group.rank == 0 else nullcontext(), optimizer.whole_states():
+            if group.rank == 0:
+                assert not gathered
+                optimizer.saved_state(params["b.weight"])
+                raise ConfigError("planted")
+        assert not optimizer.gathers and "exp_avg" not in optimizer.saved_state(params["b.weight"])
+
+    monkeypatch.setattr(shared.SharedBuffers, "gather_state", noted)
+    on_ranks(2, work)
+    assert sorted(gathered) == [(rank, name, 1) for rank in (0, 1) for name in ("exp_avg", "exp_avg_sq")]
 
 
 @pytest.mark.parametrize("zero", [0, 1])
