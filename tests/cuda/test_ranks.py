@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,13 +46,14 @@ class DeviceRuns(Runs):
     """Runs on the interpreter's device; those of one process are made once."""
 
     alone: dict[tuple[str, ...], str]
+    common = SETTINGS
 
     def run(self, name: str, ranks: int, *settings: str, faults: tuple[Any, ...] = (), resume: bool = False) -> Ended:
         """A run with these faults on every rank; where an order of streams is one, its ranks meet in a fresh folder."""
         folder = str(tempfile.mkdtemp(dir=self.folder))
         faults = tuple([*fault, folder] if fault[:2] == ["beside", "install"] else fault for fault in faults)
         each = ("several", ["interpreted"], ["beside", "small_spans"], *faults)
-        words = [*self.words(name, ranks, *SETTINGS, *settings), *(["--resume"] if resume else [])]
+        words = [*self.words(name, ranks, *self.common, *settings), *(["--resume"] if resume else [])]
         return self.forks.run(*words, fault=("on_rank", -1, *each) if ranks > 1 else each)
 
     def hash_alone(self, *settings: str) -> str:
@@ -109,6 +111,15 @@ def test_orders_of_streams(order: str, runs: DeviceRuns) -> None:
 )
 def test_more_exchange_beside_the_step(ranks: int, settings: tuple[str, ...], runs: DeviceRuns) -> None:
     check_beside(runs, f"beside-{ranks}-{'-'.join(settings)}", ranks, "lane last", *settings)
+
+
+@pytest.mark.full
+def test_adapters_with_dropout(tmp_path: Path) -> None:
+    """Random numbers belong to a micro-batch, whichever rank has it."""
+    with Forks() as forks:
+        runs = DeviceRuns(forks, tmp_path / "lora", is_lora=True)
+        runs.alone, runs.common = {}, SETTINGS[1:]  # its base says what model it is
+        check_beside(runs, "lora", 2, "lane last", "lora.r=8", "lora.dropout=0.2", FOUR)
 
 
 @pytest.mark.full
