@@ -2,12 +2,15 @@
 
     python -m benchmarks.gpu.serving --size 0.5B --clients 64 --seconds 60 --out FILE
     python -m benchmarks.gpu.serving --size tiny --device cpu --seconds 10        # a check of this script
+    python -m benchmarks.gpu.serving --size tiny --device cpu --seconds 10 --step-ms 2 --processes 1
 
 Weights are random. First the engine runs alone, in a process of its own, with as many rows as the server has and with
 requests that always wait: the same prompts and lengths, so that prompts count in both; and a batch without prompts, for
 comparison. Then clients ask the server, each its next question as soon as it has an answer: first for whole answers,
 then for streams. Tokens are those of requests that end within the time, after a warm-up. `cpu` is the time that a token
 costs the engine's process and that of HTTP: where HTTP's share of a second comes near to one, it is the limit.
+`--step-ms` puts a stand-in in the engine's place, of 32 rows and so many milliseconds a step, and its rate is the full
+one.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 
 import genesis_models
+from benchmarks.gpu.serving_stand_in import STEP_MS
 from genesis.data.tokenizer import train_bpe
 from genesis_cli.session.inference import opened
 from genesis_cli.session.preparation import resolve_device
@@ -36,7 +40,7 @@ from genesis_models.generate import GPU_ROWS, ROWS, engine_for
 from genesis_models.source import find_source
 from tests.serving.server import Server, serving
 
-TINY = {
+TINY: dict[str, Any] = {
     "model_type": "qwen3", "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
@@ -53,6 +57,7 @@ class Job:
 
     Attributes:
         processes: in which the clients run, so that they are not the limit.
+        step_ms: of the stand-in; None measures the engine.
     """
 
     folder: str
@@ -61,11 +66,12 @@ class Job:
     clients: int
     processes: int
     seconds: float
+    step_ms: float | None
 
     @property
     def rows(self) -> int:
         """As the server has."""
-        return ROWS if self.device == "cpu" else GPU_ROWS
+        return ROWS if self.device == "cpu" and self.step_ms is None else GPU_ROWS
 
 
 @dataclass(frozen=True)
@@ -219,15 +225,21 @@ def loaded(job: Job, server: Server, vocab_size: int, *, stream: bool) -> dict[s
 
 def measured(job: Job, vocab_size: int) -> dict[str, Any]:
     """The engine alone, and the server whole and streamed, with their shares of it."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        alone = pool.submit(engine_alone, job).result()
+    program = "genesis_cli.main"
+    if job.step_ms is None:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            alone = pool.submit(engine_alone, job).result()
+    else:
+        program = "benchmarks.gpu.serving_stand_in"
+        os.environ[STEP_MS] = str(job.step_ms)
+        alone = dict.fromkeys(("with_prompts", "batch"), job.rows / job.step_ms * 1e3)
     print(
         f"engine, {job.rows} rows: {alone['with_prompts']:,.0f} tokens/s, {alone['batch']:,.0f} without prompts",
         flush=True,
     )
     words = ["--device", job.device, "--dtype", job.dtype, "--context", str(CONTEXT)]
     report: dict[str, Any] = {"engine": alone, "rows": job.rows}
-    with serving(Path(job.folder), *words) as server:
+    with serving(Path(job.folder), *words, program=program) as server:
         for name, stream in (("whole", False), ("streamed", True)):
             found = loaded(job, server, vocab_size, stream=stream)
             found["share"] = found["tokens_per_second"] / alone["with_prompts"]
@@ -256,12 +268,17 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--processes", type=int, default=4, help="in which the clients run")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--step-ms", type=float, help="of a stand-in for the engine")
     parser.add_argument("--out", help="a JSON file")
     chosen = parser.parse_args()
+    if chosen.clients % chosen.processes:
+        parser.error("--processes must divide --clients")
     with tempfile.TemporaryDirectory() as place:
         folder = write_model(chosen.size, Path(place) / "model")
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-        job = Job(str(folder), chosen.device, chosen.dtype, chosen.clients, chosen.processes, chosen.seconds)
+        job = Job(
+            str(folder), chosen.device, chosen.dtype, chosen.clients, chosen.processes, chosen.seconds, chosen.step_ms
+        )
         report = {"settings": vars(chosen), **measured(job, vocab_size)}
     if chosen.out:
         Path(chosen.out).write_text(json.dumps(report, indent=1) + "\n")

@@ -20,14 +20,17 @@ START_S = 120
 class Server:
     """`genesis serve` as it runs.
 
+    Args:
+        program: a module that takes its place, for measurements.
+
     Attributes:
         url: where it answers.
         told: what it wrote to stderr so far.
     """
 
-    def __init__(self, folder: Path, *words: str) -> None:
-        command = [sys.executable, "-m", "genesis_cli.main", "serve", str(folder), "--port", "0", *words]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder.parent)
+    def __init__(self, folder: Path, *words: str, program: str = "genesis_cli.main") -> None:
+        command = [sys.executable, "-m", program, "serve", str(folder), "--port", "0", *words]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.told, self.url = "", ""
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -60,9 +63,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *words: str) -> Iterator[Server]:
+def serving(folder: Path, *words: str, program: str = "genesis_cli.main") -> Iterator[Server]:
     """A server that is stopped in the end."""
-    server = Server(folder, *words)
+    server = Server(folder, *words, program=program)
     try:
         yield server
     finally:
