@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -263,16 +264,21 @@ def test_a_client_that_goes_frees_its_place(client: httpx.Client, server: Server
     assert ask(client, "completions", prompt="words", max_tokens=2)["choices"]
 
 
-def test_beyond_loopback_only_with_a_key(chat_model: Path) -> None:
+def test_beyond_loopback_only_with_a_key(chat_model: Path, tmp_path: Path) -> None:
     code, _, told = printed("serve", chat_model, "--host", "0.0.0.0", "--port", "0")
     assert code == 2 and "set --api-key" in told
-    with serving(chat_model, "--device", "cpu", "--host", "0.0.0.0", "--api-key", "käse", "--name", "tiny") as server:
+    plain = shutil.copytree(chat_model, tmp_path / "model", ignore=shutil.ignore_patterns("chat_template.jinja"))
+    with serving(plain, "--device", "cpu", "--host", "0.0.0.0", "--api-key", "käse", "--name", "tiny") as server:
         url = server.url.replace("0.0.0.0", "127.0.0.1")
         for headers, status in (({}, 401), ({"Authorization": "Bearer other"}, 401),
                                 ({"Authorization": "Bearer käse".encode()}, 200)):  # fmt: skip
             answer = httpx.get(f"{url}/v1/models", headers=headers)
             assert answer.status_code == status
         assert answer.json()["data"][0]["id"] == "tiny"
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+        refused = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
+        assert refused.status_code == 400 and "no chat template; /v1/completions" in refused.text
+        assert "it has no chat template: only /v1/completions is answered\n" in server.told
         [child] = server.children()
         assert server.stop(signal.SIGTERM) == -signal.SIGTERM
         for _ in range(100):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from genesis.errors import DeviceError, UsageError, escape
+from genesis.io.hf import read_chat_templates
 from genesis.train.output import Output
 from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY
 from genesis_cli.session.inference import opened
@@ -23,6 +24,7 @@ from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
 from genesis_cli.session.serving.messages import Message, receive, send
 from genesis_cli.session.serving.worker import Worker
+from genesis_cli.session.speaker import template_folder
 from genesis_models.engine import Request, Sampling
 from genesis_models.generate import GPU_ROWS, ROWS, engine_for
 from genesis_models.source import find_source
@@ -71,6 +73,8 @@ def serve(
         listening = stack.enter_context(_listening(host, port))
         source = find_source(folder, base)
         console.line(str(source))
+        if not read_chat_templates(template_folder(source)):
+            console.line("it has no chat template: only /v1/completions is answered")
         model, _ = opened(source, resolve_device(device), dtype)
         longest = model.config.context_length
         if context is not None and context > longest:
