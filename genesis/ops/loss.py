@@ -14,7 +14,7 @@ from genesis.op import Context, Spec, gradient_like, op
 from genesis.ops.blocks import each_block, upcast
 from genesis.shapes import Shape
 
-__all__ = ["cross_entropy", "cross_entropy_backward", "linear_cross_entropy"]
+__all__ = ["chunk_rows", "cross_entropy", "cross_entropy_backward", "linear_cross_entropy"]
 
 Grads = tuple[Array | None, ...]
 
@@ -228,11 +228,12 @@ def linear_cross_entropy(
         dx.fill(0)
         if dw is not None and not kept.size:
             dw.fill(0)
-    rows = max(MIN_CHUNK, WORKSPACE // (max(vocabulary, 1) * acc.itemsize))
+    rows = chunk_rows(vocabulary, acc.itemsize)
     w = upcast(weight)
     total = 0.0
     sum_dw = dw if dw is None or dw.dtype == acc else np.zeros(dw.shape, acc)
-    with scratch((min(rows, kept.size), vocabulary), acc) as buffer:
+    more = w.shape if sum_dw is not None and kept.size > rows else (0,)
+    with scratch((min(rows, kept.size), vocabulary), acc) as buffer, scratch(more, acc) as chunk_dw:
         for first in range(0, kept.size, rows):
             chosen = kept[first : first + rows]
             xc = upcast(x if chosen.size == x.shape[0] else x[chosen])
@@ -249,11 +250,16 @@ def linear_cross_entropy(
             if first == 0:
                 np.matmul(logits.T, xc / sums, out=sum_dw)
             else:
-                sum_dw += np.matmul(logits.T, xc / sums)
+                sum_dw += np.matmul(logits.T, xc / sums, out=chunk_dw)
     with np.errstate(invalid="ignore", divide="ignore"):  # without any target the mean is NaN
         loss[...] = np.float64(total) / np.float64(share)
     if dw is not None and dw is not sum_dw:
         dw[...] = sum_dw
+
+
+def chunk_rows(vocabulary: int, itemsize: int) -> int:
+    """How many tokens have their logits, of `itemsize` bytes each, in memory at a time."""
+    return max(MIN_CHUNK, WORKSPACE // (max(vocabulary, 1) * itemsize))
 
 
 def _shifted(labels: np.ndarray, shift: int, ignore_index: int) -> np.ndarray:
