@@ -2,22 +2,26 @@
 
     python -m benchmarks.cpu_estimates
 
-Four steps: in full, with adapters, with activation checkpointing, and in micro-steps with Muon. The estimate takes
-steps of a few layers and rows; each measurement is of a process of its own (VmHWM of /proc, so on Linux alone).
+Steps in full and with adapters, with and without checkpointing, in micro-steps, with other optimizers, widths
+and vocabularies. The estimate takes steps of a few layers and rows; each measurement is of a process of its own (VmHWM
+of /proc, so on Linux alone).
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import genesis_models
 from genesis.backend import CPU
+from genesis.backend.cpu import pool
 from genesis.train.config_file import parse_config
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
@@ -28,19 +32,28 @@ from genesis_cli.session.memory_plan import zeros
 from genesis_cli.session.trained_parameters import select_trained
 
 TOLERANCE = 0.10
-# Layers, rows, micro-steps, activation checkpointing, adapters, optimizer.
-CASES: tuple[tuple[int, int, int, str, dict[str, Any] | None, str], ...] = (
-    (6, 8, 1, "none", None, "adamw"),
-    (8, 16, 1, "full", None, "adamw"),
-    (6, 8, 1, "none", {"r": 16}, "adamw"),
-    (6, 8, 2, "none", None, "muon"),
+# Rows, micro-steps, activation checkpointing, adapters, optimizer, and what is other than in the quickstart's model.
+CASES: tuple[tuple[int, int, str, dict[str, Any] | None, str, dict[str, Any]], ...] = (
+    (8, 1, "none", None, "adamw", {"num_hidden_layers": 6}),
+    (16, 1, "full", None, "adamw", {"num_hidden_layers": 8}),
+    (8, 1, "none", {"r": 16}, "adamw", {"num_hidden_layers": 6}),
+    (8, 2, "none", None, "muon", {"num_hidden_layers": 6}),
+    (8, 1, "none", {"r": 16, "use_dora": True}, "adamw", {"num_hidden_layers": 6}),
+    (8, 2, "full", {"r": 8}, "adamw", {"num_hidden_layers": 8}),
+    (8, 1, "none", None, "adamw", {"vocab_size": 32768}),
+    (4, 4, "none", None, "adamw", {"hidden_size": 512, "intermediate_size": 1408, "tie_word_embeddings": False}),
+    (12, 1, "full", None, "lion", {"hidden_size": 384, "intermediate_size": 1024, "vocab_size": 16384}),
+    (1, 1, "none", None, "adamw", {"num_hidden_layers": 12}),
+    (6, 2, "full", {"r": 16, "use_dora": True}, "adamw", {"num_hidden_layers": 6, "vocab_size": 8192}),
+    (32, 1, "full", None, "adamw", {"num_hidden_layers": 6}),
+    (8, 1, "none", None, "sgd", {"num_hidden_layers": 6}),
 )
 
 
-def config_of(case: tuple[Any, ...], folder: Path) -> Any:
-    """The configuration of a case; with adapters its base is written to `folder`."""
-    layers, rows, micro, how, lora, optimizer = case
-    model = dict(recipes.load("quickstart", []).model.config or {}) | {"num_hidden_layers": layers}
+def config_of(number: int, folder: Path) -> Any:
+    """The configuration of a case; with adapters its base is written below `folder`."""
+    rows, micro, how, lora, optimizer, changed = CASES[number]
+    model = dict(recipes.load("quickstart", []).model.config or {}) | changed
     raw: dict[str, Any] = {
         "model": {"config": model},
         "data": {"train": "stdlib:", "seq_len": 256},
@@ -49,9 +62,10 @@ def config_of(case: tuple[Any, ...], folder: Path) -> Any:
     }
     raw["train"]["activation_checkpointing"] = how
     if lora is not None:
-        if not folder.exists():
-            genesis_models.save(genesis_models.build(model), folder)
-        raw |= {"model": {"path": str(folder)}, "lora": lora}
+        base = folder / str(number)
+        if not base.exists():
+            genesis_models.save(genesis_models.build(model), base)
+        raw |= {"model": {"path": str(base)}, "lora": lora}
     return parse_config(json.dumps(raw), "a case")
 
 
@@ -66,6 +80,8 @@ def taken(config: Any) -> int:
     raw = config.model.config or json.loads((Path(config.model.path) / "config.json").read_text())
     small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
     steps(config, raw | small, 2)  # what is imported and made once
+    gc.collect()
+    pool.trim()
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     steps(config, raw, config.train.batch_size)
@@ -87,20 +103,22 @@ def steps(config: Any, raw: dict[str, Any], rows: int) -> None:
 def main() -> None:
     """Print a table; with a number, what that case takes."""
     if len(sys.argv) > 2:
-        print(taken(config_of(CASES[int(sys.argv[1])], Path(sys.argv[2]))))
+        print(taken(config_of(int(sys.argv[1]), Path(sys.argv[2]))))
         return
     worst = 0.0
-    print("| layers | rows | micro | checkpointing | adapters | optimizer | estimate MiB | measured MiB | off % |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| rows | micro | checkpointing | trained | optimizer | model | estimate MiB | measured MiB | off % | s |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
-        base = Path(name) / "base"
-        for number, case in enumerate(CASES):
-            said = estimate(config_of(case, base), str(number), place_of("cpu", None)).peak
-            command = [sys.executable, "-m", "benchmarks.cpu_estimates", str(number), str(base)]
+        for number, (rows, micro, how, lora, optimizer, changed) in enumerate(CASES):
+            config, started = config_of(number, Path(name)), time.perf_counter()
+            said, seconds = estimate(config, str(number), place_of("cpu", None)).peak, time.perf_counter() - started
+            command = [sys.executable, "-m", "benchmarks.cpu_estimates", str(number), name]
             found = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             worst = max(worst, abs(said / found - 1))
-            cells = [*case[:4], "LoRA" if case[4] else "none", case[5], said >> 20, found >> 20]
-            print(f"| {' | '.join(map(str, cells))} | {100 * (said / found - 1):+.1f} |", flush=True)
+            kind = "full" if lora is None else "DoRA" if lora.get("use_dora") else "LoRA"
+            other = ", ".join(f"{key.removeprefix('num_hidden_')} {value}" for key, value in changed.items())
+            figures = f"{said >> 20} | {found >> 20} | {100 * (said / found - 1):+.1f} | {seconds:.1f}"
+            print(f"| {rows} | {micro} | {how} | {kind} | {optimizer} | {other} | {figures} |", flush=True)
     print(f"largest difference: {100 * worst:.1f} %, allowed {100 * TOLERANCE:.0f} %")
     assert worst <= TOLERANCE
 

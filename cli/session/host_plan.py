@@ -1,36 +1,45 @@
 """The memory of a training step on the CPU: steps of a few layers and rows are taken and counted, and more follow.
 
-What a step takes is nearly in proportion to layers, to rows and to both together. Four small steps therefore tell what
-a whole one takes: Python's own count of allocations, which numpy's are part of, and no model of them. Threads share the
-rows of a batch: one is counted, and all are taken to be at their peaks at the same time, which they may be.
+What a step takes is nearly in proportion to layers, to rows and to both together, as soon as the loss is computed in
+more than one chunk. Four small steps therefore tell what a whole one takes, and no model of them. The pool's blocks are
+counted by size, since it keeps them for others of their size; numpy's temporaries by Python's own count of allocations.
+Threads share the rows of a batch: one share is counted, and over some steps all of them come to hold the most blocks of
+a size at the same time. The update is not shared.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import tracemalloc
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+from genesis import from_numpy
+from genesis.autograd import grad
 from genesis.backend import CPU
-from genesis.backend.cpu import pool, threads
+from genesis.backend.cpu import most_reserved, pool
+from genesis.data.loader import Batch
+from genesis.ops.loss import chunk_rows
+from genesis.tensor import Tensor
 from genesis.train.config import Config
 from genesis.train.optimizer import build_optimizer
+from genesis.train.shards import accumulate_gradients, share_count, trained_parameters
 from genesis.train.state import TrainState
-from genesis.train.step import take_step
 from genesis_cli.session.memory_plan import saved_bytes, zeros
 from genesis_cli.session.settings import usable_precision
 from genesis_cli.session.trained_parameters import select_trained
 from genesis_cli.session.training import cpu_threads
+from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 
 __all__ = ["HostPlan", "host_plan"]
 
-LAYERS, ROWS = (2, 4), (2, 4)
-STEPS = 2  # the second one has what the first made once
+LAYERS = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +63,17 @@ class HostPlan:
 
 def host_plan(config: Config, shape: ModelConfig) -> HostPlan:
     """The plan of a step of `config` with the threads of this process."""
-    count = min(threads(), config.train.batch_size)
-    share = -(-config.train.batch_size // count)
-    few_rows = ROWS if share > ROWS[-1] else (share,)
+    batch, length = config.train.batch_size, config.data.seq_len
+    count = share_count(batch, batch * length)
+    share = -(-batch // count)
+    few_rows = _few_rows(shape.vocab_size, length)
+    if share <= 2 * few_rows[-1]:
+        few_rows = (share,)
     # Names of layers that are not there would be an error.
     few_layers = LAYERS if shape.num_hidden_layers > LAYERS[-1] and not config.train.freeze else ()
     layers = few_layers or (shape.num_hidden_layers,)
     with cpu_threads(1):
-        counted = {(n, b): _counted(config, _with_layers(shape, n), b) for n in layers for b in few_rows}
+        counted = {(n, b): _counted(config, _with_layers(shape, n), b, count) for n in layers for b in few_rows}
 
     def at(key: str, n: int) -> float:
         """The value with `n` layers and all rows of a thread."""
@@ -69,9 +81,24 @@ def host_plan(config: Config, shape: ModelConfig) -> HostPlan:
 
     names = next(iter(counted.values()))
     found = {key: round(_on_line(layers, [at(key, n) for n in layers], shape.num_hidden_layers)) for key in names}
-    saved = found.pop("saved")
-    found["activations"] *= count
-    return HostPlan(found, saved)
+    lasting = {name: found[name] for name in ("weights", "gradients", "optimizer")}
+    activations = max(_reserved(found), found["start"]) - sum(lasting.values())
+    return HostPlan({**lasting, "activations": activations}, found["saved"])
+
+
+def _reserved(found: Mapping[str, int]) -> int:
+    """What the pool comes to hold in steps, of what `_counted` found; it gives back its unused blocks now and then."""
+    # Where the first update makes the optimizer's last state, blocks are unused that building the model took.
+    in_use = max(found["start in use"], found["before update"] + found["optimizer"] - found["largest state"])
+    is_trimmed = found["start"] + found["optimizer"] > most_reserved(in_use)
+    reserved = found["steps" if is_trimmed else "start and steps"]
+    return min(reserved, most_reserved(found["in use"])) + found["others"]
+
+
+def _few_rows(vocabulary: int, length: int) -> tuple[int, ...]:
+    """Rows of small steps, whose losses are computed in more than one chunk."""
+    least = max(2, chunk_rows(vocabulary, 4) // max(1, length - 1) + 1)
+    return least, least + 2
 
 
 def _on_line(at: tuple[int, ...], values: list[float], where: int) -> float:
@@ -90,32 +117,149 @@ def _with_layers(shape: ModelConfig, count: int) -> ModelConfig:
     return ModelConfig.from_dict(raw)
 
 
-def _counted(config: Config, shape: ModelConfig, rows: int) -> dict[str, int]:
-    """Takes steps, and counts."""
+@dataclass(frozen=True)
+class _Phase:
+    """What a phase of a step takes.
+
+    Attributes:
+        before: blocks of the pool by size.
+        added: the most blocks of each size beside them.
+        extra: the most bytes in use beside them.
+        others: bytes that are not of the pool.
+    """
+
+    before: Counter[int]
+    added: Counter[int]
+    extra: int
+    others: int
+
+    @property
+    def held(self) -> int:
+        """Bytes in use before it."""
+        return sum(size * n for size, n in self.before.items())
+
+    @property
+    def in_use(self) -> int:
+        """The most bytes in use."""
+        return self.held + self.extra
+
+    def beside(self, other: _Phase, times: int) -> _Phase:
+        """With `other` by as many threads at the same time."""
+        added = Counter({size: self.added[size] + times * other.added[size] for size in self.added | other.added})
+        return _Phase(self.before, added, self.extra + times * other.extra, self.others + times * other.others)
+
+
+class _Blocks:
+    """The pool's blocks by size: how many there are, and at the most were in the current phase."""
+
+    def __init__(self) -> None:
+        self.now, self.most = Counter[int](), Counter[int]()
+        self.in_use = self.most_in_use = 0
+
+    def watch(self, address: int, nbytes: int) -> None:
+        """A block was taken or, below 0, given back."""
+        self.in_use += nbytes
+        self.most_in_use = max(self.most_in_use, self.in_use)
+        size = abs(nbytes)
+        self.now[size] += 1 if nbytes > 0 else -1
+        self.most[size] = max(self.most[size], self.now[size])
+
+    def phase(self, work: Callable[[], object]) -> _Phase:
+        """What `work` takes."""
+        before, in_use, held = Counter(self.now), self.in_use, pool.allocated + pool.cached
+        self.most, self.most_in_use = Counter(self.now), self.in_use
+        tracemalloc.reset_peak()
+        traced = tracemalloc.get_traced_memory()[0]
+        work()
+        others = tracemalloc.get_traced_memory()[1] - traced - max(0, pool.allocated + pool.cached - held)
+        return _Phase(before, self.most - before, self.most_in_use - in_use, max(0, others))
+
+
+def _counted(config: Config, shape: ModelConfig, rows: int, count: int) -> dict[str, int]:
+    """Takes steps of one share of `count`, and counts bytes."""
     gc.collect()
-    pool.trim()  # only fresh memory is seen
-    was_tracing = tracemalloc.is_tracing()
+    pool.trim()
+    was_tracing, blocks = tracemalloc.is_tracing(), _Blocks()
     if not was_tracing:
         tracemalloc.start()
+    pool.watch = blocks.watch
     try:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        model = build(shape, config.train.seed, dtype=config.model.dtype)
-        select_trained(config, model)
-        model.activation_checkpointing = config.train.activation_checkpointing
-        model.precision = usable_precision(config, shape, CPU)[0]
-        model.train()
-        micro = config.train.accumulation_steps
-        optimizer = build_optimizer(config.optim, model.named_parameters(), 0, micro)
-        loader: Any = SimpleNamespace(batch_size=rows, seq_len=config.data.seq_len)
-        state = TrainState(model, optimizer, loader)
-        for _ in range(STEPS):
-            # Sums over micro-steps need no more after the second one.
-            take_step(state, [zeros(rows, config.data.seq_len)] * min(micro, 2), 1e-5, 1.0, CPU)
-        peak = tracemalloc.get_traced_memory()[1] - before
+        state, batch = _state(config, shape, rows), zeros(rows, config.data.seq_len)
+        building = _Phase(Counter(), blocks.most, blocks.most_in_use, 0)
+        *start, first_update = _step(state, batch, blocks, count, micro=1)
+        # Sums over micro-steps need no more after the second one.
+        steps = _step(state, batch, blocks, count, micro=min(config.train.accumulation_steps, 2))
         lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
         saved = saved_bytes(state)
     finally:
+        pool.watch = None
         if not was_tracing:
             tracemalloc.stop()
-    return {**lasting, "activations": peak - sum(lasting.values()), "saved": saved}
+    return {
+        **lasting,
+        "saved": saved,
+        "start": _together([building, *start]),
+        "start in use": max(phase.in_use for phase in (building, *start)),
+        "before update": first_update.held,
+        "largest state": max(first_update.added, default=0),
+        "steps": _together(steps),
+        "start and steps": _together([building, *start, *steps]),
+        "in use": max(phase.in_use for phase in steps),
+        "others": max(phase.others for phase in steps),
+    }
+
+
+def _step(state: TrainState, batch: Batch, blocks: _Blocks, count: int, micro: int) -> list[_Phase]:
+    """The phases of a step: the shares of each micro-step, and the update."""
+    state.optimizer.zero_grad()
+    if count == 1:
+        work = functools.partial(accumulate_gradients, state.model, batch, batch.num_targets, CPU)
+        shares = [blocks.phase(work) for _ in range(micro)]
+    else:
+        model, is_first_step = cast(CausalLM, state.model), state.step == 0
+        shares = [_shares(model, batch, blocks, count, is_first_step) for _ in range(micro)]
+    update = blocks.phase(lambda: (state.optimizer.grad_norm(), state.optimizer.step(grad_scale=1.0)))
+    state.step += 1
+    return [*shares, update]
+
+
+def _shares(model: CausalLM, batch: Batch, blocks: _Blocks, count: int, is_first_step: bool) -> _Phase:
+    """What several shares take: one alone, and others beside one that uses the memory in which gradients stay."""
+    trained, found = trained_parameters(model), list[Any]()
+
+    def loss() -> Tensor:
+        ids, labels, positions = map(from_numpy, (batch.input_ids, batch.labels, batch.position_ids))
+        return model.loss(ids, labels, position_ids=positions, num_targets=batch.num_targets)
+
+    def work() -> None:
+        found.append(grad(loss(), trained, allow_unused=True))
+
+    first = blocks.phase(work)
+    if is_first_step:  # the next one counts the others
+        other, found = first, found * 2
+    else:
+        waiting = loss()
+        other = blocks.phase(work)
+        del waiting
+    for parameter, *gradients in zip(trained, *found, strict=True):
+        if gradients[0] is not None:
+            parameter.accumulate_grad(*(gradient.array for gradient in gradients))
+    return first.beside(other, count - 1)
+
+
+def _together(phases: Sequence[_Phase]) -> int:
+    """Bytes of the pool where it keeps all blocks of some phases."""
+    sizes = {size for phase in phases for size in phase.before | phase.added}
+    return sum(size * max(phase.before[size] + phase.added[size] for phase in phases) for size in sizes)
+
+
+def _state(config: Config, shape: ModelConfig, rows: int) -> TrainState:
+    """A run with weights of its own, before its first step."""
+    model = build(shape, config.train.seed, dtype=config.model.dtype)
+    select_trained(config, model)
+    model.activation_checkpointing = config.train.activation_checkpointing
+    model.precision = usable_precision(config, shape, CPU)[0]
+    model.train()
+    optimizer = build_optimizer(config.optim, model.named_parameters(), 0, config.train.accumulation_steps)
+    loader: Any = SimpleNamespace(batch_size=rows, seq_len=config.data.seq_len)
+    return TrainState(model, optimizer, loader)

@@ -30,6 +30,7 @@ __all__ = [
     "backend",
     "each_thread",
     "is_split",
+    "most_reserved",
     "one_blas_thread",
     "parallel",
     "pool",
@@ -80,7 +81,7 @@ class Pool:
     def _fresh(self, size: int) -> np.ndarray:
         # Sizes change between phases (training, evaluation): memory kept for old sizes must not add up to another peak.
         reserved = self.allocated + self.cached + size
-        if size >= _POOLED_FROM and reserved > self.max_allocated + self.max_allocated // 4 + _SLACK:
+        if size >= _POOLED_FROM and reserved > most_reserved(self.max_allocated):
             self.trim()
         try:
             return np.empty(size, np.uint8)
@@ -111,6 +112,11 @@ class Pool:
         with self._lock:
             self.free.clear()
             self.cached = 0
+
+
+def most_reserved(peak: int) -> int:
+    """Bytes beyond which the pool keeps no unused blocks, where at most `peak` were in use."""
+    return peak + peak // 4 + _SLACK
 
 
 pool = Pool()

@@ -23,7 +23,7 @@ from genesis.random import default_generator
 from genesis.tensor import Tensor
 from genesis.train.state import LanguageModel
 
-__all__ = ["accumulate_gradients", "summed_loss"]
+__all__ = ["accumulate_gradients", "share_count", "summed_loss", "trained_parameters"]
 
 # Tokens of a share, at least. On two threads, for models of 0.1 to 12 million parameters, two shares of 128 take 1 to
 # 1.6 times as long as one of 256, two of 256 0.8 to 1.2 times as long as one of 512, two of 1024 0.6 to 0.9.
@@ -32,10 +32,15 @@ SHARE = 256
 APART = 1 << 48
 
 
+def share_count(rows: int, tokens: int) -> int:
+    """How many CPU threads share a batch."""
+    return max(1, min(threads(), rows, tokens // SHARE))
+
+
 def _shares(batch: Batch, device: Device) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(input ids, labels, position ids) of each thread's rows."""
     rows = len(batch.input_ids)
-    parts = max(1, min(threads(), rows, batch.input_ids.size // SHARE)) if device.type == "cpu" else 1
+    parts = share_count(rows, batch.input_ids.size) if device.type == "cpu" else 1
     bounds = [rows * i // parts for i in range(parts + 1)]
 
     def on_device(values: np.ndarray) -> Tensor:
@@ -52,6 +57,11 @@ def _loss(model: LanguageModel, share: tuple[Tensor, Tensor, Tensor], num_target
     return model.loss(input_ids, labels, position_ids=position_ids, num_targets=num_targets)
 
 
+def trained_parameters(model: LanguageModel) -> list[Tensor]:
+    """Those that get gradients."""
+    return [p for _, p in model.named_parameters() if p.requires_grad]
+
+
 def accumulate_gradients(model: LanguageModel, batch: Batch, num_targets: int, device: Device) -> float:
     """Add the gradients of the batch's summed loss / `num_targets` to `.grad` of the parameters; returns that loss."""
     shares = _shares(batch, device)
@@ -59,7 +69,7 @@ def accumulate_gradients(model: LanguageModel, batch: Batch, num_targets: int, d
         loss = _loss(model, shares[0], num_targets)
         loss.backward()
         return float(loss.item())
-    parameters = [p for _, p in model.named_parameters() if p.requires_grad]
+    parameters = trained_parameters(model)
     for parameter in parameters:
         parameter.edge()  # made before threads share it
     found: list[tuple[float, Any]] = [(0.0, ())] * len(shares)
