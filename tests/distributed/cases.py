@@ -44,6 +44,11 @@ OF_BASE: dict[str, tuple[str, ...]] = {
     "lora with dropout": (SIZES[1], "lora.r=16", "lora.dropout=0.2", "model.dtype=bfloat16"),
     "full fine-tuning": (SIZES[1], "lora=null"),
 }
+SAVING = (*SIZES, "eval.every=null", "checkpoint.every=1", "train.steps=3")
+# Of all calls where saves are waited for or not, and of those that the thread of saves in the background makes.
+KILLS = (("off", "kill_at"), ("on", "kill_at"), ("on", "kill_in_save"))
+OVER = "the run has fewer calls"
+ENDS_S = 5.0
 NO_STOPS = ("eval.every=null", "checkpoint.every=null")
 
 
@@ -70,6 +75,10 @@ class Runs:
         """The command of a run in the folder `name`."""
         words = ["train", str(self.recipe), f"train.output_dir={self.folder / name}", *settings]
         return [*words, "--nproc", str(ranks)]
+
+    def saving(self, name: str, ranks: int, background: str) -> Ended:
+        """A run that saves after each step."""
+        return self.forks.run(*self.words(name, ranks, *SAVING, f"checkpoint.background={background}"))
 
     def hashes(self, name: str, settings: Sequence[str], ranks: Sequence[int], steps: int) -> dict[int, str]:
         """The state hash of a run at each number of ranks."""
@@ -196,6 +205,35 @@ def run_fault(runs: Runs, each: Fault, number: int) -> str | None:
     if "Traceback" in done.err:
         return f"a traceback: {done.err}"
     checkpoints(runs.folder / name)  # all their bytes are those that were written
+    return left_over(runs, name)
+
+
+def run_killed(runs: Runs, background: str, fault: str, call: int, expected: Ended) -> str | None:
+    """What is wrong where rank 0 of 2 is killed at a call of a run that saves after each step; `OVER` where it is not.
+
+    The job ends soon with the error of the launcher; the next run goes on from the newest checkpoint to the same end.
+
+    Args:
+        expected: the run of one process.
+    """
+    name = f"killed-{background}-{fault}-{call}"
+    folder, words = runs.folder / name, runs.words(name, 2, *SAVING, f"checkpoint.background={background}")
+    done = runs.forks.run(*words, fault=("on_rank", 0, fault, call))
+    ended = time.time()
+    if done.code == 0:
+        return OVER
+    if done.code != 10 or "rank 0 of 2 was killed by SIGKILL" not in done.err:
+        return f"exit code {done.code}: {done.err}"
+    written = max((path.stat().st_mtime for path in folder.rglob("*")), default=ended)
+    if ended - written > ENDS_S:
+        return f"ended {ended - written:.1f} s after the last write"
+    before = checkpoints(folder) if folder.is_dir() else {}
+    again = runs.forks.run(*words, "--resume=allow")
+    kept = checkpoints(folder)
+    goes_on = again.code == 0 and hash_of(again) == hash_of(expected)
+    goes_on &= all(kept.get(step, digest) == digest for step, digest in before.items())
+    if not goes_on or (before and f"resumed at step {max(before)} " not in again.out):
+        return f"does not go on from {before}: {again}"
     return left_over(runs, name)
 
 

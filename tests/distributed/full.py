@@ -16,7 +16,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.distributed.cases import OF_BASE, SETTINGS, SIZES, Runs, faults, hash_of, left_over, run_fault
+from tests.distributed.cases import (
+    KILLS,
+    OF_BASE,
+    OVER,
+    SETTINGS,
+    SIZES,
+    Runs,
+    faults,
+    hash_of,
+    left_over,
+    run_fault,
+    run_killed,
+)
 from tests.train.runs import ROOT, Ended, Forks, checkpoints, memory_folder
 
 ALL = (1, 2, 4)
@@ -68,25 +80,14 @@ def each_fault(runs: Runs, lora: Runs) -> Found:
 
 
 def kills(runs: Runs, lora: Runs) -> Found:
-    """SIGKILL of rank 0 at every file-system call of the first steps' saves; the next run goes on to the same end."""
-    # At once, so that calls come in one order.
-    long = ("eval.every=null", "checkpoint.every=1", "train.steps=3", "checkpoint.background=off")
-    expected = hash_of(runs.forks.run(*runs.words("kills-at-once", 1, *SIZES, *long)))
-    for call in range(1, 10_000):
-        name = f"kills-{call}"
-        done = runs.forks.run(*runs.words(name, 2, *SIZES, *long), fault=("on_rank", 0, "kill_at", call))
-        if done.code == 0:
-            return
-        wrong = left_over(runs, name)
-        if done.code != 10 or "rank 0 of 2 was killed by SIGKILL" not in done.err:
-            wrong = f"exit code {done.code}: {done.err}"
-        before = checkpoints(runs.folder / name) if (runs.folder / name).is_dir() else {}
-        again = runs.forks.run(*runs.words(name, 2, *SIZES, *long), "--resume=allow")
-        kept = checkpoints(runs.folder / name)
-        goes_on = again.code == 0 and hash_of(again) == expected and all(kept.get(s, h) == h for s, h in before.items())
-        if not goes_on or (before and f"resumed at step {max(before)} " not in again.out):
-            wrong = f"does not go on from {before}: {again}"
-        yield f"SIGKILL: rank 0, call {call}", wrong
+    """SIGKILL of rank 0 at every file-system call of a run, and at every one of its saves in the background."""
+    expected = runs.saving("kills-alone", 1, "off")
+    for background, fault in KILLS:
+        for call in range(1, 10_000):
+            wrong = run_killed(runs, background, fault, call, expected)
+            if wrong == OVER:
+                break
+            yield f"SIGKILL: rank 0, background {background}, {fault} {call}", wrong
 
 
 def instants(runs: Runs, lora: Runs) -> Found:

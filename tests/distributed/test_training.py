@@ -18,7 +18,7 @@ import pytest
 
 from genesis.train.ranks import Ranks, check_divides
 from tests.distributed import jobs
-from tests.distributed.cases import OF_BASE, SETTINGS, SIZES, Runs, faults, hash_of, run_fault
+from tests.distributed.cases import OF_BASE, SETTINGS, SIZES, Runs, faults, hash_of, run_fault, run_killed
 from tests.distributed.forks import free_port
 from tests.train.runs import Ended, Forks, checkpoints, memory_folder, rows
 
@@ -70,6 +70,12 @@ def test_saves_in_the_background(runs: Runs) -> None:
         files = sorted((runs.folder / name).glob("checkpoint-*/*"))
         found.append({f"{path.parent.name}/{path.name}": path.read_bytes() for path in files})
     assert len(found[0]) > 32 and found[0] == found[1]
+
+
+def test_a_rank_that_is_killed_in_a_save_in_the_background(runs: Runs) -> None:
+    """Of the second save's calls one; `tests.distributed.full` goes through all of them."""
+    expected = runs.saving("waited-for", 1, "off")
+    assert run_killed(runs, "on", "kill_in_save", 20, expected) is None
 
 
 @pytest.mark.parametrize("name", ["masters", "muon"])
