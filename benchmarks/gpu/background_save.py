@@ -1,17 +1,19 @@
 """How long training stands still for a checkpoint that is written in the background: runs of a model in full size.
 
     python -m benchmarks.gpu.background_save [--size 0.5B] [--shape 8x1024] [--every 200] [--steps 240]
-        [--background on] [--folder FOLDER] [--out JSON]
+        [--background on] [--folder FOLDER] [--out JSON] [--cpu]
 
 The loop is that of `genesis train`, on random tokens. Times of steps are those of the GPU, from the end of one to the
 end of the next: what a save adds is its standstill. First a small model's checkpoints are compared, byte for byte, with
-those for which training waits. The last step's save, for which every run waits, is left out.
+those for which training waits. The last step's save, for which every run waits, is left out. `--cpu` takes a model of 4
+million parameters and the CPU, where the clock times steps: it shows the same of saves without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import shutil
 import statistics
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,9 +31,10 @@ from unittest import mock
 import numpy as np
 
 from genesis import cuda
-from genesis.backend import Device
+from genesis.backend import CPU, Device
 from genesis.data.loader import Batch
 from genesis.io.files import verify_manifest
+from genesis.train import loop
 from genesis.train.checkpoint import Checkpoints
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps
@@ -43,6 +47,7 @@ from genesis.train.saving import SAVER
 from genesis.train.signals import Interrupts
 from genesis.train.snapshot import snapshot_bytes
 from genesis.train.state import TrainState
+from genesis.train.step import StepResult
 from genesis_models.blocks import CausalLM
 from genesis_models.folder import write_model
 from genesis_models.presets import preset
@@ -61,6 +66,7 @@ SMALL = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
+MEDIUM = {**SMALL, "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4}
 
 
 class RandomBatches:
@@ -88,20 +94,25 @@ class RandomBatches:
         return {"index": self.index}
 
 
-def training_of(folder: Path, raw: dict[str, Any], shape: tuple[int, int], **chosen: Any) -> Training:
+def training_of(folder: Path, raw: dict[str, Any], shape: tuple[int, int], device: Device, **chosen: Any) -> Training:
     """A run as `genesis train` assembles it, without data, evaluation and metrics."""
+    dtype = "float32" if device == CPU else "bfloat16"
     config = Config.model_validate(
         {
-            "model": {"config": raw, "dtype": "bfloat16"},
+            "model": {"config": raw, "dtype": dtype},
             "data": {"train": ["unused.txt"], "seq_len": shape[1], "eval_fraction": 0},
-            "train": {"output_dir": str(folder), "steps": chosen["steps"], "batch_size": shape[0], "device": "cuda"},
+            "train": {
+                "output_dir": str(folder),
+                "steps": chosen["steps"],
+                "batch_size": shape[0],
+                "device": device.type,
+            },
             "optim": {"name": "adamw", "lr": 1e-5},
             "eval": {"every": None},
             "checkpoint": {"every": chosen["every"], "background": chosen["background"], "save_total_limit": None},
         }
     )
-    device = Device("cuda", 0)
-    model: CausalLM = build(raw, 0, device=str(device), dtype="bfloat16")
+    model: CausalLM = build(raw, 0, device=str(device), dtype=dtype)
     optimizer = build_optimizer(config.optim, model.named_parameters(), 0)
     loader: Any = RandomBatches(*shape, raw["vocab_size"])
     progress = Progress(chosen["steps"], 0, Output(sys.stderr))
@@ -125,13 +136,18 @@ def training_of(folder: Path, raw: dict[str, Any], shape: tuple[int, int], **cho
 
 
 @contextmanager
-def noting_steps(ended: list[cuda.Event]) -> Any:
-    """Notes the event at the end of each step, and leaves out the save at the end."""
-    take, save = DeviceSteps.take, Training._save
+def noting_steps(ended: list[Any]) -> Any:
+    """Notes the end of each step, an event or on the CPU a time, and leaves out the save at the end."""
+    take, save, on_cpu = DeviceSteps.take, Training._save, loop.take_step
 
     def noted(self: DeviceSteps, *args: Any) -> None:
         take(self, *args)
         ended.append(self._made[-1].ended)
+
+    def noted_on_cpu(*args: Any) -> StepResult:
+        result = on_cpu(*args)
+        ended.append(time.perf_counter())
+        return result
 
     def saved(self: Training, *, waits: bool) -> None:
         if not waits:
@@ -139,8 +155,20 @@ def noting_steps(ended: list[cuda.Event]) -> Any:
         else:
             self.state_hash = "left out"
 
-    with mock.patch.object(DeviceSteps, "take", noted), mock.patch.object(Training, "_save", saved):
+    with (
+        mock.patch.object(DeviceSteps, "take", noted),
+        mock.patch.object(loop, "take_step", noted_on_cpu),
+        mock.patch.object(Training, "_save", saved),
+    ):
         yield
+
+
+def seconds_between(ended: Sequence[Any], device: Device) -> list[float]:
+    """From the end of each step to that of the next."""
+    if device == CPU:
+        return [b - a for a, b in itertools.pairwise(ended)]
+    cuda.synchronize()
+    return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(ended)]
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -148,14 +176,14 @@ def digests(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
 
 
-def check_small(folder: Path) -> None:
+def check_small(folder: Path, device: Device) -> None:
     """Checkpoints of a small run: the same bytes in the background as at once."""
     found = []
     for background in ("off", "on"):
         output = folder / f"small-{background}"
         output.mkdir()
         with noting_steps([]):
-            training_of(output, SMALL, (2, 64), steps=9, every=2, background=background).run()
+            training_of(output, SMALL, (2, 64), device, steps=9, every=2, background=background).run()
         found.append([digests(output / f"checkpoint-{step}") for step in (2, 4, 6, 8)])
     assert found[0] == found[1], "a checkpoint that was saved in the background has other bytes"
     print("small model: 4 checkpoints have the same bytes in the background as at once", flush=True)
@@ -186,27 +214,27 @@ def host_memory() -> int:
 def measured(folder: Path, chosen: argparse.Namespace) -> dict[str, Any]:
     """Figures of a run, and a table of them on stdout."""
     shape = tuple(map(int, chosen.shape.split("x")))
-    ended: list[cuda.Event] = []
+    device, ended = CPU if chosen.cpu else Device("cuda", 0), list[Any]()
     written: list[float] = []
     training = training_of(
         folder,
-        preset(chosen.size),
+        MEDIUM if chosen.cpu else preset(chosen.size),
         (shape[0], shape[1]),
+        device,
         steps=chosen.steps,
         every=chosen.every,
         background=chosen.background,
     )
     with noting_steps(ended), noting_saves(written):
         training.run()
-    cuda.synchronize()
-    gaps = [a.elapsed_time(b) / 1e3 for a, b in zip(ended[WARM_UP:], ended[WARM_UP + 1 :], strict=False)]
+    gaps = seconds_between(ended[WARM_UP:], device)
     median = statistics.median(gaps)
     saves = [step for step in range(chosen.every, chosen.steps, chosen.every) if step > WARM_UP]
     standstills = [gaps[step - 1 - WARM_UP] - median for step in saves]
     others = [gap for i, gap in enumerate(gaps) if i + 1 + WARM_UP not in saves]
     nbytes = sum(path.stat().st_size for path in training.checkpoints.folder(saves[0]).iterdir())
     found = {
-        "size": chosen.size,
+        "size": "cpu" if chosen.cpu else chosen.size,
         "shape": chosen.shape,
         "background": chosen.background,
         "steps": chosen.steps,
@@ -242,17 +270,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--background", choices=["auto", "on", "off"], default="on")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; else a temporary one")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="where figures of a GPU go")
+    parser.add_argument("--cpu", action="store_true", help="a small model on the CPU, to try the script")
     chosen = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="genesis-saves-", dir=chosen.folder))
     try:
-        check_small(folder)
+        check_small(folder, CPU if chosen.cpu else Device("cuda", 0))
         output = folder / "run"
         output.mkdir()
         found = measured(output, chosen)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if chosen.out:
+    if chosen.out and not chosen.cpu:
         from benchmarks.gpu.timing import environment
 
         command = "python -m benchmarks.gpu.background_save " + " ".join(sys.argv[1:])
