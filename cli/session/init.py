@@ -133,8 +133,9 @@ def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
     """What was chosen, in lines."""
     what = GOALS[asked.goal][0]
     yield f"goal: {asked.goal}, {what}"
-    rows = f"{sized.batch_size} rows at once, {sized.accumulation_steps} times a step"
-    yield f"step: {rows}, activation checkpointing {sized.activation_checkpointing}; for {place.name}"
+    micro = f"{sized.accumulation_steps} micro-steps of " if sized.accumulation_steps > 1 else ""
+    saving = f"activation checkpointing {sized.activation_checkpointing}"
+    yield f"step: {micro}{sized.batch_size} sequences, {saving}; for {place.name}"
     if sized.plan is not None and place.room is not None:
         yield f"memory: {format_bytes(sized.plan.reserved)} of the {format_bytes(place.room)} that a run may take"
 

@@ -17,12 +17,12 @@ def pull(text: str, console: Output) -> None:
     """Fetch the model that `text` names, and say where it is.
 
     Raises:
-        UsageError: it is no name of a model on the hub. GenesisError: as in `genesis.io.hub.pull`.
+        UsageError: it is not the name of a model on the hub. GenesisError: as in `genesis.io.hub.pull`.
     """
     name = hub_name(text)
     if name is None:
-        next = "write ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B; what is a path here is no name"
-        raise UsageError(f"{escape(text)} is no name of a model on the hub", where="command line", next=next)
+        next = "write ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B; a path is not such a name"
+        raise UsageError(f"{escape(text)} is not the name of a model on the hub", where="command line", next=next)
     with tokenizing(str(name), console) as progress:
         found = fetch(
             name, check=lambda config: ModelConfig.from_dict(config, where=f"{name}/config.json"), progress=progress
