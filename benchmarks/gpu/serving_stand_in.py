@@ -56,7 +56,7 @@ class StandIn:
 
 
 def stand_in(*_: Any, **__: Any) -> StandIn:
-    """In place of `engine_for`."""
+    """Stands for `engine_for`."""
     return StandIn(float(os.environ[STEP_MS]) / 1e3)
 
 
