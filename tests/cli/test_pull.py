@@ -261,7 +261,7 @@ def test_two_at_once(hub: Hub) -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "a/b/c", "../up", "org/na me", "org/tiny@", "org/tiny@../x", "https://x/y"])
 def test_names_that_are_none(hub: Hub, name: str) -> None:
-    assert "no name of a model on the hub" in refused(2, name)
+    assert "is not the name of a model on the hub" in refused(2, name)
     assert not hub.asked
 
 
