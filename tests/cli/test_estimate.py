@@ -184,7 +184,7 @@ def test_a_time_is_that_of_a_benchmark_of_the_same_step(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "settings"),
     [
-        (16384, {"train": {"batch_size": 15}}),
+        pytest.param(16384, {"train": {"batch_size": 15}}, marks=pytest.mark.full),
         (320, {"optim": {"name": "muon"}, "train": {"batch_size": 8, "accumulation_steps": 2}}),
     ],
 )

@@ -147,6 +147,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "register_host": ((4096, 512), ["cuMemHostRegister"]),
     "unregister_host": ((4096,), ["cuMemHostUnregister"]),
     "memory_info": ((), ["cuMemGetInfo"]),
+    "cuda_version": ((), ["cuDriverGetVersion"]),
+    "enter": ((), []),
     "copy": ((1, 2, 3, 0), ["cuMemcpyAsync"]),
     "fill": ((1, 0, 3, 0), ["cuMemsetD8Async"]),
     "create_stream": ((-1,), ["cuStreamCreateWithPriority"]),
@@ -175,7 +177,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "kernel_facts": ((7, 128, 0), ["cuFuncGetAttribute"] * 3 + ["cuOccupancyMaxActiveBlocksPerMultiprocessor"]),
 }
 UNORDERED = {"allocate", "allocate_pinned", "memory_info", "create_stream", "create_event", "destroy_event",
-             "register_host", "unregister_host", "has_happened",
+             "register_host", "unregister_host", "has_happened", "cuda_version", "enter",
              "end_capture", "is_capturing", "instantiate", "destroy_graph", "sm_facts", "kernel_facts"}  # fmt: skip
 
 

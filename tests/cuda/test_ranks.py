@@ -73,6 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceRuns]:
         yield found
 
 
+@pytest.mark.full
 def test_exchange_between_graphs(runs: DeviceRuns) -> None:
     done = runs.run("between", 2)
     assert "not captured" not in done.out

@@ -264,17 +264,17 @@ def test_a_cache_whose_elements_share_memory_is_refused() -> None:
         attention_step(on_gpu(case.qkv, float32), shared, on_gpu(case.lengths, int64), **case.attrs)
 
 
-def compiled() -> list[dict[str, int]]:
-    """Facts of the code for heads of 64 and 128, these with norms and a cache in 8-bit floats, and of both where qkv
-    alone is new; for a process without the interpreter, which changes Triton.
+def compiled(kind: int) -> list[dict[str, int]]:
+    """Facts of the code for heads of 64 (kind 0) or 128, these with norms and a cache in 8-bit floats, and of both
+    where qkv alone is new; for a process without the interpreter, which changes Triton.
     """
+    q, k, size, kept = ((14, 2, 64, bfloat16), (16, 8, 128, float8_e4m3fn))[kind]
     with collecting(Hopper) as found:
-        for i in range(4):
-            q, k, size, kept = ((14, 2, 64, bfloat16), (16, 8, 128, float8_e4m3fn))[i % 2]
+        for early in (False, True):
             qkv, cache = empty((2, q + 2 * k, size), bfloat16, CUDA), empty((2, 2, k, 4096, size), kept, CUDA)
             tables = [empty((4096, size // 2), float32, CUDA) for _ in range(2)]
             weights = [empty((size,), bfloat16, CUDA) for _ in range(2)] if size == 128 else []
-            attention_step(qkv, cache, empty((2,), int64, CUDA), *tables, *weights, scale=0.1, early=i > 1)
+            attention_step(qkv, cache, empty((2,), int64, CUDA), *tables, *weights, scale=0.1, early=early)
     rows = []
     for kernel, signature in found.values():
         made = compile.compiled(kernel, signature, (9, 0))
@@ -295,19 +295,21 @@ def compiled() -> list[dict[str, int]]:
     return rows
 
 
-def test_code_for_hopper_waits_before_it_reads_what_is_new() -> None:
+@pytest.mark.parametrize("kind", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_code_for_hopper_waits_before_it_reads_what_is_new(kind: int) -> None:
     """A length at most comes before the wait; where qkv alone is new, the first keys and values, too."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    program = "import json; from tests.kernels.test_attention_step import compiled; print(json.dumps(compiled()))"
+    module = "tests.kernels.test_attention_step"
+    program = f"import json; from {module} import compiled; print(json.dumps(compiled({kind})))"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout)
-    assert len(rows) == 4
-    for i, row in enumerate(rows):
+    assert len(rows) == 2
+    for row, is_early in zip(rows, (False, True), strict=True):
         assert row.pop("shared") <= 80 << 10  # two programs share an SM
         reads, late = row.pop("early reads"), row.pop("late reads")
-        assert reads > 8 if i > 1 else reads == 1, row
-        assert late < rows[i - 2]["late reads"] if i > 1 else late > 16
+        assert reads > 8 if is_early else reads == 1, row
+        assert late < rows[0]["late reads"] if is_early else late > 16
         row["late reads"] = late
         assert row.pop("early prefetches") >= 2
         assert row == {"waits": 1, "early writes": 0, "counted": 1, "tensor cores": 1, "late reads": late}
