@@ -63,6 +63,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs no GPU: make unit"))
 
 
+modules: list[Any] = [None]  # that of the test before
+
+
 def pytest_collection_finish() -> None:
     """What was collected stays to the end: garbage collections need not look through all of it again and again."""
     gc.collect()
@@ -103,15 +106,20 @@ def kernels_of_few_rows() -> Any:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Seed what tests draw from without a generator of their own: no test's inputs depend on the tests before it.
 
-    A hook, because fixtures of a module are set up before any fixture of one test.
+    A hook, because fixtures of a module are set up before any fixture of one test. What earlier modules imported and
+    made stays to the end, too: a capture of a graph collects garbage, which took longer with every module.
     """
     import numpy as np
 
     import genesis.random
 
+    if modules[-1] != item.path:
+        modules[:] = [item.path]
+        gc.collect()
+        gc.freeze()
     genesis.random.manual_seed(0)
     random.seed(0)
     np.random.seed(0)

@@ -39,12 +39,14 @@ FULL = pytest.mark.full
 def sizes(rows: tuple[int, ...], more: tuple[int, ...] = ()) -> list[object]:
     """Rows of x, dtype, and whether rows are aligned, which the tensor cores need.
 
-    On the CUDA cores many rows are few again and again, and alignment is no matter: left to `make unit-full`.
+    On the CUDA cores many rows are few again and again, alignment is no matter, and float16 has few cases of its own:
+    the rest is left to `make unit-full`.
     """
     found = []
     for m, dtype, aligned in itertools.product((*rows, *more), (bfloat16, float16, float32), (False, True)):
         is_again = aligned if dtype is float32 else False
         is_again |= m > 8 and (dtype is float32 or not aligned)
+        is_again |= dtype is float16 and m not in (1, 32)
         found.append(pytest.param(m, dtype, aligned, marks=[FULL] if m in more or is_again else []))
     return found
 
