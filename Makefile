@@ -104,7 +104,7 @@ performance: install-dev ## make docs/performance.md again from the results that
 docs: install-dev ## write docs/configuration.md from the schema and the API reference, build/api.md, from the docstrings
 	$(BIN)/python -m docs.generate
 
-# A sample, in float32 and bfloat16: every kernel with both Tritons, a sixth of its features with each, and for one of
+# A sample, in float32 and bfloat16: every kernel with both Tritons, an eighth of its features with each, and for one of
 # sm_80, sm_90 and sm_100 where they share it; and attention's products must not wait for each other, half of the forms of
 # one size of heads with each Triton. `make kernels` has all types, for all three, and every feature and form with both.
 kernels-newest: install-dev ## compile a sample of the kernels ahead of time with the newest Triton; needs no GPU
