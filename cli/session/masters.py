@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
 from genesis.dtypes import bfloat16
 from genesis.errors import ModelError, escape
+from genesis.io.boundary import boundary
 from genesis.io.files import verify_manifest
-from genesis.io.paths import safe_join
+from genesis.io.paths import exists, safe_join
 from genesis.io.safetensors import SafeTensors
 from genesis.ops.rounding import split_into
 from genesis.optim.saving import MASTER
@@ -31,7 +31,8 @@ def take_masters(model: CausalLM, folder: Path) -> str | None:
     narrow = {kind for kind in model.stored_types.values() if kind in ("bfloat16", "float16")}
     if not narrow:
         return None
-    is_checkpoint = os.path.lexists(folder / OPTIMIZER)
+    with boundary(ModelError, "reading the checkpoint", folder):
+        is_checkpoint = exists(folder / OPTIMIZER)
     checkpoint = folder if is_checkpoint else newest_checkpoint(folder)
     weights = f"float32: the {' and '.join(sorted(narrow))} weights as they are"
     if checkpoint is None:

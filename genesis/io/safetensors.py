@@ -147,12 +147,14 @@ class SafeTensors:
                 OutOfMemoryError.
         """
         entry = self._entry(name)
-        try:
-            array: npt.NDArray[Any] = np.empty(entry.shape, entry.dtype)
-        except MemoryError as error:
-            what = f"no memory for the {entry.nbytes:,} bytes of the tensor {quote(name)}"
-            raise OutOfMemoryError(what, where=escape(self.path), next="free memory or take a smaller model") from error
+        array = self._allocated(entry, entry.shape)
         self._fill(entry, array)
+        return array
+
+    def read_elements(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """The elements [start, stop) of `name`, in row-major order, in fresh memory; errors as in `read_part`."""
+        array = self._allocated(self._entry(name), (stop - start,))
+        self.read_part(name, start, array)
         return array
 
     def read_into(self, name: str, buffer: npt.NDArray[Any]) -> None:
@@ -201,6 +203,14 @@ class SafeTensors:
             raise ModelError(
                 f"no tensor {quote(name)} in the file", where=escape(self.path), next="check the name"
             ) from None
+
+    def _allocated(self, entry: TensorEntry, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        try:
+            return np.empty(shape, entry.dtype)
+        except MemoryError as error:
+            size = math.prod(shape) * entry.dtype.itemsize
+            what = f"no memory for {size:,} bytes of the tensor {quote(entry.name)}"
+            raise OutOfMemoryError(what, where=escape(self.path), next="free memory or take a smaller model") from error
 
     def _fill(self, entry: TensorEntry, array: npt.NDArray[Any], skip: int = 0) -> None:
         """Read into an array what begins `skip` bytes after the tensor's start."""

@@ -1,11 +1,13 @@
 """An optimizer's state as plain values and tensors, and back: everything is compared first, then copied.
 
 Split masters are saved as the float32 numbers that they are, so every implementation loads the state of the others.
+What is loaded may be in a file: then a rank reads the parts that it owns, a piece at a time.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,9 +27,31 @@ if TYPE_CHECKING:
     from genesis.optim.optimizer import Optimizer
     from genesis.optim.shared import SharedBuffers
 
-__all__ = ["MASTER", "RESIDUAL", "KeptArray", "check_saved", "kept_arrays", "load_state", "saved_state", "state_dict"]
+__all__ = [
+    "MASTER",
+    "RESIDUAL",
+    "KeptArray",
+    "StoredTensor",
+    "check_saved",
+    "kept_arrays",
+    "load_state",
+    "saved_state",
+    "state_dict",
+]
 
 MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; the 16-bit residual of one whose upper half is the weight
+
+
+# Elements of a stored tensor that are read at a time, where a rank reads parts of it: 64 MiB of float32.
+READ = 16 << 20
+
+
+class StoredTensor(NamedTuple):
+    """A saved state that is in a file; `read(start, stop)` gives those of its elements, in row-major order."""
+
+    dtype: DType
+    shape: Shape
+    read: Callable[[int, int], np.ndarray]
 
 
 class KeptArray(NamedTuple):
@@ -111,17 +135,26 @@ def load_state(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
 
 
 def _load_shard(flat: SharedBuffers, index: int, saved: Mapping[str, Any]) -> None:
-    """Keep what this rank owns of a parameter's states; the parameter becomes its master, rounded."""
+    """Keep what this rank owns of a parameter's states; the parameter becomes its master, rounded.
+
+    Of stored states only that is read, so the rest of the parameter stays as it is.
+    """
     param = flat.params[index]
     for name in flat.states:
-        array = moved(_as_array(saved[MASTER if name == RESIDUAL else name]), param.device)
-        if name == RESIDUAL:
-            residual = empty(param.shape, int16, param.device)
-            split_master(param.array, residual, array)
-            array = residual
-        elif name == MASTER:
-            registry["cast"](array, dtype=param.dtype, out=param.array)
-        flat.put(name, index, array)
+        source = saved[MASTER if name == RESIDUAL else name]
+        is_stored = isinstance(source, StoredTensor)
+        for first, last in flat.own_spans(index, READ) if is_stored else [(0, param.array.size)]:
+            length = last - first
+            found = from_numpy(source.read(first, last)) if is_stored else registry["copy"](_as_array(source))
+            array = moved(found, param.device).view((length,), (1,))
+            weight = flat.values.view((length,), (1,), flat.values.offset + flat.starts[index] + first)
+            if name == RESIDUAL:
+                residual = empty((length,), int16, param.device)
+                split_master(weight, residual, array)
+                array = residual
+            elif name == MASTER:
+                registry["cast"](array, dtype=param.dtype, out=weight)
+            flat.put(name, index, array, first)
 
 
 def check_saved(what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -180,10 +213,11 @@ def _check(
             next="load it into the optimizer that saved it",
         )
     for name, (shape, dtype) in expected.items():
-        array = _as_array(saved[name])
-        if array.shape != shape or array.dtype is not dtype:
+        value = saved[name]
+        found = value if isinstance(value, StoredTensor) else _as_array(value)
+        if found.shape != shape or found.dtype is not dtype:
             raise ModelError(
-                f"the saved {name} of parameter {number} is {array.dtype} {array.shape}, expected {dtype} {shape}"
+                f"the saved {name} of parameter {number} is {found.dtype} {found.shape}, expected {dtype} {shape}"
             )
 
 
@@ -192,4 +226,6 @@ def _as_array(value: Any) -> Array:
         return value.array
     if isinstance(value, np.ndarray):
         return from_numpy(value)
+    if isinstance(value, StoredTensor):
+        return from_numpy(value.read(0, math.prod(value.shape)).reshape(value.shape))
     raise ModelError(f"a saved optimizer state is a {type(value).__name__}, not a tensor")

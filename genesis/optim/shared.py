@@ -63,9 +63,10 @@ class SharedBuffers(FlatBuffers):
         self.group, self.is_sharded = group, is_sharded
         self.is_beside = group.is_in_stream_order and self.device != CPU
         row = NORM_ROW if self.device == CPU else NORM_SPAN
+        # Buckets of whole rows for each rank have equal parts, all but the last: a gather is then one call of NCCL.
         self._buckets = [
             _Bucket(start, _cut(stop - start, group.size, row))
-            for start, stop in itertools.pairwise(_borders(self.starts, self.size, row))
+            for start, stop in itertools.pairwise(_borders(self.starts, self.size, row * group.size))
         ]
         self._own, end = list[Piece](), 0
         for bucket in self._buckets:
@@ -85,17 +86,26 @@ class SharedBuffers(FlatBuffers):
             if first < last:
                 yield Piece(first, last, own.at + first - own.start)
 
-    def put(self, name: str, index: int, values: Array | None) -> None:
-        """Set what is kept here of the state `name` of parameter `index` to values of its shape; None is 0."""
+    def own_spans(self, index: int, most: int) -> Iterator[tuple[int, int]]:
+        """Elements [first, last) of parameter `index` that this rank updates, at most `most` at a time."""
         start = self.starts[index]
-        flat = None if values is None else registry["copy"](values)
         for piece in self.pieces(start, start + self.params[index].array.size):
+            for first in range(piece.start, piece.stop, most):
+                yield first - start, min(first + most, piece.stop) - start
+
+    def put(self, name: str, index: int, values: Array | None, behind: int = 0) -> None:
+        """Set what is kept here of the state `name` of parameter `index` to contiguous values, of the elements from
+        number `behind` on; None sets all of it to 0.
+        """
+        start = self.starts[index] + behind
+        size = self.params[index].array.size if values is None else values.size
+        for piece in self.pieces(start, start + size):
             kept, length = self.states[name], piece.stop - piece.start
             target = kept.view((length,), (1,), kept.offset + piece.at)
-            if flat is None:
+            if values is None:
                 registry["fill"](out=target, value=0, shape=target.shape, dtype=target.dtype)
             else:
-                registry["copy"](flat.view((length,), (1,), flat.offset + piece.start - start), out=target)
+                registry["copy"](values.view((length,), (1,), values.offset + piece.start - start), out=target)
 
     # --- What ranks send each other -----------------------------------------------------------------------------------
 
@@ -245,8 +255,8 @@ class SharedBuffers(FlatBuffers):
 
 
 def _borders(starts: Sequence[int], size: int, row: int) -> list[int]:
-    """Where buckets begin and the last one ends: counted from the end, at the first row behind the start of a parameter
-    from which there are at least `BUCKET` elements. A parameter larger than that is cut.
+    """Where buckets begin and the last one ends: counted from the end, at the first multiple of `row` behind the start
+    of a parameter from which there are at least `BUCKET` elements. A parameter larger than that is cut.
     """
     borders = [size]
     for start in reversed(starts):

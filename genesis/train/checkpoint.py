@@ -5,6 +5,7 @@ A checkpoint is committed whole (see `genesis.io.files`); nothing is removed bef
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -17,13 +18,24 @@ import numpy as np
 
 from genesis import random
 from genesis.backend import backend_for
-from genesis.errors import ConfigError, DataError, DiskError, GenesisError, InterruptedRun, ModelError, escape
+from genesis.dtypes import as_dtype
+from genesis.errors import (
+    ConfigError,
+    DataError,
+    DiskError,
+    GenesisError,
+    InterruptedRun,
+    ModelError,
+    OutOfMemoryError,
+    escape,
+)
 from genesis.io.boundary import boundary
 from genesis.io.files import (
     DEFAULT,
     AtomicFolder,
     FileSystem,
     FolderWriter,
+    Manifest,
     check_room,
     read_manifest,
     remove_folder,
@@ -33,10 +45,10 @@ from genesis.io.hf import CHECKPOINT, WeightFolder, read_json
 from genesis.io.paths import is_folder, list_folder, safe_join
 from genesis.io.safetensors import SafeTensors, write_tensors
 from genesis.io.strict_json import indented_bytes
-from genesis.optim.saving import MASTER
+from genesis.optim.saving import MASTER, StoredTensor
 from genesis.tensor import Tensor
 from genesis.train.optimizer import restore_optimizer
-from genesis.train.ranks import SAVING_S
+from genesis.train.ranks import SAVING_S, Ranks
 from genesis.train.snapshot import Snapshot
 from genesis.train.state import Interval, TrainState
 
@@ -145,20 +157,14 @@ class Checkpoints:
     def load(self, state: TrainState, step: int) -> int | None:
         """Set `state` to the checkpoint of `step`; returns the number of CPU threads that computed it.
 
-        It is a call of all ranks, each of which reads the files.
+        It is a call of all ranks: each reads the files, but of the optimizer's states those that it keeps.
 
         Raises:
             ModelError: a file is damaged, missing or of another model, with its name. Nothing older is taken silently.
             DataError: the data changed since.
         """
         folder = self.folder(step)
-        try:
-            manifest = verify_manifest(folder)
-        except ModelError as error:
-            others = [s for s in self.steps() if s != step and _is_committed(self.folder(s))]
-            instead = f"with --resume-from checkpoint-{others[-1]}" if others else "in a new train.output_dir"
-            next = f"{error.next or 'restore the folder'}, or go on {instead}"
-            raise ModelError(error.what, where=error.where or escape(folder), next=next) from error
+        manifest = self._verified(folder, step, state.ranks)
         if manifest.metadata.get("step") != step:
             what = f"the folder holds the checkpoint of step {escape(manifest.metadata.get('step'))}"
             raise ModelError(what, where=escape(folder), next="give the folder its own name back")
@@ -188,28 +194,57 @@ class Checkpoints:
         self.fs.fsync_dir(self.output_dir)
         return staging
 
+    def _verified(self, folder: Path, step: int, ranks: Ranks) -> Manifest:
+        """The manifest, once the files are those that it names: a call of all ranks.
+
+        Rank 0 alone hashes the largest file, of which the others read parts; what it finds is every rank's error.
+        """
+        manifest, error = None, None
+        try:
+            manifest = verify_manifest(folder, without=() if ranks.is_main else (OPTIMIZER,))
+        except ModelError as found:
+            error = found
+        said = ranks.from_main("verified", None if error is None else [error.what, error.where, error.next])
+        if error is None and said is not None:
+            error = ModelError(said[0], where=said[1], next=said[2])
+        if error is not None:
+            others = [s for s in self.steps() if s != step and _is_committed(self.folder(s))]
+            instead = f"with --resume-from checkpoint-{others[-1]}" if others else "in a new train.output_dir"
+            next = f"{error.next or 'restore the folder'}, or go on {instead}"
+            raise ModelError(error.what, where=error.where or escape(folder), next=next) from error
+        assert manifest is not None, "no error, so a manifest"
+        return manifest
+
     def _read(self, state: TrainState, folder: Path) -> None:
         counters = read_json(safe_join(folder, TRAINER))
-        with SafeTensors(safe_join(folder, OPTIMIZER)) as file:
-            arrays = {name: file.read(name) for name in file.names}
         try:
+            masters = {}
             if self._read_masters is None:
                 with WeightFolder(folder) as weights:
                     for name, parameter in state.model.named_parameters():
                         _copy_into(parameter, weights.read(name), name, folder)
             else:
-                arrays |= _read_adapter(state, self._read_masters(folder), counters["optimizer"], folder)
-            restore_optimizer(state.optimizer, arrays, counters["optimizer"])
+                masters = _read_adapter(state, self._read_masters(folder), counters["optimizer"], folder)
+            with SafeTensors(safe_join(folder, OPTIMIZER)) as file:
+                restore_optimizer(state.optimizer, {**_stored(file), **masters}, counters["optimizer"])
             random.set_state(read_json(safe_join(folder, RNG)))
             state.loader.load_state(read_json(safe_join(folder, DATA)))
             state.step, state.num_tokens = _count(counters["step"]), _count(counters["num_tokens"])
             state.evaluated_at = _count(counters["evaluated_at"])
             sums = counters["interval"]
             state.interval = Interval(float(sums["loss_sum"]), _count(sums["targets"]))
-        except (ConfigError, DataError, InterruptedRun, ModelError):  # a signal may come while the state is read
+        except (ConfigError, DataError, InterruptedRun, ModelError, OutOfMemoryError):  # a signal may come meanwhile
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ModelError(f"the training state is malformed: {escape(error)}", where=escape(folder)) from error
+
+
+def _stored(file: SafeTensors) -> dict[str, StoredTensor]:
+    """What an open file holds, to be read where it is needed."""
+    return {
+        name: StoredTensor(as_dtype(entry.dtype), entry.shape, functools.partial(file.read_elements, name))
+        for name, entry in file.entries.items()
+    }
 
 
 def _read_adapter(

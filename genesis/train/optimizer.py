@@ -10,6 +10,7 @@ import numpy as np
 from genesis.distributed.group import Group
 from genesis.errors import ModelError, escape
 from genesis.optim import OPTIMIZERS, Optimizer, make_schedule
+from genesis.optim.saving import StoredTensor
 from genesis.tensor import Tensor
 from genesis.train.config import OptimConfig
 from genesis.train.parameters import check_factors, factor_of
@@ -100,8 +101,12 @@ def optimizer_counts(optimizer: Optimizer) -> dict[str, int]:
     return {name: optimizer.state[parameter]["step"] for name, parameter in updated_parameters(optimizer)}
 
 
-def restore_optimizer(optimizer: Optimizer, arrays: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> None:
+def restore_optimizer(
+    optimizer: Optimizer, arrays: Mapping[str, np.ndarray | StoredTensor], counts: Mapping[str, int]
+) -> None:
     """Set the state to `Snapshot.optimizer` and `optimizer_counts`; settings stay those of the configuration.
+
+    Of stored tensors a rank reads what it owns; the parameters have the rounded values of their masters already.
 
     Raises:
         ModelError: arrays that this optimizer does not keep, or of other shapes.

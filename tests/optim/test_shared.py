@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from genesis.array import from_numpy
 from genesis.distributed import Alone, Group, Peers, PeersGroup
 from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, GradientError
-from genesis.optim import Adafactor, AdamW, Lion, Muon, Optimizer, shared
+from genesis.optim import Adafactor, AdamW, Lion, Muon, Optimizer, saving, shared
 
 SHAPES = {"a.weight": (64, 130), "b.weight": (70, 64), "b.bias": (70,), "c.weight": (33, 31)}
 MICRO, STEPS = 12, 3
@@ -31,7 +32,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several buckets, the last of which ends in the middle of a row."""
-    monkeypatch.setattr(shared, "BUCKET", 3 << 12)
+    monkeypatch.setattr(shared, "BUCKET", 1 << 10)
 
 
 def on_ranks(size: int, work: Callable[[Group], Any]) -> list[Any]:
@@ -55,6 +56,16 @@ def on_ranks(size: int, work: Callable[[Group], Any]) -> list[Any]:
     if failed := [each for each in results if isinstance(each, BaseException)]:
         raise failed[0]
     return results
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_parts_of_a_bucket_are_alike(size: int) -> None:
+    """All are whole rows, but for the end of the last one."""
+    borders = shared._borders([0, 3_000, 50_000, 90_000, 140_000], 200_005, 4096 * size)
+    assert (borders[0], borders[-1]) == (0, 200_005) and len(borders) > 3
+    cuts = [shared._cut(stop - start, size, 4096) for start, stop in itertools.pairwise(borders)]
+    assert [sum(cut) for cut in cuts] == [stop - start for start, stop in itertools.pairwise(borders)]
+    assert all(len(set(cut)) == 1 and cut[0] % 4096 == 0 for cut in cuts[:-1])
 
 
 def parameters(dtype: str) -> dict[str, genesis.Tensor]:
@@ -184,6 +195,52 @@ def test_states_go_on_with_other_ranks(name: str, before: tuple[int, int], after
         return train(optimizer, params, group, STEPS), state_of(optimizer, params)
 
     assert on_ranks(after[0], go_on)[0] == on_ranks(1, at_once)[0]
+
+
+@pytest.mark.parametrize(("name", "size"), [("float32", 2), ("masters", 3), ("float16", 2)])
+def test_a_rank_reads_its_parts_of_stored_states(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every element once, a few at a time, to the bits that tensors in memory give."""
+    dtype, how = KINDS[name]
+    optimizer, params = make(AdamW, Alone(), dtype, 1, **how)
+    train(optimizer, params, Alone())
+    saved = optimizer.state_dict()
+    kept = [k for k in saved["state"][0] if k != "step"]
+    weights = [p.detach().numpy().copy() for p in params.values()]
+    most = 3000
+    monkeypatch.setattr(saving, "READ", most)
+
+    def stored(key: tuple[int, str], value: genesis.Tensor, reads: list[Any]) -> saving.StoredTensor:
+        flat = value.numpy().reshape(-1)
+
+        def read(start: int, stop: int) -> Any:
+            reads.append((*key, start, stop))
+            return flat[start:stop].copy()
+
+        return saving.StoredTensor(value.dtype, value.shape, read)
+
+    def load(group: Group, reads: list[Any] | None) -> Any:
+        optimizer, params = make(AdamW, group, dtype, 1, **how)
+        given = saved
+        with genesis.no_grad():
+            for p, value in zip(params.values(), weights, strict=True):
+                p.copy_(genesis.tensor(value))
+        if reads is not None:
+            state = {
+                n: {k: v if k == "step" else stored((n, k), v, reads) for k, v in values.items()}
+                for n, values in saved["state"].items()
+            }
+            given = {**saved, "state": state}
+        optimizer.load_state_dict(given)
+        return state_of(optimizer, params), reads
+
+    found = on_ranks(size, lambda group: load(group, []))
+    assert found[0][0] == on_ranks(size, lambda group: load(group, None))[0][0]
+    reads = [each for _, own in found for each in own]
+    assert max(stop - start for *_, start, stop in reads) == most
+    every = sorted((n, k, i) for n, k, start, stop in reads for i in range(start, stop))
+    assert every == [(n, k, i) for n, p in enumerate(params.values()) for k in sorted(kept) for i in range(p.numel())]
+    most_of_a_rank = max(sum(stop - start for *_, start, stop in own) for _, own in found)
+    assert most_of_a_rank < 0.7 * len(every)
 
 
 def test_a_state_is_gathered_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

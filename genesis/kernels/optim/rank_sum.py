@@ -29,15 +29,16 @@ def rank_sum_kernel(p_o, p_own, p_others, n, s_row, RANK: tl.constexpr, OTHERS: 
     own = converted(tl.load(p_own + i, mask=m), WORK)
     if ADDS:
         acc = converted(tl.load(p_o + i, mask=m), WORK)
-    elif WORK.is_floating():
-        acc = tl.full([TILE], -0.0, WORK)  # x + -0 is x, for -0 too
+    elif RANK == 0:
+        acc = own
     else:
-        acc = tl.full([TILE], 0, WORK)
-    for q in tl.static_range(OTHERS + 1):
-        if q == RANK:
+        acc = converted(tl.load(p_others + i, mask=m), WORK)
+    for q in tl.static_range(OTHERS + 1):  # the sum has begun with the first of its terms: 0 + -0 would be 0
+        if q == RANK and (ADDS or q > 0):
             acc += own
         if q < OTHERS:  # row q holds rank q's values, or rank q + 1's behind this one's
-            acc += converted(tl.load(p_others + o_row + i, mask=m), WORK)
+            if ADDS or q > 0 or RANK == 0:
+                acc += converted(tl.load(p_others + o_row + i, mask=m), WORK)
             o_row += s_row
     tl.store(p_o + i, converted(acc, p_o.dtype.element_ty), mask=m)
 
