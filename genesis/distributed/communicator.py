@@ -30,10 +30,11 @@ class Tuning(NamedTuple):
     """How NCCL shares the GPU with other kernels; None leaves it to NCCL.
 
     Attributes:
-        max_ctas: the most thread blocks of a collective, each of which takes an SM.
+        min_ctas, max_ctas: the fewest and the most thread blocks of a collective, each of which takes an SM.
         cta_policy: 1 prefers few of them, 2 none, by DMA engines, where the memory is registered.
     """
 
+    min_ctas: int | None = None
     max_ctas: int | None = None
     cta_policy: int | None = None
 

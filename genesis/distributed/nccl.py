@@ -41,16 +41,20 @@ class NcclGroup:
         device: this rank's GPU.
         communicator: NCCL's, of the same ranks.
         staging: bytes of memory for what other ranks send.
+        reserved_sms: SMs that persistent kernels leave to the collectives that run beside them, see `Lane`.
     """
 
     is_in_stream_order = True
 
-    def __init__(self, peers: Peers, device: Device, communicator: Communicator, staging: int = STAGING) -> None:
+    def __init__(
+        self, peers: Peers, device: Device, communicator: Communicator, staging: int = STAGING, reserved_sms: int = 0
+    ) -> None:
         self.rank, self.size, self.device = peers.rank, peers.size, device
         self._peers, self._nccl, self._backend = peers, communicator, backend_of(device)
         self._row = max(staging // max(1, self.size - 1) // _ROW, 1) * _ROW
         with self._backend.owned_by("staging of collectives"):
             self._staging = empty((self._row * max(1, self.size - 1),), uint8, device)
+        self._backend.lane.reserved_sms = reserved_sms
         self._deadline = Deadline(self._backend.driver)
         self._connect()
 

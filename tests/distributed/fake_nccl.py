@@ -34,7 +34,7 @@ class NCCLError(Exception):
 
 
 class Config:
-    __slots__ = ("cta_policy", "max_ctas")
+    __slots__ = ("cta_policy", "max_ctas", "min_ctas")
 
 
 class UniqueId:
@@ -56,13 +56,16 @@ class Comm:
     Attributes:
         state: "open", "finalized" or "ended".
         error: what `comm_get_async_error` gives.
+        config: what it was made with.
     """
 
-    def __init__(self, name: str, rank: int, size: int) -> None:
+    def __init__(self, name: str, rank: int, size: int, config: Config) -> None:
+        self.config = config
         self.name, self.rank, self.size, self.state, self.error = name, rank, size, "open", 0
         self.calls = 0  # collectives so far
         self.sent: Counter[int] = Counter()  # messages so far, by the rank they go to
         self.taken: Counter[int] = Counter()
+        self.windows: list[tuple[int, int]] = []  # pointer and bytes
 
     def check(self, *states: str) -> None:
         if self.state not in (states or ("open",)):
@@ -151,7 +154,7 @@ def get_unique_id() -> UniqueId:
 
 def comm_init_rank_config(nranks: int, comm_id: UniqueId, rank: int, config: Config) -> Comm:
     assert isinstance(comm_id, UniqueId) and isinstance(config, Config)
-    made = Comm(bytes(comm_id).rstrip(b"\0").decode(), rank, nranks)
+    made = Comm(bytes(comm_id).rstrip(b"\0").decode(), rank, nranks, config)
     made.together(["init", nranks])
     return made
 
@@ -246,6 +249,33 @@ def all_gather(sendbuff: int, recvbuff: int, sendcount: int, datatype: int, comm
             ctypes.memmove(recvbuff + rank * nbytes, part, nbytes)
 
     _do(comm, stream, run)
+
+
+def allto_all(sendbuff: int, recvbuff: int, count: int, datatype: int, comm: Comm, stream: int) -> None:
+    nbytes = count * SIZES[datatype]
+    _checked(sendbuff, nbytes * comm.size)
+    _checked(recvbuff, nbytes * comm.size)
+    if sendbuff < recvbuff + nbytes * comm.size and recvbuff < sendbuff + nbytes * comm.size:
+        raise NCCLError(4, "an all-to-all in place")
+
+    def run() -> None:
+        whole = comm.together(["allto_all", nbytes, datatype], ctypes.string_at(sendbuff, nbytes * comm.size))
+        for rank, brought in enumerate(whole or []):
+            ctypes.memmove(recvbuff + rank * nbytes, brought[comm.rank * nbytes :], nbytes)
+
+    _do(comm, stream, run)
+
+
+def mem_alloc(size: int) -> int:
+    return int(_driver().allocate(size))
+
+
+def comm_window_register(comm: Comm, buff: int, size: int, win_flags: int) -> int:
+    comm.check()
+    _checked(buff, size)
+    comm.together(["window", size, win_flags])
+    comm.windows.append((buff, size))
+    return len(comm.windows)
 
 
 def broadcast(sendbuff: int, recvbuff: int, count: int, datatype: int, root: int, comm: Comm, stream: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from genesis import cuda
+from genesis_cli.session.bench.schema import Report
 from tests.distributed import jobs
 from tests.distributed.forks import ended
 from tests.train.runs import make
@@ -77,3 +78,21 @@ def test_training_has_the_state_hash_of_one_gpu(tmp_path: Path) -> None:
         assert ("collectives: NCCL " in said) == (count == 2)
         hashes += [line for line in said.splitlines() if line.startswith("state hash: ")]
     assert len(hashes) == 3 and len(set(hashes)) == 1
+
+
+def test_the_collectives_of_a_captured_step(tmp_path: Path) -> None:
+    """Events in a graph of several streams: times are those of one step, and parts of what they are parts of."""
+    needs(2)
+    words = ["bench-model", "--size", "quickstart", "--batch-size", "8", "--seq-len", "512", "--device", "cuda"]
+    job = jobs.start(tmp_path, [sys.executable, "-m", "genesis_cli.main", *words, "--fast", "--json", "-"], 2)
+    assert finished(job, 300) == 0, job.err.read_text()
+    (row,) = Report.model_validate_json(job.out.read_text()).shared
+    assert row.is_captured and row.computing is not None
+    sent = {each.name: each for each in row.collectives}
+    assert list(sent) == ["reduce-scatter, gradients", "all-reduce, norm", "all-gather, weights"]
+    assert sent["reduce-scatter, gradients"].nbytes == sent["all-gather, weights"].nbytes
+    for each in row.collectives:
+        assert 0 <= each.exposed <= each.seconds < 2 * row.step.seconds and each.bus_rate > 0
+        assert each.hidden == pytest.approx(each.seconds - each.exposed)
+    assert sent["all-reduce, norm"].exposed > 0  # clipping waits for it
+    assert 0 < row.computing < 2 * row.step.seconds

@@ -43,6 +43,7 @@ class CudaBackend:
 
     Attributes:
         stream: the stream on which work is launched now.
+        reserved_sms: SMs that persistent kernels leave to others, see `reserve_sms`.
     """
 
     def __init__(self, device: Device) -> None:
@@ -55,6 +56,8 @@ class CudaBackend:
         self._given = (0, -1)  # addresses from which the running op takes temporaries
         self._calls: dict[Any, Call] = {}
         self._into: dict[Any, Call] = {}  # into memory that is given, which comes before the inputs
+        self.reserved_sms = 0
+        self._by_reserved = {0: (self._calls, self._into)}  # plans have grids, which depend on it
 
     @functools.cached_property
     def side_stream(self) -> SideStream:
@@ -100,6 +103,16 @@ class CudaBackend:
     def join_lane(self) -> None:
         """Let later work follow what was launched on the lane."""
         self.lane.join()
+
+    def reserve_sms(self, count: int) -> None:
+        """From now on leave so many SMs to what runs beside persistent kernels. They compute the same bits."""
+        if count != self.reserved_sms:
+            self.reserved_sms = count
+            self._calls, self._into = self._by_reserved.setdefault(count, ({}, {}))
+
+    def persistent_programs(self, per_sm: int = 1) -> int:
+        """How many programs a persistent kernel has, of which an SM runs `per_sm` at a time."""
+        return (self.driver.properties.sm_count - self.reserved_sms) * per_sm
 
     def refuse_in_capture(self, what: str) -> None:
         """Raise DeviceError while a graph is captured, for what a graph cannot hold."""

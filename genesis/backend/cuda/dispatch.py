@@ -164,8 +164,8 @@ def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tupl
     if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:  # what follows gives the same
         x, y = getattr(inputs[0], "layout", None), getattr(inputs[1], "layout", None)
         if x is not None and y is not None:
-            return (op, allow_tf32.on, mode.grad, x, y)
-    parts: list[Any] = [op, allow_tf32.on, mode.grad]
+            return (op, allow_tf32.on, mode.grad, mode.fixed_weights, x, y)
+    parts: list[Any] = [op, allow_tf32.on, mode.grad, mode.fixed_weights]
     seen: list[Any] = []
     for x in inputs:
         layout = getattr(x, "layout", ABSENT)

@@ -38,6 +38,7 @@ class Runtime(Protocol):
     def side_stream(self) -> SideStream: ...
     @property
     def lane(self) -> Lane: ...
+    def reserve_sms(self, count: int) -> None: ...
     def refuse_in_capture(self, what: str) -> None: ...
     def __hash__(self) -> int: ...
 
@@ -120,10 +121,14 @@ class Lane:
     waited for. Later work does not follow the lane before `join`. Pieces run in the order in which they were launched.
     Work on the lane takes no memory from the pool, and reads and writes only what is allocated for longer than a step:
     so no block has to wait for the lane.
+
+    Attributes:
+        reserved_sms: SMs that persistent kernels leave to it, from a piece of work until `join`. Programs that occupy
+            all SMs for a whole kernel would make those wait that share an SM with the lane's, and the kernel with them.
     """
 
     def __init__(self, backend: Runtime) -> None:
-        self.backend = backend
+        self.backend, self.reserved_sms = backend, 0
         self.stream = backend.driver.create_stream(HIGHEST)
         self._is_open = False
 
@@ -139,15 +144,17 @@ class Lane:
             yield
         finally:
             backend.stream, driver.dependent = main, dependent
+            backend.reserve_sms(self.reserved_sms)
         assert not backend.pool.capturing or backend.pool.allocations == taken, "the lane of a graph took memory"
 
     def join(self) -> None:
         """Let later work follow the lane's."""
         if self._is_open:
-            self._is_open = False
+            self.forget()
             self.backend.driver.follow(self.backend.stream, self.stream)
             self.backend.driver.begin_again()
 
     def forget(self) -> None:
         """The capture failed."""
         self._is_open = False
+        self.backend.reserve_sms(0)

@@ -320,7 +320,8 @@ def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: 
         return False
     section = heads_per_section(blocks, heads, causal, sm_count)
     launch(
-        attention_fwd_ws, sm_count, _tma_tiles(q, BM // 2), _tma_tiles(k, BN), _tma_tiles(v, BN), o, lse,
+        attention_fwd_ws, backend_of(q.device).persistent_programs(), _tma_tiles(q, BM // 2), _tma_tiles(k, BN),
+        _tma_tiles(v, BN), o, lse,
         (p.tokens, p.keys, p.heads, p.group, heads, blocks, section), p.head_dim, p.scales[:2], o.strides[:3],
         CAUSAL=causal, TILE=(BM, BN, BD), STAGES=STAGES, CONSUMER_REGISTERS=CONSUMER_REGISTERS,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS, num_warps=WARPS,

@@ -394,6 +394,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
         o = None
     one_tile = t.is_single and s.full == tiles and (tiles <= programs or e.is_early)
     columns = t.bn // epilogue_slices(t, out.dtype.itemsize, e.reads and not one_tile)
+    programs = backend_of(out.device).persistent_programs(t.ctas_per_sm)
     grid = tiles if one_tile else min(programs, s.full + s.leftover * s.split)
     so, matrices = p.out_strides, _matrices(p, tiles)
     wide = needs_int64((p.matrices, p.m, p.n), so)

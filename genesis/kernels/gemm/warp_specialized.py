@@ -523,7 +523,7 @@ def _launch(
     (m, k), t, bk = x.shape, _tile_of(x, form), BYTES.value // x.dtype.itemsize
     gate_up = [_tma_tiles(a, t.bm, SLICE_COLUMNS.value) for a in parts] if parts else [None, None]
     launch(
-        gemm_ws, min(tiles, backend_of(x.device).driver.properties.sm_count), _tma_tiles(x, t.bm, bk),
+        gemm_ws, min(tiles, backend_of(x.device).persistent_programs()), _tma_tiles(x, t.bm, bk),
         _tma_tiles(w, _out_columns(t, form), bk) if transposed else _tma_tiles(w, bk, t.bn), *gate_up, out, h, read,
         scales, m, n, k, FORM=form.value, TRANSPOSED=transposed, BM=t.bm, BN=t.bn, BK=bk, STAGES=t.stages, GROUP=GROUP,
         WARPS=WARPS, EPILOGUE_WARPS=t.epilogue_warps, REGISTERS=t.registers, num_warps=WARPS,

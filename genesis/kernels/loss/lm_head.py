@@ -342,8 +342,9 @@ class Head:
         columns = t.bn // epilogue_slices(t, x.dtype.itemsize)
         target = memory and Descriptor(memory, (count, classes), memory.strides, (t.bm, columns))
         dot = float32 if is_interpreted() else bfloat16  # which the interpreter cannot multiply
+        programs = backend_of(x.device).persistent_programs(t.ctas_per_sm)
         launch(
-            lm_head_exp_kernel, min(self.properties.sm_count * t.ctas_per_sm, triton.cdiv(count, t.bm) * self.tiles),
+            lm_head_exp_kernel, min(programs, triton.cdiv(count, t.bm) * self.tiles),
             Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)), target,
             self.maxima, self.sums, row_slice(self.references, first, count),
             row_slice(self.overflow, first // self.rows, 1), count, classes, width, DOT=TRITON[dot.name],
