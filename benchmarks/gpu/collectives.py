@@ -120,7 +120,7 @@ def measured(bench: Bench, nccl: Any, case: Case, alone: float) -> list[dict[str
     """
     peers, device, backend = bench.peers, bench.device, bench.backend
     identity = bytes.fromhex(peers.broadcast_json("nccl", identity_of(nccl).hex() if peers.rank == 0 else None))
-    tuning = Tuning(case.ctas or None, case.policy)
+    tuning = Tuning(max_ctas=case.ctas or None, cta_policy=case.policy)
     made = Communicator(nccl, backend.driver, peers.rank, peers.size, identity, 60.0, tuning)
     group = NcclGroup(peers, device, made, staging=case.mib << 20)
     length = (case.mib << 20) // bfloat16.itemsize // (32 * peers.size) * (32 * peers.size)

@@ -1,0 +1,295 @@
+"""Training steps of ranks under each way in which NCCL may share the GPUs with the step, and one rank's beside them.
+
+    python -m benchmarks.gpu.rank_sweep --nproc 2 [--size 0.5B] [--shape 8x1024] [--settings 0,0,0 8,0,8] [--out JSON]
+
+A setting is three numbers: thread blocks (CTAs) of a collective, 0 for NCCL's choice; NCCL's CTA policy (0 default, 1
+efficiency, 2 zero); and SMs that persistent kernels leave free while collectives run. Under policy 2 gradients and
+weights lie in memory that NCCL has registered, and gradients travel by its all-to-all: DMA engines serve nothing else.
+
+Columns: the step's time, of the slowest rank; `exposed`, how long of it main waits for collectives, and `compute`, when
+it first does, with forward and backward done, both from events in further steps; bus bandwidth of the exchange and the
+gathers; `scaling`, tokens/s over as many times one rank's, which is rank 0's alone before all settings. By estimate a
+setting takes 8 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import signal
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from benchmarks.gpu.collectives import BYTE, Registered
+from benchmarks.result_files import write_result
+from genesis.array import Array
+from genesis.backend import Device
+from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.graph import close_graphs
+from genesis.bench.limits import wait_for
+from genesis.bench.timing import Plan, of_wall
+from genesis.distributed import Peers, World, job_key, launch, read_world
+from genesis.distributed.arguments import check_reduction, parts_of
+from genesis.distributed.communicator import Communicator, Tuning, bindings, identity_of
+from genesis.distributed.group import Alone
+from genesis.distributed.nccl import STAGING, NcclGroup
+from genesis.distributed.watch import Watch
+from genesis.dtypes import DType, bfloat16
+from genesis.errors import DistributedError
+from genesis.op import registry
+from genesis.ops.rank_sum import rank_sum
+from genesis.optim import shared
+from genesis.optim.shared import SharedBuffers
+from genesis.profile.run.collectives import bus_factor
+from genesis.train.ranks import PREPARING_S, Ranks
+from genesis.train.signals import Interrupts
+from genesis_cli.session.bench.measuring import forget
+from genesis_cli.session.bench.shared import collective_times, mean_of_ranks, timed
+from genesis_cli.session.bench.steps import new_state, taking
+from genesis_models.blocks import CausalLM
+from genesis_models.presets import preset
+from genesis_models.registry import build
+
+ZERO = 2  # NCCL_CTA_POLICY_ZERO
+LIMIT_S = 60.0  # how long a rank may wait for another, once kernels are compiled
+SENT = ("parameters", "gradients")  # the flat buffers that collectives read and write
+
+
+class Setting(NamedTuple):
+    """See above."""
+
+    ctas: int
+    policy: int
+    reserved: int
+
+
+class Steps(NamedTuple):
+    """What is measured: `watched` steps are timed with their collectives, others for `seconds`."""
+
+    batch: int
+    length: int
+    seconds: float
+    watched: int
+
+
+SETTINGS = (
+    Setting(0, 0, 0),
+    *(Setting(ctas, 0, reserved) for ctas in (1, 2, 4, 8, 16) for reserved in (0, ctas)),
+    Setting(0, 1, 0),
+    Setting(0, ZERO, 0),
+    Setting(0, ZERO, 8),
+)
+
+
+class RegisteredGroup(NcclGroup):
+    """Gradients travel by an all-to-all, between memory that NCCL knows, where all ranks have parts of one size."""
+
+    def __init__(
+        self, nccl: Any, peers: Peers, device: Device, made: Communicator, staging: int, reserved: int
+    ) -> None:
+        super().__init__(peers, device, made, staging, reserved)
+        self._bindings = nccl
+        self.registered = Registered(nccl, made._handle, backend_of(device))
+        self._arrived = self.registered.array(2 * shared.BUCKET, bfloat16)  # a bucket's: what each rank has sent
+
+    def reduce_scatter(
+        self, source: Array, out: Array, parts: Sequence[int] | None = None, *, adds: bool = False
+    ) -> None:
+        """See `Group`; values are added in the order of the ranks."""
+        cut = parts_of(self, source, out, parts)
+        if len(set(cut)) > 1 or not source.size or source.nbytes > self._arrived.nbytes:
+            super().reduce_scatter(source, out, parts, adds=adds)
+            return
+        check_reduction(self, source, out)
+        nccl, made, nbytes = self._bindings, self._nccl, source.nbytes // self.size
+        start, target, stream = source.data_ptr(), self._arrived.data_ptr(), self._stream
+        made._launch("an all-to-all", lambda: nccl.allto_all(start, target, nbytes, BYTE, made._handle, stream))
+        rows = Array(self._arrived.storage, (self.size, cut[0]), (cut[0], 1), source.dtype, self.device)
+        first = rows.view((cut[0],), (1,), 0)
+        others = rows.view((self.size - 1, cut[0]), (cut[0], 1), cut[0])
+        rank_sum(out, first, others, rank=0, adds=adds, out=())
+        self._launched()
+
+    @contextmanager
+    def buffers(self) -> Iterator[None]:
+        """Flat buffers that are made inside the block, and that ranks send, are in registered memory."""
+        plain = SharedBuffers.buffer
+
+        def buffer(flat: SharedBuffers, dtype: DType, owner: str, size: int | None = None) -> Array:
+            if owner not in SENT:
+                return plain(flat, dtype, owner, size)
+            made = self.registered.array(flat.size, dtype)
+            registry["fill"](out=made, value=0, shape=made.shape, dtype=dtype)
+            return made
+
+        with mock.patch.object(SharedBuffers, "buffer", buffer):
+            yield
+
+
+def group_of(setting: Setting, nccl: Any, peers: Peers, device: Device, staging: int = STAGING) -> NcclGroup:
+    """The ranks' group with this setting. Raises: DistributedError."""
+    identity = bytes.fromhex(peers.broadcast_json("nccl", identity_of(nccl).hex() if peers.rank == 0 else None))
+    ctas = setting.ctas or None
+    tuning = Tuning(min_ctas=ctas, max_ctas=ctas, cta_policy=setting.policy or None)
+    driver = backend_of(device).driver
+    made = Communicator(nccl, driver, peers.rank, peers.size, identity, LIMIT_S, tuning)
+    if setting.policy != ZERO:
+        return NcclGroup(peers, device, made, staging, setting.reserved)
+    try:
+        return RegisteredGroup(nccl, peers, device, made, staging, setting.reserved)
+    except nccl.NCCLError as error:
+        raise DistributedError(f"memory could not be registered: {error}") from error
+
+
+def alone(model: CausalLM, steps: Steps, device: Device, ranks: Ranks) -> float:
+    """Seconds of a step of one rank: rank 0's, once all have compiled what steps need."""
+    take, wait = taking(new_state(model, steps.batch, steps.length), device, []), wait_for(device)
+    ranks.barrier("one rank's steps")
+    sample, times = of_wall(take, wait), [0.0]
+    if ranks.is_main:
+        first = min(sample(1) for _ in range(2))
+        times = [sample(1) for _ in range(max(1, round(steps.seconds / first)))]
+    del take, sample
+    forget(model, device)
+    return float(ranks.from_main("alone", statistics.median(times)))
+
+
+def measured(
+    setting: Setting, group: NcclGroup, model: CausalLM, steps: Steps, device: Device, ranks: Ranks
+) -> dict[str, Any]:
+    """A row, without what one rank alone takes."""
+    notes: list[str] = []
+    with group.buffers() if isinstance(group, RegisteredGroup) else nullcontext():
+        state = new_state(model, steps.batch, steps.length, ranks)
+    by_step = timed(taking(state, device, notes), wait_for(device), ranks, Plan(seconds=steps.seconds))
+    times = mean_of_ranks(collective_times(state, device, steps.watched), ranks)
+    rates = {
+        each.name: each.nbytes * bus_factor(each.name, ranks.size) / each.seconds / 1e9 for each in times.collectives
+    }
+    return {
+        **setting._asdict(),
+        "ms": statistics.median(max(each) for each in by_step) * 1e3,
+        "exposed_ms": sum(each.exposed for each in times.collectives) * 1e3,
+        "compute_ms": times.computing * 1e3,
+        "exchange_gbps": rates["reduce-scatter, gradients"],
+        "gather_gbps": rates["all-gather, weights"],
+        "notes": notes,
+    }
+
+
+COLUMNS = {"CTAs": 5, "policy": 7, "reserved": 9, "ms/step": 10, "exposed": 10, "compute": 10, "exchange": 10}
+HEAD = "".join(f"{name:>{width}}" for name, width in {**COLUMNS, "gather": 8, "scaling": 9}.items())
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    head = f"{row['ctas'] or 'auto':>5}{row['policy']:>7}{row['reserved']:>9}"
+    if "error" in row:
+        return f"{head}  {row['error'][:80]}"
+    return (
+        f"{head}{row['ms']:10.2f}{row['exposed_ms']:10.2f}{row['compute_ms']:10.2f}{row['exchange_gbps']:10.1f}"
+        f"{row['gather_gbps']:8.1f}{row['scaling']:9.1%}{'' if not row['notes'] else '  ' + row['notes'][0][:60]}"
+    )
+
+
+def sweep(
+    settings: Sequence[Setting], nccl: Any, model: CausalLM, steps: Steps, device: Device, world: World, watch: Watch,
+    peers: Peers, staging: int = STAGING,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """A row for each setting, which every rank gets: a call of all ranks. One that NCCL refuses on all is left out."""
+    place = world.local_rank, world.local_size
+    with peers.during("one rank's steps", PREPARING_S):
+        one = alone(model, steps, device, Ranks(peers, Alone(), *place))
+    yield {"alone_ms": one * 1e3}
+    for setting in settings:
+        with peers.during(f"setting {tuple(setting)}", LIMIT_S):
+            group, problem = None, ""
+            try:
+                group = group_of(setting, nccl, peers, device, staging)
+            except DistributedError as error:
+                problem = error.what
+            said = peers.gather_json("problems", problem)
+            found = str(peers.broadcast_json("problems", next(filter(None, said), "") if said is not None else None))
+            if group is None or found:
+                yield {**setting._asdict(), "error": found or problem}
+                continue
+            ranks = Ranks(peers, group, *place)
+            watch.collectives, ranks.launched = group, group.mark
+            row = measured(setting, group, model, steps, device, ranks)
+            yield {**row, "scaling": one * 1e3 / row["ms"]}
+            watch.collectives = None
+            forget(model, device)
+            close_graphs(backend_of(device))
+            group._nccl.close(LIMIT_S)
+
+
+def run(world: World, options: argparse.Namespace, nccl: Any) -> None:
+    """One rank of the job."""
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    device = Device("cuda", world.local_rank)
+    batch, length = (int(n) for n in options.shape.split("x"))
+    steps = Steps(batch, length, options.seconds, options.watched)
+    rows: list[dict[str, Any]] = []
+    with (
+        Peers.connect(world, job_key(world, os.environ), version="benchmark") as peers,
+        Interrupts(saves=False) as interrupts,
+        Watch(peers, interrupts.interrupt) as watch,
+    ):
+        model = build(preset(options.size), seed=0, device=str(device), dtype="bfloat16")
+        model.train()
+        for row in sweep(options.settings, nccl, model, steps, device, world, watch, peers):
+            if peers.rank == 0:
+                rows.append(row)
+                _show(row, rows, options, world.size, nccl, backend_of(device).driver.properties.name)
+
+
+def _show(row: dict[str, Any], rows: list[dict[str, Any]], options: Any, ranks: int, nccl: Any, gpu: str) -> None:
+    """Print a row at once, and write what there is: a setting that hangs loses nothing."""
+    if "alone_ms" in row:
+        print(f"{options.size} {options.shape}, {ranks} x {gpu}, NCCL {nccl.get_version()}; one rank alone takes")
+        print(f"{row['alone_ms']:.2f} ms a step; times in ms, bus bandwidth in GB/s\n{HEAD}", flush=True)
+    else:
+        print(line(row), flush=True)
+    if options.out:
+        facts = {"ranks": ranks, "nccl": nccl.get_version(), "gpu": gpu, "size": options.size, "shape": options.shape}
+        facts["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        write_result(options.out, {**facts, **rows[0], "rows": rows[1:]})
+
+
+def setting(text: str) -> Setting:
+    """One of `--settings`."""
+    ctas, policy, reserved = (int(n) for n in text.split(","))
+    return Setting(ctas, policy, reserved)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--nproc", type=int, default=2)
+    made.add_argument("--size", default="0.5B")
+    made.add_argument("--shape", default="8x1024", help="rows and tokens of each rank's batch")
+    made.add_argument("--settings", type=setting, nargs="+", default=list(SETTINGS), metavar="CTAS,POLICY,RESERVED")
+    made.add_argument("--seconds", type=float, default=1.0, help="of steps for each setting")
+    made.add_argument("--watched", type=int, default=10, help="steps whose collectives are timed")
+    made.add_argument("--out", type=Path)
+    return made
+
+
+def main() -> int:
+    options = parser().parse_args()
+    if "RANK" not in os.environ:
+        return launch([sys.executable, "-m", "benchmarks.gpu.rank_sweep", *sys.argv[1:]], options.nproc)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    run(read_world(os.environ), options, bindings())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
