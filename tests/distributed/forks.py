@@ -20,6 +20,7 @@ from genesis.errors import GenesisError
 KEY = b"the key of this job, and of no other"
 VERSION = "1.2.3"
 WAIT_S = 20.0
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
@@ -41,15 +42,18 @@ def fork(work: Callable[[], Any], path: Path) -> Fork:
     """Run `work` in a child; a `GenesisError` ends it with its exit code, anything else with 70."""
     sys.stdout.flush()
     sys.stderr.flush()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until the child has the system's handlers for them
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads
         pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return Fork(pid, path)
     code, said = 70, {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         said, code = {"value": work()}, 0
     except GenesisError as error:
         said = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next}

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 import genesis.backend.cuda as cuda
-from genesis.backend import backend_for
 from genesis.backend.cuda.compile import Signature
 from genesis.backend.cuda.launch import KernelLaunch, signature_of
 from genesis.backend.cuda.simulated.fake import EmptyDriver, noted_launch
 from genesis.backend.cuda.simulated.host import HostDriver
-from genesis.kernels.index import select
+from tests.cuda.fresh import forget_backends
 
 __all__ = ["EmptyDriver", "collecting"]
 
@@ -39,15 +38,8 @@ def collecting(driver: type[HostDriver] = HostDriver) -> Iterator[dict[Any, tupl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "driver_for", driver)
         patch.setattr(driver, "prepare", prepare)
-        _forget_backends()
+        forget_backends()
         try:
             yield found
         finally:
-            _forget_backends()
-
-
-def _forget_backends() -> None:
-    """The next launches are those of a fresh device: what was recorded on another one is not replayed."""
-    backend_for.cache_clear()
-    cuda.backend_of.cache_clear()
-    select._plans.clear()
+            forget_backends()
